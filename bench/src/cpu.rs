@@ -32,13 +32,14 @@ fn us(clock: ClockId) -> f64 {
     t.tv_sec as f64 * 1e6 + t.tv_nsec as f64 / 1e3
 }
 
-/// Returns the resident anonymous memory of this process, in octets. Pages of the program and its libraries do not count: they may be
-/// read at any time and are no cost of a connection.
+/// Returns the resident anonymous memory of this process, in octets. Pages of the program and its
+/// libraries do not count: they may be read at any time and are no cost of a connection.
 pub(crate) fn resident() -> u64 {
     status_field("/proc/self/status", "RssAnon:").unwrap_or(0) * 1024
 }
 
-/// Returns how often threads of this process went to sleep. Each wake-up follows a sleep, so this also counts wake-ups.
+/// Returns how often threads of this process went to sleep. Each wake-up follows a sleep, so this
+/// also counts wake-ups.
 pub(crate) fn sleeps() -> u64 {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else {
         return 0;
@@ -52,7 +53,8 @@ pub(crate) fn sleeps() -> u64 {
         .sum()
 }
 
-/// Returns the slab memory of the kernel in octets, for the whole machine. Sockets are in this memory.
+/// Returns the slab memory of the kernel in octets, for the whole machine. Sockets are in this
+/// memory.
 pub(crate) fn slab() -> u64 {
     status_field("/proc/meminfo", "Slab:").unwrap_or(0) * 1024
 }

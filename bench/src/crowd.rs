@@ -1,7 +1,9 @@
-//! Measures how many RDMA Writes a process serves whose program waits: the target of many peers, by the number of its progress threads.
+//! Measures how many RDMA Writes a process serves whose program waits: the target of many peers, by
+//! the number of its progress threads.
 //!
-//! Writes to the same place are the same octets each time, so the peers are plain TCP streams that repeat a piece of FPDUs framed
-//! beforehand (RFC 5044 section 4, RFC 5041 section 4.2). They cost the sending process little, and the rate is that of the target.
+//! Writes to the same place are the same octets each time, so the peers are plain TCP streams that
+//! repeat a piece of FPDUs framed beforehand (RFC 5044 section 4, RFC 5041 section 4.2). They cost
+//! the sending process little, and the rate is that of the target.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, STALL};

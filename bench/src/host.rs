@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 use std::fs;
 
-/// Returns the facts as this process sees them. In a network namespace these are the settings of the namespace.
+/// Returns the facts as this process sees them. In a network namespace these are the settings of
+/// the namespace.
 pub(crate) fn facts() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpuinfo

@@ -1,5 +1,5 @@
-//! Measures CPU time that should be nearly zero: of connected processes that do nothing, and of a process that is only the target of
-//! RDMA Writes.
+//! Measures CPU time that should be nearly zero: of connected processes that do nothing, and of a
+//! process that is only the target of RDMA Writes.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -86,8 +86,9 @@ impl Base {
 
 /// Sleeps for `time` and returns the CPU time and the wake-ups of this process meanwhile.
 fn nothing(time: Duration) -> Value {
-    // First wait until set-up is over. An initiator that has received nothing sends up to three reminders, because siw may have
-    // overlooked its first message. The last one is sent 4.25 s after connecting, or up to 5.3 s with a coarse clock.
+    // First wait until set-up is over. An initiator that has received nothing sends up to three
+    // reminders, because siw may have overlooked its first message. The last one is sent 4.25 s
+    // after connecting, or up to 5.3 s with a coarse clock.
     std::thread::sleep(Duration::from_secs(6));
     let sleeps0 = cpu::sleeps();
     let cpu0 = cpu::process_us();

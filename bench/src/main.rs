@@ -1,9 +1,9 @@
 //! One measurement per run, as one line of JSON: the building blocks of `cargo xtask bench`.
 //!
-//! Every measurement has two processes on two CPUs. This process sends and measures the time, and starts itself a second
-//! time as the receiver, called the peer. Plain TCP and bare framing (FPDUs without an RNIC behind them) show what the machine can
-//! reach. `iwarp` is measured beside them through its public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the
-//! framing.
+//! Every measurement has two processes on two CPUs. This process sends and measures the time, and
+//! starts itself a second time as the receiver, called the peer. Plain TCP and bare framing (FPDUs
+//! without an RNIC behind them) show what the machine can reach. `iwarp` is measured beside them
+//! through its public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
 
 mod cpu;
 mod crowd;
@@ -52,7 +52,8 @@ enum Command {
     IwarpBw(rdma::BandwidthArgs),
     /// iWARP ping-pong, or half of the time of a Read or FetchAdd
     IwarpLat(rdma::LatencyArgs),
-    /// Ping-pongs of plain TCP, bare framing and RDMA Writes in turns, so that changes of the machine affect all alike
+    /// Ping-pongs of plain TCP, bare framing and RDMA Writes in turns, so that changes of the
+    /// machine affect all alike
     SpinLat(spin::SpinArgs),
     /// Many connections: set-up, memory, 64-octet echo
     Scale(scale::ScaleArgs),

@@ -1,5 +1,5 @@
-//! The second process of a measurement, the receiver. It is started with the same arguments, and the two exchange lines of text through
-//! pipes.
+//! The second process of a measurement, the receiver. It is started with the same arguments, and
+//! the two exchange lines of text through pipes.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -78,7 +78,8 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.input = None;
-        // After a successful measurement the receiver ends by itself. After a failure it is killed when it has not ended within 5 s.
+        // After a successful measurement the receiver ends by itself. After a failure it is killed
+        // when it has not ended within 5 s.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
             while std::time::Instant::now() < patience {
@@ -103,8 +104,8 @@ pub(crate) fn tell(text: impl std::fmt::Display) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Called by the receiver: waits for a line from the sender. Also returns at the end of the pipe, so that the receiver does not outlive
-/// the sender.
+/// Called by the receiver: waits for a line from the sender. Also returns at the end of the pipe,
+/// so that the receiver does not outlive the sender.
 ///
 /// # Errors
 /// When the pipe cannot be read.

@@ -1,5 +1,6 @@
-//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination, and nothing else. It is the upper limit for
-//! `iwarp`: a real RNIC has to do all of this and more, because here are no queues, no STags, no completions and no error handling.
+//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination, and
+//! nothing else. It is the upper limit for `iwarp`: a real RNIC has to do all of this and more,
+//! because here are no queues, no STags, no completions and no error handling.
 //!
 //! RFC 5044 section 4 describes the framing, RFC 5041 section 4.2 the tagged segments.
 
@@ -34,8 +35,8 @@ const SEND: usize = 256 * 1024;
 const TARGET: usize = 1 << 20;
 /// Most FPDUs of one `sendmsg` that are sent without a copy.
 const GATHER: usize = 2 * SEND / LINEAR_MAX;
-/// After this many small FPDUs in a row, the receiver no longer expects large ones. It is more than one, because long messages end with
-/// a short FPDU.
+/// After this many small FPDUs in a row, the receiver no longer expects large ones. It is more than
+/// one, because long messages end with a short FPDU.
 const LARGE_MEMORY: u32 = 8;
 
 #[derive(Debug, Args)]
@@ -67,7 +68,8 @@ pub(crate) struct LatencyArgs {
     framing: Framing,
 }
 
-/// Payload octets of the largest FPDU that RFC 5044 allows. Segments of the loopback interface have room for it.
+/// Payload octets of the largest FPDU that RFC 5044 allows. Segments of the loopback interface have
+/// room for it.
 const FPDU: usize = MAX_MULPDU as usize - TAGGED;
 
 #[derive(Debug, Args)]
@@ -238,7 +240,8 @@ struct Receiver<'a> {
     start: usize,
     end: usize,
     target: Vec<u8>,
-    /// Above 0 if one of the last few FPDUs was large. The receiver then expects more of them and reads only the next header.
+    /// Above 0 if one of the last few FPDUs was large. The receiver then expects more of them and
+    /// reads only the next header.
     large: u32,
     first: Option<Instant>,
 }
@@ -258,7 +261,8 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Places the FPDUs that come next. Returns the number of payload octets placed, or `None` at the end of the stream.
+    /// Places the FPDUs that come next. Returns the number of payload octets placed, or `None` at
+    /// the end of the stream.
     fn turn(&mut self) -> Result<Option<usize>> {
         let mut placed = 0;
         while self.end - self.start >= HEAD {
@@ -313,7 +317,8 @@ impl<'a> Receiver<'a> {
         Ok(Some(0))
     }
 
-    /// Reads the rest of the FPDU at the start of `staging`, which has not arrived completely. The payload is read to `to` without a copy.
+    /// Reads the rest of the FPDU at the start of `staging`, which has not arrived completely. The
+    /// payload is read to `to` without a copy.
     fn straight(&mut self, to: usize, len: usize) -> Result<Option<usize>> {
         let mut head = [0; HEAD];
         head.copy_from_slice(&self.staging[self.start..self.start + HEAD]);
@@ -523,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_octet_is_noticed() {
+    fn changed_byte_is_detected() {
         let (a, b) = pair();
         let framing = Framing {
             crc: OnOff::On,

@@ -1,8 +1,9 @@
 //! `iwarp` through its public interface, as a program would use it.
 //!
-//! Each process has one completion queue. A spinning side polls it, which drives the socket; a sleeping side waits for
-//! completions and leaves the socket to the progress thread. An RDMA Write makes no completion at its target. Therefore a
-//! spinning target watches the last octet while it polls, and for a sleeping target Writes with immediate data are used.
+//! Each process has one completion queue. A spinning side polls it, which drives the socket; a
+//! sleeping side waits for completions and leaves the socket to the progress thread. An RDMA Write
+//! makes no completion at its target. Therefore a spinning target watches the last octet while it
+//! polls, and for a sleeping target Writes with immediate data are used.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -23,7 +24,8 @@ use std::time::{Duration, Instant};
 const LIST: usize = 64;
 /// Most completions that are taken at a time.
 const POLL: usize = 64;
-/// Octets of memory that small messages use one after another, instead of always the same cache line.
+/// Octets of memory that small messages use one after another, instead of always the same cache
+/// line.
 const WINDOW: usize = 256 * 1024;
 /// Most Reads in flight, whatever the depth.
 const MAX_READS: u32 = 4096;
@@ -212,7 +214,8 @@ impl End {
         Wire::new(self, connection, memory, remote)
     }
 
-    /// Allocates the memory to send from, and the memory that the peer writes to and that receives fill.
+    /// Allocates the memory to send from, and the memory that the peer writes to and that receives
+    /// fill.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let make = || -> Result<MemoryRegion> {
             let mr = self.pd.reg_mr(self.len, ALL)?;
@@ -225,7 +228,8 @@ impl End {
 
 /// One end of the connection under test.
 struct Wire {
-    // The first field, so that the connection is dropped before the objects that its queue pair uses.
+    // The first field, so that the connection is dropped before the objects that its queue pair
+    // uses.
     connection: ConnectedId,
     end: End,
     source: MemoryRegion,
@@ -241,7 +245,8 @@ struct Wire {
     arrived: u64,
     /// The peer's last message (see [`Wire::tell`]) has arrived.
     told: bool,
-    /// Room for completions. It is kept, because clearing it for each poll would cost as much as the poll.
+    /// Room for completions. It is kept, because clearing it for each poll would cost as much as
+    /// the poll.
     done: Box<[Cqe; POLL]>,
 }
 
@@ -285,7 +290,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Takes the completions that are there. If `may_sleep`, a sleeping side waits for at least one. Returns their number.
+    /// Takes the completions that are there. If `may_sleep`, a sleeping side waits for at least
+    /// one. Returns their number.
     fn take(&mut self, may_sleep: bool) -> Result<usize> {
         let cq = &self.end.cq;
         let n = if may_sleep && self.end.wait == Wait::Event {
@@ -312,7 +318,8 @@ impl Wire {
         match cqe.opcode {
             WcOpcode::Recv | WcOpcode::RecvWriteImm => {
                 self.ready -= 1;
-                // Plain Sends and Writes with immediate data are messages. A Send with immediate data is the peer's last message.
+                // Plain Sends and Writes with immediate data are messages. A Send with immediate
+                // data is the peer's last message.
                 if cqe.opcode == WcOpcode::Recv && cqe.flags.contains(WcFlags::WITH_IMM) {
                     self.told = true;
                 } else {
@@ -348,7 +355,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends the last message: from the sender it means "that was all", from the receiver "all of it has arrived".
+    /// Sends the last message: from the sender it means "that was all", from the receiver "all of
+    /// it has arrived".
     fn tell(&mut self) -> Result<()> {
         self.outstanding += 1;
         let wr = SendWr {
@@ -362,8 +370,8 @@ impl Wire {
         self.wait_until(|w| w.told)
     }
 
-    /// Posts as many operations as the depth allows. It waits until a list of a quarter of the depth has room, because with shorter lists
-    /// the calls would take most of the time.
+    /// Posts as many operations as the depth allows. It waits until a list of a quarter of the
+    /// depth has room, because with shorter lists the calls would take most of the time.
     fn fill(&mut self, a: &BandwidthArgs, depth: u64) -> Result<()> {
         let every = (depth / 4).clamp(1, LIST as u64);
         if depth - self.outstanding < every {
@@ -396,7 +404,8 @@ impl Wire {
             }
             self.started += n as u64;
             self.outstanding += n as u64;
-            // Only the last request of a list is signaled, and of single requests every `every`th. Its completion stands for all before it.
+            // Only the last request of a list is signaled, and of single requests every `every`th.
+            // Its completion stands for all before it.
             let answers_for = match a.post {
                 Post::List => n as u64,
                 Post::Single if self.started.is_multiple_of(every) => every,
@@ -411,7 +420,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Counts the last single requests as complete. They are not signaled; the completion of the last message implies theirs.
+    /// Counts the last single requests as complete. They are not signaled; the completion of the
+    /// last message implies theirs.
     fn close_list(&mut self, a: &BandwidthArgs, every: u64) {
         if a.post == Post::Single {
             self.outstanding -= self.started % every;
@@ -440,7 +450,8 @@ impl Wire {
         posted(self.connection.post_send(&[wr.signaled()]))
     }
 
-    /// Waits for the message of one turn. Returns `false` if the peer's last message has arrived instead.
+    /// Waits for the message of one turn. Returns `false` if the peer's last message has arrived
+    /// instead.
     fn pong(&mut self, a: &LatencyArgs, tag: u8) -> Result<bool> {
         if a.op == Op::Write && self.end.wait == Wait::Spin {
             let mut idle = Idle::default();
@@ -602,7 +613,8 @@ impl PingPong {
         })
     }
 
-    /// Listens, tells the other side the address, and accepts a connection as the side that answers.
+    /// Listens, tells the other side the address, and accepts a connection as the side that
+    /// answers.
     ///
     /// # Errors
     /// When no connection comes within [`STALL`].
@@ -631,7 +643,8 @@ impl PingPong {
         Ok(())
     }
 
-    /// Waits for a message and answers it. Returns `false` if the peer's last message has arrived instead.
+    /// Waits for a message and answers it. Returns `false` if the peer's last message has arrived
+    /// instead.
     ///
     /// # Errors
     /// When the connection has failed.

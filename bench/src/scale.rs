@@ -1,8 +1,10 @@
-//! Measures many connections between two processes: the time of set-up, the memory of an idle connection, and a 64-octet echo
-//! with one message outstanding per connection. Plain TCP uses `epoll`; `iwarp` uses one completion queue per process.
+//! Measures many connections between two processes: the time of set-up, the memory of an idle
+//! connection, and a 64-octet echo with one message outstanding per connection. Plain TCP uses
+//! `epoll`; `iwarp` uses one completion queue per process.
 //!
-//! The connections of `iwarp` are made as a server with thousands of connections would make them: with the identifiers of
-//! `iwarp::runtime::cm`, whose events all come through one channel, and with several attempts to connect in progress at a time.
+//! The connections of `iwarp` are made as a server with thousands of connections would make them:
+//! with the identifiers of `iwarp::runtime::cm`, whose events all come through one channel, and
+//! with several attempts to connect in progress at a time.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -30,7 +32,8 @@ use std::time::{Duration, Instant};
 const MESSAGE: usize = 64;
 /// Most events or completions that are taken at a time.
 const BATCH: usize = 256;
-/// Depths of the queues of a queue pair. One message is outstanding, and every fourth Send is signaled.
+/// Depths of the queues of a queue pair. One message is outstanding, and every fourth Send is
+/// signaled.
 const SEND_DEPTH: u32 = 8;
 const RECV_DEPTH: u32 = 2;
 const SIGNAL_EVERY: u32 = 4;
@@ -321,8 +324,9 @@ impl End for Rdma {
             if cqe.opcode == WcOpcode::Recv {
                 messages += 1;
                 let at = cqe.wr_id as usize;
-                // The answer is sent from the memory into which the next message will be received. That is safe: the peer sends the next
-                // message only after it has received the answer.
+                // The answer is sent from the memory into which the next message will be received.
+                // That is safe: the peer sends the next message only after it has received the
+                // answer.
                 posted(self.connections[at].qp.post_recv(&[RecvWr {
                     wr_id: cqe.wr_id,
                     sges: &[self.slot(at)?],
@@ -449,7 +453,8 @@ fn answer(a: &ScaleArgs, mut end: impl End, before: &Before) -> Result<Value> {
     while !enough.load(Ordering::Relaxed) {
         match end.turn() {
             Ok(_) => {}
-            // The other side needs some time to close ten thousand connections. Errors during that time are ignored.
+            // The other side needs some time to close ten thousand connections. Errors during that
+            // time are ignored.
             Err(_) if enough.load(Ordering::Relaxed) => break,
             Err(e) => return Err(e),
         }

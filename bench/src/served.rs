@@ -1,6 +1,7 @@
-//! Measures how soon a process serves one-sided operations, by what its program does meanwhile: it waits, it polls now and then and
-//! sleeps or works between, or another of its threads polls another queue. The initiator sleeps between its operations, and waits for
-//! each completion without polling, as most programs do.
+//! Measures how soon a process serves one-sided operations, by what its program does meanwhile: it
+//! waits, it polls now and then and sleeps or works between, or another of its threads polls
+//! another queue. The initiator sleeps between its operations, and waits for each completion
+//! without polling, as most programs do.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};

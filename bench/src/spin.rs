@@ -1,8 +1,9 @@
 //! Ping-pongs that take turns: plain TCP, bare framing and RDMA Writes, both ends spinning.
 //!
-//! The speed of a virtual processor changes several times a second, by half and more, when other virtual machines use the same
-//! hardware. Programs that are measured one after the other would see different speeds. Here each runs for some milliseconds,
-//! then the next one, many times over, so that all see the same mixture of speeds.
+//! The speed of a virtual processor changes several times a second, by half and more, when other
+//! virtual machines use the same hardware. Programs that are measured one after the other would see
+//! different speeds. Here each runs for some milliseconds, then the next one, many times over, so
+//! that all see the same mixture of speeds.
 
 use crate::peer::Peer;
 use crate::probe::{self, Framing};
@@ -40,18 +41,20 @@ impl SpinArgs {
         self.iters.div_ceil(TURNS)
     }
 
-    /// Round trips at the beginning of a turn that are not counted. They are slower, because the caches are full of the other programs'
-    /// data.
+    /// Round trips at the beginning of a turn that are not counted. They are slower, because the
+    /// caches are full of the other programs' data.
     const fn warm(&self) -> u32 {
         self.per_turn().div_ceil(10)
     }
 }
 
-/// Calls `turn` for every round trip, with the index of the program and whether the round trip counts.
+/// Calls `turn` for every round trip, with the index of the program and whether the round trip
+/// counts.
 fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
     for turn_of_all in 0..TURNS {
         for at in 0..NAMES.len() {
-            // Every second time in reverse order, so that a program does not always follow the same other one.
+            // Every second time in reverse order, so that a program does not always follow the same
+            // other one.
             let who = match turn_of_all % 2 {
                 0 => at,
                 _ => NAMES.len() - 1 - at,
@@ -134,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_have_the_same_number_of_round_trips() {
+    fn round_trips_are_shared_equally() {
         let a = SpinArgs {
             size: 4,
             iters: 1001,

@@ -15,7 +15,8 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Measures `iters` calls of `ask`, each of which is a round trip. A tenth as many are made before them to warm up.
+    /// Measures `iters` calls of `ask`, each of which is a round trip. A tenth as many are made
+    /// before them to warm up.
     ///
     /// # Errors
     /// The first error that `ask` returns.
@@ -39,8 +40,8 @@ impl Samples {
         self.halves.record(took / 2);
     }
 
-    /// Returns median, 99th percentile, minimum and mean of half a round trip, and this end's processor time for it, in microseconds.
-    /// They are 0 if nothing was recorded.
+    /// Returns median, 99th percentile, minimum and mean of half a round trip, and this end's
+    /// processor time for it, in microseconds. They are 0 if nothing was recorded.
     pub(crate) fn report(&self) -> Value {
         let count = self.halves.count();
         let quantile = |share| self.halves.quantile_us(share).unwrap_or(0.0);
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_trip_counts_half() {
+    fn round_trip_counts_half() {
         let mut samples = Samples::default();
         assert_eq!(samples.report()["med_us"], 0.0);
         for i in 1..=100u64 {
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_in_round_numbers() {
+    fn flow_in_round_numbers() {
         let r = Flow {
             bytes: 131_072.0,
             size: 65_536.0,

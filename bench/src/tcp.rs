@@ -50,7 +50,8 @@ pub(crate) struct LatencyArgs {
 pub(crate) fn listen() -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
-    // If the queue of new connections overflowed, a SYN would have to be sent again after a time-out, which would spoil the measurement.
+    // If the queue of new connections overflowed, a SYN would have to be sent again after a
+    // time-out, which would spoil the measurement.
     socket.listen(4096).context("cannot listen")?;
     let listener = TcpListener::from(socket);
     peer::tell(listener.local_addr()?)?;

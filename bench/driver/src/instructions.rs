@@ -1,8 +1,9 @@
-//! `cargo xtask instructions`: counts the instructions of fixed work under callgrind and compares them with recorded values.
+//! `cargo xtask instructions`: counts the instructions of fixed work under callgrind and compares
+//! them with recorded values.
 //!
-//! Times on a shared machine vary by a quarter. These counts do not vary, so a regression of a few per cent is noticed. Only
-//! instructions of our own code are counted. The C library's functions have other versions for other processors, so only the number of
-//! their calls is compared.
+//! Times on a shared machine vary by a quarter. These counts do not vary, so a regression of a few
+//! per cent is noticed. Only instructions of our own code are counted. The C library's functions
+//! have other versions for other processors, so only the number of their calls is compared.
 
 mod callgrind;
 
@@ -26,9 +27,11 @@ const RECORD: &str = "bench/instructions.toml";
 const PROGRAM: &str = "iwarp-instructions";
 /// The function of the program in which callgrind counts.
 const MEASURED: &str = "*iwarp_instructions::measured*";
-/// A count may exceed the recorded one by this share, because inlining may change when other code changes.
+/// A count may exceed the recorded one by this share, because inlining may change when other code
+/// changes.
 const TOLERANCE: f64 = 0.03;
-/// In addition a count may exceed the recorded one by this much, which matters for the shortest work.
+/// In addition a count may exceed the recorded one by this much, which matters for the shortest
+/// work.
 const SLACK: f64 = 0.5;
 /// The time limit, far above the time that the run needs.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
@@ -39,7 +42,8 @@ pub(crate) struct InstructionsArgs {
     /// Record what is counted now
     #[arg(long)]
     bless: bool,
-    /// Exit with 77 if nothing can be compared here, which a step of `cargo xtask test` has to tell from success
+    /// Exit with 77 if nothing can be compared here, which a step of `cargo xtask test` has to tell
+    /// from success
     #[arg(long, hide = true)]
     step: bool,
 }
@@ -71,7 +75,8 @@ struct Record {
 /// Counts the instructions, and compares or records the counts.
 ///
 /// # Errors
-/// When valgrind is missing, the build or a run fails, the record cannot be read, or something regressed.
+/// When valgrind is missing, the build or a run fails, the record cannot be read, or something
+/// regressed.
 pub(crate) fn command(context: &Context, args: &InstructionsArgs) -> Result<Outcome> {
     if find_program("valgrind").is_none() {
         let why = "valgrind is not installed";
@@ -344,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_survives_writing_and_reading() {
+    fn record_survives_write_and_read() {
         let (cases, record) = example();
         let back = read(&write(&record, &cases)).unwrap();
         assert_eq!(back.costs, record.costs);
@@ -353,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_grew_by_more_than_the_tolerance_is_bad() {
+    fn growth_above_tolerance_is_bad() {
         let (cases, record) = example();
         let with = |a: f64, calls: f64| {
             let mut costs = record.costs.clone();

@@ -1,4 +1,4 @@
-//! The errors that a subcommand may end with, and the exit code of each.
+//! The errors that a subcommand can return, and their exit codes.
 
 use crate::text::printable;
 use std::fmt;
@@ -7,18 +7,18 @@ use std::process::ExitCode;
 /// Result of the functions of this command.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failure, in words for the person at the terminal.
+/// A failure, described for the user at the terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// The arguments do not fit each other; exit code 2.
+    /// The arguments are wrong or contradict each other; exit code 2.
     Usage(String),
-    /// Something failed while running; exit code 1.
+    /// The command failed; exit code 1.
     Failed(String),
-    /// The server has no place for another client now; exit code 1 if that does not change.
+    /// The server is full; the client may retry. Exit code 1 if it stays full.
     Busy(String),
-    /// Something failed while running, and the message has several lines of our own; exit code 1.
+    /// The command failed, and the message is trusted text of several lines; exit code 1.
     Advice(String),
-    /// A program that cannot be started, and the exit code that shells have for that.
+    /// A program could not be started; the exit code is the one that shells use for that.
     Program(String, u8),
 }
 
@@ -33,7 +33,7 @@ impl Error {
         Self::Usage(message.into())
     }
 
-    /// Adds a description of what was being done in front. A busy server stays one.
+    /// Puts a description of the failed operation in front. [`Error::Busy`] stays `Busy`.
     #[must_use]
     pub fn during(self, what: impl fmt::Display) -> Self {
         match self {
@@ -42,7 +42,7 @@ impl Error {
         }
     }
 
-    /// The process exit code of this failure.
+    /// Returns the exit code of the process.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) => ExitCode::from(2),
@@ -52,12 +52,12 @@ impl Error {
     }
 }
 
-/// The message, with everything escaped that a terminal or a log could mistake.
+/// Writes the message. Control characters are escaped, except in [`Error::Advice`].
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(m) | Self::Failed(m) | Self::Busy(m) | Self::Program(m, _) => {
-                // Names of files and the words of peers are in it.
+                // The message may contain file names and text from peers.
                 f.write_str(&printable(m))
             }
             Self::Advice(m) => {
@@ -68,7 +68,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Adds a description of what was being done in front of a lower error.
+/// Adds a description of the failed operation to an error.
 pub trait Context<T> {
     /// Turns the error into a runtime failure that starts with `what`.
     fn context(self, what: impl fmt::Display) -> Result<T>;

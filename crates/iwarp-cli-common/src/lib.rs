@@ -1,7 +1,7 @@
-//! What the subcommands of the command `iwarp` share.
+//! Code that the subcommands of `iwarp` share.
 //!
-//! `error` has their failures and exit codes, `out`, `text` and `units` their output. Clients use
-//! `rdma` and `patience` to connect; servers use `service` to listen and to admit clients.
+//! `error` defines failures and exit codes; `out`, `text` and `units` format output. Clients
+//! connect with `rdma` and `patience`; servers listen and admit clients with `service`.
 #![forbid(unsafe_code)]
 
 pub mod error;

@@ -1,9 +1,10 @@
-//! Lines on stdout. In `iwarp … | head -1` the reader ends first; a failed write must then neither panic nor stop a server.
+//! Writes lines to stdout. A closed pipe, as in `iwarp … | head -1`, must neither panic nor stop a
+//! server.
 
 use std::fmt::Arguments;
 use std::io::Write as _;
 
-/// Prints a line at once.
+/// Prints a line and flushes it.
 pub fn line(text: Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {

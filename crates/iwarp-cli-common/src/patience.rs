@@ -1,24 +1,24 @@
-//! How long the clients of `cp`, `ping` and `perf` go on asking a server that has no place for them now.
+//! Retries of the clients of `cp`, `ping` and `perf` while the server is full.
 //!
-//! A full server has a place again as soon as a client that does nothing may be evicted, which takes a fraction of a second. So a
-//! client asks often at first: a crowd that comes again and again wants the same place, and the one who asks first gets it. Each
-//! pause is in proportion to the time that has passed: a server that stays full is asked less often.
+//! A full server usually has a free place within a fraction of a second, because it evicts idle
+//! clients. A client therefore retries often at first, so that it gets the place before others do.
+//! The delay grows with the elapsed time, so that a server that stays full sees fewer retries.
 
 use crate::error::{Error, Result};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// How long a client goes on asking.
+/// How long a client keeps retrying.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The first pause, and the shortest.
+/// The shortest delay.
 const SHORTEST: Duration = Duration::from_millis(20);
-/// A pause takes this part of the time that has passed.
+/// A delay is the elapsed time divided by this.
 const PART: u32 = 50;
 
-/// Calls `attempt` until its outcome is not [`Error::Busy`], or until 10 s have passed.
+/// Calls `attempt` until it returns something other than [`Error::Busy`], for at most 10 s.
 ///
 /// # Errors
-/// That of the last attempt.
+/// Returns the last attempt's error.
 pub fn ask<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let begin = Instant::now();
     loop {
@@ -38,7 +38,7 @@ pub fn ask<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
 /// Tries the addresses of a server in turn.
 ///
 /// # Errors
-/// That of the last attempt, or [`Error::Busy`] if the server had no place at one of the addresses.
+/// Returns [`Error::Busy`] if the server was full at any address, otherwise the last error.
 pub fn first_that_answers<T>(
     addresses: &[SocketAddr],
     mut attempt: impl FnMut(SocketAddr) -> Result<T>,
@@ -54,8 +54,8 @@ pub fn first_that_answers<T>(
     Err(last)
 }
 
-/// Returns the pause before the next attempt if `waited` has passed since the first one. Returns `None` if there is no time left
-/// for another attempt.
+/// Returns the delay before the next attempt if `waited` has elapsed since the first one, or
+/// `None` if the time limit would be exceeded.
 fn pause_after(waited: Duration) -> Option<Duration> {
     let pause = (waited / PART).max(SHORTEST);
     (waited + pause < LIMIT).then_some(pause)
@@ -65,7 +65,7 @@ fn pause_after(waited: Duration) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    /// The times of all attempts, if an attempt takes no time.
+    /// Returns the times of all attempts if an attempt takes no time.
     fn attempts() -> Vec<Duration> {
         let mut now = Duration::ZERO;
         let mut all = vec![now];
@@ -77,11 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_asked_often_at_first_and_not_for_ever() {
+    fn retries_slow_down_and_end() {
         let all = attempts();
         assert_eq!(all[1], Duration::from_millis(20));
         let within = |ms| all.iter().filter(|t| t.as_millis() <= ms).count();
-        // A place that becomes free after 200 ms, or after any other part of a second, is seen soon.
+        // A place that becomes free within the first second is found quickly.
         assert!(within(250) >= 12, "{all:?}");
         assert!(within(1000) >= 50, "{all:?}");
         let last = all[all.len() - 1];
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_busy_server_is_asked_again() {
+    fn only_busy_servers_are_retried() {
         let mut asked = 0;
         let got = ask(|| {
             asked += 1;
@@ -108,9 +108,9 @@ mod tests {
         assert_eq!((failed, asked), (Err(Error::failed("nobody listens")), 1));
     }
 
-    /// A name may have two addresses, and a server that listens at one of them and is busy.
+    /// A name may have two addresses, and the server may listen on one of them only and be full.
     #[test]
-    fn a_busy_server_is_not_taken_for_one_that_is_not_there() {
+    fn busy_wins_over_unreachable() {
         let addresses: [SocketAddr; 2] = ["[::1]:7", "127.0.0.1:7"].map(|a| a.parse().unwrap());
         let busy = || Error::Busy("no place".into());
         for at in 0..2 {

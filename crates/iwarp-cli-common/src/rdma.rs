@@ -1,5 +1,5 @@
-//! What the clients of `ping` and `cp` need from the library: names to addresses, devices, connecting, and failures in
-//! words for the person at the terminal. The serving ends have `service`.
+//! What the clients of `ping` and `cp` need: name resolution, devices, connecting, and errors
+//! described for the user.
 
 use crate::error::{Context as _, Error, Result};
 use crate::patience;
@@ -10,13 +10,13 @@ use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
-/// How the private data of a reject begin if the server has no place now, and will have one later.
+/// Prefix of the private data of a reject if the client may retry.
 pub const BUSY: &str = "busy: ";
 
 /// Turns a host name or an address (IPv6 with or without brackets) into socket addresses.
 ///
 /// # Errors
-/// When the name is not known.
+/// Fails if the name cannot be resolved.
 pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     let bare = host
         .strip_prefix('[')
@@ -32,8 +32,8 @@ pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Returns the error of a client whose connection ended before the server had answered its first request. A server that evicts a client resets the
-/// connection: then it was busy, and may be asked again.
+/// Converts the error of a connection that ended before the server answered the first request. A
+/// server evicts a client by a reset, so a reset means that it was busy and the client may retry.
 pub fn before_the_first_answer(e: Error, qp: &iwarp::runtime::QueuePair) -> Error {
     match qp.fault() {
         Some(fault) if fault.blame == Blame::Transport => Error::Busy(format!(
@@ -43,18 +43,18 @@ pub fn before_the_first_answer(e: Error, qp: &iwarp::runtime::QueuePair) -> Erro
     }
 }
 
-/// The environment's settings, with a shorter limit for answers of servers than programs have: ours answer at once, and a server that is
-/// none of ours is often a mistake.
+/// Returns the environment's settings with a shorter connect time-out than programs have: `iwarp`
+/// servers answer immediately, and a peer that does not is often a wrong address.
 pub fn config() -> Config {
     let mut defaults = Config::default();
     defaults.answer_timeout = Duration::from_secs(10);
     defaults.with_env()
 }
 
-/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it.
+/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches the address.
 ///
 /// # Errors
-/// Those of [`patience::first_that_answers`].
+/// See [`patience::first_that_answers`].
 pub fn first_that_answers<T>(
     addresses: &[SocketAddr],
     config: &Config,
@@ -68,10 +68,10 @@ pub fn first_that_answers<T>(
     })
 }
 
-/// Connects, with a failure that names the peer and what a person can do about it.
+/// Connects. The error names the peer and suggests a remedy.
 ///
 /// # Errors
-/// Everything that [`Connector::connect`] may say.
+/// Fails if [`Connector::connect`] fails.
 pub fn connect(connector: &Connector, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
     connector
         .connect(peer, qp)
@@ -95,7 +95,7 @@ fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
         iwarp::Error::TimedOut(_) => {
             "no answer in time: the host is down or filtered, or does not speak iWARP".to_owned()
         }
-        // Private data are the peer's: printed only if they are plain text.
+        // Private data come from the peer and are printed only if they are plain text.
         iwarp::Error::Rejected(data) if is_text(data) => {
             let text = String::from_utf8_lossy(data);
             if let Some(why) = text.strip_prefix(BUSY) {
@@ -108,14 +108,15 @@ fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
     Error::failed(format!("cannot connect to {peer}: {why}"))
 }
 
-/// What to do if the error is that there are no descriptors.
+/// Returns the remedy for an error that means that no file descriptors are left.
 pub fn descriptors(e: &std::io::Error) -> Option<&'static str> {
     match Errno::from_io_error(e)? {
         Errno::MFILE => Some(
-            "this process may have no more file descriptors: raise its limit (`ulimit -n`), or end what it does at the same time",
+            "too many open files: raise the limit (`ulimit -n`), or run fewer transfers at a time",
         ),
         Errno::NFILE => Some(
-            "the system has no more file descriptors: end programs, or raise the limit (`sysctl fs.file-max`)",
+            "too many open files on the system: end programs, or raise the limit \
+             (`sysctl fs.file-max`)",
         ),
         _ => None,
     }
@@ -125,7 +126,7 @@ fn is_text(data: &[u8]) -> bool {
     !data.is_empty() && data.iter().all(|b| b.is_ascii_graphic() || *b == b' ')
 }
 
-/// What a completion with an error means, with the reason of the connection's end if that is known.
+/// Describes a failed completion, with the reason why the connection ended if it is known.
 pub fn failed_completion(status: WcStatus, qp: &iwarp::runtime::QueuePair) -> Error {
     match (qp.fault(), status) {
         (Some(fault), _) => Error::failed(format!("connection lost: {fault}")),
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_name_the_peer_and_the_cause() {
+    fn errors_name_peer_and_cause() {
         let peer = "127.0.0.1:7174".parse().unwrap();
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         for (e, part) in [

@@ -1,14 +1,14 @@
-//! What a person who presses Ctrl-C still gets to see.
+//! Reacts to Ctrl-C and SIGTERM.
 
 use crate::error::{Context as _, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Runs `act` when the process is interrupted or asked to end, and ends the process with the exit code that `act` returns.
-/// `act` gets the exit code that shells have for this signal. It runs in a thread of its own, while the others go on.
+/// On SIGINT or SIGTERM, calls `act` in a thread of its own and exits with the code it returns.
+/// `act` gets the exit code that shells use for the signal. Other threads keep running meanwhile.
 ///
 /// # Errors
-/// When the system has no descriptors or no thread for it.
+/// Fails if there are no descriptors or no thread.
 pub fn on_interrupt(act: impl FnOnce(i32) -> i32 + Send + 'static) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot wait for signals")?;
     std::thread::Builder::new()

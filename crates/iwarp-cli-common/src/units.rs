@@ -1,9 +1,9 @@
-//! Sizes and rates as people write and read them.
+//! Parses and formats sizes and rates.
 
-/// Parses `4`, `64K`, `64KiB`, `1M` … (binary multiples) into octets.
+/// Parses `4`, `64K`, `64KiB`, `1M` … (binary multiples) into bytes.
 ///
 /// # Errors
-/// A sentence that names the text that cannot be parsed.
+/// Returns a message that quotes the invalid text.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let t = text.trim();
     let digits = t.len() - t.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -27,7 +27,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is too large"))
 }
 
-/// Formats a size as `4 B`, `64 KiB`, `1 MiB`; a size that is no multiple of a unit stays in octets.
+/// Formats a size as `4 B`, `64 KiB`, `1 MiB`; a size that is no multiple of a unit stays in bytes.
 pub fn size(octets: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if octets >> shift > 0 && octets.trailing_zeros() >= shift {
@@ -37,7 +37,7 @@ pub fn size(octets: u64) -> String {
     format!("{octets} B")
 }
 
-/// Formats a number with three significant digits, never in exponent form.
+/// Formats a number with three significant digits, without an exponent.
 pub fn digits3(v: f64) -> String {
     if !v.is_finite() {
         return "–".to_owned();
@@ -50,12 +50,12 @@ pub fn digits3(v: f64) -> String {
     format!("{v:.places$}")
 }
 
-/// Octets per second in decimal units, as network people write them.
+/// Formats bytes per second in decimal units.
 pub fn rate(octets_per_s: f64) -> String {
     scaled(octets_per_s, "B/s")
 }
 
-/// Messages per second.
+/// Formats messages per second.
 pub fn message_rate(per_s: f64) -> String {
     scaled(per_s, "/s")
 }

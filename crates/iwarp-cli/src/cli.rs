@@ -1,4 +1,4 @@
-//! The command line as a whole. Each subcommand defines its own arguments in its own module.
+//! The command line. Each subcommand defines its arguments in its own module.
 
 use crate::{completions, devices, man, netlink, perf, ping, run, stat};
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -38,23 +38,23 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure latency and bandwidth, and plain TCP for comparison
+    /// Measure latency and bandwidth of iWARP and of plain TCP
     Perf(Box<perf::PerfArgs>),
-    /// Ping a host by RDMA Read and Write, in the protocol of rdma-core's rping
+    /// Ping a host with RDMA Reads and Writes (protocol of rdma-core's rping)
     Ping(ping::PingArgs),
     /// Copy files by one-sided RDMA
     Cp(Box<iwarp_cp::CpArgs>),
-    /// Show the RDMA devices that the library offers on this machine
+    /// List the RDMA devices of this machine
     Devices(devices::DevicesArgs),
-    /// Show what the processes that use the library are doing now
+    /// Show statistics of the processes that use the library
     Stat(stat::StatArgs),
-    /// Run any verbs program, and its children, on the software RNIC
+    /// Run a verbs program and its children on the software RNIC
     Run(Box<run::RunArgs>),
     /// Print shell commands for `eval` that set the environment of `run`
     Env(Box<run::EnvArgs>),
     /// Print a shell completion script
     Completions(completions::CompletionsArgs),
-    /// Write the manual pages into a folder
+    /// Write the manual pages into a directory
     #[command(hide = true)]
     Man(man::ManArgs),
     /// Answer netlink requests on standard input
@@ -63,13 +63,13 @@ enum Command {
 }
 
 impl Cli {
-    /// Returns how much to log: the `-v` of the command and those of the subcommand together.
+    /// Returns the log level: the number of `-v` before and after the subcommand.
     pub(crate) fn log_level(&self) -> u8 {
         let inner = match &self.command {
             Command::Perf(a) => a.verbose(),
             Command::Cp(a) => a.verbose(),
             Command::Ping(a) => a.log_level(),
-            // `devices -v` is about the listing, not the log.
+            // `devices -v` extends the listing, not the log.
             Command::Devices(_)
             | Command::Completions(_)
             | Command::Man(_)
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_usage_is_exit_code_2() {
+    fn usage_errors_exit_with_2() {
         for args in [
             &["iwarp", "perf", "--op", "sned"][..],
             &["iwarp", "perf", "--size", "4X"],
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_calls_parse() {
+    fn usual_commands_parse() {
         for args in [
             &["iwarp", "perf"][..],
             &["iwarp", "perf", "--quick", "--json", "-", "--plot", "a.svg"],

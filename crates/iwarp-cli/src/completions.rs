@@ -17,7 +17,7 @@ pub(crate) struct CompletionsArgs {
 
 /// Writes the completion script of `command` to stdout.
 pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
-    // The script is made in memory first, so that a closed pipe is an error and not a panic.
+    // Generate into memory first, so that a closed pipe is an error and not a panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "iwarp", &mut script);
     std::io::stdout()

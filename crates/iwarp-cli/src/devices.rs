@@ -1,4 +1,4 @@
-//! `iwarp devices`: lists the devices of this machine, with their addresses below them.
+//! `iwarp devices`: lists the devices of this machine with their addresses.
 
 use clap::Args;
 use iwarp::{Config, Device, DeviceAddress, Face, LIMITS};
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// Arguments of `iwarp devices`.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES:
-  iwarp devices            each device, and below it its addresses and where they are in its GID table
+  iwarp devices            list devices, their addresses and GID indices
   iwarp devices -v         with all limits
   iwarp devices --json     as JSON, for programs")]
 pub(crate) struct DevicesArgs {
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
     Ok(())
 }
 
-/// An EUI-64 as `ibv_devinfo` shows it.
+/// Formats the GUID as `ibv_devinfo` does.
 fn guid(d: &Device) -> String {
     let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (d.guid >> shift) as u16);
     format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}")
@@ -68,7 +68,10 @@ fn as_json(d: &Device, face: Face) -> Value {
         .into_iter()
         .map(|(k, v)| (k.to_owned(), v.into()))
         .collect();
-    let address = |a: &DeviceAddress| json!({ "address": shown(d, a), "gid_indices": gid_indices(d, a, face) });
+    let address = |a: &DeviceAddress| {
+        let indices = gid_indices(d, a, face);
+        json!({ "address": shown(d, a), "gid_indices": indices })
+    };
     json!({
         "name": d.name,
         "interface": d.interface,
@@ -80,7 +83,7 @@ fn as_json(d: &Device, face: Face) -> Value {
     })
 }
 
-/// Returns an address as programs take it: a link-local one with its interface.
+/// Returns an address as programs expect it: a link-local one with its interface.
 fn shown(d: &Device, a: &DeviceAddress) -> String {
     match a.scope_id {
         0 => a.ip.to_string(),
@@ -88,7 +91,7 @@ fn shown(d: &Device, a: &DeviceAddress) -> String {
     }
 }
 
-/// Returns where the address is in the GID table.
+/// Returns the indices of the address in the GID table.
 fn gid_indices(d: &Device, a: &DeviceAddress, face: Face) -> Vec<u32> {
     let table = d.gids(face).into_iter();
     table
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_local_address_names_its_interface() {
+    fn link_local_address_names_its_interface() {
         for d in Device::list().unwrap() {
             for a in &d.addresses {
                 let local = shown(&d, a).contains(&format!("%{}", d.interface));

@@ -1,8 +1,8 @@
-//! Log output: always to stderr, so that stdout stays clean for tables and JSON.
+//! Sets up the log. It goes to stderr, so that stdout contains only tables and JSON.
 
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging. `RUST_LOG` wins over `-v`; without either only warnings are shown.
+/// Starts logging. `RUST_LOG` takes precedence over `-v`; the default is warnings.
 pub(crate) fn init(verbosity: u8) {
     let default = match verbosity {
         0 => "warn",
@@ -19,7 +19,7 @@ pub(crate) fn init(verbosity: u8) {
     let filter = wanted
         .and_then(Result::ok)
         .unwrap_or_else(|| EnvFilter::new(default));
-    // A second initialisation (as in tests) is harmless and keeps the first.
+    // Tests may initialise the log twice; the first initialisation wins.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -1,7 +1,7 @@
 //! The `iwarp` command: RDMA over plain TCP for people with a shell.
 //!
-//! One folder or file per subcommand; this file only parses, sets up logging and maps the outcome to an exit code:
-//! 0 success, 1 runtime failure, 2 wrong usage.
+//! Each subcommand is a folder or a file. This file parses the arguments, starts the log and maps
+//! the result to an exit code: 0 success, 1 runtime failure, 2 wrong usage.
 #![forbid(unsafe_code)]
 
 mod cli;

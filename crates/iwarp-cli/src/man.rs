@@ -1,7 +1,7 @@
-//! `iwarp man DIR`: writes the manual pages, one for the command and one for each subcommand.
+//! `iwarp man DIR`: writes a manual page for the command and for each subcommand.
 //!
-//! Packages and `cargo xtask install` call it, so it is hidden from people. The pages are made from the same
-//! definitions as `--help`. The sections of a help text that have a heading (`EXAMPLES:`) become sections of the page.
+//! Hidden, because only packages and `cargo xtask install` call it. The pages come from the same
+//! definitions as `--help`; headings in a help text (`EXAMPLES:`) become sections of the page.
 
 use clap::{Args, Command};
 use clap_mangen::Man;
@@ -13,11 +13,11 @@ use std::path::PathBuf;
 /// Arguments of `iwarp man`.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The folder, which is made if it is not there
+    /// Directory for the pages; created if it does not exist
     dir: PathBuf,
 }
 
-/// A manual page: the name of its file, and its text.
+/// A manual page: file name and text.
 struct Page {
     file: String,
     text: Vec<u8>,
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ManArgs, command: Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the pages of the command and of all subcommands that are not hidden.
+/// Returns the pages of the command and of all visible subcommands.
 fn pages(command: Command) -> std::io::Result<Vec<Page>> {
     let mut root = command.disable_help_subcommand(true);
     root.build();
@@ -59,7 +59,7 @@ fn collect(command: &Command, all: &mut Vec<Command>) {
     }
 }
 
-/// `iwarp-perf-serve` for `iwarp perf serve`.
+/// Returns the page name, such as `iwarp-perf-serve` for `iwarp perf serve`.
 fn title(command: &Command) -> String {
     let name = command.get_display_name();
     name.unwrap_or_else(|| command.get_name()).to_owned()
@@ -101,7 +101,7 @@ fn page(command: &Command, names: &[String]) -> std::io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The text behind the options. What is indented keeps its lines, everything else is filled.
+/// Writes the text after the options. Indented lines are kept as they are; others are filled.
 fn sections(roff: &mut Roff, text: &str) {
     let mut verbatim = false;
     let mut started = false;
@@ -138,7 +138,7 @@ fn sections(roff: &mut Roff, text: &str) {
     }
 }
 
-/// `EXAMPLES:` alone on a line is the heading of a section.
+/// Returns the section name if the line is a heading such as `EXAMPLES:`.
 fn heading(line: &str) -> Option<&str> {
     let name = line.strip_suffix(':')?;
     let capitals = |c: char| c.is_ascii_uppercase() || c == ' ';
@@ -151,9 +151,8 @@ mod tests {
     use crate::cli::Cli;
     use clap::CommandFactory as _;
 
-    /// A page that is not made is a subcommand that `man` does not know.
     #[test]
-    fn each_subcommand_has_a_page_and_names_the_others() {
+    fn each_subcommand_has_a_page() {
         let pages = pages(Cli::command()).unwrap();
         let files: Vec<&str> = pages.iter().map(|page| page.file.as_str()).collect();
         let mut expected = vec!["iwarp.1".to_owned()];
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn headings_of_help_texts_become_sections() {
+    fn headings_become_sections() {
         let mut roff = Roff::new();
         sections(
             &mut roff,
@@ -183,7 +182,8 @@ mod tests {
         let start = text.find(".SH NOTES").unwrap();
         assert_eq!(
             &text[start..],
-            ".SH NOTES\nAbout it.\nMore.\n.PP\n.SH EXAMPLES\n.nf\niwarp a\n  .b\n.PP\n.fi\nLast words: two.\n"
+            ".SH NOTES\nAbout it.\nMore.\n.PP\n.SH EXAMPLES\n.nf\niwarp a\n  .b\n.PP\n.fi\n\
+             Last words: two.\n"
         );
     }
 }

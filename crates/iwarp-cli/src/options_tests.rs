@@ -1,12 +1,11 @@
-//! Every option of the command in each of its places: alone, with others, at the other end, and behind
-//! another subcommand. A new option needs rows in [`LINES`].
+//! Every option of the command: alone, with others, at the wrong end, and after another
+//! subcommand. A new option needs rows in [`LINES`].
 
 use super::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Command lines behind `iwarp`, and a part of the usage error. An empty part means that the line is
-/// accepted.
+/// Command lines after `iwarp`, and a part of the usage error; empty if the line is accepted.
 const LINES: &[(&str, &str)] = &[
     ("ping h -p 7 -C 3 -i 0.5 -S 16 -v -V -d", ""),
     ("ping h --port 7 --count 1 --interval 10 --size 65536", ""),
@@ -166,7 +165,7 @@ fn parse(line: &str) -> std::result::Result<Cli, String> {
     Cli::try_parse_from(words).map_err(|e| e.to_string())
 }
 
-/// Does what the command does before anything that others can see.
+/// Parses the line and makes the checks that precede any visible effect.
 fn check(line: &str) -> std::result::Result<(), String> {
     let checked = match parse(line)?.command {
         Command::Ping(a) => a.check(),
@@ -200,7 +199,7 @@ fn options(command: &clap::Command, path: &str, into: &mut Vec<(String, String)>
     }
 }
 
-/// Each option stands in a line that is accepted and in another one.
+/// Each option must be in an accepted line and in another one.
 #[test]
 fn every_option_has_two_rows() {
     let short: BTreeMap<&str, &str> = [("-q", "--quiet"), ("-v", "--verbose")].into();
@@ -218,7 +217,7 @@ fn every_option_has_two_rows() {
                 })
         });
         let rows: Vec<_> = rows.collect();
-        // The options of these are those of `iwarp run` and `iwarp perf`. Nothing refuses `--verbose`.
+        // These take the options of `iwarp run` and `iwarp perf`. `--verbose` is never refused.
         let same = ["env", "perf connect"].contains(&path.as_str());
         let wanted = if same || option == "--verbose" { 1 } else { 2 };
         rows.len() < wanted || rows.iter().all(|(_, error)| !error.is_empty())
@@ -246,7 +245,7 @@ fn verbose_options_add_up() {
     }
 }
 
-/// The pauses of `iwarp ping` with answers that take 100 ms each, in ms.
+/// Pauses of `iwarp ping` in ms if each answer takes 100 ms.
 #[test]
 fn ping_pauses_between_pings_only() {
     for (line, pauses) in [

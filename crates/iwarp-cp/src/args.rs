@@ -10,9 +10,9 @@ use iwarp_cli_common::units;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Port of `iwarp cp serve` without `--port`.
+/// Default port of `iwarp cp serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7176;
-/// Memory for all clients of a server without `--memory`, in octets.
+/// Default memory for all clients of a server, in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 
 /// Arguments of `iwarp cp`.
@@ -21,15 +21,17 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
        iwarp cp [OPTIONS] HOST:PATH FILE
        iwarp cp [OPTIONS] serve DIR")]
 #[command(
-    after_help = "The sender writes the data by RDMA Write directly into the receiver's registered memory. If a copy is \
-interrupted, the received part stays as .NAME.iwarp-part; the next copy verifies it by SHA-256 and continues. The file gets \
-its own name only when it is complete and verified. A download replaces a local file of the same name, as cp and scp do. If a \
-file is named 'serve' or '-', or its name contains a colon, write ./serve, ./- or ./a:b.
+    after_help = "The sender writes the data by RDMA Write directly into the receiver's registered \
+memory. If a copy is interrupted, the received part stays as .NAME.iwarp-part; the next copy verifies \
+it by SHA-256 and continues. The file gets its own name only when it is complete and verified. A \
+download replaces a local file of the same name, as cp and scp do. If a file is named 'serve' or '-', \
+or its name contains a colon, write ./serve, ./- or ./a:b.
 
-By default only this host can reach a server, and clients can only read the files below DIR. --writable lets clients write \
-new files, and --overwrite also lets them replace files. Files and folders whose names begin with a dot can be neither read \
-nor written. With --bind other hosts can reach the server. It then needs a secret (--secret-file, at both ends) or --anonymous. \
-The secret keeps out clients that do not have it; the data are not encrypted.
+By default only this host can reach a server, and clients can only read the files below DIR. \
+--writable lets clients write new files, and --overwrite also lets them replace files. Files and \
+folders whose names begin with a dot can be neither read nor written. With --bind other hosts can \
+reach the server. It then needs a secret (--secret-file, at both ends) or --anonymous. The secret \
+keeps out clients that do not have it; the data are not encrypted.
 
 EXAMPLES:
   iwarp cp serve /srv/drop --writable         on this host only; in another terminal:
@@ -44,19 +46,20 @@ EXAMPLES:
                                               record the first megabytes for Wireshark"
 )]
 pub struct CpArgs {
-    /// FILE or HOST:PATH, or the word `serve`
+    /// FILE or HOST:PATH, or `serve` to run a server
     #[arg(value_name = "FROM|serve")]
     from: String,
     /// HOST:PATH or FILE, or the directory to serve
     #[arg(value_name = "TO|DIR")]
     to: String,
-    /// File with a secret of at least 16 octets, the same at both ends. Other users must not be able to read the file
+    /// File with a secret of at least 16 bytes, the same at both ends; other users must not be able
+    /// to read it
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
     /// TCP port [default: 7176]
     #[arg(short, long)]
     pub(crate) port: Option<u16>,
-    /// MPA CRC [default: on, or what IWARP_CRC says]
+    /// MPA CRC [default: on, or as set by IWARP_CRC]
     #[arg(long, value_name = "on|off")]
     pub(crate) crc: Option<Crc>,
     /// Use MPA markers
@@ -65,13 +68,13 @@ pub struct CpArgs {
     /// Record the connection in a pcapng file (needs no privileges)
     #[arg(long, value_name = "FILE.pcapng")]
     pub(crate) capture: Option<PathBuf>,
-    /// Stop recording at this size, for example 4M [default: 16M, or what IWARP_CAPTURE_BYTES says]
+    /// Stop recording at this size, for example 4M [default: 16M, or as set by IWARP_CAPTURE_BYTES]
     #[arg(long, value_name = "SIZE", requires = "capture", value_parser = units::parse_size)]
     pub(crate) capture_bytes: Option<u64>,
-    /// Start from the beginning even if an interrupted copy left a part of the file
+    /// Start from the beginning even if a partial file exists
     #[arg(long)]
     pub(crate) no_resume: bool,
-    /// Print no progress bar and no summary
+    /// Show no progress bar and no summary
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Log more to stderr (repeat for even more)
@@ -81,17 +84,18 @@ pub struct CpArgs {
     pub(crate) serve: ServeOptions,
 }
 
-/// Options of `serve` alone.
+/// Options that are valid only with `serve`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of `serve`")]
 pub(crate) struct ServeOptions {
-    /// Address to listen on; 0.0.0.0 or :: for all [default: 127.0.0.1, which only this host can reach]
+    /// Address to listen on; 0.0.0.0 or :: for all [default: 127.0.0.1, which only this host can
+    /// reach]
     #[arg(long, value_name = "ADDR")]
     bind: Option<IpAddr>,
     /// Let clients write new files
     #[arg(long)]
     writable: bool,
-    /// Let clients replace files, too (implies --writable)
+    /// Let clients replace files (implies --writable)
     #[arg(long)]
     overwrite: bool,
     /// Serve all clients that can reach the address, without a secret
@@ -105,13 +109,13 @@ pub(crate) struct ServeOptions {
 }
 
 impl ServeOptions {
-    /// Returns the addresses to listen on. The server uses the first one that works.
+    /// Returns the addresses to listen on; the server uses the first one that works.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.bind
             .map_or_else(|| service::LOOPBACK.to_vec(), |ip| vec![ip])
     }
 
-    /// Returns the memory for all clients together, in octets.
+    /// Returns the memory for all clients together, in bytes.
     pub(crate) fn memory(&self) -> u64 {
         self.memory.unwrap_or(DEFAULT_MEMORY)
     }
@@ -122,7 +126,7 @@ impl ServeOptions {
             .all(|ip| ip.to_canonical().is_loopback())
     }
 
-    /// Returns the first of these options that was given, for the error message if they are not allowed.
+    /// Returns the name of the first of these options that was given.
     fn given(&self) -> Option<&'static str> {
         [
             (self.bind.is_some(), "--bind"),
@@ -142,16 +146,16 @@ impl ServeOptions {
 pub(crate) enum Crc {
     /// Used
     On,
-    /// Not used unless the peer asks for it
+    /// Not used unless the peer requests it
     Off,
 }
 
-/// The task that the arguments ask for.
+/// The form of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Serves a directory.
     Serve {
-        /// The directory. Clients reach no file outside of it.
+        /// The served directory. Clients cannot reach files outside of it.
         dir: PathBuf,
     },
     /// Uploads a file.
@@ -175,16 +179,16 @@ pub(crate) enum Call {
 }
 
 impl CpArgs {
-    /// Returns how often `--verbose` was given.
+    /// Returns the number of `--verbose`.
     #[must_use]
     pub fn verbose(&self) -> u8 {
         self.verbose
     }
 
-    /// Checks that the arguments fit each other.
+    /// Checks that the arguments do not contradict each other.
     ///
     /// # Errors
-    /// A usage error if they do not.
+    /// Returns a usage error if they do.
     pub fn check(&self) -> Result<()> {
         self.call().map(drop)
     }
@@ -192,21 +196,22 @@ impl CpArgs {
     /// Reads the secret. Returns `None` without `--secret-file`.
     ///
     /// # Errors
-    /// If the file cannot be read, if other users can read it, or if the secret is too short or too long.
+    /// Fails if the file cannot be read, if other users can read it, or if the secret is too short
+    /// or too long.
     pub(crate) fn secret(&self) -> Result<Option<Secret>> {
         self.secret_file.as_deref().map(Secret::read).transpose()
     }
 
-    /// Returns what a server allows to its clients.
+    /// Returns the rules for the server's clients.
     ///
     /// # Errors
-    /// If other hosts could reach the server without a secret, and `--anonymous` was not given.
+    /// Fails if other hosts could reach the server without a secret or `--anonymous`.
     pub(crate) fn terms(&self) -> Result<Terms> {
         let secret = self.secret()?;
         if secret.is_none() && !self.serve.anonymous && !self.serve.is_local() {
             return Err(Error::usage(
-                "with --bind other hosts can reach the server: give --secret-file FILE with a secret that clients need, too, \
-                 or --anonymous if everybody who can reach it may come in",
+                "with --bind other hosts can reach the server: give --secret-file FILE with a secret \
+                 that clients need, too, or --anonymous to admit everybody who can reach it",
             ));
         }
         let writing = match (self.serve.writable, self.serve.overwrite) {
@@ -222,10 +227,10 @@ impl CpArgs {
         self.serve.anonymous && !self.serve.is_local()
     }
 
-    /// Finds out which of the three forms of the command this is.
+    /// Returns the form of the command.
     ///
     /// # Errors
-    /// A usage error if it is none of them.
+    /// Returns a usage error if the arguments match none.
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
             if self.no_resume {
@@ -243,8 +248,8 @@ impl CpArgs {
         }
         if self.from == "-" || self.to == "-" {
             return Err(Error::usage(
-                "'-' is not copied to or from: a copy can only be verified and continued in a file (one that is really \
-                 named '-' is written ./-)",
+                "cannot copy to or from '-': a copy can only be verified and continued in a file \
+                 (write ./- for a file named '-')",
             ));
         }
         match (remote(&self.from)?, remote(&self.to)?) {
@@ -281,7 +286,8 @@ impl CpArgs {
     }
 }
 
-/// Splits `HOST:PATH`. Returns `None` for a local file. A slash before the first colon means a local file, as with scp.
+/// Splits `HOST:PATH`. Returns `None` for a local file, which has a slash before any colon (as with
+/// scp).
 fn remote(text: &str) -> Result<Option<(String, String)>> {
     let (host, path) = if let Some(rest) = text.strip_prefix('[') {
         match rest.split_once("]:") {
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_forms() {
+    fn three_forms_are_recognised() {
         assert_eq!(
             call(&["serve", "/srv"]).unwrap(),
             Call::Serve { dir: "/srv".into() }
@@ -369,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn slashes_and_brackets_tell_files_from_hosts() {
+    fn slashes_and_brackets_mark_files() {
         let host = |text| remote(text).unwrap().map(|(host, _)| host);
         assert_eq!(host("h:a:b").as_deref(), Some("h"));
         assert_eq!(remote("h:a:b").unwrap().unwrap().1, "a:b");
@@ -380,7 +386,7 @@ mod tests {
         assert!(remote("[]:x").is_err());
     }
 
-    /// The usage error names the option that does not belong there.
+    /// The usage error names the option.
     #[test]
     fn options_of_serve_belong_to_serve() {
         for option in [
@@ -400,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_has_without_options() {
+    fn server_defaults() {
         let args = |more: &[&str]| {
             Wrap::try_parse_from([&["cp", "serve", "/srv"], more].concat())
                 .unwrap()
@@ -412,7 +418,7 @@ mod tests {
         assert_eq!(args(&["--memory", "3M"]).serve.memory(), 3 << 20);
         assert_eq!(plain.port.unwrap_or(DEFAULT_PORT), 7176);
         assert_eq!([plain.verbose(), args(&["-vv"]).verbose()], [0, 2]);
-        // The user is warned only if others can come.
+        // The user is warned only if other hosts can connect.
         for (more, warned) in [
             (&[][..], false),
             (&["--anonymous"], false),
@@ -432,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_local_and_read_only_unless_told_otherwise() {
+    fn servers_are_local_and_read_only_by_default() {
         assert_eq!(terms(&[]).unwrap().writing, None);
         assert_eq!(
             terms(&["--writable"]).unwrap().writing,
@@ -447,9 +453,8 @@ mod tests {
         }
         for open in ["0.0.0.0", "::", "192.0.2.7", "fe80::1"] {
             let e = terms(&["--bind", open]).unwrap_err();
-            assert!(
-                matches!(&e, Error::Usage(why) if why.contains("--secret-file") && why.contains("--anonymous"))
-            );
+            assert!(matches!(&e, Error::Usage(why)
+                    if why.contains("--secret-file") && why.contains("--anonymous")));
             assert!(terms(&["--bind", open, "--anonymous"]).is_ok(), "{open}");
         }
         assert!(

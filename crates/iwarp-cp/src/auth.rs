@@ -1,11 +1,11 @@
-//! The beginning of a connection: versions, and the proof that both ends know the same secret.
+//! The handshake: protocol versions, and the proof that both ends know the same secret.
 //!
-//! Each end draws a random number (nonce). The client sends its proof first, and the server answers with its own only if the
-//! client's is right. A stranger who connects therefore gets nothing that helps to guess the secret. A proof is HMAC-SHA-256,
-//! keyed with the secret, over the protocol and its version, the role of the sender, and both nonces. It is therefore worthless
-//! at another time, in the other direction, and in another version. All of it happens before the server opens a file or
-//! registers memory that this client could reach. The rest of the connection is neither encrypted nor authenticated: see
-//! SECURITY.md.
+//! Each end draws a random nonce. The client sends its proof first, and the server sends its own
+//! only if the client's is correct, so a stranger gets nothing that helps to guess the secret. A
+//! proof is HMAC-SHA-256, keyed with the secret, over the protocol, its version, the sender's role
+//! and both nonces. It is therefore useless at another time, in the other direction, and in another
+//! version. The server opens no file and registers no memory for the client before. The rest of the
+//! connection is neither encrypted nor authenticated: see SECURITY.md.
 
 use crate::protocol::{Message, Nonce, Proof, VERSION};
 use crate::transport::{Link, expect, unexpected};
@@ -17,12 +17,12 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-/// Shortest secret, in octets. An attacker who has recorded one connection could guess a shorter secret.
+/// Shortest secret, in bytes: a shorter one could be guessed from one recorded connection.
 const MIN_SECRET: usize = 16;
-/// Longest secret, in octets.
+/// Longest secret, in bytes.
 const MAX_SECRET: usize = 4096;
 
-/// A secret that both ends have.
+/// A secret that both ends share.
 pub(crate) struct Secret(Vec<u8>);
 
 impl std::fmt::Debug for Secret {
@@ -31,10 +31,10 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The error message if the server has a secret and the client has none. The end that notices it first reports it.
+/// The error if only the server has a secret, whichever end detects it.
 const WANTED: &str = "the server wants a secret: give the same one with --secret-file";
 
-/// The role of the sender. Both names have the same length, so that two different inputs of the MAC never have the same octets.
+/// The sender's role. The labels have equal length, so that different MAC inputs never collide.
 #[derive(Debug, Clone, Copy)]
 enum Role {
     Client,
@@ -51,10 +51,11 @@ impl Role {
 }
 
 impl Secret {
-    /// Reads the secret from a file: its octets without the line break at the end.
+    /// Reads the secret: the contents of the file without the line break at the end.
     ///
     /// # Errors
-    /// If the file cannot be read, if other users can read or change it, or if the secret is too short or too long.
+    /// Fails if the file cannot be read, if other users can read or change it, or if the secret is
+    /// too short or too long.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let refuse = |why: String| Error::failed(format!("'{}' {why}", path.display()));
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -64,10 +65,11 @@ impl Secret {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(refuse("is no regular file, so it holds no secret".into()));
         }
-        // A group may read it: service managers pass credentials to a service in that way.
+        // Group access is allowed: service managers pass credentials to a service in that way.
         if stat.st_mode & 0o027 != 0 {
             return Err(refuse(format!(
-                "has the permissions {:03o}: others can read it, or a group can change it, so it is no secret; \
+                "has the permissions {:03o}: others can read it, or a group can change it, \
+                 so it is no secret; \
                  do `chmod 600` first",
                 stat.st_mode & 0o777
             )));
@@ -112,15 +114,15 @@ impl Secret {
             .into())
     }
 
-    /// Checks the other end's proof, in constant time.
+    /// Verifies the other end's proof in constant time.
     fn verify(&self, role: Role, client: &Nonce, server: &Nonce, proof: &Proof) -> Result<()> {
         self.mac(role, client, server)?
             .verify_slice(proof)
-            .map_err(|_| Error::failed("the other end has not the same secret"))
+            .map_err(|_| Error::failed("the other end has a different secret"))
     }
 }
 
-/// Returns `true` if nobody but this user and root can change a file of this owner.
+/// Returns `true` if only this user and root can change a file of this owner.
 const fn is_trusted(owner: u32, me: u32) -> bool {
     owner == me || owner == 0
 }
@@ -131,10 +133,10 @@ fn nonce() -> Result<Nonce> {
     Ok(nonce)
 }
 
-/// Does the client's part.
+/// Performs the client's handshake.
 ///
 /// # Errors
-/// If the versions differ, or if one end wants a proof that the other cannot give.
+/// Fails if the versions differ, or if one end requires a proof that the other cannot give.
 pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
     let mine = nonce()?;
     link.send(&Message::Hello {
@@ -155,7 +157,7 @@ pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()>
                 }
                 (Some(_), false) => {
                     return Err(Error::failed(
-                        "the server has no secret, so it cannot prove that it is the one you mean: start it with \
+                        "the server has no secret, so it cannot prove its identity: start it with \
                          --secret-file, or leave that out here",
                     ));
                 }
@@ -174,10 +176,10 @@ pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()>
     }
 }
 
-/// Does the server's part. Returns `false` if the client closed the connection before its first message.
+/// Performs the server's handshake. Returns `false` if the client closed without a message.
 ///
 /// # Errors
-/// As [`greet`].
+/// See [`greet`].
 pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
     let Some(first) = link.recv()? else {
         return Ok(false);
@@ -191,7 +193,7 @@ pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<b
         return Err(unexpected(&first));
     };
     let mine = nonce()?;
-    // Answer before the check, so that the client can report both versions, and which end has a secret.
+    // Answer before the check, so that the client can report both versions and the missing secret.
     link.send(&Message::Hello {
         version: VERSION,
         secret: secret.is_some(),
@@ -208,7 +210,11 @@ pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<b
     match link.recv()? {
         Some(Message::Proof { proof }) => secret.verify(Role::Client, &theirs, &mine, &proof)?,
         Some(other) => return Err(unexpected(&other)),
-        None => return Err(Error::failed("the client closed instead of a proof")),
+        None => {
+            return Err(Error::failed(
+                "the client closed the connection instead of a proof",
+            ));
+        }
     }
     link.send(&Message::Proof {
         proof: secret.prove(Role::Server, &theirs, &mine)?,
@@ -221,7 +227,7 @@ fn same_version(theirs: u16) -> Result<()> {
         return Ok(());
     }
     Err(Error::failed(format!(
-        "the peer speaks version {theirs} of the iwarp cp protocol, this is version {VERSION}"
+        "the peer uses version {theirs} of the iwarp cp protocol, this is version {VERSION}"
     )))
 }
 
@@ -240,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_long_and_kept() {
+    fn secret_length_is_checked() {
         let t = TempDir::new();
         let long = [b'x'; 16];
         assert_eq!(file(&t, &long, 0o600).unwrap().0, long);
@@ -248,7 +254,7 @@ mod tests {
             file(&t, &[&long[..], b"\r\n"].concat(), 0o440).unwrap().0,
             long
         );
-        // The line break does not count, however long the secret is.
+        // The line break does not count towards the length.
         for end in [&b""[..], b"\n", b"\r\n"] {
             let content = [&[b'x'; 4096][..], end].concat();
             assert_eq!(file(&t, &content, 0o600).unwrap().0, [b'x'; 4096]);
@@ -281,7 +287,7 @@ mod tests {
                 .contains("regular")
         );
         assert!(Secret::read(&t.path("nothing")).is_err());
-        // A FIFO without a writer must not make the program hang.
+        // A FIFO without a writer must not block.
         let (fifo, mode) = (t.path("fifo"), Mode::RUSR | Mode::WUSR);
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
         let e = Secret::read(&fifo).unwrap_err().to_string();
@@ -290,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn another_user_cannot_give_the_secret() {
+    fn secret_of_another_user_is_refused() {
         for (owner, me, trusted) in [
             (0, 0, true),
             (0, 1000, true),
@@ -300,7 +306,7 @@ mod tests {
         ] {
             assert_eq!(is_trusted(owner, me), trusted, "{owner} {me}");
         }
-        // Only root can make such a file.
+        // Only root can create such a file.
         let t = TempDir::new();
         std::fs::write(t.path("secret"), [b'x'; 16]).unwrap();
         let private = std::fs::Permissions::from_mode(0o600);
@@ -311,9 +317,10 @@ mod tests {
         }
     }
 
-    /// Both ends have to compute the same, and may be of different builds. The value is Python's, of `hmac` and `hashlib`.
+    /// Ends of different builds must agree. The value was computed with Python's `hmac` and
+    /// `hashlib`.
     #[test]
-    fn the_proof_has_a_known_value() {
+    fn proof_has_known_value() {
         let secret = Secret(b"correct horse battery staple".to_vec());
         let (client, server) = ([1; 32], [2; 32]);
         let proof = secret.prove(Role::Server, &client, &server).unwrap();
@@ -325,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_for_one_role_and_one_conversation() {
+    fn proof_is_bound_to_role_and_nonces() {
         let secret = Secret(vec![7; 16]);
         let (a, b) = ([1; 32], [2; 32]);
         let proof = secret.prove(Role::Client, &a, &b).unwrap();

@@ -1,4 +1,4 @@
-//! `iwarp cp FILE HOST:PATH` and back.
+//! `iwarp cp FILE HOST:PATH` and `iwarp cp HOST:PATH FILE`.
 
 use crate::CpArgs;
 use crate::confine::{Place, regular};
@@ -18,18 +18,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Tells the user how to continue if a copy ends early. The data that have arrived are kept.
-const RESUME: &str = "what has arrived is kept: the same command continues there";
-/// As [`RESUME`], if the command said not to continue.
+/// How to continue if a copy ends early; the received data are kept.
+const RESUME: &str = "the received data are kept: repeat the command to continue";
+/// As [`RESUME`], for a command with `--no-resume`.
 const RESUME_WITHOUT: &str =
-    "what has arrived is kept: the same command without --no-resume continues there";
+    "the received data are kept: repeat the command without --no-resume to continue";
 
-/// Uploads.
+/// Uploads a file.
 ///
 /// # Errors
-/// The first failure of either end.
+/// Returns the first failure of either end.
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
-    // Before the server is asked: is there anything to send?
+    // Open the file before connecting, so that a bad name fails early.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let open = || {
         let fd = rustix::fs::open(file, flags, Mode::empty())
@@ -43,10 +43,10 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
     })
 }
 
-/// Downloads.
+/// Downloads a file.
 ///
 /// # Errors
-/// The first failure of either end.
+/// Returns the first failure of either end.
 pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> Result<()> {
     let target = if file.is_dir() {
         let name = path.rsplit('/').next().unwrap_or(path);
@@ -68,15 +68,15 @@ fn wish<'a>(args: &CpArgs, path: &'a str) -> session::Wish<'a> {
     }
 }
 
-/// Connects and does `work`. A server that had no place, or gave it to another client before it answered the request, is asked
-/// again.
+/// Connects and calls `work`. Retries if the server was busy, or evicted this client before it
+/// answered the request.
 fn copy(
     args: &CpArgs,
     (host, port): (&str, u16),
     mut work: impl FnMut(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
 ) -> Result<()> {
     let secret = args.secret()?;
-    // No other code has this process's memory.
+    // No other user of the memory of this process needs a share.
     let budget = Budget::new(u64::MAX);
     let addresses = rdma::resolve(host, port)?;
     let bar = bar(args.quiet);
@@ -85,7 +85,7 @@ fn copy(
     } else {
         RESUME
     };
-    // Between the first octet and the last, a copy that ends early leaves a part that can be continued.
+    // Between the first byte and the last, an interrupted copy leaves a part that can be continued.
     let begun = Arc::new(AtomicBool::new(false));
     let current = Arc::new(Mutex::new(None));
     let mut took = 0.0;
@@ -100,7 +100,7 @@ fn copy(
             say_when_interrupted(&current, &begun, &bar, hint)?;
         }
         let start = Instant::now();
-        // `work` tells its progress from the server's answer to the request on.
+        // `work` reports progress from the server's answer to the request on.
         let mut answered = false;
         let outcome = session::begin(&mut link, secret.as_ref()).and_then(|()| {
             work(&mut link, &mut |done, all| {
@@ -129,17 +129,17 @@ fn copy(
     Ok(())
 }
 
-/// Returns `true` if so many octets of a file leave a part that can be continued.
+/// Returns `true` if a copy that ends after `done` bytes can be continued.
 const fn is_a_part(done: u64, all: u64) -> bool {
     0 < done && done < all
 }
 
 fn lock(current: &Mutex<Option<Context>>) -> MutexGuard<'_, Option<Context>> {
-    // It is set in one statement.
+    // Every statement leaves the value consistent, so a poisoned lock is harmless.
     current.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says how the copy goes on when the user interrupts it, and completes the recording of the current connection.
+/// On an interrupt, says how to continue the copy and completes the capture of the connection.
 fn say_when_interrupted(
     current: &Arc<Mutex<Option<Context>>>,
     begun: &Arc<AtomicBool>,
@@ -162,11 +162,11 @@ fn say_when_interrupted(
 
 fn flush(ctx: &Context) {
     if let Err(e) = ctx.flush_capture() {
-        tracing::warn!("the capture file is not complete: {e}");
+        tracing::warn!("the capture file is incomplete: {e}");
     }
 }
 
-/// On a terminal only: indicatif draws nothing elsewhere.
+/// Creates the progress bar. indicatif draws it on a terminal only.
 fn bar(quiet: bool) -> ProgressBar {
     if quiet {
         return ProgressBar::hidden();
@@ -179,11 +179,11 @@ fn bar(quiet: bool) -> ProgressBar {
     bar
 }
 
-/// Shows how far a copy is.
+/// Shows the progress of a copy.
 fn show(bar: &ProgressBar, done: u64, all: u64) {
     if bar.length() != Some(all) {
         bar.set_length(all);
-        // Octets that the receiver had already do not count for the rate.
+        // Data that the receiver had already do not count for the rate.
         bar.set_position(done);
         bar.reset_eta();
     }
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_counts_what_was_moved() {
+    fn summary_counts_moved_data() {
         let of = |resumed| {
             let (size, hash) = (5000, [0xab; 32]);
             let done = Summary {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_follows_the_copy() {
+    fn bar_follows_the_copy() {
         let bar = bar(false);
         for (done, all) in [(300, 1000), (1000, 1000), (0, 7)] {
             show(&bar, done, all);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_everything_are_no_part() {
+    fn empty_and_complete_are_no_part() {
         let parts =
             [(0, 0), (0, 9), (1, 9), (8, 9), (9, 9)].map(|(done, all)| is_a_part(done, all));
         assert_eq!(parts, [false, false, true, true, false]);

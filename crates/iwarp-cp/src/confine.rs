@@ -1,8 +1,9 @@
-//! Path confinement: nothing outside the served directory can be reached, whatever path the peer sends.
+//! Path confinement: a peer cannot reach files outside the served directory.
 //!
-//! Two checks. First the text: relative, no `..`, no empty or hidden components, limited length. Then `cap-std`: every open goes
-//! through `openat2` with RESOLVE_BENEATH, so that a symbolic link out of the tree is refused when it is used, and no rename in
-//! between can change that. Where `openat2` is missing, `cap-std` walks the components one by one to the same effect.
+//! Two checks. First the text: relative, no `..`, no empty or hidden components, limited length.
+//! Then `cap-std`: every open uses `openat2` with RESOLVE_BENEATH, so that a symbolic link out of
+//! the tree is refused when it is followed, without a race. Without `openat2`, `cap-std` walks the
+//! components one by one with the same result.
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
@@ -13,11 +14,11 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-/// End of the name of a partial file. A peer cannot ask for a file with such a name.
+/// Suffix of partial files. A peer cannot request a file with this suffix.
 pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
-/// Longest path a peer may name, in octets.
+/// Longest path in a request, in bytes.
 pub(crate) const MAX_PATH: usize = 1024;
-/// Longest component; leaves room for the names of partial files.
+/// Longest component; leaves room for the prefix and suffix of partial files.
 const MAX_COMPONENT: usize = 200;
 
 /// A served directory.
@@ -26,12 +27,12 @@ pub(crate) struct Root {
     dir: Dir,
 }
 
-/// A place for one file: its directory, opened, and its checked name.
+/// Location of one file: its opened directory and its checked name.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The directory that holds it.
+    /// The directory that contains it.
     pub(crate) dir: OwnedFd,
-    /// One component.
+    /// A single component.
     pub(crate) name: String,
 }
 
@@ -39,7 +40,7 @@ impl Root {
     /// Opens the directory to serve.
     ///
     /// # Errors
-    /// When it is not a directory that can be opened.
+    /// Fails if it is not a directory that can be opened.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         let dir = Dir::open_ambient_dir(dir, ambient_authority()).context(dir.display())?;
         Ok(Self { dir })
@@ -48,10 +49,10 @@ impl Root {
     /// Opens a regular file below the root for reading.
     ///
     /// # Errors
-    /// When the path leaves the root, does not exist or is no regular file.
+    /// Fails if the path leaves the root, does not exist or is no regular file.
     pub(crate) fn read(&self, path: &str) -> Result<File> {
         check(path)?;
-        // NONBLOCK: opening a FIFO must not hang the server.
+        // NONBLOCK: opening a FIFO must not block the server.
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(flags.bits().cast_signed());
@@ -62,10 +63,10 @@ impl Root {
         regular(file.into_std().into(), path)
     }
 
-    /// Opens the directory in which a file shall be created.
+    /// Opens the directory in which a file is to be created.
     ///
     /// # Errors
-    /// When the path leaves the root or its directory does not exist.
+    /// Fails if the path leaves the root or its directory does not exist.
     pub(crate) fn place(&self, path: &str) -> Result<Place> {
         check(path)?;
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
@@ -81,10 +82,10 @@ impl Root {
 }
 
 impl Place {
-    /// A place in the local file system, where the user's own path needs no confinement.
+    /// Returns a place in the local file system, without confinement.
     ///
     /// # Errors
-    /// When there is no name or no such directory.
+    /// Fails if the path has no name or its directory does not exist.
     pub(crate) fn local(path: &Path) -> Result<Self> {
         let name = path
             .file_name()
@@ -103,10 +104,10 @@ impl Place {
         })
     }
 
-    /// Gives a file of this directory the place's name, in one step and only if nothing has it.
+    /// Renames a file of this directory to the place's name, atomically and without replacing.
     ///
     /// # Errors
-    /// [`Errno::EXIST`] when something has the name.
+    /// Returns [`Errno::EXIST`] if the name is taken.
     pub(crate) fn rename_new(&self, from: &str) -> rustix::io::Result<()> {
         let (dir, to) = (&self.dir, self.name.as_str());
         match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
@@ -115,18 +116,19 @@ impl Place {
         }
     }
 
-    /// Does the same in two steps. File systems that cannot do it in one can usually link, which replaces nothing either.
+    /// Like [`rename_new`](Self::rename_new), by link and unlink, for file systems that cannot
+    /// rename without replacing.
     fn link_new(&self, from: &str) -> rustix::io::Result<()> {
         let (dir, to) = (&self.dir, self.name.as_str());
         rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
         rustix::fs::unlinkat(dir, from, AtFlags::empty())
     }
 
-    /// Refuses names that are taken by something that is no regular file: renaming over them would lose it or fail late.
+    /// Refuses names that are taken by anything but a regular file, which a rename would destroy.
     /// Returns `true` if a regular file has the name.
     ///
     /// # Errors
-    /// When a directory, link or device has the name.
+    /// Fails if a directory, link or device has the name.
     pub(crate) fn check_target(&self) -> Result<bool> {
         match rustix::fs::statat(
             self.dir.as_fd(),
@@ -153,7 +155,7 @@ pub(crate) fn regular(fd: OwnedFd, name: &str) -> Result<File> {
     Ok(File::from(fd))
 }
 
-/// The wall of text.
+/// Checks the text of a path.
 fn check(path: &str) -> Result<()> {
     let refuse = |why: &str| Err(Error::failed(format!("'{path}' is refused: {why}")));
     if path.is_empty() || path.len() > MAX_PATH {
@@ -207,15 +209,15 @@ mod tests {
     }
 
     #[test]
-    fn names_and_paths_of_the_greatest_length_are_taken() {
+    fn longest_names_and_paths_are_accepted() {
         let t = tree();
         let root = Root::open(&t.path("root")).unwrap();
         let longest = "x".repeat(MAX_COMPONENT);
         assert_eq!(root.place(&longest).unwrap().name, longest);
-        // A name of that length leaves room for that of the partial file.
+        // The longest name leaves room for that of the partial file.
         let partial = t.path("root").join(format!(".{longest}{PART_SUFFIX}"));
         std::fs::write(partial, "").unwrap();
-        // Components of 199 octets and their slashes, and a last one of 24: 1024 in all.
+        // Components of 199 bytes and their slashes, and a last one of 24: 1024 in all.
         let path = format!(
             "{}{}",
             format!("{}/", "x".repeat(199)).repeat(5),
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_name_replaces_nothing() {
+    fn new_name_replaces_nothing() {
         let t = TempDir::new();
         let place = Place::local(&t.path("a")).unwrap();
         type Rename = fn(&Place, &str) -> rustix::io::Result<()>;
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_local_name_without_a_folder_is_one_of_this_folder() {
+    fn local_name_without_folder_is_found() {
         // Tests run in the folder of their package.
         let here = Place::local(Path::new("Cargo.toml")).unwrap();
         assert_eq!(here.name, "Cargo.toml");
@@ -256,7 +258,7 @@ mod tests {
         for no_folder in ["root/nothing/file", "root/sub/file/x"] {
             assert!(Place::local(&t.path(no_folder)).is_err(), "{no_folder}");
         }
-        // No program that is started meanwhile gets the folder.
+        // Programs started meanwhile do not inherit the descriptor.
         let flags = rustix::io::fcntl_getfd(&there.dir).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         assert!(matches!(Place::local(Path::new("/")), Err(Error::Usage(_))));
@@ -323,7 +325,7 @@ mod tests {
         }
         let e = root.place(".ssh/keys").unwrap_err().to_string();
         assert!(e.contains("begin with a dot"), "{e}");
-        // A link that stays inside is fine.
+        // A link that stays inside is allowed.
         assert!(root.read("good/file").is_ok());
         let p = root.place("sub/new").unwrap();
         assert_eq!(p.name, "new");

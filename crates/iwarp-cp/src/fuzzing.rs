@@ -1,4 +1,4 @@
-//! Fuzz targets for the messages of `iwarp cp` and for a server. `cargo xtask fuzz` builds them, with `--cfg fuzzing`.
+//! Fuzz targets for the messages of `iwarp cp` and for its server, built with `--cfg fuzzing`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::session::{Terms, serve};
 use crate::transport::Link;
 use iwarp_cli_common::error::{Error, Result};
 
-/// One message. What was read can be written, to the same octets but for a text that was made harmless.
+/// Decodes one message. An accepted message encodes to the same bytes, except for escaped text.
 pub fn message(data: &[u8]) {
     let Ok(message) = Message::decode(data) else {
         return;
@@ -33,17 +33,18 @@ pub fn message(data: &[u8]) {
 /// The slots that the server grants.
 const SLOT: u32 = 64;
 const SLOTS: u16 = 3;
-/// A file that the server has.
+/// A file on the server.
 const FILE: (&str, &[u8]) = (
     "file",
     b"what the server has to give, a few octets that are not the same",
 );
 
-/// A client that sends any messages, and never reads: the input has them, each behind its length in one octet.
+/// A client that sends the messages of the input, each after its length in one byte, and never
+/// reads.
 #[derive(Debug)]
 struct Client<'a> {
     input: &'a [u8],
-    /// What the server has taken out of its slots for the present file.
+    /// Data that the server has taken from its slots for the current file.
     taken: Vec<u8>,
 }
 
@@ -55,7 +56,7 @@ impl Client<'_> {
         let (octets, rest) = rest.split_at(usize::from(len).min(rest.len()));
         self.input = rest;
         let message = match Message::decode(octets)? {
-            // No search finds a hash, so one that is zero is made right.
+            // The fuzzer cannot find a hash, so replace a zero one with the correct value.
             Message::Finish { hash } if hash == Hash::default() => Message::Finish {
                 hash: Sha256::digest(&self.taken).into(),
             },
@@ -129,14 +130,14 @@ impl Link for Client<'_> {
 
 static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Removes the folder of this process, if it has one.
+/// Removes the folder of this process.
 pub fn end() {
     if let Some(dir) = FOLDER.get() {
         let _ = fs::remove_dir_all(dir);
     }
 }
 
-/// The folder of this process: `served`, and beside it `secret`, which nobody may reach.
+/// Returns the folder of this process: `served`, and `secret`, which clients must not reach.
 fn folder() -> &'static PathBuf {
     FOLDER.get_or_init(|| {
         let dir = std::env::temp_dir().join(format!("iwarp-fuzz-cp-{}", std::process::id()));
@@ -148,8 +149,8 @@ fn folder() -> &'static PathBuf {
     })
 }
 
-/// A server and a client that sends any messages. Nothing outside of the served folder changes, and a file that was announced as complete
-/// has what came.
+/// Runs a server against a client that sends arbitrary messages. Checks that nothing outside of the
+/// served folder changes, and that a file that was reported as complete has the received contents.
 pub fn session(data: &[u8]) {
     let Some((&how, input)) = data.split_first() else {
         return;
@@ -172,7 +173,7 @@ pub fn session(data: &[u8]) {
     let _ = serve(&mut client, &root, &terms, &mut |path, summary| {
         done.push((path.to_owned(), summary));
     });
-    // A file may have been replaced by the next one of the same session.
+    // The next file of the session may have replaced an earlier one.
     if let Some((path, summary)) = done.last() {
         let file = fs::read(dir.join("served").join(path));
         assert_eq!(
@@ -184,7 +185,7 @@ pub fn session(data: &[u8]) {
     clean(dir, terms.writing == Some(Existing::Replace));
 }
 
-/// Checks what is beside the served folder, and makes that as it was.
+/// Checks the files beside the served folder, and restores the folder.
 fn clean(dir: &std::path::Path, replaced: bool) {
     let secret = fs::read(dir.join("secret")).expect("it is there");
     assert_eq!(secret, b"secret");

@@ -1,10 +1,11 @@
 //! The subcommand `iwarp cp`: copies files by one-sided RDMA.
 //!
-//! The command `iwarp` takes [`CpArgs`] into its own arguments and calls [`run`].
+//! The command `iwarp` includes [`CpArgs`] in its own arguments and calls [`run`].
 //!
-//! `session` has the steps of a copy in their order, `protocol` the messages, and `part` the files that are not complete yet.
-//! `confine` keeps peers inside the served directory. The RDMA connection is behind the trait `Link` in `transport` and
-//! implemented in `link`; `client` and `server` are the two ends of the command.
+//! `session` implements the steps of a copy in order, `protocol` the messages, and `part` the
+//! partial files. `confine` keeps peers inside the served directory. The trait `Link` in
+//! `transport` abstracts the RDMA connection, which `link` implements; `client` and `server` are
+//! the two ends of the command.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -30,13 +31,13 @@ use args::{Call, DEFAULT_PORT};
 use iwarp::Config;
 use iwarp_cli_common::error::Result;
 
-/// The size of a recording that `--capture` asks for, if nothing else says it.
+/// Default limit of a recording.
 const DEFAULT_CAPTURE_BYTES: u64 = 16 << 20;
 
 /// Runs `iwarp cp`.
 ///
 /// # Errors
-/// If the arguments do not fit each other, or the first failure of either end of the copy.
+/// Returns a usage error, or the first failure of either end of the copy.
 pub fn run(args: &CpArgs) -> Result<()> {
     let call = args.call()?;
     let port = args.port.unwrap_or(DEFAULT_PORT);
@@ -48,13 +49,13 @@ pub fn run(args: &CpArgs) -> Result<()> {
     }
 }
 
-/// The environment's settings, changed by the arguments.
+/// Returns the environment's settings with the changes by the arguments.
 fn config(args: &CpArgs) -> Config {
     let config = iwarp_cli_common::rdma::config();
     change(config, args)
 }
 
-/// Returns the settings changed by the arguments. An option that is not given changes nothing.
+/// Applies the given options; others keep their settings.
 fn change(mut config: Config, args: &CpArgs) -> Config {
     if let Some(crc) = args.crc {
         config.crc = crc == args::Crc::On;
@@ -84,7 +85,7 @@ mod tests {
         change(base.clone(), &args)
     }
 
-    /// Each option alone and with the environment's settings, which hold where no option is given.
+    /// Each option alone and together with settings of the environment.
     #[test]
     fn options_win_over_environment() {
         let usual = Config::default();

@@ -1,7 +1,8 @@
-//! The RDMA connection of a copy. Messages go by Send, data by RDMA Write into the slots that the receiver has granted.
+//! The RDMA connection of a copy: messages as Sends, data as RDMA Writes into slots that the
+//! receiver has granted.
 //!
-//! Data are copied once between registered memory and a buffer. Hashing and file access need a slice, and safe code must not form
-//! a slice of memory that a peer may write to.
+//! Data are copied once between registered memory and a buffer. Hashing and file access need a
+//! slice, and safe code must not form a slice of memory that a peer may write to.
 
 use crate::part;
 use crate::protocol::{Grant, MAX_MESSAGE, Message};
@@ -19,37 +20,37 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Slots that a receiver grants. If memory is short, it grants fewer.
+/// Slots that a receiver grants; fewer if memory is short.
 const SLOTS: u16 = 16;
-/// Octets in a slot: many enough that the messages cost little, few enough for the caches. It is also the most that a sender
-/// writes at once, even if the peer's slots are larger.
+/// Bytes per slot: enough that the messages cost little, few enough for the caches. A sender never
+/// writes more at once, even if the peer's slots are larger.
 const SLOT_SIZE: u32 = 512 << 10;
-/// Fewest octets that a sender with little memory writes at once. If there is less memory, the copy fails.
+/// Fewest bytes that a sender writes at once. With less memory the copy fails.
 const MIN_CHUNK: u32 = 16 << 10;
 /// Buffers of a sender. It fills one while the others are being written to the peer.
 const STAGES: usize = 4;
-/// Posted receives, enough for a window of the size of ours. If the peer sends more messages, TCP holds them back.
+/// Posted receives, enough for a window of our size. TCP holds back further messages.
 const RECVS: usize = 2 * SLOTS as usize + 32;
-/// Most messages that may wait to be sent.
+/// Largest number of queued messages.
 const SENDS: usize = 64;
-/// How long the peer may stay silent. A peer that hashes a large file sends `Working` every few seconds.
+/// How long the peer may be silent. A peer that hashes a large file sends `Working` meanwhile.
 const SILENCE: Duration = Duration::from_secs(30);
 const _: () = assert!(2 * STILL_THERE.as_secs() <= SILENCE.as_secs());
-/// How long the peer may refuse to take data.
+/// How long the peer may accept no data.
 const STALL: Duration = Duration::from_secs(30);
 
-/// How long a client may take until it has proved that it knows the secret, whatever it sends meanwhile.
+/// How long a client may take to prove that it knows the secret, whatever it sends meanwhile.
 const GREETING: Duration = Duration::from_secs(10);
-/// How long the last messages may take when this end closes, whatever the peer sends meanwhile.
+/// How long closing may take, whatever the peer sends meanwhile.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// How often to look whether octets move while no request completes. It is shorter than the time after which a client is idle.
+/// Interval of checks for moving data. Shorter than the time after which a client counts as idle.
 const LOOK: Duration = Duration::from_millis(500);
 
 const WRITE: u64 = 1 << 32;
 
-/// Measures for how long no octet has moved in either direction. On a slow network a large request takes long to complete, but
-/// its octets move, so the peer is not silent.
+/// Measures how long no data have moved in either direction. On a slow network a large request
+/// takes long to complete, but the peer is not silent meanwhile.
 struct Patience {
     limit: Duration,
     moved: u64,
@@ -65,35 +66,36 @@ impl Patience {
         }
     }
 
-    /// Takes the number of octets that have moved until now. Returns `true` if some have moved since the last look.
+    /// Takes the number of bytes moved so far. Returns `true` if it has changed since the last
+    /// call.
     ///
     /// # Errors
-    /// If none have moved for longer than the limit.
+    /// Fails if it has not changed for longer than the limit.
     fn look(&mut self, moved: u64, now: Instant) -> Result<bool> {
         if moved != self.moved {
             (self.moved, self.since) = (moved, now);
             return Ok(true);
         }
         match now.saturating_duration_since(self.since) >= self.limit {
-            true => Err(Error::failed("the peer does not answer any more")),
+            true => Err(Error::failed("the peer no longer answers")),
             false => Ok(false),
         }
     }
 }
 
-/// The resources that are made before the connection is set up.
+/// The resources that are created before the connection.
 pub(super) struct Half {
     pd: ProtectionDomain,
     cq: CompletionQueue,
-    /// The buffers of the receives, then those of the sends. The peer has no access to this region.
+    /// Buffers of the receives, then of the sends. The peer has no access to this region.
     messages: MemoryRegion,
     budget: Arc<Budget>,
-    /// The share of the server's memory for `messages` and for the buffer in which a file is hashed.
+    /// Share of the server's memory for `messages` and for the hash buffer.
     _share: Share,
 }
 
 impl Half {
-    /// Makes the resources and posts the receives.
+    /// Creates the resources and posts the receives.
     pub(super) fn new(ctx: &Context, budget: &Arc<Budget>) -> Result<(Self, QueuePair)> {
         let share = budget.take((RECVS + SENDS) * MAX_MESSAGE + part::CHUNK)?;
         let pd = ProtectionDomain::new(ctx);
@@ -104,7 +106,8 @@ impl Half {
         let messages = pd
             .reg_mr((RECVS + SENDS) * MAX_MESSAGE, Access::LOCAL_WRITE)
             .context("memory")?;
-        // A copy uses no Read and no atomic. The peer-to-peer set-up of RFC 6581 may still use a Read of zero octets.
+        // A copy uses no Reads or atomics. The peer-to-peer set-up of RFC 6581 may use an empty
+        // Read.
         let qp = pd
             .create_qp(
                 &QpInitAttr::new(&cq, &cq)
@@ -125,7 +128,7 @@ impl Half {
         Ok((half, qp))
     }
 
-    /// Joins the resources with the connection. On a server the client is a guest, so `guest` is `Some`.
+    /// Adds the connection. `guest` is `Some` on a server.
     pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> RdmaLink {
         RdmaLink {
             half: self,
@@ -143,8 +146,8 @@ impl Half {
         }
     }
 
-    /// Makes the slots that the peer writes to. If memory is short, these are fewer. The copy is then slower, which is better than
-    /// a refusal.
+    /// Creates the slots that the peer writes to. If memory is short, grants fewer, because a slow
+    /// copy is better than a refusal.
     fn ring(&self) -> Result<(Room, u16)> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mut slots = SLOTS;
@@ -157,7 +160,7 @@ impl Half {
         }
     }
 
-    /// Makes the buffers of a sender. If memory is short, these are smaller.
+    /// Creates the buffers of a sender; smaller ones if memory is short.
     fn stages(&self) -> Result<Room> {
         let mut chunk = SLOT_SIZE;
         loop {
@@ -187,16 +190,16 @@ pub(super) struct RdmaLink {
     half: Half,
     connection: ConnectedId,
     guest: Option<Guest>,
-    /// The end of the greeting or of closing. While it is set, no wait lasts longer, and octets that move are no progress of the
-    /// guest, so that it can be evicted.
+    /// Limit for the handshake and for closing. While it is set, no wait lasts longer, and moving
+    /// data are no progress of the guest, which can be evicted.
     deadline: Option<Instant>,
-    /// Messages that came: the slot and the length. A receive is posted again only after its message was read, so that a peer
-    /// cannot make this queue grow.
+    /// Received messages: slot and length. A receive is reposted only after its message was read,
+    /// so that a peer cannot make this queue grow. cannot make this queue grow.
     inbox: VecDeque<(usize, usize)>,
-    /// `true` if the peer has ended the connection in order.
+    /// The peer has closed the connection in order.
     closed: bool,
-    /// Messages that have been posted and not completed; `writes` counts data writes in the same way. All complete in the order in
-    /// which they were posted.
+    /// Messages that are posted and not complete; `writes` counts RDMA Writes in the same way. All
+    /// complete in the order of posting.
     sends: usize,
     next_send: usize,
     slots: Option<(Room, Grant)>,
@@ -205,7 +208,7 @@ pub(super) struct RdmaLink {
     writes: usize,
 }
 
-/// Registered memory in equal parts, and a buffer of one part's size that is filled from the file or written to it.
+/// Registered memory in equal parts, and a buffer of one part's size for file access.
 struct Room {
     mr: MemoryRegion,
     part: u32,
@@ -214,11 +217,11 @@ struct Room {
 }
 
 impl Room {
-    /// Makes a room. If it is not the least that works, it must also be a fair share of the memory that is left.
+    /// Creates a room. Unless `least` is set, it must be a fair share of the remaining memory.
     fn new(half: &Half, parts: usize, part: u32, access: Access, least: bool) -> Result<Self> {
         let octets = (parts + 1) * part as usize;
         if !least && !half.budget.is_fair(octets) {
-            return Err(Error::failed("other clients need memory, too"));
+            return Err(Error::failed("the memory is reserved for other clients"));
         }
         let share = half.budget.take(octets)?;
         Ok(Self {
@@ -238,20 +241,20 @@ impl RdmaLink {
         Patience::new(limit, self.moved())
     }
 
-    /// Returns the number of octets that have moved in both directions.
+    /// Returns the number of bytes that have moved in both directions.
     fn moved(&self) -> u64 {
         let counters = self.connection.counters();
         counters.tx_bytes.wrapping_add(counters.rx_bytes)
     }
 
-    /// Notes that octets have moved.
+    /// Records that data have moved.
     fn progress(&self) {
         if let Some(guest) = self.guest.as_ref().filter(|_| self.deadline.is_none()) {
             guest.moves();
         }
     }
 
-    /// Takes completions. With `patience` it waits for at least one.
+    /// Processes completions. With `patience`, waits for at least one.
     fn pump(&mut self, mut patience: Option<&mut Patience>) -> Result<()> {
         let mut done = [Cqe::default(); 16];
         let n = loop {
@@ -291,7 +294,7 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// Waits until `done` returns `true`, or the peer closes.
+    /// Waits until `done` returns `true` or the peer closes the connection.
     fn until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> Result<()> {
         let mut patience = self.patience(limit);
         while !done(self) {
@@ -313,30 +316,30 @@ impl RdmaLink {
             .messages
             .to_vec(at..at + len.min(MAX_MESSAGE))
             .context("memory")?;
-        // A queue pair that has ended takes no receive, but messages that came before its end are still valid.
+        // A closed queue pair accepts no receive, but messages that arrived before are still valid.
         if let Err(e) = self.half.receive(&self.connection, slot) {
             tracing::debug!("{e}");
         }
         Message::decode(&octets).map(Some)
     }
 
-    /// Client: returns the error `e` of a request that was not answered, or [`Error::Busy`] if the server had no place for this client
-    /// after all.
+    /// Client: converts the error `e` of an unanswered request to [`Error::Busy`] if the server had
+    /// no place for this client after all.
     pub(super) fn turned_away(&self, e: Error) -> Error {
         rdma::before_the_first_answer(e, &self.connection)
     }
 
-    /// Returns `true` if TCP has taken all messages and data.
+    /// Returns `true` if TCP has accepted all messages and data.
     const fn has_sent_all(&self) -> bool {
         self.sends == 0 && self.writes == 0
     }
 
-    /// Ends in order: waits until all messages are sent, then closes the connection and waits for the peer to close.
+    /// Closes in order: waits until all messages are sent, closes, and waits for the peer to close.
     pub(super) fn close(mut self) {
         self.deadline = Some(Instant::now() + CLOSE);
         let _ = self.until(CLOSE, Self::has_sent_all);
         if self.connection.disconnect().is_ok() {
-            // The result does not matter: if the peer does not close in time, no data are lost.
+            // If the peer does not close in time, no data are lost.
             let _ = self
                 .connection
                 .wait_disconnected(Some(Duration::from_secs(2)));
@@ -347,7 +350,7 @@ impl RdmaLink {
 impl Link for RdmaLink {
     fn send(&mut self, message: &Message) -> Result<()> {
         let octets = message.encode()?;
-        // Take completions, also if there is room for the message: a peer that has gone is noticed here if this end only sends.
+        // Poll even if there is room: an end that only sends notices here that the peer has gone.
         self.pump(None)?;
         if self.closed {
             return Err(failed_completion(WcStatus::Flushed, &self.connection));
@@ -437,7 +440,8 @@ impl Link for RdmaLink {
     }
 
     fn chunk(&mut self, to: &Grant) -> Result<u32> {
-        // The buffers are made once. They do not depend on the peer's slots, so all copies of this connection use them.
+        // Created once, and independent of the peer's slots: all copies of this connection use
+        // them.
         let stage = match self.stage.take() {
             Some(stage) => stage,
             None => self.half.stages()?,
@@ -459,7 +463,7 @@ impl Link for RdmaLink {
         }
         let stage = self.stage.as_mut().ok_or_else(outside)?;
         fill(stage.buffer.get_mut(..len as usize).ok_or_else(outside)?)?;
-        // Wait only now, so that the network carries earlier data while the file is read.
+        // Wait only now: earlier data are in transit while the file is read.
         self.until(STALL, |l| l.writes < STAGES)?;
         let stage = self.stage.as_ref().ok_or_else(outside)?;
         let at = self.next_stage * stage.part as usize;

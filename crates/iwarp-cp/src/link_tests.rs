@@ -1,4 +1,4 @@
-//! The RDMA connection of a copy on loopback: who keeps a place, for how long, and how much memory each gets.
+//! The RDMA connection of a copy on loopback: eviction, time-outs, and memory.
 
 use super::*;
 use iwarp::Config;
@@ -6,10 +6,10 @@ use iwarp::verbs::cm::{ConnectionParameters, Connector};
 use iwarp_cli_common::service::{Gate, LOOPBACK};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Long enough for a machine that is very busy.
+/// Long enough for a very busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A client, and the server's end with a guest in a gate of one place.
+/// Creates a client, and the server's end with a guest of a gate with one place.
 fn pair() -> (RdmaLink, RdmaLink) {
     let (ctx, listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
     let budget = Budget::new(1 << 30);
@@ -31,9 +31,9 @@ fn pair() -> (RdmaLink, RdmaLink) {
     })
 }
 
-/// The clients that one address may have leave enough memory for others.
+/// The clients of one address leave enough memory for others.
 #[test]
-fn a_crowd_leaves_memory_for_others() {
+fn crowd_leaves_memory_for_others() {
     let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
     for (upload, memory) in [(true, 256 << 20), (false, 112 << 20)] {
         let budget = Budget::new(memory);
@@ -54,9 +54,9 @@ fn a_crowd_leaves_memory_for_others() {
     }
 }
 
-/// A stranger that goes on sending has no more time than one that is silent, and can be evicted all the while.
+/// A stranger that keeps sending gains no time and can be evicted meanwhile.
 #[test]
-fn a_stranger_cannot_keep_its_place() {
+fn stranger_cannot_keep_its_place() {
     let (mut client, mut server) = pair();
     let begin = Instant::now();
     assert!(server.deadline.is_some_and(|end| end <= begin + GREETING));
@@ -74,7 +74,7 @@ fn a_stranger_cannot_keep_its_place() {
         let mut ended = None;
         while ended.is_none() && begin.elapsed() < LONG {
             ended = server.pump(Some(&mut patience)).err();
-            // The receives are posted again.
+            // Reposts the receives.
             while let Ok(Some(_)) = server.next_message() {}
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -85,9 +85,9 @@ fn a_stranger_cannot_keep_its_place() {
     assert!(idle >= Duration::from_millis(900), "{idle:?}");
 }
 
-/// A Send never completes, and the peer goes on writing data into the slots: closing takes an end nevertheless.
+/// A Send never completes, and the peer keeps writing data: closing is bounded nevertheless.
 #[test]
-fn data_of_the_peer_do_not_keep_a_closing_connection_open() {
+fn peer_data_do_not_prevent_closing() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let (mut client, mut server) = pair();
     server.welcomed();
@@ -105,7 +105,7 @@ fn data_of_the_peer_do_not_keep_a_closing_connection_open() {
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // The connection must not end before the verdict.
+            // The connection must not end before the check.
             client
         });
         server.sends = usize::MAX;
@@ -114,12 +114,12 @@ fn data_of_the_peer_do_not_keep_a_closing_connection_open() {
         assert!(begin.elapsed() >= CLOSE, "it has that time");
         closed.store(true, Ordering::Release);
     });
-    assert!(!hung.load(Ordering::Acquire), "only the peer ended it");
+    assert!(!hung.load(Ordering::Acquire), "closing waited for the peer");
 }
 
-/// The limit ends with the proof, and not before.
+/// The time limit ends with the proof, and not before.
 #[test]
-fn a_client_is_no_stranger_after_its_proof() {
+fn proof_ends_the_time_limit() {
     let t = part::tests::TempDir::new();
     let root = crate::confine::Root::open(&t.path("")).unwrap();
     for proves in [true, false] {
@@ -145,9 +145,9 @@ fn a_client_is_no_stranger_after_its_proof() {
     }
 }
 
-/// While the server hashes, it only sends. Its client keeps its place meanwhile, and is missed when it leaves.
+/// While the server hashes, it only sends. Its client keeps its place, and its end is detected.
 #[test]
-fn an_end_that_only_sends_notices_that_the_peer_leaves() {
+fn sending_end_detects_closed_peer() {
     let (client, mut server) = pair();
     server.welcomed();
     server.peer_waits(true);
@@ -159,7 +159,7 @@ fn an_end_that_only_sends_notices_that_the_peer_leaves() {
     let guest = server.guest.as_ref().unwrap();
     assert_eq!(guest.idle(), Duration::ZERO, "it may not be evicted");
     drop(client);
-    // The Sends that nobody takes fit into the queue.
+    // The Sends fit into the queue without being received.
     let noticed = (0..SENDS - 1).any(|_| {
         std::thread::sleep(Duration::from_millis(200));
         server.send(&Message::Working).is_err()
@@ -168,11 +168,11 @@ fn an_end_that_only_sends_notices_that_the_peer_leaves() {
 }
 
 #[test]
-fn patience_lasts_while_octets_move() {
+fn patience_lasts_while_data_move() {
     let mut patience = Patience::new(SILENCE, 7);
     let mut now = patience.since;
     assert!(!patience.look(7, now + SILENCE / 2).unwrap());
-    // Octets move slowly, for longer than silence would be tolerated.
+    // Data move slowly, for longer than silence is tolerated.
     for moved in 8..20 {
         now += SILENCE / 2;
         assert!(patience.look(moved, now).unwrap());
@@ -181,7 +181,7 @@ fn patience_lasts_while_octets_move() {
     assert!(patience.look(19, now + SILENCE).is_err());
 }
 
-/// Whatever the session asks for, no octet beyond a slot is touched, and data land where they belong.
+/// No byte beyond a slot is touched, and data arrive where they belong.
 #[test]
 fn slots_have_bounds() {
     let (mut client, mut server) = pair();
@@ -228,7 +228,7 @@ fn slots_have_bounds() {
         server.read_slot(slot, len(slot), &mut see).unwrap();
         assert!(right, "slot {slot}");
     }
-    // A sender writes no more at once than the slot has, nor than its own buffer.
+    // A sender writes no more at once than fits the slot and its own buffer.
     for (slot_size, most) in [(100, 100), (SLOT_SIZE, SLOT_SIZE), (16 << 20, SLOT_SIZE)] {
         let to = Grant { slot_size, ..grant };
         assert_eq!(client.chunk(&to).unwrap(), most);
@@ -237,9 +237,9 @@ fn slots_have_bounds() {
     }
 }
 
-/// A buffer is filled again only when its request is complete.
+/// A buffer is reused only after its request has completed.
 #[test]
-fn buffers_are_not_used_twice() {
+fn buffers_are_reused_after_completion() {
     let (mut client, mut server) = pair();
     let grant = server.grant().unwrap();
     client.deadline = Some(Instant::now());
@@ -255,7 +255,7 @@ fn buffers_are_not_used_twice() {
     assert!(late(client.send(&Message::Done)));
     client.sends = SENDS - 1;
     client.send(&Message::Done).unwrap();
-    // As many as there are buffers go through one after the other, and each is its own.
+    // Each message uses a buffer of its own.
     let (mut client, mut server) = pair();
     for slot in 0..3 * SENDS as u16 {
         client.send(&Message::Free { slot }).unwrap();
@@ -263,7 +263,7 @@ fn buffers_are_not_used_twice() {
     }
 }
 
-/// If memory is short the rooms are smaller, and only if even the smallest has no place the client is refused.
+/// If memory is short, rooms are smaller; the client is refused only if the smallest does not fit.
 #[test]
 fn little_memory_gives_small_rooms() {
     let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
@@ -271,7 +271,7 @@ fn little_memory_gives_small_rooms() {
         let messages = (RECVS + SENDS) * MAX_MESSAGE + part::CHUNK;
         Half::new(&ctx, &Budget::new(messages as u64 + left)).unwrap()
     };
-    // A room that could be smaller may take an eighth of what is left. One part more is the buffer.
+    // A room that could be smaller may take an eighth of the rest. The buffer is one more part.
     let slot = u64::from(SLOT_SIZE);
     for (left, slots) in [
         (8 * 17 * slot, Some(16)),
@@ -303,9 +303,9 @@ fn little_memory_gives_small_rooms() {
     }
 }
 
-/// A client is idle from the end of the server's work on, and not before.
+/// A client's idle time starts when the server's work for it ends.
 #[test]
-fn a_client_is_idle_after_the_work_for_it() {
+fn idle_time_starts_after_work() {
     let (_client, mut server) = pair();
     server.welcomed();
     server.peer_waits(true);
@@ -321,9 +321,9 @@ fn a_client_is_idle_after_the_work_for_it() {
     );
 }
 
-/// A sender looks for messages between its data, and goes on if there are none.
+/// A sender polls for messages between its data without waiting.
 #[test]
-fn messages_are_taken_without_waiting() {
+fn try_recv_does_not_wait() {
     let (mut client, mut server) = pair();
     assert_eq!(server.try_recv().unwrap(), None);
     client.send(&Message::Done).unwrap();
@@ -335,18 +335,18 @@ fn messages_are_taken_without_waiting() {
     assert_eq!(came, Some(Message::Done));
 }
 
-/// What a server's `--memory` has to have for each client, before the slots.
+/// The share of a server's `--memory` that each client needs, before its slots.
 #[test]
-fn a_client_costs_half_a_mebibyte_before_its_slots() {
+fn client_needs_half_a_mebibyte() {
     let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
     let made = |octets| Half::new(&ctx, &Budget::new(octets)).is_ok();
     assert!(made(512 << 10));
     assert!(!made((512 << 10) - 1));
 }
 
-/// An end does not close while TCP has not taken everything.
+/// An end does not close before TCP has accepted everything.
 #[test]
-fn what_was_posted_is_not_sent_until_it_completes() {
+fn posted_is_unsent_until_completed() {
     let (mut client, mut server) = pair();
     assert!(client.has_sent_all());
     client.send(&Message::Done).unwrap();
@@ -358,9 +358,9 @@ fn what_was_posted_is_not_sent_until_it_completes() {
     client.until(LONG, RdmaLink::has_sent_all).unwrap();
 }
 
-/// Octets of either direction show that the peer is not silent, and that a guest is not idle. Looking for them alone does not.
+/// Data in either direction are progress of the guest; checking for them alone is not.
 #[test]
-fn octets_in_both_directions_are_progress() {
+fn data_in_both_directions_are_progress() {
     let (mut client, mut server) = pair();
     server.welcomed();
     server.guest.as_ref().unwrap().served();
@@ -380,9 +380,9 @@ fn octets_in_both_directions_are_progress() {
     assert!(server.moved() > moved, "sent");
 }
 
-/// A connection that breaks is not taken for one that its peer has closed.
+/// A broken connection is not mistaken for an orderly close.
 #[test]
-fn a_reset_is_no_orderly_end() {
+fn reset_is_no_orderly_close() {
     let (client, mut server) = pair();
     client.connection.abort();
     assert!(server.recv().is_err());

@@ -1,8 +1,10 @@
-//! Files that are being received (`.NAME.iwarp-part`) or sent. A partial file is verified, continued, and renamed when complete.
+//! Files that are received (`.NAME.iwarp-part`) or sent. A partial file is verified, continued, and
+//! renamed when it is complete.
 //!
-//! Data are written strictly in order, so the length of the partial file says how far a copy came. Before a copy continues, the
-//! receiver hashes the partial file, and the sender compares that hash with the beginning of its own file. The hashes differ if
-//! a crash left a hole, if the partial file belongs to another file of that name, or if the source has changed.
+//! Data are written strictly in order, so the length of the partial file is the progress of the
+//! copy. To continue, the receiver hashes the partial file, and the sender compares the hash with
+//! that of its own file's beginning. They differ if a crash left a hole, if the partial file
+//! belongs to another file of that name, or if the source has changed.
 
 use crate::confine::{PART_SUFFIX, Place, regular};
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -15,14 +17,15 @@ use std::io::{Read, Seek as _, SeekFrom, Write as _};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Octets that are read at once for hashing.
+/// Bytes that are read at a time for hashing.
 pub(crate) const CHUNK: usize = 256 << 10;
-/// How often to open a partial file that vanishes before it is locked. Each time another copy has been completed.
+/// How often to reopen a partial file that was renamed before it was locked. Each time, another
+/// copy has completed.
 const LOCK_ATTEMPTS: usize = 100;
-/// The umask if the kernel does not tell it: others may not write.
+/// The umask if the kernel does not report it: others may not write.
 const USUAL_UMASK: u32 = 0o022;
 
-/// A SHA-256 value.
+/// A SHA-256 hash.
 pub(crate) type Hash = [u8; 32];
 
 /// A partial file, locked by this process.
@@ -36,22 +39,23 @@ pub(crate) struct Part {
     existing: Existing,
 }
 
-/// What happens if a file has the name already.
+/// What to do if a file already has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// The file is replaced in one step.
+    /// Replace the file atomically.
     Replace,
-    /// The file stays, and the copy is refused.
+    /// Keep the file and refuse the copy.
     Keep,
 }
 
 impl Part {
-    /// Opens or creates the partial file of a place and hashes its first octets, at most `limit`. Without `keep`, or if the partial
-    /// file is longer than `limit`, it is emptied. Hashing ends early when `stop` becomes `true`.
+    /// Opens or creates the partial file of a place and hashes its first bytes, at most `limit`.
+    /// The file is truncated if `keep` is `false` or it is longer than `limit`. `stop` ends hashing
+    /// early.
     ///
     /// # Errors
-    /// If it cannot be created, if another copy to the same name is running, if a file that must stay has the name, or if `stop`
-    /// became `true`.
+    /// Fails if the file cannot be created, if another copy to the same name is running, if the
+    /// name belongs to a file that must be kept, or if `stop` became `true`.
     pub(crate) fn open(
         place: Place,
         keep: bool,
@@ -62,7 +66,7 @@ impl Part {
         Self::open_with(place, keep, limit, existing, stop, &mut || {})
     }
 
-    /// Does the same as [`open`](Self::open), and calls `opened` between opening and locking.
+    /// Like [`open`](Self::open); calls `opened` between opening and locking.
     fn open_with(
         place: Place,
         keep: bool,
@@ -93,7 +97,7 @@ impl Part {
         Ok(part)
     }
 
-    /// Returns the length of the partial file, in octets.
+    /// Returns the length of the partial file in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -103,10 +107,10 @@ impl Part {
         self.hash.clone().finalize().into()
     }
 
-    /// Empties the partial file.
+    /// Truncates the partial file.
     ///
     /// # Errors
-    /// If the file cannot be truncated.
+    /// Fails if the file cannot be truncated.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.file
             .set_len(0)
@@ -119,7 +123,7 @@ impl Part {
     /// Appends data.
     ///
     /// # Errors
-    /// If the disk is full or broken.
+    /// Fails if the disk is full or broken.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
         self.file
             .write_all(data)
@@ -129,16 +133,16 @@ impl Part {
         Ok(())
     }
 
-    /// Writes the data to the disk, then gives the complete file its name.
+    /// Syncs the data to disk, then gives the complete file its name.
     ///
     /// # Errors
-    /// If the hash is not the expected one, or if the rename fails. After a wrong hash the partial file is removed, because it cannot
-    /// be continued.
+    /// Fails if the hash differs or the rename fails. If the hash differs, the partial file is
+    /// removed, because it cannot be continued.
     pub(crate) fn commit(self, expected: &Hash, mode: u32) -> Result<()> {
         self.commit_with(expected, mode, File::sync_all)
     }
 
-    /// Does the same as [`commit`](Self::commit), and writes the data to the disk with `sync`.
+    /// Like [`commit`](Self::commit); syncs with `sync`.
     fn commit_with(
         self,
         expected: &Hash,
@@ -148,7 +152,7 @@ impl Part {
         if self.hash() != *expected {
             self.remove();
             return Err(Error::failed(format!(
-                "'{}': SHA-256 differs, the data were damaged on the way",
+                "'{}': SHA-256 differs, the data were damaged in transit",
                 self.place.name
             )));
         }
@@ -165,7 +169,7 @@ impl Part {
                 if e != Errno::EXIST {
                     return Error::failed(format!("cannot create '{to}': {e}"));
                 }
-                // The name is taken, so no copy can continue the partial file.
+                // The name is taken, so the partial file is of no more use.
                 self.remove();
                 exists(to)
             }),
@@ -177,32 +181,33 @@ impl Part {
     }
 }
 
-/// The umask of this process. It is read from `/proc`, because umask(2) changes it for a moment, in all threads.
+/// The umask of this process. It is read from `/proc`, because umask(2) would change it briefly for
+/// all threads.
 static UMASK: LazyLock<u32> = LazyLock::new(|| {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     umask_in(&status).unwrap_or(USUAL_UMASK)
 });
 
-/// Finds the umask in the text of `/proc/PID/status`.
+/// Returns the umask in the text of `/proc/PID/status`.
 fn umask_in(status: &str) -> Option<u32> {
     let octal = status.lines().find_map(|l| l.strip_prefix("Umask:"))?;
     u32::from_str_radix(octal.trim(), 8).ok()
 }
 
-/// Returns the permissions of a new file for which the peer wishes `mode`. The peer gets no more than the umask lets any program
-/// have, and no set-uid files. The owner can always read and write it.
+/// Returns the permissions of a new file for which the peer requests `mode`. The umask applies,
+/// set-uid bits are dropped, and the owner can always read and write the file.
 fn permissions(mode: u32, umask: u32) -> Mode {
     Mode::from_raw_mode(mode & 0o777 & !umask | 0o600)
 }
 
 fn exists(name: &str) -> Error {
     Error::failed(format!(
-        "'{name}' exists already, and nothing is replaced here (the server was started without --overwrite)"
+        "'{name}' exists already and is not replaced (the server was started without --overwrite)"
     ))
 }
 
-/// Opens or creates a partial file and locks it. Between the two, the copy that had the lock may have given the file its final
-/// name. Then this function has locked a finished file, which it must not touch, so it opens the name again.
+/// Opens or creates a partial file and locks it. Before the lock, another copy may have renamed the
+/// file to its final name. A finished file must not be touched, so the name is opened again then.
 fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
     let flags =
         OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -234,7 +239,7 @@ fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
     )))
 }
 
-/// A file that is being sent. It is read in order and hashed at the same time.
+/// A file that is sent. It is read in order and hashed at the same time.
 #[derive(Debug)]
 pub(crate) struct Source {
     file: File,
@@ -245,10 +250,10 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Takes over an open file.
+    /// Wraps an open file.
     ///
     /// # Errors
-    /// If it cannot be examined.
+    /// Fails if it cannot be examined.
     pub(crate) fn new(file: File) -> Result<Self> {
         let stat = rustix::fs::fstat(&file).context("file")?;
         let size = u64::try_from(stat.st_size).context("file size")?;
@@ -260,16 +265,17 @@ impl Source {
         })
     }
 
-    /// Returns the length at the time of opening, in octets.
+    /// Returns the length at the time of opening, in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Compares the peer's first `len` octets, by their hash, with this file. If they are the same, reading goes on behind them,
-    /// otherwise from the beginning. Returns the offset where reading goes on. Hashing ends early when `stop` becomes `true`.
+    /// Compares the hash of the peer's first `len` bytes with this file. If it is equal, reading
+    /// continues after them, otherwise at the beginning. Returns that offset. `stop` ends hashing
+    /// early.
     ///
     /// # Errors
-    /// If the file cannot be read, or if `stop` became `true`.
+    /// Fails if the file cannot be read, or if `stop` became `true`.
     pub(crate) fn resume(&mut self, len: u64, hash: &Hash, stop: &AtomicBool) -> Result<u64> {
         self.file.seek(SeekFrom::Start(0)).context("file")?;
         self.hash = Sha256::new();
@@ -287,7 +293,7 @@ impl Source {
     /// Fills `buf`.
     ///
     /// # Errors
-    /// If the file has become shorter or cannot be read.
+    /// Fails if the file has become shorter or cannot be read.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
         self.file.read_exact(buf).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {
@@ -299,16 +305,16 @@ impl Source {
         Ok(())
     }
 
-    /// Returns the SHA-256 of all octets that were read, including those that the peer had already.
+    /// Returns the SHA-256 of all data so far, including those that the peer had already.
     pub(crate) fn hash(&self) -> Hash {
         self.hash.clone().finalize().into()
     }
 }
 
-/// Hashes up to `len` octets from the current position. Returns how many there were.
+/// Hashes up to `len` bytes from the current position. Returns how many there were.
 ///
 /// # Errors
-/// If the file cannot be read, or if `stop` becomes `true`. That is checked before each [`CHUNK`].
+/// Fails if the file cannot be read, or if `stop` is set, which is checked before each [`CHUNK`].
 fn hash_prefix(
     file: &mut impl Read,
     len: u64,
@@ -341,7 +347,7 @@ pub(crate) mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicU32;
 
-    /// A directory that goes away with the test.
+    /// A directory that is removed on drop.
     pub(crate) struct TempDir(PathBuf);
 
     impl TempDir {
@@ -381,10 +387,10 @@ pub(crate) mod tests {
         )
     }
 
-    /// The second copy opens the partial file, and the first copy completes before the second locks it. A third copy may have
-    /// begun a new partial file by then.
+    /// The second copy opens the partial file, and the first copy completes before the second locks
+    /// it. A third copy may have created a new partial file by then.
     #[test]
-    fn a_completed_file_is_not_mistaken_for_a_partial_one() {
+    fn completed_file_is_not_a_partial_one() {
         for (keep, third) in [(true, false), (false, false), (true, true), (false, true)] {
             let t = TempDir::new();
             let target = t.path("a");
@@ -420,7 +426,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_there_stays_unless_it_may_be_replaced() {
+    fn existing_file_is_kept_by_default() {
         let t = TempDir::new();
         let target = t.path("a");
         let open = || {
@@ -448,7 +454,7 @@ pub(crate) mod tests {
         assert!(e.contains("exists already"), "{e}");
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         assert!(!t.path(".a.iwarp-part").exists());
-        // Then there is no file of that name.
+        // The file of that name is removed meanwhile.
         std::fs::remove_file(&target).unwrap();
         let mut p = open().unwrap();
         p.append(b"new").unwrap();
@@ -482,9 +488,9 @@ pub(crate) mod tests {
         assert!(!t.path(".a.iwarp-part").exists());
     }
 
-    /// After a crash of the host a file that has its name is complete.
+    /// After a crash of the host, a file with its final name must be complete.
     #[test]
-    fn data_are_on_the_disk_before_the_file_has_its_name() {
+    fn data_are_synced_before_the_rename() {
         for existing in [Existing::Replace, Existing::Keep] {
             for fails in [false, true] {
                 let t = TempDir::new();
@@ -512,22 +518,23 @@ pub(crate) mod tests {
         }
     }
 
-    /// A disk that is full is noticed when it happens, and what was written before stays.
+    /// A full disk is reported immediately, and earlier data are kept.
     #[test]
-    fn data_that_cannot_be_written_are_an_error() {
+    fn failed_write_is_an_error() {
         let t = TempDir::new();
         let mut p = part(&t.path("a"), true).unwrap();
         p.append(b"kept").unwrap();
-        // A descriptor that cannot write stands for the disk.
+        // A read-only descriptor simulates the full disk.
         p.file = File::open(t.path(".a.iwarp-part")).unwrap();
         let e = p.append(b"lost").unwrap_err().to_string();
         assert!(e.contains("cannot write 'a'"), "{e}");
         assert_eq!((p.len(), p.hash()), (4, sha(b"kept")));
     }
 
-    /// Until the file has its permissions nobody else reads it, nor a program that is started meanwhile.
+    /// Until the file has its permissions, other users cannot read it and other programs do not
+    /// inherit it.
     #[test]
-    fn a_partial_file_is_private() {
+    fn partial_file_is_private() {
         let t = TempDir::new();
         let p = part(&t.path("a"), true).unwrap();
         let flags = rustix::io::fcntl_getfd(&p.file).unwrap();
@@ -539,9 +546,9 @@ pub(crate) mod tests {
         );
     }
 
-    /// Others who may write to the directory cannot lead the data to another file, or make the copy hang.
+    /// Others who may write to the directory can neither redirect the data nor block the copy.
     #[test]
-    fn only_a_regular_file_is_a_partial_file() {
+    fn only_regular_files_are_partial_files() {
         use rustix::fs::FileType;
         let t = TempDir::new();
         let name = t.path(".a.iwarp-part");
@@ -549,7 +556,7 @@ pub(crate) mod tests {
         std::os::unix::fs::symlink(t.path("other"), &name).unwrap();
         assert!(part(&t.path("a"), false).is_err());
         assert_eq!(std::fs::read(t.path("other")).unwrap(), b"other");
-        // Nor is a file made where the link leads to.
+        // No file is created through a dangling link.
         std::fs::remove_file(t.path("other")).unwrap();
         assert!(part(&t.path("a"), false).is_err());
         assert!(!t.path("other").exists());
@@ -561,7 +568,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_umask_bounds_what_a_peer_wishes() {
+    fn umask_limits_requested_permissions() {
         for (mode, umask, result) in [
             (0o777, 0o022, 0o755),
             (0o777, 0o077, 0o700),
@@ -574,12 +581,12 @@ pub(crate) mod tests {
         assert_eq!(umask_in("Name:\tx\nUmask:\t0027\nState:\tR\n"), Some(0o027));
         assert_eq!(umask_in("Name:\tUmask: 7\n"), None);
         assert_eq!(umask_in(""), None);
-        // Where it is not known, nobody but the owner writes.
+        // If the umask is unknown, only the owner can write.
         assert_eq!(permissions(0o777, USUAL_UMASK).as_raw_mode(), 0o755);
     }
 
     #[test]
-    fn damage_is_noticed_and_leaves_nothing() {
+    fn damage_is_detected_and_removed() {
         let t = TempDir::new();
         std::fs::write(t.path("a"), "old").unwrap();
         let mut p = part(&t.path("a"), true).unwrap();
@@ -592,7 +599,7 @@ pub(crate) mod tests {
         );
         assert_eq!(std::fs::read(t.path("a")).unwrap(), b"old");
         assert!(!t.path(".a.iwarp-part").exists());
-        // Without resume, and if the partial file is longer than the file can be, the copy starts from the beginning.
+        // Without resume, or if the partial file is too long, the copy starts from the beginning.
         std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
         assert_eq!(
             Part::open(
@@ -611,12 +618,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn sources_resume_only_behind_equal_data() {
+    fn sources_resume_only_after_equal_data() {
         let t = TempDir::new();
         std::fs::write(t.path("s"), "hello world").unwrap();
         let mut s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
         assert_eq!(s.resume(6, &sha(b"hellO "), &GO_ON).unwrap(), 0);
-        // It reads from the beginning then.
+        // It then reads from the beginning.
         let mut all = [0; 11];
         s.fill(&mut all).unwrap();
         assert_eq!((&all, s.hash()), (b"hello world", sha(b"hello world")));
@@ -635,7 +642,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Hashing goes on where it is, in pieces, and ends at the end of the file.
+    /// Hashing continues at the current position, in chunks, until the end of the file.
     #[test]
     fn prefixes_of_any_length_are_hashed() {
         let t = TempDir::new();
@@ -660,9 +667,9 @@ pub(crate) mod tests {
         }
     }
 
-    /// A signal may interrupt a read, which then has to be made again. Any other error ends the copy.
+    /// A read that a signal interrupts is repeated. Any other error ends the copy.
     #[test]
-    fn reading_goes_on_after_an_interruption() {
+    fn interrupted_read_is_repeated() {
         use std::io::{Error, ErrorKind};
         struct File(Vec<std::io::Result<&'static [u8]>>);
         impl Read for File {
@@ -684,9 +691,9 @@ pub(crate) mod tests {
         assert!(broken.to_string().contains("cannot read the file"));
     }
 
-    /// The peer learns the permission bits and nothing else of the mode.
+    /// The peer gets the permission bits of the mode only.
     #[test]
-    fn a_source_tells_its_permissions() {
+    fn source_sends_permission_bits_only() {
         let t = TempDir::new();
         std::fs::write(t.path("s"), "x").unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4751);
@@ -695,16 +702,16 @@ pub(crate) mod tests {
         assert_eq!((s.mode, s.size()), (0o751, 1));
     }
 
-    /// The hash of a client that has gone is of no use to anybody.
+    /// Hashing for a client that has gone ends early.
     #[test]
-    fn hashing_ends_when_it_is_told_to() {
+    fn hashing_ends_on_stop() {
         let t = TempDir::new();
         let stop = AtomicBool::new(true);
         std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
         let place = Place::local(&t.path("a")).unwrap();
         let e = Part::open(place, true, 99, Existing::Replace, &stop).unwrap_err();
         assert!(e.to_string().contains("has gone"), "{e}");
-        // What was there stays for the next attempt.
+        // The partial file is kept for the next attempt.
         let kept = std::fs::read(t.path(".a.iwarp-part")).unwrap();
         assert_eq!(kept, b"12345");
         let mut s = Source::new(File::open(t.path(".a.iwarp-part")).unwrap()).unwrap();

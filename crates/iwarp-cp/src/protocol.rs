@@ -1,5 +1,5 @@
-//! The messages of `iwarp cp`. Each is one RDMA Send. Messages never carry the data of a file: the sender writes these by RDMA
-//! Write into slots of the receiver's registered memory.
+//! The messages of `iwarp cp`. Each is one RDMA Send. File data are not in messages: the sender
+//! writes them by RDMA Write into slots of the receiver's registered memory.
 //!
 //! ```text
 //!   client                             server
@@ -15,11 +15,12 @@
 //!   then the data, from sender to receiver:
 //!     RDMA Write into a slot, Filled(slot, offset, length) …   and back Free(slot) …
 //!     Finish(SHA-256)             →    Done when the file has its name
-//!   Either end may send Error at any time, which ends the connection. Either may send Working while a task takes long.
+//!   At any time, either end may send Error, which ends the connection, or Working in long tasks.
 //! ```
 //!
-//! Layout: all integers are in network order. Octet 0 is the type, octet 1 is zero, then come the fields in the order of the
-//! enum. Text is a 16-bit length and that many octets of UTF-8. Octets behind the last field are an error, except in Hello.
+//! Layout: all integers are in network order. Octet 0 is the type, octet 1 is zero, then come the
+//! fields in the order of the enum. Text is a 16-bit length and that many octets of UTF-8. Octets
+//! after the last field are an error, except in Hello.
 
 use crate::confine::MAX_PATH;
 use crate::part::Hash;
@@ -42,7 +43,7 @@ pub(crate) const MAX_SLOT_SIZE: u32 = 16 << 20;
 const MAX_TEXT: usize = 512;
 const MAGIC: u32 = u32::from_be_bytes(*b"IWCP");
 
-/// A ring of equal slots, side by side in one registered region of the receiver.
+/// A ring of equal, adjacent slots in one registered region of the receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grant {
     /// STag of the region, with remote-write access.
@@ -64,7 +65,7 @@ impl Grant {
     }
 }
 
-/// The part of a file that a receiver has already.
+/// The part of a file that a receiver already has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Have {
     /// Octets from the beginning of the file.
@@ -76,11 +77,11 @@ pub(crate) struct Have {
 /// All messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// 1: magic, version. The fields behind the version came with version 2. Later versions may add more.
+    /// 1: magic, version. Version 2 added the other fields; later versions may add more.
     Hello {
         /// [`VERSION`] of the sender.
         version: u16,
-        /// `true` if the sender has a secret and wants a proof that the other end has it, too.
+        /// The sender has a secret and requires a proof that the other end has it, too.
         secret: bool,
         /// A new random number for each connection.
         nonce: Nonce,
@@ -91,28 +92,28 @@ pub(crate) enum Message {
         size: u64,
         /// Permission bits.
         mode: u32,
-        /// `true` if the server shall continue a partial file that it has already.
+        /// Continue an existing partial file.
         resume: bool,
         /// Path below the served directory.
         path: String,
     },
     /// 3: answer to Put.
     Ready {
-        /// The part of the file that the server has already.
+        /// The part of the file that the server already has.
         have: Have,
-        /// Where to write to.
+        /// Slots to write to.
         grant: Grant,
     },
     /// 4: the client wants to read a file.
     Get {
-        /// The part of the file that the client has already.
+        /// The part of the file that the client already has.
         have: Have,
-        /// Where to write to.
+        /// Slots to write to.
         grant: Grant,
         /// Path below the served directory.
         path: String,
     },
-    /// 5: the sender of the data says at which offset it begins: behind the part that the receiver has, or at 0.
+    /// 5: announces the data. They start after the part that the receiver has, or at 0.
     Start {
         /// Offset of the first octet that is sent.
         offset: u64,
@@ -121,30 +122,30 @@ pub(crate) enum Message {
         /// Permission bits.
         mode: u32,
     },
-    /// 6: a slot holds data now.
+    /// 6: a slot contains data now.
     Filled {
-        /// Which.
+        /// The slot.
         slot: u16,
-        /// Offset in the file. It must be the end of the data before.
+        /// Offset in the file: the end of the previous data.
         offset: u64,
         /// Octets in the slot, at most its size.
         len: u32,
     },
-    /// 7: a slot may be written again.
+    /// 7: a slot may be reused.
     Free {
-        /// Which.
+        /// The slot.
         slot: u16,
     },
-    /// 8: all data have been sent. The message carries the SHA-256 of the whole file.
+    /// 8: all data have been sent.
     Finish {
         /// SHA-256 of the whole file.
         hash: Hash,
     },
-    /// 9: the file has been verified and has its name.
+    /// 9: the file has been verified and renamed.
     Done,
-    /// 10: the request cannot be done.
+    /// 10: the request failed.
     Error {
-        /// The reason, for a person.
+        /// The reason, for the user.
         text: String,
     },
     /// 11: the sender proves that it knows the secret.
@@ -152,15 +153,15 @@ pub(crate) enum Message {
         /// The proof; see `auth`.
         proof: Proof,
     },
-    /// 12: the sender hashes or writes a large file. The peer must not take the pause for a failure.
+    /// 12: the sender hashes or writes a large file and is still alive.
     Working,
 }
 
 impl Message {
-    /// Returns the octets of the message, at most [`MAX_MESSAGE`].
+    /// Encodes the message, in at most [`MAX_MESSAGE`] octets.
     ///
     /// # Errors
-    /// If a text is too long.
+    /// Fails if a text is too long.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut w = Writer(Vec::with_capacity(64));
         match self {
@@ -195,7 +196,7 @@ impl Message {
             Self::Finish { hash } => w.head(8).raw(hash),
             Self::Done => w.head(9),
             Self::Error { text } => {
-                // Cut a long reason between two characters, so that its beginning still arrives.
+                // Truncate a long reason between two characters.
                 let end = (0..=text.len().min(MAX_TEXT))
                     .rev()
                     .find(|&i| text.is_char_boundary(i))
@@ -209,10 +210,10 @@ impl Message {
         Ok(w.0)
     }
 
-    /// Reads one message and checks each of its fields.
+    /// Decodes a message and checks each field.
     ///
     /// # Errors
-    /// If [`Message::encode`] would not write these octets.
+    /// Fails if [`Message::encode`] would not write these octets.
     pub(crate) fn decode(octets: &[u8]) -> Result<Self> {
         if octets.len() > MAX_MESSAGE {
             return Err(malformed());
@@ -230,7 +231,7 @@ impl Message {
                     ));
                 }
                 let version = r.u16()?;
-                // Another version may have other fields, so read only its number.
+                // Other versions may have other fields, so read only the version.
                 let (secret, nonce) = match version {
                     VERSION => (r.bool()?, r.array()?),
                     _ => (false, Nonce::default()),
@@ -270,7 +271,7 @@ impl Message {
             7 => Self::Free { slot: r.u16()? },
             8 => Self::Finish { hash: r.hash()? },
             9 => Self::Done,
-            // Make the text harmless here, so that no caller can forget it.
+            // Escape the text here, so that no caller can forget it.
             10 => Self::Error {
                 text: printable(&r.text(MAX_TEXT)?),
             },
@@ -322,7 +323,7 @@ impl Writer {
         match u16::try_from(t.len()) {
             Ok(n) if t.len() <= max => Ok(self.u16(n).raw(t.as_bytes())),
             _ => Err(Error::failed(format!(
-                "a name or text has more than {max} octets"
+                "a name or text is longer than {max} octets"
             ))),
         }
     }
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_survives_the_wire() {
+    fn messages_survive_encoding() {
         for m in samples() {
             let octets = m.encode().unwrap();
             assert!(octets.len() <= MAX_MESSAGE);
@@ -455,9 +456,9 @@ mod tests {
         }
     }
 
-    /// Both ends may be of different builds, so the layout must not change.
+    /// Ends of different builds must agree, so the layout must not change.
     #[test]
-    fn the_octets_are_those_of_version_2() {
+    fn layout_is_that_of_version_2() {
         let hash: Hash = [7; 32];
         let have = Have { len: 1, hash };
         let grant = Grant {
@@ -540,7 +541,7 @@ mod tests {
         assert!(taken(grant(1, 1)) && taken(grant(MAX_SLOT_SIZE, MAX_SLOTS)));
         assert!(!taken(grant(0, 1)) && !taken(grant(MAX_SLOT_SIZE + 1, 1)));
         assert!(!taken(grant(1, 0)) && !taken(grant(1, MAX_SLOTS + 1)));
-        // The end of the last slot is a number, too.
+        // The end of the last slot must not overflow either.
         let high = |base| Grant {
             base,
             ..grant(10, 3)
@@ -554,14 +555,14 @@ mod tests {
     }
 
     #[test]
-    fn cut_long_and_changed_messages_are_refused() {
+    fn malformed_messages_are_refused() {
         for m in samples() {
             let octets = m.encode().unwrap();
             for n in 0..octets.len() {
                 assert!(Message::decode(&octets[..n]).is_err(), "{m:?} cut at {n}");
             }
             let longer = [&octets[..], &[0]].concat();
-            // Only Hello may have more octets.
+            // Only Hello may be longer.
             assert_eq!(
                 Message::decode(&longer).is_ok(),
                 matches!(m, Message::Hello { .. }),
@@ -571,7 +572,7 @@ mod tests {
                 for bit in 0..8 {
                     let mut o = octets.clone();
                     o[i] ^= 1 << bit;
-                    // If the changed octets are accepted, they must mean another message.
+                    // A changed message is refused or has another meaning.
                     if let Ok(d) = Message::decode(&o) {
                         assert!(
                             d != m || matches!(m, Message::Error { .. }),
@@ -614,7 +615,7 @@ mod tests {
             .encode()
             .is_err()
         );
-        // The same path, written by somebody who does not know the limit.
+        // An over-long path from a peer that ignores the limit.
         let long = [
             &b"\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\x01"[..],
             &[b'x'; MAX_PATH + 1],
@@ -639,8 +640,9 @@ mod tests {
         }
         .encode()
         .unwrap();
-        assert!(
-            matches!(Message::decode(&long).unwrap(), Message::Error { text } if text.len() == MAX_TEXT)
-        );
+        assert!(matches!(
+            Message::decode(&long).unwrap(),
+            Message::Error { text } if text.len() == MAX_TEXT
+        ));
     }
 }

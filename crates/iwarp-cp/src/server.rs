@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Serves a directory.
 ///
 /// # Errors
-/// If the directory cannot be opened, or if the server cannot listen on the address.
+/// Fails if the directory cannot be opened, or if the server cannot listen on the address.
 pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     let terms = args.terms()?;
     let root = Root::open(dir)?;
@@ -26,14 +26,15 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
         service::listen(&bind, port, &args.serve.limits.apply(crate::config(args)))?;
     let gate = service::gate(&args.serve.limits);
     let budget = Budget::new(args.serve.memory());
-    // Print this with --quiet, too: the user needs the address, above all with port 0.
+    // Print this even with --quiet: the user needs the address, above all with port 0.
     out::line(format_args!(
         "iwarp cp: serving on {}",
         listener.local_addr()
     ));
     if args.is_anonymous() {
         eprintln!(
-            "iwarp: warning: --anonymous: everybody who can reach {} can read {}the files below '{}'",
+            "iwarp: warning: --anonymous: everybody who can reach {} can read {}the files \
+             below '{}'",
             listener.local_addr(),
             if terms.writing.is_some() {
                 "and write "
@@ -60,7 +61,7 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
                 Ok(()) => tracing::info!(%from, "client done"),
                 Err(e) => service::log_failure(from, &e),
             }
-            // A server is ended by a signal, so write the recording to the file after each client.
+            // A server is ended by a signal, so write the capture to the file after each client.
             if let Err(e) = ctx.flush_capture() {
                 tracing::warn!("capture: {e}");
             }

@@ -1,7 +1,8 @@
-//! Both ends of a copy, over any transport that can write into granted slots and carry short messages.
+//! Both ends of a copy, over any transport with granted slots and short messages.
 //!
-//! Nothing here knows RDMA, and no message of a peer is trusted: offsets must be the expected ones, lengths must fit the slot
-//! and the file, slots must be free before they are used and used before they are freed. See `protocol.rs` for the order.
+//! This module does not depend on RDMA and trusts no message of a peer: offsets must be the
+//! expected ones, lengths must fit the slot and the file, and slots must be used and freed in turn.
+//! See `protocol.rs` for the order of messages.
 
 use crate::auth::{Secret, greet, welcome};
 use crate::confine::{Place, Root};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Told after every step: octets done, octets in all.
+/// Called after every step with the bytes done and the total.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// The result of a copy.
@@ -21,7 +22,7 @@ pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 pub(crate) struct Summary {
     /// Size of the file.
     pub(crate) size: u64,
-    /// How much of it was there already.
+    /// The part that the receiver already had, in bytes.
     pub(crate) resumed: u64,
     /// SHA-256 of the file, equal at both ends.
     pub(crate) hash: Hash,
@@ -32,23 +33,25 @@ pub(crate) struct Summary {
 pub(crate) struct Wish<'a> {
     /// Path below the served directory.
     pub(crate) path: &'a str,
-    /// `true` to continue a partial file that is there already.
+    /// Continue an existing partial file.
     pub(crate) resume: bool,
 }
 
 /// The rules of a server.
+/// The rules of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
-    /// Decides what happens to existing files when clients write. `None` if clients may only read.
+    /// What to do with existing files when clients write; `None` if clients may only read.
     pub(crate) writing: Option<Existing>,
-    /// The secret that clients must have, if one is used.
+    /// The secret that clients must prove to know, if any.
     pub(crate) secret: Option<Secret>,
 }
 
-/// Client: begins. [`put`] or [`get`] come after it.
+/// Client: performs the handshake, which precedes [`put`] and [`get`].
 ///
 /// # Errors
-/// If the versions differ, if one end wants a proof that the other cannot give, or if the connection breaks.
+/// Fails if the versions differ, if one end requires a proof that the other cannot give, or if
+/// the connection breaks.
 pub(crate) fn begin(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
     greet(link, secret).map_err(|e| cause(link, e))
 }
@@ -56,7 +59,7 @@ pub(crate) fn begin(link: &mut impl Link, secret: Option<&Secret>) -> Result<()>
 /// Client: writes a file below the served directory.
 ///
 /// # Errors
-/// The first failure of either end.
+/// Returns the first failure of either end.
 pub(crate) fn put(
     link: &mut impl Link,
     mut source: Source,
@@ -91,7 +94,7 @@ fn put_inner(
 /// Client: reads a file below the served directory into a local place.
 ///
 /// # Errors
-/// The first failure of either end.
+/// Returns the first failure of either end.
 pub(crate) fn get(
     link: &mut impl Link,
     place: Place,
@@ -107,7 +110,7 @@ fn get_inner(
     wish: Wish<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    // The user's own file is replaced, as `cp` and `scp` do it.
+    // The user's own file is replaced, as by `cp` and `scp`.
     let part = at_work(link, |gone| {
         Part::open(place, wish.resume, u64::MAX, Existing::Replace, gone)
     })?;
@@ -131,10 +134,11 @@ fn get_inner(
     }
 }
 
-/// Server: answers one client until it closes. A failure is told to the client and ends the connection.
+/// Server: serves one client until it closes. A failure is reported to the client and ends the
+/// connection.
 ///
 /// # Errors
-/// The failure that ended the connection.
+/// Returns the failure that ended the connection.
 pub(crate) fn serve(
     link: &mut impl Link,
     root: &Root,
@@ -143,7 +147,7 @@ pub(crate) fn serve(
 ) -> Result<()> {
     let outcome = serve_requests(link, root, terms, log);
     if let Err(e) = &outcome {
-        // The client may be gone; then the error cannot be reported to it.
+        // The client may have gone; then the report fails, too.
         let _ = link.send(&Message::Error {
             text: e.to_string(),
         });
@@ -189,7 +193,7 @@ fn serve_requests(
     Ok(())
 }
 
-/// Server: takes a file from a client.
+/// Server: receives a file from a client.
 fn take(
     link: &mut impl Link,
     root: &Root,
@@ -225,9 +229,9 @@ fn take(
     }
 }
 
-/// Does work that may take long (hashing, waiting for the disk) in a thread of its own, and tells the peer meanwhile that this
-/// end still works. Otherwise the peer would end the connection. If the peer cannot be told, the flag that `work` gets becomes
-/// `true`, so that `work` can end early: nobody waits for its result, and until it ends the client keeps its place.
+/// Performs work that may take long (hashing, syncing) in another thread, and sends `Working` to
+/// the peer meanwhile, which otherwise would close the connection. If the peer has gone, sets the
+/// flag that `work` gets, so that the work ends early and frees the client's place.
 pub(super) fn at_work<T: Send>(
     link: &mut impl Link,
     work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
@@ -235,7 +239,7 @@ pub(super) fn at_work<T: Send>(
     at_work_telling(link, STILL_THERE, work)
 }
 
-/// Does the same as [`at_work`], and tells the peer once in each `pause`.
+/// Like [`at_work`]; sends a message once per `pause`.
 pub(super) fn at_work_telling<T: Send>(
     link: &mut impl Link,
     pause: Duration,
@@ -249,7 +253,7 @@ pub(super) fn at_work_telling<T: Send>(
         let worker = std::thread::Builder::new()
             .name("work".to_owned())
             .spawn_scoped(scope, move || {
-                // Dropped at the end, however that comes.
+                // Dropped at the end, also on a panic.
                 let _done = done;
                 work(stop)
             })
@@ -268,7 +272,7 @@ pub(super) fn at_work_telling<T: Send>(
     outcome
 }
 
-/// The peer's slots as the sender sees them.
+/// The peer's slots, as the sender uses them.
 #[derive(Debug)]
 struct Window {
     taken: Vec<bool>,
@@ -293,7 +297,8 @@ impl Window {
     }
 
     /// # Errors
-    /// If the peer frees a slot that was not in use: writing there again could overwrite data that the peer has not read.
+    /// Fails if the peer frees an unused slot: reusing it could overwrite data that it has not
+    /// read.
     fn give_back(&mut self, slot: u16) -> Result<()> {
         match self.taken.get_mut(usize::from(slot)) {
             Some(t @ true) => *t = false,
@@ -321,7 +326,7 @@ fn transmit(
     let mut at = offset;
     progress(at, size);
     while at < size {
-        // Messages that have come are handled first, so that an error of the peer stops the copy now and not a window later.
+        // Process pending messages first: an error of the peer stops the copy now.
         while let Some(m) = link.try_recv()? {
             freed(&mut window, &m)?;
         }
@@ -383,14 +388,14 @@ fn receive(
     if offer.offset != part.len() {
         if offer.offset != 0 {
             return Err(Error::failed(
-                "the peer wants to continue where nothing ends",
+                "the peer wants to continue at an invalid offset",
             ));
         }
         part.restart()?;
     }
     if offer.offset > offer.size {
         return Err(Error::failed(
-            "the peer wants to continue behind the end of the file",
+            "the peer wants to continue after the end of the file",
         ));
     }
     progress(part.len(), offer.size);
@@ -429,10 +434,10 @@ fn receive(
     }
 }
 
-/// Returns the peer's error if it has sent one, otherwise `mine`. A peer that fails sends the reason and closes. If our own
-/// sending fails first, that reason may still wait to be read.
+/// Returns the peer's error if it has sent one, otherwise `mine`. A peer that fails sends the
+/// reason and closes; our own sending may fail before that reason has been read.
 fn cause(link: &mut impl Link, mine: Error) -> Error {
-    // No more messages than this can be in flight.
+    // At most this many messages can be in flight.
     for _ in 0..2 * usize::from(MAX_SLOTS) + 4 {
         match link.try_recv() {
             Ok(Some(Message::Error { text })) => return peer_says(&text),
@@ -447,9 +452,9 @@ fn cause(link: &mut impl Link, mine: Error) -> Error {
 mod tests {
     use super::*;
 
-    /// A peer that frees a slot twice, or one that was never used, could have its data overwritten before it has read them.
+    /// A peer that frees a slot twice, or an unused one, could have unread data overwritten.
     #[test]
-    fn only_a_slot_in_use_is_freed_and_once() {
+    fn slot_in_use_is_freed_once() {
         let grant = Grant {
             stag: 1,
             base: 0,
@@ -466,7 +471,7 @@ mod tests {
         window.give_back(1).unwrap();
         assert!(window.give_back(1).is_err());
         assert_eq!((window.take(), window.take()), (Some(1), None));
-        // A peer that works frees nothing, and one that has done all does not say so now.
+        // `Working` frees nothing, and `Done` is not expected now.
         freed(&mut window, &Message::Working).unwrap();
         assert_eq!(window.take(), None);
         assert!(freed(&mut window, &Message::Done).is_err());

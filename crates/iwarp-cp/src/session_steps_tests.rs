@@ -1,4 +1,4 @@
-//! What each end tells the other, its log and its user, over the transport of `session_tests`.
+//! What each end reports to the peer, the log and the user, over the transport of `session_tests`.
 
 use crate::confine::{Place, Root};
 use crate::part::tests::{TempDir, sha};
@@ -14,9 +14,9 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// An end may say at any time that it is still at work.
+/// An end may send `Working` at any time.
 #[test]
-fn an_end_that_works_does_not_disturb_the_copy() {
+fn working_does_not_disturb_the_copy() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(10_000)).unwrap();
     let both = |a: &mut Memory, b: &mut Memory| (a.works, b.works) = (true, true);
@@ -29,7 +29,7 @@ fn an_end_that_works_does_not_disturb_the_copy() {
 }
 
 #[test]
-fn uploads_tell_their_progress() {
+fn uploads_report_progress() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("src"), data(2500)).unwrap();
@@ -53,9 +53,9 @@ fn uploads_tell_their_progress() {
     }
 }
 
-/// The server tells its log what moved.
+/// The server logs how many bytes each copy moved.
 #[test]
-fn the_server_notes_each_copy() {
+fn server_logs_each_copy() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("src"), data(2500)).unwrap();
@@ -83,9 +83,9 @@ fn the_server_notes_each_copy() {
     assert_eq!(noted, [(f(), 2500, 700), (f(), 2500, 0)]);
 }
 
-/// The permissions of the source go with its data, in both directions. Those of the owner do not depend on the umask.
+/// Both directions preserve the permissions. Those of the owner do not depend on the umask.
 #[test]
-fn permissions_go_with_the_data() {
+fn permissions_are_copied() {
     let mode = |path| {
         let all = std::fs::metadata(path).unwrap().permissions();
         std::os::unix::fs::PermissionsExt::mode(&all) & 0o700
@@ -104,9 +104,9 @@ fn permissions_go_with_the_data() {
     }
 }
 
-/// `--no-resume` means the same in both directions.
+/// `--no-resume` has the same meaning in both directions.
 #[test]
-fn a_download_begins_again_if_it_is_told_to() {
+fn download_restarts_without_resume() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("root/f"), data(5000)).unwrap();
@@ -126,9 +126,9 @@ fn a_download_begins_again_if_it_is_told_to() {
     }
 }
 
-/// An error of the receiver stops the sender now, and not when the slots are full.
+/// An error of the receiver stops the sender immediately, not when the slots are full.
 #[test]
-fn an_error_stops_the_sender_at_once() {
+fn error_stops_the_sender_immediately() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(5000)).unwrap();
     let (mut a, mut b) = pair();
@@ -148,9 +148,9 @@ fn an_error_stops_the_sender_at_once() {
     assert_eq!(a.writes, 0);
 }
 
-/// The client has more than the server says there is.
+/// The client has more data than the server's file.
 #[test]
-fn nothing_is_continued_behind_the_end() {
+fn resume_after_the_end_fails() {
     let t = TempDir::new();
     std::fs::write(t.path(".back.iwarp-part"), data(10)).unwrap();
     let (mut a, mut b) = pair();
@@ -162,14 +162,14 @@ fn nothing_is_continued_behind_the_end() {
     })
     .unwrap();
     let e = download(&mut a, &t, "f").unwrap_err().to_string();
-    assert!(e.contains("behind the end"), "{e}");
-    // What is there may still be right.
+    assert!(e.contains("after the end"), "{e}");
+    // The partial file may still be correct, so it is kept.
     assert_eq!(std::fs::read(t.path(".back.iwarp-part")).unwrap(), data(10));
 }
 
-/// Work for a client that has gone ends early, so that its place becomes free.
+/// Work for a client that has gone ends early, which frees its place.
 #[test]
-fn nobody_works_for_a_client_that_has_gone() {
+fn work_ends_when_the_client_has_gone() {
     let (mut a, b) = pair();
     drop(b);
     let mut told = false;
@@ -185,9 +185,9 @@ fn nobody_works_for_a_client_that_has_gone() {
     assert!(told, "it worked to the end");
 }
 
-/// As long as work lasts the peer is told, and it is not taken for idle.
+/// While an end works, it notifies the peer, which does not count as idle.
 #[test]
-fn the_peer_of_an_end_at_work_is_told() {
+fn peer_is_notified_of_work() {
     let (mut a, mut b) = pair();
     let outcome = at_work_telling(&mut a, Duration::from_millis(5), |gone| {
         for _ in 0..3 {
@@ -199,7 +199,7 @@ fn the_peer_of_an_end_at_work_is_told() {
     });
     assert_eq!(outcome.unwrap(), 7);
     assert_eq!(a.waits, [true, false]);
-    // The result of work that fails is its error, and the waiting is over as well.
+    // Failing work returns its error and ends the wait, too.
     let outcome = at_work_telling(&mut a, Duration::from_secs(60), |_| {
         Err::<(), _>(Error::failed("no disk"))
     });
@@ -207,9 +207,9 @@ fn the_peer_of_an_end_at_work_is_told() {
     assert_eq!(a.waits, [true, false, true, false]);
 }
 
-/// A server is not broken by a client that connects and leaves.
+/// A server survives a client that connects and closes.
 #[test]
-fn a_client_may_leave_without_a_word() {
+fn client_may_close_without_message() {
     let t = TempDir::new();
     let ((), served) = with_server(&t, |_, _| {}, |_| ());
     served.unwrap();

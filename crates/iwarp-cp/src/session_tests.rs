@@ -1,4 +1,5 @@
-//! Both ends of a copy against each other, and against liars, over a transport in memory.
+//! Both ends of a copy against each other, and against malicious peers, over an in-memory
+//! transport.
 
 use crate::auth::Secret;
 use crate::confine::{Place, Root};
@@ -16,20 +17,20 @@ use std::time::Duration;
 const SLOT: u32 = 1000;
 const SLOTS: u16 = 3;
 
-/// A connection in memory: encoded messages in channels, slots in shared memory.
+/// An in-memory connection: encoded messages in channels, slots in shared memory.
 pub(super) struct Memory {
     pub(super) out: Option<Sender<Vec<u8>>>,
     inn: Receiver<Vec<u8>>,
     mine: Arc<Mutex<Vec<u8>>>,
     theirs: Arc<Mutex<Vec<u8>>>,
-    /// Breaks after this many messages sent.
+    /// The connection breaks after this many sent messages.
     pub(super) budget: usize,
-    /// Damages this slot write (counted from 0).
+    /// Index of the slot write to corrupt.
     damage: Option<usize>,
     pub(super) writes: usize,
-    /// What it was told about the peer's waiting, in order.
+    /// Arguments of the calls of `peer_waits`, in order.
     pub(super) waits: Vec<bool>,
-    /// `Working` comes before each message.
+    /// Send `Working` before each message.
     pub(super) works: bool,
 }
 
@@ -136,7 +137,7 @@ pub(super) fn data(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i * i / 7 + i) as u8).collect()
 }
 
-/// Runs `client` against a server of `root` that takes everything; gives both outcomes.
+/// Runs `client` against a server of `root` that accepts everything. Returns both results.
 pub(super) fn with_server<T>(
     t: &TempDir,
     fix: impl FnOnce(&mut Memory, &mut Memory),
@@ -196,7 +197,7 @@ pub(super) const fn hello(version: u16) -> Message {
 }
 
 #[test]
-fn files_of_all_lengths_go_there_and_back() {
+fn all_lengths_are_copied_both_ways() {
     for n in [0, 1, 999, 1000, 1001, 3000, 12_345] {
         let t = TempDir::new();
         std::fs::write(t.path("src"), data(n)).unwrap();
@@ -234,15 +235,15 @@ fn files_of_all_lengths_go_there_and_back() {
 fn broken_copies_are_continued() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(10_000)).unwrap();
-    // Hello, Put, Start and four slots get through.
+    // Hello, Put, Start and four slots are transferred.
     let (up, served) = with_server(&t, |a, _| a.budget = 7, |l| upload(l, &t, "f", true));
     assert!(up.is_err() && served.is_err());
     assert!(!t.path("root/f").exists());
     let (up, _) = with_server(&t, |_, _| {}, |l| upload(l, &t, "f", true));
-    // How many the server took before it noticed is a matter of timing.
+    // How many the server processed before it detected the end is a matter of timing.
     assert!((1000..=4000).contains(&up.unwrap().resumed));
     assert_eq!(std::fs::read(t.path("root/f")).unwrap(), data(10_000));
-    // The same for the other direction: Hello, Start and two slots.
+    // The other direction: Hello, Start and two slots.
     let (down, _) = with_server(&t, |_, b| b.budget = 4, |l| download(l, &t, "f"));
     assert!(down.is_err());
     let (down, _) = with_server(&t, |_, _| {}, |l| download(l, &t, "f"));
@@ -251,7 +252,7 @@ fn broken_copies_are_continued() {
 }
 
 #[test]
-fn foreign_or_damaged_parts_are_not_continued() {
+fn foreign_parts_are_not_continued() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("src"), data(5000)).unwrap();
@@ -269,7 +270,7 @@ fn foreign_or_damaged_parts_are_not_continued() {
 }
 
 #[test]
-fn damage_on_the_way_is_told_to_both() {
+fn damage_is_reported_to_both_ends() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(5000)).unwrap();
     let (up, served) = with_server(&t, |a, _| a.damage = Some(2), |l| upload(l, &t, "f", true));
@@ -299,7 +300,7 @@ fn refusals_reach_the_client() {
 }
 
 #[test]
-fn a_broken_connection_is_explained_by_what_came_before() {
+fn pending_error_explains_broken_connection() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(5000)).unwrap();
     let (mut a, mut b) = pair();
@@ -320,15 +321,15 @@ fn a_broken_connection_is_explained_by_what_came_before() {
     ] {
         b.send(&m).unwrap();
     }
-    // The client's own end breaks at the same time. The message "broken" would not help the user.
+    // The client's own sending fails at the same time; "broken" would not help the user.
     a.budget = 3;
     let e = upload(&mut a, &t, "f", true).unwrap_err().to_string();
     assert!(e.contains("disk full"), "{e}");
 }
 
-/// The reason of a peer stands behind whatever it had sent before, and a peer that goes on sending does not keep the other end from its own.
+/// The peer's reason follows its earlier messages. A peer that keeps sending is not read forever.
 #[test]
-fn the_reason_is_looked_for_behind_all_that_can_be_in_flight() {
+fn reason_is_found_after_messages_in_flight() {
     let in_flight = 2 * 256 + 3;
     for (others, found) in [(in_flight, true), (in_flight + 1, false)] {
         let (mut a, mut b) = pair();
@@ -343,7 +344,7 @@ fn the_reason_is_looked_for_behind_all_that_can_be_in_flight() {
     }
 }
 
-/// Plays a script against the server and gives how it ended.
+/// Plays a script against the server and returns the server's error.
 fn lie(t: &TempDir, script: Vec<Message>) -> String {
     let (_, served) = with_server(
         t,
@@ -363,7 +364,7 @@ fn lie(t: &TempDir, script: Vec<Message>) -> String {
 }
 
 #[test]
-fn lying_clients_achieve_nothing() {
+fn malicious_clients_are_refused() {
     let t = TempDir::new();
     let first = hello(VERSION);
     let put = Message::Put {
@@ -391,7 +392,7 @@ fn lying_clients_achieve_nothing() {
             }]),
             "unexpected",
         ),
-        (up(&[start(700)]), "where nothing ends"),
+        (up(&[start(700)]), "invalid offset"),
         (up(&[start(0), fill(SLOTS, 0, 1)]), "do not fit"),
         (up(&[start(0), fill(0, 0, 0)]), "do not fit"),
         (up(&[start(0), fill(0, 0, SLOT + 1)]), "do not fit"),
@@ -427,9 +428,9 @@ fn lying_clients_achieve_nothing() {
     }
 }
 
-/// If a reader could free slots that are not in use, the server would overwrite data that it has not read.
+/// If a reader could free unused slots, the server would overwrite data that it has not read.
 #[test]
-fn readers_free_only_slots_that_are_in_use() {
+fn readers_free_only_used_slots() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("root/g"), data(9000)).unwrap();
@@ -462,7 +463,7 @@ fn readers_free_only_slots_that_are_in_use() {
 }
 
 #[test]
-fn lying_servers_achieve_nothing() {
+fn malicious_servers_are_refused() {
     let t = TempDir::new();
     for (start, why) in [
         (
@@ -471,7 +472,7 @@ fn lying_servers_achieve_nothing() {
                 size: 10,
                 mode: 0,
             },
-            "where nothing ends",
+            "invalid offset",
         ),
         (
             Message::Start {
@@ -479,7 +480,7 @@ fn lying_servers_achieve_nothing() {
                 size: 1,
                 mode: 0,
             },
-            "where nothing ends",
+            "invalid offset",
         ),
         (hello(VERSION), "unexpected"),
         (
@@ -498,9 +499,9 @@ fn lying_servers_achieve_nothing() {
     }
 }
 
-/// The rules of the server decide which files a client may write.
+/// The server's rules decide which files a client may write.
 #[test]
-fn servers_take_only_what_they_were_told_to() {
+fn servers_accept_only_permitted_files() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("src"), data(3000)).unwrap();
@@ -563,9 +564,9 @@ pub(super) fn secret(t: &TempDir, octets: &[u8]) -> Secret {
     Secret::read(&path).unwrap()
 }
 
-/// Both ends need the same secret, and nothing is granted or opened before.
+/// Both ends need the same secret, and nothing is granted or opened before the proof.
 #[test]
-fn nobody_gets_anywhere_without_the_secret() {
+fn wrong_secret_gives_no_access() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("root/f"), data(3000)).unwrap();
@@ -573,7 +574,7 @@ fn nobody_gets_anywhere_without_the_secret() {
     for (server, client, why) in [
         (Some(good), Some(good), None),
         (None, None, None),
-        (Some(good), Some(bad), Some("not the same secret")),
+        (Some(good), Some(bad), Some("a different secret")),
         (Some(good), None, Some("--secret-file")),
         (None, Some(good), Some("the server has no secret")),
     ] {
@@ -604,9 +605,9 @@ fn nobody_gets_anywhere_without_the_secret() {
     }
 }
 
-/// A client that goes on as if nothing had been asked gets neither a grant nor a file.
+/// A client that skips the proof gets neither a grant nor a file.
 #[test]
-fn who_does_not_prove_that_it_has_the_secret_gets_nothing() {
+fn missing_proof_gives_no_access() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("root/f"), data(3000)).unwrap();
@@ -657,7 +658,7 @@ fn who_does_not_prove_that_it_has_the_secret_gets_nothing() {
             );
             let e = served.unwrap_err().to_string();
             if claims && first == Message::Working {
-                assert!(e.contains("unexpected"), "time is not to be gained: {e}");
+                assert!(e.contains("unexpected"), "gains time: {e}");
             }
             assert!(
                 matches!(
@@ -671,9 +672,9 @@ fn who_does_not_prove_that_it_has_the_secret_gets_nothing() {
     }
 }
 
-/// A server that answers with the client's own nonce, or echoes its proof, has not proved anything.
+/// A server that reflects the client's nonce or proof has proved nothing.
 #[test]
-fn a_proof_cannot_be_sent_back() {
+fn reflected_proof_is_refused() {
     let t = TempDir::new();
     let mine = secret(&t, &[b'g'; 16]);
     let (mut a, mut b) = pair();
@@ -686,6 +687,6 @@ fn a_proof_cannot_be_sent_back() {
         }
     });
     let e = begin(&mut a, Some(&mine)).unwrap_err();
-    assert!(e.to_string().contains("not the same secret"), "{e}");
+    assert!(e.to_string().contains("a different secret"), "{e}");
     mirror.join().unwrap();
 }

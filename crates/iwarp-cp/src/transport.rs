@@ -1,47 +1,50 @@
-//! What a copy needs from its connection: the trait [`Link`], and receiving messages through it.
+//! The trait [`Link`]: what a copy needs from its connection; and receiving messages through it.
 
 use crate::protocol::{Grant, Message};
 use iwarp_cli_common::error::{Error, Result};
 use std::time::Duration;
 
-/// Interval between messages that tell the peer that this end is still working; well below the silence that either end accepts.
+/// Interval of `Working` messages; well below the silence that either end tolerates.
 pub(crate) const STILL_THERE: Duration = Duration::from_secs(5);
 
-/// The functions of the connection that a copy uses.
+/// The connection as a copy uses it.
 pub(crate) trait Link {
-    /// Sends one message. Both ends have at most twice as many messages in flight as there are slots, plus four.
+    /// Sends one message. Each end has at most twice as many messages in flight as there are slots,
+    /// plus four.
     ///
     /// # Errors
-    /// When the connection is broken.
+    /// Fails if the connection is broken.
     fn send(&mut self, message: &Message) -> Result<()>;
 
-    /// Waits for one message; `None` when the peer has closed. Must be bounded, by a time above [`STILL_THERE`].
+    /// Waits for one message; returns `None` if the peer has closed. The time limit must exceed
+    /// [`STILL_THERE`].
     ///
     /// # Errors
-    /// On a broken connection, a malformed message or when the time is over.
+    /// Fails if the connection is broken, a message is malformed or the limit is exceeded.
     fn recv(&mut self) -> Result<Option<Message>>;
 
-    /// One message if it is there already.
+    /// Returns a message if one has arrived.
     ///
     /// # Errors
-    /// As [`Link::recv`].
+    /// See [`Link::recv`].
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
-    /// Notes that the peer waits for this end, or no longer does. While it waits, it must not be taken for idle. The peer has made
-    /// a valid request.
+    /// Records whether the peer, which has made a valid request, is waiting for this end. While it
+    /// waits, it does not count as idle.
     fn peer_waits(&mut self, yes: bool);
 
-    /// Server: notes that the peer has given the proof that it had to give. Before that, its time is limited in all. Until its first
-    /// request, what it sends does not count as progress.
+    /// Server: records that the handshake is complete. Before, its total time is limited. Until the
+    /// first request, data from the client do not count as progress.
     fn welcomed(&mut self);
 
-    /// Receiver: the ring of slots that the peer may write to; registered at the first call.
+    /// Receiver: returns the slots that the peer may write to, and registers them at the first
+    /// call.
     ///
     /// # Errors
-    /// When memory cannot be registered.
+    /// Fails if memory cannot be registered.
     fn grant(&mut self) -> Result<Grant>;
 
-    /// Receiver: shows the first `len` octets of one of the own slots.
+    /// Receiver: passes the first `len` bytes of a slot to `f`.
     ///
     /// # Errors
     /// Fails if `f` fails or the slot does not exist.
@@ -52,15 +55,15 @@ pub(crate) trait Link {
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()>;
 
-    /// Sender: how many octets one [`write_slot`](Self::write_slot) to these slots may carry at most. That is the sender's own
-    /// choice: a peer that grants large slots must not decide how much memory is spent here.
+    /// Sender: returns the largest number of bytes for one [`write_slot`](Self::write_slot). The
+    /// sender decides: a peer that grants large slots must not determine its memory use.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// Fails if there is no memory.
     fn chunk(&mut self, to: &Grant) -> Result<u32>;
 
-    /// Sender: lets `fill` produce `len` octets and writes them to `slot` of the peer. They must be placed before a message
-    /// that is sent afterwards arrives.
+    /// Sender: lets `fill` produce `len` bytes and writes them to `slot` of the peer. They must be
+    /// placed before a later message arrives.
     ///
     /// # Errors
     /// Fails if `fill` fails or the connection is broken.
@@ -73,7 +76,7 @@ pub(crate) trait Link {
     ) -> Result<()>;
 }
 
-/// Returns the next message that is about the copy, or `None` when the peer has closed.
+/// Returns the next message about the copy, or `None` if the peer has closed.
 pub(crate) fn hear(link: &mut impl Link) -> Result<Option<Message>> {
     loop {
         match link.recv()? {
@@ -83,13 +86,13 @@ pub(crate) fn hear(link: &mut impl Link) -> Result<Option<Message>> {
     }
 }
 
-/// Returns the next message, as [`hear`] does. It is an error if the peer has closed.
+/// Like [`hear`], but fails if the peer has closed.
 pub(crate) fn expect(link: &mut impl Link) -> Result<Message> {
     hear(link)?
         .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))
 }
 
-/// Returns the error for a message that does not fit the state of the copy.
+/// Returns the error for a message that is invalid in the current state.
 pub(crate) fn unexpected(m: &Message) -> Error {
     match m {
         Message::Error { text } => peer_says(text),

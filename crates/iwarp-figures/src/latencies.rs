@@ -1,16 +1,16 @@
-//! Keeps many short times in constant memory.
+//! Records many short durations in constant memory.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// The longest time that is kept, in nanoseconds: 100 s. A longer one counts as this.
+/// Longest duration, in nanoseconds: 100 s. Longer ones are recorded as this.
 const LONGEST: u64 = 100_000_000_000;
-/// Each time is kept with this many significant digits.
+/// Significant digits of each recorded duration.
 const DIGITS: u8 = 3;
 
-/// The times that operations took. Recording allocates nothing and takes constant time, so a measured loop may do it. The
-/// figures are exact to a thousandth.
+/// Durations of operations. Recording allocates nothing and takes constant time, so a measured loop
+/// may do it. The figures are exact to a thousandth.
 #[derive(Debug, Clone)]
 pub struct Latencies(Histogram<u64>);
 
@@ -21,43 +21,42 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Makes an empty collection.
+    /// Creates an empty collection.
     #[must_use]
     #[expect(
         clippy::missing_panics_doc,
-        reason = "the bounds are constants, which a test uses"
+        reason = "the bounds are constants, which a test covers"
     )]
     pub fn new() -> Self {
         Self(Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("these bounds are valid"))
     }
 
-    /// Forgets all times and keeps the memory.
+    /// Removes all durations and keeps the memory.
     pub fn clear(&mut self) {
         self.0.reset();
     }
 
-    /// Adds a time.
+    /// Adds a duration.
     pub fn record(&mut self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(LONGEST);
         self.0.saturating_record(ns);
     }
 
-    /// Returns the number of times.
+    /// Returns the number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// Returns the time in microseconds that the share `share` (0 to 1) of the operations did not exceed, or `None` if there are no
-    /// times.
+    /// Returns the quantile `share` (0 to 1) in microseconds, or `None` if nothing was recorded.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
-        // The histogram cannot tell some times apart; take the middle of them.
+        // Durations that the histogram does not distinguish are represented by their middle.
         let ns = |hist: &Histogram<u64>| hist.median_equivalent(hist.value_at_quantile(share));
         (!self.0.is_empty()).then(|| ns(&self.0) as f64 / 1e3)
     }
 
-    /// Returns the mean in microseconds, or `None` if there are no times.
+    /// Returns the mean in microseconds, or `None` if nothing was recorded.
     #[must_use]
     pub fn mean_us(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.mean() / 1e3)
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_long_or_too_short() {
+    fn extreme_times_are_counted() {
         let mut latencies = Latencies::default();
         latencies.record(Duration::ZERO);
         latencies.record(Duration::MAX);

@@ -1,6 +1,5 @@
-//! Shared by `iwarp perf` and the project's own benchmarks. This crate collects the times of many operations, computes the
-//! spread of repeated measurements, draws curves over the message size as SVG, and measures how much processor time other
-//! programs used meanwhile.
+//! Used by `iwarp perf` and the project's own benchmarks: durations of many operations, the spread
+//! of repeated measurements, curves over the message size as SVG, and the load by other programs.
 #![forbid(unsafe_code)]
 
 mod latencies;

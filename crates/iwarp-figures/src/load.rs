@@ -1,18 +1,20 @@
-//! Measures how much processor time other programs use: the kernel's total less the time of the measuring processes.
+//! Measures the load by other programs: the kernel's total minus the time of the measuring
+//! processes.
 
 use std::time::Instant;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Ticks per second in /proc. Linux shows programs this number, whatever the kernel uses itself.
+/// Ticks per second in /proc, whatever the kernel uses itself.
 const TICKS: f64 = 100.0;
 
 /// Columns of /proc/stat: user, nice, system, and steal (time that a hypervisor took away).
 const PROGRAMS: &[usize] = &[0, 1, 2, 7];
-/// The same with interrupts.
+/// The same columns and those of interrupts.
 const INTERRUPTS: &[usize] = &[0, 1, 2, 5, 6, 7];
 
-/// Returns the CPUs that this thread may use, in ascending order. The list is empty if the kernel does not tell.
+/// Returns the CPUs that this thread may use, in ascending order. The list is empty if they are
+/// unknown.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     sched_getaffinity(None).map_or_else(
@@ -34,26 +36,27 @@ pub fn two_cpus() -> Option<(usize, usize)> {
     }
 }
 
-/// The CPUs to watch, and the processes that do not count.
+/// The CPUs to watch, and the processes that are excluded.
 #[derive(Debug, Clone, Default)]
 pub struct Watched {
     /// The CPUs to watch. If empty, all CPUs of the machine are watched.
     pub cpus: Vec<usize>,
-    /// Running processes whose time does not count. This process and its children that have ended never count.
+    /// Running processes whose time is excluded. This process and its ended children are always
+    /// excluded.
     pub own: Vec<u32>,
-    /// `true` to count interrupts, too. Some kernels charge the packets of a connection to interrupts and not to the processes at
-    /// its ends. The measured connection itself then looks like another program.
+    /// Include interrupts. Some kernels charge the packets of a connection to interrupts and not to
+    /// the processes at its ends; the measured connection itself then looks like another program.
     pub interrupts: bool,
 }
 
-/// A period in which CPUs are watched.
+/// A period of measurement.
 #[derive(Debug)]
 pub struct Watch {
     watched: Watched,
     start: Reading,
 }
 
-/// CPU time used so far, in seconds.
+/// CPU time so far, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at: Instant,
@@ -62,15 +65,16 @@ struct Reading {
 }
 
 impl Watch {
-    /// Begins a period.
+    /// Starts a period.
     #[must_use]
     pub fn start(watched: Watched) -> Self {
         let start = Reading::now(&watched);
         Self { watched, start }
     }
 
-    /// Returns how many CPUs other programs have used on average since the period began, between 0 and the number of watched CPUs.
-    /// The processes of [`Watched::own`] must still run. If the kernel does not show the figures, this is 0.
+    /// Returns the number of CPUs that other programs used on average since the start, from 0 to
+    /// the number of watched CPUs. The processes of [`Watched::own`] must still run. Returns 0 if
+    /// the kernel does not provide the figures.
     #[must_use]
     pub fn others(&self) -> f64 {
         self.start.others_until(&Reading::now(&self.watched))
@@ -103,7 +107,8 @@ impl Reading {
     }
 }
 
-/// Returns the seconds that `cpus`, or all CPUs if it is empty, have spent in `columns` of /proc/stat.
+/// Returns the seconds that `cpus`, or all CPUs if it is empty, have spent in `columns` of
+/// /proc/stat.
 fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
     let names: Vec<String> = match cpus {
         [] => vec!["cpu".to_owned()],
@@ -127,9 +132,9 @@ fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
     ticks / TICKS
 }
 
-/// Returns the seconds that a process and its children that have ended have used, from its /proc/PID/stat.
+/// Returns the CPU seconds of a process and its ended children, from its /proc/PID/stat.
 fn with_children(stat: &str) -> f64 {
-    // The program's name stands in parentheses and may contain any characters, parentheses too.
+    // The program's name is in parentheses and may contain any characters, including parentheses.
     let Some((_, rest)) = stat.rsplit_once(')') else {
         return 0.0;
     };
@@ -147,7 +152,8 @@ mod tests {
 
     #[test]
     fn fields_of_proc() {
-        let stat = "cpu  100 20 300 9999 50 1 2 7 0 0\ncpu0 1 0 0\ncpu1 2 0 0\ncpu10 4 0 0 9 9 3 9\nintr 1\n";
+        let stat = "cpu  100 20 300 9999 50 1 2 7 0 0\ncpu0 1 0 0\ncpu1 2 0 0\n\
+                    cpu10 4 0 0 9 9 3 9\nintr 1\n";
         assert_eq!(busy(stat, &[], INTERRUPTS), 4.3);
         assert_eq!(busy(stat, &[], PROGRAMS), 4.27);
         assert_eq!(busy(stat, &[1, 10], PROGRAMS), 0.06);
@@ -159,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_not_that_of_others() {
+    fn own_work_is_not_counted() {
         let at = Instant::now();
         let reading = |seconds, all, own| Reading {
             at: at + Duration::from_secs(seconds),

@@ -1,5 +1,6 @@
-//! Draws curves over the message size as an SVG document. Both axes are logarithmic. All panels share one legend, a band shows
-//! the spread of repeated measurements, and marks tell the curves apart without colour.
+//! Draws curves over the message size as an SVG document. Both axes are logarithmic. All panels
+//! share one legend, a band shows the spread of repeated measurements, and marks distinguish the
+//! curves without colour.
 
 use std::error::Error;
 use std::ops::Range;
@@ -11,10 +12,10 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Spread;
 
-/// Width and height of a panel in pixels. The next constant is for a panel that is alone.
+/// Width and height of a panel in pixels, beside others and alone.
 const PANEL: (u32, u32) = (760, 500);
 const ALONE: (u32, u32) = (1080, 640);
-/// Height of the title in pixels. The next constant is the height of a line of facts below it.
+/// Heights of the title, and of a line of facts below it, in pixels.
 const TITLE: u32 = 40;
 const LINE: u32 = 20;
 /// Width of a letter of the facts in pixels, rounded up.
@@ -26,8 +27,8 @@ const MARK: i32 = 6;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
 const GRID: RGBColor = RGBColor(0xe1, 0xe4, 0xe8);
-/// Largest ratio of the highest to the lowest rate on an axis. Without it the rates of tiny messages would take half of the
-/// panel, although the latency of these messages tells more.
+/// Largest ratio of the highest to the lowest rate on an axis. Otherwise the rates of tiny messages
+/// would take half of the panel, although their latency is more meaningful.
 const RATES: f64 = 1e4;
 
 /// The unit of a curve's values.
@@ -56,7 +57,7 @@ pub enum Mark {
     Pentagon,
 }
 
-/// The look of a curve.
+/// Appearance of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// Red, green and blue.
@@ -67,14 +68,16 @@ pub struct Style {
     pub dashed: bool,
 }
 
-/// A curve. The legend has one entry for each name, so curves with the same name must look alike in all panels.
+/// A curve. The legend has one entry per name, so curves with the same name must have the same
+/// style.
 #[derive(Debug, Clone)]
 pub struct Curve {
     /// The name in the legend.
     pub name: String,
-    /// The look, which must be the same in all panels for one name.
+    /// The style, which must be the same in all panels for one name.
     pub style: Style,
-    /// The message sizes in octets, each with its measurement. Points that are not positive are left out.
+    /// Message sizes in octets, each with its measurement. Points that are not positive are
+    /// omitted.
     pub points: Vec<(u64, Spread)>,
 }
 
@@ -98,7 +101,7 @@ pub enum Band {
     Quartiles,
 }
 
-/// A picture of one or more panels, two beside each other.
+/// A picture of one or more panels, in two columns.
 #[derive(Debug, Clone)]
 pub struct Figure {
     /// The heading. A description of the bands is added to it.
@@ -107,7 +110,7 @@ pub struct Figure {
     pub band: Band,
     /// The machine and the time of the measurement.
     pub facts: String,
-    /// Panels without any point are left out.
+    /// Panels without any point are omitted.
     pub panels: Vec<Panel>,
 }
 
@@ -119,7 +122,7 @@ impl Figure {
     /// Draws the picture and returns the SVG document.
     ///
     /// # Errors
-    /// If the drawing library fails. No input is known to cause this.
+    /// Fails if the drawing library fails, which no input is known to cause.
     pub fn svg(&self) -> Outcome<String> {
         let panels: Vec<&Panel> = self
             .panels
@@ -194,7 +197,8 @@ impl Panel {
             .filter(|(size, spread)| *size > 0 && spread.min > 0.0)
     }
 
-    /// Returns the range of the axis of values. It begins and ends at round numbers and leaves some room around the curves.
+    /// Returns the range of the value axis, which starts and ends at round numbers and leaves some
+    /// room around the curves.
     fn values(&self, band: Band) -> Range<f64> {
         let bands = || self.points().map(|(_, spread)| band.of(spread));
         let low = bands().map(|(low, _)| low).fold(f64::MAX, f64::min);
@@ -206,7 +210,7 @@ impl Panel {
         round_below(low * 0.95)..round_above(high * 1.05)
     }
 
-    /// Returns the range of the axis of sizes. It has some length even if there is only one size.
+    /// Returns the range of the size axis, which is not empty even for a single size.
     fn sizes(&self) -> Range<f64> {
         let sizes = || self.points().map(|(size, _)| *size as f64);
         let low = sizes().fold(f64::MAX, f64::min);
@@ -250,7 +254,7 @@ impl Panel {
             .x_label_formatter(&|size| octets(*size))
             .y_label_formatter(&|value| self.unit.label(*value))
             .draw()?;
-        // Draw everything else in pixels: the legend uses the same shapes, and it has no axes.
+        // Draw the rest in pixels: the legend uses the same shapes without axes.
         let (x, y) = area.get_base_pixel();
         let place = |size: u64, value: f64| -> Pixel {
             let at = chart.backend_coord(&(size as f64, value.max(values.start)));
@@ -260,7 +264,7 @@ impl Panel {
             curve
                 .points
                 .iter()
-                // Leave out points that would be below the frame.
+                // Omit points below the frame.
                 .filter(|(size, spread)| *size > 0 && spread.median >= values.start)
                 .map(|(size, spread)| {
                     let at = |value| place(*size, value);
@@ -300,7 +304,7 @@ impl Band {
     }
 }
 
-/// Breaks `text` between words into lines of at most `length` letters. A longer word gets a line of its own.
+/// Breaks `text` between words into lines of at most `length` letters, unless a word is longer.
 fn wrap(text: &str, length: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -326,7 +330,7 @@ impl Style {
         RGBColor(red, green, blue)
     }
 
-    /// Draws the band through the lowest and highest value at each size. If there is only one size, it draws a line.
+    /// Draws the band through the lowest and highest value at each size; a line for a single size.
     fn band(self, area: &Area<'_>, points: &[(Pixel, Pixel, Pixel)]) -> Outcome<()> {
         if let [(low, _, high)] = points {
             let path = PathElement::new(vec![*low, *high], self.colour().stroke_width(2));
@@ -369,7 +373,7 @@ impl Style {
 }
 
 impl Unit {
-    /// Formats a round number as the label of an axis, for example `10 µs` or `1 GB/s`. No digit is lost.
+    /// Formats a round number as an axis label, for example `10 µs` or `1 GB/s`, without loss.
     fn label(self, value: f64) -> String {
         let (unit, prefixes): (_, &[(f64, &str)]) = match self {
             Self::Seconds => ("s", &[(1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")]),
@@ -381,13 +385,13 @@ impl Unit {
             .find(fits)
             .or(prefixes.last())
             .unwrap_or(&(1.0, ""));
-        // Round to six digits, which removes the error of dividing by a power of ten.
+        // Six digits remove the error of dividing by a power of ten.
         let number = (value / factor * 1e6).round() / 1e6;
         format!("{number} {prefix}{unit}")
     }
 }
 
-/// Formats a size as the label of an axis, for example `4 B`, `64 KiB` or `1 MiB`.
+/// Formats a size as an axis label, for example `4 B`, `64 KiB` or `1 MiB`.
 fn octets(size: f64) -> String {
     let (factor, unit) = [(30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")]
         .map(|(power, unit)| (2f64.powi(power), unit))
@@ -413,7 +417,7 @@ fn powers_of_two(range: &Range<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the numbers …, 1, 2, 5, 10, … inside a range. If the range covers many decades, it returns only the powers of ten.
+/// Returns the numbers …, 1, 2, 5, 10, … in a range, or only powers of ten for many decades.
 fn ticks(range: &Range<f64>) -> Vec<f64> {
     let (low, high) = (
         range.start.log10().floor() as i32,
@@ -430,7 +434,7 @@ fn ticks(range: &Range<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the nearest of …, 1, 2, 5, 10, … at or below a positive value.
+/// Returns the largest of …, 1, 2, 5, 10, … that is not above a positive value.
 fn round_below(value: f64) -> f64 {
     let ten = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0]
@@ -440,7 +444,7 @@ fn round_below(value: f64) -> f64 {
         .unwrap_or(ten)
 }
 
-/// Returns the nearest of …, 1, 2, 5, 10, … at or above a positive value.
+/// Returns the smallest of …, 1, 2, 5, 10, … that is not below a positive value.
 fn round_above(value: f64) -> f64 {
     let ten = 10f64.powf(value.log10().floor());
     [1.0, 2.0, 5.0]

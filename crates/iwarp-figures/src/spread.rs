@@ -1,4 +1,4 @@
-//! Describes a repeated measurement by a few numbers.
+//! Describes repeated measurements by a few numbers.
 
 /// Median, extremes and quartiles of a repeated measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -9,14 +9,15 @@ pub struct Spread {
     pub min: f64,
     /// The largest value.
     pub max: f64,
-    /// The values below which a quarter and three quarters of all values are.
+    /// The first and the third quartile.
     pub quartiles: (f64, f64),
     /// The number of values.
     pub count: usize,
 }
 
 impl Spread {
-    /// Computes the spread of values in any order. Values that are not finite are left out. Returns `None` if none remain.
+    /// Computes the spread of values in any order. Ignores values that are not finite, and returns
+    /// `None` if none remain.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());

@@ -1,14 +1,17 @@
-//! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev` without the kernel having any.
+//! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev`,
+//! although the kernel has none.
 //!
-//! This library has functions of the same names as the C library, those that take a path. Paths below
-//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are looked for in the folder that the environment
-//! variable `IWARP_PATHS` names; everything else stays as it is. Netlink sockets of the family RDMA are answered by a
-//! process of the command (`netlink.rs`). `iwarp run` fills that folder. It
-//! prefers mounts, which also programs see that are linked statically or call the kernel themselves.
+//! The library interposes the C library's functions with a path argument. Paths below
+//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are redirected to
+//! the folder in the environment variable `IWARP_PATHS`, which `iwarp run` fills; others are
+//! unchanged. Netlink sockets of the family RDMA are served by a process of the command
+//! (`netlink.rs`). `iwarp run` prefers mounts, which also apply to statically linked programs and
+//! direct system calls.
 //!
-//! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages ask for. The pointer that `dlsym` returns for a
-//! name is the function of that name, and its type here is that of its manual page. Paths that are not ours are passed on as they
-//! came. No function allocates: allocators open files themselves when they start.
+//! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages require. The
+//! pointer that `dlsym` returns for a name is that function, and its type here is that of its
+//! manual page. Other paths are passed on unchanged. No function allocates, because allocators open
+//! files themselves when they start. allocators open files themselves when they start.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the contracts are those of the C library's functions"
@@ -26,16 +29,16 @@ use libc::{c_char, c_int, c_uint, c_void, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The folders that are looked for elsewhere.
+/// The folders that are redirected.
 const FOLDERS: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
     b"/dev/infiniband",
 ];
-/// The variable with the folder that has them.
+/// The variable that names the folder with the redirected files.
 const VARIABLE: &CStr = c"IWARP_PATHS";
 
-/// Room for the path of a file that is looked for elsewhere.
+/// Buffer for a redirected path.
 struct Room([u8; libc::PATH_MAX as usize]);
 
 impl Room {
@@ -43,7 +46,7 @@ impl Room {
         Self([0; libc::PATH_MAX as usize])
     }
 
-    /// Returns where the C library has to look for a path that is ours.
+    /// Returns the path to use instead of one of ours.
     ///
     /// # Safety
     /// `path` is a C string.
@@ -63,7 +66,8 @@ impl Room {
         }
     }
 
-    /// Writes the path below the folder. Returns `None` if there is no folder, or if the whole is too long for a path.
+    /// Writes the redirected path. Returns `None` if there is no folder, or if the path is too
+    /// long.
     fn joined(&mut self, folder: &[u8], path: &[u8]) -> Option<&CStr> {
         let len = folder.len() + path.len();
         if folder.is_empty() || len >= self.0.len() {
@@ -76,7 +80,7 @@ impl Room {
     }
 }
 
-/// Returns `true` if a path is passed on as it came.
+/// Returns `true` if a path is not redirected.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -85,7 +89,7 @@ unsafe fn is_other(path: *const c_char) -> bool {
     path.is_null() || !is_ours(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
-/// Returns `true` for one of the folders and for what is in it.
+/// Returns `true` for the redirected folders and their contents.
 fn is_ours(path: &[u8]) -> bool {
     FOLDERS.iter().any(|folder| {
         let rest = path.strip_prefix(*folder);
@@ -93,13 +97,13 @@ fn is_ours(path: &[u8]) -> bool {
     })
 }
 
-/// Returns the function that the name would have without this library, or null. Later calls take it from `cache`.
+/// Returns the function that this library interposes, or null. Later calls take it from `cache`.
 fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    // SAFETY: the name is valid. RTLD_NEXT searches the libraries behind this one.
+    // SAFETY: the name is valid. RTLD_NEXT searches the libraries after this one.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     cache.store(found, Ordering::Release);
     found
@@ -111,9 +115,11 @@ fn unknown<T>(failed: T) -> T {
     failed
 }
 
-/// Functions of the C library: arguments in front of the path, the path, arguments behind it, and the result of a failure.
+/// Functions of the C library: arguments before the path, the path, arguments after it, and the
+/// result of a failure.
 macro_rules! functions {
-    ($($name:ident, $text:literal, ($($first:ident: $f:ty),*) path ($($arg:ident: $t:ty),*) -> $r:ty, $failed:expr;)*) => { $(
+    ($($name:ident, $text:literal,
+       ($($first:ident: $f:ty),*) path ($($arg:ident: $t:ty),*) -> $r:ty, $failed:expr;)*) => { $(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name($($first: $f,)* path: *const c_char $(, $arg: $t)*) -> $r {
             static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -136,7 +142,7 @@ macro_rules! functions {
     )* };
 }
 
-// In C the mode of `open` is one of the arguments that may be missing. It is passed in the same place.
+// In C, the mode of `open` is an optional argument. It is passed in the same place.
 functions! {
     access, c"access", () path (mode: c_int) -> c_int, -1;
     euidaccess, c"euidaccess", () path (mode: c_int) -> c_int, -1;
@@ -153,8 +159,10 @@ functions! {
     fopen, c"fopen", () path (mode: *const c_char) -> *mut c_void, std::ptr::null_mut();
     fopen64, c"fopen64", () path (mode: *const c_char) -> *mut c_void, std::ptr::null_mut();
     opendir, c"opendir", () path () -> *mut c_void, std::ptr::null_mut();
-    scandir, c"scandir", () path (list: *mut c_void, filter: *mut c_void, compare: *mut c_void) -> c_int, -1;
-    scandir64, c"scandir64", () path (list: *mut c_void, filter: *mut c_void, compare: *mut c_void) -> c_int, -1;
+    scandir, c"scandir", ()
+        path (list: *mut c_void, filter: *mut c_void, compare: *mut c_void) -> c_int, -1;
+    scandir64, c"scandir64", ()
+        path (list: *mut c_void, filter: *mut c_void, compare: *mut c_void) -> c_int, -1;
     stat, c"stat", () path (to: *mut c_void) -> c_int, -1;
     stat64, c"stat64", () path (to: *mut c_void) -> c_int, -1;
     lstat, c"lstat", () path (to: *mut c_void) -> c_int, -1;
@@ -176,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_folders_are_looked_for_elsewhere() {
+    fn only_own_folders_are_redirected() {
         for ours in [
             "/sys/class/infiniband",
             "/sys/class/infiniband/",
@@ -199,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_does_not_fit_stays_as_it_is() {
+    fn long_path_is_unchanged() {
         let mut room = Room::new();
         let joined = room.joined(b"/tmp/x", b"/dev/infiniband");
         assert_eq!(joined, Some(c"/tmp/x/dev/infiniband"));

@@ -1,10 +1,10 @@
-//! Netlink sockets of the family RDMA, for `rdma` of iproute2.
+//! Netlink sockets of the family RDMA, for iproute2's `rdma`.
 //!
-//! The kernel has such sockets only with its RDMA modules, and knows none of our devices. A program
-//! that opens one gets a pair of Unix sockets instead. At the other end, a process of the command
-//! `iwarp`, which the variable `IWARP_NETLINK` names, reads the requests and answers them. The program
-//! sends, receives and polls as before; only the calls that deal with netlink addresses are
-//! replaced. Another process of the program's children that inherits the socket can use it, too.
+//! The kernel provides such sockets only with its RDMA modules, and does not know our devices. A
+//! program that opens one gets a pair of Unix sockets instead, whose other end is served by a
+//! process of the command `iwarp`, which the variable `IWARP_NETLINK` names. The program sends,
+//! receives and polls as usual; only calls with netlink addresses are replaced. Children that
+//! inherit the socket can use it, too.
 //!
 //! Sockets are recognised by the inode of the program's end. Before the first such socket exists, a
 //! call costs one load from memory.
@@ -17,18 +17,18 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 const NETLINK_RDMA: c_int = 20;
-/// The variable with the path of the command that answers.
+/// The variable with the path of the serving command.
 const VARIABLE: &CStr = c"IWARP_NETLINK";
-/// Sockets of one process. `rdma` has one.
+/// Largest number of sockets of a process. `rdma` has one.
 const SOCKETS_MAX: usize = 16;
-/// The answers to one request that may wait to be read.
+/// Buffer for answers that have not been read.
 static BUFFER_BYTES: c_int = 1 << 20;
 
 /// The inodes of our sockets. Their device is that of all sockets.
 static INODES: [AtomicU64; SOCKETS_MAX] = [const { AtomicU64::new(0) }; SOCKETS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the C library's function of a name, as a function of this type.
+/// Returns the C library's function with this name and type.
 macro_rules! original {
     ($name:literal, $type:ty, $failed:expr) => {{
         static CACHE: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
@@ -69,7 +69,7 @@ fn is_ours(socket: c_int) -> bool {
             .any(|ours| ours.load(Ordering::Acquire) == inode)
 }
 
-/// Makes a socket whose other end a new process of the command has. Returns `None` if there is no
+/// Creates a socket whose other end is a new process of the command. Returns `None` if there is no
 /// such command or no room.
 fn make(flags: c_int) -> Option<c_int> {
     // SAFETY: the name is a C string, and so is a value of the environment.
@@ -83,7 +83,7 @@ fn make(flags: c_int) -> Option<c_int> {
         COUNT.store(SOCKETS_MAX, Ordering::Release);
         return None;
     }
-    // The new process must not have the program's end, or it would never see the end of the stream.
+    // The new process must not inherit the program's end, or it would never see the end of file.
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     let mut ends = [-1; 2];
     // SAFETY: there is room for two descriptors.
@@ -144,7 +144,7 @@ unsafe fn start(command: *const c_char, socket: c_int) -> bool {
             return false;
         }
         let mut process = 0;
-        // Whoever reads the program's output waits until no process has it open.
+        // A reader of the program's output waits until no process has it open.
         let silent = [1, 2].iter().all(|output| {
             let null = c"/dev/null".as_ptr();
             let to = actions.as_mut_ptr();
@@ -173,7 +173,7 @@ const fn kernel() -> libc::sockaddr_nl {
     address
 }
 
-/// Writes a netlink address as the calls do: cut to the room, with the whole length.
+/// Writes a netlink address as the system calls do: truncated, with the full length.
 ///
 /// # Safety
 /// Both pointers are null, or valid as in the calls' manual pages.

@@ -1,4 +1,5 @@
-//! Programs of the distribution with the library: they find our folders elsewhere, and everything else where it is.
+//! Programs of the distribution with the library: they find our folders elsewhere, and everything
+//! else where it is.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -1,25 +1,26 @@
-//! The programs of the hosts: they post work requests and poll completions. This module also applies the fate of a connection.
+//! The programs of the hosts: they post work requests and poll completions. Also applies the fate
+//! of a connection.
 
 use iwarp_rnic::qp::{Events, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendWr};
 
 use crate::world::{End, Event, Fate, World};
 
-/// Makes a work request identifier: the kind in the highest octet, then the number of the endpoint or node (24 bits) and the index
-/// of the request (32 bits).
+/// Returns a work request identifier: the kind in the highest octet, then the number of the
+/// endpoint or node (24 bits) and the index of the request (32 bits).
 pub const fn wr_id(kind: u64, owner: usize, index: usize) -> u64 {
     kind << 56 | (owner as u64) << 32 | index as u64
 }
 
-/// Kind of identifier: a request of the send queue.
+/// Kind of a request of the send queue.
 pub const SEND: u64 = 1;
-/// Kind of identifier: a receive of a queue pair's own receive queue.
+/// Kind of a receive of a queue pair's own receive queue.
 pub const RECV: u64 = 2;
-/// Kind of identifier: a receive of a shared receive queue.
+/// Kind of a receive of a shared receive queue.
 pub const SHARED: u64 = 3;
 
 impl World {
-    /// Schedules the program of an endpoint to go on soon.
+    /// Schedules the program of an endpoint to continue soon.
     pub fn app_soon(&mut self, e: usize) {
         if !self.eps[e].app_due && !self.eps[e].stopped {
             self.eps[e].app_due = true;
@@ -39,7 +40,7 @@ impl World {
                 return;
             }
             if ep.qp.state() == State::Error {
-                // A few more requests, which must be flushed.
+                // Post a few more requests, which must be flushed.
                 if ep.extra_posts == 0 {
                     self.eps[e].stopped = true;
                     return;
@@ -60,7 +61,7 @@ impl World {
                 sges: &op.sges,
                 inline: &[a, b],
             };
-            // Count the request first, because its completion may come before the call returns.
+            // Count the request first: its completion may come before the call returns.
             self.eps[e].posted += 1;
             match self.call(e, |c| c.ep.qp.post_send(&wr, &mut c.host)) {
                 Ok(()) => {
@@ -167,8 +168,8 @@ impl World {
         self.after(delay, Event::PostShared(n));
     }
 
-    /// Takes all completions of a queue, arms it, and takes completions again. Without the second look, a completion that comes just before
-    /// the arming would wait without an event.
+    /// Takes all completions of a queue, arms it, and takes completions again. Otherwise a
+    /// completion just before the arming would wait without an event.
     pub fn poll(&mut self, n: usize, cq: usize) {
         self.nodes[n].poll_due[cq] = false;
         let mut out = [Cqe::default(); 4];
@@ -215,7 +216,7 @@ impl World {
         self.receives_soon(e);
     }
 
-    /// Applies the fate of a connection while its programs are at work.
+    /// Applies the fate of a connection while its programs are running.
     pub fn apply_fate(&mut self, conn: usize) {
         let fate = self.conns[conn].fate;
         self.log(|| format!("conn {conn}: {fate:?}"));
@@ -268,8 +269,8 @@ impl World {
         self.call(e, |c| c.ep.qp.close(&mut c.host));
     }
 
-    /// Moves a queue pair to SQD to drain its send queue. When the queue pair reports that it is drained, [`resume`](Self::resume) is
-    /// scheduled.
+    /// Moves a queue pair to SQD to drain its send queue. When the queue pair reports that it is
+    /// drained, [`resume`](Self::resume) is scheduled.
     pub fn pause(&mut self, e: usize) {
         if self.eps[e].qp.state() != State::Rts || self.eps[e].stopped {
             return;

@@ -1,4 +1,4 @@
-//! Checks of each completion when it is polled, and of all endpoints when no event is left.
+//! Checks each completion when it is polled, and all endpoints when no event is left.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::qp::{RxInterest, State};
@@ -18,7 +18,8 @@ pub const fn refused_status(code: TerminateCode) -> WcStatus {
 }
 
 impl World {
-    /// Checks a completion of a send queue: order, status, opcode and length. Unsignaled requests before it have succeeded.
+    /// Checks a completion of a send queue: order, status, opcode and length. Unsignaled requests
+    /// before it have succeeded.
     pub fn check_send(&mut self, e: usize, cqe: &Cqe) {
         let index = cqe.wr_id as u32 as usize;
         let owner = (cqe.wr_id >> 32) as usize & 0xff_ffff;
@@ -62,7 +63,7 @@ impl World {
                 });
                 return;
             } else if cqe.status != WcStatus::Flushed {
-                // The requests before this one were flushed; this one is the one that failed.
+                // The requests before this one were flushed; this one failed.
                 ep.first_bad = Some((index, cqe.status, cqe.vendor_err));
             }
             if !self.may_break(e) {
@@ -74,13 +75,19 @@ impl World {
         let signalled = is_signalled(op.flags, all);
         let (opcode, byte_len) = (op.op.wc_opcode(), op.byte_len);
         if failed || !signalled || cqe.opcode != opcode || cqe.byte_len != byte_len {
-            self.fail(|| format!("endpoint {e}: request {index} ({opcode:?}, {byte_len} octets) completes as {cqe:?}"));
+            self.fail(|| {
+                format!(
+                    "endpoint {e}: request {index} ({opcode:?}, {byte_len} octets) completes as \
+                     {cqe:?}"
+                )
+            });
             return;
         }
         self.succeeded(e, index);
     }
 
-    /// Notes that a request has succeeded. Its sink must hold the right octets. If it has an answer, the peer has executed it.
+    /// Records that a request has succeeded. Its sink must contain the right octets. If it has an
+    /// answer, the peer has executed it.
     pub fn succeeded(&mut self, e: usize, index: usize) {
         let n = self.eps[e].node;
         let op = self.eps[e].ops[index].clone();
@@ -117,7 +124,7 @@ impl World {
             .copy_from_slice(&effect.data);
     }
 
-    /// Notes that the first `upto` requests of an endpoint have changed its peer's memory.
+    /// Records that the first `upto` requests of an endpoint have changed its peer's memory.
     pub fn commit(&mut self, e: usize, upto: usize) {
         let n = self.eps[e ^ 1].node;
         for index in self.eps[e].committed..upto {
@@ -127,7 +134,12 @@ impl World {
                 if exclusive
                     && self.nodes[n].arena.copy(effect.off, effect.data.len()) != effect.data
                 {
-                    self.fail(|| format!("endpoint {e}: request {index} is complete, but its data is not in the peer's memory"));
+                    self.fail(|| {
+                        format!(
+                            "endpoint {e}: request {index} is complete, but its data is not in the \
+                             peer's memory"
+                        )
+                    });
                     return;
                 }
                 self.commit_local(n, effect);
@@ -163,7 +175,7 @@ impl World {
         }
         let failed = self.eps[e].first_bad_recv.is_some();
         let Some(m) = message.filter(|_| !failed) else {
-            self.fail(|| format!("endpoint {e}: receive {index} got a message that nobody sent"));
+            self.fail(|| format!("endpoint {e}: receive {index} got a message that was not sent"));
             return;
         };
         let flags = WcFlags::WITH_IMM | WcFlags::WITH_INV | WcFlags::SOLICITED;
@@ -251,7 +263,8 @@ impl World {
             }
     }
 
-    /// Called when no event is left. Checks that every program is done, unless the fate of its connection prevents that.
+    /// Called when no event is left. Checks that every program is done, unless the fate of its
+    /// connection prevents that.
     pub fn check_quiet(&mut self) {
         for e in 0..self.eps.len() {
             let conn = e / 2;
@@ -263,13 +276,15 @@ impl World {
                 return;
             }
             let waits = match fate {
-                // If the flipped bit changes a length field, the receiver waits for octets that never come.
+                // If the flipped bit changes a length field, the receiver waits for octets that
+                // never come.
                 Fate::Flip(side) => self.pipes[2 * conn + (side ^ 1)].flip_was_read(),
                 Fate::Stall(..) => true,
                 _ => false,
             };
             let accepted = match fate {
-                // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its buffer.
+                // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its
+                // buffer.
                 Fate::Flip(side) => {
                     waits && side == e % 2 && !ep.gone && ep.buffer.is_none() && ep.lent.is_empty()
                 }
@@ -303,7 +318,8 @@ impl World {
             } else {
                 match fate {
                     Fate::Clean(_) | Fate::Flip(_) => continue,
-                    // Any other fate must have ended the connection, also if it came after the programs were done.
+                    // Any other fate must have ended the connection, also if it came after the
+                    // programs were done.
                     _ => "although the fate should have ended the connection",
                 }
             };

@@ -1,6 +1,7 @@
-//! The driver does for a queue pair what a runtime does, with simulated sockets.
+//! Drives a queue pair as a runtime does, with simulated sockets.
 //!
-//! It acts only when the queue pair asks for it. So if a wake-up is lost, the endpoint stops, and the checkers notice that.
+//! The driver acts only when the queue pair requests it. If a wake-up is lost, the endpoint stops,
+//! and the checks detect that.
 
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
 use iwarp_rnic::memory::MemoryTable;
@@ -16,7 +17,8 @@ use crate::plant::{Plant, Planted};
 use crate::raw::{self, SimRange};
 use crate::world::{CRC32C, Endpoint, Event, Node, Srq, World};
 
-/// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue of its node.
+/// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue
+/// of its node.
 pub struct SimHost<'a> {
     cqs: &'a mut [CompletionQueue],
     poll_due: &'a mut [bool],
@@ -87,7 +89,7 @@ pub struct Call<'a> {
     pub ep: &'a mut Endpoint,
     /// The STag table.
     pub table: &'a mut MemoryTable<SimRange>,
-    /// Where completions go.
+    /// The queues that completions go to.
     pub host: SimHost<'a>,
 }
 
@@ -105,7 +107,7 @@ impl Call<'_> {
 }
 
 impl World {
-    /// Calls a queue pair with `f`, then does what the queue pair asks for.
+    /// Calls a queue pair with `f`, then performs what the queue pair requests.
     pub fn call<R>(&mut self, e: usize, f: impl FnOnce(&mut Call<'_>) -> R) -> R {
         let ep = &mut self.eps[e];
         let node_index = ep.node;
@@ -153,7 +155,7 @@ impl World {
         result
     }
 
-    /// Writes completions that are due. Anything may have happened since they were.
+    /// Writes pending completions. Anything may have happened since they became pending.
     pub fn complete(&mut self, e: usize) {
         self.eps[e].completing = false;
         self.call(e, |c| {
@@ -162,7 +164,8 @@ impl World {
         });
     }
 
-    /// Does what the queue pair asks for: schedules sending and polling, shuts down or closes its stream.
+    /// Performs what the queue pair requests: schedules sending and polling, and shuts down or
+    /// closes the stream.
     fn serve(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
@@ -204,11 +207,12 @@ impl World {
                 self.at(at, Event::Readable(e ^ 1));
                 self.eps[e].fin_sent = true;
                 self.call(e, |c| c.ep.qp.shutdown_done(&mut c.host));
-                // From now on the queue pair reads and discards, even octets that it would not have read before.
+                // From now on the queue pair reads and discards, even octets that it would have
+                // refused before.
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
-            // Nobody here minds an early end.
+            // No checker minds an early end.
             StreamWish::Leave { cut: false, .. } => {
                 self.log(|| format!("ep {e}: leaves"));
                 let at = self.pipes[e].shutdown(self.now);
@@ -264,7 +268,7 @@ impl World {
         }
     }
 
-    /// Writes until the queue pair has nothing more to send or the stream takes no more.
+    /// Writes until the queue pair has nothing more to send or the stream is full.
     pub fn transmit(&mut self, e: usize) {
         let mut plan = match self.eps[e].plan.take() {
             Some(plan) => plan,
@@ -288,7 +292,7 @@ impl World {
         self.serve(e);
     }
 
-    /// Fills a plan that is done. Returns `false` if there is nothing to send.
+    /// Fills a completed plan. Returns `false` if there is nothing to send.
     fn fill(&mut self, e: usize, plan: &mut TxPlan) -> bool {
         if !self.eps[e].qp.wants_tx() {
             return false;
@@ -310,7 +314,7 @@ impl World {
         fill != TxFill::Idle
     }
 
-    /// Writes a piece of a plan. Returns `false` if the connection takes no more, or has ended.
+    /// Writes a part of a plan. Returns `false` if the stream is full or has ended.
     fn write(&mut self, e: usize, plan: &mut TxPlan) -> bool {
         let most = match self.eps[e].rng.below(4) {
             0 => self.eps[e].rng.range(1, 64) as usize,
@@ -391,7 +395,7 @@ impl World {
         }
     }
 
-    /// Schedules more writing for an endpoint whose stream was full, because its reader has made room.
+    /// Schedules more writing for an endpoint whose full stream has room again.
     fn writable(&mut self, e: usize) {
         if self.eps[e].tx_blocked {
             let delay = self.rng.range(100, 5_000);
@@ -417,8 +421,8 @@ impl World {
         self.keep_buffer(e, buffer);
     }
 
-    /// Offers octets that were read, as a driver does that has them in memory. Those that are not taken, because a Send is held, are
-    /// offered again later.
+    /// Passes octets that were read, as a driver with a buffer does. Those that are not accepted,
+    /// because a Send is held, are passed again later.
     fn offer(&mut self, e: usize, buffer: &mut RxBuffer) {
         let mut octets = std::mem::take(&mut self.eps[e].lent);
         loop {
@@ -442,7 +446,7 @@ impl World {
         self.eps[e].lent = octets;
     }
 
-    /// Reads to the destinations that the queue pair names, as `recvmsg` does.
+    /// Reads directly to the destinations of a receive plan, as `recvmsg` does.
     fn take_as_planned(
         &mut self,
         e: usize,
@@ -460,7 +464,8 @@ impl World {
         let room = plan.room();
         self.pipes[e ^ 1].read(self.now, here.min(room), octets);
         let direct = runs.len() > 1;
-        // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been changed.
+        // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been
+        // changed.
         #[allow(unsafe_code)]
         let written = unsafe { raw::read_into(&runs, octets) };
         if !written {
@@ -498,7 +503,7 @@ impl World {
         }
     }
 
-    /// Something may be due. What is not due any more is ignored.
+    /// Passes the time to a queue pair whose timer may have expired.
     pub fn tell_time(&mut self, e: usize) {
         self.eps[e].timer = None;
         if self.eps[e].gone {
@@ -526,7 +531,7 @@ impl World {
         let mut buffer = match self.eps[e].buffer.take() {
             Some(buffer) => buffer,
             None if self.eps[e].lent.is_empty() => {
-                self.fail(|| format!("endpoint {e} holds a Send, but nobody has it"));
+                self.fail(|| format!("endpoint {e} holds a Send, but has no buffer"));
                 return;
             }
             None => self.pool.buffer(),
@@ -545,7 +550,7 @@ impl World {
         }
     }
 
-    /// Checks that the status that the receive side returned agrees with the state of the queue pair.
+    /// Checks that a receive status is consistent with the state of the queue pair.
     fn check_status(&mut self, e: usize, status: RxStatus) {
         self.reach.receive(status);
         let qp = &self.eps[e].qp;
@@ -553,14 +558,19 @@ impl World {
         let fits = match status {
             RxStatus::Ok => !held,
             RxStatus::More => !held,
-            // After the call the driver may have shut the sending side down, as the program's close asked.
+            // The program's close may have shut down the sending side after the call.
             RxStatus::Held => held && state != State::Error || qp.is_shut_down(),
-            // Nobody uses memory here while somebody else works.
+            // No other thread uses memory here.
             RxStatus::Waits => false,
             RxStatus::Failed => state == State::Error,
         };
         if !fits {
-            self.fail(|| format!("endpoint {e}: the receive side returns {status:?} in state {state:?}, held: {held}"));
+            self.fail(|| {
+                format!(
+                    "endpoint {e}: the receive side returns {status:?} in state {state:?}, \
+                     held: {held}"
+                )
+            });
         }
     }
 }

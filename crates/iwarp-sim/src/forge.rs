@@ -8,12 +8,12 @@ use crate::forgery::Forgery;
 use crate::world::{Event, World};
 
 impl World {
-    /// Lets endpoint `e` send a forged FPDU behind everything that it has sent.
+    /// Makes endpoint `e` send a forged FPDU after everything that it has sent.
     pub fn forge(&mut self, e: usize, forgery: Forgery) {
         let ep = &self.eps[e];
         let numbers = ep.ops.iter().map(|op| match op.op {
             SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
-            // Immediate data are a message of their own.
+            // Immediate data are a separate message.
             SendOp::SendImm(_) => 2,
             _ => 0,
         });

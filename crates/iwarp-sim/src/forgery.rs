@@ -1,9 +1,10 @@
-//! FPDUs that no RNIC sends: a peer that breaks a rule of DDP or RDMAP when everything else is done. RFC 5040 section 4.8 and RFC 5041
-//! section 7.2 say with which code the receiver must end the stream.
+//! FPDUs that no RNIC sends: a peer that violates a rule of DDP or RDMAP after everything else has
+//! completed. RFC 5040 section 4.8 and RFC 5041 section 7.2 define the code with which the receiver
+//! must terminate the stream.
 
 use iwarp_proto::rdmap::TerminateCode as Code;
 
-/// A rule that is broken.
+/// The violated rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgery {
     /// An untagged segment of DDP version 2.
@@ -14,18 +15,18 @@ pub enum Forgery {
     RdmapVersion,
     /// Queue 9.
     Queue,
-    /// A Send that is far ahead of the last one.
+    /// A Send far ahead of the last one.
     Number,
-    /// A Send that begins in its middle.
+    /// A Send that starts in the middle.
     Offset,
-    /// An opcode that nobody has defined.
+    /// An undefined opcode.
     Opcode,
-    /// A ULPDU that is shorter than every header.
+    /// A ULPDU that is shorter than any header.
     Short,
 }
 
 impl Forgery {
-    /// All of them.
+    /// All forgeries.
     pub const ALL: &'static [Self] = &[
         Self::UntaggedVersion,
         Self::TaggedVersion,
@@ -37,7 +38,7 @@ impl Forgery {
         Self::Short,
     ];
 
-    /// Returns the code with which the receiver ends the stream.
+    /// Returns the code with which the receiver terminates the stream.
     pub const fn code(self) -> Code {
         match self {
             Self::UntaggedVersion => Code::DDP_UNTAGGED_INVALID_VERSION,
@@ -51,7 +52,7 @@ impl Forgery {
         }
     }
 
-    /// Returns the ULPDU. `next` is the number that the next Send has.
+    /// Returns the ULPDU. `next` is the number of the next Send.
     pub(crate) fn ulpdu(self, next: u32) -> Vec<u8> {
         // Last segment, DDP version 1; RDMAP version 1, Send.
         let (mut ddp, mut rdmap) = (0x41, 0x43);

@@ -1,4 +1,4 @@
-//! Makes a [`World`] from a seed: hosts, connections with all their options, programs and fates.
+//! Creates a [`World`] from a seed: hosts, connections with all their options, programs and fates.
 
 use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::world::{
 const PD: u32 = 1;
 
 impl World {
-    /// Makes the world that belongs to a seed.
+    /// Creates the world of a seed.
     pub fn generate(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Self {
         raw::map_all();
         let mut rng = Rng::new(seed);
@@ -80,7 +80,8 @@ impl World {
             cqs: Vec::new(),
             poll_due: vec![false; cqs],
             srq: shared.then(|| Srq {
-                // A placeholder: the depth is known only when all programs are made. `finish_node` makes the real queue.
+                // A placeholder: the depth is known after all programs are generated. `finish_node`
+                // creates the real queue.
                 queue: SharedReceiveQueue::new(1, 1).expect("memory"),
                 receives: Vec::new(),
                 posted: 0,
@@ -201,7 +202,7 @@ impl World {
         self.script(conn, initiator, rtr.is_none());
     }
 
-    /// Often nothing is due, sometimes in the middle of the run, sometimes late.
+    /// Draws timers, which often do not expire, sometimes in the middle of the run, sometimes late.
     fn times(&mut self, rtr: bool) -> StreamTimes {
         let rng = &mut self.rng;
         let time = |rng: &mut Rng| match rng.below(3) {
@@ -212,7 +213,7 @@ impl World {
         StreamTimes {
             reminders: [time(rng), time(rng), time(rng)],
             maturity: time(rng).unwrap_or_default(),
-            // Where there is an RTR message, nobody need speak first.
+            // With an RTR message, no end has to send first.
             speak_first: time(rng).filter(|_| !rtr),
             // With an RTR message the first FPDU comes soon, unless the connection is stalled.
             first_fpdu: rtr.then_some(HOLD_TIME),
@@ -236,7 +237,7 @@ impl World {
             }
         };
         let max_send_wr = rng.range(1, 24) as u32;
-        // Drawn from what is random already, so that the seeds still mean the same.
+        // Derived from a random number instead of drawn, so that existing seeds keep their meaning.
         let completions = [1, 2, 5, 256][max_send_wr as usize % 4];
         let fpdus = [1, 256, 3, 20][max_send_wr as usize / 4 % 4];
         QpConfig {
@@ -373,7 +374,7 @@ impl World {
                 self.conns[conn].illegal_op = Some(index);
             }
         }
-        // A fate that concerns a receive needs a Send that uses that receive.
+        // A fate of a receive needs a Send that uses the receive.
         if let Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) = fate {
             let [a, b] = &mut sides;
             let (us, _) = if s == 0 { (b, a) } else { (a, b) };
@@ -398,7 +399,8 @@ impl World {
         }
     }
 
-    /// Makes receives, completion queues and the first events of a node, when all programs are known.
+    /// Creates receives, completion queues and the first events of a node, when all programs are
+    /// known.
     fn finish_node(&mut self, n: usize) {
         let ours: Vec<usize> = (0..self.eps.len())
             .filter(|&e| self.eps[e].node == n)
@@ -438,7 +440,7 @@ impl World {
             cq.arm(false);
             node.cqs.push(cq);
         }
-        // Only now it is known how much memory is used.
+        // The amount of used memory is known only now.
         let initial: Vec<u8> = (0..node.used).map(|at| pattern(n, at)).collect();
         node.arena.write(0, &initial);
         node.shadow = initial;
@@ -476,7 +478,8 @@ impl World {
                 }
             }
             Fate::BadReceive(s) if s == side => {
-                // Change the key. That is invalid also if the index was used for another region meanwhile.
+                // Change the key. It is invalid even if the index has been reused for another
+                // region.
                 for sge in &mut receives[last].sges {
                     sge.lkey ^= 0x80;
                 }
@@ -492,7 +495,7 @@ impl World {
         self.eps[e].receives = receives;
     }
 
-    /// Attaches the stream. Some programs change the states themselves, before or after that.
+    /// Attaches the stream. Some programs change the states themselves, before or afterwards.
     fn attach(&mut self, e: usize, stream: StreamConfig, now: Time) {
         let way = self.rng.below(10);
         if way < 3 {
@@ -513,7 +516,7 @@ impl World {
         let stream = self.eps[e].stream;
         let patient = self.eps[e].qp.config().receiver_not_ready != ReceiverNotReady::Terminate;
         if !patient {
-            // If Sends are not held, every receive has to be posted before the first octet comes.
+            // If Sends are not held, every receive must be posted before the first octet arrives.
             let depth = self.eps[e].receives.len() as u32;
             let config = QpConfig {
                 max_recv_wr: depth.max(1),

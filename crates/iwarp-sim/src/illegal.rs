@@ -1,5 +1,5 @@
-//! Illegal requests: they must not succeed. Each comes with the Terminate and the completion status that must follow
-//! (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
+//! Illegal requests, which must not succeed, with the Terminate and the completion status that must
+//! follow (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
 
 use iwarp_proto::rdmap::TerminateCode as Code;
 use iwarp_rnic::memory::{Stag, WindowType};
@@ -9,8 +9,8 @@ use crate::memory::Region;
 use crate::script::{Side, Target};
 use crate::world::{Effect, Expect, World};
 
-/// What is wrong with an access: the index or key of its STag, its bounds, its access rights, its protection domain, the queue pair of
-/// its memory window, or that the memory has gone.
+/// What is wrong with an access: the index or key of its STag, its bounds, its rights, its
+/// protection domain, the queue pair of its memory window, or its memory has been unmapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     Index,
@@ -146,14 +146,16 @@ impl Side {
             _ => w.window(peer.n, peer.pd, WindowType::Type2).0,
         };
         let index = self.send(w, Some(stag));
-        // The payload is placed, but the receive must not complete with success. No completion has this length.
+        // The payload is placed, but the receive must not complete with success. No completion has
+        // this length.
         if let Some(message) = w.eps[peer.e].inbound.last_mut() {
             message.byte_len = u32::MAX;
         }
         self.expect(w, index, Expect::Refused(Code::RDMAP_CANNOT_INVALIDATE))
     }
 
-    /// Returns an address and an STag of the peer with the mistake, for an access of `len` octets that needs the right `need`.
+    /// Returns an address and an STag of the peer with the mistake, for an access of `len` octets
+    /// that needs the right `need`.
     fn bad_access(
         &self,
         w: &mut World,
@@ -244,7 +246,7 @@ impl Side {
         (addr, len, stag.0)
     }
 
-    /// Adds a Write (0), Read (1) or atomic (2) that the peer has to refuse.
+    /// Adds a Write (0), Read (1) or atomic (2) that the peer must refuse.
     fn illegal_remote(&mut self, w: &mut World, peer: &Self, kind: u32) -> usize {
         let mut mistake = MISTAKES[w.rng.index(MISTAKES.len())];
         if mistake == Mistake::Before && peer.exposed.base < 64 {
@@ -258,8 +260,8 @@ impl Side {
         ][kind as usize];
         let len = match kind {
             2 => 8,
-            // Each segment is checked by itself, so a long Write would leave the region before it wraps.
-            // A long answer from memory that has gone may be cut in the middle, without a code.
+            // Each segment is checked by itself, so a long Write would leave the region before it
+            // wraps. A long answer from unmapped memory may be cut in the middle, without a code.
             _ if w.rng.chance(70) || mistake == Mistake::Wrap || mistake == Mistake::Gone => {
                 w.rng.range(2, 16)
             }
@@ -300,7 +302,7 @@ impl Side {
             lkey: src.stag,
         };
         let op = SendOp::Write { remote_addr, rkey };
-        // The fence keeps its first segments from changing memory that an earlier Read still reads.
+        // The fence prevents its first segments from changing memory that an earlier Read reads.
         let index = self.push(w, op, SendFlags::FENCE, vec![sge]);
         if mistake == Mistake::Bounds {
             // Segments before the one that crosses the end of the region are legal, and are placed.

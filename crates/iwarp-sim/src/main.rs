@@ -1,4 +1,4 @@
-//! The command `iwarp-sim`: runs many seeds, or replays one and prints what happens.
+//! The command `iwarp-sim`: runs many seeds, or replays one and prints its events.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -12,7 +12,8 @@ use iwarp_sim::run::run;
 use iwarp_sim::setup::sweep;
 use iwarp_sim::world::Pool;
 
-/// Runs random verbs programs on simulated RNICs, and checks every completion and every octet of memory
+/// Runs random verbs programs on simulated RNICs, and checks every completion and every octet of
+/// memory
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -22,19 +23,21 @@ struct Args {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     start: u64,
-    /// Replay only this seed, and print what happens
+    /// Replay only this seed, and print its events
     #[arg(long)]
     seed: Option<u64>,
-    /// Number of threads; 0 means one for each processor
+    /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Plant a bug, which the checkers must find; `list` prints the names of the bugs
+    /// Plant a bug, which the checks must find; `list` prints the names
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
-    /// Instead of seeds: set up connections in all ways, with a reset, a stall and a close at every octet of each direction
+    /// Instead of seeds, set up connections in all modes, with a reset, a stall and a close at
+    /// every octet of each direction
     #[arg(long)]
     setup: bool,
-    /// Print how many seeds have reached each state, operation, completion and error, and how many seeds are dull
+    /// Print how many seeds reached each state, operation, completion and error, and how many seeds
+    /// are dull
     #[arg(long)]
     reach: bool,
     /// Stop after this many failures
@@ -76,7 +79,7 @@ fn main() -> ExitCode {
     many(&args, plant)
 }
 
-/// Runs the sweep of set-up.
+/// Runs the connection set-ups.
 fn setup() -> ExitCode {
     let start = Instant::now();
     let swept = sweep(None);
@@ -93,7 +96,7 @@ fn setup() -> ExitCode {
     }
 }
 
-/// So many seeds have to reach everything that can be reached.
+/// Number of seeds after which everything reachable must have been reached.
 const SEEDS_FOR_ALL: u64 = 10_000;
 
 fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
@@ -146,10 +149,10 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
         Vec::new()
     };
     for name in &missing {
-        println!("no seed reaches: {name}");
+        println!("not reached by any seed: {name}");
     }
     for name in summary.needless() {
-        println!("some seed reaches what the list says none can: {name}");
+        println!("reached, although listed as unreachable: {name}");
     }
     println!("{passed} passed, {failed} failed in {seconds:.1} s");
     if failed == 0 && summary.needless().is_empty() && missing.is_empty() {

@@ -7,7 +7,7 @@ use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::world::{ARENA, Node, World, pattern};
 
-/// A range of an arena that is registered, or will be.
+/// A range of an arena for registration.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     /// Offset in the arena.
@@ -35,7 +35,8 @@ pub const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::MW_BIND);
 
 impl Node {
-    /// Reserves `len` octets of the arena, with octets before and behind them that belong to no range. Returns their offset.
+    /// Reserves `len` octets of the arena, with unused octets before and after them. Returns their
+    /// offset.
     pub fn allocate(&mut self, n: usize, len: usize, aligned: bool, rng: &mut Rng) -> usize {
         let guard = rng.range(64, 200) as usize;
         let mut off = self.used + guard;
@@ -61,7 +62,7 @@ impl World {
         self.register(n, pd, off, len, access)
     }
 
-    /// Reserves and registers a range whose memory goes at once.
+    /// Reserves and registers a range, and unmaps its memory.
     pub fn gone_region(&mut self, n: usize, pd: u32, len: usize, access: Access) -> Region {
         let region = self.region(n, pd, len, access);
         self.nodes[n].arena.unmap(region.off, region.len);
@@ -105,7 +106,8 @@ impl World {
         }
     }
 
-    /// Returns a random tagged offset for a range of `len` octets, sometimes close to the end of 64 bits.
+    /// Returns a random tagged offset for a range of `len` octets, sometimes close to the end of 64
+    /// bits.
     pub fn iova(&mut self, len: u64) -> u64 {
         match self.rng.below(8) {
             // Close to the end. No range can include the last octet of 64 bits.
@@ -137,8 +139,8 @@ impl World {
         window.expect("room in the table")
     }
 
-    /// Reserves and registers `len` octets in at most `most` separate parts. Returns the elements, and the offset and length of each
-    /// part.
+    /// Reserves and registers `len` octets in at most `most` separate parts. Returns the elements,
+    /// and the offset and length of each part.
     pub fn scatter(
         &mut self,
         n: usize,
@@ -157,7 +159,7 @@ impl World {
         (sges, parts)
     }
 
-    /// Registers parts, all as one region or each as a region of its own.
+    /// Registers parts, together as one region or separately.
     fn cover(&mut self, n: usize, pd: u32, parts: &[(usize, usize)]) -> Vec<Sge> {
         let together = self.rng.chance(70);
         let mut region = None;
@@ -185,7 +187,8 @@ impl World {
     }
 }
 
-/// Cuts a length into 1 to `most` parts, which may be empty. For length 0 the list is sometimes empty.
+/// Splits a length into 1 to `most` parts, which may be empty. For length 0 the list is sometimes
+/// empty.
 pub fn cut(rng: &mut Rng, len: usize, most: usize) -> Vec<usize> {
     if most == 0 || len == 0 && rng.chance(60) {
         assert!(len == 0, "no elements for a message");

@@ -1,7 +1,8 @@
 //! One direction of a simulated TCP connection.
 //!
-//! As TCP does, it keeps the order and loses nothing until it is reset. Everything else is random: the lengths of segments, the
-//! times of arrival, the room for unread octets, the octets that a read returns. Times are nanoseconds of virtual time.
+//! Like TCP, it preserves the order and loses nothing until it is reset. Everything else is random:
+//! segment lengths, arrival times, room for unread octets, and lengths of reads. Times are
+//! nanoseconds of virtual time.
 
 use std::collections::VecDeque;
 
@@ -10,21 +11,21 @@ use crate::rng::Rng;
 /// The parameters of a direction.
 #[derive(Debug, Clone, Copy)]
 pub struct PipeConfig {
-    /// Most octets that may be written and not yet read. It stands for the buffers of both sockets.
+    /// Largest number of unread octets, which models the buffers of both sockets.
     pub capacity: usize,
-    /// Least time from writing to arrival.
+    /// Shortest time from writing to arrival.
     pub delay: u64,
-    /// Most additional time of a segment.
+    /// Largest additional time of a segment.
     pub jitter: u64,
-    /// Time that each octet takes on the wire.
+    /// Time of each octet on the wire.
     pub per_octet: u64,
     /// Longest segment.
     pub segment_max: usize,
-    /// Percentage of reads that return fewer octets than are there.
+    /// Percentage of reads that return fewer octets than are available.
     pub short_reads: u64,
 }
 
-/// One bit that the network flips.
+/// A bit that the network flips.
 #[derive(Debug, Clone, Copy)]
 pub struct Flip {
     /// Position of the octet in the stream.
@@ -40,14 +41,14 @@ struct Segment {
     read: usize,
 }
 
-/// What a read would find now.
+/// What a read would return now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// No octet has arrived.
     Nothing,
     /// This many octets have arrived.
     Octets(usize),
-    /// The writer has shut down and everything is read.
+    /// The writer has shut down and everything has been read.
     Fin,
     /// The connection was reset.
     Reset,
@@ -60,7 +61,7 @@ pub struct Pipe {
     rng: Rng,
     segments: VecDeque<Segment>,
     unread: usize,
-    /// Time at which the last segment arrives. A later segment arrives no earlier.
+    /// Arrival time of the last segment. Later segments do not arrive earlier.
     last_at: u64,
     fin: Option<u64>,
     reset: Option<u64>,
@@ -87,11 +88,11 @@ impl Pipe {
         }
     }
 
-    /// Writes as many octets as fit, and calls `arrive` with the time at which each segment arrives. Returns the number of octets
-    /// taken.
+    /// Writes as many octets as fit, and calls `arrive` with the arrival time of each segment.
+    /// Returns the number of octets written.
     pub fn write(&mut self, now: u64, octets: &[u8], mut arrive: impl FnMut(u64)) -> usize {
         if self.reset.is_some() {
-            // A kernel accepts octets until it has noticed the reset.
+            // A kernel accepts octets until it has processed the reset.
             return octets.len();
         }
         assert!(self.fin.is_none(), "write after shutdown");
@@ -126,7 +127,7 @@ impl Pipe {
         taken
     }
 
-    /// Sends a FIN: the writer will write no more. Returns the time at which it arrives.
+    /// Sends a FIN. Returns its arrival time.
     pub fn shutdown(&mut self, now: u64) -> u64 {
         let at = (now + self.config.delay).max(self.last_at);
         self.last_at = at;
@@ -134,12 +135,12 @@ impl Pipe {
         at
     }
 
-    /// Lets a reset arrive at `at` at the reader of this direction. Octets that were not read by then are lost.
+    /// Makes a reset arrive at the reader at `at`. Octets that were not read by then are lost.
     pub fn reset_at(&mut self, at: u64) {
         self.reset = Some(self.reset.map_or(at, |r| r.min(at)));
     }
 
-    /// Returns what a read would find at time `now`.
+    /// Returns what a read would return at time `now`.
     pub fn look(&self, now: u64) -> Found {
         if self.reset.is_some_and(|at| at <= now) {
             return Found::Reset;
@@ -153,7 +154,7 @@ impl Pipe {
         }
     }
 
-    /// Reads at most `most` octets that have arrived to `out`, whose contents are replaced.
+    /// Reads at most `most` arrived octets to `out`, whose contents are replaced.
     pub fn read(&mut self, now: u64, most: usize, out: &mut Vec<u8>) {
         out.clear();
         let most = if most > 1 && self.rng.chance(self.config.short_reads) {
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flip_changes_one_bit_and_a_reset_ends() {
+    fn flip_changes_one_bit() {
         let flip = Flip { at: 10, bit: 3 };
         let mut pipe = Pipe::new(CONFIG, Rng::new(2), Some(flip));
         pipe.write(0, &[0; 20], |_| ());

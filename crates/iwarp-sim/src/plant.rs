@@ -1,7 +1,7 @@
-//! Bugs that are planted on purpose, to show that the checkers find them.
+//! Bugs that are planted on purpose, to show that the checks find them.
 //!
-//! Most bugs are planted in the simulator: its driver or host behaves as if a program or an RNIC had the bug. `SkipBounds`
-//! is in the RNIC itself, and needs the feature `planted-bugs`.
+//! Most are planted in the simulator: its driver or host behaves as if a program or an RNIC had the
+//! bug. `SkipBounds` is in the RNIC itself, and needs the feature `planted-bugs`.
 
 use crate::rng::Rng;
 
@@ -12,7 +12,7 @@ pub enum Plant {
     DropCompletion,
     /// A completion is written twice.
     RepeatCompletion,
-    /// Two completions change places.
+    /// Two completions are swapped.
     SwapCompletions,
     /// A wake-up to send is lost.
     LoseWakeup,
@@ -20,11 +20,11 @@ pub enum Plant {
     ForgetHeld,
     /// A completion event is lost.
     LoseNotify,
-    /// Registered ranges are longer than what the program granted.
+    /// Registered ranges are longer than the program granted.
     WideGrant,
-    /// The STag table does not compare with the end of a region (feature `planted-bugs`).
+    /// The STag table does not check the end of a region (feature `planted-bugs`).
     SkipBounds,
-    /// An octet is placed wrong although the CRC was right.
+    /// An octet is placed incorrectly although the CRC was correct.
     CorruptPlacement,
     /// An octet outside of every range is changed.
     StrayWrite,
@@ -56,7 +56,7 @@ impl Plant {
     }
 }
 
-/// The bug of one run, and the number of occasions that pass before it happens.
+/// The bug of one run, and the number of occasions to skip.
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     kind: Option<Plant>,
@@ -64,7 +64,7 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// Plants a bug that happens once, at one of its first 12 occasions.
+    /// Plants a bug that happens once, on one of its first 12 occasions.
     pub fn new(kind: Option<Plant>, rng: &mut Rng) -> Self {
         Self {
             kind,
@@ -77,7 +77,7 @@ impl Planted {
         self.kind == Some(kind)
     }
 
-    /// Notes an occasion for this kind. Returns `true` if the bug happens now.
+    /// Records an occasion for this kind. Returns `true` if the bug happens now.
     pub fn happens(&mut self, kind: Plant) -> bool {
         if self.kind != Some(kind) {
             return false;

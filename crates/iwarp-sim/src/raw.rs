@@ -1,7 +1,7 @@
 //! The simulated hosts' memory, and the simulator's only `unsafe`.
 //!
-//! An [`Arena`] is one block of octets that is accessed only through raw pointers. References are not allowed, because the RNIC
-//! under test writes to the block without borrowing it.
+//! An [`Arena`] is a block of octets that is accessed only through raw pointers. References are
+//! not allowed, because the RNIC under test writes to the block without borrowing it.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -50,7 +50,8 @@ impl Arena {
     /// If the range is not inside the arena.
     pub fn read(&self, off: usize, out: &mut [u8]) {
         self.check(off, out.len());
-        // SAFETY: the range was checked to be inside our allocation. There are no references into it, so it does not overlap `out`.
+        // SAFETY: the range was checked to be inside our allocation. There are no references into
+        // it, so it does not overlap `out`.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at.as_ptr().add(off), out.as_mut_ptr(), out.len());
         }
@@ -75,21 +76,23 @@ impl Arena {
         }
     }
 
-    /// Returns a part of the arena for registration. It must be deregistered, or its STag table dropped, before the arena is dropped.
+    /// Returns a part of the arena for registration. It must be deregistered, or its STag table
+    /// dropped, before the arena is dropped.
     ///
     /// # Panics
     /// If the range is not inside the arena.
     pub fn range(&self, off: usize, len: usize) -> SimRange {
         self.check(off, len);
         let addr = self.at.as_ptr() as u64 + off as u64;
-        // SAFETY: the octets live as long as the arena; `World` drops tables and queue pairs with their arena, and
-        // tables do not touch memory when dropped. No reference into the arena is ever made.
+        // SAFETY: the octets live as long as the arena; `World` drops tables and queue pairs with
+        // their arena, and tables do not touch memory when dropped. No reference into the arena is
+        // ever made.
         let range = unsafe { HostRange::new(addr, len as u64) };
         SimRange(range.expect("an allocation does not wrap"))
     }
 
-    /// Lets `len` octets go, as a program does that unmaps registered memory: the RNIC's accesses to them fail from now on. The simulator
-    /// still sees them, so it notices if they change.
+    /// Unmaps `len` octets, as a program that unmaps registered memory: the RNIC's accesses to them
+    /// fail from now on. The simulator still reads them, to detect changes.
     ///
     /// # Panics
     /// If the range is not inside the arena.
@@ -120,27 +123,27 @@ impl Drop for Arena {
 }
 
 thread_local! {
-    /// The addresses that have gone in the run of this thread.
+    /// The unmapped addresses in the run of this thread.
     static GONE: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets everything be there again, for the next run.
+/// Maps everything again for the next run.
 pub fn map_all() {
     GONE.with_borrow_mut(Vec::clear);
 }
 
-/// Returns `true` if none of these octets has gone.
+/// Returns `true` if none of these octets is unmapped.
 fn is_here(at: *const u8, len: usize) -> bool {
     let at = at.addr();
     GONE.with_borrow(|gone| gone.iter().all(|g| at + len <= g.start || g.end <= at))
 }
 
-/// Memory of a simulated host: a range whose octets may go while it is registered.
+/// Memory of a simulated host: a range whose octets may be unmapped while it is registered.
 #[derive(Debug)]
 pub struct SimRange(HostRange);
 
-// SAFETY: all of it is inside an arena, as for `HostRange`. Octets that have gone are still mapped; the accesses only say that they
-// are not.
+// SAFETY: all of it is inside an arena, as for `HostRange`. Unmapped octets are only marked, and
+// still exist.
 unsafe impl Memory for SimRange {
     type Place = u64;
 
@@ -195,11 +198,12 @@ unsafe impl Memory for SimRange {
     }
 }
 
-/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`. Returns `false` if some of it would go where memory has gone;
-/// what is in front of that may have been copied.
+/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`. Returns `false` at
+/// unmapped memory; data before it may have been copied.
 ///
 /// # Safety
-/// The runs come from a receive plan. Its STag table and buffer were not changed since the plan was made.
+/// The runs come from a receive plan. Its STag table and buffer were not changed since the plan was
+/// made.
 ///
 /// # Panics
 /// If the runs are shorter than `src`.

@@ -1,5 +1,5 @@
-//! What a run has reached: states, operations, completions, errors. A seed that reaches nothing but what nearly all reach is dull, and
-//! something that no seed reaches is not tested.
+//! Records what a run reaches: states, operations, completions, errors. A seed that reaches only
+//! common things is dull, and something that no seed reaches is not tested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,29 +9,29 @@ use iwarp_rnic::qp::{
 };
 use iwarp_rnic::{SendFlags, SendOp, WcOpcode, WcStatus};
 
-/// The names of what one run has reached.
+/// The names of what one run reached.
 pub type Reached = BTreeSet<String>;
 
-/// Notes what one run reaches.
+/// Records what one run reaches.
 #[derive(Debug, Default)]
 pub struct Reach {
     /// What was reached so far.
     pub reached: Reached,
-    /// Numbers of what was noted already, so that a name is made only once.
+    /// Numbers of recorded things, so that each name is formatted only once.
     known: BTreeSet<u64>,
     /// The last state of each endpoint.
     states: Vec<Option<State>>,
 }
 
 impl Reach {
-    /// Notes something of a kind. `number` tells it from others of its kind.
+    /// Records something of a kind. `number` identifies it within its kind.
     fn note(&mut self, kind: u8, number: u64, name: impl FnOnce() -> String) {
         if self.known.insert(u64::from(kind) << 56 | number) {
             self.reached.insert(name());
         }
     }
 
-    /// Notes the state of an endpoint, and how it came there.
+    /// Records the state of an endpoint, and the transition to it.
     pub fn state(&mut self, e: usize, qp: &QueuePair) {
         if self.states.len() <= e {
             self.states.resize(e + 1, None);
@@ -48,24 +48,24 @@ impl Reach {
         self.note(3, wish_number(wish), || named("stream", wish));
     }
 
-    /// Notes what a queue pair has told.
+    /// Records the events of a queue pair.
     pub fn events(&mut self, events: Events) {
         for (name, event) in events.iter_names() {
             self.note(4, u64::from(event.bits()), || format!("event {name}"));
         }
     }
 
-    /// Notes the result of filling a plan.
+    /// Records the result of filling a plan.
     pub fn fill(&mut self, fill: TxFill) {
         self.note(5, fill as u64, || named("fills", fill));
     }
 
-    /// Notes the result of receiving.
+    /// Records the result of receiving.
     pub fn receive(&mut self, status: RxStatus) {
         self.note(6, status as u64, || named("receives", status));
     }
 
-    /// Notes a request that was posted.
+    /// Records a posted request.
     pub fn posted(&mut self, op: &SendOp, flags: SendFlags) {
         let (number, name) = operation(op);
         self.note(7, number, || format!("posts {name}"));
@@ -74,7 +74,7 @@ impl Reach {
         }
     }
 
-    /// Notes a completion.
+    /// Records a completion.
     pub fn completed(&mut self, opcode: WcOpcode, status: WcStatus) {
         if status == WcStatus::Success {
             self.note(9, opcode as u64, || named("completes", opcode));
@@ -82,12 +82,12 @@ impl Reach {
         self.note(10, status as u64, || named("status", status));
     }
 
-    /// Notes what a run has done to a connection.
+    /// Records the fate of a connection.
     pub fn fate(&mut self, (number, name): (u64, &'static str)) {
         self.note(11, number, || format!("fate {name}"));
     }
 
-    /// Notes how a stream has ended, and how it was set up.
+    /// Records how a stream ended and how it was set up.
     pub fn ended(&mut self, failed: Option<Fault>, stream: &StreamConfig) {
         match failed {
             Some(Fault { blame, code }) => {
@@ -249,7 +249,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Returns everything that a queue pair can reach, as far as there is a list of it.
+/// Returns everything that a queue pair can reach, where an enumeration exists.
 fn universe() -> Vec<String> {
     use State::{Error, Init, Reset, Rtr, Rts, Sqd};
     let mut all = Vec::new();
@@ -323,21 +323,21 @@ fn universe() -> Vec<String> {
     all
 }
 
-/// The sum of many runs.
+/// The totals of many runs.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// How many seeds have reached each thing.
+    /// How many seeds reached each thing.
     counts: BTreeMap<String, u64>,
-    /// What each seed has reached, as numbers of names.
+    /// What each seed reached, as numbers of names.
     seeds: Vec<Vec<u32>>,
     numbers: BTreeMap<String, u32>,
 }
 
-/// Something that fewer seeds than one of this many reach is not common.
+/// Something is common if at least one in this many seeds reaches it.
 const COMMON: u64 = 10;
 
 impl Summary {
-    /// Adds what one seed has reached.
+    /// Adds what one seed reached.
     pub fn add(&mut self, reached: Reached) {
         let mut seed = Vec::with_capacity(reached.len());
         for name in reached {
@@ -348,7 +348,7 @@ impl Summary {
         self.seeds.push(seed);
     }
 
-    /// Returns the number of seeds that reach nothing but what at least one of [`COMMON`] seeds reaches.
+    /// Returns the number of seeds that reach only common things.
     fn dull(&self) -> usize {
         let mut common = vec![false; self.numbers.len()];
         for (name, number) in &self.numbers {
@@ -358,7 +358,7 @@ impl Summary {
         self.seeds.iter().filter(is_dull).count()
     }
 
-    /// Returns what no seed has reached, without what cannot be reached.
+    /// Returns what no seed reached, without the exceptions.
     pub fn missing(&self) -> Vec<String> {
         let excused = |name: &String| EXCEPTIONS.iter().any(|(exception, _)| exception == name);
         let mut all = universe();
@@ -366,7 +366,7 @@ impl Summary {
         all
     }
 
-    /// Returns exceptions that some seed has reached, so that they are none.
+    /// Returns the exceptions that some seed reached.
     pub fn needless(&self) -> Vec<&'static str> {
         let names = EXCEPTIONS.iter().map(|(name, _)| *name);
         names
@@ -374,7 +374,7 @@ impl Summary {
             .collect()
     }
 
-    /// Prints how many seeds have reached what.
+    /// Prints how many seeds reached each thing.
     pub fn print(&self) {
         println!("{:>9} of {} seeds reach", "", self.seeds.len());
         for (name, count) in &self.counts {
@@ -389,7 +389,7 @@ impl Summary {
             println!("{:>9} {name}", "NONE");
         }
         println!(
-            "{} of {} seeds are dull: they reach only what one of {COMMON} seeds reaches",
+            "{} of {} seeds are dull: they reach only what at least one in {COMMON} seeds reaches",
             self.dull(),
             self.seeds.len()
         );
@@ -401,14 +401,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dull_seeds_and_missing_things_are_counted() {
+    fn dull_seeds_are_counted() {
         let mut summary = Summary::default();
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         for _ in 0..20 {
             summary.add(set(&["status Success", "reads Read"]));
         }
         summary.add(set(&["status Success", "status MwBind"]));
-        assert_eq!(summary.dull(), 20, "one has reached something of its own");
+        assert_eq!(summary.dull(), 20, "one reached something uncommon");
         let missing = summary.missing();
         assert!(missing.contains(&"status RemoteAccess".to_owned()));
         assert!(!missing.contains(&"status MwBind".to_owned()));

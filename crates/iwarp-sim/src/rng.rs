@@ -1,4 +1,5 @@
-//! The simulator's only source of randomness: xoshiro256++ (Blackman and Vigna), seeded through SplitMix64.
+//! The simulator's only source of randomness: xoshiro256++ (Blackman and Vigna), seeded through
+//! SplitMix64.
 //!
 //! A seed gives the same run on every machine.
 
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_same_sequence_and_bounds_hold() {
+    fn same_seed_gives_same_sequence() {
         let (mut a, mut b, mut c) = (Rng::new(7), Rng::new(7), Rng::new(8));
         let mut differs = false;
         let mut seen = [false; 5];

@@ -1,4 +1,4 @@
-//! One run of a seed: makes the world, handles its events in the order of time, and runs the checks.
+//! One run of a seed: creates the world, handles its events in order of time, and runs the checks.
 
 use std::cmp::Reverse;
 
@@ -8,15 +8,15 @@ use crate::plant::Plant;
 use crate::reach::Reached;
 use crate::world::{End, Event, Fate, Pool, World};
 
-/// Limit of events. No correct run has as many, so a run that reaches it does not end by itself.
+/// Limit of events, which only a run that does not end reaches.
 const STEPS_MAX: u64 = 5_000_000;
 
-/// What comes of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// The text of the first failure, if any.
     pub failure: Option<String>,
-    /// What the run has reached.
+    /// What the run reached.
     pub reached: Reached,
     /// The buffers, for the next run.
     pub pool: Pool,
@@ -30,7 +30,7 @@ pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Outcom
     let failure = world.failure.take();
     let reached = std::mem::take(&mut world.reach.reached);
     let mut pool = std::mem::take(&mut world.pool);
-    // Connections that did not end keep their plans and buffers. Return those, too.
+    // Unfinished connections keep their plans and buffers. Return those, too.
     for mut ep in world.eps.drain(..) {
         pool.plans.extend(ep.plan.take().map(|mut plan| {
             plan.clear();
@@ -81,12 +81,13 @@ impl World {
                 Fate::Clean(end) => self.end(conn, end),
                 _ => self.end(conn, End::Reset),
             }
-            // An endpoint that had stopped reading reads again, so that it sees the end.
+            // An endpoint that had stopped reading reads again and sees the end.
             self.eps[2 * conn].stalled = false;
             self.eps[2 * conn + 1].stalled = false;
         }
         self.run_until_quiet();
-        // If a completion event was lost, its completions were not polled, and the checks below miss them.
+        // After a lost completion event the completions were not polled, and the checks below miss
+        // them.
         if self.failure.is_none() {
             self.check_end();
         }
@@ -101,7 +102,8 @@ impl World {
         }
     }
 
-    /// Moves each queue pair to all states that a program may want for its next connection. Nothing may come of that.
+    /// Moves each queue pair to the states that a program uses before its next connection. Nothing
+    /// else may change.
     fn use_again(&mut self) {
         use State::{Error, Init, Reset, Rtr};
         for e in 0..self.eps.len() {
@@ -110,7 +112,7 @@ impl World {
                 let changed = self.call(e, |c| c.ep.qp.modify(to, &mut c.host).is_ok());
                 let ep = &self.eps[e];
                 if !changed || ep.qp.state() != to || ep.qp.counters().completions != before {
-                    self.fail(|| format!("endpoint {e}: it does not become {to:?} again"));
+                    self.fail(|| format!("endpoint {e}: cannot become {to:?} again"));
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! Random verbs programs for one connection, and the outcome of each request.
 //!
-//! The programs of both sides are generated as one script. If a request depends on an earlier step of the other side, it waits for a
-//! message of that side (`after_recv`). So both sides keep the order of the script where it matters, and the final contents of
-//! memory are known exactly.
+//! The programs of both sides are generated as one script. A request that depends on an earlier
+//! step of the other side waits for a message of that side (`after_recv`). So both sides keep the
+//! order of the script where it matters, and the final contents of memory are known exactly.
 
 use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
@@ -10,7 +10,7 @@ use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, Wc
 use crate::memory::{Region, cut};
 use crate::world::{Effect, Expect, Message, Op, World};
 
-/// The memory of one side of a connection, and what the generator knows about its use.
+/// The memory of one side of a connection, and the generator's knowledge about its use.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Side {
@@ -22,9 +22,10 @@ pub struct Side {
     pub exposed: Region,
     /// For the peer's atomics.
     pub words: Region,
-    /// Sinks of Reads, and their offsets. Later requests may send from them behind a fence.
+    /// Sinks of Reads, and their offsets. Later requests may send from them after a fence.
     pub sinks: Vec<(Sge, usize)>,
-    /// Ranges of the peer that earlier Reads may still be reading. A request that changes one of them needs a fence.
+    /// Ranges of the peer that earlier Reads may still be reading. A request that changes one of
+    /// them needs a fence.
     pub reading: Vec<(usize, usize)>,
     /// Ranges of the peer that requests have written: offset, length, index of the request.
     pub written: Vec<(usize, usize, usize)>,
@@ -75,7 +76,7 @@ impl Side {
             && len > 0
             && let Some(&(sge, off)) = self.sinks.iter().rfind(|s| s.0.len as usize >= len)
         {
-            // The octets of an earlier Read are in its sink only behind a fence.
+            // The octets of an earlier Read are in its sink only after a fence.
             *flags |= SendFlags::FENCE;
             let sge = Sge {
                 len: len as u32,
@@ -106,7 +107,8 @@ impl Side {
         let byte_len = sges.iter().map(|s| s.len).sum();
         let after_recv = w.eps[self.e].inbound.len();
         let ep = &mut w.eps[self.e];
-        // Only requests that depend on the other side wait. If all did, the two programs would never work at the same time.
+        // Only requests that depend on the other side wait. Otherwise the two programs would never
+        // run at the same time.
         let after_recv = if ep.wait_next { after_recv } else { 0 };
         ep.wait_next = false;
         let before = ep.ops.last().map_or(0, |o| o.after_recv);
@@ -134,7 +136,7 @@ impl Side {
         flags
     }
 
-    /// Sometimes makes the payload of a request inline data.
+    /// Sometimes turns the payload of a request into inline data.
     fn maybe_inline(&self, w: &mut World, index: usize, data: &[u8]) {
         let most = w.eps[self.e].qp.config().max_inline as usize;
         if data.len() <= most && w.rng.chance(50) {
@@ -150,7 +152,7 @@ impl Side {
         }
     }
 
-    /// Notes the message that a request sends, with the completion that its receive must have.
+    /// Records the message that a request sends, with the completion of its receive.
     fn message(
         &self,
         w: &mut World,
@@ -218,7 +220,7 @@ impl Side {
         }
         let (sges, data) = self.gather(w, len, &mut flags);
         let (remote_addr, rkey) = (region.tagged(off), region.stag);
-        // Address and STag of an empty access are not checked, so any values are right.
+        // Address and STag of an empty access are not checked, so any values are valid.
         let (remote_addr, rkey) = if len == 0 && w.rng.chance(50) {
             (w.rng.next_u64(), w.rng.next_u32())
         } else {
@@ -243,7 +245,7 @@ impl Side {
         index
     }
 
-    /// Notes that a request changes octets of the peer's memory.
+    /// Records that a request changes octets of the peer's memory.
     fn changes(&mut self, w: &mut World, peer: &Self, index: usize, off: usize, data: &[u8]) {
         w.nodes[peer.n].model[off..off + data.len()].copy_from_slice(data);
         let mut exclusive = true;
@@ -320,7 +322,7 @@ impl Side {
                 (add, old.wrapping_add(a))
             }
             1 => {
-                // The mask makes two fields of 32 bits that are added separately.
+                // The mask makes two 32-bit fields that are added separately.
                 let mask = 1 << 31;
                 let low = (old as u32).wrapping_add(a as u32);
                 let high = ((old >> 32) as u32).wrapping_add((a >> 32) as u32);
@@ -376,8 +378,8 @@ impl Side {
         index
     }
 
-    /// Adds a write of eight octets that are stored at once. Returns its index. From then on the requests of this side complete when they are
-    /// placed.
+    /// Adds an Atomic Write of eight octets. Returns its index. From then on, requests of this side
+    /// complete when they are placed.
     pub fn atomic_write(&mut self, w: &mut World, peer: &Self) -> usize {
         let region = peer.exposed;
         let off = region.off + 8 * w.rng.index(region.len / 8);
@@ -417,7 +419,8 @@ impl Side {
         w.eps[self.e].ops[index].shared_sink = Some(parts[0].0);
     }
 
-    /// Adds a series of requests: this side grants the peer an STag, the peer uses it, and one of them invalidates it.
+    /// Adds a series of requests: this side grants the peer an STag, the peer uses it, and one of
+    /// them invalidates it.
     pub fn episode(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> Region {
         let (region, kind) = match w.rng.below(3) {
             0 => (self.grant_window(w, WindowType::Type1), 0),
@@ -521,7 +524,8 @@ impl Side {
         }
     }
 
-    /// Adds a series of requests: a fast registration, a Send from the registered range, and an invalidation.
+    /// Adds a series of requests: a fast registration, a Send from the registered range, and an
+    /// invalidation.
     pub fn local_episode(&mut self, w: &mut World) {
         let whole = w.fast_region(self.n, self.pd, self.most.max(64));
         for _ in 0..w.rng.range(1, 2) {

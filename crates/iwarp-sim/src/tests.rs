@@ -1,4 +1,4 @@
-//! Runs a few seeds, checks that runs repeat, and that every planted bug is found.
+//! Runs a few seeds, checks that runs are reproducible, and that every planted bug is found.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::plant::Plant;
 use crate::run::run;
 use crate::world::{End, Fate, Pool};
 
-/// Number of seeds, in at least one of which each planted bug has to be found.
+/// Number of seeds that must find each planted bug at least once.
 const PLANT_SEEDS: u64 = 300;
 
 #[test]
@@ -21,7 +21,7 @@ fn seeds_pass() {
 }
 
 #[test]
-fn a_seed_is_the_same_run_every_time() {
+fn seed_determines_the_run() {
     for plant in [Plant::DropCompletion, Plant::LoseWakeup] {
         for seed in 0..40 {
             let once = run(seed, Some(plant), Pool::default(), false);
@@ -78,7 +78,7 @@ fn seeds_note_every_kind() {
     assert_eq!(kinds, wanted.map(str::to_owned).into());
 }
 
-/// Fates of one number would count as one.
+/// Fates with equal numbers would be counted as one.
 #[test]
 fn fates_have_different_numbers() {
     let fates = [

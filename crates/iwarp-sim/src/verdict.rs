@@ -1,4 +1,4 @@
-//! The checks at the end of a run: the outcome of every connection, and every octet of every host's memory.
+//! The checks at the end of a run: the outcome of every connection, and all memory of every host.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::WcStatus;
@@ -31,7 +31,10 @@ impl World {
         );
         if state != State::Error || sends > 0 || receives > 0 {
             self.fail(|| {
-                format!("endpoint {e} ends in {state:?} with {sends} sends and {receives} receives outstanding")
+                format!(
+                    "endpoint {e} ends in {state:?} with {sends} sends and {receives} receives \
+                     outstanding"
+                )
             });
             return;
         }
@@ -72,7 +75,8 @@ impl World {
         }
     }
 
-    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who is to blame, and the code.
+    /// Checks that the endpoint reports the fault that the fate of its connection must cause: the
+    /// blame and the code.
     fn check_fault(&mut self, e: usize) {
         let Some(want) = self.wanted_fault(e) else {
             return;
@@ -87,12 +91,14 @@ impl World {
         self.check_status_of_fate(e);
     }
 
-    /// Returns the fault that the endpoint must report. Returns `None` if more than one is right, and it reports one of them.
+    /// Returns the fault that the endpoint must report. Returns `None` if several are correct and
+    /// it reports one of them.
     fn wanted_fault(&self, e: usize) -> Option<Option<Fault>> {
         let got = self.eps[e].qp.fault();
         let lost = got.is_some_and(|fault| fault.blame == Blame::Transport);
         let here = |side: usize| side == e & 1;
-        // What this endpoint reports if `side` finds that its peer is wrong, and if `side` fails by itself.
+        // The report of this endpoint if `side` detects a violation by its peer, and if `side`
+        // fails itself.
         let found = |side, code| {
             let blame = if here(side) {
                 Blame::Peer
@@ -110,7 +116,7 @@ impl World {
             let code = TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
             Fault { blame, code }
         };
-        // Otherwise no fault is right.
+        // Otherwise the endpoint must report no fault.
         let unless = |right: bool| (!right).then_some(None);
         match self.conns[e / 2].fate {
             Fate::Close(..) => Some(None),
@@ -132,7 +138,7 @@ impl World {
         }
     }
 
-    /// The same for a connection on which `side` posts a request that cannot succeed.
+    /// Like [`wanted_fault`](Self::wanted_fault), if `side` posts a request that cannot succeed.
     fn fault_of_illegal(
         &self,
         e: usize,
@@ -144,8 +150,9 @@ impl World {
         let unheard = || ep.qp.counters().rx_fpdus == 0 && ep.qp.counters().terminates_sent == 0;
         Some(Some(match ep.ops[self.conns[e / 2].illegal_op?].expect {
             Expect::Success => return None,
-            // A responder carries out local requests before the initiator's first FPDU, and may send no Terminate then
-            // (RFC 5044 section 7.1.2). The initiator only sees the end of the connection.
+            // A responder executes local requests before the initiator's first FPDU, and may send
+            // no Terminate then (RFC 5044 section 7.1.2). The initiator only sees the end of the
+            // connection.
             Expect::Local(_) if e & 1 != side && unheard() => Fault {
                 blame: Blame::Transport,
                 code: TerminateCode::MPA_CONNECTION_LOST,
@@ -177,7 +184,8 @@ impl World {
                     let got = ep.first_bad;
                     self.fail(|| {
                         format!(
-                            "endpoint {e}: request {index} should fail with {status:?}, but the first failure is {got:?}"
+                            "endpoint {e}: request {index} should fail with {status:?}, but the first \
+                             failure is {got:?}"
                         )
                     });
                 }
@@ -190,7 +198,9 @@ impl World {
                 if ep.first_bad_recv != Some(want) {
                     let got = ep.first_bad_recv;
                     self.fail(|| {
-                        format!("endpoint {e}: a receive should end with {want:?}, but ended with {got:?}")
+                        format!(
+                            "endpoint {e}: a receive should end with {want:?}, but ended with {got:?}"
+                        )
                     });
                 }
             }
@@ -198,7 +208,8 @@ impl World {
         }
     }
 
-    /// Notes which changes of memory are proven by completions, and which may or may not have happened.
+    /// Separates the changes of memory that completions prove from those that may not have
+    /// happened.
     fn note_unproven_changes(&mut self, e: usize) {
         let (n, peer) = (self.eps[e].node, self.eps[e ^ 1].node);
         let ep = &self.eps[e];
@@ -245,7 +256,8 @@ impl World {
         }
     }
 
-    /// Checks the counter that all connections add to: each addition returned a different old value, and the sum is right.
+    /// Checks the counter that all connections add to: each addition returned a different old
+    /// value, and the sum is right.
     fn check_counter(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let (off, ..) = node.counter;
@@ -269,12 +281,16 @@ impl World {
             && (before as u64..=posted).contains(&added);
         if !fits {
             self.fail(|| {
-                format!("node {n}: counter advanced by {added}, {before} additions completed, {posted} were posted")
+                format!(
+                    "node {n}: counter advanced by {added}, {before} additions completed, {posted} \
+                     were posted"
+                )
             });
         }
     }
 
-    /// Checks every octet of a host: it must be as the completions prove, unless a broken stream leaves it open.
+    /// Checks every octet of a host against what the completions prove, except where a broken
+    /// stream leaves it open.
     fn check_memory(&mut self, n: usize) {
         let node = &self.nodes[n];
         let now = node.arena.copy(0, node.used);

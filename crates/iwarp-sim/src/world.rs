@@ -18,14 +18,14 @@ use crate::raw::{Arena, SimRange};
 use crate::reach::Reach;
 use crate::rng::{Rng, mix};
 
-/// Octets of one host's memory. Pages that are not used take no real memory.
+/// Size of one host's memory. Unused pages take no real memory.
 pub const ARENA: usize = 32 << 20;
 /// The CRC function of all queue pairs.
 pub const CRC32C: Crc32c = Crc32c::new(iwarp_proto::crc32c::append);
-/// How long a Send may wait for a receive, in nanoseconds: far longer than any program takes to post it.
+/// How long a Send may wait for a receive: far longer than any program takes to post it.
 pub const HOLD_TIME: Duration = Duration::from_secs(100);
 
-/// A change of memory: octets that will be at an offset of an arena.
+/// A change of memory: new octets at an offset of an arena.
 #[derive(Debug, Clone)]
 pub struct Effect {
     /// The offset.
@@ -39,9 +39,11 @@ pub struct Effect {
 pub enum Expect {
     /// The request succeeds.
     Success,
-    /// The request fails with this status, and the peer gets a Terminate with a local catastrophic error.
+    /// The request fails with this status, and the peer gets a Terminate with a local catastrophic
+    /// error.
     Local(WcStatus),
-    /// The peer refuses the request with this code. If the request has an answer, its completion reports the refusal.
+    /// The peer refuses the request with this code. If the request has an answer, its completion
+    /// reports the refusal.
     Refused(TerminateCode),
 }
 
@@ -56,13 +58,13 @@ pub struct Op {
     pub sges: Vec<Sge>,
     /// Its data, if inline.
     pub inline: Option<Vec<u8>>,
-    /// It is posted when this many messages have been received.
+    /// Post it after this many received messages.
     pub after_recv: usize,
-    /// What changes in the poster's memory.
+    /// Changes in the poster's memory.
     pub local: Vec<Effect>,
-    /// What changes in the peer's memory, other than in receives.
+    /// Changes in the peer's memory, other than in receives.
     pub remote: Vec<Effect>,
-    /// `true` if no other request changes the same memory.
+    /// No other request changes the same memory.
     pub exclusive: bool,
     /// `byte_len` of the completion.
     pub byte_len: u32,
@@ -105,13 +107,13 @@ pub struct Srq {
     pub queue: SharedReceiveQueue,
     /// All receives that the program posts.
     pub receives: Vec<Receive>,
-    /// Number of receives that were posted.
+    /// Number of posted receives.
     pub posted: usize,
-    /// Indices of receives that were posted and have not completed.
+    /// Indices of receives that are posted and not complete.
     pub open: BTreeSet<usize>,
-    /// Number of limit events that came.
+    /// Number of limit events.
     pub limit_events: u32,
-    /// Number of limits that were set, each of which allows one event.
+    /// Number of armed limits, each of which allows one event.
     pub limits_set: u32,
 }
 
@@ -122,9 +124,10 @@ pub struct Node {
     pub arena: Arena,
     /// Octets of the arena in use.
     pub used: usize,
-    /// Contents as the programs will make them, in the order of the script. Used only to generate the programs.
+    /// Contents according to the programs, in the order of the script. Used only to generate the
+    /// programs.
     pub model: Vec<u8>,
-    /// Contents as the completions prove them.
+    /// Contents according to the completions.
     pub shadow: Vec<u8>,
     /// Changes that may or may not have happened before a stream broke.
     pub maybe: Vec<Effect>,
@@ -134,7 +137,7 @@ pub struct Node {
     pub table: MemoryTable<SimRange>,
     /// Completion queues.
     pub cqs: Vec<CompletionQueue>,
-    /// For each completion queue: `true` if a poll is scheduled.
+    /// For each completion queue, whether a poll is scheduled.
     pub poll_due: Vec<bool>,
     /// The shared receive queue, if any.
     pub srq: Option<Srq>,
@@ -149,9 +152,9 @@ pub struct Node {
 /// The fate of a connection: what the run does to it. The side is 0 or 1; a time is in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
-    /// Nothing happens until the programs are done. Then the connection ends like this.
+    /// Nothing happens until the programs have finished. Then the connection ends like this.
     Clean(End),
-    /// One side (0, 1) or both (2) close gracefully while the programs are at work.
+    /// One side (0, 1) or both (2) close gracefully while the programs are running.
     Close(usize, u64),
     /// One side aborts.
     Abort(usize, u64),
@@ -161,7 +164,7 @@ pub enum Fate {
     Reset(u64),
     /// The network flips a bit that this side receives.
     Flip(usize),
-    /// This side stops reading for good.
+    /// This side stops reading forever.
     Stall(usize, u64),
     /// The program of this side has a request that must not succeed.
     Illegal(usize),
@@ -196,7 +199,7 @@ impl Fate {
     }
 }
 
-/// How a connection ends when its programs are done.
+/// How a connection ends when its programs have finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// One side closes (0, 1), or both (2).
@@ -205,7 +208,7 @@ pub enum End {
     Abort(usize),
     /// The network resets both directions.
     Reset,
-    /// One side sends an FPDU that breaks a rule.
+    /// One side sends an FPDU that violates a rule.
     Forge(usize, Forgery),
 }
 
@@ -216,7 +219,7 @@ pub struct Conn {
     pub fate: Fate,
     /// The index of the illegal request, once generated.
     pub illegal_op: Option<usize>,
-    /// `true` when the fate has happened. From then on, completions with errors are expected.
+    /// The fate has happened. From now on, completions with errors are expected.
     pub fate_happened: bool,
 }
 
@@ -233,25 +236,24 @@ pub struct Endpoint {
     pub rng: Rng,
 
     // The driver.
-    /// The plan that is written in part, if any.
+    /// The partly written plan, if any.
     pub plan: Option<Box<TxPlan>>,
-    /// Octets that were received and not yet processed, if any.
+    /// Received octets that were not processed yet, if any.
     pub buffer: Option<Box<RxBuffer>>,
-    /// Octets behind those that the queue pair has not taken, because a Send is held.
+    /// Octets after those that the queue pair has not accepted, because a Send is held.
     pub lent: Vec<u8>,
-    /// `true` if a transmission is scheduled.
+    /// A transmission is scheduled.
     pub tx_due: bool,
-    /// `true` if the stream is full.
+    /// The stream is full.
     pub tx_blocked: bool,
-    /// `true` while the endpoint does not read.
+    /// The endpoint does not read.
     pub stalled: bool,
     pub fin_sent: bool,
-    /// `true` if writing more completions is scheduled.
+    /// Writing more completions is scheduled.
     pub completing: bool,
-    /// `true` when the socket is closed.
+    /// The socket is closed.
     pub gone: bool,
-    /// Number of Sends that were held. A `HoldExpired` of an earlier one is ignored.
-    /// When it will be told the time.
+    /// Time of the next timer.
     pub timer: Option<Time>,
     pub events: Events,
 
@@ -259,15 +261,15 @@ pub struct Endpoint {
     pub ops: Vec<Op>,
     pub posted: usize,
     pub app_due: bool,
-    /// `true` while the program waits for room in the send queue.
+    /// The program waits for room in the send queue.
     pub queue_full: bool,
-    /// `true` when the program posts no more.
+    /// The program posts no more.
     pub stopped: bool,
     /// Number of requests that the program still posts in the error state.
     pub extra_posts: usize,
-    /// `true` while the program has the queue pair in SQD.
+    /// The program has the queue pair in SQD.
     pub sqd: bool,
-    /// While generating: `true` if the next request depends on all messages so far.
+    /// While generating: the next request depends on all messages so far.
     pub wait_next: bool,
     pub inbound: Vec<Message>,
     pub receives: Vec<Receive>,
@@ -283,7 +285,7 @@ pub struct Endpoint {
     pub flushed_from: Option<usize>,
     /// The status of the first receive that failed.
     pub first_bad_recv: Option<WcStatus>,
-    /// Number of messages that were received.
+    /// Number of received messages.
     pub received: usize,
     /// Number of completions of the queue pair's own receives.
     pub recv_cqes: usize,
@@ -300,7 +302,7 @@ impl Endpoint {
     }
 }
 
-/// Something that is scheduled for a time.
+/// A scheduled event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Event {
@@ -340,7 +342,7 @@ pub struct World {
     pub reach: Reach,
 }
 
-/// Large buffers that are used again by the next run.
+/// Large buffers that the next run reuses.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Pool {
@@ -366,7 +368,7 @@ impl Pool {
     }
 }
 
-/// Returns the octet at an offset of a host's memory before the run.
+/// Returns the initial octet at an offset of a host's memory.
 pub const fn pattern(node: usize, off: usize) -> u8 {
     mix((node as u64) << 48 | (off as u64 >> 3)).to_le_bytes()[off & 7]
 }
@@ -377,14 +379,14 @@ impl World {
         self.at(self.now + delay, event);
     }
 
-    /// Schedules an event for a time, in nanoseconds, or for now if that is past.
+    /// Schedules an event at a time in nanoseconds, or now if that is past.
     pub fn at(&mut self, time: u64, event: Event) {
         self.sequence += 1;
         self.queue
             .push(Reverse((time.max(self.now), self.sequence, event)));
     }
 
-    /// Notes a failure. Only the first one is kept.
+    /// Records a failure. Only the first one is kept.
     pub fn fail(&mut self, what: impl FnOnce() -> String) {
         if self.failure.is_none() {
             let text = what();

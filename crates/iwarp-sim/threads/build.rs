@@ -1,4 +1,5 @@
-//! Chooses the scheduler's locks and atomics for the modules of the runtime that are compiled into this crate.
+//! Selects the scheduler's locks and atomics for the modules of the runtime that are compiled into
+//! this crate.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

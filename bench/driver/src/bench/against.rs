@@ -1,5 +1,5 @@
-//! `cargo xtask bench --against PROGRAM`: the same points by two builds of our program, turn by turn one after the other, and how much
-//! better the new one is.
+//! `cargo xtask bench --against PROGRAM`: the same points by two builds of our program, turn by
+//! turn one after the other, and how much better the new one is.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_above_one_is_better_for_rates_and_for_times() {
+    fn ratio_above_one_is_better() {
         let mut samples = Samples::new(1, 1);
         samples.add(sample(0, "bw:write", 64, &[("mmsg", 3.0)], true));
         samples.add(sample(0, "bw:write old", 64, &[("mmsg", 2.0)], true));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn only_points_of_our_own_code_are_compared() {
+    fn only_own_points_are_compared() {
         let points = super::super::plan::points(true, &[]).unwrap();
         let ours: Vec<_> = points
             .iter()

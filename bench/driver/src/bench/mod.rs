@@ -1,9 +1,12 @@
-//! `cargo xtask bench`: measures everything in rounds and turns, beside plain TCP and other software.
+//! `cargo xtask bench`: measures everything in rounds and turns, beside plain TCP and other
+//! software.
 //!
-//! In a round each point is measured in one or several turns. A turn measures the points of one size soon after each other. Ratios are
-//! formed of samples of the same turn, because the speed of a shared machine changes. A sample during which other programs used the
-//! CPUs is taken again. Files: `plan` (what is measured), `peers` (other software), `quiet` (use of the CPUs by other programs),
-//! `samples` (medians and ratios), `targets`, `report`, `plot`, and `against` (two builds of our program).
+//! In a round each point is measured in one or several turns. A turn measures the points of one
+//! size soon after each other. Ratios are formed of samples of the same turn, because the speed of
+//! a shared machine changes. A sample during which other programs used the CPUs is taken again.
+//! Files: `plan` (what is measured), `peers` (other software), `quiet` (use of the CPUs by other
+//! programs), `samples` (medians and ratios), `targets`, `report`, `plot`, and `against` (two
+//! builds of our program).
 
 mod against;
 mod peers;
@@ -68,7 +71,8 @@ pub(crate) struct BenchArgs {
     /// Draw the results in bench/results once more, without measuring
     #[arg(long, conflicts_with_all = ["quick", "only", "json", "rounds", "wait", "record", "list"])]
     draw: bool,
-    /// Measure only our own points, in turns with another build of `iwarp-bench`, and print how much better the new one is
+    /// Measure only our own points, in turns with another build of `iwarp-bench`, and print how
+    /// much better the new one is
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["json", "record", "draw"])]
     against: Option<PathBuf>,
     /// Do not install peers from Debian packages, even as root
@@ -82,7 +86,8 @@ pub(crate) struct BenchArgs {
 /// Runs the measurements. A target that is not met is shown in the report and is no error.
 ///
 /// # Errors
-/// When the build fails, a group is unknown, nothing could be measured, or results cannot be written.
+/// When the build fails, a group is unknown, nothing could be measured, or results cannot be
+/// written.
 pub(crate) fn command(args: &BenchArgs) -> Result<()> {
     let context = Context::new(args.quick, !args.no_install)?;
     if args.draw {
@@ -133,7 +138,8 @@ fn build(context: &Context) -> Result<()> {
         .with_context(|| format!("see {}", log.path().display()))
 }
 
-/// Runs this program a second time in a new network namespace, which has no other traffic. Returns `false` if that is not possible.
+/// Runs this program a second time in a new network namespace, which has no other traffic. Returns
+/// `false` if that is not possible.
 fn in_namespace() -> Result<bool> {
     let possible = rustix::process::geteuid().is_root()
         && find_program("ip").is_some()
@@ -186,7 +192,8 @@ impl Bench {
         }
     }
 
-    /// Measures a point, again if other programs disturb that, and keeps the samples, with `suffix` behind the names of their series.
+    /// Measures a point, again if other programs disturb that, and keeps the samples, with `suffix`
+    /// behind the names of their series.
     fn sample(
         &mut self,
         point: &Point,
@@ -363,7 +370,8 @@ fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name:
     }
 }
 
-/// Returns the points that can be measured, and the peers that are missing with the reason. Each peer is named once.
+/// Returns the points that can be measured, and the peers that are missing with the reason. Each
+/// peer is named once.
 fn available(points: &[Point], programs: &peers::Programs) -> (Vec<Point>, Vec<(String, String)>) {
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut kept = Vec::new();

@@ -1,6 +1,7 @@
 //! Other software over TCP: UCX, libfabric, and the verbs' own benchmarks on our C libraries.
 //!
-//! Debian has no bandwidth test of libfabric, so our own `bench/peers/fi_bw.c` is compiled against libfabric's headers.
+//! Debian has no bandwidth test of libfabric, so our own `bench/peers/fi_bw.c` is compiled against
+//! libfabric's headers.
 //!
 //! A peer that is not installed or does not run is left out, and the report names it.
 
@@ -163,7 +164,8 @@ impl Peer {
             (true, 0..=4096) => 10_000,
             (true, 4097..=65_536) => 2000,
             (true, _) => 400,
-            // perftest has no warm-up, so the run must be long compared with TCP's slow start. The numbers are multiples of the list length.
+            // perftest has no warm-up, so the run must be long compared with TCP's slow start. The
+            // numbers are multiples of the list length.
             (false, 0..=256) if self.kind == Kind::Verbs => 960_000,
             (false, 257..=4096) if self.kind == Kind::Verbs => 100_000,
             (false, 4097..=65_536) if self.kind == Kind::Verbs => 8000,
@@ -202,8 +204,9 @@ impl Peer {
             Kind::Verbs => {
                 let mut both = format!("-R -F -p {port} -s {size} -n {n}");
                 if !self.is_latency() {
-                    // One completion for a quarter of the window, as in our own programs. By default perftest asks for only one per window if
-                    // the window is small, and then each window waits for the end of the one before.
+                    // One completion for a quarter of the window, as in our own programs. By
+                    // default perftest asks for only one per window if the window is small, and
+                    // then each window waits for the end of the one before.
                     let depth = depth(size);
                     let every = (depth / 4).clamp(1, 64).max(self.list);
                     both.push_str(&format!(" -t {depth} --cq-mod {every}"));
@@ -284,12 +287,14 @@ impl Peer {
             |at: usize| -> Result<f64> { Ok(words.get(at).context("too few figures")?.parse()?) };
         let from_end = |at: usize| number(words.len().checked_sub(at).context("too few figures")?);
         Ok(match (self.kind, self.is_latency()) {
-            // Columns: iterations; latency: median, average, overall; bandwidth: average, overall; rate: average, overall.
+            // Columns: iterations; latency: median, average, overall; bandwidth: average, overall;
+            // rate: average, overall.
             (Kind::Ucx, true) => json!({ "med_us": number(1)? }),
             (Kind::Ucx, false) => {
                 json!({ "gbps": number(5)? * MIB / 1e9, "mmsg": number(7)? / 1e6 })
             }
-            // The last columns: MB/s, microseconds per transfer (a mean), transfers per microsecond.
+            // The last columns: MB/s, microseconds per transfer (a mean), transfers per
+            // microsecond.
             (Kind::Pingpong, _) => json!({ "med_us": from_end(2)? }),
             // Columns: octets, operations, depth, GB/s, rate.
             (Kind::Fabric, _) => json!({ "gbps": number(3)?, "mmsg": number(4)? }),
@@ -370,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_they_say_is_understood() {
+    fn peer_outputs_are_parsed() {
         let ucx = "iterations,...\n200000,0.5,0.6,0.7,10.0,2000.0,30,400000\n";
         let v = Peer::ucx("tag_bw").parse(ucx).unwrap();
         assert!((v["gbps"].as_f64().unwrap() - 2.097).abs() < 0.001 && v["mmsg"] == 0.4);
@@ -416,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_seen() {
+    fn listener_is_detected() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(listens(port));

@@ -1,6 +1,6 @@
-//! The plan of a round: which points are measured, and in which order. Points of one size follow each other, each near the points that it
-//! is compared with. They are measured in several turns, every second one in reverse order, because the speed of a shared machine changes
-//! within seconds.
+//! The plan of a round: which points are measured, and in which order. Points of one size follow
+//! each other, each near the points that it is compared with. They are measured in several turns,
+//! every second one in reverse order, because the speed of a shared machine changes within seconds.
 
 use std::fmt;
 
@@ -43,7 +43,8 @@ impl fmt::Display for What {
 pub(super) struct Point {
     /// The groups that need it; the first is its own.
     pub(super) groups: &'static [&'static str],
-    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name. If a run measures several series, this is the name of the run.
+    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name. If a run measures several series, this is the
+    /// name of the run.
     pub(super) series: &'static str,
     /// Octets per message, or number of connections.
     pub(super) size: u64,
@@ -159,7 +160,8 @@ impl Plan {
     }
 
     fn bandwidth(&mut self, size: u64) {
-        // Twice as many turns, which are shorter: large messages go at one of two speeds, and each turn meets only one of them.
+        // Twice as many turns, which are shorter: large messages go at one of two speeds, and each
+        // turn meets only one of them.
         self.begin(2 * turns(self.quick));
         let s = format!("--size {size} --ms 100");
         let w = format!("iwarp-bw --op write {s}");
@@ -256,7 +258,8 @@ impl Plan {
         let p: Groups = &["peers"];
         let v: Groups = &["verbs"];
         if size == 64 {
-            // Posted one by one, as perftest does. 64 is also the number of Reads in flight that the C library's queue pairs allow.
+            // Posted one by one, as perftest does. 64 is also the number of Reads in flight that
+            // the C library's queue pairs allow.
             let single = format!("{s} --depth {} --post single --crc on", depth(size));
             let read = format!("iwarp-bw --op read {single} --reads 64");
             self.own(v, "bw:read-single-crc", size, &read);
@@ -313,7 +316,8 @@ impl Plan {
             let f = op("fetchadd").replace("--size 4", "--size 8");
             self.own(o, "lat:fetchadd-spin-crc", 8, &f);
         }
-        // One run measures all spinning ping-pongs in turns, because they differ less than the machine's speed from one second to the next.
+        // One run measures all spinning ping-pongs in turns, because they differ less than the
+        // machine's speed from one second to the next.
         let spin = format!("spin-lat --size {size} --iters {}", 2 * iters);
         self.own(LAT_BASE, SPIN, size, &spin);
         self.peer(p, "lat:ucx-tag", size, Peer::ucx("tag_lat"));
@@ -414,8 +418,8 @@ pub(super) fn turns_of_a_round(points: &[Point]) -> u32 {
     points.iter().map(|p| p.turns).max().unwrap_or(1)
 }
 
-/// Returns the turns and points of a round in order. Every second turn is in reverse order, so that a point does not always follow the same
-/// other one.
+/// Returns the turns and points of a round in order. Every second turn is in reverse order, so that
+/// a point does not always follow the same other one.
 pub(super) fn in_turns(points: &[Point]) -> Vec<(u32, usize)> {
     let mut round = Vec::new();
     let mut from = 0;
@@ -439,7 +443,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn names_are_unique_and_groups_are_known() {
+    fn names_are_unique_and_groups_exist() {
         for quick in [false, true] {
             let all = points(quick, &[]).unwrap();
             let names: HashSet<String> = all.iter().map(Point::name).collect();
@@ -476,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_may_measure_several() {
+    fn run_may_measure_several() {
         let all = points(false, &[]).unwrap();
         let of = |series: &str| all.iter().find(|p| p.series == series).unwrap();
         let one = serde_json::json!({ "med_us": 1.0 });
@@ -488,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_brings_its_yardsticks() {
+    fn group_includes_its_yardsticks() {
         let of = |group: &str| points(false, &[group.to_owned()]).unwrap();
         let has = |group, name| of(group).iter().any(|p| p.series == name);
         assert!(has("peers", "bw:tcp") && has("peers", "bw:write-crc") && has("peers", SPIN));

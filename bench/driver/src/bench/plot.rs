@@ -18,7 +18,8 @@ struct Drawing {
     series: &'static [Series],
 }
 
-/// Series, name in the legend, colour (Okabe–Ito, which colour-blind readers can tell apart), mark, dashed.
+/// Series, name in the legend, colour (Okabe–Ito, which colour-blind readers can tell apart), mark,
+/// dashed.
 type Series = (&'static str, &'static str, (u8, u8, u8), Mark, bool);
 
 const BLACK: (u8, u8, u8) = (0, 0, 0);
@@ -177,7 +178,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_missing_is_left_out_and_units_are_those_of_the_axis() {
+    fn missing_points_are_omitted() {
         let mut samples = Samples::new(1, 1);
         for (size, v) in [(64, 0.03), (1 << 20, 5.0)] {
             samples.add(sample(0, "bw:tcp", size, &[("gbps", v)], true));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_of_a_drawing_differ_without_colour() {
+    fn curves_differ_without_colour() {
         for drawing in DRAWINGS {
             for (at, one) in drawing.series.iter().enumerate() {
                 assert!(

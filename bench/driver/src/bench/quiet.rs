@@ -1,4 +1,5 @@
-//! Waits until other programs leave the CPUs idle, and measures how much they use the CPUs during a sample.
+//! Waits until other programs leave the CPUs idle, and measures how much they use the CPUs during a
+//! sample.
 
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ pub(super) const LIMIT: f64 = 0.15;
 const LOOK: Duration = Duration::from_millis(250);
 
 fn watch() -> Watch {
-    // The measured programs are children of this process and have ended when a sample is over, so their CPU time is known. Interrupts are
-    // part of the load.
+    // The measured programs are children of this process and have ended when a sample is over, so
+    // their CPU time is known. Interrupts are part of the load.
     Watch::start(Watched {
         interrupts: true,
         ..Watched::default()
@@ -38,7 +39,8 @@ impl Quiet {
         self.watch = watch();
     }
 
-    /// Returns how many CPUs other programs used since the beginning of the sample. All processes of the sample must have ended.
+    /// Returns how many CPUs other programs used since the beginning of the sample. All processes
+    /// of the sample must have ended.
     pub(super) fn others(&self) -> f64 {
         self.watch.others()
     }

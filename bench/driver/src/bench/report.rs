@@ -17,8 +17,8 @@ pub(super) struct Report<'a> {
     pub(super) quick: bool,
 }
 
-/// Formats JSON with one line for each sample. There are thousands of samples with a dozen figures each, so pretty-printing them would
-/// make the file many times longer.
+/// Formats JSON with one line for each sample. There are thousands of samples with a dozen figures
+/// each, so pretty-printing them would make the file many times longer.
 ///
 /// # Errors
 /// When a figure cannot be written as JSON.
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_and_json_of_a_small_run() {
+    fn small_run_gives_tables_and_json() {
         let mut samples = Samples::new(1, 1);
         samples.add(sample(
             0,

@@ -1,4 +1,5 @@
-//! Samples, their medians, and ratios. Ratios are formed of samples of the same turn, which were taken soon after each other.
+//! Samples, their medians, and ratios. Ratios are formed of samples of the same turn, which were
+//! taken soon after each other.
 
 use std::collections::BTreeMap;
 
@@ -145,7 +146,8 @@ impl Samples {
         self.all.iter().map(Sample::json).collect()
     }
 
-    /// Returns the series with samples at this size, in the order in which they were first measured.
+    /// Returns the series with samples at this size, in the order in which they were first
+    /// measured.
     pub(super) fn series(&self, prefix: &str, size: u64) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for s in self
@@ -173,7 +175,8 @@ impl Samples {
         sizes
     }
 
-    /// Returns the value of a turn, from its last undisturbed sample. With `noisy` disturbed samples count as well.
+    /// Returns the value of a turn, from its last undisturbed sample. With `noisy` disturbed
+    /// samples count as well.
     fn in_turn(&self, key: Key<'_>, metric: &str, turn: u32, noisy: bool) -> Option<f64> {
         self.all
             .iter()
@@ -196,7 +199,8 @@ impl Samples {
         self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }
 
-    /// Returns the best value of some series in a turn: the largest if `large`, and otherwise the smallest.
+    /// Returns the best value of some series in a turn: the largest if `large`, and otherwise the
+    /// smallest.
     fn best(
         &self,
         keys: &[Key<'_>],
@@ -215,7 +219,8 @@ impl Samples {
         }
     }
 
-    /// Returns the ratio of the best of `above` to the best of `below`, which is formed in each turn.
+    /// Returns the ratio of the best of `above` to the best of `below`, which is formed in each
+    /// turn.
     pub(super) fn ratio(
         &self,
         above: &[Key<'_>],
@@ -300,7 +305,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn disturbed_samples_count_only_where_there_are_no_others() {
+    fn disturbed_samples_are_last_resort() {
         let mut s = Samples::new(2, 1);
         s.add(sample(0, "tcp", 64, &[("gbps", 9.0)], false));
         s.add(sample(0, "tcp", 64, &[("gbps", 1.0)], true));

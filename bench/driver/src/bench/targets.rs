@@ -1,4 +1,5 @@
-//! The targets and the check whether they are met. Most are ratios to plain TCP and to other software in the same turns.
+//! The targets and the check whether they are met. Most are ratios to plain TCP and to other
+//! software in the same turns.
 
 use super::samples::{Key, Measured, Samples};
 

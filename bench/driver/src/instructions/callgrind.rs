@@ -1,7 +1,9 @@
-//! Reads two figures from callgrind's output: the cost in our own object file, and the calls from it into other objects.
+//! Reads two figures from callgrind's output: the cost in our own object file, and the calls from
+//! it into other objects.
 //!
-//! The format is described in the Valgrind manual, "Callgrind Format Specification". Names are compressed: `ob=(1) name`
-//! defines what `ob=(1)` means later. A line after `calls=` carries the callee's cost, which belongs to the callee.
+//! The format is described in the Valgrind manual, "Callgrind Format Specification". Names are
+//! compressed: `ob=(1) name` defines what `ob=(1)` means later. A line after `calls=` carries the
+//! callee's cost, which belongs to the callee.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,8 @@
-//! Memory that can be registered, and the copy that the kernel does in a real program. This is the only `unsafe` of the benchmarks.
+//! Memory that can be registered, and the copy that the kernel does in a real program. This is the
+//! only `unsafe` of the benchmarks.
 //!
-//! Invariant: an arena is accessed through raw pointers only, and is never freed, so that no memory table can outlive it.
+//! Invariant: an arena is accessed through raw pointers only, and is never freed, so that no memory
+//! table can outlive it.
 #![allow(unsafe_code)]
 
 use iwarp_rnic::memory::HostRange;
@@ -15,7 +17,8 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates `len` octets of zeros at a page boundary, so that the counts do not depend on the alignment.
+    /// Allocates `len` octets of zeros at a page boundary, so that the counts do not depend on the
+    /// alignment.
     pub(crate) fn new(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), 4096).expect("a length that can be");
         // SAFETY: the layout is not empty.
@@ -51,13 +54,14 @@ impl Arena {
     }
 }
 
-/// Copies the octets into the runs, in order, as the kernel does in a `readv`. Returns how many fitted.
+/// Copies the octets into the runs, in order, as the kernel does in a `readv`. Returns how many
+/// fitted.
 pub(crate) fn read_into(runs: &[Run<'_>], src: &[u8]) -> usize {
     let mut at = 0;
     for fragment in runs.iter().map(|run| run.fragment) {
         let n = fragment.len().min(src.len() - at);
-        // SAFETY: the runs are those of a receive plan that was just made, and neither its table nor its buffer was
-        // touched since; they are writable for their whole length.
+        // SAFETY: the runs are those of a receive plan that was just made, and neither its table
+        // nor its buffer was touched since; they are writable for their whole length.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr().add(at), fragment.as_ptr(), n) };
         at += n;
     }

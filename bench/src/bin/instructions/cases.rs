@@ -1,5 +1,5 @@
-//! The table of cases. Each case prepares, warms up, and then does its work inside `measured`. It also checks the result, so that a case
-//! that does nothing fails instead of looking fast.
+//! The table of cases. Each case prepares, warms up, and then does its work inside `measured`. It
+//! also checks the result, so that a case that does nothing fails instead of looking fast.
 
 use crate::arena::Arena;
 use crate::link::{ALL, End, link};

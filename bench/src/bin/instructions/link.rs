@@ -148,7 +148,8 @@ impl End {
         self.qp.tx_written(&mut self.tx, n, &mut self.host);
     }
 
-    /// Appends the octets of the plan to `out`. This is not counted, because in a real program the kernel does it.
+    /// Appends the octets of the plan to `out`. This is not counted, because in a real program the
+    /// kernel does it.
     pub(crate) fn copy_out(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.tx.remaining(), 0);
@@ -157,7 +158,8 @@ impl End {
             .expect("registered memory");
     }
 
-    /// Receives all octets, up to `most` at a time. The copy is not counted, because in a real program the kernel does it.
+    /// Receives all octets, up to `most` at a time. The copy is not counted, because in a real
+    /// program the kernel does it.
     pub(crate) fn take(&mut self, mut octets: &[u8], most: usize) {
         while !octets.is_empty() {
             let mut runs = Vec::with_capacity(64);
@@ -197,7 +199,8 @@ impl End {
     }
 }
 
-/// Returns both ends. The first one, the initiator, has already sent a message; before that the second one may not send.
+/// Returns both ends. The first one, the initiator, has already sent a message; before that the
+/// second one may not send.
 pub(crate) fn link(crc: bool, emss: u32, len: usize) -> (End, End) {
     let mut a = End::new(true, crc, emss, len);
     let mut b = End::new(false, crc, emss, len);

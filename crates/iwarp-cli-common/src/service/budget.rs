@@ -1,38 +1,38 @@
-//! Limits the memory of all clients of a server together. Registered memory and buffers are counted before they are allocated.
-//! A client that gets no more memory is refused with that reason. The other clients are not affected.
+//! Limits the memory of all clients together. Registered memory and buffers are counted before
+//! they are allocated. A client that exceeds the limit is refused; others are not affected.
 
 use crate::error::{Error, Result};
 use crate::units;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A client may take this part of what is left, unless it could not work with so little. The more clients there are, the less
-/// each further one gets, but a few of them cannot take everything.
+/// A client may use this fraction of the remaining budget, unless it cannot work with less. Shares
+/// shrink as clients arrive, and a few clients cannot take everything.
 const FAIR: u64 = 8;
 
-/// The octets that all clients together may use.
+/// The memory that all clients together may use, in bytes.
 #[derive(Debug)]
 pub struct Budget {
     left: AtomicU64,
 }
 
 impl Budget {
-    /// Makes a budget of `octets`.
+    /// Creates a budget of `octets`.
     pub fn new(octets: u64) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicU64::new(octets),
         })
     }
 
-    /// Returns `true` if a client may take `octets` although it could work with less.
+    /// Returns `true` if `octets` is a fair share for a client that could work with less.
     pub fn is_fair(&self, octets: usize) -> bool {
         octets as u64 <= self.left.load(Ordering::Acquire) / FAIR
     }
 
-    /// Takes `octets` from the budget. Dropping the share gives them back.
+    /// Takes `octets` from the budget. Dropping the share returns them.
     ///
     /// # Errors
-    /// If fewer are left.
+    /// Fails if fewer are left.
     pub fn take(self: &Arc<Self>, octets: usize) -> Result<Share> {
         let octets = octets as u64;
         self.left
@@ -41,8 +41,8 @@ impl Budget {
             })
             .map_err(|left| {
                 Error::failed(format!(
-                    "no memory for this connection: it needs {}, and {} are left for all clients (see --memory); \
-                     try again later",
+                    "no memory for this connection: it needs {}, and {} are left for all clients \
+                     (see --memory); try again later",
                     units::size(octets),
                     units::size(left)
                 ))
@@ -54,7 +54,7 @@ impl Budget {
     }
 }
 
-/// Octets taken from a budget.
+/// Memory taken from a budget.
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
@@ -70,7 +70,7 @@ impl Drop for Share {
 /// Allocates a buffer of `len` zeros.
 ///
 /// # Errors
-/// If there is no memory. The process goes on.
+/// Fails if there is not enough memory; the process is not aborted.
 pub fn zeros(len: usize) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
     buffer.try_reserve_exact(len).map_err(|_| {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_taken_and_come_back() {
+    fn shares_are_taken_and_returned() {
         let budget = Budget::new(100);
         assert!(budget.is_fair(12) && !budget.is_fair(13));
         let share = budget.take(60).unwrap();

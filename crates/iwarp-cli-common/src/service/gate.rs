@@ -1,18 +1,20 @@
-//! Admission: limits how many clients are served at a time, in all and for each address, and decides which client has to leave if
-//! a new one comes and all places are taken.
+//! Admission: limits the number of clients, in total and per address, and decides which client is
+//! evicted when a new one connects and all places are taken.
 //!
-//! A client that sends nothing and takes nothing uses a place, and must not keep others out. What a client has done decides for how
-//! long it may be idle before it is evicted for a new one:
+//! A client that neither sends nor receives must not keep others out. How long it may be idle
+//! before it can be evicted depends on what it has done:
 //!
-//! - A *stranger* has made no valid request yet. It may be idle for [`STRANGER_GRACE`] in each step of its set-up, of the proof of
-//!   its secret, and before its request.
+//! - A *stranger* has made no valid request yet. It may be idle for [`STRANGER_GRACE`] in each step
+//!   of its set-up and of its login, and before its first request.
 //! - A *known* client has made a valid request. It may be idle for [`KNOWN_GRACE`].
 //! - A client at work is never evicted.
 //!
-//! Strangers leave first. Known clients leave only while strangers hold less than half of the places. So a crowd of strangers cannot
-//! take the places of all clients that pause, and clients that pause cannot take all places of newcomers. If another address has more
-//! strangers than the new client's address would have, one of those leaves at once, however young it is. If nobody may be evicted,
-//! the new client is refused and may try again: a stranger's grace is so short that a place is free soon.
+//! Strangers are evicted first; known clients only while strangers hold less than half of the
+//! places. So strangers cannot displace all idle known clients, and idle known clients cannot keep
+//! all newcomers out. If another address has more strangers than the new client's address would
+//! have, one of them is evicted immediately, without a grace. If no client can be evicted, the new
+//! one is refused and may retry: a stranger's grace is short enough for a place to become free
+//! soon.
 
 use clap::Args;
 use iwarp::{Config, Networks};
@@ -22,44 +24,46 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A stranger that has been idle for this long may be evicted for a new client. It is longer than a round trip on most networks, so
-/// that a client far away can make its request. The shorter it is, the more clients of a crowd get their turn within a second. A
-/// good client of the same address has no better chance than each of them until its request.
+/// A stranger that has been idle for this long may be evicted. The time exceeds the round trip on
+/// most networks, so that a distant client can make its request. The shorter it is, the more
+/// clients of a crowd get their turn within a second. Until its request, a well-behaved client
+/// has no better chance than the others of its address.
 const STRANGER_GRACE: Duration = Duration::from_millis(100);
-/// A known client that has been idle for this long may be evicted for a new client.
+/// A known client that has been idle for this long may be evicted.
 const KNOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// The value of a place's `last` while the server works for the client. The client then does not count as idle.
+/// The value of [`Place::last`] while the server works for the client, which then is not idle.
 const AT_WORK: u64 = u64::MAX;
 
 /// Limits of a server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits (with `serve`)")]
 pub struct Limits {
-    /// Clients served at a time [default: 64]. If all places are taken, a new client replaces one that has made no request
-    /// for 0.1 s since it came, or one that has been idle for 2 s, or is refused
+    /// Clients served at a time [default: 64]. If all places are taken, a new client replaces one
+    /// that has sent no request within 0.1 s or has been idle for 2 s; otherwise it is refused
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_clients: Option<u32>,
-    /// Clients of one address served at a time [default: 32]. With IPv6, addresses with the same first 64 bits count as one
+    /// Clients per address served at a time [default: 32]. IPv6 addresses in one /64 count as one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_per_address: Option<u32>,
-    /// Serve only clients of these networks and addresses, for example 10.0.0.0/8,2001:db8::/32 [default: all]. Connections of others are reset
+    /// Serve only clients in these networks, for example 10.0.0.0/8,2001:db8::/32 [default: all].
+    /// Other connections are reset
     #[arg(long, value_name = "LIST")]
     allow: Option<Networks>,
 }
 
 impl Limits {
-    /// Returns how many clients are served at a time.
+    /// Returns the number of clients that are served at a time.
     pub fn clients(&self) -> usize {
         self.max_clients.unwrap_or(64) as usize
     }
 
-    /// Returns how many clients of one address are served at a time.
+    /// Returns the number of clients of one address that are served at a time.
     pub fn per_address(&self) -> usize {
         self.max_per_address.unwrap_or(32) as usize
     }
 
-    /// Returns the settings with the clients that may connect.
+    /// Returns the settings with the restriction of `--allow`.
     pub fn apply(&self, mut config: Config) -> Config {
         if let Some(allow) = &self.allow {
             config.admission.peers = allow.clone();
@@ -67,7 +71,7 @@ impl Limits {
         config
     }
 
-    /// Returns the first of these options that was given, for the error message if they are not allowed.
+    /// Returns the name of the first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
         match self {
             Self {
@@ -87,9 +91,10 @@ impl Limits {
 /// Why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// Clients that may not be evicted now hold all of this many places.
+    /// All of this many places are held by clients that cannot be evicted now.
     All(usize),
-    /// Clients that may not be evicted now hold all of this many places of the client's address.
+    /// All of this many places of the client's address are held by clients that cannot be evicted
+    /// now.
     Address(usize),
 }
 
@@ -114,11 +119,11 @@ pub struct Gate {
     clock: Clock,
 }
 
-/// Counts milliseconds since the gate was made.
+/// Counts milliseconds since the gate was created.
 #[derive(Debug)]
 enum Clock {
     Real(Instant),
-    /// The test moves it.
+    /// Advanced by the test.
     #[cfg(test)]
     Moved(AtomicU64),
 }
@@ -133,13 +138,14 @@ impl Clock {
     }
 }
 
-/// One place that is taken.
+/// A taken place.
 struct Place {
-    /// The address as it is [`counted`].
+    /// The address by which the client is [`counted`].
     address: IpAddr,
-    /// The time of the client's last progress, in milliseconds since the gate was made, or [`AT_WORK`].
+    /// Time of the client's last progress, in milliseconds since the gate was created, or
+    /// [`AT_WORK`].
     last: AtomicU64,
-    /// `true` if the client has made a valid request. Otherwise it is a stranger.
+    /// Set once the client has made a valid request; before, it is a stranger.
     known: AtomicBool,
     evicted: AtomicBool,
     evict: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -154,7 +160,7 @@ impl std::fmt::Debug for Place {
 }
 
 impl Gate {
-    /// Makes a gate with all places free.
+    /// Creates a gate with all places free.
     pub fn new(clients: usize, per_address: usize) -> Arc<Self> {
         Arc::new(Self {
             clients,
@@ -165,15 +171,15 @@ impl Gate {
     }
 
     fn guests(&self) -> MutexGuard<'_, Vec<Arc<Place>>> {
-        // The list is consistent between any two statements, so a panic of another thread while it had the lock does no harm.
+        // Every statement leaves the list consistent, so a poisoned lock is harmless.
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a new client a place. If none is free, it evicts another client that may be evicted. The server works for the new
-    /// client until [`advance`](Guest::advance).
+    /// Gives a new client a place, and evicts another client if necessary. The new client counts as
+    /// at work until [`advance`](Guest::advance).
     ///
     /// # Errors
-    /// If no place is free and no client may be evicted.
+    /// Fails if no place is free and no client can be evicted.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
         let address = counted(address);
         let mut guests = self.guests();
@@ -186,7 +192,7 @@ impl Gate {
         };
         let mut victim = None;
         if let Some((full, whose)) = full {
-            // An evicted client holds no place, but its thread ends a little later. Limit the number of these threads, too.
+            // The thread of an evicted client ends a little later. Limit these threads, too.
             if guests.len() >= 2 * self.clients {
                 return Err(full);
             }
@@ -217,8 +223,8 @@ impl Gate {
         })
     }
 
-    /// Returns the client that has to leave for a new one from `address`, if there is one. With `whose` it is a client of that
-    /// address.
+    /// Returns the client to evict for a new one from `address`. If `whose` is given, only clients
+    /// of that address are considered.
     fn victim<'a>(
         &self,
         guests: &'a [Arc<Place>],
@@ -246,14 +252,14 @@ impl Gate {
         })
     }
 
-    /// Returns `true` while any thread still serves a client.
+    /// Returns `true` if no thread serves a client.
     pub fn is_empty(&self) -> bool {
         self.guests().is_empty()
     }
 }
 
-/// Returns the address by which clients are counted. Whoever has one IPv6 address usually has all of its /64, so these count as
-/// one.
+/// Returns the address by which clients are counted. A host usually has a whole IPv6 /64, so that
+/// counts as one address.
 fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
@@ -266,7 +272,7 @@ impl Place {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Returns for how long the client has made no progress at the time `now_ms`.
+    /// Returns how long the client has made no progress at `now_ms`.
     fn idle(&self, now_ms: u64) -> Duration {
         Duration::from_millis(now_ms.saturating_sub(self.last()))
     }
@@ -275,7 +281,7 @@ impl Place {
         self.known.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the place belongs to a client of `address` (of any address for `None`) that is not evicted.
+    /// Returns `true` if the client has not been evicted and is from `address` (if given).
     fn holds(&self, address: Option<IpAddr>) -> bool {
         !self.evicted.load(Ordering::Acquire) && address.is_none_or(|a| a == self.address)
     }
@@ -292,7 +298,7 @@ impl Place {
     }
 }
 
-/// A client that has a place. Dropping it frees the place.
+/// A client that holds a place. Dropping it frees the place.
 #[derive(Debug)]
 pub struct Guest {
     gate: Arc<Gate>,
@@ -300,8 +306,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Sets the function that ends the client's connection if the client is evicted. Another thread may call it. If the client is
-    /// evicted already, it is called at once.
+    /// Sets the function that ends the client's connection when the client is evicted. It is called
+    /// from any thread, or immediately if the client has already been evicted.
     pub fn on_evict(&self, evict: impl FnOnce() + Send + 'static) {
         *self
             .place
@@ -313,40 +319,40 @@ impl Guest {
         }
     }
 
-    /// Returns `true` if the client has lost its place to another one.
+    /// Returns `true` if the client has been evicted.
     pub fn is_evicted(&self) -> bool {
         self.place.evicted.load(Ordering::Acquire)
     }
 
-    /// Notes that the client, if it is a stranger, has the next step to take. Its grace begins again. Call this only as often as the
-    /// protocol has steps before the first request, or a stranger could keep its place for ever.
+    /// Restarts a stranger's grace for the next step of the protocol. Call this at most once per
+    /// step before the first request; otherwise a stranger could keep its place forever.
     pub fn advance(&self) {
         self.note(self.now_ms());
     }
 
-    /// Notes that the client has made a valid request, so that it is no stranger from now on, and has made progress.
+    /// Records a valid request and progress; the client is known from now on.
     pub fn served(&self) {
         self.place.known.store(true, Ordering::Relaxed);
         self.note(self.now_ms());
     }
 
-    /// Notes that the client has made progress. A stranger gains no time with that.
+    /// Records progress. Has no effect for a stranger.
     pub fn touch(&self) {
         if self.place.is_known() {
             self.note(self.now_ms());
         }
     }
 
-    /// Notes that octets of the client have moved. If the server works for the client, it goes on doing so: unlike
-    /// [`touch`](Self::touch), this does not end [`at_work`](Self::at_work).
+    /// Records that data of the client have moved. Unlike [`touch`](Self::touch), this does not end
+    /// [`at_work`](Self::at_work).
     pub fn moves(&self) {
         if self.place.last() != AT_WORK {
             self.touch();
         }
     }
 
-    /// Notes that the client has made a valid request, and that the server works for it from now until
-    /// [`touch`](Self::touch). The client is not idle meanwhile.
+    /// Records a valid request. Until [`touch`](Self::touch), the server works for the client,
+    /// which is not idle meanwhile.
     pub fn at_work(&self) {
         self.place.known.store(true, Ordering::Relaxed);
         self.note(AT_WORK);
@@ -360,13 +366,13 @@ impl Guest {
         self.gate.clock.now_ms()
     }
 
-    /// Takes the place away and ends the client's connection.
+    /// Evicts the client: ends its connection and frees its place.
     pub fn evict(&self) {
         self.place.evicted.store(true, Ordering::Release);
         self.place.run_evict();
     }
 
-    /// Returns for how long the client has made no progress.
+    /// Returns how long the client has made no progress.
     pub fn idle(&self) -> Duration {
         self.place.idle(self.now_ms())
     }

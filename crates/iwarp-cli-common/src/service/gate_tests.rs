@@ -1,4 +1,4 @@
-//! Who gets a place and who leaves, with a clock that only the test moves.
+//! Admission and eviction, with a clock that only the test advances.
 
 use super::*;
 
@@ -8,7 +8,7 @@ const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const STRANGER_MS: u64 = STRANGER_GRACE.as_millis() as u64;
 const KNOWN_MS: u64 = KNOWN_GRACE.as_millis() as u64;
 
-/// Makes a gate whose clock stands still.
+/// Creates a gate whose clock stands still.
 fn still_gate(clients: usize, per_address: usize) -> Arc<Gate> {
     Arc::new(Gate {
         clients,
@@ -20,19 +20,19 @@ fn still_gate(clients: usize, per_address: usize) -> Arc<Gate> {
 
 fn pass(gate: &Gate, ms: u64) {
     let Clock::Moved(now) = &gate.clock else {
-        unreachable!("a test has made it");
+        unreachable!("created by still_gate")
     };
     now.fetch_add(ms, Ordering::Relaxed);
 }
 
-/// A client whose connection is set up, and that has asked for nothing.
+/// Admits a client that is connected and has sent no request.
 fn stranger(gate: &Arc<Gate>, address: IpAddr) -> Result<Guest, Full> {
     let guest = gate.admit(address)?;
     guest.advance();
     Ok(guest)
 }
 
-/// A client that has made a valid request.
+/// Admits a client that has made a valid request.
 fn known(gate: &Arc<Gate>, address: IpAddr) -> Guest {
     let guest = stranger(gate, address).unwrap();
     guest.served();
@@ -44,7 +44,7 @@ fn other(n: u8) -> IpAddr {
 }
 
 #[test]
-fn places_are_limited_and_come_back() {
+fn places_are_limited_and_freed() {
     let gate = still_gate(3, 2);
     let first = known(&gate, A);
     let _second = known(&gate, A);
@@ -61,7 +61,7 @@ fn places_are_limited_and_come_back() {
 }
 
 #[test]
-fn all_addresses_of_an_ipv6_network_count_as_one() {
+fn ipv6_prefix_counts_as_one_address() {
     let gate = still_gate(9, 2);
     let admit = |ip: &str| gate.admit(ip.parse().unwrap());
     let _one = admit("2001:db8:1:2::1").unwrap();
@@ -72,7 +72,7 @@ fn all_addresses_of_an_ipv6_network_count_as_one() {
 }
 
 #[test]
-fn the_idlest_known_client_leaves_for_a_new_one() {
+fn idlest_known_client_is_evicted() {
     let gate = still_gate(2, 2);
     let (one, two) = (known(&gate, A), known(&gate, A));
     let told = Arc::new(AtomicBool::new(false));
@@ -85,14 +85,14 @@ fn the_idlest_known_client_leaves_for_a_new_one() {
     pass(&gate, 1);
     let three = known(&gate, B);
     assert!(told.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
-    // The server works for this one, however long that takes. Messages that go to the client meanwhile do not end the work.
+    // A client at work is never evicted. Data that moves meanwhile does not end the work.
     one.at_work();
     one.moves();
     three.at_work();
     pass(&gate, 60_000);
     assert_eq!(one.idle(), Duration::ZERO);
     assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
-    // If the eviction comes before the connection is set up, the connection ends as soon as it is.
+    // If the eviction comes before the connection is set up, it takes effect after the set-up.
     one.touch();
     pass(&gate, KNOWN_MS);
     let _four = gate.admit(B).unwrap();
@@ -103,7 +103,7 @@ fn the_idlest_known_client_leaves_for_a_new_one() {
 }
 
 #[test]
-fn an_address_that_is_full_costs_nobody_else_a_place() {
+fn full_address_displaces_no_other() {
     let gate = still_gate(3, 1);
     let b = known(&gate, B);
     pass(&gate, 60_000);
@@ -116,7 +116,7 @@ fn an_address_that_is_full_costs_nobody_else_a_place() {
 }
 
 #[test]
-fn threads_that_do_not_end_are_bounded_too() {
+fn threads_of_evicted_clients_are_bounded() {
     let gate = still_gate(2, 2);
     let mut stuck = Vec::new();
     for _ in 0..4 {
@@ -128,10 +128,11 @@ fn threads_that_do_not_end_are_bounded_too() {
     assert!(gate.admit(A).is_ok());
 }
 
-/// 200 clients come within a moment, and each that loses its place comes again at once, all from the address of a good client. It
-/// asks again every 20 ms, and is served within a second.
+/// 200 clients connect within a moment, all from the address of a well-behaved client, and each
+/// that is evicted reconnects immediately. The good client retries every 20 ms and is served within
+/// a second.
 #[test]
-fn a_crowd_that_comes_again_does_not_shut_out_its_own_address() {
+fn returning_crowd_admits_its_own_address() {
     let gate = still_gate(64, 32);
     let mut crowd: Vec<_> = (0..200).filter_map(|_| stranger(&gate, A).ok()).collect();
     assert_eq!(crowd.len(), 32);
@@ -145,7 +146,7 @@ fn a_crowd_that_comes_again_does_not_shut_out_its_own_address() {
             waited += 20;
             assert!(waited < 1000, "round {round}: shut out");
         };
-        // Somebody of the crowd had to leave, and fails to get in again at once. The good client has time for its request.
+        // An evicted client of the crowd fails to return; the good one has time for its request.
         crowd.retain(|g| !g.is_evicted());
         for _ in 0..10 {
             crowd.extend(stranger(&gate, A).ok());
@@ -163,10 +164,10 @@ fn a_crowd_that_comes_again_does_not_shut_out_its_own_address() {
     }
 }
 
-/// Crowds from two addresses have all places. A client from a third address need not wait, and is not evicted for another one of a
-/// crowd.
+/// Crowds from two addresses hold all places. A client from a third address is admitted without a
+/// wait and is not evicted for a client of a crowd.
 #[test]
-fn a_crowd_gives_way_to_other_addresses_at_once() {
+fn crowd_yields_to_other_addresses() {
     let gate = still_gate(64, 32);
     let crowd = |address| -> Vec<_> {
         let all = (0..100).filter_map(|_| stranger(&gate, address).ok());
@@ -183,9 +184,9 @@ fn a_crowd_gives_way_to_other_addresses_at_once() {
     assert!(!good.is_evicted(), "the larger crowds leave first");
 }
 
-/// Where each address has one client only, no crowd is larger than another: the grace decides.
+/// If each address has one client, no crowd is larger than another: the grace decides.
 #[test]
-fn strangers_of_many_addresses_leave_after_their_grace() {
+fn lone_strangers_leave_after_their_grace() {
     let gate = still_gate(4, 2);
     let first = stranger(&gate, other(0)).unwrap();
     pass(&gate, 1);
@@ -198,10 +199,10 @@ fn strangers_of_many_addresses_leave_after_their_grace() {
 }
 
 #[test]
-fn strangers_gain_no_time_with_what_they_send() {
+fn strangers_gain_no_time_by_sending() {
     let gate = still_gate(1, 1);
     let one = gate.admit(A).unwrap();
-    // The server makes ready for it: that takes none of its time.
+    // Preparing the client takes none of its time.
     pass(&gate, 60_000);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
     one.advance();
@@ -209,7 +210,7 @@ fn strangers_gain_no_time_with_what_they_send() {
     one.touch();
     one.moves();
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
-    // The next step of the set-up has its own grace.
+    // The next step of the set-up has a grace of its own.
     one.advance();
     pass(&gate, STRANGER_MS - 1);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
@@ -218,15 +219,15 @@ fn strangers_gain_no_time_with_what_they_send() {
     assert!(one.is_evicted());
 }
 
-/// Strangers leave before known clients that are idle. They take the places of idle known clients up to half, and no more.
+/// Strangers are evicted before idle known clients, whose places they take up to one half.
 #[test]
-fn strangers_do_not_take_all_places_of_clients_that_pause() {
+fn strangers_displace_half_of_known_clients() {
     let gate = still_gate(8, 8);
     let pausing: Vec<_> = (0..8).map(|_| known(&gate, A)).collect();
     pass(&gate, 60_000);
     let mut crowd = Vec::new();
     for _ in 0..50 {
-        // None of them is older than a moment when the next one comes.
+        // Each is still within its grace when the next one connects.
         crowd.extend(stranger(&gate, A).ok());
     }
     let left = |all: &[Guest]| all.iter().filter(|g| !g.is_evicted()).count();

@@ -1,5 +1,5 @@
-//! The parts that `cp serve`, `ping serve` and `perf serve` share. They decide where a server listens, which clients it serves,
-//! and how much memory these may have. A failure of one client never ends the connections of others.
+//! What `cp serve`, `ping serve` and `perf serve` share: listening, admission of clients, and their
+//! memory limit. The failure of one client never ends the connections of others.
 
 mod budget;
 mod gate;
@@ -18,31 +18,31 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Most descriptors that one client needs: its socket, the channels of its events, and files.
+/// Descriptors that one client needs at most: its socket, its event channels, and files.
 const DESCRIPTORS_PER_CLIENT: u64 = 8;
-/// Descriptors for the process itself, and for connections that have not yet sent a request.
+/// Descriptors for the process itself, and for connections without a request yet.
 const DESCRIPTORS_OF_SERVER: u64 = 128;
 
-/// Longest reason of a refusal, in octets: less than the private data of any MPA reply may have.
+/// Longest reason for a refusal, in bytes: fits the private data of any MPA reply.
 const MAX_REASON: usize = 240;
 
-/// The addresses that mean all addresses of this host. The IPv6 one also covers IPv4 and comes first; a host without IPv6 has only
-/// the other.
+/// The wildcard addresses. The IPv6 one also covers IPv4 and comes first; a host without IPv6 has
+/// only the other.
 pub const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
 ];
-/// The addresses that only this host can reach. The second one is for a host without IPv4.
+/// The loopback addresses. The second one is for a host without IPv4.
 pub const LOOPBACK: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::LOCALHOST),
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
 
-/// Listens on the first of these addresses that this host has. Port 0 picks a free one. If the port is in use there, none of the
-/// others is tried: clients look for the server at the first one.
+/// Listens on the first of these addresses that this host has. Port 0 selects a free one. If the
+/// port is in use there, the other addresses are not tried, because clients try the first one.
 ///
 /// # Errors
-/// If an address is in use, or if this host does not have it.
+/// Fails if an address is in use, or if this host has none of them.
 pub fn listen(candidates: &[IpAddr], port: u16, config: &Config) -> Result<(Context, ListeningId)> {
     let mut last = Error::failed("there is no address to listen on");
     for &ip in candidates {
@@ -59,14 +59,14 @@ pub fn listen(candidates: &[IpAddr], port: u16, config: &Config) -> Result<(Cont
     Err(last)
 }
 
-/// Listens on this address. An error comes with the address as it was tried.
+/// Listens on one address. The error comes with the address that was tried.
 fn listen_at(
     ip: IpAddr,
     port: u16,
     config: &Config,
 ) -> std::result::Result<(Context, ListeningId), (String, iwarp::Error)> {
     let device = device_for(ip).map_err(|e| (ip.to_string(), e))?;
-    // A link-local address is valid on one interface only, and the device knows on which.
+    // A link-local address needs its interface as a scope, which the device knows.
     let at = device.socket_addr(ip, port);
     Context::open(&device, config.clone())
         .and_then(|ctx| {
@@ -76,14 +76,14 @@ fn listen_at(
         .map_err(|e| (at.to_string(), e))
 }
 
-/// Tells whether this host does not have the address, or no addresses of its kind.
+/// Returns `true` if this host does not have the address or its address family.
 fn is_elsewhere(e: &iwarp::Error) -> bool {
     let errno = Errno::from_raw_os_error(e.errno());
     matches!(e, iwarp::Error::NoDevice) || matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)
 }
 
-/// Returns the device for listening on `ip`. For all addresses any device will do: a connection takes its settings from the
-/// device, and its address from TCP.
+/// Returns the device for listening on `ip`. For a wildcard address any device will do: a
+/// connection takes its settings from the device, and its address from TCP.
 fn device_for(ip: IpAddr) -> iwarp::Result<Device> {
     if !ip.is_unspecified() {
         return Device::by_address(ip);
@@ -94,8 +94,8 @@ fn device_for(ip: IpAddr) -> iwarp::Result<Device> {
         .ok_or(iwarp::Error::NoDevice)
 }
 
-/// Makes a gate with no more places than the process has descriptors for. It raises the soft limit of descriptors as far as the
-/// hard limit allows. If that is still too low, it makes fewer places and logs a warning.
+/// Creates a gate with at most as many places as there are descriptors. Raises the soft limit of
+/// descriptors first; if they still do not suffice, reduces the places and logs a warning.
 pub fn gate(limits: &Limits) -> Arc<Gate> {
     let clients = limits.clients();
     let needed = DESCRIPTORS_OF_SERVER + clients as u64 * DESCRIPTORS_PER_CLIENT;
@@ -111,15 +111,15 @@ pub fn gate(limits: &Limits) -> Arc<Gate> {
     let fits = descriptors_for(getrlimit(Resource::Nofile).current);
     if fits < clients {
         tracing::warn!(
-            "clients served at a time: {fits} instead of {clients}, for lack of file descriptors \
+            "serving {fits} clients at a time instead of {clients}, for lack of file descriptors \
              (the process needs a hard limit of {needed}: see `ulimit -Hn`)"
         );
     }
     Gate::new(clients.min(fits), limits.per_address())
 }
 
-/// Returns how many clients `limit` descriptors are enough for. It is at least one, so that a server with few descriptors still
-/// works.
+/// Returns how many clients can be served with `limit` descriptors: at least one, so that a server
+/// with few descriptors still works.
 fn descriptors_for(limit: Option<u64>) -> usize {
     let left = limit.map_or(u64::MAX, |n| n.saturating_sub(DESCRIPTORS_OF_SERVER));
     usize::try_from(left / DESCRIPTORS_PER_CLIENT)
@@ -127,11 +127,11 @@ fn descriptors_for(limit: Option<u64>) -> usize {
         .max(1)
 }
 
-/// Serves clients until `stop`, each in a thread of its own. The gate decides which client gets a place. A slow or silent peer
-/// does not delay others: queue pairs are made and connections are set up in the client's own thread.
+/// Serves clients until `stop`, each in a thread of its own. Connections are set up in the client's
+/// thread, so a slow or silent peer does not delay others.
 ///
 /// # Errors
-/// None at present: if the listener fails for lack of descriptors, it works again after clients have left.
+/// None at present: a listener without descriptors works again when clients have left.
 pub fn serve_clients(
     listener: &ListeningId,
     gate: &Arc<Gate>,
@@ -144,7 +144,7 @@ pub fn serve_clients(
             Ok(request) => request,
             Err(iwarp::Error::TimedOut(_)) => continue,
             Err(e) => {
-                // No descriptors are left. Some will be free after clients have left.
+                // No descriptors are left; some become free when clients leave.
                 tracing::warn!("accept: {e}");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
@@ -157,7 +157,7 @@ pub fn serve_clients(
         let guest = match gate.admit(from.ip()) {
             Ok(guest) => guest,
             Err(full) => {
-                // This is not a warning: many clients could fill the log with it.
+                // Not a warning: a crowd of clients could flood the log.
                 tracing::info!(%from, "refused: {full}");
                 let _ = request.reject(format!("{BUSY}{full}").as_bytes());
                 continue;
@@ -165,21 +165,21 @@ pub fn serve_clients(
         };
         start(&client, request, guest, from);
     }
-    // Let the clients that are still at work finish.
+    // Let the remaining clients finish.
     while !gate.is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
 
-/// Gives a request to a thread of its own. If no thread can be started, it refuses the request.
+/// Serves a request in a thread of its own, or refuses it if no thread can be started.
 fn start(
     client: &Arc<impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static>,
     request: ConnectionRequest,
     guest: Guest,
     from: SocketAddr,
 ) {
-    // Both threads can reach the request, so that this one can still answer it if the other cannot be started.
+    // Shared, so that this thread can still refuse the request if the other cannot be started.
     let drawer = Arc::new(Mutex::new(Some((request, guest))));
     let take = |d: &Mutex<Option<_>>| d.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (theirs, client) = (Arc::clone(&drawer), Arc::clone(client));
@@ -198,11 +198,11 @@ fn start(
     }
 }
 
-/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the connection, and the client has the
-/// grace of a stranger for each step.
+/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the
+/// connection, and each step has a stranger's grace.
 ///
 /// # Errors
-/// If the peer has gone, does not continue the set-up in time, or has been evicted meanwhile.
+/// Fails if the peer has gone, does not continue the set-up in time, or has been evicted.
 pub fn accept(
     request: ConnectionRequest,
     qp: QueuePair,
@@ -210,7 +210,7 @@ pub fn accept(
     guest: &Guest,
 ) -> Result<ConnectedId> {
     if let Err(e) = still_welcome(guest) {
-        // It is not connected, so it can be told to ask again.
+        // The client is not connected yet, so a reject can say that it may retry.
         return Err(refuse(request, e));
     }
     let handle = (*qp).clone();
@@ -222,10 +222,10 @@ pub fn accept(
     Ok(connection)
 }
 
-/// Checks that the guest has not been evicted, which would explain why its connection has ended.
+/// Checks whether an eviction explains why the client's connection has ended.
 ///
 /// # Errors
-/// [`Error::Busy`] if the guest has been evicted.
+/// Returns [`Error::Busy`] if the client has been evicted.
 pub fn still_welcome(guest: &Guest) -> Result<()> {
     match guest.is_evicted() {
         true => Err(Error::Busy(
@@ -235,19 +235,19 @@ pub fn still_welcome(guest: &Guest) -> Result<()> {
     }
 }
 
-/// Logs why the server has ended the connection of a client.
+/// Logs why the server ended a client's connection.
 pub fn log_failure(from: SocketAddr, why: &Error) {
     match why {
-        // This is not a warning: clients that do nothing and come again could fill the log with it.
+        // Not a warning: idle clients that reconnect could flood the log.
         Error::Busy(_) => tracing::info!(%from, "{why}"),
         _ => tracing::warn!(%from, "{why}"),
     }
 }
 
-/// Refuses a connection request and tells the peer the reason. Returns `why`.
+/// Refuses a connection request, sends the reason to the peer, and returns `why`.
 pub fn refuse(request: ConnectionRequest, why: Error) -> Error {
     let mut text = format!("{BUSY}{why}");
-    // Cut between characters, so that the peer gets valid text.
+    // Cut between characters, so that the text stays valid.
     let fits = |at: &usize| text.is_char_boundary(*at);
     let end = (0..=MAX_REASON.min(text.len())).rev().find(fits);
     text.truncate(end.unwrap_or(0));
@@ -260,14 +260,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_address_is_taken_only_if_the_first_is_not_of_this_host() {
+    fn second_address_only_if_first_is_foreign() {
         let config = Config::default();
-        // An address of the documents, which no host has (RFC 5737).
+        // An address for documentation, which no host has (RFC 5737).
         let foreign = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         let (_ctx, first) = listen(&[foreign, LOOPBACK[0]], 0, &config).unwrap();
         let at = first.local_addr();
         assert_eq!(at.ip(), LOOPBACK[0]);
-        // Its port is taken. The next address is free, and nobody would look for the server there.
+        // The port of the first address is taken. The next is free, but clients would not try it.
         let free = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
         let Err(e) = listen(&[LOOPBACK[0], free], at.port(), &config) else {
             panic!("two servers on one port");
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_bound_the_clients() {
+    fn descriptors_limit_clients() {
         assert!(descriptors_for(None) > 1 << 24);
         assert_eq!(descriptors_for(Some(1024)), 112);
         assert_eq!(descriptors_for(Some(200)), 9);

@@ -1,8 +1,10 @@
-//! What the answers say: devices, ports, and the resources of the processes that use the library.
+//! The contents of the answers: devices, ports, and resources of the processes that use the
+//! library.
 //!
-//! Devices are those that programs see with the same environment. Resources come from the processes'
-//! statistics ([`iwarp::stat`]), so only processes that this user may ask are counted. They have
-//! figures for completion queues and memory regions, but no list of them, so those lists are empty.
+//! The devices are those that programs with the same environment see. The resources come from the
+//! processes' statistics ([`iwarp::stat`]), so only processes that this user may query are counted.
+//! The statistics count completion queues and memory regions but do not list them, so those lists
+//! are empty.
 
 use super::message::{Attributes, DATAGRAM_MAX, Reply, Request};
 use crate::stat::{QueuePair, Told, told_by_all};
@@ -11,9 +13,9 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// The numbers of `rdma/rdma_netlink.h`.
+/// Constants of `rdma/rdma_netlink.h`.
 mod number {
-    /// Requests have this client's number, and that of the command.
+    /// Client number in the type of a request, beside the command.
     pub(super) const CLIENT: u16 = 5 << 10;
     pub(super) const GET: u16 = CLIENT | 1;
     pub(super) const PORT_GET: u16 = CLIENT | 5;
@@ -73,13 +75,13 @@ const RNIC: u8 = 4;
 const PORT: u32 = 1;
 /// `IB_QPT_RC`.
 const RELIABLE: u8 = 2;
-/// The state of a connected identifier, and the port space of TCP.
+/// State of a connected CM identifier, and the port space of TCP.
 const CONNECTED: u8 = 5;
 const TCP: u32 = 0x0106;
-/// A table of objects is divided at this length, so that each message fits a datagram.
+/// Tables are split at this length, so that each message fits a datagram.
 const TABLE_MAX: usize = DATAGRAM_MAX / 2;
 
-/// Returns the datagrams that answer the requests of one.
+/// Returns the datagrams that answer a datagram of requests.
 pub(super) fn datagrams(request: &[u8]) -> Vec<Vec<u8>> {
     let all = Request::all(request).into_iter();
     all.flat_map(|request| {
@@ -92,7 +94,7 @@ pub(super) fn datagrams(request: &[u8]) -> Vec<Vec<u8>> {
 
 fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
     if request.kind == number::SYS_GET {
-        // Devices can be seen in all network namespaces, and registered memory is copied on fork.
+        // Devices are visible in all network namespaces; registered memory is copied on fork.
         let mut system = Attributes::default();
         system
             .byte(number::NETNS_MODE, 1)
@@ -137,7 +139,7 @@ fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Begins a message with the device's number and name.
+/// Starts a message with the device's index and name.
 fn head(device: &Device) -> Attributes {
     let mut head = Attributes::default();
     head.word(number::DEV_INDEX, device.index)
@@ -152,7 +154,7 @@ fn about_device(device: &Device, face: Face) -> Attributes {
     };
     let mut about = head(device);
     about
-        // In an answer about a device, this is the number of its ports.
+        // In an answer about a device, this attribute is the number of ports.
         .word(number::PORT_INDEX, PORT)
         .text(number::FW_VERSION, env!("CARGO_PKG_VERSION"))
         .long(number::NODE_GUID, device.guid)
@@ -168,7 +170,8 @@ fn about_port(device: &Device) -> Attributes {
         .word(number::PORT_INDEX, PORT)
         .byte(number::PORT_STATE, ACTIVE)
         .byte(number::PORT_PHYS_STATE, LINK_UP);
-    // The kernel knows the index. In a network namespace, /sys may still show another one's interfaces.
+    // Ask the kernel for the index: in a network namespace, /sys may show the interfaces of
+    // another.
     let index = device.interface_index();
     if index != 0 {
         about
@@ -178,7 +181,7 @@ fn about_port(device: &Device) -> Attributes {
     about
 }
 
-/// Returns the queue pairs of a device, each with the number of its process.
+/// Returns the queue pairs of a device, each with its process number.
 fn queue_pairs<'a>(
     device: &'a Device,
     told: &'a [Told],
@@ -190,7 +193,7 @@ fn queue_pairs<'a>(
     })
 }
 
-/// Returns the protection domains that queue pairs use, and how many use each.
+/// Returns the protection domains that queue pairs use, with the number of users.
 fn domains(device: &Device, told: &[Told]) -> BTreeMap<(u32, u32), u64> {
     let mut domains = BTreeMap::new();
     for (process, qp) in queue_pairs(device, told) {
@@ -225,12 +228,12 @@ fn summary(device: &Device, told: &[Told]) -> Attributes {
     summary
 }
 
-/// Returns `true` for a queue pair that the connection manager has connected.
+/// Returns `true` if the connection manager connected the queue pair.
 fn is_managed(qp: &QueuePair) -> bool {
     qp.kind == "cm" && qp.connection.is_some()
 }
 
-/// Answers a request for objects: for all in tables, or for one queue pair.
+/// Answers a request for objects: a dump of all, or a single queue pair.
 fn objects(
     request: &Request<'_>,
     device: &Device,
@@ -305,7 +308,7 @@ fn about_queue_pair(process: u32, qp: &QueuePair, entry: &mut Attributes) {
     entry
         .word(number::PORT_INDEX, PORT)
         .word(number::LOCAL_QPN, qp.number)
-        // iWARP has no packet sequence numbers, and `rdma` insists on one.
+        // iWARP has no packet sequence numbers, but `rdma` requires the attribute.
         .word(number::SQ_PSN, 0)
         .byte(number::TYPE, RELIABLE)
         .byte(number::STATE, state.unwrap_or(names.len()) as u8)
@@ -335,9 +338,9 @@ fn about_identifier(process: u32, qp: &QueuePair) -> Attributes {
     entry
 }
 
-/// Returns the octets of a `struct sockaddr_in` or `sockaddr_in6`.
+/// Returns the bytes of a `struct sockaddr_in` or `sockaddr_in6`.
 fn socket_address(address: SocketAddr) -> Vec<u8> {
-    // `AF_INET` and `AF_INET6` of Linux.
+    // Linux's `AF_INET` and `AF_INET6`.
     let family: u16 = if address.is_ipv4() { 2 } else { 10 };
     let mut octets = family.to_ne_bytes().to_vec();
     octets.extend(address.port().to_be_bytes());
@@ -418,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_those_of_the_device() {
+    fn resources_belong_to_the_device() {
         let lo = lo();
         let document = format!(
             r#"{{"format":1,"process":{{}},"devices":[{{"name":"{0}","completion_queues":3}}],
@@ -448,7 +451,7 @@ mod tests {
         );
     }
 
-    /// Many objects are divided into several tables.
+    /// Large lists are split into several tables.
     #[test]
     fn many_queue_pairs_fill_several_messages() {
         let lo = lo();

@@ -1,23 +1,23 @@
-//! The format of netlink: headers, attributes, and datagrams. See netlink(7).
+//! The netlink format: headers, attributes, and datagrams. See netlink(7).
 
-/// Length of a header: total length, type, flags, sequence number, and port, in the host's order.
+/// Header length: total length, type, flags, sequence number and port, in host byte order.
 const HEADER_LEN: usize = 16;
-/// Length of the header of an attribute: length and type.
+/// Attribute header length: length and type.
 const ATTRIBUTE_LEN: usize = 4;
-/// Messages are gathered into datagrams of this length. `rdma` reads into 8 KiB or more.
+/// Longest datagram that is sent. `rdma` reads into 8 KiB or more.
 pub(super) const DATAGRAM_MAX: usize = 4096;
 
-/// The message of an error or of an acknowledgement.
+/// `NLMSG_ERROR`: an error or an acknowledgement.
 const ERROR: u16 = 2;
-/// The end of a dump.
+/// `NLMSG_DONE`: end of a dump.
 const DONE: u16 = 3;
-/// The sender wants an acknowledgement.
+/// `NLM_F_ACK`: the sender wants an acknowledgement.
 const ACKNOWLEDGE: u16 = 4;
-/// All objects are asked for (`NLM_F_ROOT | NLM_F_MATCH`).
+/// `NLM_F_DUMP`: all objects are requested.
 const DUMP: u16 = 0x300;
-/// The message is one of several.
+/// `NLM_F_MULTI`: the message is one of several.
 const MULTI: u16 = 2;
-/// The attribute has attributes.
+/// `NLA_F_NESTED`: the attribute contains attributes.
 const NESTED: u16 = 1 << 15;
 
 /// A request.
@@ -32,7 +32,7 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Splits a datagram into requests. Stops at the first that is damaged.
+    /// Splits a datagram into requests; stops at the first malformed one.
     pub(super) fn all(mut datagram: &'a [u8]) -> Vec<Self> {
         let mut requests = Vec::new();
         while let Some(header) = datagram.first_chunk::<HEADER_LEN>() {
@@ -54,12 +54,12 @@ impl<'a> Request<'a> {
         requests
     }
 
-    /// Returns `true` if all objects are asked for.
+    /// Returns `true` if all objects are requested.
     pub(super) const fn is_dump(&self) -> bool {
         self.flags & DUMP == DUMP
     }
 
-    /// Returns an attribute that is a number of 32 bits.
+    /// Returns a 32-bit attribute.
     pub(super) fn number(&self, wanted: u16) -> Option<u32> {
         let mut rest = self.octets.get(HEADER_LEN..)?;
         while let Some([a, b, c, d]) = rest.first_chunk::<ATTRIBUTE_LEN>() {
@@ -78,12 +78,12 @@ const fn aligned(len: usize) -> usize {
     len.next_multiple_of(4)
 }
 
-/// Attributes of a message.
+/// The attributes of a message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    /// Adds an attribute. A value that is too long for one is left out.
+    /// Adds an attribute. A value that is too long is omitted.
     pub(super) fn octets(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         if let Ok(len) = u16::try_from(ATTRIBUTE_LEN + value.len()) {
             self.0.extend(len.to_ne_bytes());
@@ -106,7 +106,7 @@ impl Attributes {
         self.octets(kind, &value.to_ne_bytes())
     }
 
-    /// Adds a text with a zero at its end.
+    /// Adds a NUL-terminated string.
     pub(super) fn text(&mut self, kind: u16, value: &str) -> &mut Self {
         self.octets(kind, &[value.as_bytes(), &[0]].concat())
     }
@@ -115,7 +115,7 @@ impl Attributes {
         self.octets(kind | NESTED, &inner.0)
     }
 
-    /// Returns the length in octets.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -152,13 +152,13 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Adds a message with attributes, of the request's type.
+    /// Adds a message with attributes; its type is that of the request.
     pub(super) fn message(&mut self, attributes: &Attributes) {
         let flags = if self.request.is_dump() { MULTI } else { 0 };
         self.push(self.request.kind, flags, &attributes.0);
     }
 
-    /// Ends the answer: with an error of the system, or as netlink ends successful ones.
+    /// Ends the answer with an error code, or as netlink ends successful ones.
     pub(super) fn end(mut self, result: Result<(), rustix::io::Errno>) -> Vec<Vec<u8>> {
         let code = result.map_or_else(|error| -error.raw_os_error(), |()| 0);
         if result.is_ok() && self.request.is_dump() {
@@ -166,7 +166,8 @@ impl<'a> Reply<'a> {
         } else if result.is_err() || self.request.flags & ACKNOWLEDGE != 0 {
             let header = self.request.octets.get(..HEADER_LEN).unwrap_or_default();
             let body = [&code.to_ne_bytes(), header].concat();
-            // An acknowledgement is a datagram of its own: readers stop at the end of a datagram.
+            // The acknowledgement is a separate datagram, because readers stop at the end of a
+            // datagram.
             self.datagrams.push(Vec::new());
             self.push(ERROR, 0, &body);
         }
@@ -178,7 +179,7 @@ impl<'a> Reply<'a> {
 pub(super) mod tests {
     use super::*;
 
-    /// Writes a request with attributes that are numbers.
+    /// Writes a request with 32-bit attributes.
     pub(in crate::netlink) fn request(kind: u16, flags: u16, numbers: &[(u16, u32)]) -> Vec<u8> {
         let mut attributes = Attributes::default();
         for (kind, value) in numbers {
@@ -208,7 +209,7 @@ pub(super) mod tests {
             (all[0].number(1), all[0].number(3), all[0].number(2)),
             (Some(4), Some(1), None)
         );
-        // Each cut of the datagram is read without a panic.
+        // No truncation of the datagram causes a panic.
         for len in 0..one.len() {
             assert_eq!(Request::all(&one[..len]), []);
         }
@@ -237,7 +238,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn answers_end_as_netlink_ends_them() {
+    fn answers_end_as_in_netlink() {
         let kind = |datagram: &[u8]| u16::from_ne_bytes([datagram[4], datagram[5]]);
         for (flags, result, wanted) in [
             (0x305, Ok(()), Some((DONE, 0))),

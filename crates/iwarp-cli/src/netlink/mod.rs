@@ -1,11 +1,11 @@
 //! `iwarp netlink`: answers netlink requests about RDMA devices, for iproute2's `rdma`.
 //!
-//! The kernel's interface is `RDMA_NL_NLDEV` (`rdma/rdma_netlink.h`). `libiwarp_paths.so` starts this
-//! command in place of a netlink socket; standard input is a Unix socket with one netlink datagram in
-//! each message. The process ends when the program closes its end. Requests come from a program of
-//! the same user, but are checked like any input.
+//! The kernel's interface is `RDMA_NL_NLDEV` (`rdma/rdma_netlink.h`). `libiwarp_paths.so` starts
+//! this command instead of opening a netlink socket. Standard input is a Unix socket that carries
+//! one netlink datagram per message; the process ends when the program closes its end. Requests
+//! come from a program of the same user, but are validated like any input.
 //!
-//! [`message`] has the format, and [`answer`] the contents.
+//! [`message`] implements the format, and [`answer`] the contents.
 
 mod answer;
 mod message;
@@ -15,7 +15,7 @@ use iwarp_cli_common::error::{Context as _, Result};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::AsFd as _;
 
-/// The longest datagram. Requests have less than a hundred octets, and answers are cut to
+/// Longest request. Requests have less than a hundred bytes; answers have at most
 /// [`message::DATAGRAM_MAX`].
 const REQUEST_MAX: usize = 8192;
 
@@ -23,7 +23,7 @@ const REQUEST_MAX: usize = 8192;
 #[derive(Debug, Args)]
 pub(crate) struct NetlinkArgs {}
 
-/// Serves standard input until the other end is closed.
+/// Serves standard input until the peer closes it.
 pub(crate) fn run(_: &NetlinkArgs) -> Result<()> {
     let stdin = std::io::stdin();
     let socket = stdin.as_fd();
@@ -37,7 +37,7 @@ pub(crate) fn run(_: &NetlinkArgs) -> Result<()> {
         for datagram in answer::datagrams(request) {
             match send(socket, &datagram, SendFlags::NOSIGNAL) {
                 Ok(_) => {}
-                // The program has ended without reading the rest.
+                // The program ended without reading the answer.
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Ok(()),
                 Err(error) => return Err(error).context("standard input"),
             }

@@ -12,9 +12,10 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Each RDMA figure is printed beside a figure of plain TCP, measured soon before or after it in the same run. A \
-ratio is iWARP ÷ TCP: it is computed in each round, and the median over the rounds is printed. Latency is half of a round trip. \
-A Read or FetchAdd is a round trip by itself, so its latency is half of the time of the operation.
+    after_help = "Each RDMA figure is printed beside one of plain TCP, measured shortly before or \
+after it. A ratio is iWARP ÷ TCP in one round; the median over the rounds is printed. Latency is \
+half a round trip. A Read or FetchAdd is a round trip by itself, so its latency is half of the \
+time of the operation.
 
 EXAMPLES:
   iwarp perf                             everything, both ends on this host, < 2 min
@@ -33,39 +34,39 @@ pub(crate) struct PerfArgs {
     pub(crate) measure: MeasureArgs,
 }
 
-/// One end only.
+/// The two ends of a measurement between hosts.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PerfCommand {
-    /// Wait for `iwarp perf connect` of another host
+    /// Wait for `iwarp perf connect` from another host
     Serve(ServeArgs),
-    /// Measure against `iwarp perf serve` on another host. A busy server is asked again for 10 s
+    /// Measure against `iwarp perf serve` on another host. Retries for 10 s if the server is busy
     Connect(ConnectArgs),
 }
 
 /// Arguments of `iwarp perf serve`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The server measures with one client at a time. Every client that can reach the port can keep a core busy, \
-so listen on a trusted network only (--bind).
+    after_help = "The server measures with one client at a time. Any client that can reach the \
+port can keep a core busy, so listen on a trusted network only (--bind).
 
 EXAMPLES:
   iwarp perf serve
   iwarp perf serve --bind [2001:db8::7]:9000"
 )]
 pub(crate) struct ServeArgs {
-    /// Address to listen on, with or without a port (7175 if none is given)
+    /// Address to listen on, with or without a port (default 7175)
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
     pub(crate) bind: String,
-    /// Memory for the connections of the client that measures
+    /// Memory for the connections of the measuring client
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = units::parse_size)]
     pub(crate) memory: u64,
-    // Before the limits: their heading holds for every option behind them.
+    // Must precede the limits, whose help heading applies to all later options.
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     #[command(flatten)]
     pub(crate) limits: Limits,
-    /// Serve the parent process: end when it ends, and print the address as JSON.
+    /// Serve the parent process: end with it, and print the address as JSON.
     #[arg(long, hide = true)]
     pub(crate) child: bool,
     /// Run on this CPU only.
@@ -79,7 +80,7 @@ pub(crate) struct ServeArgs {
   iwarp perf connect 192.0.2.7
   iwarp perf connect server.example:9000 --op read --size 1M --seconds 2")]
 pub(crate) struct ConnectArgs {
-    /// Host with or without a port (7175 if none is given)
+    /// Host with or without a port (default 7175)
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
     #[command(flatten)]
@@ -89,29 +90,32 @@ pub(crate) struct ConnectArgs {
 /// What to measure and how to show it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct MeasureArgs {
-    /// Measure fewer sizes for a shorter time; takes less than 20 seconds
+    /// Measure fewer sizes for a shorter time; takes less than 20 s
     #[arg(long)]
     pub(crate) quick: bool,
     /// Operations to measure [default: send,write,read,fetchadd]
     #[arg(long, value_name = "OP", value_delimiter = ',')]
     pub(crate) op: Vec<Op>,
-    /// Message sizes, for example 4,64K,1M (FetchAdd always has 8 octets)
+    /// Message sizes, for example 4,64K,1M (FetchAdd always uses 8 bytes)
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = units::parse_size)]
     pub(crate) size: Vec<u64>,
     /// Operations per measurement
-    #[arg(long, value_name = "N", conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", conflicts_with = "seconds",
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iters: Option<u64>,
     /// Seconds per measurement
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     pub(crate) seconds: Option<f64>,
-    /// How often each point is measured; TCP and iWARP take turns [default: 3]
+    /// Measurements per point; TCP and iWARP alternate [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: Option<u32>,
     /// Parallel connections in bandwidth measurements
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_QPS)))]
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_QPS)))]
     pub(crate) qps: u32,
     /// Outstanding operations per connection in bandwidth measurements
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    #[arg(long, value_name = "N", default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
     pub(crate) depth: u32,
     /// MPA CRC [default: both]
     #[arg(long, value_name = "on|off")]
@@ -122,13 +126,13 @@ pub(crate) struct MeasureArgs {
     /// How to wait for completions [default: both]
     #[arg(long, value_name = "spin|event")]
     pub(crate) poll: Option<Poll>,
-    /// Let the kernel choose the CPUs. Without this, two ends on this host get one CPU each
+    /// Let the kernel choose the CPUs. By default, two ends on this host get one CPU each
     #[arg(long)]
     pub(crate) no_pin: bool,
-    /// Write the results as JSON to a file ('-': to stdout, which then gets nothing else)
+    /// Write the results as JSON to a file ('-': to stdout, without other output)
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw latency and bandwidth curves
+    /// Draw latency and bandwidth curves into a file
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     /// Log more to stderr (repeat for even more)
@@ -136,7 +140,7 @@ pub(crate) struct MeasureArgs {
     pub(crate) verbose: u8,
 }
 
-/// A switch with two spelt-out positions.
+/// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
     /// Used
@@ -146,17 +150,17 @@ pub(crate) enum OnOff {
 }
 
 impl OnOff {
-    /// As a truth value.
+    /// Returns `true` for `on`.
     pub(crate) fn is_on(self) -> bool {
         self == Self::On
     }
 }
 
 impl PerfArgs {
-    /// Checks what is to be measured.
+    /// Checks the measurement options.
     ///
     /// # Errors
-    /// Fails as [`Plan::new`] does.
+    /// Fails if [`Plan::new`] fails.
     #[cfg(test)]
     pub(crate) fn check(&self) -> iwarp_cli_common::error::Result<()> {
         match &self.command {
@@ -166,7 +170,7 @@ impl PerfArgs {
         }
     }
 
-    /// How talkative the log shall be.
+    /// Returns the number of `-v`.
     pub(crate) fn verbose(&self) -> u8 {
         match &self.command {
             None => self.measure.verbose,

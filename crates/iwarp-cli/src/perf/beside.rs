@@ -1,9 +1,10 @@
-//! What blocking calls and a program that computes cost each other.
+//! Measures how blocking calls and CPU-bound programs affect each other.
 //!
-//! A blocking call of the library polls for a while before it sleeps ([`Config::busy_poll`](iwarp::Config::busy_poll)). On an idle
-//! machine that only shortens the wait. On a busy one it takes time from other programs, and the scheduler takes the processor
-//! away from who polls. So the same ping-pong is measured beside threads that compute, one on each processor that the run uses:
-//! for plain TCP that sleeps, for plain TCP that polls as long, and for Sends.
+//! A blocking call of the library polls for a while before it sleeps
+//! ([`Config::busy_poll`](iwarp::Config::busy_poll)). On an idle machine that only shortens the
+//! wait. On a busy one, polling takes time from other programs, and the scheduler preempts the
+//! polling thread. So the ping-pong is also measured beside one computing thread per processor of
+//! the run: for plain TCP that sleeps, for plain TCP that polls as long, and for Sends.
 
 use super::pin;
 use super::plan::{Limit, Plan};
@@ -15,28 +16,29 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long each measurement lasts: many turns of the scheduler.
+/// Duration of each measurement: many time slices of the scheduler.
 const SLOT: Duration = Duration::from_millis(150);
 
-/// One operation beside a program that computes.
+/// One operation, measured beside a computing program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Beside {
     /// The operation.
     pub(crate) op: Op,
     /// Message size in octets.
     pub(crate) size: u64,
-    /// Half round trip, microseconds.
+    /// Half round trip in µs, median.
     pub(crate) p50: Option<Spread>,
-    /// The same, 99th percentile.
+    /// Half round trip in µs, 99th percentile.
     pub(crate) p99: Option<Spread>,
-    /// Share of the processors that the program had, 0 to 1.
+    /// Fraction of the processors that the computing program got, 0 to 1.
     pub(crate) left: Option<Spread>,
 }
 
-/// Measures all operations in turns, `rounds` times, beside a thread on each of `cpus`.
+/// Measures all operations alternately, `rounds` times, beside a computing thread on each of
+/// `cpus`.
 ///
 /// # Errors
-/// The first failure of either end.
+/// Returns the first failure of either end.
 pub(crate) fn measure(
     runner: &mut Runner,
     plan: &Plan,
@@ -69,8 +71,8 @@ pub(crate) fn measure(
     Ok(rows.collect())
 }
 
-/// The ping-pongs of the smallest message that the plan has: plain TCP that sleeps, the same that polls, and an RDMA operation. None
-/// if the plan has no blocking calls of RDMA.
+/// Returns the ping-pongs of the plan's smallest message: plain TCP that sleeps, plain TCP that
+/// polls, and an RDMA operation. Empty if the plan has no blocking RDMA calls.
 fn points(plan: &Plan) -> Vec<Point> {
     let blocking = |p: &&Point| (p.poll, p.metric) == (Poll::Event, Metric::Latency);
     let rdma = plan
@@ -91,8 +93,8 @@ fn points(plan: &Plan) -> Vec<Point> {
     vec![tcp(Op::Tcp), tcp(Op::TcpPolls), rdma]
 }
 
-/// Runs `f` beside a thread on each of `cpus` that computes all the time. Returns its result, and the share of the processors that
-/// these threads had.
+/// Runs `f` beside a computing thread on each of `cpus`. Returns its result, and the fraction of
+/// the processors that these threads got.
 fn beside_computing<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -114,7 +116,7 @@ fn beside_computing<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<
     })
 }
 
-/// Computes until `stop`. Returns which share of the time it had the processor.
+/// Computes until `stop`. Returns the fraction of the time for which it had the processor.
 fn compute(stop: &AtomicBool) -> f64 {
     let used = || clock_gettime(ClockId::ThreadCPUTime);
     let (begin, before) = (Instant::now(), used());
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn blocking_calls_of_the_smallest_message_are_measured() {
+    fn smallest_blocking_message_is_measured() {
         let ops = |args: &str| -> Vec<_> {
             let points = points_of(args);
             points.iter().map(|p| (p.op, p.size, p.crc)).collect()
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_compute_get_what_is_left() {
+    fn computing_threads_get_remaining_time() {
         let (seven, left) = beside_computing(&[0], || {
             std::thread::sleep(Duration::from_millis(20));
             Ok(7)

@@ -1,9 +1,10 @@
-//! The control connection. The client asks for links and measurements, and the server answers, in JSON lines over TCP.
+//! The control connection: JSON lines over TCP.
 //!
-//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello`, then `listening` and
-//! `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error ends only the connection it concerns. A server
-//! that serves another client says `busy` to the first `open`. It says so at any time to a client that loses its place.
-//! Lines are at most 64 KiB. Both ends limit how long they wait.
+//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello`, then
+//! `listening` and `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error
+//! ends only the connection it concerns. A server that serves another client answers `busy` to the
+//! first `open`, and sends `busy` at any time to a client that loses its place. Lines are at most
+//! 64 KiB, and both ends limit their waits.
 
 use super::host::HostInfo;
 use super::point::{Link, Point, STALL};
@@ -15,53 +16,53 @@ use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
-/// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
+/// Protocol version. It changes with each incompatible change of the messages or measurements.
 pub(crate) const PROTOCOL: u32 = 2;
-/// Port of `iwarp perf serve` without `--port`.
+/// Default port of `iwarp perf serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7175;
-/// Longest line, in octets.
+/// Longest line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// How long an answer may take on top of the measurement itself.
+/// How long an answer may take in addition to the measurement.
 pub(crate) const ANSWER: Duration = Duration::from_secs(STALL.as_secs() + 5);
 /// How long a server waits for a client's hello.
 pub(crate) const HELLO: Duration = Duration::from_secs(5);
-/// How long a server waits for the next request of a client. Between two requests a client does nothing that takes long.
+/// How long a server waits for the client's next request.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
-/// The client's messages.
+/// Messages of the client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// The first message. The server ignores unknown fields, so that a newer client gets a clear answer.
+    /// The first message. The server ignores unknown fields, so that newer clients get an answer.
     Hello {
         /// [`PROTOCOL`] of the client.
         protocol: u32,
-        /// The client's program version, for the error message.
+        /// The client's version, for the error message.
         version: String,
     },
-    /// Asks to set up the connections of a link.
+    /// Sets up the connections of a link.
     Open {
-        /// The link's number. The client counts links from 0.
+        /// Number of the link, counted by the client from 0.
         id: u32,
         /// The link to set up.
         link: Link,
     },
-    /// Asks to run one measurement.
+    /// Runs one measurement.
     Run {
-        /// The number of an opened link.
+        /// Number of an open link.
         id: u32,
         /// The measurement to run.
         point: Point,
-        /// The number of operations.
+        /// Number of operations.
         iters: u64,
     },
 }
 
-/// The server's messages.
+/// Messages of the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Reply {
-    /// Answers the client's hello, also if the versions differ.
+    /// Answers the client's hello, even if the versions differ.
     Hello {
         /// [`PROTOCOL`] of the server.
         protocol: u32,
@@ -70,25 +71,25 @@ pub(crate) enum Reply {
         /// The server's machine.
         host: Option<HostInfo>,
     },
-    /// Refuses the client, because the server serves another one or has no place. The client may ask again.
+    /// Refuses the client because another one is being served; the client may retry.
     Busy {},
-    /// Says that the server listens for the link's connections, at the address of the control connection.
+    /// The server listens for the link's connections, at the address of the control connection.
     Listening {
         /// TCP port.
         port: u16,
     },
-    /// Says that all connections of the link are set up.
+    /// All connections of the link are set up.
     Opened {},
-    /// Says that the server has prepared the measurement and has begun its side.
+    /// The server is ready and has started its side of the measurement.
     Ready {},
-    /// Says that the server's side has ended.
+    /// The server's side has ended.
     Done {
-        /// Processor time that the server's process took for it, in microseconds.
+        /// Processor time that the server process used for it, in microseconds.
         cpu_us: f64,
     },
-    /// Says that the request failed.
+    /// The request failed.
     Error {
-        /// The reason, for a person.
+        /// The reason, for the user.
         message: String,
     },
 }
@@ -104,12 +105,12 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Control {
     lines: BufReader<TcpStream>,
-    /// `true` if the server has opened a link for this client. A connection that is reset before is taken for a busy server's.
+    /// The server has opened a link for this client. Before, a reset means that the server is busy.
     begun: bool,
 }
 
-/// Tells a client that the server needs its place for another one, and ends the connection. It does not wait: a client that reads
-/// nothing hears nothing.
+/// Sends `busy` to a client that loses its place, and closes the connection. Does not wait for
+/// clients that do not read.
 pub(crate) fn turn_away(stream: &TcpStream) {
     if let Ok(mut line) = serde_json::to_vec(&Reply::Busy {}) {
         line.push(b'\n');
@@ -119,10 +120,10 @@ pub(crate) fn turn_away(stream: &TcpStream) {
 }
 
 impl Control {
-    /// Takes over a connected socket.
+    /// Wraps a connected socket.
     ///
     /// # Errors
-    /// When the socket options cannot be set.
+    /// Fails if the socket options cannot be set.
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream
             .set_nodelay(true)
@@ -137,7 +138,8 @@ impl Control {
     /// Connects to a server and exchanges hellos.
     ///
     /// # Errors
-    /// If no program listens, if another program than `iwarp perf serve` listens, or if the server is busy or has another version.
+    /// Fails if the connection cannot be set up, if the other end is not `iwarp perf serve` or has
+    /// another version, or if the server is busy.
     pub(crate) fn connect(addr: SocketAddr) -> Result<(Self, Option<HostInfo>)> {
         let stream = TcpStream::connect_timeout(&addr, STALL)
             .context(format_args!("cannot connect to {addr}"))?;
@@ -162,7 +164,8 @@ impl Control {
                 version: theirs,
                 ..
             } => Err(Error::failed(format!(
-                "{addr} runs iwarp {theirs} (perf protocol {protocol}), this is iwarp {version} (perf protocol {PROTOCOL}); use the same version on both hosts"
+                "{addr} runs iwarp {theirs} (perf protocol {protocol}), this is iwarp {version} \
+                 (perf protocol {PROTOCOL}); use the same version on both hosts"
             ))),
             Reply::Busy {} => Err(c.is_busy()),
             Reply::Error { message } => Err(Error::failed(format!("{addr}: {message}"))),
@@ -172,7 +175,7 @@ impl Control {
         }
     }
 
-    /// Notes that the server has opened a link for this client.
+    /// Records that the server has opened a link for this client.
     pub(crate) fn begun(&mut self) {
         self.begun = true;
     }
@@ -194,7 +197,7 @@ impl Control {
         }
     }
 
-    /// Returns the address of the other end with the port `port`. A link-local address keeps its scope.
+    /// Returns the peer's address with port `port`. A link-local address keeps its scope.
     pub(crate) fn peer_at(&self, port: u16) -> Result<SocketAddr> {
         let peer = self.lines.get_ref().peer_addr();
         let mut peer = peer.context("control connection")?;
@@ -202,7 +205,7 @@ impl Control {
         Ok(peer)
     }
 
-    /// Returns the address of this end with port 0.
+    /// Returns the local address with port 0.
     pub(crate) fn here(&self) -> Result<SocketAddr> {
         let local = self.lines.get_ref().local_addr();
         let mut local = local.context("control connection")?;
@@ -210,7 +213,7 @@ impl Control {
         Ok(local)
     }
 
-    /// Returns the address of the other end.
+    /// Returns the peer's address.
     pub(crate) fn there(&self) -> Result<IpAddr> {
         let peer = self.lines.get_ref().peer_addr();
         Ok(peer.context("control connection")?.ip())
@@ -219,7 +222,7 @@ impl Control {
     /// Sends one message.
     ///
     /// # Errors
-    /// If the connection is broken or the other end does not read.
+    /// Fails if the connection is broken or the peer does not read.
     pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
@@ -227,10 +230,10 @@ impl Control {
         written.map_err(|e| self.broken(&e))
     }
 
-    /// Waits at most `timeout` for one message. Returns `None` if the other end has closed.
+    /// Waits at most `timeout` for a message. Returns `None` if the peer closed the connection.
     ///
     /// # Errors
-    /// On time-out, on a broken connection, and on a line that is not a message.
+    /// Fails after the timeout, if the connection is broken, and if a line is not a message.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
         let line = self.read_line(timeout).map_err(|e| match e.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
@@ -243,20 +246,20 @@ impl Control {
         }
         if line.last() != Some(&b'\n') {
             return Err(Error::failed(
-                "what came is no complete message of the iwarp perf protocol",
+                "the peer closed the connection in the middle of a message",
             ));
         }
         serde_json::from_slice(&line)
             .map(Some)
-            .map_err(|e| Error::failed(format!("what came is not the iwarp perf protocol ({e})")))
+            .map_err(|e| Error::failed(format!("not the iwarp perf protocol ({e})")))
     }
 
-    /// Reads up to and with the next line feed. The line ends without one if the other end has closed, or at [`MAX_LINE`].
+    /// Reads a line. It lacks its line feed if the peer closed the connection, or at [`MAX_LINE`].
     fn read_line(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
         let end = Instant::now() + timeout;
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') && line.len() < MAX_LINE {
-            // Each octet gets the time that is left. With a time of its own, a peer that sends octet by octet could go on for days.
+            // The limit applies to the whole line: a peer that sends byte by byte gains no time.
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
@@ -278,10 +281,11 @@ impl Control {
         Ok(line)
     }
 
-    /// Waits for the server's answer. An `error` of the server becomes an error of this function.
+    /// Waits for the server's answer.
     ///
     /// # Errors
-    /// As [`hear`](Self::hear), if the server reports an error or is busy, and if the answer is not the expected one.
+    /// Fails if [`hear`](Self::hear) fails, if the server reports an error or is busy, and if the
+    /// answer is not the expected one.
     pub(crate) fn expect(
         &mut self,
         what: &str,
@@ -289,22 +293,22 @@ impl Control {
     ) -> Result<Reply> {
         match self.hear(ANSWER)? {
             Some(Reply::Error { message }) => {
-                Err(Error::failed(format!("the server says: {message}")))
+                Err(Error::failed(format!("server error: {message}")))
             }
             Some(Reply::Busy {}) => Err(self.is_busy()),
             Some(r) if accept(&r) => Ok(r),
             Some(r) => Err(Error::failed(format!(
                 "the server answered {r:?} instead of {what}"
             ))),
-            None => Err(Error::failed("the server has gone away")),
+            None => Err(Error::failed("the server closed the connection")),
         }
     }
 }
 
-/// Turns `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT` or a bare IPv6 address into socket addresses.
+/// Resolves `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT` or a bare IPv6 address.
 ///
 /// # Errors
-/// If the name is not known.
+/// Fails if the name is unknown or the port is invalid.
 pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> {
     let (host, port) = host_and_port(text);
     let port = match port {
@@ -321,7 +325,7 @@ pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> 
     Ok(found)
 }
 
-/// Splits `text` into the host and the port. An IPv6 address has colons of its own, so it is in brackets if a port follows.
+/// Splits `text` into host and port. An IPv6 address with a port is in brackets.
 fn host_and_port(text: &str) -> (&str, Option<&str>) {
     if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
         match rest.strip_prefix(':') {
@@ -349,7 +353,7 @@ mod tests {
             ("::1", "[::1]:7175"),
             ("[::1]", "[::1]:7175"),
             ("[::1]:9", "[::1]:9"),
-            // A scope may be a number. The number of the loopback interface is 1 on every host.
+            // A scope may be a number; the loopback interface is number 1 on every host.
             ("fe80::1%1", "[fe80::1%1]:7175"),
             ("[fe80::1%1]:9", "[fe80::1%1]:9"),
         ] {
@@ -368,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_comes_octet_by_octet_gains_no_time() {
+    fn slow_line_gains_no_time() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut control = Control::new(listener.accept().unwrap().0).unwrap();
@@ -403,9 +407,10 @@ mod tests {
         e
     }
 
-    /// A server that ends the connection before it has opened a link has had no place, and may be asked again. Afterwards it has failed.
+    /// A server that closes the connection before it has opened a link is busy; later it has
+    /// failed.
     #[test]
-    fn a_client_is_turned_away_until_a_link_is_open() {
+    fn reset_means_busy_until_link_opens() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         for begun in [false, true] {
@@ -424,7 +429,7 @@ mod tests {
                         })
                         .unwrap();
                     let stream = served.lines.into_inner();
-                    // With no time to linger, the end is a reset.
+                    // Without linger time, closing sends a reset.
                     let at_once = Some(Duration::ZERO);
                     rustix::net::sockopt::set_socket_linger(stream, at_once).unwrap();
                 }
@@ -440,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_partners_are_told_apart() {
+    fn wrong_servers_are_distinguished() {
         let e =
             answer_with(b"{\"type\":\"hello\",\"protocol\":7,\"version\":\"9.9.9\",\"new\":1}\n")
                 .to_string();
@@ -458,10 +463,10 @@ mod tests {
         assert!(
             answer_with(b"no end")
                 .to_string()
-                .contains("no complete message")
+                .contains("middle of a message")
         );
         assert!(answer_with(b"").to_string().contains("closed"));
-        // A connection begins at this port, so nobody can listen there meanwhile.
+        // The port is in use by a connection, so nothing can listen there meanwhile.
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         assert!(

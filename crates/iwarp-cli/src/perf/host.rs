@@ -1,29 +1,29 @@
-//! Facts about a machine that belong beside its figures.
+//! Describes the machine, for the report.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The machine and the moment.
+/// The machine, and the time of the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostInfo {
-    /// Processor name as the kernel gives it.
+    /// Name of the processor, from the kernel.
     pub(crate) cpu: String,
-    /// Processors this process may use.
+    /// Processors that this process may use.
     pub(crate) cores: usize,
-    /// Operating system and release.
+    /// Kernel name and release.
     pub(crate) kernel: String,
     /// TCP congestion control of new connections.
     pub(crate) congestion_control: String,
-    /// Now, RFC 3339, UTC.
+    /// Current time, RFC 3339, UTC.
     pub(crate) date: String,
     /// Version of this command.
     pub(crate) iwarp: String,
 }
 
 impl HostInfo {
-    /// Looks around. What cannot be found out is "unknown".
+    /// Collects the facts; unavailable ones are "unknown".
     pub(crate) fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -52,7 +52,7 @@ impl HostInfo {
     }
 }
 
-/// Returns the processor time that this process has used so far, in microseconds.
+/// Returns the processor time of this process so far, in microseconds.
 pub(crate) fn cpu_us() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
@@ -62,7 +62,7 @@ fn line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned()).filter(|s| !s.is_empty())
 }
 
-/// Seconds since 1970 as `2005-12-30T23:59:60Z`-style text.
+/// Formats seconds since 1970 as in `2005-12-30T23:59:60Z`.
 fn rfc3339(seconds: u64) -> String {
     let (mut days, rest) = (seconds / 86_400, seconds % 86_400);
     let leap = |y: u64| y.is_multiple_of(4) && !y.is_multiple_of(100) || y.is_multiple_of(400);
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_right() {
+    fn dates_are_formatted() {
         for (s, text) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_400, "2000-02-29T00:00:00Z"),

@@ -1,7 +1,8 @@
-//! The peer process of a run with both ends on this machine: this very program, started as `perf serve --child`.
+//! The peer process of a run on one machine: the same program, started as `perf serve --child`.
 //!
-//! It must never outlive its parent. Three ropes hold it: the kernel kills it when the parent's thread ends, it ends
-//! itself when its stdin reaches the end (the parent holds the other end of that pipe), and the parent kills it on drop.
+//! It must never outlive its parent, which three mechanisms ensure: the kernel kills it when the
+//! parent's thread ends; it exits at the end of its stdin, a pipe that the parent holds open; and
+//! the parent kills it on drop.
 
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -13,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 #[derive(Debug)]
 pub(crate) struct Peer {
     child: Child,
-    /// Where its control port is.
+    /// Address of its control port.
     pub(crate) addr: SocketAddr,
 }
 
@@ -21,12 +22,12 @@ impl Peer {
     /// Starts the peer and waits until it listens.
     ///
     /// # Errors
-    /// When it cannot be started or ends at once.
+    /// Fails if it cannot be started or exits immediately.
     pub(crate) fn spawn(cpu: Option<usize>) -> Result<Self> {
         let exe = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(exe);
         command.args(["perf", "serve", "--bind", "127.0.0.1:0", "--child"]);
-        // Its failures come back over the control connection and are reported once, by this end.
+        // Its failures are reported once, by this end, which gets them over the control connection.
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "error");
         }
@@ -59,7 +60,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// Its process.
+    /// Returns its process number.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -67,20 +68,20 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Errors mean that it is dead already.
+        // An error means that it has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Child: makes sure that this process ends when its parent does.
+/// Child: makes this process end with its parent.
 ///
 /// # Errors
-/// When the watching thread cannot be started.
+/// Fails if the watching thread cannot be started.
 pub(crate) fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot bind to the parent process")?;
-    // Covers a parent that had died before the line above.
+    // Detects a parent that died before the call above.
     std::thread::Builder::new()
         .name("parent".to_owned())
         .spawn(|| {
@@ -92,10 +93,10 @@ pub(crate) fn end_with_parent() -> Result<()> {
     Ok(())
 }
 
-/// Child: tells the parent where it listens.
+/// Child: reports its listening address to the parent.
 ///
 /// # Errors
-/// When the parent has gone.
+/// Fails if the parent has exited.
 pub(crate) fn announce(at: SocketAddr) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{{\"listening\":\"{at}\"}}")

@@ -1,4 +1,4 @@
-//! `iwarp perf`: latency, bandwidth and message rate beside plain TCP measured in the same run.
+//! `iwarp perf`: latency, bandwidth and message rate, beside plain TCP in the same run.
 
 mod args;
 mod beside;
@@ -29,7 +29,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
-/// How often each operation is measured beside a program that computes.
+/// Rounds of the measurements beside a computing program.
 const BESIDE_ROUNDS: u32 = 3;
 
 /// Runs `iwarp perf`.
@@ -41,7 +41,7 @@ pub(crate) fn run(args: PerfArgs) -> Result<()> {
     }
 }
 
-/// The implementation of a wire.
+/// Returns the implementation of a wire.
 fn transport(wire: Wire) -> &'static dyn Transport {
     match wire {
         Wire::Tcp => &tcp::Tcp,
@@ -52,10 +52,10 @@ fn transport(wire: Wire) -> &'static dyn Transport {
 fn run_local(m: &MeasureArgs) -> Result<()> {
     let plan = Plan::new(m)?;
     let outputs = Outputs::open(m)?;
-    // Before binding to one CPU, or it would be the only one there is.
+    // Collect the facts before binding to one CPU, or they would report a single CPU.
     let host = HostInfo::here();
     let cpus = if m.no_pin { None } else { load::two_cpus() };
-    // The peer first: it must not inherit this end's CPU.
+    // Start the peer first: it must not inherit this end's CPU.
     let peer = local::Peer::spawn(cpus.map(|c| c.1))?;
     if let Some((cpu, _)) = cpus {
         pin::pin_to(cpu);
@@ -87,7 +87,7 @@ fn run_remote(c: &ConnectArgs) -> Result<()> {
     outputs.write(&Report::new(&plan, &samples, host, peer, watch.others()))
 }
 
-/// Looks at what other programs do while a run goes on.
+/// Measures the load by other programs during a run.
 #[derive(Debug)]
 struct Watching {
     watch: Watch,
@@ -95,7 +95,8 @@ struct Watching {
 }
 
 impl Watching {
-    /// Begins. The run is bound to `pinned`, or uses any CPU that it may; `peer` is its other process on this machine.
+    /// Starts measuring on the `pinned` CPUs, or on all that may be used; `peer` is the run's other
+    /// process on this machine.
     fn start(pinned: Option<(usize, usize)>, peer: Option<u32>) -> Self {
         let cpus = pinned.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
         Self {
@@ -108,7 +109,7 @@ impl Watching {
         }
     }
 
-    /// What they did until now.
+    /// Returns the load so far.
     fn others(&self) -> Others {
         Others {
             used: self.watch.others(),
@@ -117,7 +118,7 @@ impl Watching {
     }
 }
 
-/// Files are opened before the run: two minutes of work must not end in "no such directory".
+/// Output files. They are opened before the run, so that a bad path fails early.
 #[derive(Debug)]
 struct Outputs {
     json: Option<Option<File>>,

@@ -1,9 +1,9 @@
-//! One CPU for each end when both are on this machine: without it the scheduler moves them about and latency jumps between
-//! "same CPU" and "two CPUs" from run to run.
+//! Binds each end of a local run to a CPU of its own. Otherwise the scheduler migrates them, and
+//! latency varies between "same CPU" and "two CPUs" from run to run.
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Binds the calling thread, and every thread it starts later, to one CPU. Not being allowed to only costs steadiness.
+/// Binds the calling thread and its future children to one CPU. A failure is only logged.
 pub(crate) fn pin_to(cpu: usize) {
     if cpu >= CpuSet::MAX_CPU {
         return;

@@ -1,8 +1,8 @@
-//! Which points are measured, in which order, and how much time each may take.
+//! Decides which points are measured, in which order, and for how long.
 //!
-//! All points that are compared with one TCP figure are in one group (same size, same way of waiting, same metric) and are
-//! measured next to it in time. On shared machines absolute figures drift by tens of per cent within minutes; ratios of
-//! neighbours do not.
+//! All points that are compared with one TCP figure form a group (same size, way of waiting and
+//! metric) and are measured next to it. On shared machines absolute figures drift by tens of per
+//! cent within minutes; ratios of neighbouring measurements do not.
 
 use super::args::MeasureArgs;
 use super::point::{Link, MAX_SIZE, Metric, Op, Point, Poll, Wire};
@@ -11,18 +11,18 @@ use iwarp_cli_common::units;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time for a default run; with set-up and output it stays below two minutes.
+/// Time for a default run; with set-up and output it takes less than two minutes.
 const DEFAULT_BUDGET: Duration = Duration::from_secs(100);
-/// Time for `--quick`; with set-up, output and the figures beside another program it stays below 20 seconds.
+/// Time for `--quick`; with everything else it takes less than 20 seconds.
 const QUICK_BUDGET: Duration = Duration::from_secs(13);
-/// A longer measurement gives no steadier median.
+/// Longer measurements do not give steadier medians.
 const SLOT_MAX: Duration = Duration::from_millis(400);
-/// A shorter measurement measures only start-up.
+/// Shorter measurements would measure only start-up.
 const SLOT_MIN: Duration = Duration::from_millis(3);
 const DEFAULT_SIZES: [u64; 6] = [4, 64, 1024, 8192, 65536, 1 << 20];
 const QUICK_SIZES: [u64; 3] = [4, 65536, 1 << 20];
 const DEFAULT_ROUNDS: u32 = 3;
-/// The only size an atomic has.
+/// The only size of atomics.
 const ATOMIC_SIZE: u64 = 8;
 
 /// How long each measurement lasts.
@@ -30,13 +30,13 @@ const ATOMIC_SIZE: u64 = 8;
 pub(crate) enum Limit {
     /// Exactly this many operations.
     Iters(u64),
-    /// About this long.
+    /// About this long for each measurement.
     Each(Duration),
-    /// All measurements together about this long.
+    /// About this long for all measurements together.
     Total(Duration),
 }
 
-/// Points that are compared with each other; the first is TCP.
+/// Points that are compared with each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Group {
     /// TCP, then the RDMA points.
@@ -44,15 +44,15 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// All points beside that of TCP.
+    /// Returns all points that are compared with `tcp`.
     fn of(tcp: Point, ops: impl Iterator<Item = Op>, crcs: &[bool]) -> Self {
         let mut rdma: Vec<_> = ops
             .flat_map(|op| crcs.iter().map(move |&crc| Point { op, crc, ..tcp }))
             .collect();
         let blocks = (tcp.metric, tcp.poll) == (Metric::Latency, Poll::Event);
         if blocks && !rdma.is_empty() {
-            // Blocking calls of the library poll for a while before they sleep. What that is worth, and what it costs, shows beside
-            // TCP that does the same.
+            // Blocking calls of the library poll before they sleep. Also measure TCP that polls as
+            // long, to show what the polling gains and costs.
             rdma.insert(
                 0,
                 Point {
@@ -69,11 +69,9 @@ impl Group {
 /// The whole run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// In order; gone through once per round.
+    /// Groups in the order of measurement, visited once per round.
     pub(crate) groups: Vec<Group>,
-    /// How often.
     pub(crate) rounds: u32,
-    /// For how long.
     pub(crate) limit: Limit,
     /// Parallel connections.
     pub(crate) qps: u32,
@@ -84,10 +82,10 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Makes the plan that the arguments ask for.
+    /// Returns the plan for these arguments.
     ///
     /// # Errors
-    /// A usage error when they contradict each other.
+    /// Returns a usage error if they contradict each other.
     pub(crate) fn new(a: &MeasureArgs) -> Result<Self> {
         let mut ops: Vec<Op> = if a.op.is_empty() {
             vec![Op::Send, Op::Write, Op::Read, Op::FetchAdd]
@@ -153,17 +151,17 @@ impl Plan {
         })
     }
 
-    /// Measurements per round.
+    /// Returns the number of measurements per round.
     pub(crate) fn slots_per_round(&self) -> u64 {
         self.groups.iter().map(|g| g.points.len() as u64).sum()
     }
 
-    /// Measurements altogether.
+    /// Returns the total number of measurements.
     pub(crate) fn slots(&self) -> u64 {
         self.slots_per_round() * u64::from(self.rounds)
     }
 
-    /// The connections that a point runs on.
+    /// Returns the link that a point needs.
     pub(crate) fn link(&self, p: &Point) -> Link {
         let max_size = self
             .groups
@@ -184,8 +182,8 @@ impl Plan {
         }
     }
 
-    /// Returns one group's points in the order of this round. The first one changes from round to round, so that no point is always
-    /// first or always behind the same neighbour.
+    /// Returns a group's points in the order for this round. The order rotates, so that no point is
+    /// always first or always has the same predecessor.
     pub(crate) fn order(group: &Group, round: u32) -> impl Iterator<Item = &Point> {
         let n = group.points.len();
         let start = (round as usize * 2) % n.max(1);
@@ -193,8 +191,8 @@ impl Plan {
     }
 }
 
-/// Shares the time that is left among the measurements that are left, so that a slow start or a slow machine shortens
-/// what follows instead of prolonging the run.
+/// Divides the remaining time among the remaining measurements. A slow start or a slow machine
+/// shortens later measurements instead of prolonging the run.
 #[derive(Debug)]
 pub(crate) struct Governor {
     limit: Limit,
@@ -216,7 +214,7 @@ impl Governor {
         }
     }
 
-    /// Returns how long the next measurement may take, and counts it.
+    /// Returns the time for the next measurement, and counts it.
     pub(crate) fn next_slot(&mut self, now: Instant) -> Limit {
         let left = self.left.max(1);
         self.left = self.left.saturating_sub(1);
@@ -230,7 +228,7 @@ impl Governor {
         }
     }
 
-    /// Returns `true` if the time is used up. It is asked between rounds, because half a round gives no ratios.
+    /// Returns `true` if the time is used up. Call between rounds: half a round gives no ratios.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.end.is_some_and(|end| now >= end)
     }
@@ -252,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn default_covers_what_is_promised() {
+    fn default_plan_covers_promised_points() {
         let p = plan(&[]).unwrap();
         let all: Vec<_> = p.groups.iter().flat_map(|g| g.points.clone()).collect();
         for op in [Op::Send, Op::Write, Op::Read] {
@@ -291,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Plays a whole run against a pretended clock in which every measurement takes `k` times what it was given.
+    /// Simulates a run in which every measurement takes `k` times its slot.
     fn play(p: &Plan, k: f64) -> Duration {
         let t0 = Instant::now();
         let mut now = t0;
@@ -302,7 +300,7 @@ mod tests {
             }
             for _ in 0..p.slots_per_round() {
                 let Limit::Each(d) = g.next_slot(now) else {
-                    panic!("a budget gives times")
+                    panic!("a budget gives durations")
                 };
                 now += d.mul_f64(k) + Duration::from_millis(1);
             }
@@ -347,7 +345,7 @@ mod tests {
         assert!(matches!(plan(&["--size", "1G"]), Err(Error::Usage(_))));
     }
 
-    /// `--quick` changes only what no other option says.
+    /// `--quick` changes only what no other option sets.
     #[test]
     fn explicit_options_win_over_quick() {
         for (options, limit, rounds) in [
@@ -378,9 +376,10 @@ mod tests {
         assert!(points.all(|p| p.size == 12));
     }
 
-    /// TCP and RDMA have as many connections as each other, made for the largest message; what only one of them has, only that one gets.
+    /// TCP and RDMA have equally many connections for the largest message. Options of one wire
+    /// leave the other's link as it is.
     #[test]
-    fn links_are_what_the_options_say() {
+    fn links_follow_the_options() {
         let p = plan(&[
             "--qps",
             "5",

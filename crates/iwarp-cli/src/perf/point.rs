@@ -1,6 +1,6 @@
-//! What is measured (a point), and what a connection under test must be able to do (the traits).
+//! What is measured (a point), and the traits of a connection under test.
 //!
-//! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this file.
+//! `tcp.rs` implements them for TCP and `rdma.rs` for RDMA; the rest of `perf` uses only this file.
 
 use clap::ValueEnum;
 use iwarp::runtime::after_empty_poll;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Largest message that a peer may ask for, in octets.
+/// Largest message that a peer may request, in bytes.
 pub(crate) const MAX_SIZE: u64 = 64 << 20;
 /// Largest number of parallel connections.
 pub(crate) const MAX_QPS: u32 = 64;
 /// Largest number of outstanding operations per connection.
 pub(crate) const MAX_DEPTH: u32 = 4096;
-/// Smallest buffer of a connection, in octets.
+/// Smallest buffer of a connection, in bytes.
 const MIN_BUFFER: u64 = 256 << 10;
-/// An operation that takes longer than this ends the run, because the peer hangs.
+/// An operation that takes longer than this ends the run: the peer hangs.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
 
 /// The operation under test.
@@ -29,7 +29,7 @@ pub(crate) const STALL: Duration = Duration::from_secs(10);
 pub(crate) enum Op {
     /// Plain TCP only, the baseline of all ratios
     Tcp,
-    /// Plain TCP that polls for as long as the library does before it sleeps.
+    /// Plain TCP that polls as long as the library before it sleeps.
     #[value(skip)]
     TcpPolls,
     /// RDMA Send into posted receives
@@ -38,7 +38,7 @@ pub(crate) enum Op {
     Write,
     /// RDMA Read
     Read,
-    /// Atomic FetchAdd, always 8 octets
+    /// Atomic FetchAdd, always 8 bytes
     #[value(name = "fetchadd")]
     FetchAdd,
 }
@@ -49,7 +49,7 @@ impl Op {
         matches!(self, Self::Tcp | Self::TcpPolls)
     }
 
-    /// The name in tables and JSON.
+    /// Returns the name in tables and JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -62,20 +62,20 @@ impl Op {
     }
 }
 
-/// How a side waits for data or completions.
+/// How an end waits for data or completions.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {
-    /// Spin: lowest latency, one busy core per side
+    /// Spin: lowest latency, one busy core per end
     Spin,
     /// Sleep until the kernel wakes the thread
     Event,
 }
 
 impl Poll {
-    /// The name in tables and JSON.
+    /// Returns the name in tables and JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Spin => "spin",
@@ -104,7 +104,7 @@ pub(crate) enum Wire {
     Rdma,
 }
 
-/// Everything that is fixed when the connections of a measurement are set up. Points with equal links share them.
+/// The parameters of the connections of a measurement. Points with equal links share them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {
@@ -114,13 +114,13 @@ pub(crate) struct Link {
     pub(crate) crc: bool,
     /// MPA markers (RDMA only).
     pub(crate) markers: bool,
-    /// How completions are awaited; TCP connections serve both ways and always say `Event` here.
+    /// How completions are awaited. Always `Event` for TCP, whose connections serve both ways.
     pub(crate) poll: Poll,
-    /// Parallel connections, 1–64; latency uses the first.
+    /// Parallel connections, 1–64; latency uses the first one.
     pub(crate) qps: u32,
     /// Outstanding operations per connection, 1–4096 (RDMA bandwidth).
     pub(crate) depth: u32,
-    /// Largest message that will be asked for, in octets: buffers are made once.
+    /// Largest message, in bytes: buffers are allocated once.
     pub(crate) max_size: u64,
 }
 
@@ -130,32 +130,32 @@ pub(crate) struct Link {
 pub(crate) struct Point {
     /// Operation.
     pub(crate) op: Op,
-    /// Message size in octets, at least 1.
+    /// Message size in bytes, at least 1.
     pub(crate) size: u64,
     /// MPA CRC; `false` for TCP.
     pub(crate) crc: bool,
-    /// How both sides wait.
+    /// How both ends wait.
     pub(crate) poll: Poll,
     /// Latency or bandwidth.
     pub(crate) metric: Metric,
 }
 
-/// Checks what a peer sent before anything is allocated for it.
+/// Checks the values from a peer before anything is allocated.
 ///
 /// # Errors
-/// Names the first value out of range.
+/// Names the first value that is out of range.
 pub(crate) fn check_link(l: &Link) -> Result<()> {
     in_range("qps", u64::from(l.qps), u64::from(MAX_QPS))?;
     in_range("depth", u64::from(l.depth), u64::from(MAX_DEPTH))?;
     in_range("size", l.max_size, MAX_SIZE)
 }
 
-/// Memory that one end of a link needs at most, in octets: two buffers for each connection.
+/// Returns the memory that one end of a link needs at most: two buffers per connection.
 pub(crate) fn memory_of(l: &Link) -> u64 {
     u64::from(l.qps) * 2 * l.max_size.max(MIN_BUFFER)
 }
 
-/// Checks a point against the link it shall run on.
+/// Checks a point against its link.
 ///
 /// # Errors
 /// Names the first value that does not fit.
@@ -168,7 +168,7 @@ pub(crate) fn check_point(p: &Point, l: &Link) -> Result<()> {
         )));
     }
     if p.op == Op::FetchAdd && p.size != 8 {
-        return Err(Error::failed("FetchAdd works on 8 octets"));
+        return Err(Error::failed("FetchAdd needs a size of 8 bytes"));
     }
     Ok(())
 }
@@ -182,59 +182,60 @@ fn in_range(what: &str, v: u64, max: u64) -> Result<()> {
     Ok(())
 }
 
-/// Which end of a point this process plays.
+/// The role of this process in a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Starts operations and holds the clock.
+    /// Starts operations and measures the time.
     Client,
     /// Answers.
     Server,
 }
 
-/// A wire that can be listened on and connected to.
+/// A wire under test.
 pub(crate) trait Transport {
-    /// Server: starts listening on `at` for exactly the connections of `link`, which come from the address `from`. Over TCP they say who they are.
+    /// Server: listens on `at` for the connections of `link` from the address `from`. TCP
+    /// connections identify themselves.
     ///
     /// # Errors
-    /// When the address cannot be bound or the link cannot be offered.
+    /// Fails if the address cannot be bound or the link cannot be offered.
     fn listen(&self, link: &Link, at: SocketAddr, from: IpAddr) -> Result<Box<dyn Pending>>;
 
-    /// Client: connects to where the peer's `listen` said it listens. Bounded by [`STALL`].
+    /// Client: connects to the listening peer, within [`STALL`].
     ///
     /// # Errors
-    /// When the peer cannot be reached or refuses.
+    /// Fails if the peer cannot be reached or refuses.
     fn connect(&self, link: &Link, to: SocketAddr) -> Result<Box<dyn Session>>;
 }
 
-/// A listening server side, before its client has connected.
+/// A listening server, before its client has connected.
 pub(crate) trait Pending: Send {
-    /// Where the client shall connect to.
+    /// Returns the port for the client.
     fn port(&self) -> u16;
-    /// Waits, bounded by [`STALL`], for all connections of the link.
+    /// Waits, at most [`STALL`], for all connections of the link.
     ///
     /// # Errors
-    /// When nobody came in time.
+    /// Fails if they are not set up in time.
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>>;
 }
 
-/// Established connections of one link. Both processes call the same method with the same arguments, and the control
-/// connection makes sure that the server has finished `prepare` before the client starts.
+/// The established connections of one link. Both processes call the same methods with the same
+/// arguments. The control connection ensures that the server prepares before the client starts.
 pub(crate) trait Session: Send {
-    /// Gets ready for `iters` operations of `point`: post receives, fill buffers.
+    /// Prepares `iters` operations of `point`: posts receives, clears buffers.
     ///
     /// # Errors
-    /// When resources are missing.
+    /// Fails if resources are missing.
     fn prepare(&mut self, role: Role, point: &Point, iters: u64) -> Result<()> {
         let _ = (role, point, iters);
         Ok(())
     }
 
-    /// `iters` round trips, one outstanding. The client records each whole round trip in nanoseconds.
-    /// Send and Write answer each message with one of the same kind; Read and FetchAdd are round trips by themselves
-    /// and the server only stays until they are over.
+    /// Performs `iters` round trips, one at a time. The client records the duration of each in
+    /// nanoseconds. Sends and Writes are answered by the same operation. Reads and FetchAdds are
+    /// round trips by themselves, and the server only waits until they are over.
     ///
     /// # Errors
-    /// When a connection breaks or stalls.
+    /// Fails if a connection breaks or stalls.
     fn latency(
         &mut self,
         role: Role,
@@ -243,16 +244,16 @@ pub(crate) trait Session: Send {
         hist: &mut Latencies,
     ) -> Result<()>;
 
-    /// `iters` messages altogether, spread over the connections. The client gives the time from its first operation
-    /// until it *knows* that the last octet has arrived (an acknowledgement in band, or the last Read's completion),
-    /// so that every operation is measured by the same rule; the server's value is ignored.
+    /// Transfers `iters` messages in all, spread over the connections. The client returns the time
+    /// from its first operation until it *knows* that the last byte has arrived: by an in-band
+    /// acknowledgement, or by the last Read's completion. The server's value is ignored.
     ///
     /// # Errors
-    /// When a connection breaks or stalls.
+    /// Fails if a connection breaks or stalls.
     fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration>;
 }
 
-/// A time limit for spinning loops. It looks at the clock only now and then.
+/// A time limit for spinning loops that reads the clock only now and then.
 #[derive(Debug)]
 pub(crate) struct SpinGuard {
     spins: u32,
@@ -260,7 +261,7 @@ pub(crate) struct SpinGuard {
 }
 
 impl SpinGuard {
-    /// A guard whose time starts when it is first looked at.
+    /// Creates a guard whose time starts at the first call of [`turn`](Self::turn).
     pub(crate) fn new() -> Self {
         Self {
             spins: 0,
@@ -268,20 +269,20 @@ impl SpinGuard {
         }
     }
 
-    /// Call this after every turn without result that has looked at no completion queue, because the peer may be waiting for this
-    /// processor. Polling a completion queue yields by itself.
+    /// Like [`turn`](Self::turn), for a turn that polled no completion queue. Yields, because the
+    /// peer may be waiting for this processor; polling a completion queue yields by itself.
     ///
     /// # Errors
-    /// As [`SpinGuard::turn`].
+    /// See [`turn`](Self::turn).
     pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
         after_empty_poll();
         self.turn()
     }
 
-    /// Call this after every turn without result.
+    /// Call this after each turn without progress.
     ///
     /// # Errors
-    /// After [`STALL`] without [`SpinGuard::reset`].
+    /// Fails [`STALL`] after the last [`reset`](Self::reset).
     pub(crate) fn turn(&mut self) -> Result<()> {
         std::hint::spin_loop();
         self.spins = self.spins.wrapping_add(1);
@@ -294,13 +295,13 @@ impl SpinGuard {
         Ok(())
     }
 
-    /// Call this when something has happened: the time starts anew.
+    /// Call this after progress: restarts the time limit.
     pub(crate) fn reset(&mut self) {
         (self.spins, self.deadline) = (0, None);
     }
 }
 
-/// The error of a peer that is connected but silent.
+/// Returns the error for a silent peer.
 pub(crate) fn stalled() -> Error {
     Error::failed(format!(
         "the peer did nothing for {} seconds",
@@ -313,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_peer_asks_for_is_checked() {
+    fn peer_requests_are_checked() {
         let link = Link {
             wire: Wire::Tcp,
             crc: false,

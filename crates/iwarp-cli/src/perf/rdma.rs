@@ -1,9 +1,10 @@
 //! iWARP as a wire under test.
 //!
-//! Both ends use the public interface as a program would: one completion queue for all queue pairs of a link, work requests
-//! posted in lists while there is room, and a quarter of the depth signaled at a time. A spinning side polls its completion
-//! queue, which drives the socket; a sleeping side waits for completions. An RDMA Write gives its target no completion, so a
-//! spinning target watches the last octet while it polls, and a sleeping one is woken by a Write with immediate data.
+//! Both ends use the public interface as a program would: one completion queue for all queue pairs
+//! of a link, work requests posted in lists, and one signaled request per quarter of the depth. A
+//! spinning end polls its completion queue, which drives the socket; a sleeping end waits for
+//! completions. An RDMA Write gives its target no completion, so a spinning target watches the last
+//! byte while it polls, and a sleeping one is woken by a Write with immediate data.
 
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
@@ -19,15 +20,15 @@ use iwarp_figures::Latencies;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Work requests per posting call: as many as a program would collect.
+/// Work requests per posting call, as many as a program would collect.
 const BATCH: usize = 64;
-/// Small messages use this much memory in turn, instead of one cache line.
+/// Small messages cycle through this much memory instead of using one cache line.
 const WINDOW: usize = 256 * 1024;
 /// Reads in flight, whatever the depth.
 const MAX_READS: u32 = 4096;
-/// Completions taken at a time.
+/// Completions per poll.
 const POLL_BATCH: usize = 64;
-/// What memory is cleared with.
+/// Source for clearing memory.
 const ZEROS: [u8; 4096] = [0; 4096];
 const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
@@ -46,7 +47,7 @@ fn posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
     r.map_err(|failed| Error::failed(format!("posting a work request: {}", failed.error())))
 }
 
-/// A device and what all connections of a link share.
+/// A device, and the objects that all connections of a link share.
 struct Base {
     ctx: Context,
     pd: ProtectionDomain,
@@ -87,7 +88,8 @@ impl Base {
             .map_err(failed("creating a queue pair"))
     }
 
-    /// Memory for one connection: what we send from, and what the peer writes to and our receives fill.
+    /// Registers memory for one connection: the source of sends, and the target of receives and of
+    /// the peer's operations.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let len = usize::try_from(self.link.max_size)
             .unwrap_or(usize::MAX)
@@ -106,9 +108,9 @@ struct Conn {
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    /// Receives posted.
+    /// Posted receives.
     ready: u32,
-    /// Operations of the point that were started, and that are not done.
+    /// Operations of the point that are started and not complete.
     started: u64,
     outstanding: u64,
 }
@@ -116,7 +118,7 @@ struct Conn {
 struct RdmaSession {
     base: Base,
     conns: Vec<Conn>,
-    /// Messages that have arrived and have not been counted yet.
+    /// Messages that have arrived and are not counted yet.
     arrived: u64,
 }
 
@@ -144,7 +146,7 @@ impl RdmaSession {
         self.refill(at)
     }
 
-    /// Posts the receives that are missing.
+    /// Posts the missing receives.
     fn refill(&mut self, at: usize) -> Result<()> {
         let Some(c) = self.conns.get_mut(at) else {
             return Ok(());
@@ -165,7 +167,7 @@ impl RdmaSession {
         Ok(())
     }
 
-    /// Takes completions if there are any: counts what arrived and what is done.
+    /// Polls for completions and accounts for them.
     fn take(&mut self, sleep: bool) -> Result<usize> {
         let mut done = [Cqe::default(); POLL_BATCH];
         let n = if sleep {
@@ -201,7 +203,7 @@ impl RdmaSession {
                 |f| f.to_string(),
             );
             return Err(Error::failed(format!(
-                "a work request ended with {:?}: {why}",
+                "a work request failed with {:?}: {why}",
                 cqe.status
             )));
         }
@@ -209,12 +211,12 @@ impl RdmaSession {
             WcOpcode::Recv | WcOpcode::RecvWriteImm => {
                 self.arrived += 1;
                 c.ready -= 1;
-                // In lists, but before the peer can run out of them.
+                // Refill in lists, but before the peer runs out of receives.
                 if c.ready <= self.base.receives / 2 {
                     self.refill(at)?;
                 }
             }
-            // The work request's number is the number of requests that are done with it.
+            // The ID of a work request is the number of requests that its completion covers.
             _ => c.outstanding = c.outstanding.saturating_sub(cqe.wr_id),
         }
         Ok(())
@@ -239,7 +241,7 @@ impl RdmaSession {
         Ok(())
     }
 
-    /// Waits until the last octet of the target shows `tag`. Polling in between keeps the socket moving.
+    /// Waits until the last byte of the target equals `tag`; polls meanwhile to drive the socket.
     fn await_octet(&mut self, size: usize, tag: u8) -> Result<()> {
         let target = self.conns[0].target.clone();
         let read = || target.load_u8(size - 1).map_err(failed("watching memory"));
@@ -251,7 +253,7 @@ impl RdmaSession {
         Ok(())
     }
 
-    /// One empty message on each connection: "that was all", or "all has arrived".
+    /// Sends an empty message on each connection: "end of data", or "all data arrived".
     fn tell(&mut self) -> Result<()> {
         for c in &mut self.conns {
             c.outstanding += 1;
@@ -274,7 +276,7 @@ impl RdmaSession {
         self.wait_until(poll, |s| s.conns.iter().all(|c| c.outstanding == 0))
     }
 
-    /// Sends the one message of a ping-pong turn.
+    /// Sends the message of one ping-pong turn.
     fn ping(&mut self, point: &Point, tag: u8) -> Result<()> {
         let size = point.size as usize;
         let c = &mut self.conns[0];
@@ -307,7 +309,7 @@ impl RdmaSession {
         }
     }
 
-    /// One Read or atomic, until its completion.
+    /// Performs one Read or atomic.
     fn fetch(&mut self, point: &Point) -> Result<()> {
         let size = point.size as usize;
         let c = &mut self.conns[0];
@@ -321,7 +323,7 @@ impl RdmaSession {
         self.wait_until(point.poll, |s| s.conns[0].outstanding == 0)
     }
 
-    /// Starts as many operations as the depth allows; `left` counts down.
+    /// Starts as many operations as the depth allows, and subtracts them from `left`.
     fn fill(&mut self, at: usize, point: &Point, left: &mut u64) -> Result<()> {
         let depth = match point.op {
             Op::Read | Op::FetchAdd => u64::from(self.base.link.depth.min(MAX_READS)),
@@ -331,7 +333,7 @@ impl RdmaSession {
         let c = &mut self.conns[at];
         let size = point.size as usize;
         let slots = (WINDOW / size).max(1) as u64;
-        // Lists of a quarter: shorter ones would spend the time in calls.
+        // Post lists of a quarter of the depth: shorter ones would spend the time in calls.
         if *left > 0 && depth - c.outstanding < every {
             return Ok(());
         }
@@ -362,7 +364,7 @@ impl RdmaSession {
                     Op::Send | Op::Tcp | Op::TcpPolls => SendWr::send(0, sge),
                 };
             }
-            // The completion of the last request stands for the whole list.
+            // The completion of the last request covers the whole list.
             let last = &mut wrs[n - 1];
             last.wr_id = n as u64;
             *last = last.signaled();
@@ -381,7 +383,7 @@ impl Session for RdmaSession {
             self.refill(at)?;
             let c = &mut self.conns[at];
             c.started = 0;
-            // The last octets tell turns apart: forget those of the point before.
+            // The last bytes identify turns: clear those of the previous point.
             for mr in [&c.target, &c.source] {
                 for from in (0..mr.len()).step_by(ZEROS.len()) {
                     let zeros = &ZEROS[..ZEROS.len().min(mr.len() - from)];
@@ -458,7 +460,7 @@ impl Session for RdmaSession {
                         guard.reset();
                     }
                 }
-                // Sent behind the data: its answer shows that all of them have arrived.
+                // Sent after the data: its answer proves that all of them have arrived.
                 if matches!(point.op, Op::Read | Op::FetchAdd) {
                     self.await_idle(point.poll)?;
                 }
@@ -524,7 +526,7 @@ impl Transport for Rdma {
         let device =
             device.ok_or_else(|| Error::failed(format!("no device has the address {ip}")))?;
         let base = Base::new(link, &device)?;
-        // A stranger who came first would make the measurement fail.
+        // A connection from another address would make the measurement fail.
         let listener = ListeningId::builder(&base.ctx)
             .peers(from.into())
             .bind(at)
@@ -561,9 +563,9 @@ mod tests {
     use std::io::{ErrorKind, Read as _, Write as _};
     use std::net::{Ipv4Addr, TcpStream};
 
-    /// Such a stranger made the measurement of the client fail.
+    /// A connection from another address made the client's measurement fail.
     #[test]
-    fn a_stranger_of_another_address_does_not_take_the_clients_place() {
+    fn foreign_address_cannot_take_clients_place() {
         let link = Link {
             wire: Wire::Rdma,
             crc: true,
@@ -577,7 +579,7 @@ mod tests {
         let client = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
         let pending = Rdma.listen(&link, here, client).unwrap();
         let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, pending.port())).unwrap();
-        // It may be reset before or after this.
+        // The connection may be reset before or after this.
         let _ = stranger.write_all(b"MPA ID Req Frame\x40\x01\x00\x00");
         stranger.set_read_timeout(Some(STALL)).unwrap();
         let end = stranger.read(&mut [0]).map_err(|e| e.kind());

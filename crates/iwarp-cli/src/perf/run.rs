@@ -1,4 +1,4 @@
-//! The measuring end: goes through the plan, keeps both ends in step and collects the samples.
+//! The measuring end: executes the plan, keeps both ends in step and collects the samples.
 
 use super::control::{Control, Reply, Request};
 use super::plan::{Governor, Limit, Plan};
@@ -11,25 +11,23 @@ use std::collections::HashMap;
 use std::io::IsTerminal as _;
 use std::time::Instant;
 
-/// What one measurement gave.
+/// Result of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Value {
     /// Half round trips in microseconds.
     Latency {
-        /// Median.
         p50: f64,
-        /// 99th percentile.
         p99: f64,
-        /// Processor time of both ends for each half, in microseconds.
+        /// Processor time of both ends per half round trip, in microseconds.
         cpu: f64,
     },
     /// A rate.
     Bandwidth {
-        /// Payload octets per second.
+        /// Payload bytes per second.
         bytes_per_s: f64,
         /// Messages per second.
         msgs_per_s: f64,
-        /// Processor time of both ends for each message, in microseconds.
+        /// Processor time of both ends per message, in microseconds.
         cpu: f64,
     },
 }
@@ -37,11 +35,9 @@ pub(crate) enum Value {
 /// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sample {
-    /// Ratios are formed only between samples of the same round.
+    /// Ratios are computed only between samples of one round.
     pub(crate) round: u32,
-    /// What was measured.
     pub(crate) point: Point,
-    /// The outcome.
     pub(crate) value: Value,
 }
 
@@ -54,14 +50,14 @@ struct Took {
     cpu_us: f64,
 }
 
-/// More operations than this in one measurement are not asked for unless `--iters` says so.
+/// Limit of operations per measurement without `--iters`.
 const MAX_ITERS: f64 = 1e8;
 
 /// A client that may measure.
 pub(crate) struct Runner {
     control: Control,
     links: HashMap<Link, (u32, Box<dyn Session>)>,
-    /// Seconds per operation, as last seen.
+    /// Last known duration of an operation, in seconds.
     pace: HashMap<Point, f64>,
     hist: Latencies,
 }
@@ -82,11 +78,11 @@ fn describe(p: &Point) -> String {
 }
 
 impl Runner {
-    /// Opens the link of the first measurement over an established control connection. With that the server lets this client
-    /// measure.
+    /// Opens the link of the first measurement. By that the server admits this client to measure.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the server serves another client, and the first failure of either end.
+    /// Returns [`Error::Busy`] if the server serves another client, and the first failure of either
+    /// end.
     pub(crate) fn begin(plan: &Plan, control: Control) -> Result<Self> {
         let mut r = Self {
             control,
@@ -105,7 +101,7 @@ impl Runner {
     /// Runs the whole plan.
     ///
     /// # Errors
-    /// The first failure of either end.
+    /// Returns the first failure of either end.
     pub(crate) fn run(&mut self, plan: &Plan, quiet: bool) -> Result<Vec<Sample>> {
         let bar = if !quiet && std::io::stderr().is_terminal() {
             ProgressBar::new(plan.slots())
@@ -121,7 +117,7 @@ impl Runner {
         let mut governor = Governor::start(plan, Instant::now());
         for round in 0..plan.rounds {
             if round > 0 && governor.is_over(Instant::now()) {
-                // The report says how many rounds there were.
+                // The report shows how many rounds were completed.
                 break;
             }
             for group in &plan.groups {
@@ -142,10 +138,10 @@ impl Runner {
         Ok(samples)
     }
 
-    /// Measures one point within `limit`: a short run to warm up and to learn the pace, then the real one.
+    /// Measures one point within `limit`, after a short run that warms up and determines the pace.
     ///
     /// # Errors
-    /// The first failure of either end.
+    /// Returns the first failure of either end.
     pub(crate) fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
         let slot = match limit {
             Limit::Iters(n) => {
@@ -166,7 +162,7 @@ impl Runner {
         self.sample(plan, point, iterations(slot * 0.85 / pace))
     }
 
-    /// Doubles up until a run lasts about `target` seconds. Short runs overstate the time per operation.
+    /// Doubles the count until a run takes about `target` seconds; short runs overstate the time.
     fn find_pace(&mut self, plan: &Plan, point: &Point, target: f64) -> Result<f64> {
         let mut n = u64::from(plan.qps) * 2;
         loop {
@@ -189,13 +185,13 @@ impl Runner {
             Metric::Latency => {
                 let half = |share| self.hist.quantile_us(share).map(|us| us / 2.0);
                 match (half(0.5), half(0.99)) {
-                    // A transport that loses round trips would seem faster.
+                    // A transport that loses round trips would appear faster.
                     (Some(p50), Some(p99)) if self.hist.count() == iters => {
                         let cpu = cpu / 2.0;
                         Ok(Value::Latency { p50, p99, cpu })
                     }
                     _ => Err(Error::failed(format!(
-                        "{} of {iters} round trips were measured",
+                        "only {} of {iters} round trips were recorded",
                         self.hist.count()
                     ))),
                 }
@@ -211,11 +207,11 @@ impl Runner {
         }
     }
 
-    /// One run of both ends.
+    /// Runs one measurement at both ends.
     fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Took> {
         let link = self.link_of(plan, point)?;
         let Some((id, session)) = self.links.get_mut(&link) else {
-            return Err(Error::failed("link vanished"));
+            return Err(Error::failed("the link is not open"));
         };
         session.prepare(Role::Client, point, iters)?;
         self.control.say(&Request::Run {
@@ -241,11 +237,11 @@ impl Runner {
                         seconds: took.as_secs_f64(),
                         cpu_us: mine + cpu_us,
                     }),
-                    _ => Err(Error::failed("no figures")),
+                    _ => Err(Error::failed("the measurement returned no figures")),
                 }
             }
             Err(mine) => {
-                // The other end often knows the cause better, because its data connection ends with this session.
+                // Prefer the server's error: its data connection ends with this session.
                 self.links.remove(&link);
                 match self.control.expect("done", Reply::is_done) {
                     Err(theirs) => Err(Error::failed(format!("{mine}; {theirs}"))),
@@ -255,7 +251,7 @@ impl Runner {
         }
     }
 
-    /// Returns the link of a point. Opens it if that has not been done.
+    /// Returns the link of a point, and opens it if necessary.
     fn link_of(&mut self, plan: &Plan, point: &Point) -> Result<Link> {
         let link = plan.link(point);
         if !self.links.contains_key(&link) {
@@ -275,7 +271,7 @@ impl Runner {
             .control
             .expect("listening", |r| matches!(r, Reply::Listening { .. }))?;
         let Reply::Listening { port } = reply else {
-            return Err(Error::failed("no port"));
+            return Err(Error::failed("the server named no port"));
         };
         let to = self.control.peer_at(port)?;
         let session = transport(link.wire).connect(link, to)?;

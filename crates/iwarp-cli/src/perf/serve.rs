@@ -19,20 +19,20 @@ use std::time::{Duration, Instant};
 
 /// More links than any plan needs; a client that asks for more is broken.
 const MAX_LINKS: usize = 64;
-/// How long a client that has its figures may take to leave, until its queue pairs and memory are freed.
+/// How long to wait for the previous client to free its queue pairs and memory.
 const LEAVING: Duration = Duration::from_secs(1);
-/// A client that may measure and asks for nothing for this long loses its turn to the next one.
+/// A measuring client that sends no request for this long loses its turn to the next one.
 const TURN_IDLE: Duration = Duration::from_secs(5);
-/// A client that may measure loses its turn to the next one if it has not opened the connections of its first link within this time.
+/// A client whose first link is not set up after this long loses its turn to the next one.
 const OPENING: Duration = Duration::from_secs(1);
-/// How long the thread of a client that has lost its turn may take to end, until the next client measures nevertheless. It holds no
-/// connection that carries anything.
+/// How long the thread of a client that lost its turn may take to end. Then the next client
+/// measures nevertheless, because that thread holds no active connection.
 const TAKE_OVER: Duration = Duration::from_millis(500);
 
-/// Serves until killed; as a child, until the parent has gone.
+/// Serves until killed, or as a child until the parent exits.
 ///
 /// # Errors
-/// When the address cannot be bound.
+/// Fails if the address cannot be bound.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     if let Some(cpu) = args.cpu {
         pin::pin_to(cpu);
@@ -61,14 +61,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             let (stream, from) = match listener.accept() {
                 Ok(x) => x,
                 Err(e) => {
-                    // Out of descriptors or an aborted handshake: neither may end the server.
+                    // No descriptors, or an aborted handshake: the server must go on.
                     tracing::warn!("accept: {e}");
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 }
             };
             if !peers.contains(from.ip()) {
-                tracing::info!(%from, "a client that is not let in");
+                tracing::info!(%from, "refused by --allow");
                 continue;
             }
             let guest = match admit(&gate, &stream, from) {
@@ -107,7 +107,7 @@ fn admit(gate: &Arc<Gate>, stream: &TcpStream, from: SocketAddr) -> Result<Guest
     Ok(guest)
 }
 
-/// The client that measures: one at a time, because a second measurement would disturb both.
+/// Serialises the measurements of all clients, because they would disturb each other.
 #[derive(Default)]
 struct Turns {
     holder: Mutex<Option<Holder>>,
@@ -116,14 +116,14 @@ struct Turns {
 struct Holder {
     guest: Arc<Guest>,
     since: Instant,
-    /// `true` if the connections of a link have been opened.
+    /// The connections of a link have been set up.
     opened: bool,
-    /// When another client saw first that this one has lost its place.
+    /// When another client first found that this one has lost its turn.
     lost: Option<Instant>,
 }
 
 impl Holder {
-    /// Returns `true` if the client may no longer measure because another one waits.
+    /// Returns `true` if the client is idle and loses its turn to a waiting one.
     fn does_nothing(&self, now: Instant) -> bool {
         let opening = now.saturating_duration_since(self.since);
         (!self.opened && opening >= OPENING) || self.guest.idle() >= TURN_IDLE
@@ -132,12 +132,12 @@ impl Holder {
 
 impl Turns {
     fn holder(&self) -> MutexGuard<'_, Option<Holder>> {
-        // The holder is set or not; a thread that panics leaves nothing half done.
+        // Every statement leaves the holder consistent, so a poisoned lock is harmless.
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The right to measure; `None` if another client has it, or if this one loses its place while it waits. A client that is
-    /// leaving gets time for that, and a client that has the right and does nothing is disconnected.
+    /// Waits for the right to measure. Returns `None` if another client keeps it, or if this client
+    /// is evicted meanwhile. A finished client gets time to leave; an idle one is disconnected.
     fn take(&self, guest: &Arc<Guest>) -> Option<Turn<'_>> {
         let end = Instant::now() + LEAVING;
         loop {
@@ -165,7 +165,7 @@ impl Turns {
                 }
             } else {
                 if other.does_nothing(now) {
-                    tracing::info!("a client that does not measure loses its turn");
+                    tracing::info!("an idle client loses its turn");
                     other.guest.evict();
                 }
                 return false;
@@ -181,14 +181,14 @@ impl Turns {
     }
 }
 
-/// The right to measure, until this is dropped.
+/// The right to measure; dropped when it ends.
 struct Turn<'a> {
     turns: &'a Turns,
     guest: Arc<Guest>,
 }
 
 impl Turn<'_> {
-    /// Does something with the holder, if that is still this client.
+    /// Calls `f` with the holder if that is still this client.
     fn with(&self, f: impl FnOnce(&mut Option<Holder>)) {
         let mut holder = self.turns.holder();
         if holder
@@ -199,7 +199,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Notes that the connections of a link have been opened.
+    /// Records that the connections of a link have been set up.
     fn opened(&self) {
         self.with(|holder| {
             if let Some(holder) = holder {
@@ -239,7 +239,7 @@ fn one_client(
             }
         }
         Some(_) => c.say(&Reply::Error {
-            message: "say hello first".to_owned(),
+            message: "the first message must be hello".to_owned(),
         }),
         None => Ok(()),
     }
@@ -257,7 +257,7 @@ fn serve_requests(
     turns: &Turns,
     budget: &Arc<Budget>,
 ) -> Result<()> {
-    // It is declared first, so that it is dropped after the links: the next client measures when they are closed.
+    // Declared before the links, so that the next client measures after they are closed.
     let mut turn = None;
     let mut links: HashMap<u32, Opened> = HashMap::new();
     let mut hist = Latencies::new();
@@ -270,7 +270,7 @@ fn serve_requests(
             guest.at_work();
         }
         let result = match request {
-            Request::Hello { .. } => Err(Error::failed("hello was said already")),
+            Request::Hello { .. } => Err(Error::failed("hello was sent already")),
             Request::Open { id, link } => {
                 if turn.is_none() && check_link(&link).is_ok() {
                     turn = turns.take(guest);
@@ -313,7 +313,7 @@ fn open(
     check_link(&link)?;
     if links.len() >= MAX_LINKS || links.contains_key(&id) {
         return Err(Error::failed(
-            "too many links, or one of this number is open",
+            "too many links, or a link with this number is open",
         ));
     }
     let share = budget.take(memory_of(&link) as usize)?;
@@ -360,18 +360,21 @@ mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
 
-    /// The end of a client that has lost its turn is not the end of the turn of the client that measures now.
+    /// A client that has lost its turn must not end the turn of its successor.
     #[test]
-    fn a_turn_ends_with_its_own_client_only() {
+    fn late_end_keeps_successors_turn() {
         let gate = Gate::new(8, 8);
         let guest = || Arc::new(gate.admit(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
         let (turns, [first, second, third]) = (Turns::default(), [guest(), guest(), guest()]);
         let turn = turns.take(&first).unwrap();
         first.evict();
         let now = Instant::now();
-        assert!(!turns.try_take(&second, now), "the first one is leaving");
+        assert!(
+            !turns.try_take(&second, now),
+            "the first one has time to leave"
+        );
         assert!(turns.try_take(&second, now + TAKE_OVER));
-        // It says so late, and then it ends.
+        // The first client's messages arrive late, and then it ends.
         turn.opened();
         drop(turn);
         let holder = |guest: &Arc<Guest>| {

@@ -1,7 +1,8 @@
-//! The baseline: plain TCP between two processes, used as well as a careful program would use it.
+//! The baseline: plain TCP between two processes, used as a careful program would.
 //!
-//! NODELAY is set. Bandwidth: one `send` per message, `recv` of 256 KiB into one buffer that stays in the cache. Latency: a ping-pong
-//! of whole messages, either sleeping in `recv` or spinning on a non-blocking one.
+//! NODELAY is set. Bandwidth: one `send` per message, and `recv` of 256 KiB into one buffer that
+//! stays in the cache. Latency: a ping-pong of whole messages, either sleeping in `recv` or
+//! spinning on a non-blocking one.
 
 use super::point::{
     Link, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
@@ -14,9 +15,9 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What one `recv` asks for.
+/// Bytes requested by one `recv`.
 const RECV: usize = 256 * 1024;
-/// Connections to the measuring port that have not named their slot yet.
+/// Connections to the measuring port that have not identified themselves yet.
 const MAX_FRESH: usize = 256;
 
 /// Plain TCP.
@@ -29,12 +30,12 @@ struct Waiting {
     link: Link,
 }
 
-/// How one end waits for octets.
+/// How an end waits for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wait {
     /// Sleeps in the kernel.
     Sleep,
-    /// Polls for so long, then sleeps.
+    /// Polls for this long, then sleeps.
     Window(Duration),
     /// Polls.
     Spin,
@@ -45,7 +46,7 @@ struct Connected {
     streams: Vec<TcpStream>,
     /// How long the library would poll before it sleeps.
     window: Duration,
-    /// One buffer per stream; each large enough for a message and for a `recv`.
+    /// One buffer per stream, large enough for a message and for a `recv`.
     bufs: Vec<Vec<u8>>,
 }
 
@@ -67,7 +68,8 @@ impl Transport for Tcp {
             let mut s = TcpStream::connect_timeout(&to, STALL)
                 .context(format_args!("cannot connect to {to}"))?;
             set_up(&s)?;
-            // The index keeps both ends' order the same even if the connections overtake each other.
+            // Identify the connection: the ends must agree on the order even if set-ups are
+            // reordered.
             s.write_all(&i.to_be_bytes())
                 .context("cannot set up a connection")?;
             streams.push(s);
@@ -123,15 +125,15 @@ impl Pending for Waiting {
     }
 }
 
-/// A connection that has not named its slot yet. Anybody may have opened it.
+/// A connection that has not identified itself; it may be a stranger's.
 struct Fresh {
     stream: TcpStream,
     index: Vec<u8>,
 }
 
 impl Fresh {
-    /// Puts the connection into its slot once it has named one. Gives it back if it has not; it is closed if it names none
-    /// that is free.
+    /// Puts the connection into its slot once it has named one, and returns it otherwise. Closes it
+    /// if the slot is not free.
     fn sort(mut self, slots: &mut [Option<TcpStream>]) -> Result<Option<Self>> {
         let mut octets = [0; 4];
         let missing = octets.len() - self.index.len();
@@ -176,7 +178,7 @@ impl Connected {
     }
 }
 
-/// A buffer of `len` octets. The client chooses the size, and a server with less memory must survive that.
+/// Allocates a buffer. The client chooses the size, so failure must not abort the server.
 fn buffer(len: usize) -> Result<Vec<u8>> {
     let mut buf = Vec::new();
     buf.try_reserve_exact(len)
@@ -199,7 +201,7 @@ impl Session for Connected {
                 .first_mut()
                 .and_then(|b| b.get_mut(..point.size as usize)),
         ) else {
-            return Err(Error::failed("message larger than announced"));
+            return Err(Error::failed("the message is larger than announced"));
         };
         let wait = match (point.op, point.poll) {
             (Op::TcpPolls, _) => Wait::Window(self.window),
@@ -258,7 +260,7 @@ impl Session for Connected {
 fn blast(mut s: &TcpStream, buf: &[u8], size: u64, messages: u64) -> Result<()> {
     let message = buf
         .get(..size as usize)
-        .ok_or_else(|| Error::failed("message larger than announced"))?;
+        .ok_or_else(|| Error::failed("the message is larger than announced"))?;
     for _ in 0..messages {
         send_all(s, message, Wait::Sleep)?;
     }
@@ -318,7 +320,7 @@ fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -
         match rustix::net::recv(s, &mut *buf, flags) {
             Ok((0, _)) => {
                 return Err(Error::failed(
-                    "the peer closed the connection in the middle of a measurement",
+                    "the peer closed the connection during a measurement",
                 ));
             }
             Ok((n, _)) => {
@@ -338,7 +340,7 @@ fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -
 fn broken(e: std::io::Error) -> Error {
     match e.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => stalled(),
-        _ => Error::failed(format!("the measured connection broke: {e}")),
+        _ => Error::failed(format!("the measured connection failed: {e}")),
     }
 }
 
@@ -373,15 +375,15 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_too_large_is_an_error_and_no_abort() {
+    fn huge_buffer_is_an_error() {
         assert_eq!(buffer(3).unwrap(), [0x5a; 3]);
         let e = buffer(isize::MAX as usize).unwrap_err().to_string();
         assert!(e.contains("no memory"), "{e}");
     }
 
-    /// Strangers on the measuring port, silent or not, neither take a place nor cost time.
+    /// Strangers on the measuring port, silent or not, take neither a place nor time.
     #[test]
-    fn strangers_do_not_get_in_between() {
+    fn strangers_do_not_interfere() {
         let l = link(2, 64);
         let pending = Tcp
             .listen(&l, (Ipv4Addr::LOCALHOST, 0).into(), LOCAL)
@@ -438,7 +440,7 @@ mod tests {
                         Metric::Bandwidth => drop(server.bandwidth(Role::Server, &p, n).unwrap()),
                     }
                 }
-                assert_eq!(hist.count(), 0, "only the client holds the clock");
+                assert_eq!(hist.count(), 0, "only the client measures time");
             });
             for (p, n) in points {
                 match p.metric {
@@ -460,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_leaves_is_an_error() {
+    fn closed_peer_is_an_error() {
         let (mut client, accept) = pair(&link(1, 64));
         drop(accept());
         let p = Point {

@@ -1,4 +1,4 @@
-//! The asking end, as `rping -c`.
+//! The pinging end, like `rping -c`.
 
 use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Round trips, for the summary.
+/// Round-trip times for the summary.
 struct Times {
     size: u32,
     sent: u64,
@@ -33,7 +33,7 @@ impl Times {
         self.all.record(t);
     }
 
-    /// One line; nothing if nothing was sent.
+    /// Returns the summary line, or `None` if nothing was sent.
     fn summary(&self) -> Option<String> {
         let answered = self.all.count();
         let lost = self.sent - answered;
@@ -58,11 +58,11 @@ impl Times {
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is shared is whole after each statement that changes it.
+    // Every statement leaves the value consistent, so a poisoned lock is harmless.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pings until the count is reached, or until interrupted.
+/// Pings until the count is reached or the user interrupts.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
     let addresses = rdma::resolve(&args.target, args.port)?;
     let times = Arc::new(Mutex::new(Times::new(args.size())));
@@ -85,7 +85,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         });
         link.close();
         if matches!(outcome, Err(Error::Busy(_))) {
-            // The server did not take the ping, so it is not lost.
+            // The server did not accept the ping, so it does not count as lost.
             lock(&times).sent = 0;
         }
         outcome
@@ -96,7 +96,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     outcome
 }
 
-/// Prints the figures when the user interrupts the command, and completes the recording of the current connection.
+/// On an interrupt, prints the summary and completes the capture of the current connection.
 fn show_when_interrupted(
     current: &Arc<Mutex<Option<Context>>>,
     times: &Arc<Mutex<Times>>,
@@ -109,9 +109,9 @@ fn show_when_interrupted(
         }
         let ctx = lock(&current);
         if let Some(Err(e)) = ctx.as_ref().map(Context::flush_capture) {
-            tracing::warn!("the capture file is not complete: {e}");
+            tracing::warn!("the capture file is incomplete: {e}");
         }
-        // As with ping(8), interrupting it is the way to end it.
+        // An interrupt is the normal end, as with ping(8).
         i32::from(times.all.count() == 0)
     })
 }
@@ -149,12 +149,12 @@ fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times
     Ok(())
 }
 
-/// Compares and prints the data that came back, as far as the options ask for that.
+/// Validates and prints the returned data if the options ask for it.
 fn inspect(args: &PingArgs, number: u64, sent: &[u8], back: &[u8]) -> Result<()> {
     if args.validate && back != sent {
         let at = back.iter().zip(sent).position(|(a, b)| a != b);
         return Err(Error::failed(format!(
-            "ping {number}: the data differ from octet {} on",
+            "ping {number}: data differ from byte {} on",
             at.unwrap_or(0)
         )));
     }
@@ -164,7 +164,7 @@ fn inspect(args: &PingArgs, number: u64, sent: &[u8], back: &[u8]) -> Result<()>
     Ok(())
 }
 
-/// Says where a buffer is, and waits until the server has used it.
+/// Advertises a buffer and waits until the server has used it.
 fn ask(link: &mut Link, mr: &MemoryRegion) -> Result<()> {
     let remote = mr.remote();
     let size = u32::try_from(remote.len).map_err(|_| out_of_turn())?;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn other_data_fail_with_validate_only() {
+    fn wrong_data_fail_with_validate_only() {
         for (options, refused) in [
             (&[][..], false),
             (&["-v"], false),
@@ -203,7 +203,7 @@ mod tests {
             let outcome = inspect(&args, 3, b"abcd", b"abxd");
             assert_eq!(outcome.is_err(), refused, "{options:?}");
             if let Err(e) = outcome {
-                assert_eq!(e.to_string(), "ping 3: the data differ from octet 2 on");
+                assert_eq!(e.to_string(), "ping 3: data differ from byte 2 on");
             }
             assert!(inspect(&args, 3, b"abcd", b"abcd").is_ok());
         }

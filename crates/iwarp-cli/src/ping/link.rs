@@ -1,4 +1,4 @@
-//! One connection of `ping`: a queue pair, its messages of 16 octets, and bounded waits.
+//! One connection of `ping`: a queue pair, its 16-byte messages, and waits with time-outs.
 
 use super::wire::Info;
 use iwarp::Access;
@@ -12,15 +12,15 @@ use iwarp_cli_common::rdma::{self, failed_completion};
 use iwarp_cli_common::service::{self, Guest};
 use std::time::{Duration, Instant};
 
-/// Receives: the peer has one message in flight, and a spare one costs nothing.
+/// Posted receives. The peer has one message in flight; a spare receive costs nothing.
 const RECVS: usize = 4;
-/// How long the peer may take for a step. A client that was stopped by hand holds its server no longer than that. Longer than
-/// [`MAX_INTERVAL`](super::MAX_INTERVAL).
+/// How long the peer may take for a step. It bounds how long a stopped client occupies its server,
+/// and exceeds [`MAX_INTERVAL`](super::MAX_INTERVAL).
 pub(super) const STEP: Duration = Duration::from_secs(15);
-/// How long the last messages may take when this end closes, whatever the peer sends meanwhile.
+/// How long closing may take, whatever the peer sends meanwhile.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// What is made before the connection is there.
+/// The resources that are created before the connection.
 pub(super) struct Half {
     pub(super) pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -28,14 +28,14 @@ pub(super) struct Half {
 }
 
 impl Half {
-    /// Makes everything, with receives posted.
+    /// Creates everything and posts the receives.
     pub(super) fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
         let pd = ProtectionDomain::new(ctx);
         let cq = ctx.create_cq(64, None).context("completion queue")?;
         let messages = pd
             .reg_mr(RECVS * Info::LEN, Access::LOCAL_WRITE)
             .context("memory")?;
-        // As rping: one RDMA Read in flight.
+        // Like rping: one RDMA Read in flight.
         let qp = pd
             .create_qp(
                 &QpInitAttr::new(&cq, &cq)
@@ -50,7 +50,7 @@ impl Half {
         Ok((half, qp))
     }
 
-    /// The connection is there. A server's client is a guest.
+    /// Completes the link with its connection. A server's client comes with its place.
     pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> Link {
         Link {
             half: self,
@@ -78,20 +78,20 @@ pub(super) struct Link {
     half: Half,
     connection: ConnectedId,
     guest: Option<Guest>,
-    /// Sends whose completion has not come.
+    /// Sends that have not completed.
     unsent: u32,
 }
 
-/// What a completion was.
+/// A completion, by its kind.
 enum Seen {
     Sent,
     Message(Info),
-    /// An RDMA Read or Write.
+    /// An RDMA Read or Write completed.
     Data,
 }
 
 impl Link {
-    /// Memory for data.
+    /// Registers memory for data.
     pub(super) fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion> {
         self.half.pd.reg_mr(len, access).context("memory")
     }
@@ -105,7 +105,7 @@ impl Link {
             .context("send")
     }
 
-    /// Waits for a message; `None` when the peer has closed.
+    /// Waits for a message; returns `None` if the peer closed the connection.
     pub(super) fn recv(&mut self) -> Result<Option<Info>> {
         let end = Instant::now() + STEP;
         loop {
@@ -118,22 +118,22 @@ impl Link {
         }
     }
 
-    /// Server: notes that the client has taken a step of its first ping.
+    /// Server: records that the client took a step of its first ping.
     pub(super) fn advance(&self) {
         if let Some(guest) = &self.guest {
             guest.advance();
         }
     }
 
-    /// Server: notes that a ping of the client is answered.
+    /// Server: records that a ping of the client was answered.
     pub(super) fn served(&self) {
         if let Some(guest) = &self.guest {
             guest.served();
         }
     }
 
-    /// Client: returns the error `e` of a first ping that was not answered, or [`Error::Busy`] if the server had no place for this
-    /// client after all.
+    /// Client: converts the error `e` of an unanswered first ping to [`Error::Busy`] if the server
+    /// had no place for this client after all.
     pub(super) fn turned_away(&self, e: Error) -> Error {
         rdma::before_the_first_answer(e, &self.connection)
     }
@@ -158,15 +158,15 @@ impl Link {
             match self.step(end)? {
                 Some(Seen::Data) => return Ok(()),
                 Some(Seen::Sent) => {}
-                // The peer has to wait for "go ahead". If messages were kept until then, a peer that never answers the RDMA
-                // Read could use up all memory with them.
+                // The peer must wait for "go ahead". Messages are not queued meanwhile: a peer that
+                // never answers the RDMA Read could exhaust the memory with them.
                 Some(Seen::Message(_)) => return Err(out_of_turn()),
                 None => return Err(failed_completion(WcStatus::Flushed, &self.connection)),
             }
         }
     }
 
-    /// Waits for one completion until `end`. Returns `None` if the connection has ended in order.
+    /// Waits for a completion until `end`. Returns `None` if the connection was closed in order.
     fn step(&mut self, end: Instant) -> Result<Option<Seen>> {
         let mut done = [Cqe::default()];
         let left = end.saturating_duration_since(Instant::now());
@@ -174,7 +174,7 @@ impl Link {
             Ok(_) => {}
             Err(iwarp::Error::TimedOut(_)) => {
                 return Err(Error::failed(format!(
-                    "the peer said nothing for {} s",
+                    "the peer sent nothing for {} s",
                     STEP.as_secs()
                 )));
             }
@@ -196,7 +196,7 @@ impl Link {
                 let mut octets = [0; Info::LEN];
                 if cqe.byte_len as usize != octets.len() {
                     return Err(Error::failed(format!(
-                        "the peer sent a message of {} octets, rping's have {}",
+                        "the peer sent a message of {} bytes; rping's have {}",
                         cqe.byte_len,
                         octets.len()
                     )));
@@ -216,13 +216,13 @@ impl Link {
         }
     }
 
-    /// Ends in order: queued messages are sent, then the connection is closed from both sides.
+    /// Closes in order: waits until queued messages are sent, then closes both directions.
     pub(super) fn close(mut self) {
         let end = Instant::now() + CLOSE;
-        // A completion that is there is taken even after `end`, so compare the time here, too.
+        // `step` returns available completions even after `end`, so check the time here, too.
         while self.unsent > 0 && Instant::now() < end && matches!(self.step(end), Ok(Some(_))) {}
         if self.connection.disconnect().is_ok() {
-            // If the peer does not close, no data are lost any more.
+            // If the peer does not close, no more data can be lost.
             let _ = self
                 .connection
                 .wait_disconnected(Some(Duration::from_secs(2)));
@@ -230,7 +230,7 @@ impl Link {
     }
 }
 
-/// The peer does not keep to the order of the protocol.
+/// Returns the error of a peer that violates the order of the protocol.
 pub(super) fn out_of_turn() -> Error {
     Error::failed("the peer does not keep to rping's protocol")
 }
@@ -243,9 +243,10 @@ mod tests {
     use iwarp_cli_common::service::LOOPBACK;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// A Send that never completes, and a peer that goes on sending messages: closing takes an end nevertheless.
+    /// A Send never completes, and the peer keeps sending messages: closing is bounded
+    /// nevertheless.
     #[test]
-    fn messages_of_the_peer_do_not_keep_the_connection_open() {
+    fn peer_messages_do_not_prevent_closing() {
         let (ctx, listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
         let (mine, qp) = Half::new(&ctx).unwrap();
         let (theirs, their_qp) = Half::new(&ctx).unwrap();
@@ -277,6 +278,6 @@ mod tests {
             link.close();
             closed.store(true, Ordering::Release);
         });
-        assert!(!hung.load(Ordering::Acquire), "only the peer ended it");
+        assert!(!hung.load(Ordering::Acquire), "closing waited for the peer");
     }
 }

@@ -1,4 +1,4 @@
-//! `iwarp ping`: speaks the protocol of rdma-core's `rping`, so either side may be the real one.
+//! `iwarp ping`: speaks the protocol of rdma-core's `rping` and works with it at either end.
 
 mod client;
 mod link;
@@ -10,15 +10,15 @@ use iwarp_cli_common::error::{Error, Result};
 use iwarp_cli_common::service::Limits;
 use std::time::Duration;
 
-/// Port that `rping` uses when none is given.
+/// Default port, as in `rping`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
-/// Smallest message: the text that `rping` puts in front needs room for its counter.
+/// Smallest message: it contains `rping`'s text with the counter.
 pub(crate) const MIN_SIZE: u32 = 16;
-/// Largest message. `rping` itself stops one octet below.
+/// Largest message. `rping`'s own limit is one less.
 pub(crate) const MAX_SIZE: u32 = 64 * 1024;
-/// Octets of a ping if `--size` is not given.
+/// Default of `--size`.
 const DEFAULT_SIZE: u32 = 64;
-/// Longest pause between two pings, in seconds. A server gives up a client that is silent for longer.
+/// Longest interval in seconds. A server disconnects clients that are silent for longer.
 const MAX_INTERVAL: f64 = 10.0;
 
 /// Arguments of `iwarp ping`.
@@ -32,29 +32,30 @@ const MAX_INTERVAL: f64 = 10.0;
   rping -s -a 0.0.0.0 -v                rping as the server of `iwarp ping ADDR`
   rping -c -a 192.0.2.7 -C 10 -v        rping as the client of `iwarp ping serve`")]
 pub(crate) struct PingArgs {
-    /// `serve` to answer pings, or the address of a server
+    /// `serve` to answer pings, or the address of a server to ping
     #[arg(value_name = "serve|ADDR")]
     pub(crate) target: String,
     /// Address to listen on (with `serve`)
     #[arg(short = 'a', long, value_name = "ADDR")]
     pub(crate) bind: Option<std::net::IpAddr>,
-    /// TCP port; with `serve`, 0 picks a free one
+    /// TCP port; with `serve`, 0 selects a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub(crate) port: u16,
-    /// Number of pings [default: ping until interrupted with Ctrl-C]
+    /// Number of pings [default: until interrupted with Ctrl-C]
     #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
-    /// Seconds from one ping to the next, 0 to 10. If not 0, each ping prints a line [default: 1; with -C: 0]
+    /// Seconds between pings, 0 to 10. Unless it is 0, each ping prints a line [default: 1; with
+    /// -C: 0]
     #[arg(short, long, value_name = "SECONDS", value_parser = parse_interval)]
     pub(crate) interval: Option<Duration>,
-    /// Octets per ping [default: 64]
+    /// Bytes per ping [default: 64]
     #[arg(short = 'S', long, value_name = "OCTETS",
         value_parser = clap::value_parser!(u32).range(i64::from(MIN_SIZE)..=i64::from(MAX_SIZE)))]
     size: Option<u32>,
     /// Print the data of each ping
     #[arg(short, long)]
     pub(crate) verbose: bool,
-    /// Compare the data that comes back with what was sent
+    /// Check that the returned data equal the sent data
     #[arg(short = 'V', long)]
     pub(crate) validate: bool,
     /// Log every step to stderr
@@ -65,12 +66,12 @@ pub(crate) struct PingArgs {
 }
 
 impl PingArgs {
-    /// `-d` raises the log level; `-v` prints ping data as `rping` does.
+    /// Returns the log level. Only `-d` raises it: `-v` prints ping data as in `rping`.
     pub(crate) fn log_level(&self) -> u8 {
         if self.debug { 2 } else { 0 }
     }
 
-    /// Returns the time from one ping to the next.
+    /// Returns the interval between pings.
     pub(crate) fn interval(&self) -> Duration {
         self.interval.unwrap_or(match self.count {
             Some(_) => Duration::ZERO,
@@ -78,13 +79,13 @@ impl PingArgs {
         })
     }
 
-    /// Returns how many octets a ping has.
+    /// Returns the size of a ping in bytes.
     pub(crate) fn size(&self) -> u32 {
         self.size.unwrap_or(DEFAULT_SIZE)
     }
 
-    /// Returns the pause behind a ping that began `elapsed` ago, or `None` if it was the last one.
-    /// The first ping has `number` 0.
+    /// Returns the pause after ping `number` (from 0), which began `elapsed` ago, or `None` after
+    /// the last one.
     pub(crate) fn pause(&self, number: u64, elapsed: Duration) -> Option<Duration> {
         let next = number.checked_add(1)?;
         match self.count {
@@ -93,10 +94,10 @@ impl PingArgs {
         }
     }
 
-    /// Checks that each option belongs to the end that it was given to.
+    /// Checks that each option is valid at this end.
     ///
     /// # Errors
-    /// A usage error that names the first option that does not.
+    /// Returns a usage error that names the first invalid option.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_server() {
             let asking = [
@@ -124,7 +125,7 @@ impl PingArgs {
         }
     }
 
-    /// Whether this is the answering side.
+    /// Returns `true` if this is the answering end.
     pub(crate) fn is_server(&self) -> bool {
         self.target == "serve"
     }
@@ -137,7 +138,7 @@ fn parse_interval(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Runs either side.
+/// Runs either end.
 pub(crate) fn run(args: &PingArgs) -> Result<()> {
     args.check()?;
     tracing::debug!(?args, "ping");

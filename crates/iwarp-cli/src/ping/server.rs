@@ -1,4 +1,4 @@
-//! The answering end, as `rping -s -P`.
+//! The answering end, like `rping -s -P`.
 
 use super::link::{Half, Link};
 use super::wire::{Info, printable};
@@ -87,7 +87,7 @@ fn answer(
         let Some(sink) = link.recv()? else {
             return Err(Error::failed("the client closed in the middle of a ping"));
         };
-        // As rping: the text with its NUL, and no more than the sink holds.
+        // Like rping: the text with its NUL, limited to the size of the sink.
         let text = data.iter().position(|b| *b == 0).map_or(len, |nul| nul + 1);
         let len = text.min(checked(sink)?);
         link.write(sink, buffer.sge(..len).context("memory")?)?;

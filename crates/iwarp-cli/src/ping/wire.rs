@@ -1,27 +1,27 @@
-//! The messages between two ends of `rping`: 16 octets that name a buffer, and the text in it.
+//! The messages of `rping`: 16 bytes that describe a buffer, and the text in the buffer.
 //!
-//! One ping: the client names its source; the server reads it with an RDMA Read and sends "go ahead"; the client names its
-//! sink; the server writes the data there with an RDMA Write and sends "go ahead". A "go ahead" is a message of the same 16
-//! octets whose content has no meaning.
+//! One ping: the client advertises its source; the server reads it with an RDMA Read and sends "go
+//! ahead"; the client advertises its sink; the server writes the data there with an RDMA Write and
+//! sends "go ahead". A "go ahead" is a 16-byte message whose content has no meaning.
 
 use crate::text;
 
-/// Where a buffer is: tagged offset, STag, octets; big-endian.
+/// Position of a buffer; big-endian on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Info {
     /// Tagged offset.
     pub(super) addr: u64,
     /// STag.
     pub(super) rkey: u32,
-    /// Octets.
+    /// Size in bytes.
     pub(super) size: u32,
 }
 
 impl Info {
-    /// Octets of a message.
+    /// Length of a message.
     pub(super) const LEN: usize = 16;
 
-    /// The message.
+    /// Encodes the message.
     pub(super) fn encode(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -30,7 +30,7 @@ impl Info {
         out
     }
 
-    /// The reverse of [`encode`](Self::encode).
+    /// Decodes a message.
     pub(super) fn decode(octets: [u8; Self::LEN]) -> Self {
         let n = u128::from_be_bytes(octets);
         Self {
@@ -41,10 +41,11 @@ impl Info {
     }
 }
 
-/// The first and the last character of the pattern.
+/// First and last character of the pattern.
 const PATTERN: std::ops::RangeInclusive<u8> = b'A'..=b'z';
 
-/// The data of ping `number`: a text, the pattern that starts one character later with each ping, and a NUL.
+/// Returns the data of ping `number`: a text, the pattern, which starts one character later with
+/// each ping, and a NUL.
 pub(super) fn data(number: u64, size: usize) -> Vec<u8> {
     let mut out = format!("rdma-ping-{number}: ").into_bytes();
     let period = u64::from(PATTERN.end() - PATTERN.start()) + 1;
@@ -62,7 +63,7 @@ pub(super) fn data(number: u64, size: usize) -> Vec<u8> {
     out
 }
 
-/// Returns the text up to the NUL. The peer may have sent anything, so octets that control a terminal are escaped.
+/// Returns the text up to the NUL. Control characters are escaped, because the peer is untrusted.
 pub(super) fn printable(data: &[u8]) -> String {
     let end = data.iter().position(|b| *b == 0).unwrap_or(data.len());
     text::printable(&String::from_utf8_lossy(
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_have_the_layout_of_rping() {
+    fn messages_have_rping_layout() {
         let info = Info {
             addr: 0x0102_0304_0506_0708,
             rkey: 0x0a0b_0c0d,
@@ -90,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_those_of_rping() {
-        // As captured from rping -S 64, first and second ping.
+    fn texts_match_rping() {
+        // Captured from `rping -S 64`, first and second ping.
         assert_eq!(
             printable(&data(0, 64)),
             "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
@@ -100,7 +101,7 @@ mod tests {
             printable(&data(1, 64)),
             "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs"
         );
-        // After 'z' comes 'A', within a ping and between pings.
+        // 'z' is followed by 'A', within a ping and between pings.
         assert_eq!(&data(0, 100)[13 + 57..][..3], b"zAB");
         assert_eq!(data(57, 40)[14..20], *b"zABCDE");
         assert_eq!(data(58, 40)[14..20], *b"ABCDEF");

@@ -1,10 +1,11 @@
 //! Finds the libraries that `cargo xtask bundle` appends to this command's own file.
 //!
-//! They are unpacked into the first of these folders in which the loader can use them: one beside the program, then one of this
-//! user's own in `XDG_RUNTIME_DIR` or in the temporary folder. If no folder is writable, or all are mounted `noexec`,
-//! the libraries stay in memory, in files without a name (`memfd`). `LD_PRELOAD` names these files to the loader by their
-//! descriptors. That needs one more library, because the loader knows a preloaded file by the one name that is written in
-//! it. The additional library has the name `librdmacm.so.1`, contains nothing, and depends on the first.
+//! They are unpacked into the first of these folders from which the loader can load them: one
+//! beside the program, then one of this user's own in `XDG_RUNTIME_DIR` or in the temporary folder.
+//! If no folder is writable, or all are mounted `noexec`, the libraries stay in memory (`memfd`),
+//! and `LD_PRELOAD` names them by their descriptors. That needs one more library, because the
+//! loader knows a preloaded file only by the name that it contains: an empty `librdmacm.so.1`,
+//! which depends on the first.
 
 use super::library::{
     AUDIT, Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, fresh,
@@ -18,16 +19,16 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-/// The last octets of a bundle, behind the lengths of the parts.
+/// The last bytes of a bundle, after the lengths of the parts.
 const MAGIC: &[u8; 8] = b"iwarplib";
-/// The parts of a bundle.
+/// Number of parts of a bundle.
 const PARTS: usize = 4;
-/// The lengths of the parts in 8 octets each, little endian, and [`MAGIC`].
+/// Length of the end of a bundle: eight little-endian bytes per part for its length, and [`MAGIC`].
 const TAIL: usize = PARTS * 8 + MAGIC.len();
-/// The lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec 3>file`).
+/// Lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec 3>file`).
 const FIRST_DESCRIPTOR: i32 = 100;
-const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into one, or set \
-    IWARP_LIBRARY to an unpacked libibverbs.so.1";
+const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into \
+    one, or set IWARP_LIBRARY to an unpacked libibverbs.so.1";
 
 /// The libraries of a bundle, in the order of the file.
 struct Bundle {
@@ -41,12 +42,12 @@ struct Bundle {
     paths: Vec<u8>,
 }
 
-/// Takes the libraries out of the command's own file. Returns `None` if it carries none.
+/// Extracts the libraries from the command's own file. Returns `None` if it carries none.
 ///
-/// With `lasting` they must still be there after this process and the program that it becomes have ended.
+/// With `lasting`, they must outlive this process and the program that it becomes.
 ///
 /// # Errors
-/// If the file cannot be read, or if neither a folder nor memory can hold the libraries.
+/// Fails if the file cannot be read, or if neither a folder nor memory can hold the libraries.
 pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
     let Some(bundle) = Bundle::read(exe).context("reading this command's own file")? else {
         return Ok(None);
@@ -107,7 +108,7 @@ impl Bundle {
         }))
     }
 
-    /// Makes the files and links of an installation in `dir`. Those that are right already stay as they are.
+    /// Creates the files and links of an installation in `dir`, unless they are already correct.
     fn unpack(&self, dir: &Path) -> io::Result<Libraries> {
         match fs::DirBuilder::new().mode(0o755).create(dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -120,7 +121,7 @@ impl Bundle {
         }
         let [verbs, second] = NAMES;
         put(&self.verbs, &dir.join(verbs))?;
-        // Make a link, not a copy: with two files the loader would load two engines into one process.
+        // A link, not a copy: with two files the loader would load two engines into one process.
         let link = dir.join(second);
         if !fs::read_link(&link).is_ok_and(|to| to == Path::new(verbs)) {
             let fresh = fresh(&link);
@@ -137,7 +138,7 @@ impl Bundle {
         Ok(Libraries::in_folder(dir.to_owned(), beside))
     }
 
-    /// Keeps the libraries in memory, for this process, the program that it becomes, and their children.
+    /// Keeps the libraries in memory for this process, the program that it becomes, and children.
     fn into_memory(self) -> io::Result<Libraries> {
         let mut held = Vec::new();
         let mut keep = |name: &str, octets: &[u8]| {
@@ -158,7 +159,7 @@ impl Bundle {
         })
     }
 
-    /// Puts those libraries in place that the bundle has besides the first.
+    /// Stores the libraries that the bundle has besides the first.
     fn beside(
         &self,
         mut place: impl FnMut(&str, &[u8]) -> io::Result<PathBuf>,
@@ -174,7 +175,7 @@ impl Bundle {
     }
 }
 
-/// Reads the lengths of the libraries at the end of a bundle. Returns `None` if the file is not a bundle.
+/// Reads the lengths of the parts at the end of a bundle. Returns `None` if it is not a bundle.
 fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     let mut tail = [0u8; TAIL];
     let rest = len.checked_sub(TAIL as u64)?;
@@ -191,7 +192,8 @@ fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     (magic == MAGIC && sum < rest && lengths[0] > 0 && lengths[1] > 0).then_some(lengths)
 }
 
-/// Puts octets into a file in memory. The loader can load it by the returned path as long as this process has the descriptor.
+/// Creates a file in memory. The loader can load it by the returned path while the descriptor is
+/// open in this process.
 fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
     // Kernels before 6.3 do not know the second flag, and do not need it.
@@ -205,9 +207,9 @@ fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
     )?;
     let descriptor = rustix::io::fcntl_dupfd_cloexec(&file, FIRST_DESCRIPTOR)
         .unwrap_or_else(|_| OwnedFd::from(file));
-    // The program that this process becomes must keep it.
+    // The program that this process becomes inherits the descriptor.
     rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::empty())?;
-    // Do not use /proc/self: many programs close all descriptors in their children, and this path still works there.
+    // Not /proc/self: many programs close all descriptors in their children.
     let path = format!("/proc/{}/fd/{}", std::process::id(), descriptor.as_raw_fd());
     Ok((descriptor, path.into()))
 }
@@ -229,7 +231,7 @@ mod tests {
         bytes
     }
 
-    /// Writes a bundle in a folder of its own.
+    /// Writes a bundle into a folder of its own.
     fn bundle(name: &str, bytes: &[u8]) -> (PathBuf, PathBuf) {
         let dir = std::env::temp_dir().join(format!("iwarp-bundle-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -240,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_unpacked_beside_the_program() {
+    fn bundle_is_unpacked_beside_the_program() {
         let (dir, exe) = bundle("beside", &bytes(PARTS));
-        // The second time all files are there already.
+        // The second time, all files exist already.
         for _ in 0..2 {
             let libs = find(&exe, true).unwrap().unwrap();
             let Verbs::Folder(folder) = libs.verbs else {
@@ -258,7 +260,7 @@ mod tests {
             assert_eq!(fs::read(libs.audit.unwrap()).unwrap(), iwarp_audit::LIBRARY);
             assert_eq!(fs::read_dir(&folder).unwrap().count(), 5);
         }
-        // A new version of the same length in the same place.
+        // A new version of the same length replaces the files.
         fs::write(&exe, bytes([b"library", b"NAME", b"", b""])).unwrap();
         let libs = find(&exe, true).unwrap().unwrap();
         assert!(libs.beside.rsockets.is_none() && libs.beside.paths.is_none());
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bundle_has_no_libraries() {
+    fn other_files_have_no_libraries() {
         let mut cut = bytes(PARTS);
         cut.drain(..8);
         let mut huge = bytes(PARTS);
@@ -294,7 +296,7 @@ mod tests {
 
     /// Another user who can write to the folder could replace the library.
     #[test]
-    fn a_folder_that_others_can_write_is_not_used() {
+    fn shared_folder_is_not_used() {
         let (dir, exe) = bundle("open", &bytes(PARTS));
         let folder = beside(&exe);
         fs::create_dir(&folder).unwrap();
@@ -302,7 +304,7 @@ mod tests {
         let bundle = Bundle::read(&exe).unwrap().unwrap();
         let error = bundle.unpack(&folder).err().unwrap().to_string();
         assert!(error.contains("somebody else"), "{error}");
-        // The same holds for another user's link to a folder of ours.
+        // The same applies to another user's link to a folder of ours.
         let link = dir.join("link");
         symlink(&dir, &link).unwrap();
         assert!(check_trusted(&link).is_err() && check_trusted(&dir).is_ok());
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_by_its_path_and_cannot_be_changed() {
+    fn memory_file_is_readable_and_sealed() {
         let (descriptor, path) = in_memory("name", b"octets").unwrap();
         assert!(descriptor.as_raw_fd() >= FIRST_DESCRIPTOR);
         assert!(rustix::io::fcntl_getfd(&descriptor).unwrap().is_empty());

@@ -1,7 +1,8 @@
-//! `iwarp run --check -- PROGRAM`: which libraries the program would load, and from where.
+//! `iwarp run --check -- PROGRAM`: prints which libraries the program would load, and from where.
 //!
-//! The program's own loader says it: with `LD_TRACE_LOADED_OBJECTS` it loads everything, asks the
-//! audit library, prints the paths and ends, as for ldd(1). No code of the program runs.
+//! The answer comes from the program's own loader: with `LD_TRACE_LOADED_OBJECTS` it loads
+//! everything, asks the audit library, prints the paths and exits, as for ldd(1). No code of the
+//! program runs.
 
 use super::inspect::Program;
 use super::library::{Libraries, Verbs};
@@ -14,8 +15,7 @@ use std::process::Command;
 /// Prints the report.
 ///
 /// # Errors
-/// If the program cannot be inspected, if it cannot load our libraries, or if it would load others
-/// of the same names.
+/// Fails if the program cannot be inspected, or if it would not load our libraries.
 pub(super) fn report(
     command: &[OsString],
     libraries: &Libraries,
@@ -59,7 +59,7 @@ pub(super) fn report(
     verdict(name, &loaded, libraries)
 }
 
-/// Asks the loader. Returns a line for each library.
+/// Runs the loader. Returns a line for each library.
 fn trace(program: &Program, variables: &[(&'static str, OsString)]) -> Result<Vec<String>> {
     let output = Command::new(&program.file)
         .envs(variables.iter().map(|(name, value)| (name, value)))
@@ -79,7 +79,7 @@ fn trace(program: &Program, variables: &[(&'static str, OsString)]) -> Result<Ve
     Ok(loaded)
 }
 
-/// Removes the address at the end of a line of the loader's.
+/// Removes the address at the end of a line from the loader.
 fn shortened(text: &str) -> String {
     let text = text.trim();
     let end = text.rfind(" (0x").unwrap_or(text.len());
@@ -109,7 +109,8 @@ fn verdict(name: &Path, loaded: &[String], libraries: &Libraries) -> Result<()> 
     match (named.is_empty(), &libraries.audit) {
         (false, _) => line(format_args!("libibverbs and librdmacm are iwarp's")),
         (true, Some(_)) => line(format_args!(
-            "{name} is linked with neither libibverbs nor librdmacm; if it loads them while it runs, it gets {}",
+            "{name} is linked with neither libibverbs nor librdmacm; if it loads them at run time, \
+             it gets {}",
             ours.display()
         )),
         (true, None) => line(format_args!(
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_loader_lose_their_addresses() {
+    fn loader_lines_lose_their_addresses() {
         for (text, wanted) in [
             ("\tlinux-vdso.so.1 (0x00007f16f8764000)", "linux-vdso.so.1"),
             (

@@ -1,8 +1,9 @@
-//! Mounts for `iwarp run --sysfs`: a program sees other entries in folders of the system, and no other program does.
+//! Mounts for `iwarp run --sysfs`: one program sees additional entries in system folders.
 //!
-//! A program cannot add entries to the kernel's folders. It therefore gets a mount namespace in which small file systems cover them. The
-//! other entries of a covered folder are bound into it unchanged. An ordinary user may do that in a user namespace, in which the
-//! user keeps the same number and gains no rights.
+//! A program cannot add entries to the kernel's folders. It therefore gets a mount namespace in
+//! which small file systems cover them. The other entries of a covered folder are bound into it
+//! unchanged. An ordinary user may do that in a user namespace, in which the user keeps the same
+//! number and gains no rights.
 
 use rustix::fs::CWD;
 use rustix::mount::{
@@ -20,15 +21,15 @@ use std::path::{Path, PathBuf};
 
 const BY_DESCRIPTOR: MoveMountFlags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
 
-/// Enters namespaces of our own.
+/// Enters new namespaces.
 ///
 /// # Errors
-/// The kernel's, where the machine allows neither mounts nor user namespaces.
+/// Returns the kernel's error if the machine allows neither mounts nor user namespaces.
 pub(super) fn enter() -> Result<()> {
     let user = rustix::process::geteuid();
     let group = rustix::process::getegid();
     if unshare(UnshareFlags::NEWNS).is_ok() {
-        // File systems that are mounted here must not appear outside.
+        // Mounts must not propagate to other namespaces.
         mount_change(
             "/",
             MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
@@ -36,7 +37,7 @@ pub(super) fn enter() -> Result<()> {
         return Ok(());
     }
     unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
-    // Without this the kernel does not let us set the group. A kernel before 3.19 has no such file, and needs none.
+    // Required before setting the group. Kernels before 3.19 lack this file and do not need it.
     let _ = fs::write("/proc/self/setgroups", "deny");
     fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
     fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
@@ -45,17 +46,17 @@ pub(super) fn enter() -> Result<()> {
 
 #[expect(
     deprecated,
-    reason = "unsafe only where threads share descriptors that are unshared; here are neither"
+    reason = "unsafe only if threads share the unshared descriptors; there are none here"
 )]
 fn unshare(flags: UnshareFlags) -> Result<()> {
     Ok(rustix::thread::unshare(flags)?)
 }
 
-/// Covers a folder. `fill` writes the new entries into a file system that nobody sees yet, and returns their names. They replace those of
-/// the same names.
+/// Covers a folder. `fill` writes the new entries into a file system that is not visible yet, and
+/// returns their names. They replace existing entries of these names.
 ///
 /// # Errors
-/// The kernel's. The folder may be covered in part then.
+/// Returns the kernel's error. The folder may be partly covered then.
 pub(super) fn cover(
     folder: &Path,
     fill: impl FnOnce(&Path) -> Result<Vec<OsString>>,
@@ -78,7 +79,7 @@ pub(super) fn cover(
         }
         match keep(&folder.join(&name), &root.join(&name)) {
             Ok(tree) => others.extend(tree.map(|tree| (name, tree))),
-            // It has gone since the folder was read.
+            // It was removed after the folder was read.
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
@@ -90,8 +91,8 @@ pub(super) fn cover(
     Ok(())
 }
 
-/// Makes a place for an entry of a folder that is going to be covered. Returns what is to be mounted there; nothing for a symbolic link,
-/// which is copied.
+/// Creates a mount point for an entry of the covered folder. Returns what to mount there, or `None`
+/// for a symbolic link, which is copied.
 fn keep(from: &Path, to: &Path) -> Result<Option<OwnedFd>> {
     let kind = fs::symlink_metadata(from)?.file_type();
     if kind.is_symlink() {
@@ -107,7 +108,7 @@ fn keep(from: &Path, to: &Path) -> Result<Option<OwnedFd>> {
     Ok(Some(tree))
 }
 
-/// Returns a copy of a mounted file or folder, to be mounted elsewhere.
+/// Returns a detached copy of a mounted file or folder.
 fn clone_of(path: &Path) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -118,7 +119,7 @@ fn clone_of(path: &Path) -> Result<OwnedFd> {
 /// Mounts a file over another file.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub(super) fn bind(from: &Path, to: &Path) -> Result<()> {
     Ok(move_mount(clone_of(from)?, "", CWD, to, BY_DESCRIPTOR)?)
 }

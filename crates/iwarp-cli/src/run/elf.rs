@@ -1,5 +1,5 @@
-//! What the kernel and the dynamic loader read in a program's ELF file: the machine, the loader, and
-//! the libraries that it needs. See elf(5).
+//! Reads a program's ELF file: the machine, the dynamic loader, and the needed libraries. See
+//! elf(5).
 
 use object::Endianness;
 use object::elf::{
@@ -13,18 +13,17 @@ use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-/// The longest table of strings that is read. Those of programs have kilobytes, and symbols of C++
-/// megabytes.
+/// Largest string table that is read. Those of programs have kilobytes; C++ symbols, megabytes.
 const STRINGS_MAX: u64 = 64 << 20;
 
 /// An ELF file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Elf {
-    /// The file is for the processor that this command was compiled for, and for 64 bits.
+    /// The file is for this command's processor, and for 64 bits.
     pub(super) native: bool,
-    /// The dynamic loader. Statically linked programs have none.
+    /// The dynamic loader; `None` for statically linked programs.
     pub(super) loader: Option<PathBuf>,
-    /// The names of the libraries that it is linked with.
+    /// The libraries that the file is linked with.
     pub(super) needed: Vec<OsString>,
     /// Folders that the loader searches before those of `LD_LIBRARY_PATH`.
     pub(super) rpath: Option<OsString>,
@@ -36,7 +35,7 @@ impl Elf {
     /// Reads a file. Returns `None` if it is not an ELF file.
     ///
     /// # Errors
-    /// The system's, and `InvalidData` for a file that begins as ELF and is damaged.
+    /// Returns the system's error, or `InvalidData` for a damaged ELF file.
     pub(super) fn read(path: &Path) -> io::Result<Option<Self>> {
         let file = ReadCache::new(File::open(path)?);
         let Ok(start) = (&file).read_bytes_at(0, 5) else {
@@ -45,7 +44,7 @@ impl Elf {
         if !start.starts_with(b"\x7fELF") {
             return Ok(None);
         }
-        // ELFCLASS64. The other class is for 32 bits, for which there are no libraries.
+        // Anything but ELFCLASS64 is for 32 bits, for which there are no libraries.
         if start[4] != 2 {
             return Ok(Some(Self::default()));
         }
@@ -123,14 +122,14 @@ impl Elf {
         Ok(())
     }
 
-    /// Returns `true` if the program is loaded by musl's loader.
+    /// Returns `true` if musl's loader loads the program.
     pub(super) fn uses_musl(&self) -> bool {
         let name = self.loader.as_deref().and_then(Path::file_name);
         name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld-musl"))
     }
 }
 
-/// Returns the number of the processor that this command was compiled for.
+/// Returns the ELF number of this command's processor.
 const fn machine() -> u16 {
     if cfg!(target_arch = "x86_64") {
         object::elf::EM_X86_64
@@ -172,7 +171,7 @@ mod tests {
         assert_eq!(read(b"#!/bin/sh\n").unwrap(), None);
         assert_eq!(read(b"\x7fELF\x01").unwrap(), Some(Elf::default()));
         let own = std::fs::read("/proc/self/exe").unwrap();
-        // Each cut gives an error or fewer entries, and never a panic.
+        // No truncation causes a panic.
         for len in [6, 60, 64, 100, 500, 2000] {
             let _ = read(&own[..len]);
         }

@@ -1,4 +1,4 @@
-//! `--fault`: the faults that are injected, checked before the program runs.
+//! `--fault`: injected faults, checked before the program runs.
 
 use iwarp::fault::Spec;
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -6,13 +6,13 @@ use iwarp_cli_common::error::{Context as _, Error, Result};
 /// The value of one `--fault`.
 #[derive(Debug, Clone)]
 pub(super) enum Asked {
-    /// The list of faults.
+    /// List the faults.
     Help,
-    /// Faults, as they were written.
+    /// Faults, as written by the user.
     Faults(String),
 }
 
-/// Checks one value. What is set for all rules may come with another one.
+/// Checks one value. Settings for all rules may be in another one.
 pub(super) fn parse(text: &str) -> std::result::Result<Asked, String> {
     if text == "help" {
         return Ok(Asked::Help);
@@ -23,7 +23,7 @@ pub(super) fn parse(text: &str) -> std::result::Result<Asked, String> {
     }
 }
 
-/// Returns `true` if the list was asked for.
+/// Returns `true` if the user asked for the list.
 pub(super) fn wants_help(all: &[Asked]) -> bool {
     all.iter().any(|asked| matches!(asked, Asked::Help))
 }
@@ -33,7 +33,8 @@ pub(super) fn print_help() {
     iwarp_cli_common::out::line(format_args!("{}", Spec::help().trim_end()));
 }
 
-/// Joins all values to one specification. The log file is named absolutely, because the program may change its directory before it opens a device.
+/// Joins all values to one specification. The path of the log becomes absolute, because the program
+/// may change its directory before it opens a device.
 pub(super) fn joined(all: &[Asked]) -> Result<Option<String>> {
     let texts: Vec<&str> = all
         .iter()

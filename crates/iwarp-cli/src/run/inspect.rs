@@ -10,31 +10,32 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// How many scripts may be the interpreters of each other. The kernel has the same limit.
+/// Longest chain of script interpreters, as in the kernel.
 const SCRIPTS_MAX: usize = 5;
-/// The kernel reads this much of a script's first line.
+/// The part of a script's first line that the kernel reads.
 const LINE_MAX: u64 = 256;
-/// The attribute with a file's capabilities.
+/// The attribute that holds a file's capabilities.
 const CAPABILITIES: &str = "security.capability";
 
 /// Why a program cannot load our libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a program cannot load our libraries.
 pub(super) enum Obstacle {
-    /// It is linked statically.
+    /// It is statically linked.
     Static,
     /// It is linked with musl.
     Musl,
     /// It is for another processor, or for 32 bits.
     Foreign,
-    /// It gets the rights of its file's owner or group.
+    /// It is setuid or setgid.
     SetId,
-    /// It gets the capabilities that its file has.
+    /// Its file has capabilities.
     Capabilities,
-    /// `env -i` starts it.
+    /// It is started by `env -i`.
     Cleared,
 }
 
-/// The reason and what to do about it.
+/// Describes the reason and the remedy.
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -50,8 +51,8 @@ impl fmt::Display for Obstacle {
                  copy without that bit"
             }
             Self::Capabilities => {
-                "its file has capabilities, so the loader ignores LD_AUDIT and LD_LIBRARY_PATH; run \
-                 a copy of the file, which has none"
+                "its file has capabilities, so the loader ignores LD_AUDIT and LD_LIBRARY_PATH; \
+                 run a copy of the file, which has none"
             }
             Self::Cleared => {
                 "`env -i` removes LD_AUDIT and LD_LIBRARY_PATH; write `env -i iwarp run -- PROGRAM`"
@@ -60,26 +61,26 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// A program that a command executes, with the ELF file behind its scripts.
+/// The program that a command executes, with the ELF file at the end of its chain of scripts.
 #[derive(Debug)]
 pub(super) struct Program {
     /// The file that the kernel executes.
     pub(super) file: PathBuf,
-    /// The scripts in front of it, the outermost first.
+    /// The scripts that lead to it, the outermost first.
     pub(super) scripts: Vec<PathBuf>,
     pub(super) elf: Elf,
-    /// `env -i` is between a script and the file.
+    /// `env -i` precedes the file.
     cleared: bool,
 }
 
 impl Program {
-    /// Finds the program of a command: by `PATH`, behind scripts, and behind `env`. Returns `None` if
-    /// there is none that can be inspected. The error of executing it says more then.
+    /// Finds the program of a command, through `PATH`, scripts and `env`. Returns `None` if none
+    /// can be inspected; the error of executing it is more helpful then.
     pub(super) fn find(command: &[OsString]) -> Option<Self> {
         let mut words = command.to_vec();
         let mut scripts = Vec::new();
         let mut cleared = false;
-        // Each `env` is followed by fewer words than there were, and each script by a known number.
+        // Bounded: each `env` shortens the command, and each script adds a known number of words.
         for _ in 0..=SCRIPTS_MAX {
             let file = look_up(words.first()?)?;
             if file.file_name() == Some(OsStr::new("env")) {
@@ -113,7 +114,7 @@ impl Program {
         if !self.elf.native {
             return Some(Obstacle::Foreign);
         }
-        // The loader itself may be the program: `ld-linux-x86-64.so.2 PROGRAM`.
+        // The program may be the loader itself: `ld-linux-x86-64.so.2 PROGRAM`.
         let name = self.file.file_name().unwrap_or_default().as_bytes();
         if self.elf.loader.is_none() && !name.starts_with(b"ld-") {
             return Some(Obstacle::Static);
@@ -125,15 +126,15 @@ impl Program {
     }
 }
 
-/// Returns how a program gets more rights than this process, for which the loader distrusts its
-/// environment (`AT_SECURE` in getauxval(3)).
+/// Returns how a program gains rights, for which the loader ignores its environment (`AT_SECURE` in
+/// getauxval(3)).
 fn raised_rights(file: &Path) -> Option<Obstacle> {
     let meta = fs::metadata(file).ok()?;
     let mode = meta.permissions().mode();
     let user = rustix::process::getuid().as_raw();
     let group = rustix::process::getgid().as_raw();
     let set_user = mode & 0o4000 != 0 && meta.uid() != user;
-    // Without the right to execute it for the group, the bit has another meaning.
+    // Unless the group may execute the file, the bit has another meaning.
     let set_group = mode & 0o2010 == 0o2010 && meta.gid() != group;
     if set_user || set_group {
         return Some(Obstacle::SetId);
@@ -158,7 +159,7 @@ fn look_up(name: &OsStr) -> Option<PathBuf> {
         .find(usable)
 }
 
-/// Reads the first line of a script. Returns the interpreter and its argument, if there is one.
+/// Returns a script's interpreter with its argument.
 fn interpreter(file: &Path) -> io::Result<Option<Vec<OsString>>> {
     let mut start = Vec::new();
     File::open(file)?.take(LINE_MAX).read_to_end(&mut start)?;
@@ -177,7 +178,8 @@ fn first_line(start: &[u8]) -> Option<Vec<OsString>> {
     (!words.is_empty()).then_some(words)
 }
 
-/// Returns the command that `env` starts with these arguments, and whether with an empty environment.
+/// Returns the command that `env` starts with these arguments, and whether it clears the
+/// environment.
 fn behind_env(arguments: &[OsString]) -> (Vec<OsString>, bool) {
     let mut clears = false;
     let mut rest: Vec<OsString> = arguments.to_vec();
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn first_lines_name_interpreter_and_argument() {
+    fn shebang_names_interpreter_and_argument() {
         let read = |text: &str| first_line(text.as_bytes());
         assert_eq!(read("#!/bin/sh\necho"), Some(words("/bin/sh")));
         assert_eq!(read("#! /bin/sh -eu  \n"), Some(words("/bin/sh -eu")));
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn env_is_followed_to_its_command() {
+    fn env_is_resolved_to_its_command() {
         for (arguments, command, clears) in [
             ("prog -i", "prog -i", false),
             ("A=1 B=2 prog x", "prog x", false),

@@ -1,8 +1,8 @@
-//! Finds the C library, and makes a folder in which it has the names that programs look for.
+//! Finds the C library, and creates a folder in which it has the names that programs load.
 //!
-//! Both names must be links to one file, so that the loader loads it once. The library is looked for in this order: the file that
-//! `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`), the build folder that contains this
-//! command, and the end of the command's own file ([`bundle`]).
+//! Both names must be links to one file, so that the loader loads it once. The search order: the
+//! file that `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`),
+//! the build folder that contains this command, and the end of the command's own file ([`bundle`]).
 
 use super::{bundle, missing};
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -11,13 +11,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-/// The names that programs look for.
+/// The names that programs load.
 pub(super) const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const BUILT: &str = "libiwarp_verbs.so";
 pub(super) const PRELOAD_BUILT: &str = "librspreload.so";
 pub(super) const PATHS_BUILT: &str = "libiwarp_paths.so";
 pub(super) const AUDIT: &str = iwarp_audit::FILE_NAME;
-/// The variable that names a library file in another place.
+/// The variable that names another library file.
 const VARIABLE: &str = "IWARP_LIBRARY";
 
 /// Libraries that are ready for use.
@@ -25,13 +25,13 @@ const VARIABLE: &str = "IWARP_LIBRARY";
 pub(super) struct Libraries {
     /// The library with both names.
     pub(super) verbs: Verbs,
-    /// The audit library, which sends all requests for either name to `verbs`.
+    /// The audit library, which redirects requests for either name to `verbs`.
     pub(super) audit: Option<PathBuf>,
     /// The libraries that may be preloaded.
     pub(super) beside: Beside,
 }
 
-/// The libraries that programs load only if they are named in `LD_PRELOAD`.
+/// The libraries that are loaded only through `LD_PRELOAD`.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
     /// `librspreload.so`.
@@ -41,7 +41,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Looks for them in a folder. Their paths are absolute, because the program may change its working directory.
+    /// Looks in a folder. The paths are absolute, because the program may change its directory.
     fn in_folder(dir: &Path) -> Self {
         let first = |names: &[&str]| {
             let found = |name: &&str| dir.join(name).canonicalize().ok();
@@ -59,7 +59,7 @@ impl Beside {
 pub(super) enum Verbs {
     /// A folder with both names, which the loader searches first.
     Folder(PathBuf),
-    /// Files that the loader loads before the program. They exist as long as the descriptors are open.
+    /// Files that the loader preloads. They exist as long as the descriptors are open.
     Memory {
         files: [PathBuf; 2],
         _held: Vec<OwnedFd>,
@@ -67,7 +67,7 @@ pub(super) enum Verbs {
 }
 
 impl Libraries {
-    /// Returns the libraries of a folder. The audit library is used if the folder has it.
+    /// Returns the libraries of a folder, with the audit library if it is there.
     pub(super) fn in_folder(dir: PathBuf, beside: Beside) -> Self {
         let audit = Some(dir.join(AUDIT)).filter(|file| file.exists());
         let verbs = Verbs::Folder(dir);
@@ -79,15 +79,15 @@ impl Libraries {
     }
 }
 
-/// Finds the libraries. With `lasting` they must still be there after this process and the program that it becomes have
-/// ended.
+/// Finds the libraries. With `lasting`, they must outlive this process and the program that it
+/// becomes.
 ///
 /// # Errors
-/// If there are no libraries, or if there is no place for links to them or for the libraries of a bundle.
+/// Fails if there are no libraries, or no writable folder for links or for unpacking a bundle.
 pub(super) fn find(lasting: bool) -> Result<Libraries> {
     if let Some(file) = std::env::var_os(VARIABLE).filter(|f| !f.is_empty()) {
         let file = Path::new(&file);
-        // Report this here: users may name the folder by mistake, and the loader's message names neither it nor the variable.
+        // Users may name the folder by mistake; the loader's own message would not help them.
         if !fs::metadata(file).context(named(file))?.is_file() {
             return Err(Error::failed(format!("{}: not a file", named(file))));
         }
@@ -104,7 +104,7 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
         let beside = Beside::in_folder(&dir);
         return Ok(Libraries::in_folder(dir, beside));
     }
-    // Test binaries and examples lie one folder deeper.
+    // Test programs and examples are one folder deeper.
     for dir in [here, here.parent().unwrap_or(here)] {
         let built = dir.join(BUILT);
         if built.exists() {
@@ -121,7 +121,7 @@ fn named(file: &Path) -> String {
     format!("{VARIABLE}={}", file.display())
 }
 
-/// Makes a folder with links to a library file under its two names, and with the audit library.
+/// Creates a folder with links to a library file under its two names, and with the audit library.
 fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
     let file = file
         .canonicalize()
@@ -149,7 +149,7 @@ fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
     )))
 }
 
-/// Makes links with both names to `file`. Links that are right already stay as they are.
+/// Creates links with both names to `file`. Correct links are kept.
 fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -161,7 +161,7 @@ fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
         if fs::read_link(&link).is_ok_and(|to| to == file) {
             continue;
         }
-        // Make the link under a new name and rename it: another process may be doing the same.
+        // Create a temporary link and rename it: another process may be doing the same.
         let fresh = dir.join(format!(".{name}.{}", std::process::id()));
         let _ = fs::remove_file(&fresh);
         symlink(file, &fresh)?;
@@ -175,7 +175,7 @@ pub(super) fn put(octets: &[u8], to: &Path) -> std::io::Result<()> {
     if fs::read(to).is_ok_and(|there| there == octets) {
         return Ok(());
     }
-    // Write to a new name and rename: another process may be doing the same, or have the older file open.
+    // Write and rename: another process may be doing the same, or have the older file open.
     let fresh = fresh(to);
     let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
     if written.is_err() {
@@ -184,15 +184,15 @@ pub(super) fn put(octets: &[u8], to: &Path) -> std::io::Result<()> {
     written
 }
 
-/// Returns a name beside `path` that no other process uses.
+/// Returns a temporary name beside `path` that no other process uses.
 pub(super) fn fresh(path: &Path) -> PathBuf {
     path.with_extension(format!("new-{}", std::process::id()))
 }
 
-/// Checks that only this user and root can have put files into a folder.
+/// Checks that only this user and root can write to a folder.
 ///
 /// # Errors
-/// If another user can have done so, or if the folder cannot be examined.
+/// Fails if another user can, or if the folder cannot be examined.
 pub(super) fn check_trusted(dir: &Path) -> std::io::Result<()> {
     let meta = fs::symlink_metadata(dir)?;
     let owners = [0, rustix::process::geteuid().as_raw()];
@@ -209,7 +209,7 @@ pub(super) fn private_dir(file: &Path) -> Result<PathBuf> {
     Ok(user_dir()?.join(format!("{dev:x}-{ino:x}-{mtime:x}")))
 }
 
-/// Makes a folder of this user's own, and returns its path.
+/// Creates a folder of this user's own, and returns its path.
 pub(super) fn user_dir() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
@@ -222,7 +222,7 @@ pub(super) fn user_dir() -> Result<PathBuf> {
     {
         return Err(Error::failed(format!("{}: {e}", dir.display())));
     }
-    // If every user can write to the folder above, another user may have made this folder first.
+    // In a shared parent folder, another user may have created this folder first.
     let owner = fs::symlink_metadata(&dir).context(dir.display())?;
     if !owner.is_dir() || owner.uid() != user || owner.permissions().mode() & 0o022 != 0 {
         return Err(Error::failed(format!(
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_are_links_to_one_file() {
+    fn both_names_link_to_one_file() {
         let dir = scratch("links");
         let file = dir.join(BUILT);
         fs::write(&file, b"x").unwrap();

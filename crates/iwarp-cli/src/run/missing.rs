@@ -1,12 +1,12 @@
-//! The message of `iwarp run` if the command has no libraries, as after `cargo install`. It says how to get them.
+//! The message of `iwarp run` if the libraries are not installed, as after `cargo install`.
 
 use std::path::Path;
 
-/// Returns the message for a command whose own file is `exe`. It has the lines to type, for the version of this command.
+/// Returns the message for a command at `exe`, with the commands to type for this version.
 pub(super) fn advice(exe: &Path) -> String {
     let repository = env!("CARGO_PKG_REPOSITORY");
     let version = env!("CARGO_PKG_VERSION");
-    // `iwarp run` looks for libraries in `lib/iwarp` beside `bin`, so the prefix of this command is the best place.
+    // `iwarp run` searches `lib/iwarp` beside `bin`, so suggest the prefix of this command.
     let beside = exe
         .parent()
         .filter(|dir| dir.ends_with("bin"))
@@ -20,15 +20,18 @@ pub(super) fn advice(exe: &Path) -> String {
         None => "\nThen start ~/.local/bin/iwarp.".to_owned(),
     };
     format!(
-        "the libraries for RDMA programs (libibverbs.so.1, librdmacm.so.1, librspreload.so, libiwarp_paths.so) are not installed.\n\
-         `cargo install` installs the command alone, because Cargo cannot install libraries. To add them:\n\
-         \n  git clone --branch v{version} {repository}\n  cd iwarp\n  cargo xtask install --prefix {prefix}\n\
+        "the libraries for RDMA programs (libibverbs.so.1, librdmacm.so.1, librspreload.so, \
+         libiwarp_paths.so) are not installed.\n\
+         `cargo install` installs the command alone, because Cargo cannot install libraries. \
+         To add them:\n\
+         \n  git clone --branch v{version} {repository}\n  cd iwarp\n  \
+         cargo xtask install --prefix {prefix}\n\
          \nThe Debian package `iwarp` contains them, too. If you have built them already, set \
          IWARP_LIBRARY to the path of libiwarp_verbs.so.{then}"
     )
 }
 
-/// Quotes a path for a shell, if it needs quotes.
+/// Quotes a path for a shell if necessary.
 fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%,:=".contains(c);
     if path.chars().all(plain) {
@@ -42,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_prefix_is_that_of_the_command() {
+    fn prefix_is_that_of_the_command() {
         let text = advice(Path::new("/home/ann/.cargo/bin/iwarp"));
         assert!(text.contains("cargo xtask install --prefix /home/ann/.cargo\n"));
         let text = advice(Path::new("/home/it's ann/bin/iwarp"));
@@ -53,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_outside_of_bin_is_replaced_by_another() {
+    fn command_outside_bin_gets_default_prefix() {
         let text = advice(Path::new("/opt/iwarp"));
         assert!(text.contains("--prefix ~/.local\n") && text.contains("~/.local/bin/iwarp"));
     }

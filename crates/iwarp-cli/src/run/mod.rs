@@ -1,9 +1,9 @@
-//! `iwarp run` and `iwarp env`: any verbs program on the software RNIC.
+//! `iwarp run` and `iwarp env`: run a verbs program on the software RNIC.
 //!
-//! The program and its children find our library under the names `libibverbs.so.1` and `librdmacm.so.1` before the
-//! system's, by `LD_LIBRARY_PATH`. An audit library (`LD_AUDIT`) redirects programs that find their libraries otherwise.
-//! The library reads all other settings from `IWARP_*` variables.
-//! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
+//! `LD_LIBRARY_PATH` makes the program and its children load our library under the names
+//! `libibverbs.so.1` and `librdmacm.so.1`. An audit library (`LD_AUDIT`) redirects programs that
+//! find their libraries in other ways. All other settings are `IWARP_*` variables.
+//! `iwarp run` becomes the program, so signals, exit code and terminal are the program's own.
 
 mod bundle;
 mod check;
@@ -43,31 +43,33 @@ impl Switch {
     }
 }
 
-/// The settings that both subcommands take.
+/// The settings of both subcommands.
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
-    /// Stem of the device names [default: iwarp, which gives iwarp0, iwarp1 …]
+    /// Prefix of the device names [default: iwarp, which gives iwarp0, iwarp1 …]
     #[arg(long, value_name = "NAME", value_parser = stem)]
     device_name: Option<String>,
-    /// What programs take the devices for: iWARP NICs or RoCE NICs. The wire is iWARP in both cases [default: rnic]
+    /// Present the devices to programs as iWARP NICs or as RoCE NICs. The wire is iWARP in both
+    /// cases [default: rnic]
     #[arg(long = "as", value_name = "rnic|roce", value_parser = face)]
     face: Option<Face>,
-    /// Offer only these addresses or interfaces as devices (separated by commas)
+    /// Offer only these addresses or interfaces as devices (comma-separated)
     #[arg(long, value_name = "ADDR|IFACE")]
     bind: Option<String>,
-    /// Ask for CRCs, which are used if either side asks [default: on]
+    /// Request CRCs; they are used if either peer requests them [default: on]
     #[arg(long, value_enum)]
     crc: Option<Switch>,
-    /// Ask peers for MPA markers [default: off]
+    /// Request MPA markers from peers [default: off]
     #[arg(long, value_enum)]
     markers: Option<Switch>,
     /// MPA revision to connect with [default: 2, falling back to 1]
     #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     mpa_rev: Option<u8>,
-    /// How many ms a Send waits until the receiver posts a receive. Then the connection ends. 0: it ends at once [default: 2000]
+    /// Time in ms that a Send waits for the receiver to post a receive before the connection ends.
+    /// 0 ends it immediately [default: 2000]
     #[arg(long, value_name = "MS")]
     rnr_timeout: Option<u64>,
-    /// Sends and Writes complete when the peer has placed them, as on InfiniBand
+    /// Complete Sends and Writes when the peer has placed them, as on InfiniBand
     #[arg(long)]
     placed: bool,
     /// Record all connections in this pcapng file; %p in the name becomes the process number
@@ -79,14 +81,15 @@ pub(crate) struct Settings {
     /// Print counters to stderr when a process ends
     #[arg(long)]
     stats: bool,
-    /// Let in only peers of these networks and addresses where the program listens, for example 10.0.0.0/8,2001:db8::/32 [default: all]
+    /// Accept only peers in these networks where the program listens, for example
+    /// 10.0.0.0/8,2001:db8::/32 [default: all]
     #[arg(long, value_name = "LIST", value_parser = allow)]
     allow: Option<String>,
-    /// Inject faults, to test what the program does about them, for example 'reset,bytes=64K'; `--fault help` lists them. May be given several
-    /// times
+    /// Inject faults to test how the program handles them, for example 'reset,bytes=64K';
+    /// `--fault help` lists them. Can be repeated
     #[arg(long, value_name = "SPEC", value_parser = fault::parse)]
     fault: Vec<Asked>,
-    /// Carry the program's ordinary TCP sockets over RDMA, too (rsockets)
+    /// Carry the program's ordinary TCP sockets over RDMA (rsockets)
     #[arg(long)]
     rsockets: bool,
 }
@@ -112,7 +115,8 @@ impl Settings {
         if self.rsockets {
             preloaded.push(libs.beside.rsockets.as_ref().ok_or_else(|| {
                 Error::failed(
-                    "librspreload.so is not beside the other library: build it there with `cargo build --release -p iwarp-rspreload`",
+                    "librspreload.so is not beside the other library: build it with \
+                     `cargo build --release -p iwarp-rspreload`",
                 )
             })?);
         }
@@ -147,7 +151,7 @@ impl Settings {
     }
 }
 
-/// Checks the list here, because a program could only say that it lets nobody in.
+/// Checks the list here: the program could not report an invalid one and would accept no peer.
 fn allow(text: &str) -> std::result::Result<String, String> {
     let parsed = text.parse::<Networks>().map_err(|e| e.to_string());
     parsed.map(|_| text.to_owned())
@@ -169,7 +173,7 @@ fn inherited(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|v| !v.is_empty())
 }
 
-/// Adds libraries to those that the loader loads before the program.
+/// Adds libraries that the loader loads before the program.
 fn preload<'a>(
     vars: &mut Vec<(&'static str, OsString)>,
     files: impl IntoIterator<Item = &'a PathBuf>,
@@ -184,10 +188,10 @@ fn preload<'a>(
     vars.push(("LD_PRELOAD", joined(files, rest)));
 }
 
-/// Adds the audit library to those of the loader, in place of one that an outer `iwarp run` has set.
+/// Adds the audit library, in place of one from an outer `iwarp run`.
 fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     const LIST: &str = "LD_AUDIT";
-    // The loader takes a colon in a path for the end of the path.
+    // In `LD_AUDIT`, a colon separates paths.
     let own = libs
         .audit
         .as_ref()
@@ -204,7 +208,7 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     if own.is_some() || inherited_list.is_some() {
         vars.push((LIST, joined(own, others)));
     }
-    // In memory the target has no folder by which the audit library could find it.
+    // Libraries in memory have no folder in which the audit library could find them.
     let target = match &libs.verbs {
         library::Verbs::Memory {
             files: [first, _], ..
@@ -217,12 +221,12 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     if own.is_none() {
         return;
     }
-    // When a program ends, valgrind has glibc free what the loader allocated for the audit library.
-    // glibc took that from an allocator of its own, so valgrind would report invalid frees.
+    // When a program ends, valgrind makes glibc free what the loader allocated for the audit
+    // library. glibc allocated that by other means, so valgrind would report invalid frees.
     in_front(vars, "VALGRIND_OPTS", "--run-libc-freeres=no", " ");
-    // With an audit library, glibc lays out the static thread-local storage before it knows the
-    // program's libraries. Those that need it (jemalloc, for example) then have 512 bytes unless
-    // there is a larger reserve. A thread's stack gives the room, and 16 KiB is the smallest stack.
+    // With an audit library, glibc sizes the static thread-local storage before it knows the
+    // program's libraries. Those that need it (jemalloc, for example) would then have only 512
+    // bytes. The reserve is taken from each thread's stack, of which the smallest has 16 KiB.
     in_front(
         vars,
         "GLIBC_TUNABLES",
@@ -231,8 +235,8 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     );
 }
 
-/// Adds a setting to those in a variable. The program's user may replace it, because the last one
-/// of a name applies.
+/// Puts a setting in front of a variable's others. The last one of a name applies, so that users
+/// can override it.
 fn in_front(
     vars: &mut Vec<(&'static str, OsString)>,
     name: &'static str,
@@ -248,8 +252,8 @@ fn in_front(
     vars.push((name, used.collect::<Vec<_>>().join(OsStr::new(separator))));
 }
 
-/// Returns the variables with which iproute2's `rdma` shows our devices: for the audit library, which
-/// has it load a preload library, and for that library, which starts this command.
+/// Returns the variables that make iproute2's `rdma` show our devices: one for the audit library,
+/// which loads a preload library, and one for that library, which starts this command.
 fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
     let Some(library) = libs.audit.as_ref().and(libs.beside.paths.as_ref()) else {
         return Ok(Vec::new());
@@ -261,8 +265,8 @@ fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
     ])
 }
 
-/// Returns `true` for an entry of `LD_AUDIT` that an `iwarp run` has put there: our library in a
-/// folder, or in memory.
+/// Returns `true` for an entry of `LD_AUDIT` from an `iwarp run`: our library in a folder or in
+/// memory.
 fn is_audit(entry: &Path) -> bool {
     entry.ends_with(iwarp_audit::FILE_NAME)
         || (entry.starts_with("/proc") && entry.parent().is_some_and(|dir| dir.ends_with("fd")))
@@ -289,11 +293,12 @@ Static and setuid programs cannot load the libraries.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,
-    /// Show the devices in /sys/class/infiniband and /dev/infiniband, too, for programs that look there by themselves. With
-    /// `--as roce` that is done anyway where the machine allows it
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband, for programs that look there
+    /// themselves. Implied by `--as roce` where the machine allows it
     #[arg(long)]
     sysfs: bool,
-    /// Print which libraries the program would load, and from where, instead of running it. Fails if it would not load iwarp's
+    /// Print which libraries the program would load, and from where, instead of running it. Fails
+    /// if they are not iwarp's
     #[arg(long)]
     check: bool,
     /// The program and its arguments
@@ -316,16 +321,16 @@ pub(crate) struct EnvArgs {
     settings: Settings,
 }
 
-/// Replaces this process by the program.
+/// Replaces this process with the program.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if fault::wants_help(&args.settings.fault) {
         fault::print_help();
         return Ok(());
     }
     let Some((program, rest)) = args.command.split_first() else {
-        return Err(Error::usage("which program? (see `iwarp run --help`)"));
+        return Err(Error::usage("no program given (see `iwarp run --help`)"));
     };
-    // clap takes an unknown option for the program's name. Most likely it is misspelt.
+    // clap takes an unknown option for the program's name; it is most likely misspelt.
     if program.as_encoded_bytes().starts_with(b"-") {
         return Err(Error::usage(format!(
             "'{}' is no option of `iwarp run` (see `iwarp run --help`), and no name of a program",
@@ -343,13 +348,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let text = format!("{name} cannot load iwarp's libraries: {obstacle}");
         eprintln!("iwarp: {}", iwarp_cli_common::text::printable(&text));
     }
-    // By this number the library knows the program, which may end without opening a device. Programs
-    // that have the library preloaded say nothing by that.
+    // Identifies the program to the library, which warns if it ends without opening a device.
+    // Programs that have the library preloaded may have loaded it in vain.
     if !args.settings.rsockets && matches!(libs.verbs, library::Verbs::Folder(_)) {
         vars.push(("IWARP_RUN", std::process::id().to_string().into()));
     }
     let face = args.settings.face();
-    // Programs for RoCE NICs often look there; those for iWARP NICs hardly ever.
+    // Programs for RoCE NICs often look there; those for iWARP NICs rarely do.
     if args.sysfs || face == Face::Roce {
         let paths = libs.beside.paths.as_ref();
         match sysfs::show(&devices(&vars)?, face, paths.is_some()) {
@@ -386,7 +391,7 @@ fn devices(vars: &[(&str, OsString)]) -> Result<Vec<Device>> {
         .context("cannot list the network interfaces")
 }
 
-/// Prints what `run` would set, for `eval`.
+/// Prints the variables that `run` would set, for `eval`.
 pub(crate) fn env(args: &EnvArgs) -> Result<()> {
     if fault::wants_help(&args.settings.fault) {
         fault::print_help();
@@ -412,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn options_become_variables_and_the_rest_is_the_program() {
+    fn options_become_variables() {
         let line = [
             "iwarp",
             "--crc",
@@ -452,7 +457,7 @@ mod tests {
         assert_eq!(get("IWARP_MARKERS"), None);
     }
 
-    /// Each option sets its variable alone, with all others, and for `iwarp env`, which takes the same.
+    /// Each option sets its variable alone, with all others, and for `iwarp env`.
     #[test]
     fn options_set_their_variables_together() {
         let here = std::env::current_dir().unwrap();
@@ -518,7 +523,7 @@ mod tests {
         }
     }
 
-    /// Each library that is added comes in front of those that were there, and none is lost.
+    /// Added libraries come before existing ones, and none is lost.
     #[test]
     fn libraries_are_preloaded_together() {
         let mut vars = vec![("IWARP_CRC", OsString::from("on"))];
@@ -538,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_checked_before_the_program_runs() {
+    fn values_are_checked_before_start() {
         let parse = |option: &str, value: &str| {
             Run::try_parse_from(["iwarp", "--capture", "x", option, value, "--", "prog"])
         };
@@ -553,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_checked_and_joined_before_the_program_runs() {
+    fn faults_are_checked_and_joined() {
         let with = |specs: &[&str]| {
             let options = specs.iter().flat_map(|spec| ["--fault", *spec]);
             let line = ["iwarp"].into_iter().chain(options).chain(["--", "prog"]);
@@ -575,7 +580,7 @@ mod tests {
         assert_eq!(fault.1.to_str(), Some(&want[..]));
         let e = with(&["reset,nth=0"]).err().unwrap().to_string();
         assert!(e.contains("--fault") && e.contains("  ^\n"), "{e}");
-        // Each is right in itself.
+        // Each is valid by itself.
         let twice = with(&["seed=1;crc", "seed=2;crc"]).ok().unwrap();
         assert!(twice.args.settings.variables(&libs).is_err());
         assert!(with(&["help"]).is_ok_and(|run| fault::wants_help(&run.args.settings.fault)));

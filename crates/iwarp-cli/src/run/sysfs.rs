@@ -1,11 +1,13 @@
-//! The devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that look there by themselves.
+//! Shows the devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that look there
+//! themselves.
 //!
-//! In `/dev/infiniband` a program finds what it looks for with `access`, `stat` and `open`: a character device for each RDMA device, and one
-//! for the connection manager. They are the null device: nobody speaks to the kernel through them, because programs
-//! use our libraries for that.
+//! `/dev/infiniband` contains a character device per RDMA device and one for the connection
+//! manager, for programs that use `access`, `stat` or `open`. All are the null device, because
+//! programs reach the devices through our libraries.
 //!
-//! Where the machine allows it, mounts show them ([`cover`]). Elsewhere, as in most containers, a preload library sends the program
-//! to a folder that has them. Programs that are linked statically or call the kernel themselves pass by that library.
+//! Where the machine allows it, the entries are mounted ([`cover`]). Elsewhere, as in most
+//! containers, a preload library redirects the program to a folder that has them. It does not reach
+//! statically linked programs and direct system calls.
 
 use super::cover;
 use super::library::{check_trusted, user_dir};
@@ -21,12 +23,12 @@ use std::path::{Path, PathBuf};
 
 const CLASSES: &str = "/sys/class";
 const NODES: &str = "/dev";
-/// The folders in `/sys/class` and `/dev` that are ours.
+/// Our folders in `/sys/class` and `/dev`.
 const OURS: &str = "infiniband";
 const OUR_VERBS: &str = "infiniband_verbs";
-/// What a node is.
+/// The device that each node is.
 const NULL: &str = "/dev/null";
-/// The numbers that `/sys` names for the first device of the kernel's verbs.
+/// Device numbers that `/sys` reports for the first device of the kernel's verbs.
 const MAJOR: u32 = 231;
 const FIRST_MINOR: u32 = 192;
 
@@ -39,10 +41,11 @@ pub(super) enum Shown {
     Copied(PathBuf),
 }
 
-/// Shows the devices. With `preload` there is a library for programs on machines that allow neither mounts nor user namespaces.
+/// Shows the devices. `preload` means that a library is available for machines that allow neither
+/// mounts nor user namespaces.
 ///
 /// # Errors
-/// When the machine does not allow it, and there is no such library, or no place for the folder; or when it fails halfway.
+/// Fails if the machine does not allow mounts and there is no such library or no writable folder.
 pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Shown> {
     match cover::enter() {
         Ok(()) => mount(devices, face).map(|()| Shown::Mounted),
@@ -51,7 +54,8 @@ pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Show
             Ok(Shown::Copied(tree))
         }
         Err(e) => Err(Error::failed(format!(
-            "the devices cannot be shown in /sys/class/infiniband and /dev/infiniband: that needs a mount namespace ({e}), or the library \
+            "the devices cannot be shown in /sys/class/infiniband and /dev/infiniband: \
+             that needs a mount namespace ({e}), or the library \
              libiwarp_paths.so beside the other libraries"
         ))),
     }
@@ -88,8 +92,8 @@ fn mount_nodes(devices: &[Device]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a folder that has what is to be seen below `/`, and returns its path. The same devices are in the same folder each time. Whoever uses
-/// it sees the old one or the new one, never a part.
+/// Creates a folder with the entries that are to be visible below `/`, and returns its path. The
+/// path depends on the devices only. It is replaced atomically.
 fn copy(devices: &[Device], face: Face) -> Result<PathBuf> {
     let dir = user_dir()?;
     let mut hash = DefaultHasher::new();
@@ -123,7 +127,7 @@ fn fill_tree(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a new folder its name. An old one of that name gets the name of the new one.
+/// Renames a new folder into place, and exchanges it with an old one.
 fn put_in_place(fresh: &Path, last: &Path) -> io::Result<()> {
     match renameat_with(CWD, fresh, CWD, last, RenameFlags::NOREPLACE) {
         Err(rustix::io::Errno::EXIST) => {
@@ -140,7 +144,7 @@ fn fill_classes(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     fill_verbs(&root.join(OUR_VERBS), devices)
 }
 
-/// Writes what the kernel would show of its verbs for each device.
+/// Writes the entries of the kernel's verbs for each device.
 fn fill_verbs(dir: &Path, devices: &[Device]) -> io::Result<()> {
     fs::create_dir(dir)?;
     fs::write(dir.join("abi_version"), "6\n")?;
@@ -155,7 +159,7 @@ fn fill_verbs(dir: &Path, devices: &[Device]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the files that the kernel would show for each device.
+/// Writes the entries of each device.
 fn fill(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {
@@ -175,13 +179,13 @@ fn fill(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     Ok(())
 }
 
-/// Formats numbers as four hexadecimal digits each, separated by colons.
+/// Formats groups of four hexadecimal digits, separated by colons.
 fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
     let groups: Vec<String> = groups.into_iter().map(|g| format!("{g:04x}")).collect();
     groups.join(":")
 }
 
-/// Returns names and contents of the files, with the values that `ibv_query_device` and similar calls report.
+/// Returns names and contents of the files, with the values of `ibv_query_device` and others.
 fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
     let lid = format!("{:#x}", device.lid(face));
@@ -217,12 +221,11 @@ fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     files
 }
 
-/// Names of counters that rxe and mlx5 have in `hw_counters` and that are always zero here: TCP repairs
-/// losses, duplicates and disorder before RDMA could see them, and there are no congestion notification
-/// packets, adaptive retransmissions or checksums of RoCE.
+/// Counters that rxe and mlx5 have in `hw_counters` and that are always zero here: TCP handles
+/// losses, duplicates and reordering, and there are no congestion notification packets, adaptive
+/// retransmissions or RoCE checksums.
 ///
-/// The files cannot change while the program runs: no process writes them after the start. Counters of
-/// traffic would therefore be wrong, and are left out. `iwarp stat` has them.
+/// The files are static, so traffic counters would be wrong and are left out; see `iwarp stat`.
 const ALWAYS_ZERO: [&str; 16] = [
     "duplicate_request",
     "implied_nak_seq_err",
@@ -244,14 +247,14 @@ const ALWAYS_ZERO: [&str; 16] = [
 
 /// Returns the files of the port's `hw_counters`.
 fn hw_counters() -> impl Iterator<Item = (String, String)> {
-    // How long the kernel keeps values before it asks the device again, in milliseconds.
+    // How long the kernel caches the values, in milliseconds.
     let lifespan = ("lifespan", "10");
     let zeros = ALWAYS_ZERO.map(|name| (name, "0"));
     let all = zeros.into_iter().chain([lifespan]);
     all.map(|(name, value)| (format!("ports/1/hw_counters/{name}"), value.to_owned()))
 }
 
-/// Returns the files of the GID table. Empty entries are zeros; only the others have attributes.
+/// Returns the files of the GID table. Empty entries are zeros and have no attributes.
 fn gid_files(device: &Device, face: Face) -> Vec<(String, String)> {
     let table = device.gids(face);
     let mut files = Vec::new();
@@ -262,7 +265,7 @@ fn gid_files(device: &Device, face: Face) -> Vec<(String, String)> {
         let Some(entry) = entry else { continue };
         let kind = match entry.kind {
             GidKind::RoceV2 => "RoCE v2",
-            // The kernel has one name for the other types.
+            // The kernel has one name for all other types.
             _ => "IB/RoCE v1",
         };
         for (name, text) in [("types", kind), ("ndevs", &device.interface)] {
@@ -277,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_look_like_the_kernels() {
+    fn files_match_the_kernels() {
         let dir = std::env::temp_dir().join(format!("iwarp-sysfs-{}", std::process::id()));
         let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
         fill(&dir, std::slice::from_ref(&lo), Face::Rnic).unwrap();
@@ -309,7 +312,7 @@ mod tests {
         assert_eq!(read("ports/1/gid_attrs/types/1"), "RoCE v2\n");
         assert_eq!(read("ports/1/hw_counters/out_of_sequence"), "0\n");
         assert_eq!(read("ports/1/hw_counters/lifespan"), "10\n");
-        // A counter of traffic that stays zero would be a lie.
+        // A traffic counter that stays zero would be wrong.
         for name in ["sent_pkts", "rx_write_requests", "out_of_buffer"] {
             assert!(!at.join("ports/1/hw_counters").join(name).exists());
         }

@@ -1,5 +1,5 @@
-//! Reads the JSON document that a process tells about itself, in format 1 of `iwarp::stat`. Unknown members are ignored. Members
-//! that a library of another version does not tell are empty.
+//! Reads the JSON document with the statistics of a process (format 1 of `iwarp::stat`). Unknown
+//! members are ignored; members that another version of the library does not send are empty.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// The version of the format that this command reads.
 pub(super) const FORMAT: u64 = 1;
 
-/// Counters by name, as `iwarp::runtime::Counters::named` has them.
+/// Counters by name, as in `iwarp::runtime::Counters::named`.
 pub(crate) type Counters = BTreeMap<String, u64>;
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -22,7 +22,7 @@ pub(crate) struct Document {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Process {
-    /// The process number that the process itself tells. The kernel's number is the reliable one.
+    /// The process number as the process reports it. The kernel's number takes precedence.
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) command: String,
@@ -73,7 +73,7 @@ pub(crate) struct Connection {
     pub(crate) tcp_rtt_us: Option<u64>,
 }
 
-/// Returns a counter, or 0 if the process does not tell it.
+/// Returns a counter, or 0 if the process does not report it.
 pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
@@ -81,20 +81,21 @@ pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
 /// The answer of one process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Told {
-    /// The process number that the kernel tells, or the process's own if it cannot be seen from this pid namespace.
+    /// The process number from the kernel, or the process's own if it is not visible from this
+    /// pid namespace.
     pub(crate) pid: u32,
-    /// The user that the kernel tells.
+    /// The user from the kernel.
     pub(crate) uid: u32,
-    /// Its document as it came, for `--json`.
+    /// The document as received, for `--json`.
     pub(crate) raw: serde_json::Value,
     pub(crate) document: Document,
 }
 
 impl Told {
-    /// Reads an answer.
+    /// Parses an answer.
     ///
     /// # Errors
-    /// A description of what is wrong with the answer.
+    /// Describes what is wrong with the answer.
     pub(crate) fn read(pid: Option<u32>, uid: u32, text: &[u8]) -> Result<Self, String> {
         let raw: serde_json::Value =
             serde_json::from_slice(text).map_err(|e| format!("its answer is not JSON: {e}"))?;
@@ -102,7 +103,8 @@ impl Told {
             .map_err(|e| format!("its answer is not understood: {e}"))?;
         if document.format != FORMAT {
             return Err(format!(
-                "its library speaks format {} of the statistics, and this command format {FORMAT}",
+                "its library uses format {} of the statistics, but this command supports \
+                 format {FORMAT}",
                 document.format
             ));
         }
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_version_is_named_and_unknown_members_are_ignored() {
+    fn unknown_format_fails_unknown_members_pass() {
         let error = Told::read(None, 0, br#"{"format":2}"#).unwrap_err();
         assert!(error.contains("format 2"), "{error}");
         let error = Told::read(None, 0, b"{").unwrap_err();
@@ -139,7 +141,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((told.pid, told.uid), (9, 5));
-        // The kernel's number is the reliable one.
+        // The kernel's number takes precedence.
         let told = Told::read(Some(7), 5, br#"{"format":1,"process":{"pid":9}}"#).unwrap();
         assert_eq!(told.pid, 7);
     }

@@ -1,6 +1,7 @@
-//! `iwarp stat`: shows what the processes that use the library are doing now.
+//! `iwarp stat`: shows statistics of the processes that use the library.
 //!
-//! `document` reads the answer of a process, `table` and `openmetrics` show it, and `rates` compares two answers.
+//! `document` parses the answer of a process, `table` and `openmetrics` format it, and `rates`
+//! compares two answers.
 
 mod document;
 mod openmetrics;
@@ -18,8 +19,8 @@ use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a process that answered before is asked again if its answer breaks off, and the pause before. A process that ends
-/// while it answers cannot be asked any more after a moment; one that is alive answers soon.
+/// How often a known process whose answer broke off is asked again, and the delay. A process that
+/// is ending soon stops answering; one that is alive answers soon.
 const AGAIN: usize = 40;
 const AGAIN_PAUSE: Duration = Duration::from_millis(50);
 
@@ -50,6 +51,7 @@ set IWARP_STAT=DIRECTORY for the process, and use --directory DIRECTORY here.
 A process with IWARP_STAT=off cannot be asked.")]
 pub(crate) struct StatArgs {
     /// Process number [default: all processes]
+    /// Process number [default: all processes]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// Print JSON
@@ -58,9 +60,9 @@ pub(crate) struct StatArgs {
     /// Print OpenMetrics text
     #[arg(long, conflicts_with = "watch")]
     openmetrics: bool,
-    /// Ask again every SECONDS (default 1, at least 0.1) and show rates
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1",
-        value_parser = interval)]
+    /// Repeat every SECONDS (default 1, at least 0.1) and show rates
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", value_parser = interval)]
     watch: Option<Duration>,
     /// Ask the processes that have IWARP_STAT=DIRECTORY
     #[arg(long, value_name = "DIRECTORY")]
@@ -74,7 +76,7 @@ fn interval(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Asks the processes and shows their answers.
+/// Asks the processes and prints their answers.
 pub(crate) fn run(args: &StatArgs) -> Result<()> {
     let question = question(args, std::env::var_os("IWARP_STAT"));
     let mut before = Since::default();
@@ -107,7 +109,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
     }
 }
 
-/// Returns whom to ask.
+/// Returns the question: which processes to ask, and where.
 fn question(args: &StatArgs, set: Option<OsString>) -> Question {
     let mut question = Question::default();
     question.pid = args.pid;
@@ -115,17 +117,17 @@ fn question(args: &StatArgs, set: Option<OsString>) -> Question {
     question
 }
 
-/// Returns the folder that the user names. In a shell where `IWARP_STAT` is `set` for the programs,
-/// it is set for this command, too.
+/// Returns the directory that the user names. If `IWARP_STAT` is set for the programs of a shell,
+/// it applies to this command, too.
 fn directory(named: Option<&PathBuf>, set: Option<OsString>) -> Option<PathBuf> {
     let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
     named.cloned().or(set)
 }
 
-/// Asks all processes that this user may ask. Those that do not answer are left out.
+/// Asks all processes that this user may ask, and omits those that do not answer.
 ///
 /// # Errors
-/// If the folders with their sockets cannot be read.
+/// Fails if the directories of their sockets cannot be read.
 pub(crate) fn told_by_all() -> std::io::Result<Vec<Told>> {
     let mut question = Question::default();
     question.directory = directory(None, std::env::var_os("IWARP_STAT"));
@@ -136,7 +138,8 @@ pub(crate) fn told_by_all() -> std::io::Result<Vec<Told>> {
 struct Silent {
     pid: Option<u32>,
     uid: u32,
-    /// It took the question and gave no answer in time. Otherwise the answer broke off or makes no sense.
+    /// The process accepted the question and did not answer in time. Otherwise the answer broke off
+    /// or is invalid.
     overdue: bool,
     why: String,
 }
@@ -147,17 +150,17 @@ impl Silent {
             Some(pid) => format!("process {pid}"),
             None => "a process of another container".to_owned(),
         };
-        format!("{who} of user {} has not answered: {}", self.uid, self.why)
+        format!("{who} of user {} did not answer: {}", self.uid, self.why)
     }
 }
 
-/// Separates the processes that have answered, sorted by user and process number, from those that have not.
+/// Separates the answers, sorted by user and process number, from the failures.
 fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
     let (mut told, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
         let overdue = matches!(&answer.document, Err(e) if e.kind() == ErrorKind::TimedOut);
         let document = answer.document.map_err(|e| match overdue {
-            true => "it is stopped, or asked by too many others".to_owned(),
+            true => "it is stopped, or busy with other queries".to_owned(),
             false => e.to_string(),
         });
         let read = document.and_then(|text| Told::read(answer.pid, answer.uid, &text));
@@ -167,7 +170,7 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
                 pid: answer.pid,
                 uid: answer.uid,
                 overdue,
-                // The reason may contain text of the process.
+                // The reason may contain text from the process.
                 why: table::harmless(&why, 200),
             }),
         }
@@ -176,8 +179,9 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
     (told, silent)
 }
 
-/// Decides what to report if the process `pid` gives no answer. If it answered before (`seen`) and nobody listens any more, it has
-/// ended, and that is no error. Its number may still be there: its parent has not waited for it, or it runs another program now.
+/// Decides what to report if process `pid` did not answer. If it answered before (`seen`) and its
+/// socket is closed now, it has ended, which is no error. Its number may still exist: as a zombie,
+/// or because it runs another program now.
 fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
     if let Some(silent) = silent.first() {
         return Err(Error::failed(silent.sentence()));
@@ -189,8 +193,8 @@ fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
         return Err(Error::failed(format!("there is no process {pid}")));
     }
     Err(Error::failed(format!(
-        "process {pid} cannot be asked: it does not use iwarp (or not yet), has IWARP_STAT=off, belongs to another user, or has a /tmp of \
-         its own (a container: run `iwarp stat` inside)"
+        "process {pid} cannot be asked: it does not use iwarp (or not yet), has IWARP_STAT=off, \
+         belongs to another user, or has a /tmp of its own (a container: run `iwarp stat` inside)"
     )))
 }
 
@@ -200,7 +204,7 @@ fn show(args: &StatArgs, told: &[Told], silent: &[Silent], before: &Since) -> Re
     }
     if args.json {
         let value = as_json(told, silent);
-        // With --watch, print one line for each time, so that a program can read the answers one by one.
+        // With --watch, print one document per line, so that a program can read them one by one.
         let text = match args.watch {
             Some(_) => serde_json::to_string(&value),
             None => serde_json::to_string_pretty(&value),
@@ -225,13 +229,13 @@ fn as_json(told: &[Told], silent: &[Silent]) -> Value {
     json!({ "format": document::FORMAT, "processes": told, "silent": silent })
 }
 
-/// Prints a table or a document. Returns `false` if the reader of standard output has gone.
+/// Prints a table or a document. Returns `false` if stdout has been closed.
 fn print(args: &StatArgs, text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     let mut all = String::new();
     if args.watch.is_some() && !args.json {
         if out.is_terminal() {
-            // Move the cursor to the top and clear the screen below, so that the next table replaces the last one.
+            // Home the cursor and clear the screen, so that the next table replaces the last one.
             all.push_str("\x1b[H\x1b[2J");
         } else {
             all.push_str("--\n");
@@ -254,7 +258,7 @@ mod tests {
         args: StatArgs,
     }
 
-    /// Options × the value of `IWARP_STAT`.
+    /// Each option with each value of `IWARP_STAT`.
     #[test]
     fn directory_option_wins_over_environment() {
         for (options, set, directory, pid) in [
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_neither_too_short_nor_nonsense() {
+    fn intervals_are_validated() {
         assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
         for bad in ["0", "0.05", "-1", "NaN", "inf", "1e9", "x", ""] {
             assert!(interval(bad).is_err(), "{bad}");

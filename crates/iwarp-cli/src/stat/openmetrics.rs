@@ -1,6 +1,6 @@
-//! Writes the statistics as OpenMetrics text (version 1.0), which Prometheus and others read.
+//! Formats the statistics as OpenMetrics text (version 1.0), which Prometheus and others read.
 //!
-//! The format demands that all samples of one metric stand together, so the writer goes through the processes once per metric.
+//! All samples of a metric must be adjacent, so the writer visits all processes once per metric.
 
 use super::document::{Connection, Counters, Device, QueuePair, Told, counter};
 use std::fmt::{Display, Write as _};
@@ -31,7 +31,7 @@ impl Kind {
     }
 }
 
-/// The counters of the library: the name there, the name of the metric, its unit, and its help text.
+/// The library's counters: name in the library, name of the metric, unit, and help text.
 const COUNTERS: [(&str, &str, &str, &str); 16] = [
     (
         "tx_bytes",
@@ -121,7 +121,7 @@ struct Writer<'a> {
 type Labels<'a> = Vec<(&'static str, &'a dyn Display)>;
 
 impl Writer<'_> {
-    /// Writes the head of a metric.
+    /// Writes the header of a metric.
     fn family(&mut self, name: &str, kind: Kind, unit: &str, help: &str) {
         let _ = writeln!(self.out, "# TYPE {name} {}", kind.name());
         if !unit.is_empty() {
@@ -143,7 +143,7 @@ impl Writer<'_> {
         let _ = writeln!(self.out, "}} {value}");
     }
 
-    /// Writes a metric with one sample for each process.
+    /// Writes a metric with one sample per process.
     fn processes(&mut self, name: &str, unit: &str, help: &str, value: impl Fn(&Told) -> f64) {
         self.family(name, Kind::Gauge, unit, help);
         for (copy, told) in copies(self.told) {
@@ -151,7 +151,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a metric with one sample for each device.
+    /// Writes a metric with one sample per device.
     fn devices(
         &mut self,
         (name, kind, unit, help): (&str, Kind, &str, &str),
@@ -167,7 +167,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a metric with one sample for each queue pair that has a value.
+    /// Writes a metric with one sample per queue pair that has a value.
     fn queue_pairs<V: Display>(
         &mut self,
         (name, kind, unit, help): (&str, Kind, &str, &str),
@@ -185,7 +185,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a metric with one sample for each queue pair whose connection has a value.
+    /// Writes a metric with one sample per queue pair whose connection has a value.
     fn connections(
         &mut self,
         head: (&str, Kind, &str, &str),
@@ -195,8 +195,8 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the processes. One with the same process number as an earlier one gets a number of its own as a label: a program may
-/// load the library twice, and no sample may stand twice.
+/// Returns the processes. A repeated process number gets a distinguishing label: a program may load
+/// the library twice, and samples must be unique.
 fn copies(told: &[Told]) -> impl Iterator<Item = (Option<usize>, &Told)> {
     told.iter().enumerate().map(|(at, one)| {
         let before = told.iter().take(at).filter(|t| t.pid == one.pid).count();
@@ -438,21 +438,25 @@ mod tests {
         let text = json!({
             "format": 1,
             "process": {"command": command, "version": "0.1.0", "age_ns": 1_500_000_000u64},
-            "devices": [{"name": "iwarp0", "registered_octets": 4096, "counters": {"tx_bytes": 10}}],
+            "devices": [{"name": "iwarp0", "registered_octets": 4096,
+                         "counters": {"tx_bytes": 10}}],
             "queue_pairs": [
-                {"device": "iwarp0", "number": 7, "state": "RTS", "kind": "cm", "held_ns": 500_000_000u64,
+                {"device": "iwarp0", "number": 7, "state": "RTS", "kind": "cm",
+                 "held_ns": 500_000_000u64,
                  "counters": {"tx_bytes": 9, "crc_errors": 1},
-                 "connection": {"local": "127.0.0.1:1", "peer": "127.0.0.1:2", "tcp_retransmits": 3, "tcp_rtt_us": 250}},
-                {"device": "iwarp0", "number": 8, "state": "INIT", "kind": "cm", "receives_posted": 4, "counters": {}},
+                 "connection": {"local": "127.0.0.1:1", "peer": "127.0.0.1:2",
+                                "tcp_retransmits": 3, "tcp_rtt_us": 250}},
+                {"device": "iwarp0", "number": 8, "state": "INIT", "kind": "cm",
+                 "receives_posted": 4, "counters": {}},
             ],
         });
         Told::read(Some(pid), 1000, text.to_string().as_bytes()).unwrap()
     }
 
-    /// Checks the rules of the format: each metric has one head, its samples follow at once, counters end in `_total`, names end in
-    /// their unit, no sample stands twice, and the end is marked.
+    /// Checks the format's rules: one header per metric, adjacent samples, counters end in
+    /// `_total`, names end in the unit, samples are unique, and the end is marked.
     #[test]
-    fn the_text_obeys_the_format() {
+    fn text_obeys_the_format() {
         let text = text(&[told(1, "a"), told(2, "b"), told(2, "c")]);
         assert!(text.ends_with("\n# EOF\n"));
         let (mut families, mut samples) = (HashSet::new(), HashSet::new());
@@ -502,9 +506,9 @@ mod tests {
         }
     }
 
-    /// A counter of the library without an entry in [`COUNTERS`] would be missing from all monitoring.
+    /// A counter without an entry in [`COUNTERS`] would be missing from monitoring.
     #[test]
-    fn every_counter_of_the_library_has_a_metric() {
+    fn every_counter_has_a_metric() {
         let named = iwarp::runtime::Counters::default().named();
         assert_eq!(named.len(), COUNTERS.len());
         for (name, _) in named {
@@ -520,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn no_process_is_still_a_document() {
+    fn empty_document_is_valid() {
         let text = text(&[]);
         assert!(text.ends_with("# EOF\n") && !text.contains('{'), "{text}");
     }

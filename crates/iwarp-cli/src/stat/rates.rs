@@ -1,23 +1,24 @@
-//! Computes rates per second from two answers of a process: this one and the last one.
+//! Computes rates from two successive answers of a process.
 
 use super::document::{QueuePair, Told, counter};
 use std::collections::HashMap;
 
-/// Octets per second of a queue pair, framing included.
+/// Bytes per second of a queue pair, framing included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rates {
     pub(super) sent_octets: f64,
     pub(super) received_octets: f64,
 }
 
-/// Identifies a queue pair: process number, device and queue pair number. Both numbers may be used again later. Then the counters
-/// or the age of the process are lower than before.
+/// Identifies a queue pair: process number, device and queue pair number. Both numbers may be
+/// reused; then the counters or the age of the process are lower than before.
 type Key = (u32, String, u32);
 
-/// The figures of the last answers.
+/// Figures of the previous answers.
 #[derive(Debug, Default)]
 pub(super) struct Since {
-    /// For each queue pair: the age of its process, octets sent, octets received. `None` if nothing was asked before.
+    /// For each queue pair: age of its process, bytes sent, bytes received. `None` before the first
+    /// answers.
     known: Option<HashMap<Key, (u64, u64, u64)>>,
 }
 
@@ -34,7 +35,7 @@ fn figures(told: &Told, qp: &QueuePair) -> (u64, u64, u64) {
 }
 
 impl Since {
-    /// Keeps the figures of these answers for the next time.
+    /// Keeps the figures of these answers for the next call of [`of`](Self::of).
     pub(super) fn remember(told: &[Told]) -> Self {
         let all = told.iter().flat_map(|one| {
             let qps = one.document.queue_pairs.iter();
@@ -45,17 +46,18 @@ impl Since {
         }
     }
 
-    /// Returns `true` if there are earlier answers.
+    /// Returns `true` if there are previous answers.
     pub(super) const fn is_some(&self) -> bool {
         self.known.is_some()
     }
 
-    /// Returns the rates of a queue pair, or `None` if there are no earlier answers. The rates of a new queue pair are 0.
+    /// Returns the rates of a queue pair, or `None` without previous answers. The rates of a new
+    /// queue pair are 0.
     pub(super) fn of(&self, told: &Told, qp: &QueuePair) -> Option<Rates> {
         let known = self.known.as_ref()?;
         let now = figures(told, qp);
         let (then, sent, received) = known.get(&key(told, qp)).copied().unwrap_or(now);
-        // If the age is lower than before, another process has got the number.
+        // If the age decreased, the number belongs to another process now.
         let seconds = now.0.checked_sub(then).map_or(0.0, |ns| ns as f64 / 1e9);
         let per_second = |now: u64, then: u64| match now.checked_sub(then) {
             Some(more) if seconds > 0.0 => more as f64 / seconds,
@@ -76,7 +78,7 @@ mod tests {
     fn told(age_ns: u64, sent: u64) -> Told {
         let mut qp = QueuePair::default();
         qp.counters.insert("tx_bytes".to_owned(), sent);
-        // Seven times as much comes back.
+        // Receives seven times as much as it sends.
         qp.counters.insert("rx_bytes".to_owned(), 7 * sent);
         Told {
             document: Document {
@@ -98,12 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_per_second_of_the_process_and_never_negative() {
+    fn rates_use_process_time() {
         let first = told(1_000_000_000, 500);
         assert_eq!(sent(&Since::default(), &first), None);
         let before = Since::remember(&[first]);
         assert_eq!(sent(&before, &told(1_500_000_000, 1500)), Some(2000.0));
-        // In turn: another process with that number, another queue pair with that number, the same answer twice.
+        // Another process with that number, another queue pair with that number, and the same
+        // answer twice.
         assert_eq!(sent(&before, &told(500_000_000, 1500)), Some(0.0));
         assert_eq!(sent(&before, &told(2_000_000_000, 100)), Some(0.0));
         assert_eq!(sent(&before, &told(1_000_000_000, 500)), Some(0.0));

@@ -1,4 +1,5 @@
-//! Shows the statistics as a table for people, in at most 100 columns unless a name or an address is longer than usual.
+//! Formats the statistics as a table of at most 100 columns, unless a name or an address is longer
+//! than usual.
 
 use super::document::{Counters, Device, Document, QueuePair, Told, counter};
 use super::rates::{Rates, Since};
@@ -6,11 +7,11 @@ use iwarp_cli_common::text::visible;
 use iwarp_cli_common::units::{digits3, rate};
 use std::fmt::Write as _;
 
-/// Columns of a terminal.
+/// Width of a terminal.
 const COLUMNS: usize = 100;
 
-/// Makes text of another program harmless for a terminal. If the result is longer than `max` characters, it is cut and ends in an
-/// ellipsis.
+/// Escapes text of another program for the terminal. If the result is longer than `max` characters,
+/// it is truncated with an ellipsis.
 pub(super) fn harmless(text: &str, max: usize) -> String {
     let mut out = String::new();
     let mut len = 0;
@@ -26,12 +27,12 @@ pub(super) fn harmless(text: &str, max: usize) -> String {
     out
 }
 
-/// Formats a number of octets in decimal units.
+/// Formats a byte count in decimal units.
 fn octets(n: u64) -> String {
     rate(n as f64).trim_end_matches("/s").to_owned()
 }
 
-/// Formats a time in a unit that suits it.
+/// Formats a duration with a suitable unit.
 fn duration(ns: u64) -> String {
     let s = ns / 1_000_000_000;
     match ns {
@@ -44,7 +45,7 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// Returns the table of all processes. The rates are those since the answers in `before`.
+/// Returns the table of all processes, with rates since the answers in `before`.
 pub(super) fn table(told: &[Told], before: &Since) -> String {
     let mut out = String::new();
     for (at, one) in told.iter().enumerate() {
@@ -93,7 +94,7 @@ fn devices(out: &mut String, all: &[Device]) {
     }
 }
 
-/// The columns of the queue pairs: the head, and `true` for numbers, which are aligned to the right.
+/// The columns of the queue pairs: heading, and `true` for numbers, which are right-aligned.
 const HEADS: [(&str, bool); 9] = [
     ("QP", true),
     ("STATE", false),
@@ -161,7 +162,7 @@ fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
     ]
 }
 
-/// Writes one line for each thing that went wrong.
+/// Writes a line for each queue pair or device that had errors.
 fn troubles(out: &mut String, document: &Document) {
     let mut line = |name: &str, counters: &Counters, rest: Vec<String>| {
         let mut parts = rest;
@@ -197,7 +198,7 @@ fn troubles(out: &mut String, document: &Document) {
         }
         line(&format!("QP {}", qp.number), &qp.counters, rest);
     }
-    // Only the device's counters include those of queue pairs that are gone.
+    // Destroyed queue pairs are included in the device's counters only.
     for d in &document.devices {
         let of_device = d.counters.iter().map(|(name, n)| {
             let living = document.queue_pairs.iter().filter(|qp| qp.device == d.name);
@@ -219,25 +220,30 @@ mod tests {
     use serde_json::json;
 
     fn told() -> Told {
-        let counters = json!({"tx_bytes": 1_234_567_890u64, "rx_bytes": 42, "crc_errors": 2, "terminates_sent": 1});
+        let counters = json!({"tx_bytes": 1_234_567_890u64, "rx_bytes": 42, "crc_errors": 2,
+            "terminates_sent": 1});
         let text = json!({
             "format": 1,
-            "process": {"pid": 4_194_304, "command": format!("evil\u{1b}[2J\u{202e}name {}", "x".repeat(200)), "version": "0.1.0", "age_ns": 90_000_000_000u64},
-            "devices": [{"name": "iwarp0", "address": "192.168.100.200", "queue_pairs": 2, "completion_queues": 1,
-                "registrations": 1, "registered_octets": 65536, "counters": {"crc_errors": 5}}],
+            "process": {"pid": 4_194_304, "version": "0.1.0", "age_ns": 90_000_000_000u64,
+                        "command": format!("evil\u{1b}[2J\u{202e}name {}", "x".repeat(200))},
+            "devices": [{"name": "iwarp0", "address": "192.168.100.200", "queue_pairs": 2,
+                "completion_queues": 1, "registrations": 1, "registered_octets": 65536,
+                "counters": {"crc_errors": 5}}],
             "queue_pairs": [
-                {"device": "iwarp0", "number": 16_777_215, "state": "RTS", "kind": "cm", "sends_outstanding": 65536,
-                 "receives_posted": 65536, "held_ns": 1_500_000u64, "held_total_ns": 2_500_000u64, "counters": counters,
-                 "connection": {"peer": "192.168.100.200:65535", "tcp_retransmits": 123_456, "tcp_rtt_us": 123_456}},
-                {"device": "iwarp0", "number": 2, "state": "ERR", "kind": "numbered", "sends_outstanding": 0,
-                 "end": "connection lost", "counters": {}},
+                {"device": "iwarp0", "number": 16_777_215, "state": "RTS", "kind": "cm",
+                 "sends_outstanding": 65536, "receives_posted": 65536, "held_ns": 1_500_000u64,
+                 "held_total_ns": 2_500_000u64, "counters": counters,
+                 "connection": {"peer": "192.168.100.200:65535", "tcp_retransmits": 123_456,
+                                "tcp_rtt_us": 123_456}},
+                {"device": "iwarp0", "number": 2, "state": "ERR", "kind": "numbered",
+                 "sends_outstanding": 0, "end": "connection lost", "counters": {}},
             ],
         });
         Told::read(Some(4_194_304), 1000, text.to_string().as_bytes()).unwrap()
     }
 
     #[test]
-    fn a_table_fits_a_terminal_and_says_everything() {
+    fn table_is_narrow_and_complete() {
         let text = table(&[told()], &Since::default());
         for line in text.lines() {
             assert!(line.chars().count() <= COLUMNS, "{line}");
@@ -262,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn no_octet_of_somebody_else_reaches_the_terminal_as_it_is() {
+    fn untrusted_text_is_escaped() {
         let text = table(&[told()], &Since::default());
         assert!(
             text.chars().all(|c| c == '\n' || !c.is_control()),
@@ -272,11 +278,17 @@ mod tests {
         assert_eq!(harmless("abc", 2), "ab…");
     }
 
-    /// What the queue pairs of a device that are gone have counted, is what the device has counted and its own queue pairs have not.
+    /// Errors of destroyed queue pairs are the device's count minus that of its queue pairs.
     #[test]
-    fn what_is_gone_belongs_to_its_device() {
-        let device = |n: u32, errors: u64| json!({"name": format!("iwarp{n}"), "counters": {"crc_errors": errors}});
-        let qp = |n: u32, number: u32, errors: u64| json!({"device": format!("iwarp{n}"), "number": number, "counters": {"crc_errors": errors}});
+    fn errors_of_destroyed_qps_belong_to_their_device() {
+        let device = |n: u32, errors: u64| {
+            let name = format!("iwarp{n}");
+            json!({"name": name, "counters": {"crc_errors": errors}})
+        };
+        let qp = |n: u32, number: u32, errors: u64| {
+            json!({"device": format!("iwarp{n}"), "number": number,
+                   "counters": {"crc_errors": errors}})
+        };
         let text = json!({"format": 1, "devices": [device(0, 20), device(1, 9), device(2, 4)],
             "queue_pairs": [qp(0, 1, 2), qp(1, 1, 3), qp(0, 2, 5), qp(1, 2, 6)]});
         let told = Told::read(Some(1), 0, text.to_string().as_bytes()).unwrap();
@@ -292,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_the_unit_that_suits_them() {
+    fn durations_have_suitable_units() {
         for (ns, text) in [
             (0, "0 µs"),
             (56_000, "56.0 µs"),

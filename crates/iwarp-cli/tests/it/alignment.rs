@@ -1,9 +1,9 @@
-//! On a link with an MTU of 1500 octets every TCP segment begins with an FPDU header and ends with an FPDU
-//! (RFC 5044 section 5.1). The tests record the packets between two network namespaces while `iwarp perf` runs, and look
-//! for FPDU boundaries in each segment.
+//! On a link with an MTU of 1500 octets, each TCP segment begins with an FPDU header and ends with
+//! an FPDU (RFC 5044 section 5.1). The tests capture packets between two network namespaces while
+//! `iwarp perf` runs, and look for FPDU boundaries in each segment.
 //!
-//! Each test starts this program a second time in new namespaces, where it may create the link. The kernel removes the link
-//! with the namespaces.
+//! Each test starts this program again in new namespaces, where it may create the link. The kernel
+//! removes the link with the namespaces.
 
 use crate::common::{LIMIT, Running, Scratch, iwarp, str};
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,8 +17,8 @@ const INSIDE: &str = "ALIGNMENT_TEST_INSIDE";
 const NEAR: &str = "10.9.8.1";
 const FAR: &str = "10.9.8.2";
 
-/// Creates a pair of interfaces in two namespaces. The offloads are off: otherwise the recording would show what the kernel hands
-/// to the interface in one piece, not the segments on the wire.
+/// Creates a pair of interfaces in two namespaces, without offloads: they would show what the
+/// kernel passes to the interface in one piece, not the segments on the wire.
 const LINK: &str = "
     set -e
     mount -t tmpfs none /run
@@ -50,7 +50,8 @@ fn obstacle() -> Option<String> {
     (!out.status.success()).then(|| String::from_utf8_lossy(&out.stderr).trim().to_owned())
 }
 
-/// Returns a command that runs its arguments in new network and mount namespaces. An ordinary user needs a user namespace for that.
+/// Returns a command that runs its arguments in new network and mount namespaces. An ordinary user
+/// also needs a user namespace.
 fn namespaces() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount"]);
@@ -60,7 +61,7 @@ fn namespaces() -> Command {
     command
 }
 
-/// Runs the test of this name inside the namespaces. Returns `true` if this process is already the one inside.
+/// Runs the named test inside the namespaces. Returns `true` in the process that is inside.
 fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -90,7 +91,7 @@ fn inside(name: &str) -> bool {
     false
 }
 
-/// A running recording of the packets at the near end.
+/// A running packet capture at the near end.
 struct Recording(Running);
 
 impl Recording {
@@ -128,7 +129,8 @@ impl Recording {
     }
 }
 
-/// Runs `iwarp perf` over the link, with these environment variables at both ends, and records the packets in `file`.
+/// Runs `iwarp perf` over the link with these environment variables at both ends, and captures the
+/// packets in `file`.
 fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut server = Command::new("ip");
     server.args(["netns", "exec", "far"]);
@@ -167,25 +169,25 @@ fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     recording.finish();
 }
 
-/// One segment that carries data.
+/// A segment that carries data.
 #[derive(Clone)]
 struct Segment {
     /// Sequence number of the first octet.
     at: u32,
     data: Vec<u8>,
-    /// The sequence numbers at which the receiver's window ended by the last acknowledgements before the segment, the latest
-    /// last. The recording is made at one end: an acknowledgement may be in it although the sender at the other end had not
-    /// seen it yet, so the sender may have used an earlier one.
+    /// The ends of the receiver's window in the last acknowledgements before the segment, the
+    /// latest last. At one end, an acknowledgement may be captured before the sender at the other
+    /// end sees it, so the sender may have used an earlier one.
     window_ends: Vec<u32>,
 }
 
 /// One direction of a connection: address and port of the sender, then of the receiver.
 type Flow = (u32, u16, u32, u16);
 
-/// The acknowledgements that may be on their way to the sender while it sends a segment.
+/// Acknowledgements that may be in flight to the sender while it sends a segment.
 const ACKNOWLEDGEMENTS: usize = 8;
 
-/// Returns all segments of a recording by direction, in the order in which they were recorded.
+/// Returns all segments of a capture by direction, in the order of capture.
 fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     let mut octets = Vec::new();
     std::fs::File::open(file)
@@ -195,7 +197,7 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     let u32_at = |o: &[u8], at: usize| u32::from_be_bytes([o[at], o[at + 1], o[at + 2], o[at + 3]]);
     let mut flows: BTreeMap<Flow, Vec<Segment>> = BTreeMap::new();
     let mut scales: BTreeMap<Flow, u8> = BTreeMap::new();
-    // The ends of the window of each direction, from the last acknowledgements of the other direction.
+    // The ends of each direction's window, from the last acknowledgements of the other direction.
     let mut ends: BTreeMap<Flow, Vec<u32>> = BTreeMap::new();
     let mut rest = &octets[24..];
     while rest.len() >= 16 {
@@ -254,24 +256,24 @@ fn window_scale(mut options: &[u8]) -> u8 {
     }
 }
 
-/// Counts of what the segments of a recording look like.
+/// Counts of segments by their boundaries.
 #[derive(Debug, Default)]
 struct Found {
     connections: usize,
     segments: usize,
     /// Segments of the full size of 1448 octets.
     full: usize,
-    /// Segments that hold several FPDUs.
+    /// Segments with several FPDUs.
     shared: usize,
     /// Segments that TCP had to cut at the end of the receiver's window.
     windows: usize,
     /// Segments after such a cut, until one ends with an FPDU again.
     behind: usize,
-    /// Segments that begin or end inside an FPDU although no window forced TCP to cut there.
+    /// Segments that begin or end inside an FPDU without a window limit.
     wrong: usize,
 }
 
-/// Examines all iWARP connections of a recording.
+/// Examines all iWARP connections of a capture.
 fn examine(file: &Path) -> Found {
     let mut found = Found::default();
     for (flow, list) in segments(file) {
@@ -315,17 +317,17 @@ fn examine(file: &Path) -> Found {
     found
 }
 
-/// Returns the offsets at which FPDUs begin, counted from the first octet of the stream.
+/// Returns the stream offsets at which FPDUs begin.
 fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
     let first = list[0].at;
     let mut stream = Vec::new();
-    // A segment that was lost before the recording point appears later, when TCP sends it again.
+    // A segment that was lost before the capture appears later, when TCP retransmits it.
     let mut sorted: Vec<&Segment> = list.iter().collect();
     sorted.sort_by_key(|segment| segment.at.wrapping_sub(first));
     for segment in sorted {
         let at = segment.at.wrapping_sub(first) as usize;
         assert!(at <= stream.len(), "the recording has lost packets");
-        // Octets that TCP sent a second time are skipped: they are the same as the first time.
+        // Skip retransmitted octets: they are identical.
         if at + segment.data.len() > stream.len() {
             let known = stream.len() - at;
             stream.extend_from_slice(&segment.data[known..]);
@@ -342,8 +344,7 @@ fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
     bounds
 }
 
-/// Arguments for a mix of traffic: bulk data, messages that fill segments in part, many small messages, and Read Requests with
-/// their Read Responses.
+/// Arguments for mixed traffic: bulk data, partly filled segments, many small messages, and Reads.
 const EVERYTHING: &[&str] = &[
     "--op",
     "write,send,read",
@@ -371,7 +372,7 @@ fn every_segment_begins_with_an_fpdu() {
         "small messages share segments: {found:?}"
     );
     assert_eq!(found.wrong, 0, "{found:?}");
-    // TCP may cut a segment at the end of the window, but that must be rare.
+    // TCP may cut a segment at the end of the window, but rarely.
     assert!(
         found.windows + found.behind < found.segments / 20,
         "{found:?}"
@@ -387,6 +388,6 @@ fn without_alignment_segments_begin_inside_fpdus() {
     let file = scratch.path("free.pcap");
     traffic(&file, EVERYTHING, &[("IWARP_ALIGN", "off")]);
     let found = examine(&file);
-    // Without alignment the examination finds faults, so it is able to find them in the other test.
+    // Without alignment the examination finds faults, so it can find them in the other test.
     assert!(found.wrong > 100, "{found:?}");
 }

@@ -1,14 +1,14 @@
-//! A bundle is an `iwarp` command with the libraries inside of its file. These tests check where it puts the libraries for a
-//! program: into a folder beside itself, into the temporary folder, or into memory.
+//! A bundle is an `iwarp` command that carries its libraries. These tests check where it unpacks
+//! them for a program: beside itself, in the temporary folder, or in memory.
 //!
-//! The libraries are replaced by small ones that the tests compile, so that the program can print which of them it got. Read-only
-//! and `noexec` file systems are mounted in namespaces that the tests make.
+//! Small libraries that the tests compile replace the real ones, so that the program can print
+//! which ones it got. Read-only and `noexec` file systems are mounted in namespaces.
 
 use crate::common::{Scratch, compile, str, text};
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The program is linked with both libraries and prints a text from each. Both texts must come from the bundle.
+/// The program is linked with both libraries and prints a text from each, to identify them.
 const PROGRAM: &str = "const char *one(void); const char *two(void); int puts(const char *);
     int main(void) { puts(one()); puts(two()); return 0; }";
 /// The program loads the library that its argument names.
@@ -24,7 +24,8 @@ const FIRST: &str = "const char *one(void) { return \"first of the bundle\"; }
 const OTHERS: &str = "const char *one(void) { return \"not of the bundle\"; }
     const char *two(void) { return \"not of the bundle\"; }";
 
-/// Makes a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a program that is linked with both libraries.
+/// Creates a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a
+/// program that is linked with both libraries.
 fn prepared() -> Scratch {
     let scratch = Scratch::new();
     let system = scratch.sub("system");
@@ -70,8 +71,8 @@ fn prepared() -> Scratch {
     scratch
 }
 
-/// Runs a script in a new mount namespace. In the script, `$D` is the scratch folder and `iwarp` the bundle. Returns `None` if
-/// this machine does not allow namespaces.
+/// Runs a script in a new mount namespace, where `$D` is the scratch folder and `iwarp` the bundle.
+/// Returns `None` if this machine does not allow namespaces.
 fn in_namespace(scratch: &Scratch, script: &str) -> Option<Output> {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -97,7 +98,7 @@ const BOTH: &str = "first of the bundle\nsecond of the bundle\n";
 const READ_ONLY_PROGRAM: &str = "mount --bind bin bin; mount -o remount,bind,ro bin\n";
 const NOEXEC_TMP: &str = "mount -t tmpfs -o noexec,mode=0777 tmpfs tmp\n";
 
-/// Runs the script and checks that its standard output is `wanted` and its standard error empty.
+/// Runs the script and checks that stdout is `wanted` and stderr is empty.
 fn says(script: &str, wanted: &str) {
     let scratch = prepared();
     let Some(out) = in_namespace(&scratch, script) else {
@@ -111,27 +112,27 @@ fn says(script: &str, wanted: &str) {
 }
 
 #[test]
-fn the_folder_beside_the_program_comes_first() {
+fn folder_beside_the_program_comes_first() {
     let script = "iwarp run -- system/program; ls bin; ls tmp";
     says(script, &format!("{BOTH}iwarp\niwarp-lib\n"));
 }
 
 #[test]
-fn a_read_only_program_uses_the_temporary_folder() {
+fn read_only_program_uses_temporary_folder() {
     let script = format!("{READ_ONLY_PROGRAM}iwarp run -- system/program; ls tmp | wc -l");
     says(&script, &format!("{BOTH}1\n"));
 }
 
-/// The dynamic loader cannot map libraries from a `noexec` file system. It would take the system's libraries or end the program.
+/// The loader cannot map libraries from a `noexec` file system. It would take the system's or fail.
 #[test]
-fn a_temporary_folder_that_is_noexec_is_not_used() {
+fn noexec_folder_is_not_used() {
     let script = format!("{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- system/program");
     says(&script, BOTH);
 }
 
-/// This is the case in a container whose file system is read-only.
+/// As in a container with a read-only file system.
 #[test]
-fn a_system_without_a_writable_folder_keeps_the_libraries_in_memory() {
+fn libraries_stay_in_memory_without_folder() {
     let script = format!(
         "{READ_ONLY_PROGRAM}{NOEXEC_TMP}mount -o remount,ro tmp\niwarp run -- system/program"
     );
@@ -150,21 +151,22 @@ fn libraries_in_memory_have_all_names() {
     says(&script, &"first of the bundle\n".repeat(6));
 }
 
-/// Python and the launchers of MPI close all inherited descriptors, including those of the libraries in memory. Their children
-/// must find the libraries nevertheless.
+/// Python and MPI launchers close all inherited descriptors, including those of the libraries in
+/// memory. Their children must find the libraries nevertheless.
 #[test]
-fn children_find_the_libraries_in_memory_without_the_descriptors() {
+fn children_find_libraries_in_memory() {
     let close =
         "for fd in $(ls /proc/self/fd); do [ $fd -le 2 ] || eval \"exec $fd>&-\" || true; done";
     let script = format!(
-        "{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- bash -c '({close}; ls -l /proc/self/fd | grep -c memfd; system/program); true'"
+        "{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- bash -c \
+         '({close}; ls -l /proc/self/fd | grep -c memfd; system/program); true'"
     );
     says(&script, &format!("0\n{BOTH}"));
 }
 
-/// `env` cannot use memory: a shell uses its output after `env` has ended, and the memory is gone then.
+/// `env` cannot use memory, which would be freed before a shell uses the output of `env`.
 #[test]
-fn without_any_folder_env_says_what_to_do() {
+fn env_needs_a_folder() {
     let scratch = prepared();
     let script = format!("{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp env");
     let Some(out) = in_namespace(&scratch, &script) else {
@@ -186,9 +188,10 @@ fn without_any_folder_env_says_what_to_do() {
     assert!(text(&out.stdout).contains("/system/iwarp-0/"), "{out:?}");
 }
 
-/// A library that `IWARP_LIBRARY` names needs links with the names that programs look for. Here no folder can hold these links.
+/// A library in `IWARP_LIBRARY` needs links with the names that programs load. No folder can hold
+/// them here.
 #[test]
-fn without_any_folder_for_links_run_says_what_to_do() {
+fn links_need_a_folder() {
     let scratch = prepared();
     let script = format!(
         "{READ_ONLY_PROGRAM}{NOEXEC_TMP}mount -o remount,ro tmp

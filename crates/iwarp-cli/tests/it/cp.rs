@@ -22,7 +22,7 @@ fn server(dir: &Path, ip: &str) -> (Running, String) {
 }
 
 #[test]
-fn files_of_all_sizes_go_there_and_back() {
+fn all_sizes_are_copied_both_ways() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::create_dir(dir.join("deep")).unwrap();
@@ -68,7 +68,7 @@ fn files_of_all_sizes_go_there_and_back() {
 }
 
 #[test]
-fn an_interrupted_copy_continues() {
+fn interrupted_copy_continues() {
     let t = Scratch::new();
     let dir = t.sub("served");
     let (_server, port) = server(&dir, "127.0.0.1");
@@ -91,13 +91,13 @@ fn an_interrupted_copy_continues() {
         assert!(Instant::now() < deadline, "nothing arrives");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Dropping the value kills the process.
+    // Kill the client.
     drop(client);
     assert!(
         !dir.join("big").exists(),
         "the copy ended before the client was killed"
     );
-    // The server unlocks the partial file when it notices that the client is gone.
+    // The server unlocks the partial file when it detects that the client has gone.
     let out = loop {
         let out = finish(start(&args), &args);
         if out.status.success() {
@@ -166,7 +166,7 @@ fn several_clients_at_once() {
 }
 
 #[test]
-fn the_server_gives_a_reason_for_each_refusal_and_stays() {
+fn server_explains_refusals() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(t.path("secret"), "x").unwrap();
@@ -184,7 +184,7 @@ fn the_server_gives_a_reason_for_each_refusal_and_stays() {
             err.contains("the peer says") && err.contains(reason),
             "{err}"
         );
-        assert!(!err.contains("what has arrived"), "{err}");
+        assert!(!err.contains("received data"), "{err}");
         assert!(!target.exists());
     }
     let source = t.path("secret");
@@ -205,7 +205,7 @@ fn the_server_gives_a_reason_for_each_refusal_and_stays() {
 }
 
 #[test]
-fn a_server_that_dies_is_noticed() {
+fn killed_server_is_detected() {
     let t = Scratch::new();
     let dir = t.sub("served");
     let (server, port) = server(&dir, "127.0.0.1");

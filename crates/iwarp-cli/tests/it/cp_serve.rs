@@ -1,4 +1,4 @@
-//! What `iwarp cp serve` allows: which clients may connect, what they may write, and which options are refused at the start.
+//! What `iwarp cp serve` permits: who may connect, what clients may write, and refused options.
 
 use crate::common::{
     Running, Scratch, fail, finish, iwarp, noise, run, serve, serve_as, start, str, succeed, text,
@@ -19,7 +19,7 @@ fn server(dir: &Path, args: &[&str]) -> (Running, String) {
 }
 
 #[test]
-fn without_options_it_serves_this_host_and_refuses_uploads() {
+fn defaults_serve_this_host_read_only() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("there"), "old").unwrap();
@@ -45,7 +45,7 @@ fn without_options_it_serves_this_host_and_refuses_uploads() {
 }
 
 #[test]
-fn writable_does_not_allow_to_replace_files() {
+fn writable_does_not_replace_files() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("there"), "old").unwrap();
@@ -71,9 +71,9 @@ fn writable_does_not_allow_to_replace_files() {
     assert_eq!(fs::read(dir.join("there")).unwrap(), b"new");
 }
 
-/// The sender asks for the permissions of its file. The receiver removes those that its umask forbids, as any program does.
+/// The sender requests its file's permissions; the receiver's umask applies, as for any program.
 #[test]
-fn the_umask_of_the_receiver_holds() {
+fn receivers_umask_applies() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("a"), "data").unwrap();
@@ -97,7 +97,7 @@ fn the_umask_of_the_receiver_holds() {
     }
 }
 
-/// A name that belongs to something other than a regular file cannot be written to, whatever the server allows.
+/// A name that belongs to anything but a regular file cannot be written, whatever is permitted.
 #[test]
 fn directories_and_links_are_not_replaced() {
     let t = Scratch::new();
@@ -113,7 +113,7 @@ fn directories_and_links_are_not_replaced() {
         let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
         assert!(err.contains("no regular file"), "{err}");
     }
-    // The client checks its own file before it connects, and does not wait for a writer of a FIFO.
+    // The client checks its own file before it connects, and does not block on a FIFO.
     let fifo = t.path("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.unwrap().success());
@@ -192,7 +192,7 @@ fn both_ends_need_the_same_secret() {
     };
     for (file, why) in [
         (None, "--secret-file"),
-        (Some(&bad), "not the same secret"),
+        (Some(&bad), "a different secret"),
         (Some(&open), "chmod 600"),
         (Some(&short), "5 octets"),
     ] {
@@ -247,7 +247,7 @@ fn both_ends_need_the_same_secret() {
     );
 }
 
-/// Starts a server. Returns what it says after its first line, and its port.
+/// Starts a server. Returns its output after the first line, and its port.
 fn talkative(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) {
     let mut server = start(args);
     let mut out = std::io::BufReader::new(server.0.stdout.take().unwrap());
@@ -257,7 +257,7 @@ fn talkative(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) 
     (server, out, port)
 }
 
-/// File names reach terminals and logs, so control characters and characters that change the direction of text are escaped.
+/// File names reach terminals and logs, so control and bidirectional characters are escaped.
 #[test]
 fn control_characters_in_names_are_escaped() {
     let t = Scratch::new();
@@ -294,7 +294,7 @@ fn control_characters_in_names_are_escaped() {
 }
 
 #[test]
-fn an_interrupted_copy_says_how_to_continue() {
+fn interrupted_copy_says_how_to_continue() {
     let t = Scratch::new();
     let dir = t.sub("served");
     let (server, port) = server(&dir, &["--writable"]);
@@ -316,8 +316,9 @@ fn an_interrupted_copy_says_how_to_continue() {
     let out = finish(client, &args);
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
-    assert!(said.contains("the same command continues there"), "{said}");
-    // It is the same after a lost connection, but a command that begins again does not continue. The server unlocks the partial file a moment after the first client is gone.
+    assert!(said.contains("repeat the command to continue"), "{said}");
+    // The same applies after a lost connection, except that --no-resume does not continue. The
+    // server unlocks the partial file a moment after the first client has gone.
     let args = [&["cp", "--no-resume"], &args[1..]].concat();
     let have = fs::metadata(&part).unwrap().len();
     let end = std::time::Instant::now() + Duration::from_secs(60);
@@ -344,6 +345,6 @@ fn an_interrupted_copy_says_how_to_continue() {
     let out = finish(client, &args);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
-    let hint = "the same command without --no-resume continues there";
+    let hint = "repeat the command without --no-resume to continue";
     assert!(said.contains(hint), "{said}");
 }

@@ -1,6 +1,7 @@
-//! Servers among clients that do nothing, take nothing, or ask for too much: the others are served, and memory is bounded.
+//! Servers with idle, silent and greedy clients: other clients are served, and memory is bounded.
 //!
-//! `cargo test --release -p iwarp-cli --test it crowds:: -- --ignored --nocapture` runs the same on a larger scale and prints figures.
+//! To run this on a larger scale and print figures:
+//! `cargo test --release -p iwarp-cli --test it crowds:: -- --ignored --nocapture`
 
 use crate::common::crowd::{Connect, Crowd, has_ended};
 use crate::common::raw::{Heard, Raw, resident};
@@ -20,13 +21,13 @@ fn cp_server(dir: &Path, more: &[&str]) -> (Running, SocketAddr) {
     serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], more].concat())
 }
 
-/// The message of `cp` that says that an end is still working.
+/// The message of `cp` that an end is still working.
 const WORKING: [u8; 2] = [12, 0];
 
-/// Fewer than the silence that servers tolerate: what ends later has not been evicted.
+/// Shorter than the silence that servers tolerate, which therefore does not end a connection.
 const SOON: Duration = Duration::from_secs(12);
 
-/// However many come, no more than the limit are served at a time. Those that are refused are told why.
+/// At most the limit of clients is served at a time. Refused clients get the reason.
 #[test]
 fn clients_are_limited() {
     let t = Scratch::new();
@@ -49,7 +50,7 @@ fn clients_are_limited() {
                 }
             }
             let end = Instant::now() + SOON;
-            // A machine that is slow lets the idlest be evicted for the next one, a moment later.
+            // On a slow machine, an idle client may be evicted for the next one a moment later.
             while alive.len() > limit {
                 assert!(Instant::now() < end, "{kind:?} serves {}", alive.len());
                 alive.retain_mut(|raw| !has_ended(&mut raw.stream));
@@ -59,7 +60,7 @@ fn clients_are_limited() {
     }
 }
 
-/// All places are taken by clients that say nothing: one of them leaves for the one that works.
+/// Silent clients hold all places: one of them is evicted for a client that works.
 #[test]
 fn idle_clients_give_way() {
     let t = Scratch::new();
@@ -88,7 +89,7 @@ fn idle_clients_give_way() {
     succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3"]);
 }
 
-/// A server, what its clients do before their first request, and a good client.
+/// A server, how its clients connect without a request, and a well-behaved client.
 struct Kind {
     name: &'static str,
     serve: Vec<String>,
@@ -100,12 +101,12 @@ fn rdma(at: SocketAddr) -> std::io::Result<TcpStream> {
     Raw::connect(at).map(|raw| raw.stream)
 }
 
-/// A client of `perf` that says nothing, not even hello.
+/// Connects a client of `perf` that sends nothing, not even hello.
 fn tcp(at: SocketAddr) -> std::io::Result<TcpStream> {
     TcpStream::connect(at)
 }
 
-/// The three servers. `cp` offers a file `f`.
+/// Returns the three servers. `cp` offers a file `f`.
 fn kinds(t: &Scratch) -> [Kind; 3] {
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(1 << 20)).unwrap();
@@ -145,7 +146,7 @@ impl Kind {
         serve(&args)
     }
 
-    /// Runs a good client, and returns how long that took, if it succeeded.
+    /// Runs a well-behaved client and returns the time it took.
     fn good(&self, at: SocketAddr, t: &Scratch) -> Result<Duration, String> {
         let begin = Instant::now();
         let out = (self.good)(at, t);
@@ -156,7 +157,7 @@ impl Kind {
     }
 }
 
-/// A row: `--allow`, `IWARP_ALLOW`, and whether a client of this host is served.
+/// Rows: `--allow`, `IWARP_ALLOW`, and whether a local client is served.
 #[test]
 fn allow_option_wins_over_environment() {
     let t = Scratch::new();
@@ -181,10 +182,11 @@ fn allow_option_wins_over_environment() {
     }
 }
 
-/// 64 clients of one address connect and say nothing. Each comes again when it is evicted, and once a second, so that none of them
-/// is idle for the two seconds that a client may be idle after it has worked. A good client of the same address is served.
+/// 64 clients of one address connect and send nothing. Each reconnects when it is evicted, and at
+/// least once a second, so that none is idle for two seconds. A well-behaved client of the same
+/// address is served.
 #[test]
-fn idle_clients_that_come_again_do_not_shut_out_good_ones() {
+fn returning_idle_clients_do_not_block_others() {
     let t = Scratch::new();
     for kind in kinds(&t) {
         let (_server, at) = kind.start();
@@ -198,9 +200,10 @@ fn idle_clients_that_come_again_do_not_shut_out_good_ones() {
     }
 }
 
-/// A client has said hello and goes on sending, but asks for nothing. It is evicted for one that asks.
+/// A client that has sent hello and other messages, but no request, is evicted for one with a
+/// request.
 #[test]
-fn octets_without_a_request_keep_no_place() {
+fn data_without_request_keep_no_place() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(100_000)).unwrap();
@@ -210,7 +213,7 @@ fn octets_without_a_request_keep_no_place() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // "I am still working", for as long as the server listens.
+            // "I am still working", as long as the connection lasts.
             while !stop.load(Ordering::Relaxed) && busy.send(&WORKING).is_ok() {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -222,9 +225,9 @@ fn octets_without_a_request_keep_no_place() {
     });
 }
 
-/// Clients of `perf serve` that say hello and then nothing do not hold the right to measure.
+/// Clients of `perf serve` that send only hello do not get the right to measure.
 #[test]
-fn a_hello_alone_gives_no_right_to_measure() {
+fn hello_alone_gives_no_turn() {
     let t = Scratch::new();
     let [_, _, kind] = kinds(&t);
     let (_server, at) = kind.start();
@@ -242,9 +245,9 @@ fn a_hello_alone_gives_no_right_to_measure() {
     }
 }
 
-/// The peer's slots may hold 16 MiB each; how much is sent at once, and so kept in memory, is the server's choice.
+/// Slots of 16 MiB are permitted, but the server decides how much it sends at once.
 #[test]
-fn a_peer_with_large_slots_gets_pieces_of_ordinary_size() {
+fn large_slots_get_ordinary_chunks() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(3 << 20)).unwrap();
@@ -269,7 +272,7 @@ fn a_peer_with_large_slots_gets_pieces_of_ordinary_size() {
     assert_eq!(data, 3 << 20);
 }
 
-/// Memory is shared: who comes when it is used up is told so, and the others go on.
+/// Memory is shared: a client is refused with the reason if it is used up; others continue.
 #[test]
 fn memory_for_all_clients_is_bounded() {
     let t = Scratch::new();
@@ -279,16 +282,16 @@ fn memory_for_all_clients_is_bounded() {
     fs::write(&source, noise(2 << 20)).unwrap();
     let (_server, at) = cp_server(&dir, &["--writable", "--memory", "2M"]);
     let port = at.port().to_string();
-    // With little memory there are fewer slots, and it works.
+    // With little memory there are fewer slots, and the copy succeeds.
     succeed(&["cp", "-p", &port, "-q", str(&source), "127.0.0.1:up"]);
     let mut first = Raw::connect(at).unwrap();
     first.greet().unwrap();
-    // Without a place to read to it stays there, with what it has taken.
+    // Its data cannot be placed, so it keeps its memory.
     first.get("f", 64 << 10, 1).unwrap();
     assert_eq!(first.message().unwrap()[..2], [5, 0]);
     let mut others = Vec::new();
     let refused = loop {
-        // Each has messages at least.
+        // Each needs memory for messages.
         match Raw::connect(at) {
             Ok(raw) => others.push(raw),
             Err(e) => break e.to_string(),
@@ -301,7 +304,7 @@ fn memory_for_all_clients_is_bounded() {
     succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
 }
 
-/// A server, if there is a `prlimit` to start it with.
+/// Starts a server, unless `prlimit` is missing.
 fn start_limited(command: Command) -> Option<(Running, SocketAddr)> {
     match Command::new("prlimit").arg("--version").output() {
         Ok(_) => Some(serve_as(command)),
@@ -312,7 +315,7 @@ fn start_limited(command: Command) -> Option<(Running, SocketAddr)> {
     }
 }
 
-/// The command under a limit of the kernel.
+/// Returns the command under a limit of the kernel.
 fn limited(limit: &str, args: &[&str]) -> Command {
     let mut c = Command::new("prlimit");
     c.arg(limit);
@@ -328,14 +331,14 @@ fn limited(limit: &str, args: &[&str]) -> Command {
     c
 }
 
-/// A server that cannot have more memory refuses clients, and does not end.
+/// A server that cannot allocate memory refuses clients and keeps running.
 #[test]
-fn a_server_without_memory_lives_on() {
+fn server_survives_lack_of_memory() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(8 << 20)).unwrap();
     let args = ["cp", "serve", str(&dir), "-p", "0", "-q", "--memory", "8G"];
-    // Threads have address space of their own: 2 MiB of stack, and elsewhere 64 MiB for an arena of the C library.
+    // Each thread needs address space: 2 MiB of stack, and 64 MiB for an arena of the C library.
     let mut command = limited("--as=1073741824", &args);
     command.env("MALLOC_ARENA_MAX", "1").stderr(Stdio::null());
     let Some((mut server, at)) = start_limited(command) else {
@@ -368,9 +371,9 @@ fn a_server_without_memory_lives_on() {
     }
 }
 
-/// More connections than there are descriptors, and none of them says a word: the next one that does is served.
+/// More silent connections than descriptors: the next client with a request is served.
 #[test]
-fn silent_connections_do_not_use_up_the_descriptors() {
+fn silent_connections_leave_descriptors() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(100_000)).unwrap();
@@ -386,12 +389,12 @@ fn silent_connections_do_not_use_up_the_descriptors() {
     drop(silent);
 }
 
-/// A listener that has no descriptors left says so, instead of sounding as if nobody listened.
+/// A client without descriptors reports that, and not a missing server.
 #[test]
-fn descriptors_that_are_used_up_are_named() {
+fn client_reports_lack_of_descriptors() {
     let nobody = Nobody::new();
     let port = nobody.port().to_string();
-    // The client's own. What it needs before it connects is less than what it needs to connect.
+    // The client's own descriptors. It needs fewer of them before it connects.
     let mut seen = false;
     for limit in 4..16 {
         let mut c = Command::new("prlimit");
@@ -413,10 +416,9 @@ fn descriptors_that_are_used_up_are_named() {
     panic!("it never connected");
 }
 
-/// The same at the server: with fewer and fewer descriptors there comes a point where it can take a connection, and nothing
-/// that belongs to it.
+/// The server, too: with few enough descriptors it can accept a connection and nothing else.
 #[test]
-fn a_server_without_descriptors_says_so() {
+fn server_reports_lack_of_descriptors() {
     let t = Scratch::new();
     let dir = t.sub("served");
     let args = ["cp", "serve", str(&dir), "-p", "0", "-q"];
@@ -439,12 +441,13 @@ fn a_server_without_descriptors_says_so() {
     panic!("it always has enough");
 }
 
-/// Resident memory in MiB.
+/// Returns the resident memory in MiB.
 fn mib(pid: u32) -> f64 {
     resident(pid) as f64 / 1048576.0
 }
 
-/// Prints the figures of a server beside a crowd: the good client's times, and memory before, at most and after.
+/// Prints a server's figures beside a crowd: times of a well-behaved client, and memory before, at
+/// most and after.
 fn figures(
     kind: &Kind,
     t: &Scratch,
@@ -471,7 +474,8 @@ fn figures(
     std::thread::sleep(Duration::from_secs(3));
     times.sort_by(f64::total_cmp);
     println!(
-        "{} serve, {what}: alone {:.0} ms; beside them {} of 20 succeed, in {:.0} to {:.0} ms, median {:.0} ms; \
+        "{} serve, {what}: alone {:.0} ms; beside them {} of 20 succeed, \
+         in {:.0} to {:.0} ms, median {:.0} ms; \
          the crowd connected {tried} times; memory {before:.1}, {peak:.1}, {:.1} MiB {failures:?}",
         kind.name,
         alone.as_secs_f64() * 1e3,
@@ -483,8 +487,9 @@ fn figures(
     );
 }
 
-/// Crowds of the good client's own address: 200 idle clients, young ones and some that come again at once when they are evicted or
-/// refused; 16 that read nothing of a large file; 40 silent connections. Prints figures of a good client beside each.
+/// Crowds of the client's own address: 200 idle clients, new ones and some that reconnect when they
+/// are evicted or refused; 16 that do not read a large file; 40 silent connections. Prints figures
+/// of a well-behaved client beside each.
 #[test]
 #[ignore = "prints figures; run it alone, in a release build"]
 fn hostile_crowds() {

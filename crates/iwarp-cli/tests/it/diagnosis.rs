@@ -1,4 +1,5 @@
-//! `iwarp run` says why a program cannot load the libraries, and `--check` which ones it would load.
+//! `iwarp run` says why a program cannot load the libraries, and `--check` which ones it would
+//! load.
 
 use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::os::unix::fs::PermissionsExt;
@@ -53,7 +54,7 @@ impl Set {
 
     fn script(&self, name: &str, first_line: &str) -> PathBuf {
         let path = self.0.path(name);
-        // `cp` makes the file. See `a_command_without_its_libraries_says_how_to_get_them` in `run.rs`.
+        // `cp` creates the file; see `missing_libraries_have_instructions` in `run.rs`.
         let draft = self.0.path("draft");
         std::fs::write(&draft, format!("{first_line}\nexit 0\n")).unwrap();
         std::fs::set_permissions(&draft, PermissionsExt::from_mode(0o755)).unwrap();
@@ -97,7 +98,7 @@ fn check_names_scripts_and_programs_without_verbs() {
         "{said}"
     );
     assert!(
-        said.contains("if it loads them while it runs, it gets /"),
+        said.contains("if it loads them at run time, it gets /"),
         "{said}"
     );
 }
@@ -200,7 +201,8 @@ fn static_programs_run_with_a_diagnosis() {
         let error = text(&out.stderr);
         assert_eq!(out.status.code(), Some(7), "{error}");
         let wanted = format!(
-            "iwarp: {} cannot load iwarp's libraries: it is linked statically; use a dynamically linked build\n",
+            "iwarp: {} cannot load iwarp's libraries: it is linked statically; \
+             use a dynamically linked build\n",
             command.display()
         );
         assert_eq!(error, wanted);
@@ -220,7 +222,7 @@ fn cleared_environments_are_diagnosed() {
     assert_eq!(text(&out.stderr), "");
 }
 
-/// Only root can give a file to another user, and make it run as that user.
+/// Only root can give a file to another user and make it run as that user.
 #[test]
 fn setuid_programs_are_diagnosed() {
     let set = Set::new();
@@ -249,7 +251,7 @@ fn setuid_programs_are_diagnosed() {
     }
 }
 
-/// Root's programs have all capabilities anyway, so the loader trusts its environment.
+/// Root's programs have all capabilities anyway, so the loader trusts their environment.
 #[test]
 fn programs_with_capabilities_are_diagnosed() {
     let set = Set::new();

@@ -28,7 +28,7 @@ impl Set {
         Some(set)
     }
 
-    /// Returns a command that sees one device, and statistics of these tests' processes only.
+    /// Returns a command that sees one device, and the statistics of this test's processes only.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = iwarp(arguments);
         command
@@ -40,7 +40,7 @@ impl Set {
         command
     }
 
-    /// Runs a program under `iwarp run` and returns what it says.
+    /// Runs a program under `iwarp run` and returns its output.
     fn says(&self, words: &[&str]) -> String {
         let out = self
             .command(&[&["run", "--"], words].concat())

@@ -1,9 +1,9 @@
-//! `iwarp run` with programs that do not find their libraries by `LD_LIBRARY_PATH`: the audit library
-//! leads them to ours.
+//! `iwarp run` with programs that do not find their libraries by `LD_LIBRARY_PATH`: the audit
+//! library redirects them to ours.
 //!
-//! The system's libraries and ours are replaced by small ones that the tests compile. They have the
-//! symbol versions of the real ones, because the loader treats libraries without versions
-//! differently. Each function says whose it is.
+//! Small libraries that the tests compile replace the system's and ours. They have the symbol
+//! versions of the real ones, because the loader treats unversioned libraries differently. Each
+//! function returns its owner.
 
 use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const LIBRARY: &str = r#"#include <stdio.h>
     }
     const char *one(void) { return "one of " OWNER; }
     const char *two(void) { return "two of " OWNER; }"#;
-/// The versions of the real libraries. Each of the system's has one of these nodes, and ours has both.
+/// The versions of the real libraries. Each of the system's has one of them, and ours has both.
 const VERSIONS: &str = "IBVERBS_1.0 { global: one; local: *; };\nRDMACM_1.0 { global: two; };\n";
 /// A program that is linked with both libraries.
 const LINKED: &str = r#"#include <stdio.h>
@@ -95,7 +95,7 @@ impl Set {
             .unwrap()
     }
 
-    /// Checks that a command says this and nothing else.
+    /// Checks the output of a command, which must have no errors.
     fn says(&self, command: &[&str], wanted: &str) {
         let out = self.run(command);
         assert_eq!(
@@ -108,7 +108,7 @@ impl Set {
 }
 
 /// Either library may come first: the second is the same file under another name, and its symbol
-/// versions are looked for by that name.
+/// versions are looked up by that name.
 #[test]
 fn rpath_does_not_hide_our_library() {
     let set = Set::new();
@@ -157,7 +157,7 @@ fn dlopen_gets_our_library_by_any_name() {
         // The second request finds the library that the first has loaded.
         set.says(&[str(&program), "librdmacm-0a.so.1", name], &ONE.repeat(2));
     }
-    // Other names of the kind are not ours.
+    // Other names of this kind are not ours.
     let other = set.0.path("system/libibverbs_other.so");
     set.install(&other, "another", "libibverbs_other.so");
     set.says(&[str(&program), str(&other)], "one of another, once\n");
@@ -177,7 +177,7 @@ fn children_keep_our_library_without_library_path() {
     }
 }
 
-/// The inner command's library counts, as with `LD_LIBRARY_PATH`.
+/// The inner command's library takes precedence, as with `LD_LIBRARY_PATH`.
 #[test]
 fn inner_run_replaces_the_outer_library() {
     let set = Set::new();
@@ -217,7 +217,7 @@ fn env_sets_the_audit_library() {
     assert_eq!(text(&out.stdout), BOTH, "{}", text(&out.stderr));
 }
 
-/// The runtime of the sanitizer has to be the first library of the process.
+/// The sanitizer's runtime must be the first library of the process.
 #[test]
 fn address_sanitizer_works() {
     let set = Set::new();
@@ -307,7 +307,7 @@ fn python_gets_our_library() {
     set.says(&command, &"one of iwarp\n".repeat(3));
 }
 
-/// A program that loads neither library behaves as ever, and its error messages stay the same.
+/// A program that loads neither library is not affected, nor are its error messages.
 #[test]
 fn other_programs_are_not_disturbed() {
     let set = Set::new();

@@ -1,4 +1,4 @@
-//! `iwarp perf` as a person runs it. Only the TCP baseline is measured, which takes little time.
+//! `iwarp perf` as a user runs it. Only the TCP baseline is measured, which takes little time.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
-/// A process that is killed when the test ends, also when it panics.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -60,9 +60,9 @@ const SHORT: [&str; 8] = [
 ];
 
 #[test]
-fn the_baseline_prints_tables_and_ends_its_peer_process() {
-    // `run` waits until both outputs are closed. The peer process inherits standard error, so a peer that stayed would make the
-    // test hang.
+fn baseline_prints_tables_and_ends_peer() {
+    // `run` waits until both outputs are closed. The peer process inherits stderr, so the test
+    // would hang if the peer survived.
     let out = run(&[&["perf"][..], &SHORT].concat());
     let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
     assert_eq!(out.status.code(), Some(0), "{stderr}");
@@ -71,7 +71,7 @@ fn the_baseline_prints_tables_and_ends_its_peer_process() {
         "Blocking",
         "tcp",
         "64 KiB",
-        // The prefix before it depends on how busy the machine is.
+        // The unit's prefix depends on the load of the machine.
         "B/s",
         "tcp-tcp",
         "62.7 / 624.5",
@@ -82,7 +82,7 @@ fn the_baseline_prints_tables_and_ends_its_peer_process() {
 }
 
 #[test]
-fn json_alone_is_on_stdout_and_plot_is_drawn() {
+fn json_on_stdout_excludes_other_output() {
     let dir = std::env::temp_dir().join(format!("iwarp-perf-test-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let svg = dir.join("curves.svg");
@@ -103,7 +103,8 @@ fn json_alone_is_on_stdout_and_plot_is_drawn() {
             t["lat_us_p99"].as_f64().unwrap(),
         );
         assert!(p50 > 0.5 && p99 >= p50, "{t}");
-        // No more than that: on a busy machine a short measurement may see some thousand octets a second.
+        // No other bound: on a busy machine, a short measurement may see a few thousand bytes per
+        // second.
         assert!(t["bw_bytes_per_s"].as_f64().unwrap() > 0.0, "{t}");
     }
     assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
@@ -111,7 +112,7 @@ fn json_alone_is_on_stdout_and_plot_is_drawn() {
 }
 
 #[test]
-fn serve_and_connect_measure_and_a_busy_server_refuses() {
+fn busy_server_refuses_second_client() {
     let (_server, addr) = serve();
     let args = [&["perf", "connect", &addr][..], &SHORT].concat();
     // A connection that sends nothing must not keep other clients out.
@@ -119,13 +120,14 @@ fn serve_and_connect_measure_and_a_busy_server_refuses() {
     let first = run(&args);
     assert_eq!(first.status.code(), Some(0), "{}", text(&first.stderr));
     assert!(text(&first.stdout).contains("peer: "));
-    // While one client measures, the server tells the next one that it is busy.
+    // While one client measures, the server reports to the next one that it is busy.
     let (busy, to) = opening(&addr);
     let mut data = std::net::TcpStream::connect(to).unwrap();
     // The number of the connection.
     data.write_all(&[0; 4]).unwrap();
     assert!(line(&busy).contains("\"opened\""));
-    // The server gives the turn of a silent client to the next one, so this client keeps sending until it is dropped.
+    // The server passes a silent client's turn on, so this client keeps sending until it is
+    // dropped.
     let mut asking = busy.try_clone().unwrap();
     std::thread::spawn(move || {
         let again = b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n";
@@ -143,7 +145,7 @@ fn serve_and_connect_measure_and_a_busy_server_refuses() {
 }
 
 fn line(mut stream: &std::net::TcpStream) -> String {
-    // Octet by octet, because what follows the line belongs to others.
+    // Byte by byte: the data after the line belong to others.
     let (mut line, mut octet) = (Vec::new(), [0]);
     while stream.read(&mut octet).unwrap() == 1 && octet != [b'\n'] {
         line.extend(octet);
@@ -151,11 +153,13 @@ fn line(mut stream: &std::net::TcpStream) -> String {
     text(&line)
 }
 
-/// A client that has asked for a link, and where it has to connect to.
+/// Connects a client, requests a link, and returns where it has to connect to.
 fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     let mut stream = std::net::TcpStream::connect(addr).unwrap();
     let hello = r#"{"type":"hello","protocol":2,"version":"0"}"#;
-    let link = r#"{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":4}"#;
+    let link = r#"{"wire":"tcp","crc":false,"markers":false,"poll":"event",
+        "qps":1,"depth":1,"max_size":4}"#
+        .replace(['\n', ' '], "");
     writeln!(
         stream,
         r#"{hello}{}{{"type":"open","id":0,"link":{link}}}"#,
@@ -170,8 +174,8 @@ fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     (stream, ([127, 0, 0, 1], port).into())
 }
 
-/// Silent connections take all places, and later a client takes the turn to measure and then does not open the connections that it
-/// has asked for. Both lose what they hold to a client that measures.
+/// Silent connections take all places; later a client takes the turn and does not open its
+/// connections. Both are replaced by a client that measures.
 #[test]
 fn idle_clients_are_replaced() {
     let mut child = iwarp(&[
@@ -235,7 +239,7 @@ fn server_survives_garbage() {
         if out.status.success() {
             break;
         }
-        // The server may not have noticed yet that the previous client is gone.
+        // The server may not have detected yet that the previous client has gone.
         assert!(
             t0.elapsed() < Duration::from_secs(10),
             "{}",
@@ -259,7 +263,7 @@ fn peer_process_dies_with_its_parent() {
             Ok(s) if !s.trim().is_empty() => {
                 break s.split_whitespace().next().unwrap().parse().unwrap();
             }
-            // Some kernels do not have this file. The test then cannot find the peer process.
+            // Some kernels lack this file, without which the test cannot find the peer process.
             Err(_) => return,
             Ok(_) => assert!(
                 t0.elapsed() < Duration::from_secs(10),
@@ -285,7 +289,7 @@ fn peer_process_dies_with_its_parent() {
 }
 
 #[test]
-fn errors_are_short_and_exit_codes_right() {
+fn errors_have_short_messages() {
     for (args, code, piece) in [
         (&["perf", "--op", "nothing"][..], 2, "--op"),
         (&["perf", "--size", "0"], 2, "--size"),
@@ -326,9 +330,9 @@ fn errors_are_short_and_exit_codes_right() {
     assert!(text(&run(&["completions", "bash"]).stdout).contains("_iwarp"));
 }
 
-/// Messages that cannot be shared evenly among the connections are all sent: the server counts those of Sends.
+/// Message counts that are no multiple of the number of connections are sent completely.
 #[test]
-fn messages_are_shared_among_connections_without_a_rest() {
+fn uneven_message_counts_are_sent() {
     for (op, iters) in [
         ("send", "100"),
         ("send", "2"),
@@ -343,7 +347,7 @@ fn messages_are_shared_among_connections_without_a_rest() {
     }
 }
 
-/// Asks for one more link, and returns the server's answer.
+/// Requests another link and returns the server's answer.
 fn open_another(stream: &mut std::net::TcpStream, id: u32, max_size: u64) -> String {
     let link = format!(
         r#"{{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":{max_size}}}"#
@@ -352,7 +356,7 @@ fn open_another(stream: &mut std::net::TcpStream, id: u32, max_size: u64) -> Str
     line(stream)
 }
 
-/// The memory of all links of a client together is bounded: a link keeps its share as long as it is open.
+/// The memory of all links of a client together is limited; an open link keeps its share.
 #[test]
 fn links_keep_their_memory() {
     let mut child = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0", "--memory", "5M"]);

@@ -1,4 +1,4 @@
-//! `iwarp ping` between two processes, and its error messages when there is no server or one that does not speak iWARP.
+//! `iwarp ping` between two processes, and its errors with a missing or foreign server.
 
 use crate::common;
 use crate::common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 #[test]
-fn pings_of_every_size_over_ipv4_and_ipv6() {
+fn all_sizes_over_ipv4_and_ipv6() {
     for ip in ["127.0.0.1", "::1"] {
         let (_server, at) = serve(&["ping", "serve", "-a", ip, "-p", "0", "-v"]);
         let port = at.port().to_string();
@@ -29,14 +29,14 @@ fn pings_of_every_size_over_ipv4_and_ipv6() {
     }
 }
 
-/// A ping has as many octets as `-S` says, also in the output of the server.
+/// A ping has the size of `-S`, also in the output of the server.
 #[test]
-fn pings_have_the_size_that_was_asked_for() {
+fn pings_have_the_requested_size() {
     let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-v"]);
     let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
     let mut line = || lines.next().unwrap().unwrap();
     let port = line().rsplit(':').next().unwrap().to_owned();
-    // The output has to fit the pipe: nothing reads it while the client runs.
+    // The output must fit the pipe: nothing reads it while the client runs.
     for size in [16, 17, 1460, 40_000] {
         let text = size.to_string();
         succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "1", "-S", &text]);
@@ -47,8 +47,7 @@ fn pings_have_the_size_that_was_asked_for() {
     }
 }
 
-/// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they are, or larger than the
-/// server allows.
+/// A client that implements rping's protocol itself. It can announce buffers with wrong sizes.
 struct RawClient {
     connection: iwarp::verbs::cm::ConnectedId,
     cq: iwarp::verbs::CompletionQueue,
@@ -99,10 +98,10 @@ impl RawClient {
     }
 }
 
-/// A client may have one message in flight. The server ends the connection at a second one; if it kept them for later, a client
-/// could use up its memory.
+/// A client may have one message in flight. A second one ends the connection; if the server kept
+/// it, a client could use up the memory.
 #[test]
-fn messages_before_the_answer_end_the_connection() {
+fn second_message_ends_the_connection() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let client = RawClient::new(at);
     let sge = [client.answer.sge(..).unwrap()];
@@ -133,7 +132,7 @@ fn messages_before_the_answer_end_the_connection() {
 }
 
 #[test]
-fn no_more_is_read_or_written_than_the_peer_says() {
+fn announced_sizes_are_limits() {
     let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let mut line = String::new();
     let mut out = BufReader::new(server.0.stdout.take().unwrap());
@@ -153,8 +152,8 @@ fn no_more_is_read_or_written_than_the_peer_says() {
     let client = RawClient::new(at);
     assert!(client.announce(64));
     assert!(!client.announce(65537), "a sink that no ping can have");
-    // The server logs each refusal a moment after the connection has ended. The thread kills the server after a minute, so that
-    // the reading ends if a refusal is missing.
+    // The server logs each refusal a moment after the connection has ended. A thread kills the
+    // server after a minute, so that reading ends if a refusal is missing.
     let log = BufReader::new(server.0.stderr.take().unwrap());
     let (enough, over) = std::sync::mpsc::channel::<()>();
     let killer = std::thread::spawn(move || {
@@ -170,9 +169,9 @@ fn no_more_is_read_or_written_than_the_peer_says() {
     killer.join().unwrap();
 }
 
-/// As ping(8) does: a line for each ping, and statistics when it is interrupted.
+/// As in ping(8): a line for each ping, and statistics after an interrupt.
 #[test]
-fn pings_without_a_count_are_shown_one_by_one() {
+fn pings_without_count_print_lines() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let port = at.port().to_string();
     let args = ["ping", "127.0.0.1", "-p", &port];
@@ -194,7 +193,7 @@ fn pings_without_a_count_are_shown_one_by_one() {
         "{last}"
     );
     assert_eq!(finish(client, &args).status.code(), Some(0));
-    // With a count there is no pause unless one is asked for.
+    // With a count there is no pause by default.
     let out = succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3", "-i", "0.01"]);
     assert_eq!(out.lines().count(), 4, "{out}");
     let out = succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3"]);
@@ -205,7 +204,7 @@ fn pings_without_a_count_are_shown_one_by_one() {
     assert_eq!(out.lines().count(), 1, "{out}");
 }
 
-/// The server is killed while the client pings. The client counts the ping that got no answer.
+/// The server is killed while the client pings. The unanswered ping counts as lost.
 #[test]
 fn lost_pings_are_counted() {
     let (server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
@@ -224,7 +223,7 @@ fn lost_pings_are_counted() {
 }
 
 #[test]
-fn several_clients_at_once_and_a_server_that_ends_after_its_count() {
+fn server_ends_after_its_count() {
     let (mut server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-C", "80"]);
     let port = at.port().to_string();
     let args = ["ping", "127.0.0.1", "-p", &port, "-C", "20", "-V"];
@@ -240,7 +239,7 @@ fn several_clients_at_once_and_a_server_that_ends_after_its_count() {
 }
 
 #[test]
-fn a_recording_is_complete_when_the_process_ends() {
+fn capture_is_complete_at_exit() {
     let scratch = Scratch::new();
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let port = at.port().to_string();
@@ -253,7 +252,8 @@ fn a_recording_is_complete_when_the_process_ends() {
     let [Ok(file)] = &files[..] else {
         panic!("{files:?}")
     };
-    // Only the header of the file is written at once. The packets fit into the buffer, which is written when the process ends.
+    // Only the file's header is written immediately. The packets are buffered until the process
+    // ends.
     let octets = std::fs::read(file.path()).unwrap();
     let requests = octets.windows(16).filter(|w| w == b"MPA ID Req Frame");
     assert_eq!(requests.count(), 1, "{} octets", octets.len());
@@ -279,7 +279,7 @@ fn wrong_usage_is_exit_code_2() {
 }
 
 #[test]
-fn an_unreachable_server_is_named_with_the_reason() {
+fn unreachable_server_is_named_with_reason() {
     let nobody = Nobody::new();
     let port = nobody.port().to_string();
     for ip in ["127.0.0.1", "::1"] {
@@ -289,7 +289,7 @@ fn an_unreachable_server_is_named_with_the_reason() {
             "{err}"
         );
     }
-    // The broadcast address cannot be reached by TCP, and no packet is sent to find out.
+    // TCP cannot connect to the broadcast address, which is detected without sending a packet.
     let err = fail(&["ping", "255.255.255.255", "-C", "1"], 1);
     assert!(
         err.contains("cannot connect to 255.255.255.255:7174"),
@@ -301,8 +301,8 @@ fn an_unreachable_server_is_named_with_the_reason() {
     assert!(err.contains("cannot listen on 192.0.2.1"), "{err}");
 }
 
-/// Starts a server of another protocol and returns its port. It reads the request first if `reads` is set, answers with `what`,
-/// and closes the connection.
+/// Starts a server of another protocol and returns its port. It reads the request if `reads` is
+/// set, answers with `what`, and closes the connection.
 fn stranger(what: &'static [u8], reads: bool) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -314,7 +314,7 @@ fn stranger(what: &'static [u8], reads: bool) -> u16 {
             }
             let _ = stream.write_all(what);
             if !what.is_empty() {
-                // Stays until the client closes, so that the client can read the answer.
+                // Stay open until the client closes, so that the client can read the answer.
                 let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
                 while matches!(stream.read(&mut [0; 512]), Ok(n) if n > 0) {}
             }
@@ -324,7 +324,7 @@ fn stranger(what: &'static [u8], reads: bool) -> u16 {
 }
 
 #[test]
-fn a_peer_that_does_not_speak_mpa_is_reported() {
+fn foreign_server_is_reported() {
     for (what, reads) in [
         (&b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n"[..], false),
         (
@@ -343,7 +343,7 @@ fn a_peer_that_does_not_speak_mpa_is_reported() {
 }
 
 #[test]
-fn a_server_survives_peers_that_do_not_speak_mpa() {
+fn server_survives_foreign_clients() {
     let (mut server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let mut garbage = TcpStream::connect(at).unwrap();
     garbage.write_all(&[0xff; 4096]).unwrap();

@@ -18,7 +18,7 @@ fn run(command: &[&str]) -> Output {
 }
 
 #[test]
-fn the_command_ends_with_the_programs_exit_code_or_signal() {
+fn exit_code_and_signal_are_the_programs() {
     assert_eq!(run(&["true"]).status.code(), Some(0));
     assert_eq!(run(&["sh", "-c", "exit 77"]).status.code(), Some(77));
     assert_eq!(
@@ -27,9 +27,9 @@ fn the_command_ends_with_the_programs_exit_code_or_signal() {
     );
 }
 
-/// The codes are those of a shell, so that a script can tell them from exit codes of the program.
+/// The codes are those of a shell, so that scripts can distinguish them from the program's.
 #[test]
-fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
+fn failed_start_has_shell_exit_codes() {
     for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
         let out = run(&[program, "argument"]);
         let error = text(&out.stderr);
@@ -41,15 +41,17 @@ fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
     }
 }
 
-/// The program finds the settings of the options in its environment, wherever it goes, and what the user has set for its libraries behind ours.
+/// The program gets the settings in its environment, even if it changes the directory; the user's
+/// own libraries follow ours.
 #[test]
-fn a_program_finds_the_options_and_the_users_settings() {
+fn program_gets_options_and_user_settings() {
     let scratch = Scratch::new();
     let dir = scratch.sub("here");
     for name in ["libiwarp_verbs.so", "librspreload.so"] {
         std::fs::write(dir.join(name), b"").unwrap();
     }
-    let show = r#"cd /; printf '%s\n' "$IWARP_CAPTURE" "$LD_PRELOAD" "$LD_LIBRARY_PATH" "$IWARP_CRC" "$IWARP_AS""#;
+    let show = r#"cd /; printf '%s\n' "$IWARP_CAPTURE" "$LD_PRELOAD" "$LD_LIBRARY_PATH" \
+        "$IWARP_CRC" "$IWARP_AS""#;
     let options = [
         "--capture",
         "a trace.pcapng",
@@ -65,7 +67,7 @@ fn a_program_finds_the_options_and_the_users_settings() {
     ];
     let out = iwarp(&command.concat())
         .env("IWARP_LIBRARY", dir.join("libiwarp_verbs.so"))
-        // The loader passes over what is not there.
+        // The loader ignores missing files.
         .env("LD_PRELOAD", "/nonexistent/mine.so")
         .env("LD_LIBRARY_PATH", "/nonexistent")
         .current_dir(&dir)
@@ -84,9 +86,9 @@ fn a_program_finds_the_options_and_the_users_settings() {
     assert_eq!((crc, face), ("off", "rnic"));
 }
 
-/// A shell that evaluates the output of `iwarp env` sets each variable to its value, whatever is in it.
+/// A shell that evaluates the output of `iwarp env` gets each value unchanged.
 #[test]
-fn the_output_of_env_is_for_a_shell() {
+fn env_output_is_for_a_shell() {
     let scratch = Scratch::new();
     let library = scratch.path("libiwarp_verbs.so");
     std::fs::write(&library, b"").unwrap();
@@ -100,9 +102,9 @@ fn the_output_of_env_is_for_a_shell() {
     assert_eq!(text(&told.stdout), file, "{script}");
 }
 
-/// The list of devices for programs is of the face that programs see.
+/// The list shows the devices with the face that programs see.
 #[test]
-fn devices_are_listed_with_the_indices_of_their_face() {
+fn devices_have_indices_of_their_face() {
     for (face, indices) in [("rnic", "[0]"), ("roce", "[0,1]")] {
         let mut command = iwarp(&["devices", "--json"]);
         let out = command.env("IWARP_AS", face).output().unwrap();
@@ -113,9 +115,9 @@ fn devices_are_listed_with_the_indices_of_their_face() {
     }
 }
 
-/// An unknown option is not taken for the name of a program.
+/// An unknown option is not mistaken for the name of a program.
 #[test]
-fn a_misspelt_option_is_wrong_usage() {
+fn misspelt_option_is_wrong_usage() {
     for args in [
         &["run", "--capure", "x", "--", "true"][..],
         &["run", "--crc", "off", "-v", "--", "true"],
@@ -126,7 +128,7 @@ fn a_misspelt_option_is_wrong_usage() {
 }
 
 #[test]
-fn a_wrong_library_is_named_with_its_variable() {
+fn wrong_library_is_named() {
     let scratch = Scratch::new();
     let missing = scratch.path("missing.so");
     for path in [missing, scratch.path("")] {
@@ -145,7 +147,7 @@ fn a_wrong_library_is_named_with_its_variable() {
 
 /// `--rsockets` uses the preload library in the folder of the verbs library.
 #[test]
-fn the_preload_library_is_looked_for_beside_the_library() {
+fn preload_library_is_beside_the_library() {
     let scratch = Scratch::new();
     let env = || {
         let out = iwarp(&["env", "--rsockets"])
@@ -162,7 +164,7 @@ fn the_preload_library_is_looked_for_beside_the_library() {
 }
 
 #[test]
-fn a_wrong_filter_of_the_log_is_named() {
+fn wrong_log_filter_is_named() {
     let out = iwarp(&["devices"])
         .env("RUST_LOG", "iwarp=loud")
         .output()
@@ -174,16 +176,16 @@ fn a_wrong_filter_of_the_log_is_named() {
     );
 }
 
-/// `cargo install` installs the command without libraries. The error message names a command that installs them, and the same
-/// `iwarp` finds them in the folder that the message promises.
+/// `cargo install` installs the command without libraries. The error names a command that installs
+/// them, and `iwarp` then finds them in the promised folder.
 #[test]
-fn a_command_without_its_libraries_says_how_to_get_them() {
+fn missing_libraries_have_instructions() {
     let scratch = Scratch::new();
     let bin = scratch.path("prefix/bin");
     std::fs::create_dir_all(&bin).unwrap();
     let command = bin.join("iwarp");
-    // `cp` makes the copy. If this process wrote it, a child that another test starts at that moment could inherit the open
-    // descriptor, and running the file would fail with ETXTBSY.
+    // `cp` creates the copy. If this process wrote it, a child of another test could inherit the
+    // descriptor, and executing the file would fail with ETXTBSY.
     let copied = Command::new("cp")
         .args([env!("CARGO_BIN_EXE_iwarp").as_ref(), command.as_os_str()])
         .status()
@@ -208,7 +210,7 @@ fn a_command_without_its_libraries_says_how_to_get_them() {
     ] {
         assert!(error.contains(&part), "{part:?} is not in: {error}");
     }
-    // Creates the libraries where `cargo xtask install --prefix` puts them.
+    // Create the libraries where `cargo xtask install --prefix` puts them.
     let lib = prefix.join("lib/iwarp");
     std::fs::create_dir_all(&lib).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {

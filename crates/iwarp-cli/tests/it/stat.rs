@@ -1,4 +1,4 @@
-//! `iwarp stat` shows a process with traffic in each of its output formats, and reports a process that cannot be asked.
+//! `iwarp stat` in each output format with a busy process, and with a process that cannot be asked.
 
 use crate::common;
 use crate::common::{LIMIT, Running, Scratch, fail, iwarp, run, serve, succeed, text};
@@ -26,7 +26,7 @@ fn json(pid: &str) -> Value {
     all["processes"][0].clone()
 }
 
-/// Returns how many octets the devices of a process have received.
+/// Returns how many bytes the devices of a process have received.
 fn received(process: &Value) -> u64 {
     let devices = process["statistics"]["devices"].as_array().unwrap();
     let counters = devices.iter().map(|d| d["counters"]["rx_bytes"].as_u64());
@@ -34,7 +34,7 @@ fn received(process: &Value) -> u64 {
 }
 
 #[test]
-fn the_figures_of_a_server_grow_with_its_work() {
+fn figures_grow_with_work() {
     let (_running, port, pid) = server();
     let idle = json(&pid);
     assert_eq!(idle["pid"].to_string(), pid);
@@ -51,7 +51,7 @@ fn the_figures_of_a_server_grow_with_its_work() {
 }
 
 #[test]
-fn a_connection_is_a_row_of_the_table_and_a_sample() {
+fn connection_is_row_and_sample() {
     let (_running, port, pid) = server();
     // This client pings until it is killed at the end of the test.
     let mut client = iwarp(&["ping", "127.0.0.1", "-p", &port.to_string()]);
@@ -88,7 +88,7 @@ fn a_connection_is_a_row_of_the_table_and_a_sample() {
 }
 
 #[test]
-fn watching_asks_again_and_again_until_the_process_ends() {
+fn watch_ends_with_the_process() {
     let (mut running, port, pid) = server();
     let mut watch = iwarp(&["stat", &pid, "--watch=0.1", "--json"]);
     let mut watch = Running(watch.stdout(Stdio::piped()).spawn().unwrap());
@@ -101,15 +101,15 @@ fn watching_asks_again_and_again_until_the_process_ends() {
     ping(port, "20");
     while received(&next().unwrap()["processes"][0]) == before {}
     running.0.kill().unwrap();
-    // The server is now a zombie and keeps its process number. `iwarp stat` must notice that it has ended nevertheless.
+    // The server is a zombie now and keeps its process number; `iwarp stat` must end nevertheless.
     while next().is_some() {}
     let status = watch.wait(LIMIT).expect("it ends");
     assert!(status.success(), "{status}");
     running.0.wait().unwrap();
 }
 
-/// Answers requests about this process with these texts, one for each, and then closes the socket. Returns the process number and
-/// the directory of the socket.
+/// Answers requests about this process with these texts in turn, and then closes the socket.
+/// Returns the process number and the directory of the socket.
 fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
     let own = std::process::id().to_string();
     let dir = scratch.sub("answers");
@@ -127,9 +127,9 @@ fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, Stri
     (own, common::str(&dir).to_owned())
 }
 
-/// The answer of a process that ends at that moment is cut off or empty. After that its socket is gone.
+/// A process that is ending sends a truncated or empty answer, and then its socket is gone.
 #[test]
-fn a_process_may_end_while_it_answers() {
+fn process_may_end_while_answering() {
     const GOOD: &str = r#"{"format":1}"#;
     let watch = |lines: usize, said: &'static [&'static str]| {
         let scratch = Scratch::new();
@@ -139,18 +139,18 @@ fn a_process_may_end_while_it_answers() {
     };
     watch(1, &[GOOD, ""]);
     watch(1, &[GOOD, r#"{"format""#]);
-    // After one answer that is cut off, `iwarp stat` asks again.
+    // After a truncated answer, `iwarp stat` asks again.
     watch(2, &[GOOD, "", GOOD]);
-    // A process that never gave an answer is an error.
+    // A process that never answered is an error.
     let scratch = Scratch::new();
     let (pid, dir) = answers(&scratch, &[""]);
     let error = fail(&["stat", &pid, "--directory", &dir, "--watch=0.1"], 1);
-    assert!(error.contains("has not answered"), "{error}");
+    assert!(error.contains("did not answer"), "{error}");
 }
 
-/// On a terminal the table is redrawn. A file or pipe gets one table after the other.
+/// On a terminal the table is redrawn. A file or pipe gets successive tables.
 #[test]
-fn a_pipe_gets_one_table_after_the_other() {
+fn pipe_gets_successive_tables() {
     let (_running, port, pid) = server();
     ping(port, "1");
     let mut watch = iwarp(&["stat", &pid, "--watch=0.1"]);
@@ -159,13 +159,13 @@ fn a_pipe_gets_one_table_after_the_other() {
     for _ in 0..3 {
         while lines.next().expect("it goes on").unwrap() != "--" {}
     }
-    // The pipe has no reader any more, so the command ends.
+    // Without a reader of the pipe, the command ends.
     drop(lines);
     assert!(watch.wait(LIMIT).expect("it ends").success());
 }
 
 #[test]
-fn a_process_that_cannot_be_asked_is_an_error() {
+fn unavailable_process_is_an_error() {
     let error = fail(&["stat", "4194304"], 1);
     assert!(error.contains("there is no process 4194304"), "{error}");
     let other = Command::new("sleep").arg("1000").spawn().unwrap();
@@ -176,7 +176,7 @@ fn a_process_that_cannot_be_asked_is_an_error() {
         error.contains(&format!("process {pid} cannot be asked")),
         "{error}"
     );
-    // Without a process number it is no error that there is no process.
+    // Without a process number, an empty list is no error.
     let scratch = Scratch::new();
     let dir = scratch.sub("empty");
     let dir = common::str(&dir);
@@ -190,7 +190,8 @@ fn a_process_that_cannot_be_asked_is_an_error() {
     );
 }
 
-/// Any program of this user can make such a socket. Its answer may be nonsense, of another version, or contain escape sequences.
+/// Any program of this user can create such a socket. Its answer may be nonsense, of another
+/// version, or contain escape sequences.
 #[test]
 fn invalid_answers_are_reported_and_escaped() {
     let scratch = Scratch::new();
@@ -223,10 +224,10 @@ fn invalid_answers_are_reported_and_escaped() {
     assert!(said.contains("\\u{1b}]0;evil\\u{7}"), "{said}");
 }
 
-/// Rates are those since the answer before, not those since the first one. The directory that is named on the command line counts, whatever
-/// is set for the programs.
+/// Rates are relative to the previous answer, not to the first one. `--directory` takes precedence
+/// over the environment.
 #[test]
-fn rates_are_those_since_the_last_answer() {
+fn rates_are_since_last_answer() {
     const SAID: [&str; 4] = [
         r#"{"format":1,"process":{"age_ns":1000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":0}}]}"#,
         r#"{"format":1,"process":{"age_ns":2000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":8000}}]}"#,

@@ -1,14 +1,14 @@
-//! `iwarp run --sysfs`: the program sees the devices below `/sys/class` and `/dev`, and no other process does.
+//! `iwarp run --sysfs`: only the program sees the devices in `/sys/class` and `/dev`.
 
 use crate::common::{Scratch, iwarp, text};
 use std::path::Path;
 use std::process::Command;
 
-/// Where a machine does not allow this, the program gets a preload library instead, which these tests do not have.
+/// The error of a machine that does not allow mounts: these tests have no preload library for it.
 const FORBIDDEN: &str = "needs a mount namespace";
 
 #[test]
-fn only_the_program_sees_the_devices_in_sysfs() {
+fn only_the_program_sees_devices() {
     let scratch = Scratch::new();
     // The library only has to exist: no program of this test loads it.
     let library = scratch.path("libiwarp_verbs.so");
@@ -68,10 +68,10 @@ fn only_the_program_sees_the_devices_in_sysfs() {
     assert_eq!(there(), before);
 }
 
-/// Programs for RoCE NICs look for the nodes, so they are shown unasked where the machine allows it; and where it does not, the
-/// program runs all the same.
+/// Programs for RoCE NICs look for the nodes, so they are shown without an option where the machine
+/// allows it. Elsewhere the program runs without them.
 #[test]
-fn as_a_roce_nic_the_devices_are_shown_unasked() {
+fn roce_shows_devices_without_option() {
     let scratch = Scratch::new();
     let library = scratch.path("libiwarp_verbs.so");
     std::fs::write(&library, b"").unwrap();
@@ -102,8 +102,8 @@ fn as_a_roce_nic_the_devices_are_shown_unasked() {
     assert_eq!(lines, ["1: CA", "IB/RoCE v1", "RoCE v2", "node", "roce"]);
 }
 
-/// Returns a command that runs `iwarp` where no mount namespace can be made: in a user namespace that allows none. Returns `None`
-/// where that cannot be made either.
+/// Returns a command that runs `iwarp` in a user namespace without mount namespaces. Returns `None`
+/// if there are no user namespaces.
 fn without_mounts(args: &[&str]) -> Option<Command> {
     let script = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
     let unshare = |words: &[&str]| {
@@ -123,10 +123,10 @@ fn without_mounts(args: &[&str]) -> Option<Command> {
     Some(unshare(&words))
 }
 
-/// Without mounts the devices are in a folder of the user's, and the program gets the library that looks there. The same devices are in
-/// the same folder the next time.
+/// Without mounts the devices are in a folder of the user, and the program gets the preload
+/// library. The same devices use the same folder the next time.
 #[test]
-fn without_mounts_the_devices_are_in_a_folder() {
+fn devices_without_mounts_are_in_folder() {
     let scratch = Scratch::new();
     let library = scratch.path("libiwarp_verbs.so");
     std::fs::write(&library, b"").unwrap();

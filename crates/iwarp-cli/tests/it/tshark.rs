@@ -1,5 +1,5 @@
-//! Wireshark as the judge of what we send: it must decode our recordings into the same FPDUs as our own decoder, with
-//! no malformed frame and no bad CRC.
+//! Wireshark must decode our captures into the same FPDUs as our own decoder, without malformed
+//! frames and bad CRCs.
 
 use crate::common::capture;
 use crate::common::{Scratch, noise, serve, str, succeed};
@@ -16,7 +16,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Copies a file of 64 MiB with `iwarp cp`, records the first 4 MiB, and checks the recording.
+/// Copies a file of 64 MiB with `iwarp cp`, captures the first 4 MiB, and checks the capture.
 fn copy(markers: bool) {
     let t = Scratch::new();
     let dir = t.sub("served");
@@ -73,19 +73,19 @@ fn copy(markers: bool) {
 }
 
 #[test]
-fn a_copy_with_crc() {
+fn copy_with_crc() {
     copy(false);
 }
 
 #[test]
-fn a_copy_with_crc_and_markers() {
+fn copy_with_crc_and_markers() {
     copy(true);
 }
 
 const SIZE: usize = 200_000;
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
-/// Binds a memory window to a region and returns its STag. The test needs windows because a peer cannot invalidate a region.
+/// Binds a memory window to a region and returns its STag. A peer cannot invalidate a region.
 fn bind(
     ctx: &Context,
     pd: &ProtectionDomain,
@@ -118,7 +118,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     config.crc = crc;
     config.markers = markers;
     config.capture = Some(file.to_path_buf());
-    // With the segment size of loopback most messages would have a single segment.
+    // With loopback's segment size, most messages would fit one segment.
     config.mss = Some(9000);
     let ip = ip.parse().unwrap();
     let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
@@ -144,8 +144,8 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
                 ..ConnectionParameters::default()
             };
             let connection = request.accept(qp, &parameters).unwrap();
-            // The Send tells the client the STags of the windows. It is posted after the Binds, so the windows are bound when it
-            // arrives.
+            // The Send carries the STags of the windows. It is posted after the Binds, so the
+            // windows are bound when it arrives.
             let windows = [(); 2].map(|()| bind(&ctx, &pd, &connection, &memory));
             let told = windows.map(|window| window.0.to_be_bytes()).concat();
             connection
@@ -160,7 +160,8 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
                 let fault = connection.fault();
                 assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
             }
-            // The client's last request breaks the protection, so the connection ends with an error.
+            // The client's last request violates the protection, so the connection ends with an
+            // error.
             let end = connection.wait_disconnected(WAIT).unwrap_err();
             assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
             for window in windows {
@@ -234,7 +235,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
 }
 
 #[test]
-fn every_opcode_in_every_kind_of_stream() {
+fn every_opcode_in_every_stream() {
     for ip in ["127.0.0.1", "::1"] {
         for markers in [false, true] {
             for crc in [true, false] {
@@ -252,14 +253,14 @@ fn every_opcode_in_every_kind_of_stream() {
     }
 }
 
-/// A request with which a client breaks a rule.
+/// A request that violates a rule.
 struct Offence {
     name: &'static str,
-    /// What the client may do with the server's memory.
+    /// The client's access to the server's memory.
     access: Access,
-    /// The length of the server's receive, if it posts one.
+    /// Length of the server's receive, if it posts one.
     receive: Option<usize>,
-    /// Posts the request. The arguments are the client's queue pair, its own memory, and the server's memory.
+    /// Posts the request, given the client's queue pair and memory, and the server's memory.
     commit: fn(&iwarp::runtime::QueuePair, &MemoryRegion, RemoteMemory),
     /// Layer, type and code of the Terminate that answers it.
     answer: [u8; 3],
@@ -324,7 +325,7 @@ const OFFENCES: &[Offence] = &[
     },
 ];
 
-/// Length of the server's memory and of each message, in octets.
+/// Length of the server's memory and of each message, in bytes.
 const FEW: usize = 64;
 
 fn post(qp: &iwarp::runtime::QueuePair, wr: SendWr<'_>) {
@@ -352,7 +353,8 @@ fn recorded(file: &Path) -> Context {
     Context::open(&device, config).unwrap()
 }
 
-/// Returns layer, type and code of the Terminate messages that tshark finds, or `None` if tshark is not installed.
+/// Returns layer, type and code of the Terminate messages that tshark finds, or `None` if tshark is
+/// not installed.
 fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
     let words = ["-Y", "iwarp_rdma.terminate", "-T", "fields"];
     let fields = [
@@ -388,7 +390,7 @@ fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
 }
 
 #[test]
-fn wireshark_decodes_every_terminate_as_we_mean_it() {
+fn every_terminate_is_decoded() {
     let t = Scratch::new();
     let file = t.path("run.pcapng");
     let ctx = recorded(&file);
@@ -415,7 +417,7 @@ fn wireshark_decodes_every_terminate_as_we_mean_it() {
                 };
                 let connection = request.accept(qp, &parameters).unwrap();
                 let _ = connection.wait_disconnected(WAIT);
-                // The connection may be reported as ended a moment before the Terminate is counted.
+                // The end of the connection may be reported before the Terminate is counted.
                 let sent = || connection.counters().terminates_sent;
                 let start = Instant::now();
                 while sent() == 0 && Some(start.elapsed()) < WAIT {
@@ -441,14 +443,14 @@ fn wireshark_decodes_every_terminate_as_we_mean_it() {
     };
     assert!(seen.into_iter().eq(OFFENCES.iter().map(|o| o.answer)));
     let text = capture::tshark(&file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
-    // Three FPDUs for each: the first message of the set-up, the wrong request, and the Terminate.
+    // Three FPDUs each: the first message of the set-up, the wrong request, and the Terminate.
     assert_eq!(text.matches("(Good CRC32)").count(), 3 * OFFENCES.len());
     assert!(!text.contains("Malformed") && !text.contains("Bad CRC32"));
 }
 
 /// A Terminate of the MPA layer: the peer, a plain TCP socket, sends an FPDU with a wrong CRC.
 #[test]
-fn a_terminate_of_mpa_is_decoded() {
+fn mpa_terminate_is_decoded() {
     let t = Scratch::new();
     let file = t.path("run.pcapng");
     let ctx = recorded(&file);

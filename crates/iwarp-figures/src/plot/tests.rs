@@ -48,7 +48,7 @@ fn figure(units: &[Unit], curves: &[Curve]) -> String {
 }
 
 #[test]
-fn each_name_is_once_in_the_legend_whatever_the_panels() {
+fn legend_names_each_curve_once() {
     let points = [(4, 3e-6), (65_536, 3e-5)];
     let curves = [
         curve("write, CRC", Mark::Circle, &points),
@@ -72,7 +72,7 @@ fn axes_have_labels_with_units() {
 }
 
 #[test]
-fn the_axis_of_rates_does_not_follow_tiny_messages_down() {
+fn rate_axis_ignores_tiny_messages() {
     let points = [(1, 1e4), (64, 6e5), (1 << 20, 4e9)];
     let svg = figure(
         &[Unit::OctetsPerSecond],
@@ -86,7 +86,7 @@ fn the_axis_of_rates_does_not_follow_tiny_messages_down() {
         curves: vec![curve("tcp", Mark::Diamond, &points)],
     };
     assert!(panel.values(Band::Extremes).start >= 1e5);
-    // Two points are inside the frame. The third would be below it. The legend has one more mark.
+    // Two points are inside the frame, and the third is below it. The legend has one more mark.
     let white = figure(
         &[Unit::OctetsPerSecond],
         &[curve("no CRC", Mark::Diamond, &points)],
@@ -100,7 +100,7 @@ fn the_axis_of_rates_does_not_follow_tiny_messages_down() {
 }
 
 #[test]
-fn a_band_spans_the_extremes() {
+fn band_spans_the_extremes() {
     let points = [(4, 1e-5), (1024, 1e-5)];
     let svg = figure(&[Unit::Seconds], &[curve("tcp", Mark::Circle, &points)]);
     let band = svg
@@ -113,7 +113,7 @@ fn a_band_spans_the_extremes() {
         .split_whitespace()
         .map(|corner| corner.split(',').nth(1).unwrap().parse().unwrap())
         .collect();
-    // The outline goes forward along the smallest values, and back along the largest, which are higher up.
+    // The outline follows the smallest values forward, and the largest, which are higher, back.
     assert_eq!(rows.len(), 4);
     assert!(rows[0] == rows[1] && rows[2] == rows[3] && rows[2] < rows[1]);
 }
@@ -125,7 +125,7 @@ fn long_facts_are_wrapped() {
 }
 
 #[test]
-fn one_point_and_none_can_be_drawn() {
+fn empty_and_single_point_are_drawn() {
     let one = figure(
         &[Unit::Seconds],
         &[curve("tcp", Mark::Inverted, &[(64, 1e-5)])],

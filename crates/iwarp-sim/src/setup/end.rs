@@ -1,4 +1,5 @@
-//! One end of a connection that is being set up: MPA start-up as the runtime does it, then a queue pair and a short program.
+//! One end of a connection during set-up: MPA start-up as in the runtime, then a queue pair and a
+//! short program.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,50 +18,52 @@ use super::{Mode, SetupPlant};
 use crate::raw::{Arena, SimRange};
 use crate::world::{CRC32C, Pool};
 
-/// How long a responder waits for a request, and an initiator for the reply: those of the runtime.
+/// Time limits of the responder for the request, and of the initiator for the reply, as in the
+/// runtime.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Octets of memory: what is sent, where messages and answers land, and where the peer writes. Between them is memory that nobody may change.
+/// Size of the memory, and ranges in it: source, sinks of messages and answers, and the target of
+/// the peer. The memory between them must not change.
 const ARENA: usize = 1024;
 const SOURCE: (usize, usize) = (64, 64);
 const SINK: (usize, usize) = (256, 64);
 const RECEIVE: (usize, usize) = (448, 64);
 const EXPOSED: (usize, usize) = (640, 64);
-/// The octets of the messages, and of the Write and the Read.
+/// Length of the messages, of the Write and of the Read.
 const LEN: usize = 16;
 const PD: u32 = 1;
 
-/// Numbers of the requests.
+/// Identifiers of the requests.
 const RECV: u64 = 1;
 const SEND: u64 = 2;
 const WRITE: u64 = 3;
 const READ: u64 = 4;
 
-/// The octet at an offset of an end's memory before anything happens.
+/// Returns the initial octet at an offset of an end's memory.
 const fn pattern(side: usize, at: usize) -> u8 {
     (at as u8).wrapping_mul(7).wrapping_add(side as u8 * 101)
 }
 
-/// How far an end is.
+/// Progress of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// It waits for the peer's frame until this time.
     Startup(Option<Time>),
-    /// The queue pair has the stream.
+    /// The queue pair owns the stream.
     Up,
     /// Start-up has failed, and the connection is closed.
     Failed,
-    /// The queue pair's stream is gone.
+    /// The queue pair's stream has ended.
     Gone,
 }
 
-/// What the other end and the network see of a call.
+/// The effect of a call on the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
     /// Nothing.
     Nothing,
-    /// The end of the octets.
+    /// The sending side was shut down.
     Fin,
     /// A reset.
     Reset,
@@ -90,11 +93,11 @@ pub(super) struct End {
     pub(super) phase: Phase,
     reader: FrameReader,
     initiator: Option<Box<Initiator>>,
-    /// The agreement, once there is one.
+    /// The negotiated parameters, once there are any.
     pub(super) agreed: Option<Agreed>,
-    /// Octets of the frame that it has sent.
+    /// Length of the frame that it has sent.
     pub(super) frame_len: u64,
-    /// What it has written and the network has not taken.
+    /// Octets that the network has not taken yet.
     pub(super) out: VecDeque<u8>,
     pub(super) qp: QueuePair,
     table: MemoryTable<SimRange>,
@@ -105,10 +108,10 @@ pub(super) struct End {
     /// Requests that were posted.
     posted: Vec<u64>,
     lent: Vec<u8>,
-    /// A part of an FPDU, if one has come in part.
+    /// An FPDU that has arrived in part.
     held: Option<Box<RxBuffer>>,
     shut: bool,
-    /// The stream has ended in the middle of an FPDU that it wanted to read.
+    /// The stream ended in the middle of an FPDU that the end wanted to read.
     cut: bool,
     pub(super) events: Events,
 }
@@ -173,7 +176,7 @@ impl End {
             .enumerate()
         {
             let range = end.arena.range(at, len);
-            // The same numbers at both ends, so that each knows those of the other.
+            // Both ends use the same numbers, so that each knows the peer's STags.
             let random = 0x1000_0000 + 0x10100 * (i as u32 + 1);
             let stag = end.table.register(range, at as u64, PD, access, random);
             end.keys[i] = stag.expect("room in the table").0;
@@ -211,14 +214,14 @@ impl End {
         self.posted.push(RECV);
     }
 
-    /// Takes an octet of start-up. Returns what is seen of it.
+    /// Processes an octet of start-up. Returns the effect on the stream.
     pub(super) fn startup(&mut self, octet: u8, now: Time) -> Seen {
         match self.reader.push(&[octet]) {
             Ok(Progress::NeedMore) => return Seen::Nothing,
             Ok(Progress::Frame { .. }) => {}
-            Err(error) => panic!("an honest frame is refused: {error}"),
+            Err(error) => panic!("a valid frame is refused: {error}"),
         }
-        let frame = self.reader.frame().expect("it is whole");
+        let frame = self.reader.frame().expect("a complete frame");
         let params: LocalParams = self.mode.params(self.side);
         let agreed = match &self.initiator {
             Some(initiator) => match initiator.on_reply(&frame) {
@@ -228,10 +231,10 @@ impl End {
                     self.phase = Phase::Failed;
                     return Seen::Fin;
                 }
-                Err(error) => panic!("an honest reply is refused: {error}"),
+                Err(error) => panic!("a valid reply is refused: {error}"),
             },
             None => {
-                let pending = Responder::on_request(&frame, &params).expect("an honest request");
+                let pending = Responder::on_request(&frame, &params).expect("a valid request");
                 let mut out = [0; MAX_FRAME_LEN];
                 if self.mode.rejects() {
                     let len = pending.reject(b"no", &mut out);
@@ -292,7 +295,7 @@ impl End {
         self.posted.push(wr_id);
     }
 
-    /// Lets the program and the queue pair do what they can without the peer.
+    /// Lets the program and the queue pair do what is possible without the peer.
     pub(super) fn work(&mut self, pool: &mut Pool) -> Seen {
         if self.phase != Phase::Up {
             return Seen::Nothing;
@@ -365,7 +368,7 @@ impl End {
         }
     }
 
-    /// The network has reset the connection.
+    /// Processes a reset of the connection by the network.
     pub(super) fn reset(&mut self) {
         match self.phase {
             Phase::Startup(_) => self.phase = Phase::Failed,
@@ -377,7 +380,7 @@ impl End {
         }
     }
 
-    /// The peer has closed its direction.
+    /// Processes the peer's FIN.
     pub(super) fn fin(&mut self, pool: &mut Pool) -> Seen {
         match self.phase {
             Phase::Startup(_) => {
@@ -397,7 +400,7 @@ impl End {
         }
     }
 
-    /// Takes one octet in full operation.
+    /// Processes one octet in full operation.
     pub(super) fn receive(&mut self, octet: u8, pool: &mut Pool) -> Seen {
         if self.phase != Phase::Up {
             return Seen::Nothing;
@@ -421,7 +424,7 @@ impl End {
         self.serve()
     }
 
-    /// Returns the next time at which something is due.
+    /// Returns the time of the next timer.
     pub(super) fn due(&self) -> Option<Time> {
         match self.phase {
             Phase::Startup(deadline) => deadline,
@@ -430,7 +433,7 @@ impl End {
         }
     }
 
-    /// Does what is due at this time.
+    /// Processes the timers that expire at this time.
     pub(super) fn on_time(&mut self, now: Time) -> Seen {
         match self.phase {
             Phase::Startup(Some(at)) if at <= now => {
@@ -445,7 +448,8 @@ impl End {
         }
     }
 
-    /// Returns `true` if every request of the program has succeeded and the peer's message has come.
+    /// Returns `true` if every request of the program has succeeded and the peer's message has
+    /// arrived.
     pub(super) fn is_done(&self) -> bool {
         self.phase == Phase::Up
             && self.posted.len() == self.host.0.len()
@@ -462,10 +466,10 @@ impl End {
         self.serve()
     }
 
-    /// Checks what must hold at the end, however that came. `peer` is the other end.
+    /// Checks what must hold at the end in any case. `peer` is the other end.
     pub(super) fn check(&mut self, peer: &Self) -> Result<(), String> {
         if self.phase == Phase::Failed {
-            // The program takes its queue pair back.
+            // The program reclaims its queue pair.
             let _ = self.qp.modify(State::Error, &mut self.host);
             while self.qp.completions_due() {
                 let _ = self.qp.complete_due(&mut self.host);
@@ -490,12 +494,12 @@ impl End {
             return Err(format!("blames {fault:?}, but both ends are honest"));
         }
         if self.cut && self.qp.fault().is_none() {
-            return Err("half an FPDU is taken for the end of the stream".into());
+            return Err("the stream ended in an FPDU without an error".into());
         }
         self.check_memory(peer.side)
     }
 
-    /// Compares memory with what the completions promise.
+    /// Compares memory with what the completions prove.
     fn check_memory(&self, peer: usize) -> Result<(), String> {
         let now = self.arena.copy(0, ARENA);
         let theirs: Vec<u8> = (0..LEN).map(|i| pattern(peer, SOURCE.0 + i)).collect();
@@ -507,7 +511,8 @@ impl End {
                 .0
                 .iter()
                 .any(|(_, cqe)| cqe.wr_id == id && cqe.status == WcStatus::Success);
-            // What has not completed may be there or not, but not in part: it is one segment.
+            // An incomplete operation may have been performed or not, but not partly: it is one
+            // segment.
             if success || part == theirs {
                 must[at..at + LEN].copy_from_slice(&theirs);
             }

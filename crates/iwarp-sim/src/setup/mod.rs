@@ -1,8 +1,10 @@
-//! Connection set-up with a fault at every octet, for all ways to set up. Nothing here is random.
+//! Connection set-up with a fault at every octet, in all modes. Nothing here is random.
 //!
-//! A run is a whole short connection: MPA start-up, an RTR message if there is one, a Send in each direction, a Write, a Read, and the end.
-//! Octets arrive one by one, and at one place of one direction the connection is reset, stalls for ever, or is closed. In virtual time both
-//! ends come to an end by themselves wherever a rule says so: start-up has its limits, and so has the first FPDU of the peer-to-peer model.
+//! A run is a whole short connection: MPA start-up, an RTR message if there is one, a Send in each
+//! direction, a Write, a Read, and the end. Octets arrive one by one. At one octet of one
+//! direction, the connection is reset, stalls forever, or is closed. In virtual time both ends must
+//! end by themselves wherever a rule requires it: start-up has time limits, and so has the first
+//! FPDU of the peer-to-peer model.
 
 mod end;
 
@@ -15,19 +17,19 @@ use iwarp_rnic::qp::Events;
 use crate::world::Pool;
 use end::{End, Phase, Seen};
 
-/// Limit of turns of a run. No correct run has as many.
+/// Limit of turns, which only a run that does not end reaches.
 const TURNS_MAX: u32 = 20_000;
 
-/// How the two ends come to an agreement.
+/// How the two ends negotiate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// RFC 5044 alone.
     Plain,
-    /// RFC 6581, for the depths.
+    /// RFC 6581, to negotiate the depths.
     Enhanced,
     /// RFC 6581, with this RTR message.
     PeerToPeer(Rtr),
-    /// The responder's program refuses.
+    /// The responder's program rejects.
     Rejected,
 }
 
@@ -40,7 +42,7 @@ pub struct Mode {
 }
 
 impl Mode {
-    /// Returns all ways.
+    /// Returns all modes.
     pub fn all() -> Vec<Self> {
         let kinds = [
             Kind::Plain,
@@ -93,36 +95,36 @@ impl Mode {
     }
 }
 
-/// What happens at an octet.
+/// The effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     /// Both directions are reset.
     Reset,
-    /// This direction brings nothing more.
+    /// No more octets arrive in this direction.
     Stall,
-    /// This direction is closed, and what was behind the octet is lost.
+    /// This direction is closed, and later octets are lost.
     Close,
 }
 
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// The end whose octets it is about: 0 is the initiator.
+    /// The end whose octets are affected: 0 is the initiator.
     pub side: usize,
-    /// So many of them arrive.
+    /// Number of octets that arrive before the fault.
     pub at: u64,
-    /// What happens then.
+    /// The effect.
     pub what: What,
 }
 
-/// A bug that is planted to see that the checks find it.
+/// A bug that is planted to show that the checks find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetupPlant {
     /// Start-up has no time limit.
     LoseDeadline,
     /// The first FPDU has no time limit.
     ForgetFirstFpdu,
-    /// The responder takes the agreement about CRCs for the contrary.
+    /// The responder inverts the agreement about CRCs.
     WrongCrc,
     /// A completion is lost.
     LoseCompletion,
@@ -134,7 +136,7 @@ pub enum SetupPlant {
 struct Run {
     ends: [End; 2],
     delivered: [u64; 2],
-    /// A direction that was closed: nothing more comes through, and its FIN is to be told if `true`.
+    /// Directions that were closed; `true` if the FIN has not been delivered yet.
     closed: [Option<bool>; 2],
     fault: Option<Fault>,
     now: Time,
@@ -143,10 +145,10 @@ struct Run {
     pool: Pool,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 struct Played {
-    /// How many octets each end has sent that arrived.
+    /// Number of octets of each end that arrived.
     delivered: [u64; 2],
     pool: Pool,
     result: Result<(), String>,
@@ -199,7 +201,7 @@ impl Run {
         Err("the run does not end".into())
     }
 
-    /// The network sees what an end does with its stream.
+    /// Applies what an end does with its stream.
     fn see(&mut self, side: usize, seen: Seen) {
         match seen {
             Seen::Nothing => {}
@@ -217,7 +219,8 @@ impl Run {
         })
     }
 
-    /// Brings one octet of an end to its peer, or what stands behind the last one. Returns `true` if something came.
+    /// Delivers one octet of an end, or the FIN or reset after the last one. Returns `true` if
+    /// anything was delivered.
     fn deliver(&mut self, side: usize) -> bool {
         if self.is_cut(side, What::Stall) {
             return false;
@@ -260,14 +263,15 @@ impl Run {
         if self.ends.iter().any(open) && !stalled {
             return Err("an end waits for ever, although the connection has ended".into());
         }
-        // A peer that has vanished is noticed by the keep-alive of TCP, which is a reset to the queue pair.
+        // TCP's keep-alive detects a peer that has vanished, which is a reset to the queue pair.
         self.ends.iter_mut().for_each(End::reset);
         let [a, b] = &mut self.ends;
         a.check(b).map_err(|error| format!("initiator: {error}"))?;
         b.check(a).map_err(|error| format!("responder: {error}"))
     }
 
-    /// Checks that start-up has come as far as its octets, and no further, and that its limits have ended it where nothing came.
+    /// Checks that start-up progressed exactly as far as its octets allow, and that its time limits
+    /// ended it where nothing arrived.
     fn check_startup(&self, mode: Mode) -> Result<(), String> {
         let [initiator, responder] = &self.ends;
         let request = self.delivered[0] >= initiator.frame_len;
@@ -297,27 +301,27 @@ impl Run {
         }
         let early = Time::ZERO.after(Duration::from_secs(5));
         if responder.events.contains(Events::FIRST_FPDU_OVERDUE) && self.now < early {
-            return Err("the first FPDU was overdue too early".into());
+            return Err("the time limit of the first FPDU expired too early".into());
         }
         Ok(())
     }
 }
 
-/// What a sweep has done.
+/// The result of a sweep.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// Ways to set up.
+    /// Number of modes.
     pub modes: usize,
-    /// Runs, those without a fault included.
+    /// Number of runs, including those without a fault.
     pub runs: u64,
     /// The first failures, as texts.
     pub failures: Vec<String>,
 }
 
-/// The most failures that are kept.
+/// Number of failures that are kept.
 const FAILURES_MAX: usize = 10;
 
-/// Runs each way to set up with each fault at each octet of each direction.
+/// Runs each mode with each fault at each octet of each direction.
 pub fn sweep(plant: Option<SetupPlant>) -> Swept {
     let mut swept = Swept::default();
     let mut pool = Pool::default();
@@ -357,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_up_survives_a_fault_at_every_octet() {
+    fn set_up_survives_fault_everywhere() {
         let swept = sweep(None);
         assert_eq!(swept.failures, Vec::<String>::new());
         assert!(swept.runs > 50_000, "{}", swept.runs);

@@ -1,9 +1,9 @@
-//! The runtime's engine, its progress threads, leases, batons and hand-overs under a scheduler that
-//! decides which thread goes on, and a clock of their own.
+//! The runtime's engine, its progress threads, leases, batons and hand-overs, under a scheduler
+//! that selects which thread runs, with a virtual clock.
 //!
-//! `loom` looks at all interleavings of the smallest protocols; it cannot hold all of them at once.
-//! Here the room `engine` of `crates/iwarp` is compiled in as it is, with the locks and atomics of
-//! [`shuttle`] and a made-up operating system (descriptors, sets, clock), and a seed chooses
+//! `loom` explores all interleavings of the smallest protocols, but not of all of them together.
+//! Here the room `engine` of `crates/iwarp` is compiled unchanged, with the locks and atomics of
+//! [`shuttle`] and a simulated operating system (descriptors, sets, clock). A seed selects
 //! programs, messages and the order of the threads. `tests/threads.rs` runs seeds.
 
 #![allow(

@@ -1,8 +1,9 @@
-//! One execution: programs that poll, work and wait, peers that send to them, and what must hold meanwhile.
+//! One execution: programs that poll, work and wait, peers that send to them, and the invariants.
 //!
-//! Whatever the order of the threads, all messages reach their programs. A message that no program's lease speaks for is not left alone while
-//! time passes, and one that a lease speaks for is served when the lease ends. A timer is not late. A thread that sleeps for ever because
-//! nobody wakes it is a deadlock, which the scheduler reports.
+//! In any order of the threads, all messages reach their programs. A message that no program's
+//! lease covers is processed without delay, and a message that a lease covers is processed when the
+//! lease ends. Timers are not late. A thread that sleeps forever because it is not woken is a
+//! deadlock, which the scheduler reports.
 
 use crate::engine::{Engine, Source};
 use crate::queue::{Queue, Socket};
@@ -14,16 +15,17 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// How long the progress thread may leave alone what other threads drive at this moment (`CONTENDED` of the engine).
+/// How long the progress thread may leave sockets that other threads are driving (`CONTENDED` of
+/// the engine).
 const CONTENDED: u64 = 50_000;
-/// How long a lease lasts after the last poll, at most (`LONGEST` of the lease).
+/// Longest lease after the last poll (`LONGEST` of the lease).
 const LONGEST: u64 = 2_000_000;
-/// How long it takes to look at clocks.
+/// Time for reading clocks.
 const SLACK: u64 = 5_000;
-/// The kinds of a timer that are asked for here.
+/// The kind of timer that is used here.
 const ALARM: u32 = 1;
 
-/// Runs one execution of a seed. Panics if something does not hold, and then prints the seed.
+/// Runs one execution of a seed. Panics, and prints the seed, if an invariant is violated.
 pub fn run(seed: u64, plant: Option<Plant>) {
     let mut config = Config::new();
     config.failure_persistence = FailurePersistence::None;
@@ -39,18 +41,18 @@ pub fn run(seed: u64, plant: Option<Plant>) {
     }
 }
 
-/// What the thread that lets time pass looks at.
+/// What the thread that advances the time checks.
 #[derive(Default)]
 struct Watched {
     sockets: Mutex<Vec<Arc<Socket>>>,
     queues: Mutex<Vec<Arc<Queue>>>,
     alarms: Mutex<Vec<u64>>,
-    /// Since when a message waits at a socket that no lease speaks for.
+    /// Per socket, since when a message that no lease covers has been waiting.
     alone: Mutex<HashMap<usize, u64>>,
 }
 
 impl Watched {
-    /// Nobody can go on before the time `then`. Checks that everybody may sleep so long.
+    /// No thread can run before `then`. Checks that all of them may sleep that long.
     fn check(&self, then: u64) {
         let now = world::now();
         let mut alone = self.alone.lock();
@@ -74,7 +76,7 @@ impl Watched {
                 });
                 assert!(
                     then <= until + SLACK,
-                    "a message waits for {} ns, which nobody speaks for",
+                    "a message that no lease covers waits for {} ns",
                     then - until
                 );
             }
@@ -86,7 +88,7 @@ impl Watched {
     }
 }
 
-/// Lets time pass whenever nobody can go on.
+/// Advances the time whenever no thread can run.
 fn time_passes(watched: &Watched) {
     loop {
         match world::first_end() {
@@ -95,13 +97,13 @@ fn time_passes(watched: &Watched) {
                 world::spend(end.saturating_sub(world::now()));
                 thread::yield_now();
             }
-            // Only an event helps now.
+            // Only an event can help now.
             None => thread::park(),
         }
     }
 }
 
-/// A source with timers alone.
+/// A source with timers only.
 struct Clock {
     watched: Arc<Watched>,
 }
@@ -123,7 +125,7 @@ impl Source for Clock {
 }
 
 impl Clock {
-    /// Sets a timer, and forgets it when it has expired.
+    /// Sets a timer, and removes it when it has expired.
     fn set(&self, engine: &Engine, token: u64, delay: u64) {
         let at = world::now() + delay;
         self.watched.alarms.lock().push(at);
@@ -131,18 +133,18 @@ impl Clock {
     }
 }
 
-/// Works for some time at most, without a look at anything else.
+/// Works for at most this long without checking anything else.
 fn work(most: u64) {
     let end = world::now() + 20_000 + world::random(most);
     world::sleep_until(Some(end), || false);
 }
 
-/// Polls for long enough to earn a lease, or only a few times, and posts meanwhile.
+/// Polls long enough to earn a lease, or only a few times, and posts meanwhile.
 fn burst(queue: &Arc<Queue>) {
     let pause = 5_000 + world::random(40_000);
     let polls = match world::random(64) {
         0..16 => world::random(6),
-        // The longest lease takes 32 ms.
+        // The longest lease takes 32 ms to earn.
         16 => 1000,
         _ => 30 + world::random(60),
     };
@@ -157,13 +159,13 @@ fn burst(queue: &Arc<Queue>) {
         world::spend(pause);
     }
     if world::random(6) == 0 {
-        // From now on polls may ask the set instead of each socket.
+        // From now on, polls may query the set instead of each socket.
         Socket::connect(queue, 1);
         work(500_000);
     }
 }
 
-/// A program until it has taken all that comes to its queue.
+/// Runs a program until it has taken all completions of its queue.
 fn program(queue: &Arc<Queue>, alarm: &dyn Fn(u64)) {
     while !queue.is_over() {
         match world::random(8) {
@@ -175,7 +177,7 @@ fn program(queue: &Arc<Queue>, alarm: &dyn Fn(u64)) {
     }
 }
 
-/// Peers that send `count` messages to each socket.
+/// Runs peers that send `count` messages to each socket.
 fn peers(sockets: &[Arc<Socket>], count: usize) {
     let mut left = vec![count; sockets.len()];
     while left.iter().any(|left| *left > 0) {
@@ -199,14 +201,14 @@ fn peers(sockets: &[Arc<Socket>], count: usize) {
 fn execution(plant: Option<Plant>) {
     world::begin(plant);
     let watched = Arc::new(Watched::default());
-    // The scheduler knows it by its number: it is started first.
+    // Started first, so that the scheduler knows its number.
     let time = Arc::clone(&watched);
     world::spawn_detached(move || time_passes(&time));
 
     let engines = 1 + world::random(2) as usize;
     let first = Engine::current().expect("the world has no limits");
     if engines > 1 {
-        // As if it had its share of connections, so that another engine is started.
+        // Claims its share of connections, so that another engine is started.
         (0..16).for_each(|_| first.connection_added());
     }
     let clock = Arc::new(Clock {

@@ -1,5 +1,6 @@
-//! A completion queue and its sockets, as `objects/cq.rs`, `conn/engine_events.rs` and `conn/qp.rs` of the runtime have them, without what only moves
-//! octets. Who drives whom is decided by the runtime's own modules.
+//! A completion queue and its sockets, as in `objects/cq.rs`, `conn/engine_events.rs` and
+//! `conn/qp.rs` of the runtime, without data transfer. The runtime's own modules decide which
+//! thread drives which socket.
 
 use crate::engine::baton::Baton;
 use crate::engine::busy_poll::BusyPoll;
@@ -15,27 +16,28 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// Sockets that an empty poll reads one by one. Fewer than in the runtime, so that small models have queues of both kinds.
+/// Sockets that an empty poll reads one by one. Fewer than in the runtime, so that small models
+/// have queues of both kinds.
 const POLL_DIRECTLY: usize = 2;
-/// How long it takes to read something.
+/// Time for reading something.
 const READ: u64 = 400;
 /// How long waits poll before they sleep.
 const WINDOW: Duration = Duration::from_micros(100);
 
 /// A completion queue.
 pub(crate) struct Queue {
-    /// Completions that nobody has taken.
+    /// Completions that have not been polled.
     ring: Mutex<usize>,
     ready: AtomicBool,
     sockets: RwLock<Vec<Weak<Socket>>>,
     pollers: Pollers,
     wakers: Wakers,
     busy: BusyPoll,
-    /// Completions that programs have taken.
+    /// Number of polled completions.
     taken: AtomicUsize,
-    /// Completions that will come in all.
+    /// Number of completions in all.
     wanted: usize,
-    /// Programs that sleep here. The checks read it, and nothing else does.
+    /// Number of sleeping programs, for the checks only.
     asleep: std::sync::atomic::AtomicUsize,
     number: usize,
 }
@@ -56,7 +58,7 @@ impl Queue {
         })
     }
 
-    /// Returns `true` if programs have taken all that will come.
+    /// Returns `true` if all completions have been polled.
     pub(crate) fn is_over(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         assert!(taken <= self.wanted, "a completion was taken twice");
@@ -75,7 +77,7 @@ impl Queue {
         }
     }
 
-    /// Takes what is there. Returns how much that is.
+    /// Takes the pending completions. Returns their number.
     fn take(&self) -> usize {
         let n = {
             let mut ring = self.ring.lock();
@@ -83,22 +85,22 @@ impl Queue {
             std::mem::take(&mut *ring)
         };
         if n > 0 && self.taken.fetch_add(n, Ordering::Relaxed) + n == self.wanted {
-            // Another program may wait for more.
+            // Another program may be waiting for more.
             self.wakers.wake_all();
         }
         n
     }
 
-    /// Nobody can go on. Checks that no program sleeps here beside a completion.
+    /// No thread can run. Checks that no program sleeps despite a completion.
     pub(crate) fn check(&self) {
         let asleep = self.asleep.load(Ordering::Relaxed);
         assert!(
             asleep == 0 || *self.ring.lock() == 0,
-            "a program sleeps beside a completion"
+            "a program sleeps despite a completion"
         );
     }
 
-    /// As `ibv_poll_cq`.
+    /// Like `ibv_poll_cq`.
     pub(crate) fn poll(&self) -> usize {
         let taken = self.poll_once();
         world::note_poll(self.number);
@@ -136,7 +138,7 @@ impl Queue {
         (serve_all || many) && self.pollers.serve_all()
     }
 
-    /// As `ibv_post_send` with one of its queue pairs.
+    /// Like `ibv_post_send` on one of its queue pairs.
     pub(crate) fn post(&self) {
         let socket = {
             let sockets = self.sockets.read();
@@ -148,7 +150,8 @@ impl Queue {
         }
     }
 
-    /// Polls for a moment if that is worth it, and then sleeps until there is a completion, or until all have been taken.
+    /// Polls for a moment if that is worthwhile, and then sleeps until there is a completion, or
+    /// all have been polled.
     pub(crate) fn wait(&self) {
         let begin = world::now();
         let found = self.busy.poll(WINDOW, |now| {
@@ -182,14 +185,14 @@ impl Queue {
         }
     }
 
-    /// Queue pairs have come.
+    /// Updates the number of queue pairs.
     fn count_members(&self) {
         let many = self.sockets.read().len() > POLL_DIRECTLY;
         self.pollers.set_many(many);
     }
 }
 
-/// Wakes who sleeps on its descriptor.
+/// Wakes the thread that sleeps on the descriptor.
 struct Alarm(Arc<EventFd>);
 
 impl Wake for Alarm {
@@ -206,7 +209,7 @@ pub(crate) struct Socket {
     queue: Arc<Queue>,
     rx: Baton,
     tx: Baton,
-    /// Requests that were posted and not sent.
+    /// Number of posted requests that were not sent yet.
     posted: Mutex<usize>,
     resting: Mutex<bool>,
 }
@@ -218,7 +221,7 @@ impl AsFd for Socket {
 }
 
 impl Socket {
-    /// Connects one whose completions go to `queue`. There are at most so many `engines`.
+    /// Connects a socket whose completions go to `queue`, with at most this many `engines`.
     pub(crate) fn connect(queue: &Arc<Queue>, engines: usize) -> Arc<Self> {
         let engine = Engine::for_connection(engines).expect("the world has no limits");
         engine.connection_added();
@@ -241,13 +244,13 @@ impl Socket {
         socket
     }
 
-    /// The peer sends something.
+    /// Receives a message from the peer.
     pub(crate) fn receive(&self) {
         world::call();
         world::arrive(self.fd);
     }
 
-    /// A program posts a request: it is sent by this thread, or by one that sends already.
+    /// Posts a request, which this thread sends, or one that is sending already.
     fn post(&self) {
         *self.posted.lock() += 1;
         if world::has(Plant::LeavesNoNote) && self.tx.is_held() {
@@ -258,23 +261,24 @@ impl Socket {
             if requests > 0 {
                 world::call();
                 world::spend(requests as u64 * READ);
-                // The answer to the system call is looked at before the baton is let go.
+                // Process the result of the system call before releasing the baton.
                 world::call();
             }
         });
     }
 
-    /// Nobody can go on. Checks that all requests were sent.
+    /// No thread can run. Checks that all requests were sent.
     pub(crate) fn check(&self) {
         assert_eq!(*self.posted.lock(), 0, "a request is not sent");
     }
 
-    /// Returns `true` if something waits to be read.
+    /// Returns `true` if there is something to read.
     pub(crate) fn has_more(&self) -> bool {
         world::waiting(self.fd) > 0
     }
 
-    /// Returns until when programs may drive it by a lease that was not given back; `None` if none may, at `now`.
+    /// Returns until when programs may drive the socket by a lease, or `None` if no program has a
+    /// lease at `now`.
     pub(crate) fn lease(&self, now: u64) -> Option<u64> {
         let own = self.queue.pollers.driven_until(now);
         let own = own.filter(|_| !world::is_handed_over(Some(self.queue.number)));

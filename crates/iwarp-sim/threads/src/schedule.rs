@@ -1,20 +1,24 @@
-//! The order in which threads go on. Time passes by itself only when nobody can go on.
+//! The order in which threads run. Time advances by itself only if no thread can run.
 //!
-//! A seed chooses one of two ways. By chance: at each point any thread may go on. Or by priorities (probabilistic concurrency testing, PCT:
-//! Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs", ASPLOS 2010): the thread with the highest
-//! one goes on, and at a few moments, and when it yields, it becomes the last. That finds what needs a thread to stop for long.
+//! A seed selects one of two strategies. At random: at each point any thread may run. By priorities
+//! (probabilistic concurrency testing, PCT: Burckhardt and others, "A Randomized Scheduler with
+//! Probabilistic Guarantees of Finding Bugs", ASPLOS 2010): the thread with the highest priority
+//! runs; at a few points, and when it yields, it becomes the last. That finds bugs for which a
+//! thread must pause for long.
 
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::collections::HashMap;
 
-/// The most moments at which a priority changes.
+/// Largest number of priority changes.
 const CHANGES: u64 = 6;
-/// Of so many points where another thread could go on the moments are chosen, at most. Few executions have more.
+/// The changes are among this many points where another thread could run. Few executions have
+/// more.
 const POINTS: u64 = 8192;
-/// The number of the task that lets time pass: the first one that the main task starts.
+/// The task that advances the time: the first one that the main task starts.
 const TIME: usize = 1;
 
-/// Pseudo-random numbers (SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Pseudo-random numbers (SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+/// Generators", 2014).
 #[derive(Debug)]
 struct Random(u64);
 
@@ -32,20 +36,20 @@ impl Random {
     }
 }
 
-/// By what the next thread is chosen.
+/// How the next thread is selected.
 #[derive(Debug)]
 enum Way {
     Chance,
     Priorities {
-        /// A low number goes first.
+        /// Priorities; the lowest number runs first.
         of: HashMap<TaskId, i64>,
-        /// Higher than all.
+        /// Higher than all others.
         last: i64,
         changes: Vec<u64>,
     },
 }
 
-/// The order of one execution, by its seed.
+/// The order of one execution, determined by its seed.
 #[derive(Debug)]
 pub(crate) struct Order {
     seed: u64,
@@ -61,7 +65,7 @@ impl Order {
         let way = match random.below(2) {
             0 => Way::Chance,
             _ => {
-                // Some of the moments are close to the beginning.
+                // Some of the changes are close to the beginning.
                 let within = POINTS >> random.below(8);
                 let changes = random.below(CHANGES);
                 Way::Priorities {
@@ -80,7 +84,7 @@ impl Order {
         }
     }
 
-    /// Chooses one of several tasks.
+    /// Selects one of several tasks.
     fn choose(&mut self, tasks: &[TaskId], current: Option<TaskId>, is_yielding: bool) -> TaskId {
         self.points += 1;
         let chance = |random: &mut Random| tasks[random.below(tasks.len() as u64) as usize];

@@ -1,5 +1,5 @@
-//! Replaces the locks and atomics of the runtime in `engine/sync.rs`: at each access the scheduler
-//! may let another thread go on.
+//! Replaces the locks and atomics of the runtime in `engine/sync.rs`: at each access, the scheduler
+//! may switch to another thread.
 
 pub(crate) use shuttle::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
@@ -8,7 +8,7 @@ pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 pub(crate) use shuttle::thread::yield_now;
 pub(crate) use shuttle::thread_local;
 
-/// Locks that are not poisoned, as those of the crate `parking_lot`.
+/// Locks without poisoning, as in the crate `parking_lot`.
 pub(crate) mod parking {
     use shuttle::sync::{self, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
 

@@ -1,7 +1,8 @@
-//! The world of one execution: its time, its descriptors, and who sleeps for them.
+//! The world of one execution: its time, its descriptors, and its sleeping threads.
 //!
-//! All threads of an execution run on one thread of the operating system, one at a time, so this state needs no lock. It is not a part of
-//! what is modelled: a thread can only be interrupted in front of an access, by [`call`].
+//! All threads of an execution run on one thread of the operating system, one at a time, so this
+//! state needs no lock. It is not part of the model: a thread is interrupted only before an access,
+//! by [`call`].
 
 use shuttle::rand::RngCore as _;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
@@ -9,29 +10,29 @@ use shuttle::thread::{self, Thread, ThreadId};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-/// A bug that a run has on purpose, to see that the checks notice it.
+/// A bug that is planted to show that the checks detect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plant {
     /// Half of the signals that wake a progress thread do nothing.
     LosesSignals,
-    /// A sleep has no end but an event.
+    /// A sleep ends by an event only.
     IgnoresTime,
-    /// A descriptor that is watched again reports only what comes after that.
+    /// A descriptor that is watched again reports only later arrivals.
     ForgetsArrivals,
-    /// A thread that waits does not give its lease back.
+    /// A waiting thread keeps its lease.
     KeepsLease,
-    /// A thread looks for completions, and then asks to be woken.
+    /// A thread checks for completions before it asks to be woken.
     LooksFirst,
     /// A socket that has rested is not watched again.
     NeverResumes,
-    /// A thread that finds another one at a socket leaves no note.
+    /// A thread that finds a socket in use leaves no note for its driver.
     LeavesNoNote,
 }
 
 /// A descriptor.
 #[derive(Debug, Default)]
 struct Descriptor {
-    /// When each thing that nobody has taken arrived.
+    /// Arrival times of everything that has not been taken.
     arrived: Vec<u64>,
 }
 
@@ -42,7 +43,7 @@ struct Member {
     fd: usize,
     token: u64,
     readable: bool,
-    /// So many of the things that wait are not reported.
+    /// Number of waiting arrivals that are not reported.
     hidden: usize,
 }
 
@@ -53,15 +54,15 @@ struct World {
     descriptors: Vec<Descriptor>,
     sets: usize,
     members: Vec<Member>,
-    /// Queues that nobody has polled since a thread gave back their leases.
+    /// Queues that were not polled since a thread gave back their leases.
     handed_over: HashSet<usize>,
-    /// Nobody has polled any queue since a thread gave back its leases.
+    /// No queue was polled since a thread gave back its leases.
     all_handed_over: bool,
     /// When a poll last ended.
     polled: u64,
-    /// When each thread last looked at the clock.
+    /// When each thread last read the clock.
     looks: HashMap<ThreadId, u64>,
-    /// Threads that sleep, each with the end of its sleep.
+    /// Sleeping threads, each with the end of its sleep.
     sleepers: Vec<(Option<u64>, Thread)>,
 }
 
@@ -69,12 +70,12 @@ std::thread_local! {
     static WORLD: RefCell<World> = RefCell::default();
 }
 
-/// Uses the world. `f` is no place where another thread goes on.
+/// Accesses the world. `f` must not switch to another thread.
 fn with<R>(f: impl FnOnce(&mut World) -> R) -> R {
     WORLD.with_borrow_mut(f)
 }
 
-/// Begins a new world.
+/// Creates a new world.
 pub(crate) fn begin(plant: Option<Plant>) {
     with(|w| {
         *w = World {
@@ -90,17 +91,18 @@ pub(crate) fn has(plant: Plant) -> bool {
     with(|w| w.plant == Some(plant))
 }
 
-/// A system call begins: another thread may go on first.
+/// Starts a system call, before which another thread may run.
 pub(crate) fn call() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// Starts a thread that does not keep the execution from its end. Only tasks of futures can be let go of; such a one may block.
+/// Starts a thread that does not prevent the execution from ending. Only tasks of futures can be
+/// detached; such a task may block.
 pub(crate) fn spawn_detached(run: impl FnOnce() + Send + 'static) {
     drop(shuttle::future::spawn(async move { run() }));
 }
 
-/// Returns a number below `below`, which the scheduler chooses.
+/// Returns a number below `below`, chosen by the scheduler.
 pub(crate) fn random(below: u64) -> u64 {
     shuttle::rand::thread_rng().next_u64() % below.max(1)
 }
@@ -109,19 +111,19 @@ pub(crate) fn now() -> u64 {
     with(|w| w.now)
 }
 
-/// The calling thread knows this time.
+/// Records the time that the calling thread has read.
 pub(crate) fn note_look(now: u64) {
     let me = thread::current().id();
     with(|w| w.looks.insert(me, now));
 }
 
-/// Returns the time that the calling thread knows.
+/// Returns the time that the calling thread has last read.
 pub(crate) fn last_look() -> u64 {
     let me = thread::current().id();
     with(|w| w.looks.get(&me).copied().unwrap_or(w.now))
 }
 
-/// A poll of a queue ends, which may have renewed leases.
+/// Records the end of a poll of a queue, which may have renewed leases.
 pub(crate) fn note_poll(queue: usize) {
     with(|w| {
         w.handed_over.remove(&queue);
@@ -135,7 +137,7 @@ pub(crate) fn last_poll() -> u64 {
     with(|w| w.polled)
 }
 
-/// A thread has given back its leases.
+/// Records that a thread has given back its leases.
 pub(crate) fn note_hand_over(queue: usize) {
     with(|w| {
         w.handed_over.insert(queue);
@@ -143,12 +145,13 @@ pub(crate) fn note_hand_over(queue: usize) {
     });
 }
 
-/// Returns `true` if the lease of a queue, or the one of everything, was given back and nobody has polled since.
+/// Returns `true` if the lease of a queue, or that of all queues, was given back and there was no
+/// poll since.
 pub(crate) fn is_handed_over(queue: Option<usize>) -> bool {
     with(|w| queue.map_or(w.all_handed_over, |queue| w.handed_over.contains(&queue)))
 }
 
-/// Lets time pass while the calling thread works. Returns the time afterwards.
+/// Advances the time while the calling thread works. Returns the new time.
 pub(crate) fn spend(time: u64) -> u64 {
     let now = with(|w| {
         w.now += time;
@@ -158,7 +161,7 @@ pub(crate) fn spend(time: u64) -> u64 {
     now
 }
 
-/// Wakes sleepers by the ends of their sleeps.
+/// Wakes the sleepers whose end of sleep matches.
 fn wake(who: impl Fn(Option<u64>) -> bool) {
     let woken: Vec<_> = with(|w| w.sleepers.extract_if(.., |(end, _)| who(*end)).collect());
     for (_, thread) in woken {
@@ -166,7 +169,7 @@ fn wake(who: impl Fn(Option<u64>) -> bool) {
     }
 }
 
-/// Sleeps until `is_ready` or until a time. Returns `false` if the time is over.
+/// Sleeps until `is_ready` or until `end`. Returns `false` if the time has expired.
 pub(crate) fn sleep_until(end: Option<u64>, is_ready: impl Fn() -> bool) -> bool {
     let end = end.filter(|_| !has(Plant::IgnoresTime));
     loop {
@@ -183,12 +186,12 @@ pub(crate) fn sleep_until(end: Option<u64>, is_ready: impl Fn() -> bool) -> bool
     }
 }
 
-/// Returns when the first sleep ends, if any ends by itself.
+/// Returns the end of the first sleep that ends by itself.
 pub(crate) fn first_end() -> Option<u64> {
     with(|w| w.sleepers.iter().filter_map(|(end, _)| *end).min())
 }
 
-/// Makes a descriptor at which nothing has arrived.
+/// Creates a descriptor without arrivals.
 pub(crate) fn descriptor() -> usize {
     with(|w| {
         w.descriptors.push(Descriptor::default());
@@ -196,7 +199,7 @@ pub(crate) fn descriptor() -> usize {
     })
 }
 
-/// Something arrives at a descriptor.
+/// Records an arrival at a descriptor.
 pub(crate) fn arrive(fd: usize) {
     with(|w| {
         let now = w.now;
@@ -205,7 +208,7 @@ pub(crate) fn arrive(fd: usize) {
     wake(|_| true);
 }
 
-/// Takes what has arrived. Returns how much that is.
+/// Takes all arrivals. Returns their number.
 pub(crate) fn take_all(fd: usize) -> usize {
     with(|w| {
         w.members
@@ -216,7 +219,7 @@ pub(crate) fn take_all(fd: usize) -> usize {
     })
 }
 
-/// Returns how much waits at a descriptor.
+/// Returns the number of waiting arrivals.
 pub(crate) fn waiting(fd: usize) -> usize {
     with(|w| w.descriptors[fd].arrived.len())
 }
@@ -233,7 +236,7 @@ impl Set {
         })
     }
 
-    /// Returns `false` if it is a member.
+    /// Returns `false` if the descriptor already is a member.
     pub(crate) fn add(&self, fd: usize, token: u64, readable: bool) -> bool {
         let set = self.0;
         let added = with(|w| {
@@ -257,7 +260,7 @@ impl Set {
         added
     }
 
-    /// Returns `false` if it is no member.
+    /// Returns `false` if the descriptor is not a member.
     pub(crate) fn remove(&self, fd: usize) -> bool {
         with(|w| {
             let before = w.members.len();
@@ -266,7 +269,7 @@ impl Set {
         })
     }
 
-    /// Returns the tokens of the members at which something waits.
+    /// Returns the tokens of the members with arrivals.
     pub(crate) fn ready(&self) -> Vec<u64> {
         with(|w| {
             let ready = w.members.iter().filter(|m| {

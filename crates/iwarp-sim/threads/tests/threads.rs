@@ -1,8 +1,8 @@
-//! Runs seeds. `IWARP_THREADS_SEEDS` says how many, `IWARP_THREADS_SEED` runs one alone.
+//! Runs `IWARP_THREADS_SEEDS` seeds, or only the seed `IWARP_THREADS_SEED`.
 
 use iwarp_sim_threads::{Plant, run};
 
-/// Seeds of a run that nobody has asked for more of.
+/// Default number of seeds.
 const FEW: u64 = 200;
 
 fn number(name: &str) -> Option<u64> {
@@ -10,7 +10,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn no_order_of_threads_loses_or_delays_a_message() {
+fn no_message_is_lost_or_delayed() {
     if let Some(seed) = number("IWARP_THREADS_SEED") {
         run(seed, None);
         return;
@@ -19,9 +19,9 @@ fn no_order_of_threads_loses_or_delays_a_message() {
     (0..seeds).for_each(|seed| run(seed, None));
 }
 
-/// Each bug that is planted is noticed within a few seeds.
+/// A few seeds detect each planted bug.
 #[test]
-fn planted_bugs_are_noticed() {
+fn planted_bugs_are_detected() {
     for plant in [
         Plant::LosesSignals,
         Plant::IgnoresTime,
@@ -33,7 +33,7 @@ fn planted_bugs_are_noticed() {
     ] {
         let noticed = (0..10 * FEW)
             .find(|seed| std::panic::catch_unwind(|| run(*seed, Some(plant))).is_err());
-        let seed = noticed.unwrap_or_else(|| panic!("{plant:?} is not noticed"));
-        println!("{plant:?} is noticed with seed {seed}");
+        let seed = noticed.unwrap_or_else(|| panic!("{plant:?} is not detected"));
+        println!("{plant:?} is detected by seed {seed}");
     }
 }

@@ -1,4 +1,4 @@
-//! The machine-readable form. Keys are a promise to scripts: add, never rename.
+//! The report as JSON. Scripts rely on the keys: add keys, but never rename any.
 
 use super::{Report, Row};
 use crate::perf::beside::Beside;
@@ -6,7 +6,7 @@ use iwarp_figures::Spread;
 use serde_json::{Value, json};
 
 impl Report {
-    /// `{"host":{…},"tcp":{…},"results":[…]}`, ending in a line feed.
+    /// Returns `{"host":{…},"tcp":{…},"results":[…]}` and a line feed.
     pub(crate) fn json(&self) -> String {
         let mut all = json!({
             "host": self.host,
@@ -79,7 +79,7 @@ fn beside(b: &Beside) -> Value {
     })
 }
 
-/// Six significant digits: more would be noise spelt out.
+/// Rounds to six significant digits.
 fn figure(v: f64) -> f64 {
     format!("{v:.5e}").parse().unwrap_or(v)
 }

@@ -1,4 +1,4 @@
-//! From samples to results: medians over rounds, ratios inside rounds, and the forms they are shown in.
+//! Computes results from samples: medians over rounds, and ratios within rounds.
 
 mod json;
 mod paper;
@@ -13,33 +13,33 @@ use super::run::{Sample, Value};
 use iwarp_figures::Spread;
 use std::collections::BTreeSet;
 
-/// CPUs that other programs used during a run.
+/// Load by other programs during a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Others {
-    /// On average.
+    /// CPUs in use, on average.
     pub(super) used: f64,
-    /// How many CPUs were watched: those that the run was bound to, or all that it might use.
+    /// Observed CPUs: those that the run was bound to, or all that it might use.
     pub(super) of: usize,
 }
 
-/// If others use more than this share of the CPUs, they disturb the figures, and the report names it.
+/// If other programs use more than this fraction of the CPUs, the report warns about it.
 const BUSY: f64 = 0.1;
 
-/// One line of results: everything about one operation, size, CRC setting and way of waiting.
+/// One line of results, for an operation, size, CRC setting and way of waiting.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
     pub(super) op: Op,
     pub(super) size: u64,
     pub(super) crc: bool,
     pub(super) poll: Poll,
-    /// Half round trip, microseconds.
+    /// Half round trip in µs.
     pub(super) p50: Option<Spread>,
     pub(super) p99: Option<Spread>,
-    /// Processor time of both ends for each half round trip, microseconds.
+    /// Processor time of both ends per half round trip, in µs.
     pub(super) lat_cpu: Option<Spread>,
     pub(super) bytes_per_s: Option<Spread>,
     pub(super) msgs_per_s: Option<Spread>,
-    /// Processor time of both ends for each message of a stream, microseconds.
+    /// Processor time of both ends per message of a stream, in µs.
     pub(super) bw_cpu: Option<Spread>,
     /// iWARP ÷ TCP; `None` for TCP itself.
     pub(super) lat_ratio: Option<Spread>,
@@ -63,7 +63,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Digests the samples of a run.
+    /// Evaluates the samples of a run.
     pub(crate) fn new(
         plan: &Plan,
         samples: &[Sample],
@@ -95,22 +95,23 @@ impl Report {
         }
     }
 
-    /// Adds what was measured beside a program that computes.
+    /// Adds the measurements beside a computing program.
     pub(crate) fn with_beside(self, beside: Vec<Beside>) -> Self {
         Self { beside, ..self }
     }
 
-    /// Says that other programs disturbed the run, if they did.
+    /// Returns a warning if other programs disturbed the run.
     fn busy(&self) -> Option<String> {
         let Others { used, of } = self.others;
         (used > of as f64 * BUSY).then(|| {
             format!(
-                "Busy machine: other programs used {used:.1} of {of} CPU(s) during this run. Expect better and steadier figures without them."
+                "Busy machine: other programs used {used:.1} of {of} CPU(s) during this run. \
+                 Stop them for better and steadier figures."
             )
         })
     }
 
-    /// The TCP row beside a row.
+    /// Returns the TCP row that a row is compared with.
     fn tcp_for(&self, r: &Row) -> Option<&Row> {
         self.tcp
             .iter()
@@ -221,7 +222,7 @@ pub(super) mod tests {
     use super::super::plan::{Group, Limit};
     use super::*;
 
-    /// A report of invented but plausible figures: 3 rounds, the machine getting slower by 10 % from round to round.
+    /// Returns a plausible report of 3 rounds; the machine gets 10 % slower in each round.
     pub(crate) fn example() -> Report {
         let mut samples = Vec::new();
         for round in 0..3 {
@@ -297,7 +298,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ratios_are_formed_inside_rounds() {
+    fn ratios_are_computed_within_rounds() {
         let r = example();
         let row = r
             .rows
@@ -305,7 +306,7 @@ pub(super) mod tests {
             .find(|r| r.op == Op::Write && r.crc && r.size == 4)
             .unwrap();
         let ratio = row.lat_ratio.unwrap();
-        // The drift of the machine is in the latencies but cancels in the ratios.
+        // The machine's drift affects the latencies and cancels in the ratios.
         assert!(
             (ratio.max - ratio.min).abs() < 1e-9 && (ratio.median - 1.2).abs() < 1e-9,
             "{ratio:?}"

@@ -1,7 +1,8 @@
 //! The table of the first software iWARP paper (2005), continued with this run.
 //!
-//! D. Dalessandro, A. Devulapalli, P. Wyckoff, "Design and Implementation of the iWarp Protocol in Software", PDCS 2005,
-//! measured the half round trip of 4 B and 64 KB messages over Gigabit Ethernet.
+//! D. Dalessandro, A. Devulapalli, P. Wyckoff, "Design and Implementation of the iWarp Protocol in
+//! Software", PDCS 2005, measured the half round trip of 4 B and 64 KB messages over Gigabit
+//! Ethernet.
 
 use super::table::align;
 use super::{Report, Row};

@@ -6,7 +6,7 @@ use iwarp_cli_common::error::{Context as _, Result};
 use iwarp_figures::Spread;
 use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
 
-/// A colour per operation that colour-blind readers can tell apart (Okabe–Ito), and a mark for those who see none.
+/// Colours that colour-blind readers can distinguish (Okabe–Ito), and marks for use without colour.
 fn style(op: Op, crc: bool) -> Style {
     let (colour, mark) = match op {
         Op::Tcp | Op::TcpPolls => ((0, 0, 0), Mark::Circle),
@@ -32,10 +32,10 @@ fn name(op: Op, crc: bool) -> String {
 }
 
 impl Report {
-    /// The drawing, as an SVG document.
+    /// Returns the drawing as an SVG document.
     ///
     /// # Errors
-    /// When it cannot be drawn.
+    /// Fails if it cannot be drawn.
     pub(crate) fn svg(&self) -> Result<String> {
         let us = |row: &Row| row.p50.map(|spread| spread.times(1e-6));
         let rate = |row: &Row| row.bytes_per_s;
@@ -112,7 +112,7 @@ mod tests {
     use super::super::tests::example;
 
     #[test]
-    fn what_was_measured_is_drawn_beside_tcp() {
+    fn results_are_drawn_beside_tcp() {
         let svg = example().svg().unwrap();
         for piece in [
             "TCP",

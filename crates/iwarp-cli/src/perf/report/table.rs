@@ -1,4 +1,4 @@
-//! The human form: one table per way of waiting, then the comparison with 2005.
+//! The report as text: a table per way of waiting, and the comparison with 2005.
 
 use super::{Report, Row};
 use crate::perf::point::Poll;
@@ -21,7 +21,7 @@ const HEAD: [&str; 11] = [
 ];
 
 impl Report {
-    /// Everything, as text for a terminal of 100 columns.
+    /// Returns the whole report for a terminal of 100 columns.
     pub(crate) fn table(&self) -> String {
         let mut out = String::new();
         let h = &self.host;
@@ -43,13 +43,14 @@ impl Report {
         let markers = if self.markers { ", markers" } else { "" };
         let _ = writeln!(
             out,
-            "half round trips; {} connection(s), {} outstanding{markers}; medians of {} rounds, ratios [min–max]; CPU: both ends",
+            "half round trips; {} connection(s), {} outstanding{markers}; medians of {} rounds, \
+             ratios [min–max]; CPU: both ends",
             self.qps, self.depth, self.rounds
         );
         if self.rounds < self.planned {
             let _ = writeln!(
                 out,
-                "{} rounds were planned, but then the time was over",
+                "warning: the time was used up before the planned {} rounds were complete",
                 self.planned
             );
         }
@@ -82,7 +83,7 @@ impl Report {
         out
     }
 
-    /// What blocking calls and a program that computes cost each other.
+    /// Returns the table of measurements beside a computing program.
     fn beside(&self) -> String {
         if self.beside.is_empty() {
             return String::new();
@@ -131,13 +132,13 @@ fn line(r: &Row) -> [String; 11] {
     ]
 }
 
-/// `1.04 [0.98–1.10]`.
+/// Formats `1.04 [0.98–1.10]`.
 pub(super) fn ratio(s: Option<Spread>) -> String {
     s.map(|s| format!("{:.2} [{:.2}–{:.2}]", s.median, s.min, s.max))
         .unwrap_or_default()
 }
 
-/// Pads the cells to columns; the first `left` columns start at the left, the others end at the right.
+/// Pads the cells to columns; the first `left` columns are left-aligned, the others right-aligned.
 pub(super) fn align<const N: usize>(lines: &[[String; N]], left: usize) -> String {
     let width = |i: usize| {
         lines
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_and_missing_rounds_are_named_before_the_table() {
+    fn warnings_precede_the_table() {
         let mut report = example();
         let before = |report: &Report, piece: &str| {
             let table = report.table();
@@ -207,7 +208,7 @@ mod tests {
             &report,
             "Busy machine: other programs used 1.3 of 2 CPU(s)"
         ));
-        assert!(before(&report, "5 rounds were planned"));
+        assert!(before(&report, "planned 5 rounds"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Decodes a capture file twice, with the decoder of this project and with tshark, and compares the results.
+//! Decodes a capture file with the decoder of this project and with tshark, and compares them.
 
 use crate::common::str;
 use iwarp_proto::crc32c;
@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs tshark with the options that captures of iWARP need, and returns its output. Returns `None` if tshark is not installed;
-/// if `IWARP_REQUIRE_TSHARK` is 1, it panics instead.
+/// Runs tshark with the options that captures of iWARP need, and returns its output. Returns `None`
+/// if tshark is not installed, or panics if `IWARP_REQUIRE_TSHARK` is 1.
 ///
-/// The two heuristics are disabled because they take the content of a Send for SMB Direct or RPC-over-RDMA and then report
-/// it as malformed. The preference makes tshark try MPA first: otherwise it would choose the protocol by the port number.
+/// The two disabled heuristics mistake the content of Sends for SMB Direct or RPC-over-RDMA and
+/// report it as malformed. The preference makes tshark try MPA before it selects a protocol by
+/// port.
 pub(crate) fn tshark(file: &Path, args: &[&str]) -> Option<String> {
     let out = Command::new("tshark")
         .args(["--disable-heuristic", "smb_direct_iwarp"])
@@ -42,7 +43,7 @@ pub(crate) fn tshark(file: &Path, args: &[&str]) -> Option<String> {
 /// One FPDU: the length of its ULPDU and its opcode.
 pub(crate) type Fpdu = (usize, u8);
 
-/// The content of a capture, on which both decoders agreed.
+/// The content of a capture, on which both decoders agree.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
     /// FPDUs of each direction, by source port.
@@ -60,8 +61,8 @@ impl Decoded {
     }
 }
 
-/// Decodes a capture of one connection with both decoders and panics if they differ. With `cut` the capture may end inside an
-/// FPDU. Returns `None` if tshark is not installed.
+/// Decodes a capture of one connection with both decoders and panics if they differ. With `cut`,
+/// the capture may end inside an FPDU. Returns `None` if tshark is not installed.
 pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<Decoded> {
     let mut decoded = Decoded::default();
     // The FPDUs that tshark is expected to find.
@@ -125,7 +126,8 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     assert_eq!(count("iwarp_mpa.rep"), 1);
     assert_eq!(count("_ws.malformed"), 0);
     assert_eq!(count("_ws.expert.severity == 0x800000"), 0);
-    // Severity "error", then "warning": it warns about revision 2 and its flag in the set-up frames.
+    // Severity "error", then "warning": tshark warns about revision 2 and its flag in set-up
+    // frames.
     let warnings =
         "_ws.expert.severity == 0x600000 && !iwarp_mpa.req && !iwarp_mpa.rep && !tcp.flags.reset";
     assert_eq!(count(warnings), 0);
@@ -143,7 +145,7 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     Some(decoded)
 }
 
-/// Decodes one direction with our own decoder. Returns all FPDUs, and those of them that tshark is expected to decode.
+/// Decodes one direction with our decoder. Returns all FPDUs, and those that tshark can decode.
 fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<Fpdu>) {
     let options = FpduOptions {
         markers,
@@ -184,8 +186,8 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     for ((at, fpdu), end) in parsed.iter().zip(ends) {
         let Some(fpdu) = fpdu else { continue };
         all.push(*fpdu);
-        // Wireshark does not decode an FPDU that holds a marker and ends directly before the next one: it counts that
-        // next marker as part of the FPDU and then finds the length wrong.
+        // Wireshark counts a marker after the end of an FPDU with markers as a part of that FPDU,
+        // and then finds the length wrong.
         let first_marker = (at - start).next_multiple_of(MARKER_INTERVAL);
         let miscounted = (end - start) % MARKER_INTERVAL == 0 && start + first_marker < end;
         if !(markers && miscounted) {
@@ -195,7 +197,8 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     (all, visible)
 }
 
-/// Returns the TCP payload of each direction by source port. The pcapng file must hold raw IP packets without gaps.
+/// Returns the TCP payload of each direction by source port. The pcapng file must contain raw IP
+/// packets without gaps.
 fn streams(file: &Path) -> BTreeMap<u16, Vec<u8>> {
     let file = std::fs::read(file).expect("the capture");
     let mut rest = &file[..];

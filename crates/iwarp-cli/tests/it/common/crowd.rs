@@ -1,5 +1,5 @@
-//! Clients that connect, say nothing, and come again: as soon as they are refused or evicted, and otherwise once a second, so that
-//! none of them is ever idle for long.
+//! Clients that connect and send nothing. They reconnect when they are refused or evicted, and at
+//! least once a second, so that none of them is ever idle for long.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 /// Threads of a crowd.
 const THREADS: usize = 4;
-/// How long a client stays at most.
+/// Longest duration of a client's connection.
 const STAY: Duration = Duration::from_secs(1);
 
-/// Connects as far as a client of that server can without a request.
+/// Connects as far as a client can without a request.
 pub(crate) type Connect = fn(SocketAddr) -> io::Result<TcpStream>;
 
-/// A crowd. It leaves when this is dropped.
+/// A crowd of clients. It disconnects on drop.
 pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,
     tried: Arc<AtomicU64>,
@@ -24,7 +24,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Starts a crowd of `clients`, each of which looks every `pause` whether it has to come again.
+    /// Starts `clients` clients, each of which checks every `pause` whether it must reconnect.
     pub(crate) fn gather(
         at: SocketAddr,
         clients: usize,
@@ -59,7 +59,7 @@ impl Crowd {
         }
     }
 
-    /// Returns how often a client of the crowd has connected, or has tried to.
+    /// Returns the number of connection attempts of all clients.
     pub(crate) fn tried(&self) -> u64 {
         self.tried.load(Ordering::Relaxed)
     }
@@ -74,7 +74,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Returns `true` if the other end has closed. Data that come meanwhile are dropped.
+/// Returns `true` if the peer has closed. Discards data.
 pub(crate) fn has_ended(stream: &mut TcpStream) -> bool {
     let mut sink = [0; 4096];
     if stream.set_nonblocking(true).is_err() {

@@ -1,5 +1,5 @@
-//! Functions that the tests of the `iwarp` command share: they run the command, start servers on free ports and make scratch
-//! directories. Servers and directories are removed when the test ends.
+//! Helpers for the tests of the `iwarp` command: they run the command, start servers on free ports
+//! and create scratch directories. Servers and directories are removed when the test ends.
 
 pub(crate) mod capture;
 pub(crate) mod crowd;
@@ -12,10 +12,10 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest time that a run of the command may take. A test fails after it, because something hangs.
+/// Time limit of a run of the command; after it, the test fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the `iwarp` command without the variables of the caller's environment that change what it does.
+/// Returns the `iwarp` command without environment variables that affect it.
 pub(crate) fn iwarp(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_iwarp"));
     c.args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
@@ -27,7 +27,7 @@ pub(crate) fn iwarp(args: &[&str]) -> Command {
     c
 }
 
-/// Runs the command and waits for its end, for at most [`LIMIT`].
+/// Runs the command and waits for it, at most [`LIMIT`].
 pub(crate) fn run(args: &[&str]) -> Output {
     finish(start(args), args)
 }
@@ -42,7 +42,7 @@ pub(crate) fn start(args: &[&str]) -> Running {
     Running(child)
 }
 
-/// Waits for the end of the process and returns its output. The output must fit the pipes, 64 KiB each: nothing reads them meanwhile.
+/// Waits for the process and returns its output, which must fit the pipes (64 KiB each).
 pub(crate) fn finish(mut running: Running, what: &[&str]) -> Output {
     let status = running
         .wait(LIMIT)
@@ -81,11 +81,11 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
-/// A process that is killed when the test ends, also when it panics.
+/// A process that is killed on drop.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
-    /// Waits for the end of the process. Returns `None` if that takes longer than `limit`.
+    /// Waits for the process. Returns `None` if that takes longer than `limit`.
     pub(crate) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -107,7 +107,7 @@ impl Drop for Running {
     }
 }
 
-/// A TCP port of the loopback address at which nobody listens: a connection begins there, so nobody else gets the port meanwhile.
+/// A loopback port on which nothing listens. A connection uses it, so no other process gets it.
 pub(crate) struct Nobody {
     begins: TcpStream,
     _ends: TcpListener,
@@ -133,7 +133,7 @@ pub(crate) fn serve(args: &[&str]) -> (Running, SocketAddr) {
     serve_as(iwarp(args))
 }
 
-/// As [`serve`], with a command that the caller has prepared.
+/// Like [`serve`], with a prepared command.
 pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
     let child = command
         .stdout(Stdio::piped())
@@ -148,7 +148,7 @@ pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
         .split_whitespace()
         .find_map(|w| w.trim_end_matches(';').parse().ok());
     let at = at.unwrap_or_else(|| panic!("{command:?} says '{line}'"));
-    // A thread reads the further output. Otherwise the server would block when the pipe is full.
+    // Read further output in a thread, or the server would block when the pipe is full.
     std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     (running, at)
 }
@@ -196,7 +196,7 @@ pub(crate) fn compile(to: &Path, source: &str, args: &[&str]) {
     assert!(status.success(), "{source}");
 }
 
-/// Returns `true` if a program is installed, and otherwise says that the test is skipped.
+/// Returns `true` if a program is installed; otherwise prints that the test is skipped.
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
@@ -210,7 +210,7 @@ pub(crate) fn str(path: &Path) -> &str {
     path.to_str().expect("scratch paths are UTF-8")
 }
 
-/// Returns pseudorandom octets. They do not repeat, so a test notices when parts of them are exchanged.
+/// Returns pseudorandom, non-repeating bytes, so that a test detects exchanged parts.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
     let mut out = Vec::with_capacity(len + 8);

@@ -1,4 +1,4 @@
-//! A peer of `iwarp cp` on a plain TCP socket. It sends the messages that a test chooses, and reads only when the test asks for it.
+//! A peer of `iwarp cp` on a plain TCP socket, which sends and reads as the test directs.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 pub(crate) enum Heard {
     /// A message of the copy protocol, without its DDP header.
     Message(Vec<u8>),
-    /// That many octets of an RDMA Write.
+    /// This many bytes of an RDMA Write.
     Data(usize),
 }
 
@@ -78,7 +78,7 @@ impl Raw {
         })
     }
 
-    /// Reads until a message comes.
+    /// Reads until a message arrives.
     pub(crate) fn message(&mut self) -> io::Result<Vec<u8>> {
         loop {
             if let Heard::Message(m) = self.hear()? {
@@ -87,7 +87,7 @@ impl Raw {
         }
     }
 
-    /// Exchanges the first messages of the copy protocol with the server.
+    /// Exchanges hellos of the copy protocol with the server.
     pub(crate) fn greet(&mut self) -> io::Result<()> {
         let hello = [&b"\x01\0IWCP\0\x02\0"[..], &[7; 32]].concat();
         self.send(&hello)?;
@@ -96,7 +96,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Asks for a file, and announces slots for its data that do not exist.
+    /// Requests a file and announces slots that do not exist.
     pub(crate) fn get(&mut self, path: &str, slot_size: u32, slots: u16) -> io::Result<()> {
         let mut m = vec![4, 0];
         m.extend(0u64.to_be_bytes());
@@ -111,7 +111,7 @@ impl Raw {
     }
 }
 
-/// Returns the resident memory of a process, in octets.
+/// Returns the resident memory of a process in bytes.
 pub(crate) fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));

@@ -1,8 +1,9 @@
-//! The clock of the world. Time passes with each look at it, with the work of programs, and when no thread can do anything else.
+//! The virtual clock. It advances with each reading, with the work of programs, and when no thread
+//! can do anything else.
 
 use crate::world;
 
-/// How long a look at the clock takes.
+/// Time of one reading.
 const LOOK: u64 = 20;
 
 pub(crate) fn now_ns() -> u64 {

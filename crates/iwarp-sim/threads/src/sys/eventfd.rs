@@ -1,4 +1,4 @@
-//! A flag with a descriptor.
+//! An event flag with a descriptor.
 
 use super::poller::AsFd;
 use crate::world::{self, Plant};
@@ -22,7 +22,7 @@ impl EventFd {
         self.raise();
     }
 
-    /// The same for the threads of programs.
+    /// Like [`signal`](Self::signal), for the threads of programs.
     pub(crate) fn raise(&self) {
         world::call();
         world::arrive(self.0);

@@ -1,4 +1,5 @@
-//! The operating system as the engine sees it, made of the [`world`](crate::world): each module stands for the one of that name in the runtime.
+//! The operating system as the engine sees it, implemented by the [`world`](crate::world). Each
+//! module replaces the module of the same name in the runtime.
 
 pub(crate) mod clock;
 pub(crate) mod eventfd;
@@ -7,7 +8,7 @@ pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod thread;
 
-/// No memory goes here.
+/// No memory is accessed here.
 pub(crate) mod guarded {
     pub(crate) const fn keep() {}
 }

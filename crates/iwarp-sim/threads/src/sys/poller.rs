@@ -70,7 +70,7 @@ impl Poller {
         Ok(Self(Set::new()))
     }
 
-    /// What has arrived before is reported.
+    /// Also reports earlier arrivals.
     pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         world::call();
         match self.0.add(fd.number(), token, interest.readable) {
@@ -103,15 +103,15 @@ impl Poller {
     }
 }
 
-/// Returns `false` if the time is over.
+/// Returns `false` if the time has expired.
 #[allow(clippy::unnecessary_wraps, reason = "the real one can fail")]
 pub(crate) fn wait_fd(fd: impl AsFd, _: Interest, time: Option<Duration>) -> io::Result<bool> {
     let fd = fd.number();
     Ok(world::sleep_until(end_of(time), || world::waiting(fd) > 0))
 }
 
-/// A sleep begins when its thread has last looked at the clock. A thread that loses its processor between the look and the sleep would sleep
-/// longer by that, on any system, which is nothing to find.
+/// Returns the end of a sleep, counted from the thread's last reading of the clock. A thread that
+/// is preempted between that and the sleep would sleep longer on any system, which is no bug.
 fn end_of(time: Option<Duration>) -> Option<u64> {
     time.map(|time| world::last_look().saturating_add(time.as_nanos() as u64))
 }

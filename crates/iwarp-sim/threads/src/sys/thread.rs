@@ -3,7 +3,7 @@
 use crate::world;
 use std::io;
 
-/// Starts a thread that does not keep the execution from its end.
+/// Starts a thread that does not prevent the execution from ending.
 #[allow(clippy::unnecessary_wraps, reason = "the real one can fail")]
 pub(crate) fn spawn_without_signals(
     _: &str,
@@ -13,7 +13,7 @@ pub(crate) fn spawn_without_signals(
     Ok(())
 }
 
-/// The kernel keeps threads from their processor now and then, for any time.
+/// Returns how long the kernel kept the thread from its processor, at random.
 pub(crate) fn kept_from_processor(_since: u64) -> u64 {
     match world::random(4) {
         0 => world::random(3_000_000),
@@ -21,12 +21,12 @@ pub(crate) fn kept_from_processor(_since: u64) -> u64 {
     }
 }
 
-/// Only the watch asks, which does not run here.
+/// Only used by the watch, which does not run here.
 pub(crate) const fn own_number() -> u32 {
     0
 }
 
-/// The same.
+/// Only used by the watch.
 pub(crate) const fn is_runnable(_: u32) -> bool {
     true
 }
