@@ -293,7 +293,14 @@ int rk_mpa_reject(struct rk_mpa *mpa, const void *private_data, size_t len, cons
 
 /* Any context. */
 int rk_qp_state(const struct rk_qp *qp);
-bool rk_qp_is_ending(const struct rk_qp *qp);	/* The stream is being ended, by either side or by an error, and is not gone. */
+/*
+ * How far the stream is on the way to its end. All are false again after rk_qp_stream_gone(): it is
+ * being ended, by either side or by an error; this end is shut down (rk_qp_shutdown_done); the peer
+ * has closed (rk_rx_eof).
+ */
+bool rk_qp_is_ending(const struct rk_qp *qp);
+bool rk_qp_is_shut_down(const struct rk_qp *qp);
+bool rk_qp_peer_has_closed(const struct rk_qp *qp);
 /* Adds to the totals: octets sent and received, FPDUs, messages, octets of payload, and so on, as struct Counters has them. */
 void rk_qp_counters(const struct rk_qp *qp, u64 totals[RK_COUNTERS]);
 int rk_qp_modify(struct rk_qp *qp, int state);	/* as ib_modify_qp() */

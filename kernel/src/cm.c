@@ -247,8 +247,9 @@ static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct 
 	tcp_sock_set_nodelay(sk);
 	lock_sock(sk);
 	spin_lock_bh(&qp->lock);
-	qp->given_up = false;
 	result = rk_qp_begin(qp->engine, connection->mpa, tcp_sk(sk)->mss_cache, ktime_get_ns());
+	if (!result)
+		qp->link = RNIC_LINK_UP;
 	spin_unlock_bh(&qp->lock);
 	if (!result && octets) {
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, &run, 1, octets);
@@ -259,6 +260,7 @@ static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct 
 			spin_lock_bh(&qp->lock);
 			rk_stream_failed(qp->engine);
 			rk_qp_stream_gone(qp->engine);
+			qp->link = RNIC_LINK_NONE;
 			spin_unlock_bh(&qp->lock);
 		}
 	}

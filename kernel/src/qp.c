@@ -183,7 +183,7 @@ static int change(struct rnic_qp *qp, enum ib_qp_state to)
 	case IB_QPS_RESET:
 		result = rk_qp_modify(qp->engine, RK_STATE_RESET);
 		if (!result)
-			qp->given_up = true;
+			rnic_give_up(qp);
 		return result;
 	case IB_QPS_INIT:
 		/* Programs that change states themselves go through all of them when they are connected. */
@@ -266,7 +266,7 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	/* The stream and the connection manager hold references. What they do has limits, but a peer may never close. */
 	if (!wait_for_completion_timeout(&qp->unused, PATIENCE)) {
 		spin_lock_bh(&qp->lock);
-		qp->given_up = true;
+		rnic_give_up(qp);
 		spin_unlock_bh(&qp->lock);
 		rnic_stream_kick(qp);
 		wait_for_completion(&qp->unused);

@@ -156,6 +156,29 @@ enum rnic_tx {
 	RNIC_TX_RECEIVING,
 };
 
+/*
+ * The connection of a queue pair, as far as the engine does not know it. What the engine knows is
+ * asked there: whether the stream is being ended (rk_qp_is_ending), whether this end has shut it
+ * down (rk_qp_is_shut_down), and whether the peer has closed (rk_qp_peer_has_closed).
+ *
+ * | event                               | NONE | UP       | ENDING   | GIVEN_UP |
+ * | ----------------------------------- | ---- | -------- | -------- | -------- |
+ * | begin() in cm.c: start-up is over   | UP   | refused  | refused  | refused  |
+ * | begin_ending(): the engine ends it  | -    | ENDING   | ENDING * | -        |
+ * | rnic_give_up(): reset, or destroyed | -    | GIVEN_UP | GIVEN_UP | -        |
+ * | detach(): closed or reset           | -    | NONE     | NONE     | NONE     |
+ *
+ * A dash means that nothing changes. *: the time limit begins anew.
+ */
+enum rnic_link {
+	RNIC_LINK_NONE,
+	RNIC_LINK_UP,
+	/* Ends in time, or is reset: see `deadline` of the queue pair. */
+	RNIC_LINK_ENDING,
+	/* The stream is reset in the next turn, whatever the peer does. */
+	RNIC_LINK_GIVEN_UP,
+};
+
 /* A queue pair, with its connection. */
 struct rnic_qp {
 	struct ib_qp base;
@@ -187,15 +210,15 @@ struct rnic_qp {
 	struct work_struct work;
 	/* Has the work done at a time that the engine has named. */
 	struct timer_list timer;
-	bool closed_by_peer;
-	/* The connection is not wanted any more, whatever the peer does: the queue pair was reset, or is destroyed. Guarded by `lock`. */
-	bool given_up;
-	/* The stream is being ended. What has to be sent before has time until `leaves_at` (jiffies), and more if the peer's TCP goes on from here. */
-	bool ending;
+	/* Guarded by `lock`, as are the next two. */
+	enum rnic_link link;
+	/*
+	 * While RNIC_LINK_ENDING, in jiffies: until when the peer has to acknowledge more of what is
+	 * sent before the end, or, once this end is shut down, to close its direction, too.
+	 */
+	unsigned long deadline;
+	/* The first sequence number that the peer had not acknowledged when `deadline` was set. */
 	u32 acknowledged;
-	/* This end sends nothing more, and waits for the peer to close, too, until `leaves_at`. */
-	bool shut;
-	unsigned long leaves_at;
 	/* Receives were flushed after the queue pair went to the error state. */
 	bool flushed;
 	void (*data_ready)(struct sock *sk);
@@ -217,6 +240,13 @@ struct rnic_mr {
 static inline struct rnic_qp *to_qp(struct ib_qp *qp)
 {
 	return container_of(qp, struct rnic_qp, base);
+}
+
+/* Has the stream, if there is one, reset in the next turn. Called with the lock. */
+static inline void rnic_give_up(struct rnic_qp *qp)
+{
+	if (qp->link != RNIC_LINK_NONE)
+		qp->link = RNIC_LINK_GIVEN_UP;
 }
 
 static inline struct rnic_cq *to_cq(struct ib_cq *cq)

@@ -72,12 +72,11 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 /* Tells the engine that the peer has closed, once everything before that was read. Called with the socket's lock, and the queue pair's. */
 static void look_for_end(struct rnic_qp *qp, struct sock *sk)
 {
-	if (qp->closed_by_peer || !skb_queue_empty(&sk->sk_receive_queue)) {
+	if (rk_qp_peer_has_closed(qp->engine) || !skb_queue_empty(&sk->sk_receive_queue)) {
 		/* Known already, or still to be read. */
 	} else if (sk->sk_err) {
 		rk_stream_failed(qp->engine);
 	} else if (sk->sk_shutdown & RCV_SHUTDOWN) {
-		qp->closed_by_peer = true;
 		rk_rx_eof(qp->engine);
 	}
 }
@@ -162,9 +161,6 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	id->add_ref(id);
 	qp->id = id;
 	qp->socket = socket;
-	qp->closed_by_peer = false;
-	qp->shut = false;
-	qp->ending = false;
 	qp->flushed = false;
 	/* Sent from softirq, too. */
 	sk->sk_allocation = GFP_ATOMIC;
@@ -198,6 +194,7 @@ static void detach(struct rnic_qp *qp, bool reset)
 	write_unlock_bh(&sk->sk_callback_lock);
 	spin_lock_bh(&qp->lock);
 	WRITE_ONCE(qp->sk, NULL);
+	qp->link = RNIC_LINK_NONE;
 	spin_unlock_bh(&qp->lock);
 	tasklet_kill(&qp->sender);
 	qp->socket = NULL;
@@ -217,59 +214,79 @@ static void detach(struct rnic_qp *qp, bool reset)
 	rnic_qp_put(&qp->base);
 }
 
-/* Whether the stream is given up: on request, or because TCP has ended and the engine wants nothing of it. Called with the lock. */
-static bool is_dead(const struct rnic_qp *qp, const struct sock *sk)
+/*
+ * Returns true if the stream is given up: on request, or because TCP has ended and the engine wants
+ * nothing of it. Called with the lock.
+ */
+static bool is_dead(const struct rnic_qp *qp)
 {
-	return qp->given_up ||
-	       (rk_rx_interest(qp->engine) == RK_RX_NONE && sk->sk_state == TCP_CLOSE);
-}
-
-/* Whether a connection that this end has closed is at its end: the peer has closed, too, or has had its time. TCP delivers the rest alone. */
-static bool has_waited(const struct rnic_qp *qp)
-{
-	return qp->shut && (qp->closed_by_peer || time_after_eq(jiffies, qp->leaves_at));
+	return qp->link == RNIC_LINK_GIVEN_UP ||
+	       (rk_rx_interest(qp->engine) == RK_RX_NONE && qp->sk->sk_state == TCP_CLOSE);
 }
 
 /*
- * Whether the peer takes nothing of what has to come before the end, such as a Terminate. Its time begins anew when it acknowledges something.
- * Called with the lock.
+ * Returns true if this end is shut down, and the peer has closed, too, or its time is over. TCP
+ * delivers what is left by itself. Called with the lock.
+ */
+static bool has_waited(const struct rnic_qp *qp)
+{
+	return rk_qp_is_shut_down(qp->engine) &&
+	       (rk_qp_peer_has_closed(qp->engine) || time_after_eq(jiffies, qp->deadline));
+}
+
+/* Gives the peer time from now on. Called with the lock. */
+static void begin_ending(struct rnic_qp *qp)
+{
+	if (qp->link == RNIC_LINK_UP)
+		qp->link = RNIC_LINK_ENDING;
+	qp->acknowledged = READ_ONCE(tcp_sk(qp->sk)->snd_una);
+	qp->deadline = jiffies + LINGER;
+}
+
+/*
+ * Returns true if the peer's time is over and it takes nothing of what has to be sent before the
+ * end, such as a Terminate. Its time begins anew when it acknowledges something. Called with the
+ * lock.
  */
 static bool takes_nothing(struct rnic_qp *qp)
 {
-	u32 acknowledged = READ_ONCE(tcp_sk(qp->sk)->snd_una);
-
-	if (!rk_qp_is_ending(qp->engine))
+	if (!rk_qp_is_ending(qp->engine) || rk_qp_is_shut_down(qp->engine))
 		return false;
-	if (!qp->shut && (!qp->ending || qp->acknowledged != acknowledged)) {
-		qp->acknowledged = acknowledged;
-		qp->leaves_at = jiffies + LINGER;
-	}
-	WRITE_ONCE(qp->ending, true);
-	return !qp->shut && time_after_eq(jiffies, qp->leaves_at);
+	if (qp->link == RNIC_LINK_UP ||
+	    qp->acknowledged != READ_ONCE(tcp_sk(qp->sk)->snd_una))
+		begin_ending(qp);
+	return time_after_eq(jiffies, qp->deadline);
 }
 
-/* Does to the stream what the engine wishes. The caller has the mutex. */
+/* Returns what to do with the stream now (enum rk_wish). Called with the lock. */
+static int next_step(struct rnic_qp *qp)
+{
+	int wish = rk_qp_wish(qp->engine);
+
+	if (is_dead(qp) || takes_nothing(qp))
+		return RK_WISH_ABORT;
+	return wish == RK_WISH_KEEP && has_waited(qp) ? RK_WISH_LEAVE : wish;
+}
+
+/* Does to the stream what the engine wishes, and what its time limit demands. Has the mutex. */
 static void end_stream(struct rnic_qp *qp)
 {
-	int wish;
+	int step;
 
 	spin_lock_bh(&qp->lock);
-	wish = rk_qp_wish(qp->engine);
-	if (is_dead(qp, qp->sk) || takes_nothing(qp))
-		wish = RK_WISH_ABORT;
+	step = next_step(qp);
 	spin_unlock_bh(&qp->lock);
-	if (wish == RK_WISH_SHUTDOWN) {
+	if (step == RK_WISH_SHUTDOWN) {
 		kernel_sock_shutdown(qp->socket, SHUT_WR);
 		spin_lock_bh(&qp->lock);
 		rk_qp_shutdown_done(qp->engine);
-		wish = rk_qp_wish(qp->engine);
+		begin_ending(qp);
+		step = next_step(qp);
 		spin_unlock_bh(&qp->lock);
-		qp->shut = true;
-		qp->leaves_at = jiffies + LINGER;
 	}
-	if (wish == RK_WISH_ABORT)
+	if (step == RK_WISH_ABORT)
 		detach(qp, true);
-	else if (wish == RK_WISH_LEAVE || has_waited(qp))
+	else if (step == RK_WISH_LEAVE)
 		detach(qp, false);
 }
 
@@ -413,7 +430,8 @@ static void raise(struct rnic_qp *qp, u32 events)
  */
 bool rnic_settle(struct rnic_qp *qp)
 {
-	bool more, act, ends, waits, due;
+	bool more, act, ending, waits, due;
+	unsigned long deadline;
 	u32 events = 0;
 	u64 at;
 
@@ -422,11 +440,13 @@ bool rnic_settle(struct rnic_qp *qp)
 		more = rk_complete_due(qp->engine);
 		events |= rk_take_events(qp->engine);
 		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || has_waited(qp) ||
+		      (rk_qp_is_ending(qp->engine) && qp->link == RNIC_LINK_UP) ||
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
 		due = rk_wants_tx(qp->engine) || qp->sends_left;
-		ends = rk_qp_is_ending(qp->engine) && !READ_ONCE(qp->ending);
+		ending = qp->link == RNIC_LINK_ENDING;
+		deadline = qp->deadline;
 		spin_unlock_bh(&qp->lock);
 	} while (more);
 	if (!rnic_cq_notify(to_cq(qp->base.send_cq)) | !rnic_cq_notify(to_cq(qp->base.recv_cq))) {
@@ -443,10 +463,10 @@ bool rnic_settle(struct rnic_qp *qp)
 		rnic_srq_notify(to_srq(qp->base.srq));
 	if (!READ_ONCE(qp->sk))
 		return false;
-	if (act || ends)
+	if (act)
 		rnic_stream_kick(qp);
-	if (qp->shut || READ_ONCE(qp->ending))
-		timer_reduce(&qp->timer, qp->leaves_at);
+	if (ending)
+		timer_reduce(&qp->timer, deadline);
 	set_timer(qp, at, waits);
 	return due;
 }

@@ -164,7 +164,7 @@ static int send_due(struct end *end)
 static void end_stream(struct end *end)
 {
 	struct sock *sk = end->socket->sk;
-	bool closed;
+	bool closed, both_closed;
 	int wish;
 
 	lock_sock(sk);
@@ -182,11 +182,12 @@ static void end_stream(struct end *end)
 		spin_lock_bh(&end->lock);
 		rk_qp_shutdown_done(end->qp);
 		wish = rk_qp_wish(end->qp);
-		end->shut = true;
 		spin_unlock_bh(&end->lock);
 	}
-	/* With both directions closed the stream is over. */
-	if (!end->gone && (wish == RK_WISH_LEAVE || wish == RK_WISH_ABORT || (end->shut && end->eof))) {
+	spin_lock_bh(&end->lock);
+	both_closed = rk_qp_is_shut_down(end->qp) && rk_qp_peer_has_closed(end->qp);
+	spin_unlock_bh(&end->lock);
+	if (wish == RK_WISH_LEAVE || wish == RK_WISH_ABORT || both_closed) {
 		/* The socket is closed with the pair. */
 		kernel_sock_shutdown(end->socket, SHUT_WR);
 		spin_lock_bh(&end->lock);

@@ -48,7 +48,6 @@ struct end {
 	bool kicked;
 	bool held;
 	bool eof;
-	bool shut;
 	bool gone;
 	int error;
 	void (*data_ready)(struct sock *sk);

@@ -324,6 +324,20 @@ pub extern "C" fn rk_qp_is_ending(qp: &Qp) -> bool {
     qp.machine.is_ending()
 }
 
+/// Returns `true` if this end's direction is shut down, and the stream is not gone.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_is_shut_down(qp: &Qp) -> bool {
+    qp.machine.is_shut_down()
+}
+
+/// Returns `true` if the peer has closed its direction, and the stream is not gone.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_peer_has_closed(qp: &Qp) -> bool {
+    qp.machine.peer_has_closed()
+}
+
 /// Returns what should be done with the stream, as `enum rk_wish`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
