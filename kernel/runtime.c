@@ -15,7 +15,8 @@ atomic_long_t iwarp_frees;
 
 static int fail_allocation;
 module_param(fail_allocation, int, 0644);
-MODULE_PARM_DESC(fail_allocation, "For tests: the n-th allocation of the engine from now on fails; 0: none");
+MODULE_PARM_DESC(fail_allocation,
+		 "For tests: the engine's n-th allocation from now on fails; 0: none");
 
 /* Returns true if this is the allocation that has to fail. */
 static bool shall_fail(void)

@@ -23,7 +23,9 @@
 
 size_t rnic_address_size(const struct sockaddr_storage *address)
 {
-	return address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	if (address->ss_family == AF_INET)
+		return sizeof(struct sockaddr_in);
+	return sizeof(struct sockaddr_in6);
 }
 
 struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord)
@@ -232,8 +234,8 @@ static void addresses(struct socket *socket, struct iw_cm_event *event)
 }
 
 /* Fills in the addresses and the peer's private data. */
-void rnic_tell_of(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
-		  struct iw_cm_event *event)
+void rnic_describe_peer(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
+			struct iw_cm_event *event)
 {
 	addresses(connection->socket, event);
 	event->private_data = (void *)peer->private_data;
@@ -296,7 +298,8 @@ static int start(struct rnic_connection *connection, struct sockaddr_storage *lo
 	if (result)
 		return result;
 	sock_set_reuseaddr(connection->socket->sk);
-	result = kernel_bind(connection->socket, (struct sockaddr *)local, rnic_address_size(local));
+	result = kernel_bind(connection->socket, (struct sockaddr *)local,
+			     rnic_address_size(local));
 	if (result)
 		return result;
 	result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
@@ -404,7 +407,7 @@ static void connect_turn(struct work_struct *work)
 	event.local_addr = id->local_addr;
 	event.remote_addr = id->remote_addr;
 	if ((event.status == -ECONNREFUSED && connection->socket) || !event.status)
-		rnic_tell_of(connection, &peer, &event);
+		rnic_describe_peer(connection, &peer, &event);
 	event.ird = min_t(u16, peer.ord, U8_MAX);
 	event.ord = min_t(u16, peer.ird, U8_MAX);
 	/* The end of the stream must not be reported before its beginning. */

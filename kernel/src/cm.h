@@ -50,7 +50,7 @@ void rnic_set_timer(struct rnic_connection *connection);
 int rnic_in_time(struct rnic_connection *connection, int result);
 
 int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer);
-void rnic_tell_of(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
-		  struct iw_cm_event *event);
+void rnic_describe_peer(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
+			struct iw_cm_event *event);
 
 #endif

@@ -91,6 +91,8 @@ static u8 flags_of(const struct rnic_cq *cq, u32 flags)
  */
 static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completion *from)
 {
+	u32 opcode = min_t(u32, from->opcode, ARRAY_SIZE(opcodes) - 1);
+	u32 status = min_t(u32, from->status, ARRAY_SIZE(statuses) - 1);
 	struct siw_cqe *entry;
 	unsigned long flags;
 
@@ -103,8 +105,8 @@ static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completi
 	}
 	cq->next++;
 	WRITE_ONCE(entry->id, from->wr_id);
-	WRITE_ONCE(entry->opcode, word(cq, opcodes[min_t(u32, from->opcode, ARRAY_SIZE(opcodes) - 1)]));
-	WRITE_ONCE(entry->status, word(cq, statuses[min_t(u32, from->status, ARRAY_SIZE(statuses) - 1)]));
+	WRITE_ONCE(entry->opcode, word(cq, opcodes[opcode]));
+	WRITE_ONCE(entry->status, word(cq, statuses[status]));
 	WRITE_ONCE(entry->bytes, from->byte_len);
 	WRITE_ONCE(entry->imm_data, from->imm_or_stag);
 	WRITE_ONCE(entry->qp_id, is_kernels(cq) ? (uintptr_t)&qp->base : qp->base.qp_num);
@@ -142,7 +144,7 @@ static bool wanted(struct rnic_cq *cq)
 	return true;
 }
 
-static void tell_overflow(struct rnic_cq *cq)
+static void report_overflow(struct rnic_cq *cq)
 {
 	struct ib_event event = {
 		.device = cq->base.device,
@@ -220,7 +222,7 @@ static bool call_elsewhere(struct rnic_cq *cq)
 bool rnic_cq_notify(struct rnic_cq *cq)
 {
 	unsigned long flags;
-	bool event = false, busy, overflowed, tell;
+	bool event = false, busy, overflowed, report;
 
 	/* An entry that another processor writes now is reported by that processor. */
 	if (!READ_ONCE(cq->written) && !READ_ONCE(cq->overflowed))
@@ -235,11 +237,11 @@ bool rnic_cq_notify(struct rnic_cq *cq)
 	}
 	busy = cq->busy;
 	overflowed = cq->overflowed;
-	tell = overflowed && !cq->overflow_told;
-	cq->overflow_told = overflowed;
+	report = overflowed && !cq->overflow_reported;
+	cq->overflow_reported = overflowed;
 	spin_unlock_irqrestore(&cq->lock, flags);
-	if (tell)
-		tell_overflow(cq);
+	if (report)
+		report_overflow(cq);
 	/* A single small request is answered fastest on the processor that received it. */
 	if (event && cq->base.comp_handler && !(busy && call_elsewhere(cq)))
 		call_handler(cq);

@@ -159,7 +159,9 @@ static int dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 
 static int alloc_ucontext(struct ib_ucontext *context, struct ib_udata *udata)
 {
-	struct siw_uresp_alloc_ctx answer = { .dev_id = to_device(context->device)->netdev->ifindex };
+	struct siw_uresp_alloc_ctx answer = {
+		.dev_id = to_device(context->device)->netdev->ifindex,
+	};
 
 	if (udata->outlen < sizeof(answer))
 		return -EINVAL;

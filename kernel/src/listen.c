@@ -38,7 +38,7 @@ static void no_longer_half_open(struct rnic_connection *connection)
 	rnic_unwatch(connection);
 }
 
-static void leave(struct listener *listener)
+static void forget_one(struct listener *listener)
 {
 	mutex_lock(&listener->lock);
 	listener->count--;
@@ -69,7 +69,7 @@ static void request_turn(struct work_struct *work)
 		return;
 	no_longer_half_open(connection);
 	if (!result) {
-		rnic_tell_of(connection, &peer, &event);
+		rnic_describe_peer(connection, &peer, &event);
 		event.ird = min_t(u16, peer.ird, U8_MAX);
 		event.ord = min_t(u16, peer.ord, U8_MAX);
 		/*
@@ -83,7 +83,7 @@ static void request_turn(struct work_struct *work)
 	}
 	if (result)
 		rnic_connection_free(connection);
-	leave(listener);
+	forget_one(listener);
 }
 
 static void add_half_open(struct listener *listener, struct socket *socket)

@@ -34,10 +34,12 @@ module_param_named(mpa_markers, rnic_mpa_markers, bool, 0644);
 MODULE_PARM_DESC(mpa_markers, "Ask the peer for markers");
 bool rnic_peer_to_peer = true;
 module_param_named(peer_to_peer, rnic_peer_to_peer, bool, 0644);
-MODULE_PARM_DESC(peer_to_peer, "Ask for the peer-to-peer model, in which either side may send first");
+MODULE_PARM_DESC(peer_to_peer,
+		 "Ask for the peer-to-peer model, in which either side may send first");
 unsigned int rnic_rnr_wait_ms = 2000;
 module_param_named(rnr_wait_ms, rnic_rnr_wait_ms, uint, 0644);
-MODULE_PARM_DESC(rnr_wait_ms, "How long a Send waits for a receive; 0: the connection ends at once");
+MODULE_PARM_DESC(rnr_wait_ms,
+		 "How long a Send waits for a receive; 0: the connection ends immediately");
 
 /* Every loaded module has an entry next to this one's in /sys/module. */
 static bool other_driver_is_loaded(void)
@@ -54,7 +56,8 @@ static int module_event(struct notifier_block *block, unsigned long state, void 
 
 	if (state != MODULE_STATE_COMING || strcmp(module->name, OTHER_DRIVER))
 		return NOTIFY_DONE;
-	pr_err(OTHER_DRIVER " cannot be loaded beside this module: rmmod " KBUILD_MODNAME " first\n");
+	pr_err(OTHER_DRIVER " cannot be loaded beside this module: rmmod " KBUILD_MODNAME
+	       " first\n");
 	return notifier_from_errno(-EBUSY);
 }
 
@@ -160,7 +163,8 @@ static int __init rnic_init(void)
 	 * between.
 	 */
 	if (other_driver_is_loaded()) {
-		pr_err("not loaded: " OTHER_DRIVER " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
+		pr_err("not loaded: " OTHER_DRIVER
+		       " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
 		result = -EBUSY;
 		goto no_netdev;
 	}

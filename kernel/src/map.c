@@ -22,8 +22,8 @@ struct mapping {
  * Allocates zeroed memory that a program can map by the key. Removing the entry frees it when no
  * mmap call uses it, because such a call holds a reference.
  */
-static void *share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
-		   u64 *key)
+static void *share(struct rnic_ucontext *context, size_t octets,
+		   struct rdma_user_mmap_entry **entry, u64 *key)
 {
 	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 
@@ -31,8 +31,9 @@ static void *share(struct rnic_ucontext *context, size_t octets, struct rdma_use
 	if (!mapping)
 		return NULL;
 	mapping->at = vmalloc_user(octets);
-	if (!mapping->at || rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets,
-							      FIRST_PAGE, U32_MAX)) {
+	if (!mapping->at ||
+	    rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets, FIRST_PAGE,
+					      U32_MAX)) {
 		vfree(mapping->at);
 		kfree(mapping);
 		return NULL;

@@ -79,10 +79,11 @@ static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata
 
 	if (attributes->qp_type != IB_QPT_RC || attributes->create_flags)
 		return -EOPNOTSUPP;
-	if (cap->max_send_wr > RNIC_MAX_WR || (!attributes->srq && cap->max_recv_wr > RNIC_MAX_WR) ||
-	    cap->max_send_sge > SIW_MAX_SGE ||
-	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE || !attributes->send_cq ||
-	    !attributes->recv_cq || (udata && udata->outlen < sizeof(struct siw_uresp_create_qp)))
+	if (cap->max_send_wr > RNIC_MAX_WR || cap->max_send_sge > SIW_MAX_SGE ||
+	    (!attributes->srq && cap->max_recv_wr > RNIC_MAX_WR) ||
+	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE ||
+	    !attributes->send_cq || !attributes->recv_cq ||
+	    (udata && udata->outlen < sizeof(struct siw_uresp_create_qp)))
 		return -EINVAL;
 	return 0;
 }
@@ -163,8 +164,12 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 static int state_of(const struct rnic_qp *qp)
 {
 	static const enum ib_qp_state states[] = {
-		[RK_STATE_RESET] = IB_QPS_RESET, [RK_STATE_INIT] = IB_QPS_INIT, [RK_STATE_RTR] = IB_QPS_RTR,
-		[RK_STATE_RTS] = IB_QPS_RTS, [RK_STATE_SQD] = IB_QPS_SQD, [RK_STATE_SQE] = IB_QPS_SQE,
+		[RK_STATE_RESET] = IB_QPS_RESET,
+		[RK_STATE_INIT] = IB_QPS_INIT,
+		[RK_STATE_RTR] = IB_QPS_RTR,
+		[RK_STATE_RTS] = IB_QPS_RTS,
+		[RK_STATE_SQD] = IB_QPS_SQD,
+		[RK_STATE_SQE] = IB_QPS_SQE,
 		[RK_STATE_ERROR] = IB_QPS_ERR,
 	};
 
@@ -240,7 +245,7 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	attributes->path_mtu = ib_mtu_int_to_enum(to_device(base->device)->netdev->mtu);
 	attributes->max_rd_atomic = RNIC_MAX_READS;
 	attributes->max_dest_rd_atomic = RNIC_MAX_READS;
-	attributes->qp_access_flags = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ;
+	attributes->qp_access_flags = RNIC_RIGHTS;
 	init->qp_type = base->qp_type;
 	init->send_cq = base->send_cq;
 	init->recv_cq = base->recv_cq;

@@ -111,7 +111,7 @@ struct rnic_cq {
 	bool written;
 	bool solicited;
 	bool overflowed;
-	bool overflow_told;
+	bool overflow_reported;
 	/*
 	 * Kernel clients: messages since the last call of the handler, and the number of calls for
 	 * which the queue stays busy (messages arrive faster than they are taken) and crowded (many
@@ -152,7 +152,7 @@ struct rnic_srq {
 	struct rnic_ring ring;
 	/* Notify once when fewer receives than this are posted; 0: never. */
 	u32 limit;
-	bool tell_limit;
+	bool limit_reached;
 };
 
 /* Who sends for a queue pair; see send.c. */
@@ -247,7 +247,9 @@ struct rnic_mr {
 	struct ib_umem *umem;
 	/* The address of each page. */
 	u64 *pages;
-	/* For fast registration: how many pages there may be, and how many the client has listed. */
+	/*
+	 * For fast registration: how many pages there may be, and how many the client has listed.
+	 */
 	u32 most;
 	u32 listed;
 };

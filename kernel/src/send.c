@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Sends what the engine of a queue pair has for the peer. The holder of the socket's lock is the only sender.
+ * Sends what the engine of a queue pair has for the peer. The holder of the socket's lock is the
+ * only sender.
  *
- * A program's requests are sent in its system call. Requests of a client in the kernel are sent in the client's call. If the client's receive
- * queue is crowded, they are sent by a work instead: many requests are then on their way, so a work collects those that are posted
- * meanwhile and sends them together, and on another processor if there is an idle one. Answers are sent by a tasklet.
+ * A program's requests are sent in its system call. Requests of a client in the kernel are sent in
+ * the client's call. If the client's receive queue is crowded, they are sent by a work instead:
+ * many requests are then on their way, so a work collects those that are posted meanwhile and sends
+ * them together, and on another processor if there is an idle one. Answers are sent by a tasklet.
  *
- * Clients in the kernel often post on one processor while another one sends or receives for the same queue pair. The poster does not wait for
- * the other: it sets RNIC_TX_DUE, and the processor that has RNIC_TX_SENDING or RNIC_TX_RECEIVING looks at RNIC_TX_DUE after it has cleared
- * its own bit. Both change their bit, pass a barrier, and then read the other's bit. So at least one of them sees what the other did.
+ * Clients in the kernel often post on one processor while another one sends or receives for the
+ * same queue pair. The poster does not wait for the other: it sets RNIC_TX_DUE, and the processor
+ * that has RNIC_TX_SENDING or RNIC_TX_RECEIVING looks at RNIC_TX_DUE after it has cleared its own
+ * bit. Both change their bit, pass a barrier, and then read the other's bit. So at least one of
+ * them sees what the other did.
  */
 #include <linux/tcp.h>
 #include <net/sock.h>

@@ -86,7 +86,7 @@ bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 	 */
 	if (srq->limit && !rnic_receive_waits(&srq->ring, srq->limit - 1)) {
 		srq->limit = 0;
-		srq->tell_limit = true;
+		srq->limit_reached = true;
 	}
 	spin_unlock(&srq->lock);
 	return taken;
@@ -103,12 +103,12 @@ void rnic_srq_notify(struct rnic_srq *srq)
 		.element.srq = &srq->base,
 		.event = IB_EVENT_SRQ_LIMIT_REACHED,
 	};
-	bool tell;
+	bool reached;
 
 	spin_lock_bh(&srq->lock);
-	tell = srq->tell_limit;
-	srq->tell_limit = false;
+	reached = srq->limit_reached;
+	srq->limit_reached = false;
 	spin_unlock_bh(&srq->lock);
-	if (tell && srq->base.event_handler)
+	if (reached && srq->base.event_handler)
 		srq->base.event_handler(&event, srq->base.srq_context);
 }
