@@ -5,13 +5,14 @@ use crate::mapping::{Mapping, page_size};
 use rustix::mm::{MprotectFlags, mprotect, munmap};
 use std::sync::atomic::AtomicUsize;
 
-/// Three pages: the first of them can be written, the second is a hole, the third can only be read. They stay mapped like this.
+/// Returns three pages: the first is writable, the second a hole, the third read-only. They stay
+/// mapped like this.
 fn holes() -> (u64, u64) {
     let page = page_size();
     let mapping = Mapping::new(3 * page).expect("memory");
     let start = mapping.as_ptr();
-    // SAFETY: whole pages of a mapping that nobody else knows. It is never unmapped as a whole, so the hole stays one as far as this
-    // mapping goes; no other test maps at a fixed address.
+    // SAFETY: whole pages of a mapping that nothing else knows. It is never unmapped as a whole, so
+    // the hole remains; no other test maps at a fixed address.
     unsafe {
         mprotect(start.add(page).cast(), page, MprotectFlags::empty()).expect("none");
         mprotect(start.add(2 * page).cast(), page, MprotectFlags::READ).expect("read-only");
@@ -57,7 +58,7 @@ fn copies_reach_what_is_mapped_and_nothing_else() {
             assert!(!write(to, b"octets"), "{:x}", to.wrapping_sub(at));
             assert!(!read(to, &mut back), "{:x}", to.wrapping_sub(at));
         }
-        // What can only be read.
+        // The read-only page.
         assert!(read(at + 2 * page, &mut back));
         assert_eq!(back, [0; 8]);
         assert!(!write(at + 2 * page, b"octets"));
@@ -131,7 +132,7 @@ fn exchanges_are_atomic_among_threads() {
     assert_eq!(WORD.load(Ordering::Relaxed), 400);
 }
 
-/// A page is unmapped and mapped again while it is accessed all the time.
+/// A page is unmapped and mapped again while it is accessed continuously.
 #[test]
 fn memory_that_comes_and_goes_never_faults() {
     let (at, page) = holes();
@@ -140,7 +141,7 @@ fn memory_that_comes_and_goes_never_faults() {
         let changing = scope.spawn(|| {
             let start = with_exposed_provenance_mut::<c_void>(at as usize);
             for _ in 0..2_000 {
-                // SAFETY: the page is this test's own, and stays reserved while it cannot be accessed.
+                // SAFETY: this test owns the page, which stays reserved while it is inaccessible.
                 unsafe {
                     mprotect(start, page as usize, MprotectFlags::empty()).expect("away");
                     mprotect(
@@ -161,7 +162,7 @@ fn memory_that_comes_and_goes_never_faults() {
         }
     });
     assert!(read(at, &mut [0; 8]));
-    // SAFETY: as above; nobody accesses it any more.
+    // SAFETY: as above; nothing accesses it any more.
     unsafe { munmap(with_exposed_provenance_mut(at as usize), page as usize).expect("unmapped") };
 }
 
