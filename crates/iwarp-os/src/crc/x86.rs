@@ -533,8 +533,8 @@ mod tests {
                 let crc = unsafe { crc32c_shared(start, data.as_ptr(), data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 let mut copy = vec![0x5A; data.len() + 1];
-                // SAFETY: as above, and there is room for them.
                 let (from, to) = (data.as_ptr(), copy.as_mut_ptr());
+                // SAFETY: as above, and there is room for the copy.
                 let crc = unsafe { crc32c_copying(start, from, to, data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 prop_assert_eq!(copy.pop(), Some(0x5A));
