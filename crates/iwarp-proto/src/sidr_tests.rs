@@ -1,4 +1,4 @@
-//! Tests of service ID resolution: octets, what is refused, and a requester's decisions.
+//! Tests of service ID resolution: encoding, invalid messages, and a requester's decisions.
 
 use super::*;
 use crate::crc32c::append;
@@ -114,7 +114,8 @@ const PATIENCE: Patience = Patience {
     answer_ns: 60 * SECOND,
 };
 
-/// Runs a requester from the time `now` until it gives up. Returns when it sent, and when it gave up.
+/// Runs a requester from the time `now` until it gives up. Returns when it sent, and when it gave
+/// up.
 fn run(requester: &mut Requester, mut now: u64) -> (Vec<u64>, u64) {
     let mut sent = vec![];
     loop {
@@ -180,7 +181,8 @@ fn only_the_reply_to_this_request_counts() {
     assert_eq!(requester.hear(&reply), Heard::Answer(answer));
 }
 
-/// Anybody may send messages about other requests, and so may a listener that answers an earlier one late.
+/// Anybody may send messages about other requests, and so may a listener that answers an earlier
+/// one late.
 #[test]
 fn messages_about_other_requests_change_nothing() {
     let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
@@ -262,7 +264,10 @@ proptest! {
     }
 
     #[test]
-    fn anything_may_come(octets in proptest::collection::vec(any::<u8>(), MESSAGE_LEN), length in 0..=MESSAGE_LEN) {
+    fn anything_may_come(
+        octets in proptest::collection::vec(any::<u8>(), MESSAGE_LEN),
+        length in 0..=MESSAGE_LEN,
+    ) {
         let mut octets = octets;
         octets[..5].copy_from_slice(b"iWSR\x01");
         octets[5] %= 4;

@@ -38,7 +38,7 @@ const PD: u32 = 1;
 /// sinks of our own requests, and one in a memory window.
 const GRANTED: [(usize, usize); 3] = [(4096, 4096), (20480, 16384), (61440, 64)];
 
-/// Implements all timers. The input controls the time: it passes when the program lets it.
+/// All timers are enabled. The input controls the time: it passes when the program lets it.
 const TIMES: StreamTimes = StreamTimes {
     reminders: [
         Some(Duration::from_millis(50)),

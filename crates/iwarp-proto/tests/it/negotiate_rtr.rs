@@ -1,4 +1,4 @@
-//! MPA negotiation: which RTR message it is, and what that needs.
+//! MPA negotiation: the RTR message, and what it needs.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
@@ -45,7 +45,7 @@ fn a_write_is_preferred_to_a_read_and_that_to_a_send() {
     assert_eq!(set(false, false, false), None);
 }
 
-/// A Read on offer as RTR message asks for a place for one, but never for more than the adapter can do.
+/// Offering a Read as RTR message requests room for one, but never more than the device supports.
 #[test]
 fn an_rtr_read_is_asked_for_only_by_those_who_can_read() {
     for (ord, max_ord, asked) in [(0, 0, 0), (3, 0, 0), (0, 1, 1), (0, 8, 1), (3, 8, 3)] {
