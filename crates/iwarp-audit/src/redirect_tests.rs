@@ -93,7 +93,7 @@ fn only_the_two_libraries_are_redirected() {
 }
 
 #[test]
-fn target_lies_beside_the_audit_library() {
+fn target_is_beside_audit_library() {
     for (environment, wanted) in [
         (&["LD_AUDIT=/opt/lib/libiwarp_audit.so"][..], TARGET),
         (&["LD_AUDIT=/a.so:/opt/lib/libiwarp_audit.so:/b.so"], TARGET),
@@ -145,7 +145,7 @@ fn old_loaders_need_bind_now() {
 }
 
 #[test]
-fn first_request_gets_the_path_at_once() {
+fn first_request_gets_path() {
     let state = usual();
     let main = open(&state, "", 0);
     for name in ["libibverbs.so.1", "/usr/lib/librdmacm.so.1"] {

@@ -52,7 +52,7 @@ fn once_free<T>(bind: impl Fn() -> Result<T, NetError>) -> Result<T, NetError> {
 }
 
 #[test]
-fn connects_both_families_from_a_chosen_address() {
+fn connects_from_chosen_address() {
     for (listen, local) in [("127.0.0.1:0", "127.0.0.2:0"), ("[::1]:0", "[::1]:0")] {
         let listener = match Listener::bind(address(listen), 4, None) {
             Ok(listener) => listener,
@@ -86,7 +86,7 @@ fn connects_both_families_from_a_chosen_address() {
 }
 
 #[test]
-fn an_ipv4_peer_of_a_dual_listener_looks_like_ipv4() {
+fn dual_listener_reports_ipv4_peer() {
     let Ok(listener) = Listener::bind(address("[::]:0"), 4, Some(false)) else {
         println!("skipped: no IPv6 here");
         return;
@@ -117,7 +117,7 @@ fn an_ipv4_peer_of_a_dual_listener_looks_like_ipv4() {
 
 /// Programs that know only one family name an IPv4 peer like this.
 #[test]
-fn a_peer_may_be_an_ipv4_address_in_the_form_of_ipv6() {
+fn connects_to_ipv4_mapped_peer() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let port = listener.local_addr().expect("address").port();
     let mapped = SocketAddr::new(address("[::ffff:127.0.0.1]:0").ip(), port);
@@ -168,7 +168,7 @@ fn nobody_listening_is_refused() {
 }
 
 #[test]
-fn a_socket_that_met_itself_is_refused() {
+fn self_connection_is_refused() {
     // Connecting a socket to its own address reliably causes what is rare with random ports.
     let connecting = || {
         let socket = tcp_socket(&address("127.0.0.1:0")).expect("socket");
@@ -190,7 +190,7 @@ fn a_socket_that_met_itself_is_refused() {
 }
 
 #[test]
-fn on_this_host_the_first_octets_go_at_once() {
+fn first_bytes_are_sent_on_loopback() {
     let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listen");
     let target = listener.local_addr().expect("address");
     let connecting = connect(target, None).expect("connect");
@@ -211,7 +211,7 @@ fn on_this_host_the_first_octets_go_at_once() {
 
 /// The port is exclusive until one socket listens; shared and exclusive sockets are combined.
 #[test]
-fn a_bound_socket_has_its_port_for_itself() {
+fn bound_port_is_exclusive() {
     let any = address("127.0.0.1:0");
     let bind = |at, sharing| Bound::bind(at, None, sharing);
     for (first, second, together) in [
@@ -238,7 +238,7 @@ fn a_bound_socket_has_its_port_for_itself() {
 /// Remaining connections let a socket bind the port, but do not protect it from others; the socket
 /// itself has to.
 #[test]
-fn a_socket_bound_beside_old_connections_has_its_port_for_itself() {
+fn bind_beside_old_connections_is_exclusive() {
     for second in [Sharing::Exclusive, Sharing::Shared] {
         let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
         let at = listener.local_addr().expect("address");
@@ -257,7 +257,7 @@ fn a_socket_bound_beside_old_connections_has_its_port_for_itself() {
 
 /// A restarted server gets its port back, whether its connections are alive or in TIME-WAIT.
 #[test]
-fn connections_do_not_keep_a_port() {
+fn connections_do_not_reserve_port() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let at = listener.local_addr().expect("address");
     let streams: Vec<_> = (0..2)
@@ -292,7 +292,7 @@ fn wrong_local_addresses_are_errors() {
 }
 
 #[test]
-fn a_port_in_use_is_an_error_and_is_free_after_close() {
+fn port_is_free_after_close() {
     let listener = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
     let taken = listener.local_addr().expect("address");
     match Listener::bind(taken, 1, None) {
@@ -309,7 +309,7 @@ fn a_port_in_use_is_an_error_and_is_free_after_close() {
 }
 
 #[test]
-fn running_out_of_descriptors_has_its_own_error() {
+fn lack_of_descriptors_has_own_error() {
     assert!(matches!(
         NetError::from(io::Error::from_raw_os_error(libc::EMFILE)),
         NetError::TooManyFiles {
@@ -380,7 +380,7 @@ fn keep_alive_of(stream: &TcpStream) -> Option<(u64, u64, u32)> {
 }
 
 #[test]
-fn accepted_streams_have_the_keep_alive_of_their_listener() {
+fn accepted_streams_inherit_keep_alive() {
     let minute = Some(Duration::from_secs(60));
     for (limit, set) in [(minute, Some((30, 8, 4))), (None, None)] {
         let bound =
@@ -406,7 +406,7 @@ fn accepted_streams_have_the_keep_alive_of_their_listener() {
 /// The last segment of TCP's handshake waits for the first bytes, so that the acceptor finds them,
 /// but not forever.
 #[test]
-fn the_handshake_ends_with_the_first_octets() {
+fn first_bytes_end_handshake() {
     let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listener");
     let target = listener.local_addr().expect("address");
     // If this thread is stopped for 200 ms after it has connected, the segment is sent.
@@ -426,7 +426,7 @@ fn the_handshake_ends_with_the_first_octets() {
 }
 
 #[test]
-fn a_listener_tells_how_many_wait() {
+fn listener_reports_waiting_connections() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let target = listener.local_addr().expect("address");
     let connected = || {

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_keep_their_borders_and_say_how_they_came() {
+    fn datagrams_keep_boundaries_and_routes() {
         for v6 in [false, true] {
             let (a, b) = (loopback(v6), loopback(v6));
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_noticed() {
+    fn long_datagram_is_detected() {
         let b = loopback(false);
         let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let long = vec![1; Batch::ROOM + 1];
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_reaches_all_its_sockets_and_no_others() {
+    fn group_reaches_its_members_only() {
         let group = |last| SocketAddr::from(([239, 255, 77, last], 62_812));
         let lo = 1;
         let bind = |last| DatagramSocket::bind(Bind::Group(group(last), lo), lo, 1 << 16).unwrap();
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_and_nobody_is_told() {
+    fn send_without_listener_succeeds() {
         let a = loopback(false);
         let gone = loopback(false).local_addr().unwrap();
         let mut batch = Batch::default();

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_wakes_a_sleeper() {
+    fn signal_wakes_sleeper() {
         let event = EventFd::new().expect("eventfd");
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn draining_never_waits_even_if_the_program_wants_reads_to() {
+    fn drain_never_blocks() {
         let event = EventFd::new().expect("eventfd");
         rustix::io::ioctl_fionbio(&event, false).expect("blocking");
         assert!(!event.drain());

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_stable_and_every_address_can_be_bound() {
+    fn addresses_are_sorted_and_bindable() {
         let all = addresses().expect("interfaces");
         assert!(
             all.is_sorted_by(|a, b| (a.index, a.ip) < (b.index, b.ip)),
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_kernels_own_files() {
+    fn interfaces_agree_with_sysfs() {
         for address in addresses().expect("interfaces") {
             let read = |file: &str| {
                 std::fs::read_to_string(format!("/sys/class/net/{}/{file}", address.name))
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_flags_of_ipv6_addresses() {
+    fn reads_ipv6_address_flags() {
         let text = "\
 00000000000000000000000000000001 01 80 10 80       lo
 fe800000000000000000000000000002 02 40 20 c0     eth0
@@ -367,7 +367,7 @@ garbage
     }
 
     #[test]
-    fn link_local_addresses_carry_their_scope() {
+    fn link_local_addresses_have_scope() {
         let address = InterfaceAddress {
             name: "eth0".to_owned(),
             index: 7,

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_as_many_as_the_limit_allows() {
+    fn descriptor_table_is_enlarged() {
         let status = std::fs::File::open("/proc/self/status").expect("a file of the kernel");
         make_room(&status);
         let status = std::io::read_to_string(status).expect("text");
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_limit_reaches_the_hard_one() {
+    fn soft_limit_is_raised() {
         let first = raise_open_files();
         assert!(first.now >= first.before);
         let hard = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);

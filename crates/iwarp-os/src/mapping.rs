@@ -165,7 +165,7 @@ mod tests {
     use crate::probe::probe_range;
 
     #[test]
-    fn is_aligned_zeroed_and_writable_to_the_end() {
+    fn mapping_is_aligned_and_zeroed() {
         let page = page_size();
         for len in [1, page - 1, page, page + 1, 3 << 20] {
             let mapping = Mapping::new(len).expect("memory");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_is_fine_and_absurd_is_an_error() {
+    fn empty_and_absurd_lengths() {
         let empty = Mapping::new(0).expect("empty");
         assert!(empty.is_empty() && (empty.addr() as usize).is_multiple_of(page_size()));
         assert!(matches!(

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_has_no_next_hop() {
+    fn loopback_has_no_next_hop() {
         for (source, peer) in [
             ("127.0.0.1", "127.0.0.1:9"),
             ("127.0.0.1", "127.9.9.9:9"),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_that_are_cut_end_the_list() {
+    fn truncated_attribute_ends_list() {
         let mut list = Vec::new();
         attribute(&mut list, 5, &[10, 0, 0, 1]);
         attribute(&mut list, 4, &7u32.to_ne_bytes());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_of_routes_and_links() {
+    fn kernel_reports_routes_and_links() {
         let netlink = netlink().unwrap();
         let own: IpAddr = Ipv4Addr::LOCALHOST.into();
         assert_eq!(route(&netlink, own, (own, 9).into()), None, "it is local");

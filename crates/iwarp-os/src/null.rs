@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_stay_zeros_and_the_sink_takes_everything() {
+    fn null_memory_reads_zeros() {
         let memory = null_memory().unwrap();
         assert_eq!(null_memory().unwrap().zeros, memory.zeros);
         let (zeros, sink) = (memory.zeros as *const u8, memory.sink as *mut u8);

@@ -38,7 +38,7 @@ fn child_write(to: u64, from: &[u8]) -> bool {
 const WAYS: [Copies; 2] = [(read, write), (child_read, child_write)];
 
 #[test]
-fn copies_reach_what_is_mapped_and_nothing_else() {
+fn copies_reach_mapped_pages_only() {
     for (read, write) in WAYS {
         let (at, page) = holes();
         assert!(write(at + 3, b"octets"));
@@ -68,7 +68,7 @@ fn copies_reach_what_is_mapped_and_nothing_else() {
 }
 
 #[test]
-fn nothing_is_copied_for_no_octets() {
+fn empty_copy_makes_no_call() {
     let (at, page) = holes();
     for (read, _) in WAYS {
         assert!(read(at + page, &mut []));
@@ -77,7 +77,7 @@ fn nothing_is_copied_for_no_octets() {
 }
 
 #[test]
-fn a_kernel_that_refuses_is_told_from_a_missing_page() {
+fn refusal_differs_from_missing_page() {
     let refuse = |errno: i32| {
         in_parts(1, |_, _| {
             // SAFETY: this thread's own variable.
@@ -99,7 +99,7 @@ fn a_kernel_that_refuses_is_told_from_a_missing_page() {
 }
 
 #[test]
-fn words_are_exchanged_where_they_are_mapped() {
+fn exchange_works_on_mapped_words() {
     let (at, page) = holes();
     assert!(write(at + 16, &7u64.to_ne_bytes()));
     assert_eq!(exchange(at + 16, 8, 9), Some(7));
@@ -134,7 +134,7 @@ fn exchanges_are_atomic_among_threads() {
 
 /// A page is unmapped and mapped again while it is accessed continuously.
 #[test]
-fn memory_that_comes_and_goes_never_faults() {
+fn remapped_memory_never_faults() {
     let (at, page) = holes();
     let seen = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -167,7 +167,7 @@ fn memory_that_comes_and_goes_never_faults() {
 }
 
 #[test]
-fn pages_are_brought_in_where_there_are_any() {
+fn prefetch_faults_in_mapped_pages() {
     let (at, page) = holes();
     assert!(prefetch(at + 5, page - 5, Prefetch::Write).is_ok());
     assert!(prefetch(at + 2 * page, 1, Prefetch::Read).is_ok());

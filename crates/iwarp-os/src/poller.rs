@@ -310,7 +310,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn tells_which_descriptor_until_it_is_served() {
+    fn reports_descriptor_until_served() {
         let poller = Poller::new().expect("epoll");
         let (first, second) = (EventFd::new().expect("a"), EventFd::new().expect("b"));
         poller.add(&first, 11, Interest::READ).expect("add");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_buffer_gets_the_rest_next_time() {
+    fn small_buffer_gets_remaining_events_later() {
         let poller = Poller::new().expect("epoll");
         let all: Vec<EventFd> = (0..5).map(|_| EventFd::new().expect("eventfd")).collect();
         for (token, event) in all.iter().enumerate() {
@@ -381,7 +381,7 @@ mod tests {
 
     /// What is deferred by 100 µs would otherwise wait for a millisecond.
     #[test]
-    fn a_short_wait_is_not_made_a_millisecond() {
+    fn short_wait_stays_short() {
         let poller = Poller::new().expect("epoll");
         let event = EventFd::new().expect("eventfd");
         poller.add(&event, 3, Interest::READ).expect("add");
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_reported_without_interest() {
+    fn reset_is_reported_without_interest() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         let mut peer = TcpStream::connect(listener.local_addr().expect("addr")).expect("connect");
         let (stream, _) = listener.accept().expect("accept");
@@ -497,7 +497,7 @@ mod tests {
     /// A thread that is signaled repeatedly waits as long as requested; the signals do not restart
     /// its wait.
     #[test]
-    fn signals_do_not_prolong_a_wait() {
+    fn signals_do_not_prolong_wait() {
         let poller = Poller::new().expect("epoll");
         let never = EventFd::new().expect("eventfd");
         let limit = Some(Duration::from_millis(40));
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_does_not_shorten_the_wait() {
+    fn signal_does_not_shorten_wait() {
         let_signals_interrupt();
         // SAFETY: names the calling thread, which outlives the scope below.
         let sleeper = unsafe { libc::pthread_self() };

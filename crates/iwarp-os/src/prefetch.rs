@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_address_will_do() {
+    fn any_address_is_allowed() {
         line(std::ptr::null());
         line(std::ptr::without_provenance(usize::MAX));
         object(&[0u8; 1000]);

@@ -104,7 +104,7 @@ fn knows_ordinary_memory() {
 /// A mapping of three pages whose file has one and a half: the third page is missing, however small
 /// the checked part.
 #[test]
-fn pages_behind_the_end_of_a_file_are_bad() {
+fn pages_beyond_end_of_file_fail() {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -137,7 +137,7 @@ fn pages_behind_the_end_of_a_file_are_bad() {
 }
 
 #[test]
-fn absurd_ranges_are_bad_and_empty_ones_good() {
+fn absurd_and_empty_ranges() {
     assert!(!probe_range(0, 1, false));
     assert!(!probe_range(8, 8, false));
     assert!(
@@ -157,7 +157,7 @@ fn absurd_ranges_are_bad_and_empty_ones_good() {
 }
 
 #[test]
-fn changes_nothing_and_brings_no_page_in() {
+fn probe_touches_no_page() {
     let len = 1usize << 28;
     let mapping = Mapping::new(len).expect("memory");
     // SAFETY: inside the mapping, which nothing else knows.

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_answered_from_the_address_that_it_came_to() {
+    fn answer_comes_from_destination_address() {
         let v4 = IpAddr::from(Ipv4Addr::new(127, 0, 0, 9));
         let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
         let any_v4 = (Ipv4Addr::UNSPECIFIED, 0).into();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connected_socket_hears_its_peer_and_that_nobody_is_there() {
+    fn connected_socket_reports_missing_peer() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let socket = ServiceSocket::bind(any_v6(), Some(false), Sharing::Exclusive).unwrap();
         let address = peer.local_addr().unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_port_belongs_to_who_claims_it() {
+    fn shared_port_can_be_claimed() {
         let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let bind = |port, sharing| ServiceSocket::bind(at(port), None, sharing);
         let first = bind(0, Sharing::Shared).unwrap();

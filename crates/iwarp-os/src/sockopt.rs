@@ -122,7 +122,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_other_end_is_this_process() {
+    fn peer_is_this_process() {
         let (a, _b) = UnixStream::pair().unwrap();
         let got = peer_credentials(&a).unwrap();
         assert_eq!(got.pid, Some(std::process::id()));
@@ -132,7 +132,7 @@ mod tests {
     /// Uses literal offsets: each field is where the kernel puts it, as far as a new connection can
     /// show that.
     #[test]
-    fn the_fields_of_tcp_info_are_those_of_the_kernel() {
+    fn tcp_info_fields_match_kernel() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();

@@ -74,7 +74,7 @@ fn unmapped_memory_is_an_error() {
 }
 
 #[test]
-fn a_list_beyond_the_limit_is_sent_in_part() {
+fn long_list_is_sent_in_part() {
     let (a, b) = pair();
     let byte = [7u8];
     let list = vec![RawSlice::of(&byte); MAX_SLICES + 5];
@@ -94,7 +94,7 @@ fn a_list_beyond_the_limit_is_sent_in_part() {
 }
 
 #[test]
-fn a_full_socket_would_block_and_recovers() {
+fn full_socket_blocks_and_recovers() {
     let (a, b) = pair();
     let chunk = vec![1u8; 1 << 16];
     let mut total = 0u64;
@@ -116,7 +116,7 @@ fn a_full_socket_would_block_and_recovers() {
 }
 
 #[test]
-fn shutdown_lets_the_last_bytes_through() {
+fn shutdown_delivers_last_bytes() {
     let (a, b) = pair();
     a.send(b"last").expect("send");
     a.shutdown_write().expect("shutdown");
@@ -133,7 +133,7 @@ fn shutdown_lets_the_last_bytes_through() {
 }
 
 #[test]
-fn abort_resets_and_is_seen_on_both_sides_at_once() {
+fn abort_is_seen_on_both_sides() {
     let (a, b) = pair();
     let poller = Poller::new().expect("epoll");
     poller.add(&a, 1, Interest::NONE).expect("add");
@@ -176,7 +176,7 @@ fn knows_its_addresses_and_size() {
 }
 
 #[test]
-fn keep_alive_asks_within_the_limit() {
+fn keep_alive_probes_within_limit() {
     let (a, _b) = pair();
     // Seconds: the limit, before the first probe, between probes; and the number of probes.
     for (limit, idle, interval, asks) in [
@@ -203,7 +203,7 @@ fn keep_alive_asks_within_the_limit() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_answers() {
+fn peer_that_does_not_read_answers() {
     let (a, _b) = pair();
     assert_eq!(a.unanswered().expect("TCP_INFO"), None);
     while a.send(&[1; 1 << 16]).is_ok() {}

@@ -150,7 +150,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_thread_that_works_or_sleeps_is_not_kept() {
+    fn working_or_sleeping_thread_is_not_kept() {
         std::thread::spawn(|| {
             assert_eq!(kept_from_processor(now_ns()), 0, "the first call");
             let begin = now_ns();
@@ -171,7 +171,7 @@ mod tests {
 
     /// Each queue that a thread polls asks separately about the same pause.
     #[test]
-    fn a_pause_counts_for_all_who_ask() {
+    fn pause_counts_for_each_queue() {
         let look = |at, idle| Look {
             at,
             idle,

@@ -131,7 +131,7 @@ fn run(requester: &mut Requester, mut now: u64) -> (Vec<u64>, u64) {
 }
 
 #[test]
-fn a_request_is_sent_again_in_longer_and_longer_pauses() {
+fn retransmissions_back_off() {
     let began = 7 * SECOND;
     let mut requester = Requester::new(1, PATIENCE, began);
     let (sent, end) = run(&mut requester, began);
@@ -145,7 +145,7 @@ fn a_request_is_sent_again_in_longer_and_longer_pauses() {
 }
 
 #[test]
-fn a_listener_that_is_there_has_more_time() {
+fn challenge_extends_time_limit() {
     let mut requester = Requester::new(1, PATIENCE, 0);
     let challenge = Message {
         id: 1,
@@ -161,7 +161,7 @@ fn a_listener_that_is_there_has_more_time() {
 }
 
 #[test]
-fn only_the_reply_to_this_request_counts() {
+fn only_matching_reply_counts() {
     let mut requester = Requester::new(message(ACCEPTED, b"").id, PATIENCE, 0);
     let reply = message(ACCEPTED, b"");
     let early = Message { cookie: 0, ..reply };
@@ -184,7 +184,7 @@ fn only_the_reply_to_this_request_counts() {
 /// Anybody may send messages about other requests, and so may a listener that answers an earlier
 /// one late.
 #[test]
-fn messages_about_other_requests_change_nothing() {
+fn other_requests_change_nothing() {
     let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
     for challenged in [false, true] {
         for kind in [Kind::Request, Kind::Challenge, ACCEPTED, refused] {
@@ -214,7 +214,7 @@ fn messages_about_other_requests_change_nothing() {
 }
 
 #[test]
-fn a_listener_cannot_make_a_requester_send_without_end() {
+fn challenges_are_limited() {
     let mut requester = Requester::new(1, PATIENCE, 0);
     let mut at_once = 0;
     for cookie in 1..1000 {

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_around_the_borders() {
+    fn lengths_around_thresholds() {
         let data: Vec<u8> = (0..1200u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();

@@ -441,7 +441,7 @@ mod tests {
     /// Any part of the memory may be missing, in whole steps or after them.
     #[test]
     #[cfg(not(miri))]
-    fn sums_of_missing_octets_fail() {
+    fn crc_of_missing_bytes_fails() {
         if !is_possible() {
             return;
         }
@@ -470,7 +470,7 @@ mod tests {
     /// The narrow functions, for processors without AVX-512.
     #[test]
     #[cfg(not(miri))]
-    fn folds_of_missing_octets_fail() {
+    fn folds_of_missing_bytes_fail() {
         let (mapping, hole) = crate::guarded::tests::with_a_hole();
         let (mut rest, mut own) = ([0; REST], vec![0; 2 * STEP]);
         for (fold, _) in folds() {
@@ -486,7 +486,7 @@ mod tests {
     /// The CRC that is sent must match what the peer receives, even if the program writes to the
     /// memory meanwhile.
     #[test]
-    fn the_sum_is_that_of_the_copy() {
+    fn crc_matches_copy() {
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
         if !is_possible() {

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_tried_is_tried_again_but_not_for_ever() {
+    fn try_for_gives_up_after_patience() {
         let mut left = 3;
         let third = try_for(Duration::from_secs(60), || {
             left -= 1;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_sees_another_generation_and_the_parent_does_not() {
+    fn child_has_another_generation() {
         let before = generation();
         install().expect("handler");
         assert!(check_in_child(|| generation() == before.wrapping_add(1)));

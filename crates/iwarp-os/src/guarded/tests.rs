@@ -66,7 +66,7 @@ fn copies_fail_at_every_octet() {
 }
 
 #[test]
-fn copies_copy_what_is_there() {
+fn copies_of_mapped_bytes_succeed() {
     let source: Vec<u8> = (0..8192u32).map(|i| (i * 7 + i / 256) as u8).collect();
     for (name, copy) in copies() {
         for len in lengths() {
@@ -88,7 +88,7 @@ fn copies_copy_what_is_there() {
 }
 
 #[test]
-fn stores_and_exchanges_fail_or_happen() {
+fn stores_and_exchanges_fail_cleanly() {
     let (mapping, hole) = with_a_hole();
     let at = |offset: usize| mapping.as_ptr().wrapping_add(offset);
     // SAFETY: faults are caught, and nothing else knows the mapping.

@@ -81,7 +81,7 @@ fn frame(kind: FrameKind, flags: Flags, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn frames_tell_what_they_ask_for() {
+fn frames_are_described() {
     let mut prefix = [0; EnhancedPrefix::LEN];
     let enhanced = EnhancedPrefix {
         ird: 3,
@@ -124,7 +124,7 @@ fn frames_tell_what_they_ask_for() {
 }
 
 #[test]
-fn fpdus_tell_what_is_wrong_with_them() {
+fn invalid_fpdus_are_described() {
     let send = ulpdu(&untagged(Opcode::SEND, 0), b"abc");
     let line = |wire: &[u8], opts| printed(wire, opts).lines().next().unwrap().to_string();
     let mut wire = fpdus(&[&send], CRC);
@@ -168,7 +168,7 @@ fn markers_are_counted_and_judged() {
 
 /// A marker may split the header. The header is described, not the marker.
 #[test]
-fn a_header_is_read_around_a_marker() {
+fn header_is_read_around_marker() {
     let request = ReadRequest {
         sink_stag: Stag(0x0102_0304),
         sink_to: 0x10,

@@ -157,7 +157,7 @@ fn without_markers_every_pad() {
 }
 
 #[test]
-fn crc_field_is_not_checked_when_off() {
+fn crc_off_ignores_field() {
     //= rfc5044 section 4.1
     //= type=test
     //# When CRCs are not
@@ -219,7 +219,7 @@ fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
 }
 
 #[test]
-fn markers_are_where_a_naive_model_puts_them() {
+fn markers_match_naive_model() {
     //= rfc5041 section 3
     //= type=test
     //# 4. The LLP MUST preserve DDP Segment and Message boundaries at the Data
@@ -316,7 +316,7 @@ fn markers_are_where_a_naive_model_puts_them() {
 }
 
 #[test]
-fn marker_between_pad_and_crc_and_after_the_crc() {
+fn marker_beside_crc() {
     //= rfc5044 section 4.4
     //= type=test
     //# If there is a
@@ -392,7 +392,7 @@ fn bad_markers_are_found() {
 
 /// After an error, or an incomplete FPDU, the position in the stream is unchanged.
 #[test]
-fn an_error_moves_no_clock() {
+fn error_keeps_marker_clock() {
     let body = [7; 1200];
     for start in [0, 4, 300, 508] {
         let from = MarkerClock::at(start);
@@ -431,7 +431,7 @@ fn an_error_moves_no_clock() {
 }
 
 #[test]
-fn incomplete_input_says_how_much_is_missing() {
+fn incomplete_input_reports_need() {
     //= rfc5044 section 6
     //= type=test
     //# The ULPDU Length field (see Section 4) MUST be used to determine if the
@@ -454,7 +454,7 @@ fn incomplete_input_says_how_much_is_missing() {
 }
 
 #[test]
-fn too_long_or_too_little_room() {
+fn too_long_or_no_room() {
     let mut out = vec![0; 70000];
     let clock = &mut MarkerClock::new();
     assert_eq!(
@@ -553,7 +553,7 @@ fn clock() {
 }
 
 #[test]
-fn an_fpdu_with_markers_has_64_kib_at_most() {
+fn fpdu_with_markers_is_limited() {
     let mut out = vec![0; 70000];
     let (mut fit, mut over) = (0, 0);
     for start in (0..512).step_by(4) {

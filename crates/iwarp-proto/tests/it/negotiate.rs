@@ -44,7 +44,7 @@ fn defaults_on_the_wire() {
 }
 
 #[test]
-fn plain_when_nothing_enhanced_is_wanted() {
+fn plain_request_without_enhancements() {
     //= rfc6581 section 10
     //= type=test
     //# The initiator MUST NOT use the enhanced RDMA connection establishment
@@ -242,7 +242,7 @@ fn ird_and_ord_in_pairs() {
 
 /// Depths have 14 bits on the wire, and the largest number has another meaning.
 #[test]
-fn no_depth_is_larger_than_the_wire_can_carry() {
+fn depths_fit_14_bits() {
     let boundless = LocalParams {
         ird: u16::MAX,
         ord: u16::MAX,
@@ -259,7 +259,7 @@ fn no_depth_is_larger_than_the_wire_can_carry() {
 }
 
 #[test]
-fn the_responder_answers_like_siw() {
+fn responder_answers_like_siw() {
     // Request IRD/ORD, responder's ird/ord, reply IRD/ORD, as observed.
     for (req, own, reply) in [
         ((16, 16), (2, 2), (16, 2)),
@@ -580,7 +580,7 @@ fn odd_rtr_replies() {
 }
 
 #[test]
-fn a_small_wish_takes_nothing_away() {
+fn small_wish_keeps_offered_ird() {
     // The initiator serves as many Reads as it has offered, even if the responder wants fewer, and
     // more if it can and is asked.
     for (ord, ird) in [(0, 16), (4, 16), (16, 16), (20, 20)] {

@@ -143,7 +143,7 @@ fn both(c: &Connection) -> (Direction, Direction) {
 }
 
 #[test]
-fn every_octet_of_every_capture_is_understood_and_reproduced() {
+fn captures_are_reproduced_exactly() {
     let mut files = 0;
     let mut fpdus = 0;
     let mut crcs = 0;
@@ -174,7 +174,7 @@ fn every_octet_of_every_capture_is_understood_and_reproduced() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_by_the_crc() {
+fn crc_detects_flipped_bit() {
     //= rfc5044 section 4.4
     //= type=test
     //# Verify that the calculated CRC-32c value is the same as the
@@ -205,7 +205,7 @@ fn a_flipped_bit_is_found_by_the_crc() {
 }
 
 #[test]
-fn terminates_of_siw_read_as_the_rfc_means_them() {
+fn siw_terminates_are_understood() {
     for (name, code, read) in [
         (
             "err_write_badstag",
@@ -289,7 +289,7 @@ fn answer(
 }
 
 #[test]
-fn our_answers_are_those_of_siw() {
+fn answers_match_siw() {
     // With siw's defaults, our answers equal siw's own (except for private data).
     for (name, crc, ird, ord) in [
         ("rping_s64", false, 128, 128),

@@ -241,7 +241,7 @@ fn private_data_up_to_512_octets() {
 }
 
 #[test]
-fn reader_takes_any_portions_and_nothing_that_follows() {
+fn reader_takes_any_portions() {
     let mut stream = REQUEST.to_vec();
     stream.extend([0xfd; 7]);
     for first in 0..=stream.len() {
@@ -289,7 +289,7 @@ fn reader_can_avoid_over_reading() {
 }
 
 #[test]
-fn wrong_keys_are_found_at_their_first_wrong_octet() {
+fn wrong_key_fails_at_first_octet() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If a received "Key" does not match the expected value (see

@@ -42,7 +42,7 @@ const TABLE: &[(u8, u8, u8, C)] = &[
 ];
 
 #[test]
-fn codes_are_those_of_the_rfcs() {
+fn codes_match_rfcs() {
     //= rfc5040 section 4.8
     //= type=test
     //# Figure 9, "Terminate Control Field Values", defines the valid
@@ -68,7 +68,7 @@ fn codes_are_those_of_the_rfcs() {
 }
 
 #[test]
-fn what_goes_along() {
+fn terminate_carries_headers() {
     //= rfc5040 section 4.8
     //= type=test
     //# See Figure 10 for when this bit SHOULD be set.
@@ -278,7 +278,7 @@ fn cut_short_the_code_survives() {
 }
 
 #[test]
-fn length_field_is_there_whenever_the_header_is() {
+fn length_field_accompanies_header() {
     //= rfc5040 section 4.8
     //= type=test
     //# It MUST be valid if the M bit is set.  It MUST be

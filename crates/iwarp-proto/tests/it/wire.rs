@@ -296,7 +296,7 @@ fn exhaustive_control_octets() {
 /// The quick comparison of two octets agrees with their complete check, for every pair and every
 /// opcode, known or not.
 #[test]
-fn a_quick_look_finds_what_the_checks_allow() {
+fn quick_check_matches_full_check() {
     for control in 0..=u16::MAX {
         let octets = control.to_be_bytes();
         let parsed = Header::parse_opcode(&octets);
@@ -346,7 +346,7 @@ fn views_show_what_values_refuse() {
 }
 
 #[test]
-fn header_errors_have_their_terminate_codes() {
+fn header_errors_have_terminate_codes() {
     //= rfc5041 section 7.2
     //= type=test
     //# The following error numbers MUST be used when reporting errors to the
@@ -488,7 +488,7 @@ fn printed(immediate: Immediate) -> String {
 }
 
 #[test]
-fn an_immediate_of_a_send_is_told_from_one_by_itself() {
+fn immediate_before_send_is_recognised() {
     let plain = printed(Immediate::plain(0x77));
     assert!(
         plain.contains(": 0x77") && !plain.contains("Send"),
