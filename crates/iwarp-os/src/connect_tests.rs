@@ -29,7 +29,7 @@ fn finish(mut connecting: Connecting) -> io::Result<TcpStream> {
 fn accept(listener: &Listener) -> (TcpStream, SocketAddr) {
     assert!(
         wait_fd(listener, Interest::READ, LONG).expect("poll"),
-        "nobody came"
+        "no connection"
     );
     listener.accept().expect("accept").expect("a connection")
 }

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_octets_are_those_of_the_document() {
+    fn encoding_matches_document() {
         let datagram = sealed(&EXAMPLE, b"hello");
         let expected = [
             b'i', b'W', b'U', b'D', 1, 3, 0, 5, 0, 0x12, 0x34, 0x56, 0, 0xab, 0xcd, 0xef, 0x11,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_this_version_is_refused() {
+    fn other_versions_are_refused() {
         let refused = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut datagram = sealed(&EXAMPLE, b"hello");
             change(&mut datagram);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_framing_cannot_carry_is_not_sealed() {
+    fn unsendable_messages_are_refused() {
         let seal = |header: &Header, len: usize| header.seal(append, &mut vec![0; len]);
         assert_eq!(seal(&EXAMPLE, DATAGRAM_MAX), Ok(()));
         assert_eq!(seal(&EXAMPLE, DATAGRAM_MAX + 1), Err(Unsendable));
@@ -325,7 +325,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_can_be_opened(
+        fn sealed_messages_open(
             header in headers(),
             payload in proptest::collection::vec(any::<u8>(), 0..=PAYLOAD_MAX),
         ) {
@@ -335,7 +335,7 @@ mod tests {
 
         /// CRC32C detects every burst of up to 32 bits anywhere.
         #[test]
-        fn changed_octets_are_noticed(
+        fn changed_octets_are_detected(
             header in headers(),
             payload in proptest::collection::vec(any::<u8>(), 0..200),
             at in any::<proptest::sample::Index>(),
@@ -348,7 +348,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_may_come(
+        fn arbitrary_input_is_handled(
             octets in proptest::collection::vec(any::<u8>(), 0..100),
             begins in any::<bool>(),
         ) {

@@ -30,7 +30,7 @@ fn resum(octets: &mut [u8]) {
 }
 
 #[test]
-fn the_octets_are_those_of_the_document() {
+fn encoding_matches_document() {
     let octets = message(ACCEPTED, b"hello").seal(append).unwrap();
     let head = [
         b'i', b'W', b'S', b'R', 1, 3, 0, 5, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15,
@@ -58,7 +58,7 @@ fn the_octets_are_those_of_the_document() {
 }
 
 #[test]
-fn what_is_not_of_this_version_is_refused() {
+fn other_versions_are_refused() {
     let refused = |kind, change: &dyn Fn(&mut Vec<u8>)| {
         let mut octets = message(kind, b"").seal(append).unwrap().to_vec();
         change(&mut octets);
@@ -88,7 +88,7 @@ fn what_is_not_of_this_version_is_refused() {
 }
 
 #[test]
-fn what_the_framing_cannot_carry_is_not_sealed() {
+fn unsendable_messages_are_refused() {
     let seals = |kind, length: usize| message(kind, &vec![1; length]).seal(append).is_ok();
     for (kind, most) in [
         (Kind::Request, REQUEST_DATA_MAX),
@@ -243,7 +243,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
 
 proptest! {
     #[test]
-    fn what_is_sealed_can_be_opened(
+    fn sealed_messages_open(
         (kind, id, cookie) in (kinds(), any::<u64>(), any::<u64>()),
         private_data in proptest::collection::vec(any::<u8>(), 0..=REPLY_DATA_MAX),
     ) {
@@ -257,14 +257,14 @@ proptest! {
     }
 
     #[test]
-    fn changed_octets_are_noticed(kind in kinds(), at in 0..MESSAGE_LEN, change in 1u8..) {
+    fn changed_octets_are_detected(kind in kinds(), at in 0..MESSAGE_LEN, change in 1u8..) {
         let mut octets = message(kind, b"").seal(append).unwrap();
         octets[at] ^= change;
         prop_assert!(Message::open(append, &octets).is_err());
     }
 
     #[test]
-    fn anything_may_come(
+    fn arbitrary_input_is_handled(
         octets in proptest::collection::vec(any::<u8>(), MESSAGE_LEN),
         length in 0..=MESSAGE_LEN,
     ) {

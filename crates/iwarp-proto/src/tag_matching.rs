@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn headers_round_trip() {
         for octet in 0..=255 {
             let tmh = Tmh {
                 operation: Operation::from_octet(octet),

@@ -124,7 +124,7 @@ pub unsafe extern "C" fn rk_area_free(area: *mut Area) {
 /// Lends an area to a queue pair that has none.
 ///
 /// # Safety
-/// `area` came from [`rk_area_new`], and nobody uses it until [`rk_area_take_back`] returns it.
+/// `area` came from [`rk_area_new`], and is not used until [`rk_area_take_back`] returns it.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_area_lend(qp: &mut Qp, area: *mut Area) {

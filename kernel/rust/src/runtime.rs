@@ -105,7 +105,7 @@ pub(crate) unsafe fn remove<T>(at: *mut T) {
     if at.is_null() {
         return;
     }
-    // SAFETY: the caller promises a valid value that nobody else uses.
+    // SAFETY: the caller promises a valid value that is not used any more.
     unsafe {
         at.drop_in_place();
         Kernel.dealloc(at.cast(), Layout::new::<T>());

@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_data_cut_anywhere(
+        fn crc_continues_at_any_split(
             data in proptest::collection::vec(any::<u8>(), 0..5000),
             start: u32,
             cut: prop::sample::Index,

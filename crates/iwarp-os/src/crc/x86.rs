@@ -522,7 +522,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_data_from_anywhere(
+        fn arbitrary_data_at_any_alignment(
             data in proptest::collection::vec(any::<u8>(), 0..5000),
             start: u32,
             cut: prop::sample::Index,

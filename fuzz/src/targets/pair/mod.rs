@@ -21,7 +21,7 @@ use program::{Message, Request};
 
 /// The longest list of commands, so that no input takes long.
 const COMMANDS_MAX: usize = 400;
-/// Bytes that arrive at once when everything has to complete.
+/// Bytes that arrive in one piece when everything has to complete.
 const PIECE: usize = 4096;
 
 /// The connection and its events.

@@ -141,7 +141,7 @@ impl Program {
         let message = self
             .inbound
             .pop_front()
-            .expect("a message that nobody sent");
+            .expect("a message that was not sent");
         assert_eq!(
             (cqe.opcode, cqe.byte_len),
             (message.opcode, message.byte_len)
