@@ -135,7 +135,7 @@ static int post_one(struct rnic_qp *qp, const struct ib_send_wr *request)
 }
 
 /* A request that was posted with interrupts off, until the engine takes it. */
-struct late_send {
+struct irq_post {
 	struct llist_node node;
 	struct rk_send send;
 	struct ib_sge sges[SIW_MAX_SGE];
@@ -146,29 +146,29 @@ struct late_send {
  * Queues a request for the engine. If the engine refuses it later, it completes with an error. Any
  * context.
  */
-static int post_late(struct rnic_qp *qp, const struct ib_send_wr *request)
+static int post_from_irq(struct rnic_qp *qp, const struct ib_send_wr *request)
 {
-	struct late_send *late;
+	struct irq_post *post;
 	int result;
 
 	if (request->num_sge > SIW_MAX_SGE)
 		return -EINVAL;
-	late = kzalloc(sizeof(*late), GFP_ATOMIC);
-	if (!late)
+	post = kzalloc(sizeof(*post), GFP_ATOMIC);
+	if (!post)
 		return -ENOMEM;
-	late->send.wr_id = request->wr_id;
-	late->send.flags = flags_of(request);
-	late->send.sges = (const struct rk_sge *)late->sges;
-	late->send.num_sge = request->num_sge;
+	post->send.wr_id = request->wr_id;
+	post->send.flags = flags_of(request);
+	post->send.sges = (const struct rk_sge *)post->sges;
+	post->send.num_sge = request->num_sge;
 	if (request->num_sge)
-		memcpy(late->sges, request->sg_list, request->num_sge * sizeof(*late->sges));
-	result = translate(request, &late->send);
+		memcpy(post->sges, request->sg_list, request->num_sge * sizeof(*post->sges));
+	result = translate(request, &post->send);
 	if (!result && request->send_flags & IB_SEND_INLINE)
-		result = copy_inline(request, &late->send, late->data);
+		result = copy_inline(request, &post->send, post->data);
 	if (result)
-		kfree(late);
+		kfree(post);
 	else
-		llist_add(&late->node, &qp->late);
+		llist_add(&post->node, &qp->irq_posts);
 	return result;
 }
 
@@ -176,26 +176,26 @@ static int post_late(struct rnic_qp *qp, const struct ib_send_wr *request)
  * Passes requests that were posted with interrupts off to the engine, in order. Called with the
  * lock.
  */
-void rnic_take_late(struct rnic_qp *qp)
+void rnic_take_irq_posts(struct rnic_qp *qp)
 {
-	struct llist_node *list = llist_reverse_order(llist_del_all(&qp->late));
-	struct late_send *late, *next;
+	struct llist_node *list = llist_reverse_order(llist_del_all(&qp->irq_posts));
+	struct irq_post *post, *next;
 
-	llist_for_each_entry_safe(late, next, list, node) {
-		if (rk_post_send(qp->engine, &late->send))
-			rnic_refuse(qp, late->send.wr_id);
-		kfree(late);
+	llist_for_each_entry_safe(post, next, list, node) {
+		if (rk_post_send(qp->engine, &post->send))
+			rnic_refuse(qp, post->send.wr_id);
+		kfree(post);
 	}
 }
 
 /* Posts with interrupts off; the tasklet sends. */
-static int post_all_late(struct rnic_qp *qp, const struct ib_send_wr *requests,
-			 const struct ib_send_wr **bad)
+static int post_all_from_irq(struct rnic_qp *qp, const struct ib_send_wr *requests,
+			     const struct ib_send_wr **bad)
 {
 	int result = 0;
 
 	for (; requests && !result; requests = requests->next) {
-		result = post_late(qp, requests);
+		result = post_from_irq(qp, requests);
 		if (result)
 			*bad = requests;
 	}
@@ -218,9 +218,9 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		return -EOPNOTSUPP;
 	}
 	if (irqs_disabled())
-		return post_all_late(qp, requests, bad);
+		return post_all_from_irq(qp, requests, bad);
 	spin_lock_bh(&qp->lock);
-	rnic_take_late(qp);
+	rnic_take_irq_posts(qp);
 	for (; requests; requests = requests->next) {
 		result = post_one(qp, requests);
 		if (result) {
@@ -241,7 +241,7 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		rnic_qp_put(&qp->base);
 	} else {
 		/* Requests are flushed if the queue pair is in error. */
-		rnic_settle(qp);
+		rnic_apply_effects(qp);
 	}
 	local_bh_enable();
 	return result;

@@ -129,7 +129,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	if (result)
 		return result;
 	spin_lock_init(&qp->lock);
-	init_llist_head(&qp->late);
+	init_llist_head(&qp->irq_posts);
 	kref_init(&qp->ref);
 	init_completion(&qp->unused);
 	rnic_stream_init(qp);
@@ -222,7 +222,7 @@ int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	if (attributes->qp_state == IB_QPS_RESET || attributes->qp_state > IB_QPS_RTS)
 		rnic_stream_turn(qp);
 	else
-		rnic_settle(qp);
+		rnic_apply_effects(qp);
 	return result;
 }
 

@@ -124,7 +124,7 @@ void rnic_take_sends(struct rnic_qp *qp)
 {
 	u32 budget;
 
-	rnic_take_late(qp);
+	rnic_take_irq_posts(qp);
 	qp->sends_left = false;
 	/* Posting earlier is a mistake of the program. Kernel clients have no ring. */
 	if (rk_qp_state(qp->engine) < RK_STATE_RTS || !qp->sq.at)

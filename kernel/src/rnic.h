@@ -205,7 +205,7 @@ struct rnic_qp {
 	struct rnic_ring sq;
 	struct rnic_ring rq;
 	/* Sends that a kernel client has posted with interrupts off; see post.c. */
-	struct llist_head late;
+	struct llist_head irq_posts;
 	/* The engine had no room for all of the program's sends. */
 	bool sends_left;
 
@@ -343,7 +343,7 @@ int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
 int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
 		   u64 *key);
 void rnic_ring_free(struct rnic_ring *ring);
-void rnic_take_late(struct rnic_qp *qp);
+void rnic_take_irq_posts(struct rnic_qp *qp);
 void rnic_refuse(struct rnic_qp *qp, u64 wr_id);
 void rnic_take_sends(struct rnic_qp *qp);
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request);
@@ -400,7 +400,7 @@ void rnic_stream_free(struct rnic_qp *qp);
 void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id);
 void rnic_stream_kick(struct rnic_qp *qp);
 void rnic_stream_turn(struct rnic_qp *qp);
-bool rnic_settle(struct rnic_qp *qp);
+bool rnic_apply_effects(struct rnic_qp *qp);
 
 /* cm.c */
 int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param);

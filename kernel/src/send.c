@@ -139,7 +139,7 @@ static void after_transmit(struct rnic_qp *qp, int result)
 {
 	if (result && result != -EAGAIN)
 		rnic_stream_fails(qp);
-	rnic_settle(qp);
+	rnic_apply_effects(qp);
 	if (result == -EAGAIN)
 		rnic_stream_kick(qp);
 }
@@ -186,8 +186,8 @@ static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 		result = rnic_transmit(qp, sk);
 	else
 		/*
-		 * The connection was detached. The tasklet uses the next one, or flushes late
-		 * posts.
+		 * The connection was detached. The tasklet uses the next one, or flushes what was
+		 * posted with interrupts off.
 		 */
 		tasklet_schedule(&qp->sender);
 	bh_unlock_sock(sk);
@@ -314,7 +314,7 @@ void rnic_send_tasklet(struct tasklet_struct *tasklet)
 	bool awaited;
 
 	spin_lock_bh(&qp->lock);
-	rnic_take_late(qp);
+	rnic_take_irq_posts(qp);
 	/*
 	 * A receive that was posted with interrupts off may have to be flushed, or a Send may wait
 	 * for it.
@@ -325,7 +325,7 @@ void rnic_send_tasklet(struct tasklet_struct *tasklet)
 	if (awaited)
 		rnic_stream_kick(qp);
 	if (!sk)
-		rnic_settle(qp);
+		rnic_apply_effects(qp);
 	else if (send_due(qp, sk, true))
 		tasklet_schedule(&qp->sender);
 }

@@ -137,7 +137,7 @@ static void data_ready(struct sock *sk)
 	rnic_receive_begins(qp);
 	more = receive(qp, sk);
 	/* A response may have made room for requests. A new request brings its own doorbell. */
-	rnic_receive_ends(qp, rnic_settle(qp));
+	rnic_receive_ends(qp, rnic_apply_effects(qp));
 	if (more || sk->sk_state == TCP_CLOSE)
 		rnic_stream_kick(qp);
 unlock:
@@ -225,7 +225,7 @@ static void detach(struct rnic_qp *qp, bool reset)
 	rk_qp_stream_gone(qp->engine);
 	rnic_area_give(qp);
 	spin_unlock_bh(&qp->lock);
-	rnic_settle(qp);
+	rnic_apply_effects(qp);
 	id->event_handler(id, &event);
 	id->rem_ref(id);
 	rnic_qp_put(&qp->base);
@@ -369,7 +369,7 @@ void rnic_stream_turn(struct rnic_qp *qp)
 		cond_resched();
 	} while (more);
 	mutex_unlock(&qp->mutex);
-	rnic_settle(qp);
+	rnic_apply_effects(qp);
 }
 
 static void stream_work(struct work_struct *work)
@@ -444,7 +444,7 @@ static void raise(struct rnic_qp *qp, u32 events)
  * Returns true if there is something to send. Any context; of our locks, only the socket's may be
  * held.
  */
-bool rnic_settle(struct rnic_qp *qp)
+bool rnic_apply_effects(struct rnic_qp *qp)
 {
 	bool more, act, ending, waits, due;
 	unsigned long deadline;

@@ -67,7 +67,7 @@ impl NextHop {
         let (interface, address) = route(&netlink, source, peer)?;
         if !resolves_addresses(&netlink, interface)
             || matches!(
-                look(&netlink, interface, address),
+                lookup(&netlink, interface, address),
                 None | Some(Neighbour::Known)
             )
         {
@@ -88,7 +88,7 @@ impl NextHop {
     /// Returns `true` if the neighbour has not answered, and makes the kernel continue to ask. An
     /// unknown state counts as an answer: TCP will find out.
     pub fn is_open(&self) -> bool {
-        match look(&self.netlink, self.interface, self.address) {
+        match lookup(&self.netlink, self.interface, self.address) {
             None | Some(Neighbour::Known) => false,
             Some(Neighbour::Asked) => true,
             // It takes a packet: an empty datagram. A packet filter may drop it although it accepts
@@ -122,7 +122,7 @@ fn datagrams(source: IpAddr, to: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Looks up a neighbour. Returns `None` if the kernel does not report it, as before 5.0.
-fn look(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour> {
+fn lookup(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour> {
     let mut body = vec![family(address), 0, 0, 0];
     body.extend(interface.to_ne_bytes());
     body.extend([0; 4]);

@@ -340,7 +340,11 @@ mod tests {
             peer.send_to(b"question", (to, port)).unwrap();
             let mut room = [0; 4];
             let came = next(&socket, &mut room);
-            assert_eq!((came.len, &room), (8, b"ques"), "the full length is returned");
+            assert_eq!(
+                (came.len, &room),
+                (8, b"ques"),
+                "the full length is returned"
+            );
             assert_eq!(came.peer, peer.local_addr().unwrap());
             assert_eq!(came.to, Some(to));
             socket.send_from(b"answer", to, came.peer).unwrap();

@@ -51,7 +51,7 @@ pub fn is_runnable(number: u32) -> bool {
 
 /// A sample of a thread's scheduling history.
 #[derive(Debug, Clone, Copy, Default)]
-struct Look {
+struct Sample {
     /// When it was taken; 0 if never.
     at: u64,
     /// Total time without a processor until then, from an arbitrary origin.
@@ -62,28 +62,28 @@ struct Look {
 
 /// Number of samples kept. A thread that polls several queues is asked about the same pause once
 /// for each of them.
-const LOOKS: usize = 4;
+const SAMPLES: usize = 4;
 /// Shorter times without a processor are not recorded, in nanoseconds.
 const LITTLE: u64 = 5_000;
 
 /// The last samples of a thread, newest first.
 #[derive(Debug, Clone, Copy, Default)]
-struct Past([Look; LOOKS]);
+struct History([Sample; SAMPLES]);
 
-impl Past {
+impl History {
     /// Returns how long the thread was kept from a processor between the newest sample that is not
     /// after `since`, or else the oldest sample, and `now`. 0 if it has slept meanwhile, or if
     /// there are no samples.
-    fn kept_since(&self, since: u64, now: Look) -> u64 {
-        let known = self.0.iter().take_while(|look| look.at != 0);
-        let before = known.clone().find(|look| look.at <= since);
+    fn kept_since(&self, since: u64, now: Sample) -> u64 {
+        let known = self.0.iter().take_while(|sample| sample.at != 0);
+        let before = known.clone().find(|sample| sample.at <= since);
         match before.or(known.last()) {
             Some(before) if before.sleeps == now.sleeps => now.idle.saturating_sub(before.idle),
             _ => 0,
         }
     }
 
-    fn remember(&mut self, now: Look) {
+    fn remember(&mut self, now: Sample) {
         let [newest, ..] = self.0;
         let idle = now.idle.saturating_sub(newest.idle);
         if newest.at == 0 || newest.sleeps != now.sleeps || idle >= LITTLE {
@@ -94,8 +94,8 @@ impl Past {
 }
 
 thread_local! {
-    static PAST: Cell<Past> = const {
-        Cell::new(Past([Look { at: 0, idle: 0, sleeps: 0 }; LOOKS]))
+    static HISTORY: Cell<History> = const {
+        Cell::new(History([Sample { at: 0, idle: 0, sleeps: 0 }; SAMPLES]))
     };
 }
 
@@ -109,13 +109,13 @@ pub fn kept_from_processor(since: u64) -> u64 {
         return 0;
     };
     let idle = at.saturating_sub(used);
-    let now = Look { at, idle, sleeps };
+    let now = Sample { at, idle, sleeps };
     // A thread that is ending has no thread-local storage.
-    let kept = PAST.try_with(|cell| {
-        let mut past = cell.get();
-        let kept = past.kept_since(since, now);
-        past.remember(now);
-        cell.set(past);
+    let kept = HISTORY.try_with(|cell| {
+        let mut history = cell.get();
+        let kept = history.kept_since(since, now);
+        history.remember(now);
+        cell.set(history);
         kept
     });
     kept.unwrap_or(0)
@@ -172,31 +172,31 @@ mod tests {
     /// Each queue that a thread polls asks separately about the same pause.
     #[test]
     fn pause_counts_for_each_queue() {
-        let look = |at, idle| Look {
+        let sample = |at, idle| Sample {
             at,
             idle,
             sleeps: 7,
         };
-        let mut past = Past::default();
-        assert_eq!(past.kept_since(1, look(100_000, 30_000)), 0, "unknown");
-        past.remember(look(100_000, 30_000));
+        let mut history = History::default();
+        assert_eq!(history.kept_since(1, sample(100_000, 30_000)), 0, "unknown");
+        history.remember(sample(100_000, 30_000));
         for pause in 1..20 {
             let (at, idle) = (100_000 + pause * 200_000, 30_000 + pause * 90_000);
             for queue in 0..6 {
-                let now = look(at + queue * 1_000, idle + queue * 10);
+                let now = sample(at + queue * 1_000, idle + queue * 10);
                 let renewed = at - 170_000 + queue * 1_000;
-                let kept = past.kept_since(renewed, now);
+                let kept = history.kept_since(renewed, now);
                 assert!((90_000..91_000).contains(&kept), "{pause} {queue} {kept}");
-                past.remember(now);
+                history.remember(now);
             }
         }
-        let now = look(4_000_000, 1_800_000);
+        let now = sample(4_000_000, 1_800_000);
         assert!(
-            past.kept_since(10, now) >= 90_000,
+            history.kept_since(10, now) >= 90_000,
             "further back than is remembered"
         );
         assert_eq!(
-            past.kept_since(3_950_000, Look { sleeps: 8, ..now }),
+            history.kept_since(3_950_000, Sample { sleeps: 8, ..now }),
             0,
             "it has slept"
         );

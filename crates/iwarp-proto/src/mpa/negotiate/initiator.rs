@@ -243,7 +243,7 @@ impl Initiator {
             .params
             .agree(header.revision, self.enhanced, header.flags);
         match (self.enhanced, prefix) {
-            (true, Some(prefix)) => self.settle(&prefix, &mut agreed)?,
+            (true, Some(prefix)) => self.agree_on_depths(&prefix, &mut agreed)?,
             (true, None) => return Err(StartupError::NotEnhanced),
             (false, Some(_)) => return Err(StartupError::EnhancedUnasked),
             (false, None) => {}
@@ -252,7 +252,11 @@ impl Initiator {
     }
 
     /// Determines depths and RTR message from an enhanced reply.
-    fn settle(&self, reply: &EnhancedPrefix, agreed: &mut Agreed) -> Result<(), StartupError> {
+    fn agree_on_depths(
+        &self,
+        reply: &EnhancedPrefix,
+        agreed: &mut Agreed,
+    ) -> Result<(), StartupError> {
         //= rfc6581 section 9.1
         //# The responder and initiator MUST pass the peer's provided IRD and ORD
         //# values to the ULP, in addition to using the values as calculated by

@@ -150,7 +150,7 @@ impl PendingRequest {
         //# unenhanced responder treats the enhanced request as incorrectly formatted
         //# and closes the TCP connection.
         let prefix = match &self.prefix {
-            Some(request) => Some(settle(request, params, &mut agreed)),
+            Some(request) => Some(agree_on_depths(request, params, &mut agreed)),
             None => {
                 // cxgb4 sends a zero-length Read as RTR message on plain connections, too, so there
                 // must be room for one.
@@ -230,7 +230,11 @@ impl PendingRequest {
 }
 
 /// Determines depths and RTR message from an enhanced request, and writes them to a prefix.
-fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -> EnhancedPrefix {
+fn agree_on_depths(
+    request: &EnhancedPrefix,
+    params: &LocalParams,
+    agreed: &mut Agreed,
+) -> EnhancedPrefix {
     //= rfc6581 section 9.1
     //# The responder and initiator MUST pass the peer's provided IRD and ORD
     //# values to the ULP, in addition to using the values as calculated by
