@@ -163,48 +163,58 @@ fn frame(mut stream: &[u8], options: u8) -> Vec<u8> {
     all
 }
 
+/// Returns the configuration of the queue pair.
+fn configuration(options: u8, matches: bool) -> QpConfig {
+    let is = |bit| options & bit != 0;
+    QpConfig {
+        max_send_wr: 8,
+        max_recv_wr: 4,
+        max_ird: 3,
+        max_ord: 3,
+        shared_receive: is(SHARED) || matches,
+        match_tags: matches,
+        // The policy does not depend on the source of receives, so both bits together select a
+        // third one.
+        receiver_not_ready: match (is(TERMINATE), is(SHARED) && !matches) {
+            (true, true) => ReceiverNotReady::Drop,
+            (true, false) => ReceiverNotReady::Terminate,
+            (false, _) => ReceiverNotReady::default(),
+        },
+        budget: Budget {
+            completions: 2,
+            local_requests: 1,
+            fpdus: 3,
+        },
+        ..QpConfig::default()
+    }
+}
+
+/// Returns the parameters of the stream.
+fn stream(options: u8) -> StreamConfig {
+    let is = |bit| options & bit != 0;
+    StreamConfig {
+        initiator: !is(RESPONDER),
+        crc: is(CRC),
+        markers_tx: is(MARKERS),
+        markers_rx: is(MARKERS),
+        ird: 2,
+        ord: 3,
+        rtr: (is(RTR) && !is(RESPONDER)).then_some(Rtr::Read),
+        rtr_send_expected: is(RTR) && is(RESPONDER),
+        emss: 1460,
+        times: TIMES,
+    }
+}
+
 impl Engine {
     fn new(options: u8, matches: bool) -> Self {
         let is = |bit| options & bit != 0;
-        let config = QpConfig {
-            max_send_wr: 8,
-            max_recv_wr: 4,
-            max_ird: 3,
-            max_ord: 3,
-            shared_receive: is(SHARED) || matches,
-            match_tags: matches,
-            // The policy does not depend on the source of receives, so both bits together select a
-            // third one.
-            receiver_not_ready: match (is(TERMINATE), is(SHARED) && !matches) {
-                (true, true) => ReceiverNotReady::Drop,
-                (true, false) => ReceiverNotReady::Terminate,
-                (false, _) => ReceiverNotReady::default(),
-            },
-            budget: Budget {
-                completions: 2,
-                local_requests: 1,
-                fpdus: 3,
-            },
-            ..QpConfig::default()
-        };
-        let stream = StreamConfig {
-            initiator: !is(RESPONDER),
-            crc: is(CRC),
-            markers_tx: is(MARKERS),
-            markers_rx: is(MARKERS),
-            ird: 2,
-            ord: 3,
-            rtr: (is(RTR) && !is(RESPONDER)).then_some(Rtr::Read),
-            rtr_send_expected: is(RTR) && is(RESPONDER),
-            emss: 1460,
-            times: TIMES,
-        };
         let memory = vec![0x5a5a_5a5a_5a5a_5a5a; ARENA / 8];
         // If the input has its own framing, the CRC function always returns 0, which the fuzzer can
         // match. Our framing has real CRCs.
         let broken: Crc32cFn = |_, _| 0;
         let mut engine = Self {
-            qp: QueuePair::new(config).expect("sizes within limits"),
+            qp: QueuePair::new(configuration(options, matches)).expect("sizes within limits"),
             host: FuzzHost {
                 sends: Vec::new(),
                 completions: 0,
@@ -230,7 +240,7 @@ impl Engine {
         engine.register();
         engine
             .qp
-            .start(stream, engine.now)
+            .start(stream(options), engine.now)
             .expect("a fresh queue pair");
         for _ in 0..2 {
             engine.act(0);

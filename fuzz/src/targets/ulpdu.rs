@@ -37,8 +37,13 @@ pub fn ulpdu(data: &[u8]) {
     let payload = data
         .get(header.len()..)
         .expect("the header is inside the ULPDU");
-    // Parse the payload as each kind of message, because a sender can combine any payload with any
-    // opcode.
+    messages(payload);
+    super::terminate(payload);
+}
+
+/// Parses the payload as each kind of message, because a sender can combine any payload with any
+/// opcode.
+fn messages(payload: &[u8]) {
     if let Some(request) = ReadRequest::parse(payload) {
         print(&request);
         same(
@@ -79,7 +84,6 @@ pub fn ulpdu(data: &[u8]) {
             Immediate::parse,
         );
     }
-    super::terminate(payload);
 }
 
 /// Checks that a parsed value can be written to `room` bytes, the length that it was parsed from,

@@ -305,6 +305,24 @@ pub fn decode_fpdu(
         .get(..total)
         .and_then(|f| f.split_last_chunk::<CRC_LEN>())
         .ok_or(FramingError::Incomplete { needed: total })?;
+    check_crc(opts, covered, *trailer)?;
+    let out = ulpdu
+        .get_mut(..ulpdu_len)
+        .ok_or(FramingError::OutputTooSmall { needed: ulpdu_len })?;
+    copy_ulpdu(covered, opts, clock, out)?;
+    clock.advance(total);
+    Ok(Decoded {
+        consumed: total,
+        ulpdu_len,
+    })
+}
+
+/// Checks the CRC field of an FPDU, if CRCs are on.
+fn check_crc(
+    opts: &FpduOptions,
+    covered: &[u8],
+    trailer: [u8; CRC_LEN],
+) -> Result<(), FramingError> {
     //= rfc5044 section 4.4
     //# Verify that the calculated CRC-32c value is the same as the
     //# received CRC-32c value found in the FPDU CRC field.  If not, the
@@ -325,14 +343,21 @@ pub fn decode_fpdu(
         //= rfc5041 section 3
         //# 6. LLP MUST provide a strong digest (at least equivalent to CRC32-C) to
         //# cover at least the DDP Segment.
-        let (computed, received) = (crc(0, covered), u32::from_le_bytes(*trailer));
+        let (computed, received) = (crc(0, covered), u32::from_le_bytes(trailer));
         if computed != received {
             return Err(FramingError::BadCrc { computed, received });
         }
     }
-    let out = ulpdu
-        .get_mut(..ulpdu_len)
-        .ok_or(FramingError::OutputTooSmall { needed: ulpdu_len })?;
+    Ok(())
+}
+
+/// Copies the ULPDU of an FPDU without its CRC, and checks the markers.
+fn copy_ulpdu(
+    covered: &[u8],
+    opts: &FpduOptions,
+    clock: &MarkerClock,
+    ulpdu: &mut [u8],
+) -> Result<(), FramingError> {
     let mut skip = MPA_LEN_FIELD;
     let mut filled = 0;
     //= rfc5044 section 4.3
@@ -366,18 +391,14 @@ pub fn decode_fpdu(
                 let octets = octets.get(skip.min(octets.len())..).unwrap_or_default();
                 skip = 0;
                 // Octets beyond the output are pad.
-                let n = octets.len().min(ulpdu_len.wrapping_sub(filled));
+                let n = octets.len().min(ulpdu.len().wrapping_sub(filled));
                 let end = filled.wrapping_add(n);
-                if let (Some(dst), Some(src)) = (out.get_mut(filled..end), octets.get(..n)) {
+                if let (Some(dst), Some(src)) = (ulpdu.get_mut(filled..end), octets.get(..n)) {
                     dst.copy_from_slice(src);
                 }
                 filled = end;
             }
         }
     }
-    clock.advance(total);
-    Ok(Decoded {
-        consumed: total,
-        ulpdu_len,
-    })
+    Ok(())
 }
