@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The engine (kernel/rust) for the C code of a kernel module: rk_* are its functions, iwarp_* are those that the module brings along.
+ * The interface between the engine (kernel/rust) and the C code of a kernel module: rk_* are
+ * functions of the engine, iwarp_* are functions that the module provides.
  *
- * Functions of the first group may sleep and are called in process context. All others are also called in softirq; they neither
- * allocate nor sleep. Pointers are not NULL, except where it is said. Nothing here takes a lock:
+ * The functions of the first group may sleep and are called in process context. All others may also
+ * be called in softirq; they neither allocate nor sleep. Pointers are not NULL unless noted.
+ * Nothing here takes a lock:
  *
- * - A call with `struct rk_device *` excludes all other calls with that device; calls with `const struct rk_device *` may run at the
- *   same time.
+ * - A call with `struct rk_device *` excludes all other calls with that device; calls with `const
+ *   struct rk_device *` may run concurrently.
  * - Calls with the same `struct rk_qp *` exclude each other.
  *
- * Error numbers are negative.
+ * Errors are negative error numbers.
  */
 #ifndef IWARP_ENGINE_H
 #define IWARP_ENGINE_H
@@ -23,13 +25,13 @@ struct rk_qp;
 struct rk_mpa;
 struct rk_slots;
 
-/* Counters of a queue pair. */
+/* Number of counters of a queue pair. */
 #define RK_COUNTERS 16
 
 /* Elements of a receive, as in siw-abi.h. */
 #define RK_RECEIVE_SGES 6
 
-/* Rights of a region, as in ib_verbs.h. */
+/* Access rights of a region, as in ib_verbs.h. */
 enum rk_access {
 	RK_LOCAL_WRITE = 1,
 	RK_REMOTE_WRITE = 2,
@@ -43,9 +45,9 @@ enum rk_op {
 	RK_READ,
 	RK_LOCAL_INV,
 	RK_FAST_REG,
-	RK_READ_INV,	/* the STag of the only element ends behind the answer */
+	RK_READ_INV,	/* the only element's STag is invalidated after the response */
 	RK_WRITE_IMM,	/* RFC 7306 */
-	RK_SEND_IMM,	/* the immediate data are a message of their own in front of the Send */
+	RK_SEND_IMM,	/* the immediate data are a message of their own before the Send */
 };
 
 enum rk_send_flags {
@@ -55,7 +57,7 @@ enum rk_send_flags {
 	RK_INLINE = 8,
 };
 
-/* Some outcomes and operations of completions, for those that C writes itself. */
+/* The statuses and operations of completions that C writes itself. */
 enum rk_wc {
 	RK_WC_LOC_QP_OP_ERR = 2,
 	RK_WC_WR_FLUSH_ERR = 4,
@@ -80,38 +82,39 @@ enum rk_state {
 	RK_STATE_ERROR,
 };
 
-/* What rk_qp_wish() returns. Ask after every call, because each may change the answer. */
+/* Returned by rk_qp_wish(). Each call may change the answer, so ask after every call. */
 enum rk_wish {
 	RK_WISH_KEEP,
 	/*
-	 * Shut down the sending side, then rk_qp_shutdown_done(). Go on reading; when the peer has closed too, rk_rx_eof() and
-	 * rk_qp_stream_gone().
+	 * Shut down the sending side, then call rk_qp_shutdown_done(). Go on reading; when the peer
+	 * has closed too, call rk_rx_eof() and rk_qp_stream_gone().
 	 */
 	RK_WISH_SHUTDOWN,
-	RK_WISH_LEAVE,		/* take the stream away, which ends by itself, then rk_qp_stream_gone() */
+	RK_WISH_LEAVE,		/* close the stream, then rk_qp_stream_gone() */
 	RK_WISH_ABORT,		/* reset the stream, then rk_qp_stream_gone() */
 };
 
 /* What rk_tx_fill() returns. */
 enum rk_fill {
 	RK_FILL_IDLE,		/* nothing to send */
-	RK_FILL_READY,		/* the plan has octets: rk_tx_runs() */
+	RK_FILL_READY,		/* the plan has data: rk_tx_runs() */
 	RK_FILL_MEMORY,		/* a request needs the memory table: rk_tx_memory() */
-	RK_FILL_MORE,		/* enough for one call: rk_tx_fill() again, perhaps later */
+	RK_FILL_MORE,		/* the call's budget is used up: call rk_tx_fill() again */
 };
 
 /* What rk_rx_filled() and rk_rx_input() return, or an error number. */
 enum rk_rx {
 	RK_RX_OK,
-	RK_RX_HELD,		/* a Send waits for a receive: read nothing before one is posted */
-	RK_RX_WAITS,		/* memory that the peer has invalidated is in use: read nothing before rk_retry_memory */
+	RK_RX_HELD,		/* a Send waits for a receive: read nothing until one is posted */
+	/* Memory that the peer has invalidated is in use: read nothing before rk_retry_memory(). */
+	RK_RX_WAITS,
 };
 
 /* What rk_rx_interest() returns. */
 enum rk_rx_interest {
 	RK_RX_READ,
 	RK_RX_WAIT,		/* read nothing now */
-	RK_RX_DISCARD,		/* read and throw away */
+	RK_RX_DISCARD,		/* read and discard */
 	RK_RX_NONE,		/* there is no stream */
 };
 
@@ -133,14 +136,14 @@ struct rk_qp_config {
 	u32 pd;
 	u32 max_send_wr;
 	u32 max_recv_wr;
-	u32 most_completions;	/* that one call writes: see rk_complete_due(); 0: 256 */
-	u32 hold_ms;		/* how long a Send waits for a receive; 0: two seconds, or RK_HOLD_NOT */
+	u32 most_completions;	/* per call, see rk_complete_due(); 0: 256 */
+	u32 hold_ms;		/* how long a Send waits for a receive; 0: 2000, or RK_HOLD_NOT */
 	u32 max_sge;
 	u32 max_inline;
 	u16 max_ird;
 	u16 max_ord;
 	u32 signal_all;
-	u32 shared_receive;	/* receives are asked for by iwarp_take_receive() */
+	u32 shared_receive;	/* the engine calls iwarp_take_receive() */
 };
 
 struct rk_stream {
@@ -150,10 +153,10 @@ struct rk_stream {
 	u16 ird;
 	u16 ord;
 	u32 emss;
-	u32 first_fpdu_ms;	/* how long a responder waits for the first FPDU; 0: without end */
+	u32 first_fpdu_ms;	/* a responder's time limit for the first FPDU; 0: none */
 };
 
-/* What rk_poll_at() returns if nothing is due at any time. */
+/* Returned by rk_poll_at() if no timer is set. */
 #define RK_NEVER U64_MAX
 
 struct rk_sge {
@@ -164,23 +167,24 @@ struct rk_sge {
 
 struct rk_send {
 	u64 wr_id;
-	u64 remote_addr;	/* of a fast registration: tagged offset of the first octet */
-	u64 len;		/* of a fast registration: octets */
+	u64 remote_addr;	/* fast registration: tagged offset of the first byte */
+	u64 len;		/* fast registration: bytes */
 	const struct rk_sge *sges;
 	u32 num_sge;
 	u32 op;
 	u32 flags;
 	u32 rkey;		/* the peer's STag, or the one to register or invalidate */
 	/*
-	 * Of a fast registration: rights; the octet of the first page at which it begins; and how many pages of the list of its region it has, as
-	 * ib_map_mr_sg() has put them there: `first` is iova & (page_size - 1). These entries and pages stay as they are until the registration
-	 * has ended: until an invalidation of it is complete, or rk_deregister() has returned.
+	 * Fast registration: access rights, the offset in the first page (iova & (page_size - 1)),
+	 * and the number of pages that ib_map_mr_sg() has put into the region's list. The list
+	 * entries and pages must not change until the registration has ended: until its
+	 * invalidation is complete, or rk_deregister() has returned.
 	 */
 	u32 access;
 	u32 first;
 	u32 num_pages;
 	u32 page_shift;
-	const u8 *inline_data;	/* with RK_INLINE: the data, which are copied */
+	const u8 *inline_data;	/* RK_INLINE: copied by the call */
 	u32 inline_len;
 	u32 imm;		/* immediate data */
 };
@@ -191,7 +195,7 @@ struct rk_receive {
 	struct rk_sge sges[RK_RECEIVE_SGES];
 };
 
-/* What this side of a connection wants. Its depths are lowered to what both sides can. */
+/* What this side of a connection wants. The depths are lowered to what both sides support. */
 struct rk_mpa_params {
 	u32 revision;
 	u32 crc;
@@ -203,7 +207,10 @@ struct rk_mpa_params {
 	u16 max_ord;
 };
 
-/* What the peer says. Of a request the peer's depths, of a reply what both have agreed on, as this side's depths. */
+/*
+ * What the peer says. In a request, the peer's depths; in a reply, the depths that were agreed on,
+ * from this side's point of view.
+ */
 struct rk_mpa_peer {
 	const u8 *private_data;
 	u32 private_data_len;
@@ -211,7 +218,7 @@ struct rk_mpa_peer {
 	u16 ord;
 };
 
-/* What a completion is of. The engine's build fails if these are not its numbers (WcOpcode). */
+/* The operation of a completion. The engine's build fails if its numbers (WcOpcode) differ. */
 enum rk_opcode {
 	RK_OP_SEND,
 	RK_OP_WRITE,
@@ -236,12 +243,16 @@ struct rk_completion {
 	u32 vendor_err;
 };
 
-/* Process context. Functions that make something return NULL or 0 if there is no memory or an argument is not valid. */
+/*
+ * Process context. Functions that create something return NULL or 0 if there is no memory or an
+ * argument is not valid.
+ */
 struct rk_device *rk_device_new(void);
 void rk_device_free(struct rk_device *device);	/* NULL is allowed */
 /*
- * Registering allocates if the table has no room. Where that cannot be, look whether slots are lacking, make them, and attach them first.
- * Only making them allocates, and freeing the carrier frees what was not attached.
+ * A registration allocates if the table is full. Where that is not allowed, check whether slots are
+ * lacking, then allocate and attach them first. Only rk_slots_make() allocates; rk_slots_free()
+ * frees slots that were not attached.
  */
 struct rk_slots *rk_slots_new(void);
 void rk_slots_free(struct rk_slots *slots);	/* NULL is allowed */
@@ -250,40 +261,53 @@ int rk_slots_make(struct rk_slots *slots);
 void rk_slots_attach(struct rk_device *device, struct rk_slots *slots);
 u32 rk_register(struct rk_device *device, u64 addr, u64 len, u32 pd, u32 access, u32 random);
 /*
- * Pages in any order: `list` has the address of each, and `first` is the first octet in the first page. The list stays with the caller,
- * who keeps it and the pages until rk_deregister() has returned.
+ * Pages in any order: `list` contains the address of each, and `first` is the offset in the first
+ * page. The list and the pages must stay until rk_deregister() has returned.
  */
-u32 rk_register_pages(struct rk_device *device, const u64 *list, u64 first, u64 len, u64 iova, u32 pd,
-		      u32 access, u32 random);
-/* As ib_alloc_mr() for `most_pages` pages: `list` has room for their addresses, which the caller changes between registrations. */
+u32 rk_register_pages(struct rk_device *device, const u64 *list, u64 first, u64 len, u64 iova,
+		      u32 pd, u32 access, u32 random);
+/*
+ * As ib_alloc_mr() for `most_pages` pages: `list` has room for their addresses, which the caller
+ * changes between registrations.
+ */
 u32 rk_allocate_fast(struct rk_device *device, const u64 *list, u32 most_pages, u32 pd, u32 random);
 int rk_deregister(struct rk_device *device, u32 stag);
 struct rk_qp *rk_qp_new(const struct rk_qp_config *config, void *owner);
-void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed; without an area */
+void rk_qp_free(struct rk_qp *qp);		/* NULL is allowed; it has no area */
 /*
- * Work areas are half a megabyte. Queue pairs share them: the octets of a stream are sent and received while an area is lent to its queue pair. It
- * keeps the area while something of the stream is in it: runs that are not written yet, or a part of an FPDU.
+ * A work area has half a megabyte, and queue pairs share areas. A queue pair sends and receives
+ * only while an area is lent to it. It keeps the area while this contains data of the stream:
+ * unwritten runs, or part of an FPDU.
  */
 struct rk_area *rk_area_new(void);
 void rk_area_free(struct rk_area *area);	/* NULL is allowed */
-int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream, u64 now);	/* as rk_on_time() */
-int rk_qp_begin(struct rk_qp *qp, const struct rk_mpa *mpa, u32 emss, u64 now);	/* instead, after MPA start-up */
+/* Starts a stream. `now` is the clock of rk_on_time(). rk_qp_begin() takes a completed start-up. */
+int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream, u64 now);
+int rk_qp_begin(struct rk_qp *qp, const struct rk_mpa *mpa, u32 emss, u64 now);
 
 /*
- * MPA start-up. An initiator sends the request; then both read as many octets as are missing and push them until the frame is complete. A
- * responder sends the reply. Frames stay valid until the next call that takes the start-up; private data too. Times are those of
- * rk_on_time(), and the engine knows the limits: keep a timer for rk_mpa_poll_at(), and push what has come before rk_mpa_on_time().
+ * MPA start-up. An initiator sends the request. Then both sides read as many bytes as are missing,
+ * and push them until the frame is complete. A responder sends the reply. Frames and private data
+ * stay valid until the next call that changes the start-up. The engine has the time limits, on the
+ * clock of rk_on_time(): keep a timer for rk_mpa_poll_at(), and push what has arrived before
+ * rk_mpa_on_time().
  */
-struct rk_mpa *rk_mpa_new(int initiator, const struct rk_mpa_params *params, const void *private_data,
-			  size_t len, u64 now);
+struct rk_mpa *rk_mpa_new(int initiator, const struct rk_mpa_params *params,
+			  const void *private_data, size_t len, u64 now);
 void rk_mpa_free(struct rk_mpa *mpa);		/* NULL is allowed */
 void rk_mpa_connecting(struct rk_mpa *mpa, u64 now);	/* TCP begins to connect */
 size_t rk_mpa_request(const struct rk_mpa *mpa, const u8 **frame);
 void rk_mpa_request_sent(struct rk_mpa *mpa, u64 now);
-/* The peer has closed instead of answering, as one does that does not know revision 2: 0 if there is a request for another connection now. */
+/*
+ * The peer has closed instead of replying, as it does if it does not know revision 2. Returns 0 if
+ * there is another request to send on another connection.
+ */
 int rk_mpa_retry(struct rk_mpa *mpa);
 int rk_mpa_missing(const struct rk_mpa *mpa);
-/* -EAGAIN: the frame is not complete. 0: it is, and `peer` says what is in it. -ECONNREFUSED: as 0, but the peer's program has refused. */
+/*
+ * Returns -EAGAIN if the frame is incomplete; 0 if it is complete, with its contents in `peer`;
+ * -ECONNREFUSED likewise, if the peer's program has rejected the connection.
+ */
 int rk_mpa_push(struct rk_mpa *mpa, const u8 *octets, size_t len, struct rk_mpa_peer *peer);
 u64 rk_mpa_poll_at(const struct rk_mpa *mpa);	/* U64_MAX: nothing has a limit */
 int rk_mpa_on_time(struct rk_mpa *mpa, u64 now);	/* -ETIMEDOUT: too late */
@@ -293,28 +317,42 @@ int rk_mpa_reject(struct rk_mpa *mpa, const void *private_data, size_t len, cons
 
 /* Any context. */
 int rk_qp_state(const struct rk_qp *qp);
-bool rk_qp_is_ending(const struct rk_qp *qp);	/* The stream is being ended, by either side or by an error, and is not gone. */
-/* Adds to the totals: octets sent and received, FPDUs, messages, octets of payload, and so on, as struct Counters has them. */
+/*
+ * How far the end of the stream has got; all are false after rk_qp_stream_gone(). The stream is
+ * being ended, by either side or by an error; this end is shut down (rk_qp_shutdown_done()); the
+ * peer has closed (rk_rx_eof()).
+ */
+bool rk_qp_is_ending(const struct rk_qp *qp);
+bool rk_qp_is_shut_down(const struct rk_qp *qp);
+bool rk_qp_peer_has_closed(const struct rk_qp *qp);
+/*
+ * Adds the queue pair's counters to the totals, in the order of struct Counters: bytes sent and
+ * received, FPDUs, messages, bytes of payload, and so on.
+ */
 void rk_qp_counters(const struct rk_qp *qp, u64 totals[RK_COUNTERS]);
 int rk_qp_modify(struct rk_qp *qp, int state);	/* as ib_modify_qp() */
 int rk_post_send(struct rk_qp *qp, const struct rk_send *send);
 int rk_post_recv(struct rk_qp *qp, u64 wr_id, const struct rk_sge *sges, u32 count);
 
 /*
- * A call writes a limited number of completions. After each call that takes the queue pair, call this until it returns false; the lock
- * may be dropped in between.
+ * Writes a limited number of completions. After each call that changes the queue pair, call this
+ * until it returns false; the lock may be dropped in between.
  */
 bool rk_complete_due(struct rk_qp *qp);
-/* What has happened since the last call: RK_EVENT_*, and perhaps more. */
+/* Returns the events since the last call: RK_EVENT_*, and possibly others. */
 u32 rk_take_events(struct rk_qp *qp);
 
 /*
- * Time is nanoseconds of any clock that does not go back, ktime_get_ns() for instance. After each call that takes the queue pair, rk_poll_at() says
- * when to call rk_on_time() next: RK_NEVER, or a time, which may have passed already.
+ * Times are nanoseconds of a clock that does not go backwards, such as ktime_get_ns(). After each
+ * call that changes the queue pair, rk_poll_at() returns when to call rk_on_time() next: RK_NEVER,
+ * or a time, which may be in the past.
  */
 u64 rk_poll_at(const struct rk_qp *qp);
 void rk_on_time(struct rk_qp *qp, u64 now);
-/* Before rk_on_time(), if nothing is read because a Send waits for a receive, and the peer has closed behind it. */
+/*
+ * To be called before rk_on_time() if the peer has closed behind a Send that waits for a receive,
+ * so that nothing is read.
+ */
 void rk_sender_closed(struct rk_qp *qp);
 
 /* Areas. Queue pairs of different devices share none. */
@@ -323,10 +361,12 @@ bool rk_area_is_lent(const struct rk_qp *qp);
 struct rk_area *rk_area_take_back(struct rk_qp *qp);	/* NULL: it keeps its area, or has none */
 
 /*
- * The calls from here to rk_rx_eof need an area, but for rk_rx_interest and the first two about memory. Without one they do nothing.
+ * The functions from here to rk_rx_eof() do nothing without an area, except for rk_rx_interest(),
+ * rk_waits_for_memory() and rk_retry_memory().
  *
- * Sending: fill, take the runs, write them in order, and report how many octets were taken. The runs stay valid until that report, also
- * without the queue pair's lock, as long as only one context sends.
+ * Sending: fill the plan, take its runs, write them in order, and report how many bytes were taken.
+ * The runs stay valid until that report, also without the queue pair's lock, as long as only one
+ * context sends.
  */
 bool rk_wants_tx(const struct rk_qp *qp);
 int rk_tx_fill(struct rk_qp *qp, const struct rk_device *device);
@@ -335,9 +375,10 @@ int rk_tx_runs(struct rk_qp *qp, const struct rk_device *device, const struct kv
 void rk_tx_written(struct rk_qp *qp, const struct rk_device *device, size_t octets);
 
 /*
- * An invalidation or a fast registration waits until nobody uses the memory: no call places octets there, and no runs name it. After each of the
- * calls below and rk_tx_written, if rk_take_unused says so, call rk_retry_memory for the queue pairs of the device that wait, and then
- * rk_tx_fill, and rk_rx_filled with no octets.
+ * An invalidation or a fast registration waits until the memory is not in use: no call places data
+ * there, and no runs refer to it. After each of the calls below and rk_tx_written(): if
+ * rk_take_unused() returns true, call rk_retry_memory() for the waiting queue pairs of the device,
+ * then rk_tx_fill(), and rk_rx_filled() with 0 bytes.
  */
 bool rk_waits_for_memory(const struct rk_qp *qp);
 void rk_retry_memory(struct rk_qp *qp);
@@ -345,12 +386,13 @@ bool rk_take_unused(const struct rk_device *device);
 
 int rk_rx_interest(const struct rk_qp *qp);
 
-/* Receiving: take the runs, read to them in order, and report how many octets came. */
+/* Receiving: take the runs, read into them in order, and report how many bytes were read. */
 int rk_rx_plan(struct rk_qp *qp, const struct rk_device *device, const struct kvec **runs);
 int rk_rx_filled(struct rk_qp *qp, const struct rk_device *device, size_t octets);
 /*
- * Receiving octets that are in memory, a packet at a time: whole FPDUs are taken from where they lie. Says how many octets are taken. Offer
- * the others again: with RK_RX_HELD once a receive is posted, with RK_RX_WAITS after rk_retry_memory.
+ * Receives bytes that are in memory, one packet at a time; whole FPDUs are processed where they
+ * are. Returns in `taken` how many bytes are consumed. Offer the others again: after RK_RX_HELD
+ * when a receive is posted, after RK_RX_WAITS when rk_retry_memory() was called.
  */
 int rk_rx_input(struct rk_qp *qp, const struct rk_device *device, const u8 *octets, size_t len,
 		size_t *taken);
@@ -360,18 +402,24 @@ void rk_rx_eof(struct rk_qp *qp);
 void rk_qp_close(struct rk_qp *qp);
 int rk_qp_wish(const struct rk_qp *qp);
 void rk_qp_shutdown_done(struct rk_qp *qp);
-/* After rk_tx_written() for runs that were handed out, be it with no octets. What is left in the area is dropped. */
+/*
+ * Call rk_tx_written() first if runs were handed out, with 0 bytes if necessary. Drops what is left
+ * in the area.
+ */
 void rk_qp_stream_gone(struct rk_qp *qp);
 void rk_stream_failed(struct rk_qp *qp);
 
-/* What the module brings along. */
+/* Provided by the module. */
 void *iwarp_alloc(size_t size, size_t align, bool zeroed);	/* process context only */
 void iwarp_free(void *at);
 void iwarp_panic(const char *text, size_t text_len, const char *file, size_t file_len, u32 line);
 u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len);
-/* Called in the middle of other functions: it stores the completion, and does nothing else. */
+/* Called from inside other functions: it must only store the completion. */
 void iwarp_complete(void *owner, int receive, const struct rk_completion *completion);
-/* Called in the middle of other functions, too: hands over the next receive. Returns false if there is none. */
+/*
+ * Called from inside other functions, too: returns the next receive in `receive`, or false if there
+ * is none.
+ */
 bool iwarp_take_receive(void *owner, struct rk_receive *receive);
 
 #endif

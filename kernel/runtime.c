@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* What the engine calls in the kernel, except for completions, which belong to the module. */
+/* The functions that the engine calls, except for completions, which belong to the module. */
 #include <linux/crc32c.h>
 #include <linux/kernel.h>
 #include <linux/log2.h>
@@ -15,9 +15,10 @@ atomic_long_t iwarp_frees;
 
 static int fail_allocation;
 module_param(fail_allocation, int, 0644);
-MODULE_PARM_DESC(fail_allocation, "For tests: the n-th allocation of the engine from now on fails; 0: none");
+MODULE_PARM_DESC(fail_allocation,
+		 "For tests: the engine's n-th allocation from now on fails; 0: none");
 
-/* Whether it is the turn of the one that has to fail. */
+/* Returns true if this is the allocation that has to fail. */
 static bool shall_fail(void)
 {
 	int left = READ_ONCE(fail_allocation);
@@ -28,7 +29,7 @@ static bool shall_fail(void)
 	return false;
 }
 
-/* Objects are made in process context only. Large rings come from vmalloc. */
+/* Objects are created in process context only. Large rings come from vmalloc. */
 void *iwarp_alloc(size_t size, size_t align, bool zeroed)
 {
 	void *at;
@@ -36,7 +37,7 @@ void *iwarp_alloc(size_t size, size_t align, bool zeroed)
 	might_sleep();
 	if (shall_fail())
 		return NULL;
-	/* Memory of a power of two is aligned by it. */
+	/* Allocations of a power of two are aligned to their size. */
 	if (align > ARCH_KMALLOC_MINALIGN)
 		size = roundup_pow_of_two(max(size, align));
 	at = kvmalloc(size, zeroed ? GFP_KERNEL | __GFP_ZERO : GFP_KERNEL);
@@ -58,7 +59,10 @@ void iwarp_panic(const char *text, size_t text_len, const char *file, size_t fil
 	pr_emerg("iwarp: panic at %.*s:%u: %.*s\n", (int)file_len, file, line, (int)text_len, text);
 }
 
-/* The engine continues finished values; the kernel's function neither begins nor ends with an inversion. */
+/*
+ * The engine continues finished CRCs; the kernel's function inverts neither its input nor its
+ * result.
+ */
 u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len)
 {
 	return ~crc32c(~crc, octets, len);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The runtime's own figures. */
+/* Allocation counters of the engine. */
 #ifndef IWARP_RUNTIME_H
 #define IWARP_RUNTIME_H
 
@@ -10,7 +10,7 @@
 extern atomic_long_t iwarp_allocations;
 extern atomic_long_t iwarp_frees;
 
-/* Allocations that are not freed yet. */
+/* Returns the number of allocations that are not freed. */
 static inline long iwarp_live(void)
 {
 	return atomic_long_read(&iwarp_allocations) - atomic_long_read(&iwarp_frees);

@@ -51,8 +51,8 @@ fn main() {
     if let Some(linker) = variable("RUSTC_LINKER") {
         first.arg(format!("-Clinker={linker}"));
     }
-    // The linker that comes with Rust works for every architecture, because nothing of the system is
-    // linked. `cargo check` for another architecture usually has no other linker.
+    // The linker that comes with Rust works for every architecture, because nothing of the system
+    // is linked. `cargo check` for another architecture usually has no other linker.
     let mut second = compiler(&to);
     second.args(["-Clinker=rust-lld", "-Clinker-flavor=ld.lld"]);
     let native =

@@ -1,11 +1,12 @@
-//! Fuzz targets: functions that take any octets and must not panic.
+//! Fuzz targets: functions that take any bytes and must not panic.
 //!
-//! A target also asserts what must be true for every input. For example, a parsed message can be written and parsed again.
-//! The programs in `fuzz_targets/` give the functions to libFuzzer, and the unit tests replay the seeds.
+//! A target also asserts what must be true for every input. For example, a parsed message can be
+//! written and parsed again. The programs in `fuzz_targets/` pass the functions to libFuzzer, and
+//! the unit tests replay the seeds.
 
 pub mod targets;
 
-// What is private in its crate is compiled into this one, too.
+// Modules that are private in their crate are compiled into this one, too.
 #[path = "../../crates/iwarp-cli/src/ping/wire.rs"]
 #[allow(dead_code, reason = "targets use a part")]
 mod ping;
@@ -23,7 +24,7 @@ mod tests {
     use super::targets;
     use std::path::Path;
 
-    /// What a target does with its input.
+    /// The function of a target.
     type Run = fn(&[u8]);
 
     /// All targets.
@@ -43,7 +44,7 @@ mod tests {
         ("tags", targets::tags),
     ];
 
-    /// Returns the files in a folder of this package, in the order of their names.
+    /// Returns the files in a folder of this package, sorted by name.
     fn files(folder: &str) -> Vec<std::path::PathBuf> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
         let entries = std::fs::read_dir(&folder).expect("the folder can be read");

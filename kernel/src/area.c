@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Work areas: what a queue pair needs to send and to receive, half a megabyte. Between messages there is nothing in them, so the queue pairs of a
- * device share a few. Whoever finds none in softirq leaves it to the queue pair's work, which makes one if need be: a queue pair whose peer
- * reads nothing keeps its area, and must not keep others from sending.
+ * Work areas: the plan and the staging that a queue pair needs to send and to receive, half a
+ * megabyte. They are empty between messages, so the queue pairs of a device share a few. In
+ * softirq, a queue pair that finds none free leaves the work to its work item, which allocates
+ * another one if necessary. A queue pair whose peer does not read keeps its area; the others must
+ * still be able to send.
  */
 #include <linux/cpumask.h>
 #include <linux/minmax.h>
@@ -10,7 +12,7 @@
 
 #include "rnic.h"
 
-/* Puts an area where any queue pair finds it. Returns false if there are enough. */
+/* Returns an area to the pool of the device. Returns false if the pool is full. */
 static bool put(struct rnic_device *device, struct rk_area *area)
 {
 	bool room;
@@ -23,7 +25,10 @@ static bool put(struct rnic_device *device, struct rk_area *area)
 	return room;
 }
 
-/* Process context. The kernel must not wait for storage when it looks for memory: that may be storage which waits for this area. */
+/*
+ * Process context. Reclaim must not wait for storage here: the storage may be waiting for this
+ * area.
+ */
 static struct rk_area *make(struct rnic_device *device)
 {
 	unsigned int flags = memalloc_noio_save();
@@ -35,7 +40,6 @@ static struct rk_area *make(struct rnic_device *device)
 	return area;
 }
 
-/* Process context. */
 static void put_or_free(struct rnic_device *device, struct rk_area *area)
 {
 	if (put(device, area))
@@ -44,7 +48,10 @@ static void put_or_free(struct rnic_device *device, struct rk_area *area)
 	atomic_dec(&device->areas_made);
 }
 
-/* Makes an area for a new queue pair, unless there are two for each processor: on one, two ends may be at work. May sleep. */
+/*
+ * Allocates an area for a new queue pair, unless there are two for each processor: both ends of a
+ * connection may be active on one. May sleep.
+ */
 int rnic_area_prepare(struct rnic_device *device)
 {
 	unsigned int enough = min(2 * num_online_cpus(), (unsigned int)RNIC_AREAS);
@@ -59,7 +66,9 @@ int rnic_area_prepare(struct rnic_device *device)
 	return 0;
 }
 
-/* Lends an area to a queue pair that has none. Returns false if there is none to be had now. Called with the lock. */
+/*
+ * Lends an area to a queue pair that has none. Returns false if none is free. Called with the lock.
+ */
 bool rnic_area_take(struct rnic_qp *qp)
 {
 	struct rnic_device *device = to_device(qp->base.device);
@@ -76,7 +85,10 @@ bool rnic_area_take(struct rnic_qp *qp)
 	return area;
 }
 
-/* As above, and makes an area if need be. Returns false if there is no memory. May sleep; called without the lock. */
+/*
+ * Lends an area, and allocates one if none is free. Returns false if there is no memory. May sleep;
+ * called without the lock.
+ */
 bool rnic_area_bring(struct rnic_qp *qp)
 {
 	struct rnic_device *device = to_device(qp->base.device);
@@ -101,7 +113,10 @@ bool rnic_area_bring(struct rnic_qp *qp)
 	return true;
 }
 
-/* Takes the area back for others, unless something is in it. If there are enough of them, the queue pair keeps it. Called with the lock. */
+/*
+ * Returns the area to the pool unless it contains data. If the pool is full, the queue pair keeps
+ * it. Called with the lock.
+ */
 void rnic_area_give(struct rnic_qp *qp)
 {
 	struct rk_area *area = rk_area_take_back(qp->engine);
@@ -110,7 +125,7 @@ void rnic_area_give(struct rnic_qp *qp)
 		rk_area_lend(qp->engine, area);
 }
 
-/* Takes the area of a queue pair that nobody uses any more. */
+/* Takes the area of a queue pair that is being freed. */
 void rnic_area_end(struct rnic_qp *qp)
 {
 	struct rk_area *area = rk_area_take_back(qp->engine);
@@ -119,7 +134,7 @@ void rnic_area_end(struct rnic_qp *qp)
 		put_or_free(to_device(qp->base.device), area);
 }
 
-/* Frees the areas of a device that nobody uses any more. */
+/* Frees the pool of a device that has no queue pairs any more. */
 void rnic_areas_free(struct rnic_device *device)
 {
 	while (device->areas_free)

@@ -1,27 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Connections for iw_cm: who connects, accepts and rejects; listen.c has who listens. The engine (rk_mpa_*) has the state of MPA start-up,
- * with its frames and time limits; here octets are moved, and a timer is kept.
+ * Connections for iw_cm: connect, accept and reject; listen.c has the listeners. The engine
+ * (rk_mpa_*) has the state of MPA start-up with its frames and time limits; the code here moves the
+ * bytes and keeps a timer.
  *
- * Programs take the n-th request for the n-th connection, so connections keep their order: TCP's begin in the calls of the program, and what
- * follows is done in turns, which are works of one ordered queue and never wait for a peer. The socket queues a turn when something has
- * come, and the timer when it is too late for that. A turn that is queued keeps its place, and none is queued before there is something to do:
- * so turns have the order in which things have come.
+ * Programs take the n-th request for the n-th connection, so connections keep their order. TCP
+ * connections begin in the calls of the program. Everything after that is done in turns: works of
+ * one ordered queue that never wait for a peer. The socket queues a turn when data arrive, and the
+ * timer when a limit expires. A queued turn keeps its place, and none is queued before there is
+ * something to do, so turns run in the order of arrival.
  *
- * A connection belongs to its turns until iw_cm has been told of it. A responder's then belongs to the identifier that iw_cm has made,
- * which accepts or rejects it, once.
+ * A connection belongs to its turns until iw_cm is notified. After that, a responder's connection
+ * belongs to the identifier that iw_cm has created, which accepts or rejects it once.
  */
 #include <linux/slab.h>
 #include <net/tcp.h>
 
 #include "cm.h"
 
-/* Octets of private data that iw_cm passes on. */
+/* Bytes of private data that iw_cm passes on. */
 #define MAX_PRIVATE_DATA 255
 
 size_t rnic_address_size(const struct sockaddr_storage *address)
 {
-	return address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	if (address->ss_family == AF_INET)
+		return sizeof(struct sockaddr_in);
+	return sizeof(struct sockaddr_in6);
 }
 
 struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord)
@@ -38,7 +42,7 @@ struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord)
 	};
 }
 
-/* A socket in the network namespace of the device, for the family of an address. */
+/* Creates a socket in the network namespace of the device, for the family of an address. */
 int rnic_make_socket(struct ib_device *base, const struct sockaddr_storage *address,
 		     struct socket **socket)
 {
@@ -87,7 +91,7 @@ struct rnic_connection *rnic_connection_new(struct rk_mpa *mpa, work_func_t turn
 	return connection;
 }
 
-/* Frees a connection that is not watched, with its socket if it still has one. */
+/* Frees a connection that is not watched, and its socket if it still owns one. */
 void rnic_connection_free(struct rnic_connection *connection)
 {
 	if (connection->socket)
@@ -97,8 +101,9 @@ void rnic_connection_free(struct rnic_connection *connection)
 }
 
 /*
- * From here on the connection has a turn for each thing that comes. What is there already gets one now, for no call tells of it: octets, or
- * that the socket is not in the state any more in which nothing has happened yet.
+ * Queues a turn for each event of the socket from now on. Queues one immediately if something has
+ * happened already, because no callback reports that: data have arrived, or the socket has left the
+ * state `idle`.
  */
 void rnic_watch(struct rnic_connection *connection, int idle)
 {
@@ -117,7 +122,7 @@ void rnic_watch(struct rnic_connection *connection, int idle)
 	release_sock(sk);
 }
 
-/* No turn comes any more, and the socket is as it was. Called in the last turn. */
+/* Restores the socket's callbacks and stops further turns. Called in the last turn. */
 void rnic_unwatch(struct rnic_connection *connection)
 {
 	struct sock *sk;
@@ -132,22 +137,25 @@ void rnic_unwatch(struct rnic_connection *connection)
 	write_unlock_bh(&sk->sk_callback_lock);
 	connection->data_ready = NULL;
 	del_timer_sync(&connection->timer);
-	/* It may be queued again, but does not run: only this turn does. */
+	/* It may be queued again, but it is not running: this is its turn. */
 	cancel_work(&connection->work);
 }
 
-/* Sets the timer for the limit of what comes next. */
+/* Sets the timer for the next time limit. */
 void rnic_set_timer(struct rnic_connection *connection)
 {
 	u64 at = rk_mpa_poll_at(connection->mpa), now = ktime_get_ns();
 
 	if (at == U64_MAX)
 		return;
-	/* A turn that finds that it is too early sets the timer again. */
+	/* A turn that runs early sets the timer again. */
 	mod_timer(&connection->timer, jiffies + 1 + nsecs_to_jiffies(at > now ? at - now : 0));
 }
 
-/* What a turn has come to: -EAGAIN if it has to wait for another one, unless it is too late for that. */
+/*
+ * Returns the result of a turn. -EAGAIN, which waits for another turn, becomes -ETIMEDOUT if the
+ * limit has expired.
+ */
 int rnic_in_time(struct rnic_connection *connection, int result)
 {
 	if (result != -EAGAIN)
@@ -161,7 +169,7 @@ int rnic_in_time(struct rnic_connection *connection, int result)
 
 /* ---- frames ---- */
 
-/* Sends a frame in one piece. A fresh connection has room for it. */
+/* Sends a frame in one piece: the send buffer of a new connection is empty. */
 static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 {
 	struct msghdr message = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
@@ -173,7 +181,10 @@ static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 	return sent;
 }
 
-/* Reads what is there of the peer's frame, and nothing behind it. Returns -EAGAIN if that is not all. */
+/*
+ * Reads what has arrived of the peer's frame, and nothing behind it. Returns -EAGAIN if the frame
+ * is incomplete.
+ */
 int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer)
 {
 	u8 part[64];
@@ -197,8 +208,9 @@ int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer
 }
 
 /*
- * Turns an IPv4 address that an IPv6 socket has as a mapped one into what it is: rdma_cm looks for the network device with that address.
- * A listener at all addresses of IPv6 takes connections of IPv4 too, unless its owner wants one family only.
+ * Converts an IPv4-mapped IPv6 address to the IPv4 address: rdma_cm searches for the network device
+ * that has it. A listener on the IPv6 wildcard accepts IPv4 connections too, unless its owner wants
+ * one family only.
  */
 static void unmap(struct sockaddr_storage *address)
 {
@@ -221,9 +233,9 @@ static void addresses(struct socket *socket, struct iw_cm_event *event)
 	unmap(&event->remote_addr);
 }
 
-/* Who the peer is, and what its program says. */
-void rnic_tell_of(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
-		  struct iw_cm_event *event)
+/* Fills in the addresses and the peer's private data. */
+void rnic_describe_peer(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
+			struct iw_cm_event *event)
 {
 	addresses(connection->socket, event);
 	event->private_data = (void *)peer->private_data;
@@ -231,8 +243,8 @@ void rnic_tell_of(const struct rnic_connection *connection, const struct rk_mpa_
 }
 
 /*
- * Puts the queue pair into operation on the connection, which it takes over. A responder's reply goes out when everything is in place that
- * the peer's first octets need. Called with the queue pair's mutex.
+ * Starts the queue pair on the connection, and takes over its socket. A responder's reply is sent
+ * only when the peer's first bytes can be received. Called with the queue pair's mutex.
  */
 static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct iw_cm_id *id,
 		 const u8 *reply, size_t octets)
@@ -247,18 +259,20 @@ static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct 
 	tcp_sock_set_nodelay(sk);
 	lock_sock(sk);
 	spin_lock_bh(&qp->lock);
-	qp->given_up = false;
 	result = rk_qp_begin(qp->engine, connection->mpa, tcp_sk(sk)->mss_cache, ktime_get_ns());
+	if (!result)
+		qp->link = RNIC_LINK_UP;
 	spin_unlock_bh(&qp->lock);
 	if (!result && octets) {
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, &run, 1, octets);
-		/* A fresh connection has room for it. The socket's lock keeps the peer's answer back. */
+		/* The send buffer is empty. The socket's lock holds back the peer's answer. */
 		result = tcp_sendmsg_locked(sk, &message, octets);
 		result = result == octets ? 0 : -ECONNABORTED;
 		if (result) {
 			spin_lock_bh(&qp->lock);
 			rk_stream_failed(qp->engine);
 			rk_qp_stream_gone(qp->engine);
+			qp->link = RNIC_LINK_NONE;
 			spin_unlock_bh(&qp->lock);
 		}
 	}
@@ -272,7 +286,10 @@ static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct 
 
 /* ---- the initiator ---- */
 
-/* Makes a socket that begins to connect from this address. A turn follows when TCP has come to something. */
+/*
+ * Creates a socket and starts to connect from this address. A turn follows when TCP has succeeded
+ * or failed.
+ */
 static int start(struct rnic_connection *connection, struct sockaddr_storage *local)
 {
 	struct iw_cm_id *id = connection->id;
@@ -281,7 +298,8 @@ static int start(struct rnic_connection *connection, struct sockaddr_storage *lo
 	if (result)
 		return result;
 	sock_set_reuseaddr(connection->socket->sk);
-	result = kernel_bind(connection->socket, (struct sockaddr *)local, rnic_address_size(local));
+	result = kernel_bind(connection->socket, (struct sockaddr *)local,
+			     rnic_address_size(local));
 	if (result)
 		return result;
 	result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
@@ -294,27 +312,28 @@ static int start(struct rnic_connection *connection, struct sockaddr_storage *lo
 	return 0;
 }
 
-/* Begins again with another socket, and from a port that the system chooses. */
+/* Starts again with another socket, from a port that the system chooses. */
 static int start_elsewhere(struct rnic_connection *connection)
 {
 	struct sockaddr_storage local = connection->id->m_local_addr;
 
 	sock_release(connection->socket);
 	connection->socket = NULL;
-	/* The port has the same place in both families. */
+	/* The port is at the same offset in both families. */
 	((struct sockaddr_in *)&local)->sin_port = 0;
 	return start(connection, &local);
 }
 
 /*
- * Returns true if TCP cannot use the port of the connection, and may use another one. rdma_cm chooses ports without asking TCP, so a socket may
- * have the port already. rtrs asks for one port for all connections of a session, which lead to one peer. A port that the system never
- * chooses is one that the client wants to be seen with.
+ * Returns true if TCP cannot use the local port, and another port may be used instead. rdma_cm
+ * chooses ports without asking TCP, so another socket may have the port. rtrs uses one port for all
+ * connections of a session, which lead to the same peer. A port outside of the ephemeral range was
+ * requested by the client and is not replaced.
  */
 static bool is_taken(const struct iw_cm_id *id, int result)
 {
 	struct net *net = dev_net(to_device(id->device)->netdev);
-	/* The port has the same place in both families. */
+	/* The port is at the same offset in both families. */
 	int low, high, port = ntohs(((const struct sockaddr_in *)&id->m_local_addr)->sin_port);
 
 	if (result != -EADDRINUSE && result != -EADDRNOTAVAIL)
@@ -323,7 +342,10 @@ static bool is_taken(const struct iw_cm_id *id, int result)
 	return port >= low && port <= high;
 }
 
-/* Connects again, from another port, if the peer has closed instead of answering: it may only have disliked the revision. */
+/*
+ * Connects again, from another port, if the peer has closed instead of replying: it may not support
+ * the revision.
+ */
 static int try_again(struct rnic_connection *connection)
 {
 	int result = rk_mpa_retry(connection->mpa);
@@ -335,13 +357,13 @@ static int try_again(struct rnic_connection *connection)
 	return start_elsewhere(connection);
 }
 
-/* Sends the request as soon as there is a connection. Returns -EAGAIN while there is none. */
+/* Sends the request once the socket is connected. Returns -EAGAIN until then. */
 static int send_request(struct rnic_connection *connection)
 {
 	struct iw_cm_id *id = connection->id;
 	const u8 *request;
 	size_t octets;
-	/* Asks how it went, for it was called before. */
+	/* The second call returns the result of the first. */
 	int result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
 				    rnic_address_size(&id->m_remote_addr), O_NONBLOCK);
 
@@ -385,16 +407,16 @@ static void connect_turn(struct work_struct *work)
 	event.local_addr = id->local_addr;
 	event.remote_addr = id->remote_addr;
 	if ((event.status == -ECONNREFUSED && connection->socket) || !event.status)
-		rnic_tell_of(connection, &peer, &event);
+		rnic_describe_peer(connection, &peer, &event);
 	event.ird = min_t(u16, peer.ord, U8_MAX);
 	event.ord = min_t(u16, peer.ird, U8_MAX);
-	/* The end of the stream can be told only after its beginning. */
+	/* The end of the stream must not be reported before its beginning. */
 	mutex_lock(&qp->mutex);
 	if (!event.status)
 		event.status = begin(qp, connection, id, NULL, 0);
 	id->event_handler(id, &event);
 	mutex_unlock(&qp->mutex);
-	/* The first message, and what the peer may have sent meanwhile. */
+	/* Sends the first message, and processes what the peer has sent meanwhile. */
 	rnic_stream_kick(qp);
 	id->rem_ref(id);
 	rnic_qp_put(&qp->base);
@@ -417,7 +439,7 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 		return -ENOMEM;
 	connection->id = id;
 	connection->qp = qp;
-	/* Its first turn may be its last, and come at once. */
+	/* The first turn may run immediately, and may be the last. */
 	rnic_qp_get(&qp->base);
 	id->add_ref(id);
 	result = start(connection, &id->m_local_addr);

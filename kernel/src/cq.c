@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Completion queues. The ring is shared with a program, which takes entries without a system call: a full slot has the flag
- * SIW_WQE_VALID, and the program clears it. The word behind the last entry says when the program wants an event. Queues of clients in the
- * kernel have the same ring in memory that is not shared, with the kernel's words in its entries; poll_cq takes them.
+ * Completion queues. The ring is shared with a program, which takes entries without a system call:
+ * a full slot has the flag SIW_WQE_VALID, and the program clears it. The word behind the last entry
+ * says whether the program wants an event. Queues of kernel clients have the same ring in private
+ * memory, with ib_verbs.h's values in the entries; poll_cq takes them.
  *
- * What the program writes there can disturb itself only: the kernel's own index decides where the next entry goes, and the kernel reads
- * nothing back but the two words of flags.
+ * A program that writes nonsense disturbs only itself: the kernel's own index selects the next
+ * slot, and the kernel reads back only the two words of flags.
  */
 #include <linux/log2.h>
 #include <linux/mm.h>
@@ -13,18 +14,18 @@
 
 #include "rnic.h"
 
-/* Calls of a handler for which its queue counts as busy after it was. */
+/* A queue stays busy or crowded for this many calls of its handler. */
 #define BUSY_CALLS 64
-/* A queue is crowded when more messages than this come for one call of its handler. */
+/* A queue is crowded if more messages than this arrive for one call of its handler. */
 #define FEW 3
 
-/* A word of siw's interface, and the kernel's for the same. */
+/* A value of siw's interface, and the corresponding value of ib_verbs.h. */
 struct words {
 	u16 siw;
 	u16 kernel;
 };
 
-/* Outcomes as the engine numbers them (WcStatus). siw's interface has no binds. */
+/* Indexed by the engine's WcStatus. siw's interface has no binds. */
 static const struct words statuses[] = {
 	{ SIW_WC_SUCCESS, IB_WC_SUCCESS },
 	{ SIW_WC_LOC_LEN_ERR, IB_WC_LOC_LEN_ERR },
@@ -36,11 +37,11 @@ static const struct words statuses[] = {
 	{ SIW_WC_LOC_ACCESS_ERR, IB_WC_LOC_ACCESS_ERR },
 	{ SIW_WC_REM_INV_REQ_ERR, IB_WC_REM_INV_REQ_ERR },
 	{ SIW_WC_REM_ACCESS_ERR, IB_WC_REM_ACCESS_ERR },
-	/* Any other. */
+	/* Any other status. */
 	{ SIW_WC_GENERAL_ERR, IB_WC_GENERAL_ERR },
 };
 
-/* Operations. No client can ask for a bind or an atomic write. */
+/* Indexed by enum rk_opcode. No client can post a bind or an atomic write. */
 static const struct words opcodes[] = {
 	[RK_OP_SEND] = { SIW_OP_SEND, IB_WC_SEND },
 	[RK_OP_WRITE] = { SIW_OP_WRITE, IB_WC_RDMA_WRITE },
@@ -55,7 +56,10 @@ static const struct words opcodes[] = {
 	[RK_OP_RECEIVE_WRITE_IMM] = { SIW_OP_RECEIVE, IB_WC_RECV_RDMA_WITH_IMM },
 };
 
-/* A flag of an entry for a client in the kernel: it has immediate data. siw's interface does not carry them to programs. */
+/*
+ * Flag of a kernel client's entry: it has immediate data. siw's interface does not pass these to
+ * programs.
+ */
 #define WITH_IMM BIT(7)
 
 static bool is_kernels(const struct rnic_cq *cq)
@@ -73,7 +77,7 @@ static struct siw_cqe *slot(const struct rnic_cq *cq, u32 index)
 	return &cq->ring[index & (cq->base.cqe - 1)];
 }
 
-/* What an entry says beside its operation. */
+/* Returns the flags of an entry besides SIW_WQE_VALID. */
 static u8 flags_of(const struct rnic_cq *cq, u32 flags)
 {
 	if (flags & RK_WC_WITH_INV)
@@ -81,23 +85,28 @@ static u8 flags_of(const struct rnic_cq *cq, u32 flags)
 	return flags & RK_WC_WITH_IMM && is_kernels(cq) ? WITH_IMM : 0;
 }
 
-/* Puts a completion into the ring. The caller holds the queue pair's lock, and notifies when it has dropped that. */
+/*
+ * Puts a completion into the ring. The caller holds the queue pair's lock, and notifies after it
+ * has dropped the lock.
+ */
 static void put(struct rnic_cq *cq, struct rnic_qp *qp, const struct rk_completion *from)
 {
+	u32 opcode = min_t(u32, from->opcode, ARRAY_SIZE(opcodes) - 1);
+	u32 status = min_t(u32, from->status, ARRAY_SIZE(statuses) - 1);
 	struct siw_cqe *entry;
 	unsigned long flags;
 
 	spin_lock_irqsave(&cq->lock, flags);
 	entry = slot(cq, cq->next);
-	/* The owner has not taken what is there. */
+	/* The owner has not taken the entry that is there. */
 	if (smp_load_acquire(&entry->flags) & SIW_WQE_VALID) {
 		WRITE_ONCE(cq->overflowed, true);
 		goto unlock;
 	}
 	cq->next++;
 	WRITE_ONCE(entry->id, from->wr_id);
-	WRITE_ONCE(entry->opcode, word(cq, opcodes[min_t(u32, from->opcode, ARRAY_SIZE(opcodes) - 1)]));
-	WRITE_ONCE(entry->status, word(cq, statuses[min_t(u32, from->status, ARRAY_SIZE(statuses) - 1)]));
+	WRITE_ONCE(entry->opcode, word(cq, opcodes[opcode]));
+	WRITE_ONCE(entry->status, word(cq, statuses[status]));
 	WRITE_ONCE(entry->bytes, from->byte_len);
 	WRITE_ONCE(entry->imm_data, from->imm_or_stag);
 	WRITE_ONCE(entry->qp_id, is_kernels(cq) ? (uintptr_t)&qp->base : qp->base.qp_num);
@@ -116,12 +125,17 @@ void iwarp_complete(void *owner, int receive, const struct rk_completion *comple
 	put(to_cq(cq), qp, completion);
 }
 
-/* Takes the wish for an event, if what was written fulfils it. */
+/*
+ * Clears the program's request for an event if the new entries satisfy it. Returns true if they do.
+ */
 static bool wanted(struct rnic_cq *cq)
 {
 	u32 wish;
 
-	/* The program asks, and then looks for entries once more; so the entries come before this look at its wish. */
+	/*
+	 * The program requests an event and then polls once more, so the entries must be visible
+	 * before the request is read.
+	 */
 	smp_mb();
 	wish = READ_ONCE(cq->control->flags);
 	if (!(wish & SIW_NOTIFY_NEXT_COMPLETION) && !(wish & SIW_NOTIFY_SOLICITED && cq->solicited))
@@ -130,7 +144,7 @@ static bool wanted(struct rnic_cq *cq)
 	return true;
 }
 
-static void tell_overflow(struct rnic_cq *cq)
+static void report_overflow(struct rnic_cq *cq)
 {
 	struct ib_event event = {
 		.device = cq->base.device,
@@ -154,11 +168,14 @@ static void call_and_count(void *info)
 	struct rnic_cq *cq = info;
 
 	call_handler(cq);
-	/* The queue may be freed behind this. */
+	/* The queue may be freed after this. */
 	atomic_dec_return_release(&cq->calls);
 }
 
-/* For how many more calls of the handler the queue counts as busy, if that is so when more than `few` messages came for the last one. */
+/*
+ * Returns for how many more calls of the handler the queue is busy or crowded, if more than `few`
+ * messages in a call make it so.
+ */
 static u32 calls_left(const struct rnic_cq *cq, u32 few, u32 left)
 {
 	if (cq->received > few)
@@ -166,7 +183,10 @@ static u32 calls_left(const struct rnic_cq *cq, u32 few, u32 left)
 	return left ? left - 1 : 0;
 }
 
-/* Notes whether messages come faster than the client takes them. Called with the lock, when the handler is due. */
+/*
+ * Records whether messages arrive faster than the client takes them. Called with the lock, when the
+ * handler is due.
+ */
 static void judge_load(struct rnic_cq *cq)
 {
 	cq->busy = calls_left(cq, 1, cq->busy);
@@ -175,8 +195,9 @@ static void judge_load(struct rnic_cq *cq)
 }
 
 /*
- * Calls the handler of a client in the kernel on the processor of the queue's completion vector, as the interrupt of an RNIC would. What
- * has to be done then shares no processor with what has come. Returns false if that is this processor or one that is off.
+ * Calls the handler of a kernel client on the processor of the queue's completion vector, as the
+ * interrupt of an RNIC would, so that receiving and processing use different processors. Returns
+ * false if this is that processor, or if it is offline.
  */
 static bool call_elsewhere(struct rnic_cq *cq)
 {
@@ -186,7 +207,7 @@ static bool call_elsewhere(struct rnic_cq *cq)
 	if (cq->processor != smp_processor_id() && cpu_online(cq->processor)) {
 		called = true;
 		atomic_inc(&cq->calls);
-		/* One that has not begun yet is enough. */
+		/* A call that has not started yet is sufficient. */
 		if (smp_call_function_single_async(cq->processor, &cq->call))
 			atomic_dec(&cq->calls);
 	}
@@ -195,15 +216,15 @@ static bool call_elsewhere(struct rnic_cq *cq)
 }
 
 /*
- * Tells about what was written. Called without the queue pair's lock, because a handler may call back. Returns false if the queue has
- * overflowed: its queue pairs are no good any more.
+ * Notifies the owner of new entries. Called without the queue pair's lock, because a handler may
+ * call back. Returns false if the queue has overflowed: its queue pairs are unusable then.
  */
 bool rnic_cq_notify(struct rnic_cq *cq)
 {
 	unsigned long flags;
-	bool event = false, busy, overflowed, tell;
+	bool event = false, busy, overflowed, report;
 
-	/* What another processor writes now, that one tells about. */
+	/* An entry that another processor writes now is reported by that processor. */
 	if (!READ_ONCE(cq->written) && !READ_ONCE(cq->overflowed))
 		return true;
 	spin_lock_irqsave(&cq->lock, flags);
@@ -216,18 +237,18 @@ bool rnic_cq_notify(struct rnic_cq *cq)
 	}
 	busy = cq->busy;
 	overflowed = cq->overflowed;
-	tell = overflowed && !cq->overflow_told;
-	cq->overflow_told = overflowed;
+	report = overflowed && !cq->overflow_reported;
+	cq->overflow_reported = overflowed;
 	spin_unlock_irqrestore(&cq->lock, flags);
-	if (tell)
-		tell_overflow(cq);
-	/* A single small request is answered soonest where it has come. */
+	if (report)
+		report_overflow(cq);
+	/* A single small request is answered fastest on the processor that received it. */
 	if (event && cq->base.comp_handler && !(busy && call_elsewhere(cq)))
 		call_handler(cq);
 	return !overflowed;
 }
 
-/* `udata` is NULL for a client in the kernel. */
+/* `udata` is NULL for a kernel client. */
 int rnic_create_cq(struct ib_cq *base, const struct ib_cq_init_attr *attributes,
 		   struct ib_udata *udata)
 {
@@ -267,7 +288,7 @@ int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata)
 	return 0;
 }
 
-/* ---- queues of clients in the kernel ---- */
+/* ---- queues of kernel clients ---- */
 
 static bool is_full(const struct siw_cqe *entry)
 {
@@ -313,8 +334,9 @@ int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions)
 }
 
 /*
- * Asks for a call at the next completion. Returns 1 if some are there already and the client wants to know that. Programs write their wish
- * themselves; for them this is the way by the system call. Any context.
+ * Requests a call at the next completion. Returns 1 if entries are there already and the client
+ * wants to know. Programs write their request into the ring; this is the equivalent system call.
+ * Any context.
  */
 int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags)
 {
@@ -326,7 +348,10 @@ int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags)
 	       is_full(slot(cq, READ_ONCE(cq->taken)));
 }
 
-/* Takes out what is left of a queue pair that goes: its client may have freed what the entries name. Others move up. */
+/*
+ * Removes the entries of a queue pair that is being destroyed, because its client may free what
+ * they refer to. The others move up.
+ */
 void rnic_cq_forget(struct rnic_cq *cq, const struct rnic_qp *qp)
 {
 	unsigned long flags;

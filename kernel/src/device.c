@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* The RDMA device as the kernel's core and programs see it: its attributes, protection domains and user contexts. */
+/*
+ * The RDMA device as ib_core and programs see it: attributes, protection domains and user contexts.
+ */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/idr.h>
@@ -13,11 +15,11 @@
 
 #include "rnic.h"
 
-/* siw's numbers, which programs may know. */
+/* siw's identifiers, which programs may check. */
 #define VENDOR_ID 0x626d74
 #define VENDOR_PART_ID 1
 
-/* What the engine can do, or what is sensible on one machine. */
+/* Limits of the engine, or sensible limits for one machine. */
 #define MAX_QP 65536
 #define MAX_CQ 65536
 #define MAX_MR (1 << 20)
@@ -157,7 +159,9 @@ static int dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 
 static int alloc_ucontext(struct ib_ucontext *context, struct ib_udata *udata)
 {
-	struct siw_uresp_alloc_ctx answer = { .dev_id = to_device(context->device)->netdev->ifindex };
+	struct siw_uresp_alloc_ctx answer = {
+		.dev_id = to_device(context->device)->netdev->ifindex,
+	};
 
 	if (udata->outlen < sizeof(answer))
 		return -EINVAL;
@@ -169,14 +173,14 @@ static void dealloc_ucontext(struct ib_ucontext *context)
 }
 
 /*
- * The device may go while programs have it open: the core destroys their objects first. What they have mapped stays theirs until they
- * unmap it, because a mapping of such memory keeps its pages.
+ * The device may be removed while programs have it open: ib_core destroys their objects first. What
+ * they have mapped remains until they unmap it, because a mapping holds its pages.
  */
 static void disassociate_ucontext(struct ib_ucontext *context)
 {
 }
 
-/* Kernels from 6.11 on pass all attributes of the call. */
+/* Since 6.11, kernels pass all attributes of the call. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
 static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 		     struct uverbs_attr_bundle *call)
@@ -191,7 +195,7 @@ static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 }
 #endif
 
-/* The last call for a device: nobody uses it any more. */
+/* Called last, when the device has no users. */
 static void dealloc_driver(struct ib_device *base)
 {
 	struct rnic_device *device = to_device(base);
@@ -202,7 +206,10 @@ static void dealloc_driver(struct ib_device *base)
 	netdev_put(device->netdev, &device->tracker);
 }
 
-/* Somebody waited until nobody used some memory, and that is so now. It is rare, and nobody notes who waits. */
+/*
+ * Memory that a queue pair waits for is no longer in use. This is rare, so no list of waiting queue
+ * pairs is kept.
+ */
 void rnic_memory_unused(struct rnic_device *device)
 {
 	unsigned long number;
@@ -270,8 +277,8 @@ static const struct ib_device_ops device_ops = {
 };
 
 /*
- * The hardware address is the GID. The kernel's table of GIDs leaves out one of zeros, which the loopback device would have; a random
- * one takes its place.
+ * The hardware address is the GID. The kernel's GID table skips an address of zeros, which the
+ * loopback device has; it gets a random one instead.
  */
 static void choose_address(struct rnic_device *device)
 {
@@ -283,7 +290,7 @@ static void choose_address(struct rnic_device *device)
 		eth_random_addr(device->address);
 }
 
-/* Makes a device and registers it. Its netdev is held until dealloc_driver. */
+/* Creates a device and registers it. Holds the netdev until dealloc_driver. */
 int rnic_device_add(const char *name, struct net_device *netdev)
 {
 	struct rnic_device *device = ib_alloc_device(rnic_device, base);
@@ -305,7 +312,7 @@ int rnic_device_add(const char *name, struct net_device *netdev)
 	choose_address(device);
 
 	addrconf_addr_eui48((u8 *)&base->node_guid, device->address);
-	/* The doorbell: without this bit a program's post_send is not passed on. */
+	/* The doorbell: without this bit, a program's post_send is not passed on. */
 	base->uverbs_cmd_mask |= BIT_ULL(IB_USER_VERBS_CMD_POST_SEND);
 	base->node_type = RDMA_NODE_RNIC;
 	base->phys_port_cnt = 1;

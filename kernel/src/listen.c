@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Listeners, and their connections until iw_cm has been told what the peer asks for. cm.c says in which order.
+ * Listeners, and their connections until iw_cm is notified of the peer's request. cm.c explains the
+ * order of turns.
  *
- * A connection is half open until its request is complete. A listener goes when the last of these has left it.
+ * A connection is half open until its request is complete. A listener is freed after the last of
+ * them is gone.
  */
 #include <linux/slab.h>
 #include <net/inet_connection_sock.h>
 
 #include "cm.h"
 
-/* Connections whose request has not come yet, for one listener. If there is one more, the oldest makes room for it. */
+/* Half-open connections of one listener. One more pushes out the oldest. */
 #define MAX_HALF_OPEN 128
 
 struct listener {
@@ -17,7 +19,7 @@ struct listener {
 	struct socket *socket;
 	void (*data_ready)(struct sock *sk);
 	struct work_struct work;
-	/* Guards the list of connections whose request has not come yet. */
+	/* Guards the list of half-open connections. */
 	struct mutex lock;
 	struct list_head half_open;
 	unsigned int count;
@@ -27,7 +29,7 @@ struct listener {
 
 /* ---- requests ---- */
 
-/* Nobody but its turn has the connection from here on, until iw_cm gets it. The listener stays. */
+/* From now on only its turn uses the connection, until iw_cm gets it. The listener remains. */
 static void no_longer_half_open(struct rnic_connection *connection)
 {
 	mutex_lock(&connection->listener->lock);
@@ -36,11 +38,11 @@ static void no_longer_half_open(struct rnic_connection *connection)
 	rnic_unwatch(connection);
 }
 
-static void leave(struct listener *listener)
+static void forget_one(struct listener *listener)
 {
 	mutex_lock(&listener->lock);
 	listener->count--;
-	/* There is room for another one. */
+	/* Room for another half-open connection. */
 	if (!listener->closing)
 		queue_work(rnic_order, &listener->work);
 	wake_up(&listener->changed);
@@ -67,21 +69,21 @@ static void request_turn(struct work_struct *work)
 		return;
 	no_longer_half_open(connection);
 	if (!result) {
-		rnic_tell_of(connection, &peer, &event);
+		rnic_describe_peer(connection, &peer, &event);
 		event.ird = min_t(u16, peer.ird, U8_MAX);
 		event.ord = min_t(u16, peer.ord, U8_MAX);
 		/*
-		 * The listener goes only when all connections have left it, so its identifier is still there. This one may be accepted and
-		 * freed before the call returns.
+		 * The listener waits until all connections are gone, so its identifier is still
+		 * valid. This connection may be accepted and freed before the call returns.
 		 */
 		result = id->event_handler(id, &event);
 	} else if (result == -EPROTO) {
-		/* Initiators in hardware try revision 1 only after a reset. */
+		/* RNICs try revision 1 only after a reset. */
 		sock_no_linger(connection->socket->sk);
 	}
 	if (result)
 		rnic_connection_free(connection);
-	leave(listener);
+	forget_one(listener);
 }
 
 static void add_half_open(struct listener *listener, struct socket *socket)
@@ -111,7 +113,10 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 		rnic_connection_free(connection);
 }
 
-/* The time of the connection that has waited longest is over, so those that say nothing keep nobody out. Its turn makes room. */
+/*
+ * Ends the oldest half-open connection, so that silent peers keep nobody out. Its own turn makes
+ * the room.
+ */
 static void push_out_oldest(struct listener *listener)
 {
 	struct rnic_connection *oldest;
@@ -125,13 +130,16 @@ static void push_out_oldest(struct listener *listener)
 	mutex_unlock(&listener->lock);
 }
 
-/* Takes one connection, and the next one in another turn: so those who have sent their request leave before many more are half open. */
+/*
+ * Accepts one connection; the next one is accepted in another turn. So connections whose request
+ * has arrived are handed over before many more become half open.
+ */
 static void accept_turn(struct work_struct *work)
 {
 	struct listener *listener = container_of(work, struct listener, work);
 	struct socket *socket;
 
-	/* The count changes in turns of the same queue. */
+	/* The count changes only in turns of this queue. */
 	if (listener->count >= MAX_HALF_OPEN) {
 		if (!reqsk_queue_empty(&inet_csk(listener->socket->sk)->icsk_accept_queue))
 			push_out_oldest(listener);
@@ -156,13 +164,16 @@ static void listener_ready(struct sock *sk)
 
 	read_lock_bh(&sk->sk_callback_lock);
 	listener = sk->sk_user_data;
-	/* A connection inherits this function before it is accepted. */
+	/* A connection inherits this callback before it is accepted. */
 	if (listener && sk->sk_state == TCP_LISTEN)
 		queue_work(rnic_order, &listener->work);
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* Whether rdma_cm asks every device for a listener at this address: everywhere, and the loopback address. */
+/*
+ * Returns true if rdma_cm creates a listener for this address on every device: the wildcard and
+ * loopback addresses.
+ */
 static bool is_shared(const struct sockaddr_storage *address)
 {
 	const struct in6_addr *in6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
@@ -182,7 +193,7 @@ static int open_listener(struct listener *listener, struct iw_cm_id *id, int bac
 		return result;
 	sk = listener->socket->sk;
 	sock_set_reuseaddr(sk);
-	/* Each device has a socket of its own, for what comes to that device. */
+	/* Each device has its own socket, for connections to that device. */
 	if (is_shared(&id->m_local_addr))
 		sk->sk_bound_dev_if = to_device(id->device)->netdev->ifindex;
 	if (id->m_local_addr.ss_family == AF_INET6 && id->afonly)
@@ -234,13 +245,13 @@ int rnic_destroy_listen(struct iw_cm_id *id)
 	sk->sk_data_ready = listener->data_ready;
 	sk->sk_user_data = NULL;
 	write_unlock_bh(&sk->sk_callback_lock);
-	/* Those that wait for a request leave in another turn. */
+	/* Half-open connections end in turns of their own. */
 	mutex_lock(&listener->lock);
 	WRITE_ONCE(listener->closing, true);
 	list_for_each_entry(connection, &listener->half_open, entry)
 		queue_work(rnic_order, &connection->work);
 	mutex_unlock(&listener->lock);
-	/* None of them has it queued again from here on. */
+	/* Nothing queues it again from now on. */
 	cancel_work_sync(&listener->work);
 	wait_event(listener->changed, !READ_ONCE(listener->count));
 	/* The last one may still hold the lock. */

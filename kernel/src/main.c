@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * The module, the link type of `rdma link add NAME type iwarp netdev DEVICE`, and what network devices tell.
+ * The module, the link type of `rdma link add NAME type iwarp netdev DEVICE`, and notifications of
+ * network devices.
  *
- * Devices have the driver number of siw, so that rdma-core's provider for siw takes them. With siw loaded too, each module would take the
- * other's devices for its own. So only one of them can be loaded.
+ * Devices have siw's driver number, so that rdma-core's provider for siw accepts them. If both
+ * modules were loaded, each would take the other's devices for its own; so only one of them can be
+ * loaded.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -32,12 +34,14 @@ module_param_named(mpa_markers, rnic_mpa_markers, bool, 0644);
 MODULE_PARM_DESC(mpa_markers, "Ask the peer for markers");
 bool rnic_peer_to_peer = true;
 module_param_named(peer_to_peer, rnic_peer_to_peer, bool, 0644);
-MODULE_PARM_DESC(peer_to_peer, "Ask for the peer-to-peer model, in which either side may send first");
+MODULE_PARM_DESC(peer_to_peer,
+		 "Ask for the peer-to-peer model, in which either side may send first");
 unsigned int rnic_rnr_wait_ms = 2000;
 module_param_named(rnr_wait_ms, rnic_rnr_wait_ms, uint, 0644);
-MODULE_PARM_DESC(rnr_wait_ms, "How long a Send waits for a receive; 0: the connection ends at once");
+MODULE_PARM_DESC(rnr_wait_ms,
+		 "How long a Send waits for a receive; 0: the connection ends immediately");
 
-/* Every loaded module has an entry beside this one's in /sys/module. */
+/* Every loaded module has an entry next to this one's in /sys/module. */
 static bool other_driver_is_loaded(void)
 {
 	struct kobject *entry = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, OTHER_DRIVER);
@@ -52,7 +56,8 @@ static int module_event(struct notifier_block *block, unsigned long state, void 
 
 	if (state != MODULE_STATE_COMING || strcmp(module->name, OTHER_DRIVER))
 		return NOTIFY_DONE;
-	pr_err(OTHER_DRIVER " cannot be loaded beside this module: rmmod " KBUILD_MODNAME " first\n");
+	pr_err(OTHER_DRIVER " cannot be loaded beside this module: rmmod " KBUILD_MODNAME
+	       " first\n");
 	return notifier_from_errno(-EBUSY);
 }
 
@@ -60,7 +65,7 @@ static struct notifier_block module_notifier = {
 	.notifier_call = module_event,
 };
 
-/* Tells programs when the port becomes active or stops being so. */
+/* Notifies programs when the port becomes active or inactive. */
 static void port_event(struct rnic_device *device)
 {
 	struct ib_event event = {
@@ -94,7 +99,10 @@ static int netdev_event(struct notifier_block *block, unsigned long what, void *
 	case NETDEV_CHANGENAME:
 		strscpy(device->base.iw_ifname, netdev->name, sizeof(device->base.iw_ifname));
 		break;
-	/* Also when it moves to another network namespace: its addresses and connections stay behind. */
+	/*
+	 * Also if it moves to another network namespace: its addresses and connections do not move
+	 * with it.
+	 */
 	case NETDEV_UNREGISTER:
 		ib_unregister_device_queued(&device->base);
 		break;
@@ -107,7 +115,7 @@ static struct notifier_block netdev_notifier = {
 	.notifier_call = netdev_event,
 };
 
-/* rdma-core asks for a new link with the RTNL not held, but a network device can hold only one. */
+/* rdma-core adds a link without the RTNL, but a network device can hold only one. */
 static int new_link(const char *name, struct net_device *netdev)
 {
 	struct ib_device *there = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
@@ -139,7 +147,10 @@ static int __init rnic_init(void)
 	int result = -ENOMEM;
 
 	rnic_works = alloc_workqueue("iwarp_rnic", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
-	/* Memory may become free only by what is sent, so this does not wait behind works that need memory. */
+	/*
+	 * Memory may become free only by sending, so sending must not wait behind works that need
+	 * memory.
+	 */
 	rnic_sends = alloc_workqueue("iwarp_rnic_tx", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	rnic_order = alloc_ordered_workqueue("iwarp_rnic_cm", WQ_MEM_RECLAIM);
 	if (!rnic_works || !rnic_sends || !rnic_order)
@@ -147,9 +158,13 @@ static int __init rnic_init(void)
 	result = register_module_notifier(&module_notifier);
 	if (result)
 		goto no_notifier;
-	/* Asked after the notifier is there, so that it cannot come in between. */
+	/*
+	 * Checked after the notifier is registered, so that the other module cannot be loaded in
+	 * between.
+	 */
 	if (other_driver_is_loaded()) {
-		pr_err("not loaded: " OTHER_DRIVER " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
+		pr_err("not loaded: " OTHER_DRIVER
+		       " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
 		result = -EBUSY;
 		goto no_netdev;
 	}

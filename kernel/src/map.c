@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Memory of queues. Rings that are shared with programs are memory of vmalloc_user(), which a program maps by a key that it was told. Clients in
- * the kernel share nothing.
+ * Memory of queues. Rings that are shared with a program come from vmalloc_user(); the program maps
+ * them by a key. Rings of kernel clients are not shared.
  */
 #include <linux/mm.h>
 #include <linux/slab.h>
@@ -10,7 +10,7 @@
 
 #include "rnic.h"
 
-/* The library takes the key of one page for the sign that there is no key. Mappings begin behind it. */
+/* rdma-core uses the key of page 0 for "no key". Keys begin after it. */
 #define FIRST_PAGE (SIW_INVAL_UOBJ_KEY / PAGE_SIZE + 1)
 
 struct mapping {
@@ -19,11 +19,11 @@ struct mapping {
 };
 
 /*
- * Makes zeroed memory that a program can map with the key. Removing the entry frees it, as soon as no call maps it at that moment: such a call
- * has a reference.
+ * Allocates zeroed memory that a program can map by the key. Removing the entry frees it when no
+ * mmap call uses it, because such a call holds a reference.
  */
-static void *share(struct rnic_ucontext *context, size_t octets, struct rdma_user_mmap_entry **entry,
-		   u64 *key)
+static void *share(struct rnic_ucontext *context, size_t octets,
+		   struct rdma_user_mmap_entry **entry, u64 *key)
 {
 	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 
@@ -31,8 +31,9 @@ static void *share(struct rnic_ucontext *context, size_t octets, struct rdma_use
 	if (!mapping)
 		return NULL;
 	mapping->at = vmalloc_user(octets);
-	if (!mapping->at || rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets,
-							      FIRST_PAGE, U32_MAX)) {
+	if (!mapping->at ||
+	    rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets, FIRST_PAGE,
+					      U32_MAX)) {
 		vfree(mapping->at);
 		kfree(mapping);
 		return NULL;
@@ -42,13 +43,16 @@ static void *share(struct rnic_ucontext *context, size_t octets, struct rdma_use
 	return mapping->at;
 }
 
-/* The context of a program that calls, or NULL for a client in the kernel. */
+/* Returns the context of the calling program, or NULL for a kernel client. */
 struct rnic_ucontext *rnic_context_of(struct ib_udata *udata)
 {
 	return udata ? rdma_udata_to_drv_context(udata, struct rnic_ucontext, base) : NULL;
 }
 
-/* Makes zeroed memory for a queue, shared with the program if there is one. Without one there is no mapping either. */
+/*
+ * Allocates zeroed memory for a queue: shared with the program, or without a mapping for a kernel
+ * client.
+ */
 void *rnic_queue_memory(struct rnic_ucontext *context, size_t octets,
 			struct rdma_user_mmap_entry **mapping, u64 *key)
 {

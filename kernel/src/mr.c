@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Memory regions: pinned pages of programs, whose addresses the engine gets as a list; pages that a client in the kernel lists for each
- * registration by work request; and all of memory, for such clients only.
+ * Memory regions: pinned pages of programs, passed to the engine as a list of addresses; pages that
+ * a kernel client lists for each registration by work request; and all of memory, for kernel
+ * clients only.
  */
 #include <linux/delay.h>
 #include <linux/mm.h>
@@ -12,14 +13,14 @@
 
 #include "rnic.h"
 
-/* How long a deregistration waits for those who are in the middle of the memory, in milliseconds. */
+/* How long a deregistration waits for requests that are accessing the memory, in milliseconds. */
 #define PATIENCE_MS 1000
 
 static_assert((int)RK_LOCAL_WRITE == IB_ACCESS_LOCAL_WRITE &&
 	      (int)RK_REMOTE_WRITE == IB_ACCESS_REMOTE_WRITE &&
 	      (int)RK_REMOTE_READ == IB_ACCESS_REMOTE_READ);
 
-/* Gives the table slots for one more entry. They are allocated without the lock. */
+/* Adds slots for one more entry to the table. They are allocated without the lock. */
 static int make_room(struct rnic_device *device)
 {
 	struct rk_slots *slots = rk_slots_new();
@@ -41,7 +42,7 @@ static int make_room(struct rnic_device *device)
 	return result;
 }
 
-/* Lists the addresses of the pages. All memory of this machine is mapped. */
+/* Lists the addresses of the pages. All memory of this machine is mapped directly. */
 static int list_pages(struct rnic_mr *mr)
 {
 	struct sg_page_iter iter;
@@ -74,7 +75,7 @@ static void free_mr(struct rnic_mr *mr)
 	kfree(mr);
 }
 
-/* Called with the table's lock. Returns an STag, or 0. */
+/* Returns an STag, or 0. Called with the table's lock. */
 static u32 enter(struct rk_device *engine, struct rnic_mr *mr, u32 pd, u32 rights, u32 random)
 {
 	if (mr->umem)
@@ -89,7 +90,7 @@ static u32 enter(struct rk_device *engine, struct rnic_mr *mr, u32 pd, u32 right
 static int add_to_table(struct rnic_mr *mr, struct ib_pd *pd, u32 rights, u8 key)
 {
 	struct rnic_device *device = to_device(pd->device);
-	/* The number is hard to guess; the key is the owner's. */
+	/* The index is random and hard to guess; the owner chooses the key. */
 	u32 random = (get_random_u32() & ~0xffu) | key;
 	int result;
 
@@ -134,7 +135,7 @@ struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, i
 
 	if (!len || !udata || udata->inlen < sizeof(request) || udata->outlen < sizeof(answer))
 		return ERR_PTR(-EINVAL);
-	/* Programs ask for atomic operations without having any. No peer gets that right. */
+	/* Programs request atomic access although they do not use it. No peer gets that right. */
 	if (rights & ~(RNIC_RIGHTS | IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_OPTIONAL))
 		return ERR_PTR(-EOPNOTSUPP);
 	result = ib_copy_from_udata(&request, udata, sizeof(request));
@@ -143,7 +144,7 @@ struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, i
 	mr = new_mr(pd);
 	if (!mr)
 		return ERR_PTR(-ENOMEM);
-	/* Counts against the limit of locked memory. */
+	/* Counts against RLIMIT_MEMLOCK. */
 	mr->umem = ib_umem_get(pd->device, start, len, rights);
 	if (IS_ERR(mr->umem)) {
 		result = PTR_ERR(mr->umem);
@@ -168,7 +169,7 @@ free:
 	return ERR_PTR(result);
 }
 
-/* The pages may go only when no peer and no request of this machine can touch them any more. */
+/* The pages may be released only when neither a peer nor a local request can access them. */
 int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata)
 {
 	struct rnic_mr *mr = to_mr(base);
@@ -180,7 +181,7 @@ int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata)
 	return 0;
 }
 
-/* Puts a region of a client in the kernel into the table, or frees it. */
+/* Adds the region of a kernel client to the table, or frees it on failure. */
 static struct ib_mr *finish(struct rnic_mr *mr, struct ib_pd *pd, u32 rights)
 {
 	int result = add_to_table(mr, pd, rights, 0);
@@ -192,8 +193,8 @@ static struct ib_mr *finish(struct rnic_mr *mr, struct ib_pd *pd, u32 rights)
 }
 
 /*
- * All of memory, by the kernel's addresses: the core makes such a region for each protection domain of a client in the kernel. Peers have rights
- * there only if the client insists; a program never has such a region.
+ * All of memory, by kernel addresses: ib_core creates such a region for each protection domain of a
+ * kernel client. Peers get access only if the client insists. Programs cannot create such a region.
  */
 struct ib_mr *rnic_get_dma_mr(struct ib_pd *pd, int rights)
 {
@@ -207,7 +208,7 @@ struct ib_mr *rnic_get_dma_mr(struct ib_pd *pd, int rights)
 	return finish(mr, pd, rights);
 }
 
-/* A region that gets pages and rights by work requests. */
+/* Creates a region that gets its pages and rights by work requests. */
 struct ib_mr *rnic_alloc_mr(struct ib_pd *pd, enum ib_mr_type type, u32 most)
 {
 	struct rnic_mr *mr;
@@ -237,7 +238,10 @@ static int list_page(struct ib_mr *base, u64 address)
 	return 0;
 }
 
-/* Lists pages for the next registration. The client knows that the last one has ended. Any context. */
+/*
+ * Lists the pages of the next registration. The client knows that the previous one has ended. Any
+ * context.
+ */
 int rnic_map_mr_sg(struct ib_mr *base, struct scatterlist *list, int count, unsigned int *offset)
 {
 	to_mr(base)->listed = 0;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Work requests of clients in the kernel, and the doorbell of programs. Requests are posted in any context, also with interrupts off, in
- * interrupts (a disk's, when it has read what a peer wants) and from handlers of completions. What is posted together is sent together.
+ * Work requests of kernel clients, and the doorbell of programs. Requests are posted in any
+ * context: with interrupts off, in interrupts (a disk's, when it has read what a peer wants), and
+ * in completion handlers. Requests that are posted together are sent together.
  *
- * An interrupt may come while its processor has the queue pair's lock, so with interrupts off that lock is not taken: sends are put
- * on a list, from which whoever has the lock next takes them, and receives go into their ring, which has a lock for that.
+ * An interrupt may arrive while its processor holds the queue pair's lock. With interrupts off,
+ * that lock is therefore not taken: sends are put on a list, which the next holder of the lock
+ * drains, and receives go into their ring, which has its own lock.
  */
 #include <linux/llist.h>
 #include <linux/log2.h>
@@ -30,7 +32,7 @@ static void name_peers_memory(struct rk_send *send, const struct ib_send_wr *req
 	send->rkey = rdma_wr(request)->rkey;
 }
 
-/* The pages that ib_map_mr_sg() has put into the region's list. */
+/* Describes the pages that ib_map_mr_sg() has put into the region's list. */
 static void name_pages(struct rk_send *send, const struct ib_reg_wr *request)
 {
 	const struct rnic_mr *mr = to_mr(request->mr);
@@ -44,7 +46,7 @@ static void name_pages(struct rk_send *send, const struct ib_reg_wr *request)
 	send->page_shift = ilog2(mr->base.page_size);
 }
 
-/* Says in the engine's words what is asked for. */
+/* Translates the operation of a request. */
 static int translate(const struct ib_send_wr *request, struct rk_send *send)
 {
 	switch (request->opcode) {
@@ -74,8 +76,9 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 		return 0;
 	case IB_WR_RDMA_READ_WITH_INV:
 		/*
-		 * What ends is the memory that the data land in. The kernel's rdma_rw_ctx_post() gives the region a new key
-		 * after it has written invalidate_rkey, so that is not looked at.
+		 * The engine invalidates the region that the data land in. rdma_rw_ctx_post() gives
+		 * that region a new key after it has written invalidate_rkey, so invalidate_rkey is
+		 * not used.
 		 */
 		send->op = RK_READ_INV;
 		name_peers_memory(send, request);
@@ -93,7 +96,7 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 	}
 }
 
-/* Copies data that go with the request. The elements have addresses of the kernel. */
+/* Copies inline data. The elements contain kernel addresses. */
 static int copy_inline(const struct ib_send_wr *request, struct rk_send *send, u8 *data)
 {
 	int i;
@@ -131,62 +134,68 @@ static int post_one(struct rnic_qp *qp, const struct ib_send_wr *request)
 	return result ? result : rk_post_send(qp->engine, &send);
 }
 
-/* A request on its way to the engine. */
-struct late_send {
+/* A request that was posted with interrupts off, until the engine takes it. */
+struct irq_post {
 	struct llist_node node;
 	struct rk_send send;
 	struct ib_sge sges[SIW_MAX_SGE];
 	u8 data[SIW_MAX_INLINE];
 };
 
-/* Keeps a request for the engine. What the engine will not take then has a completion with an error. Any context. */
-static int post_late(struct rnic_qp *qp, const struct ib_send_wr *request)
+/*
+ * Queues a request for the engine. If the engine refuses it later, it completes with an error. Any
+ * context.
+ */
+static int post_from_irq(struct rnic_qp *qp, const struct ib_send_wr *request)
 {
-	struct late_send *late;
+	struct irq_post *post;
 	int result;
 
 	if (request->num_sge > SIW_MAX_SGE)
 		return -EINVAL;
-	late = kzalloc(sizeof(*late), GFP_ATOMIC);
-	if (!late)
+	post = kzalloc(sizeof(*post), GFP_ATOMIC);
+	if (!post)
 		return -ENOMEM;
-	late->send.wr_id = request->wr_id;
-	late->send.flags = flags_of(request);
-	late->send.sges = (const struct rk_sge *)late->sges;
-	late->send.num_sge = request->num_sge;
+	post->send.wr_id = request->wr_id;
+	post->send.flags = flags_of(request);
+	post->send.sges = (const struct rk_sge *)post->sges;
+	post->send.num_sge = request->num_sge;
 	if (request->num_sge)
-		memcpy(late->sges, request->sg_list, request->num_sge * sizeof(*late->sges));
-	result = translate(request, &late->send);
+		memcpy(post->sges, request->sg_list, request->num_sge * sizeof(*post->sges));
+	result = translate(request, &post->send);
 	if (!result && request->send_flags & IB_SEND_INLINE)
-		result = copy_inline(request, &late->send, late->data);
+		result = copy_inline(request, &post->send, post->data);
 	if (result)
-		kfree(late);
+		kfree(post);
 	else
-		llist_add(&late->node, &qp->late);
+		llist_add(&post->node, &qp->irq_posts);
 	return result;
 }
 
-/* Hands over what was posted with interrupts off, in its order. Called with the lock. */
-void rnic_take_late(struct rnic_qp *qp)
+/*
+ * Passes requests that were posted with interrupts off to the engine, in order. Called with the
+ * lock.
+ */
+void rnic_take_irq_posts(struct rnic_qp *qp)
 {
-	struct llist_node *list = llist_reverse_order(llist_del_all(&qp->late));
-	struct late_send *late, *next;
+	struct llist_node *list = llist_reverse_order(llist_del_all(&qp->irq_posts));
+	struct irq_post *post, *next;
 
-	llist_for_each_entry_safe(late, next, list, node) {
-		if (rk_post_send(qp->engine, &late->send))
-			rnic_refuse(qp, late->send.wr_id);
-		kfree(late);
+	llist_for_each_entry_safe(post, next, list, node) {
+		if (rk_post_send(qp->engine, &post->send))
+			rnic_refuse(qp, post->send.wr_id);
+		kfree(post);
 	}
 }
 
-/* With interrupts off: what was posted is sent by the tasklet. */
-static int post_all_late(struct rnic_qp *qp, const struct ib_send_wr *requests,
-			 const struct ib_send_wr **bad)
+/* Posts with interrupts off; the tasklet sends. */
+static int post_all_from_irq(struct rnic_qp *qp, const struct ib_send_wr *requests,
+			     const struct ib_send_wr **bad)
 {
 	int result = 0;
 
 	for (; requests && !result; requests = requests->next) {
-		result = post_late(qp, requests);
+		result = post_from_irq(qp, requests);
 		if (result)
 			*bad = requests;
 	}
@@ -194,7 +203,7 @@ static int post_all_late(struct rnic_qp *qp, const struct ib_send_wr *requests,
 	return result;
 }
 
-/* A program's doorbell passes no requests: it has filled entries of its ring. */
+/* A program's doorbell passes no requests: they are in its ring. */
 int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		   const struct ib_send_wr **bad)
 {
@@ -209,9 +218,9 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		return -EOPNOTSUPP;
 	}
 	if (irqs_disabled())
-		return post_all_late(qp, requests, bad);
+		return post_all_from_irq(qp, requests, bad);
 	spin_lock_bh(&qp->lock);
-	rnic_take_late(qp);
+	rnic_take_irq_posts(qp);
 	for (; requests; requests = requests->next) {
 		result = post_one(qp, requests);
 		if (result) {
@@ -222,7 +231,7 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 	sk = qp->sk;
 	if (sk) {
 		sock_hold(sk);
-		/* Another processor may destroy the queue pair when these requests are complete. */
+		/* Another processor may destroy the queue pair once these requests complete. */
 		rnic_qp_get(&qp->base);
 	}
 	spin_unlock(&qp->lock);
@@ -231,8 +240,8 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		sock_put(sk);
 		rnic_qp_put(&qp->base);
 	} else {
-		/* Requests were flushed if the queue pair is in error. */
-		rnic_settle(qp);
+		/* Requests are flushed if the queue pair is in error. */
+		rnic_apply_effects(qp);
 	}
 	local_bh_enable();
 	return result;
@@ -268,12 +277,12 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 	bool awaited;
 
 	if (irqs_disabled()) {
-		/* The tasklet sees whether it is awaited. */
+		/* The tasklet checks whether a Send waits for it. */
 		tasklet_schedule(&qp->sender);
 		return result;
 	}
 	spin_lock_bh(&qp->lock);
-	/* A Send may wait for a receive, and a queue pair in error has to flush it. */
+	/* A Send may be waiting for a receive, and a queue pair in error has to flush it. */
 	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
 		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
 	spin_unlock_bh(&qp->lock);
@@ -282,7 +291,7 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 	return result;
 }
 
-/* A Send that waits for a receive of this queue is tried again with the next tick. */
+/* A Send that waits for a receive of this queue is retried at the next tick. */
 int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
 		       const struct ib_recv_wr **bad)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Queue pairs: made, found by number, changed, destroyed. */
+/* Queue pairs: create, find by number, modify, destroy. */
 #include <linux/log2.h>
 #include <linux/module.h>
 #include <rdma/uverbs_ioctl.h>
@@ -7,7 +7,7 @@
 #include "rnic.h"
 
 #define MAX_NUMBER 0xffffff
-/* How long the peer may take to close the connection of a queue pair that is destroyed. */
+/* How long the peer may take to close the connection of a destroyed queue pair. */
 #define PATIENCE (2 * HZ)
 
 static void last_reference(struct kref *ref)
@@ -26,8 +26,8 @@ void rnic_qp_put(struct ib_qp *qp)
 }
 
 /*
- * Finds a queue pair, and takes the reference that iw_cm is going to take: a program may name any number, also of a queue pair that is about
- * to be destroyed.
+ * Finds a queue pair and takes the reference that iw_cm would take: a program may name any number,
+ * including that of a queue pair that is about to be destroyed.
  */
 struct ib_qp *rnic_iw_get_qp(struct ib_device *base, int number)
 {
@@ -43,12 +43,12 @@ struct ib_qp *rnic_iw_get_qp(struct ib_device *base, int number)
 	return qp ? &qp->base : NULL;
 }
 
-/* iw_cm calls this for what it has just found, and nowhere else. */
+/* iw_cm calls this only after rnic_iw_get_qp(), which has taken the reference. */
 void rnic_iw_add_ref(struct ib_qp *qp)
 {
 }
 
-/* Finds the queue pair of a call of iw_cm, which has a reference to it. */
+/* Finds the queue pair of an iw_cm call. iw_cm holds a reference to it. */
 struct rnic_qp *rnic_find_qp(struct ib_device *device, int number)
 {
 	return xa_load(&to_device(device)->qps, number);
@@ -79,10 +79,11 @@ static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata
 
 	if (attributes->qp_type != IB_QPT_RC || attributes->create_flags)
 		return -EOPNOTSUPP;
-	if (cap->max_send_wr > RNIC_MAX_WR || (!attributes->srq && cap->max_recv_wr > RNIC_MAX_WR) ||
-	    cap->max_send_sge > SIW_MAX_SGE ||
-	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE || !attributes->send_cq ||
-	    !attributes->recv_cq || (udata && udata->outlen < sizeof(struct siw_uresp_create_qp)))
+	if (cap->max_send_wr > RNIC_MAX_WR || cap->max_send_sge > SIW_MAX_SGE ||
+	    (!attributes->srq && cap->max_recv_wr > RNIC_MAX_WR) ||
+	    cap->max_recv_sge > SIW_MAX_SGE || cap->max_inline_data > SIW_MAX_INLINE ||
+	    !attributes->send_cq || !attributes->recv_cq ||
+	    (udata && udata->outlen < sizeof(struct siw_uresp_create_qp)))
 		return -EINVAL;
 	return 0;
 }
@@ -97,8 +98,8 @@ static void free_parts(struct rnic_qp *qp)
 }
 
 /*
- * Makes the rings that have to be there. The engine has a queue for requests of its own, and clients in the kernel post to that; the engine asks
- * for receives of both.
+ * Creates the rings. Kernel clients post sends to the engine's own queue and have no ring for them.
+ * The engine takes receives from the rings of both.
  */
 static int make_rings(struct rnic_qp *qp, struct rnic_ucontext *context, bool receives,
 		      struct siw_uresp_create_qp *answer)
@@ -115,7 +116,7 @@ static int make_rings(struct rnic_qp *qp, struct rnic_ucontext *context, bool re
 	return result;
 }
 
-/* `udata` is NULL for a client in the kernel. */
+/* `udata` is NULL for a kernel client. */
 int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struct ib_udata *udata)
 {
 	struct rnic_device *device = to_device(base->device);
@@ -128,7 +129,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	if (result)
 		return result;
 	spin_lock_init(&qp->lock);
-	init_llist_head(&qp->late);
+	init_llist_head(&qp->irq_posts);
 	kref_init(&qp->ref);
 	init_completion(&qp->unused);
 	rnic_stream_init(qp);
@@ -155,7 +156,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	}
 	attributes->cap.max_inline_data = SIW_MAX_INLINE;
 	qp->cap = attributes->cap;
-	/* From here on it is found. */
+	/* From now on it can be found. */
 	xa_store_bh(&device->qps, number, qp, GFP_KERNEL);
 	return 0;
 }
@@ -163,8 +164,12 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 static int state_of(const struct rnic_qp *qp)
 {
 	static const enum ib_qp_state states[] = {
-		[RK_STATE_RESET] = IB_QPS_RESET, [RK_STATE_INIT] = IB_QPS_INIT, [RK_STATE_RTR] = IB_QPS_RTR,
-		[RK_STATE_RTS] = IB_QPS_RTS, [RK_STATE_SQD] = IB_QPS_SQD, [RK_STATE_SQE] = IB_QPS_SQE,
+		[RK_STATE_RESET] = IB_QPS_RESET,
+		[RK_STATE_INIT] = IB_QPS_INIT,
+		[RK_STATE_RTR] = IB_QPS_RTR,
+		[RK_STATE_RTS] = IB_QPS_RTS,
+		[RK_STATE_SQD] = IB_QPS_SQD,
+		[RK_STATE_SQE] = IB_QPS_SQE,
 		[RK_STATE_ERROR] = IB_QPS_ERR,
 	};
 
@@ -172,8 +177,8 @@ static int state_of(const struct rnic_qp *qp)
 }
 
 /*
- * What a program asks for is told to the engine. The connection moves a queue pair to RTS, but librdmacm asks for RTR before it accepts
- * one: there is nothing to do for that.
+ * Changes the state as a program requests. The connection moves a queue pair to RTS; librdmacm
+ * requests RTR before it accepts a connection, and nothing has to be done for that.
  */
 static int change(struct rnic_qp *qp, enum ib_qp_state to)
 {
@@ -183,10 +188,10 @@ static int change(struct rnic_qp *qp, enum ib_qp_state to)
 	case IB_QPS_RESET:
 		result = rk_qp_modify(qp->engine, RK_STATE_RESET);
 		if (!result)
-			qp->given_up = true;
+			rnic_give_up(qp);
 		return result;
 	case IB_QPS_INIT:
-		/* Programs that change states themselves go through all of them when they are connected. */
+		/* Programs that change states themselves go through all of them once connected. */
 		return state_of(qp) == IB_QPS_RTS ? 0 : rk_qp_modify(qp->engine, RK_STATE_INIT);
 	case IB_QPS_RTR:
 		return state_of(qp) <= IB_QPS_RTS ? 0 : -EINVAL;
@@ -213,11 +218,11 @@ int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	spin_lock_bh(&qp->lock);
 	result = change(qp, attributes->qp_state);
 	spin_unlock_bh(&qp->lock);
-	/* An end closes the connection here: a work would only make it later. */
+	/* Ends of a connection are processed here; the work would only be slower. */
 	if (attributes->qp_state == IB_QPS_RESET || attributes->qp_state > IB_QPS_RTS)
 		rnic_stream_turn(qp);
 	else
-		rnic_settle(qp);
+		rnic_apply_effects(qp);
 	return result;
 }
 
@@ -229,7 +234,10 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	spin_lock_bh(&qp->lock);
 	attributes->qp_state = state_of(qp);
 	spin_unlock_bh(&qp->lock);
-	/* Programs expect that a new queue pair of an RNIC is there already: nobody has to take it to INIT before it is connected. */
+	/*
+	 * Programs expect a new queue pair of an iWARP RNIC to be in INIT: none moves it there
+	 * before it connects.
+	 */
 	if (attributes->qp_state == IB_QPS_RESET)
 		attributes->qp_state = IB_QPS_INIT;
 	attributes->cur_qp_state = attributes->qp_state;
@@ -237,7 +245,7 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	attributes->path_mtu = ib_mtu_int_to_enum(to_device(base->device)->netdev->mtu);
 	attributes->max_rd_atomic = RNIC_MAX_READS;
 	attributes->max_dest_rd_atomic = RNIC_MAX_READS;
-	attributes->qp_access_flags = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ;
+	attributes->qp_access_flags = RNIC_RIGHTS;
 	init->qp_type = base->qp_type;
 	init->send_cq = base->send_cq;
 	init->recv_cq = base->recv_cq;
@@ -254,7 +262,10 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	spin_lock_bh(&qp->lock);
 	rk_qp_modify(qp->engine, RK_STATE_ERROR);
 	spin_unlock_bh(&qp->lock);
-	/* No longer found from here on, so the number of references cannot grow from nothing. */
+	/*
+	 * It is no longer found from now on, so no references are added after the last one is
+	 * dropped.
+	 */
 	xa_lock_bh(&device->qps);
 	__xa_erase(&device->qps, base->qp_num);
 	spin_lock(&qp->lock);
@@ -263,10 +274,12 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	xa_unlock_bh(&device->qps);
 	rnic_stream_turn(qp);
 	rnic_qp_put(base);
-	/* The stream and the connection manager hold references. What they do has limits, but a peer may never close. */
+	/*
+	 * The stream and iw_cm hold references. Their work is limited, but a peer may never close.
+	 */
 	if (!wait_for_completion_timeout(&qp->unused, PATIENCE)) {
 		spin_lock_bh(&qp->lock);
-		qp->given_up = true;
+		rnic_give_up(qp);
 		spin_unlock_bh(&qp->lock);
 		rnic_stream_kick(qp);
 		wait_for_completion(&qp->unused);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Send and receive queues of programs: rings of siw's entries, which a program fills without a system call. An entry is full while it
- * has the flag SIW_WQE_VALID. Clients in the kernel have such rings for receives only, in memory of their own; post.c fills them.
+ * Send and receive queues of programs: rings of siw's entries, which a program fills without a
+ * system call. An entry is full while it has the flag SIW_WQE_VALID. Kernel clients have such rings
+ * for receives only, in private memory; post.c fills them.
  *
- * The program may write anything there at any time. So each entry is copied once, by whole words, and the copy is checked; the kernel's own
- * index says which entry is the next.
+ * A program may write anything into its ring at any time. Each entry is therefore copied once, word
+ * by word, and the copy is checked; the kernel's own index selects the next entry.
  */
 #include <linux/log2.h>
 
@@ -14,7 +15,7 @@ static_assert(sizeof(struct siw_sqe) == 120 && sizeof(struct siw_rqe) == 112);
 static_assert(sizeof(struct siw_sge) == sizeof(struct rk_sge) && RK_RECEIVE_SGES == SIW_MAX_SGE);
 static_assert(sizeof(struct siw_sge) == sizeof(struct ib_sge));
 
-/* Copies an entry while somebody may change it: each word is read once. */
+/* Copies an entry that may change meanwhile: each word is read once. */
 static void copy_entry(u64 *to, const u64 *from, size_t octets)
 {
 	size_t i;
@@ -37,7 +38,10 @@ void rnic_ring_free(struct rnic_ring *ring)
 	rnic_queue_memory_free(ring->at, ring->mapping);
 }
 
-/* A request that the engine would not take. Its owner gets a completion, and the connection ends. Called with the lock. */
+/*
+ * Completes a request that the engine has refused with an error, and ends the connection. Called
+ * with the lock.
+ */
 void rnic_refuse(struct rnic_qp *qp, u64 wr_id)
 {
 	struct rk_completion completion = {
@@ -49,15 +53,16 @@ void rnic_refuse(struct rnic_qp *qp, u64 wr_id)
 	rk_qp_modify(qp->engine, RK_STATE_ERROR);
 }
 
-/* The entry that is the next to be taken. */
+/* Returns the next entry to take. */
 static struct siw_sqe *next_send(const struct rnic_qp *qp)
 {
 	return (struct siw_sqe *)qp->sq.at + (qp->sq.next & (qp->sq.count - 1));
 }
 
 /*
- * Whether the program has filled the next entry. It fills an entry, and rings only if the one in front of that has been taken. So whoever has
- * taken one and is about to stop has to look once more behind a barrier, or neither would see what the other has done.
+ * Returns true if the program has filled the entry. The program fills an entry, and rings the
+ * doorbell only if the one before it has been taken. Whoever has taken that one must check again
+ * after a barrier before it stops; otherwise neither side would see what the other has done.
  */
 static bool is_filled(const struct siw_sqe *entry)
 {
@@ -97,7 +102,7 @@ static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
 		     (entry->flags & SIW_WQE_SOLICITED ? RK_SOLICITED : 0) |
 		     (entry->flags & SIW_WQE_READ_FENCE ? RK_FENCE : 0);
 	if (entry->flags & SIW_WQE_INLINE) {
-		/* The data take the place of the elements behind the first. */
+		/* The data occupy the place of the elements after the first. */
 		if (entry->sge[0].length > SIW_MAX_INLINE || send.op == RK_READ)
 			return -EINVAL;
 		send.flags |= RK_INLINE;
@@ -111,16 +116,17 @@ static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
 }
 
 /*
- * Hands over what the program has posted, as far as the engine has room. Called with the queue pair's lock; what is left is taken when
- * requests have completed. The program rings the doorbell for what it adds, unless it sees that something is left.
+ * Passes the program's requests to the engine, as long as it has room. Called with the queue pair's
+ * lock. The remainder is taken when requests complete. The program rings the doorbell for new
+ * requests unless it sees that some remain.
  */
 void rnic_take_sends(struct rnic_qp *qp)
 {
 	u32 budget;
 
-	rnic_take_late(qp);
+	rnic_take_irq_posts(qp);
 	qp->sends_left = false;
-	/* A program posts before that only by mistake. Clients in the kernel have no ring. */
+	/* Posting earlier is a mistake of the program. Kernel clients have no ring. */
 	if (rk_qp_state(qp->engine) < RK_STATE_RTS || !qp->sq.at)
 		return;
 	for (budget = RNIC_SENDS_AT_ONCE; budget; budget--) {
@@ -142,7 +148,7 @@ void rnic_take_sends(struct rnic_qp *qp)
 	qp->sends_left = true;
 }
 
-/* The receive that so many others are in front of. */
+/* Returns the receive at offset `ahead`. */
 static struct siw_rqe *receive_at(const struct rnic_ring *ring, u32 ahead)
 {
 	return (struct siw_rqe *)ring->at + ((ring->next + ahead) & (ring->count - 1));
@@ -153,7 +159,7 @@ bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead)
 	return ring->count && smp_load_acquire(&receive_at(ring, ahead)->flags) & SIW_WQE_VALID;
 }
 
-/* Fills the next entry for a client in the kernel. The caller has the lock for that. */
+/* Fills the next entry for a kernel client. Called with the ring's `filling` lock. */
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request)
 {
 	struct siw_rqe *entry = (struct siw_rqe *)ring->at + (ring->filled & (ring->count - 1));
@@ -170,7 +176,7 @@ int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *reque
 	return 0;
 }
 
-/* Takes the next receive. The caller has the lock of the ring's owner. */
+/* Takes the next receive. The caller holds the lock of the ring's owner. */
 bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive)
 {
 	struct siw_rqe *entry = receive_at(ring, 0);
@@ -187,7 +193,7 @@ bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive)
 	return true;
 }
 
-/* Called by the engine, which has the queue pair's lock. */
+/* Called by the engine under the queue pair's lock. */
 bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 {
 	struct rnic_qp *qp = owner;
@@ -198,8 +204,8 @@ bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 }
 
 /*
- * Ends receives of a queue pair in error, a limited number, but not those that it shares. Returns true if there may be more. Called with the
- * lock.
+ * Flushes receives of a queue pair in error, a limited number of them. Receives of a shared queue
+ * are not flushed. Returns true if there may be more. Called with the lock.
  */
 bool rnic_flush_receives(struct rnic_qp *qp)
 {

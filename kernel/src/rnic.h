@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The objects of the RDMA device, and what its files offer each other. */
+/* The objects of the RDMA device, and the interfaces between the files of the module. */
 #ifndef IWARP_RNIC_H
 #define IWARP_RNIC_H
 
@@ -20,21 +20,21 @@
 
 #include "runtime.h"
 
-/* Devices of this module have one port. */
+/* Each device has one port. */
 #define RNIC_PORT 1
 #define RNIC_MAX_CQE (1 << 20)
 #define RNIC_MAX_WR 32768
 #define RNIC_MAX_READS 128
-/* Entries of a ring that are handled with a lock held. */
+/* Ring entries that are processed under one lock. */
 #define RNIC_SENDS_AT_ONCE 64
-/* Most work areas that a device keeps for whoever needs one: 8 MiB. */
+/* Work areas in the pool of a device: 8 MiB. */
 #define RNIC_AREAS 16
 /* Pages of a region for fast registration: 4 MiB. */
 #define RNIC_MAX_FAST_PAGES 1024
-/* Rights of regions. */
+/* Access rights of regions. */
 #define RNIC_RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 
-/* Kernels before 6.2 have one word for both directions of a copy. */
+/* Before 6.2, kernels use one constant for both directions of a copy. */
 #ifndef ITER_SOURCE
 #define ITER_SOURCE WRITE
 #endif
@@ -42,48 +42,51 @@
 struct iw_cm_conn_param;
 struct iw_cm_id;
 
-/* What soon has to be done in process context, what is sent together, and the turns of connections, one after the other. */
+/*
+ * Queues for urgent works in process context, for combined sends, and for the ordered turns of
+ * connections.
+ */
 extern struct workqueue_struct *rnic_works;
 extern struct workqueue_struct *rnic_sends;
 extern struct workqueue_struct *rnic_order;
 
-/* Parameters of the module. They hold for connections that are made afterwards. */
+/* Module parameters; they apply to new connections. */
 extern unsigned int rnic_mpa_revision;
 extern bool rnic_mpa_crc;
 extern bool rnic_mpa_markers;
 extern bool rnic_peer_to_peer;
-/* It holds for queue pairs that are made afterwards. */
+/* Applies to new queue pairs. */
 extern unsigned int rnic_rnr_wait_ms;
 
-/* A device. It belongs to one network device for all of its life. */
+/* A device, which belongs to one network device for its whole life. */
 struct rnic_device {
 	struct ib_device base;
 	struct net_device *netdev;
 	netdevice_tracker tracker;
-	/* The memory table. Queue pairs read it, and registrations write it. */
+	/* The memory table. Queue pairs read it; registrations write it. */
 	struct rk_device *engine;
 	rwlock_t table_lock;
-	/* Work areas that no queue pair has, and how many there are with those that are lent. See area.c. */
+	/* The pool of work areas, and the number of all areas, including lent ones. See area.c. */
 	spinlock_t area_lock;
 	struct rk_area *areas[RNIC_AREAS];
 	unsigned int areas_free;
 	atomic_t areas_made;
-	/* One registration at a time, so that room in the table is not taken by another. */
+	/* Serializes registrations, so that no other one takes the slots. */
 	struct mutex registering;
 	/* Queue pairs by number. */
 	struct xarray qps;
 	u32 next_qp;
-	/* Counters of queue pairs that are gone. Guarded by the lock of `qps`. */
+	/* Counters of destroyed queue pairs. Guarded by the lock of `qps`. */
 	u64 gone[RK_COUNTERS];
-	/* The GID of the port: a hardware address, and zeros behind it. */
+	/* The GID of the port: a hardware address followed by zeros. */
 	u8 address[ETH_ALEN];
-	/* What was last told about the port. Changed by the notifier only, which holds the RTNL. */
+	/* The last reported state of the port. Only the notifier changes it, under the RTNL. */
 	bool active;
 };
 
 struct rnic_pd {
 	struct ib_pd base;
-	/* The protection domain as the engine knows it. */
+	/* The protection domain's number in the engine. */
 	u32 number;
 };
 
@@ -94,31 +97,35 @@ struct rnic_ucontext {
 /* A completion queue. See cq.c. */
 struct rnic_cq {
 	struct ib_cq base;
-	/* Guards what follows, and the order of the entries. */
+	/* Guards the following fields and the order of the entries. */
 	spinlock_t lock;
 	struct siw_cqe *ring;
 	struct siw_cq_ctrl *control;
 	u32 next;
-	/* Of a client in the kernel: the oldest entry that it has not taken. */
+	/* Kernel clients: the oldest entry that the client has not taken. */
 	u32 taken;
-	/* Something was written since the last look, and something for which a program that waits for solicited events is told. */
+	/*
+	 * Entries were written since the last notification, and some of them satisfy a request for
+	 * solicited events.
+	 */
 	bool written;
 	bool solicited;
 	bool overflowed;
-	bool overflow_told;
+	bool overflow_reported;
 	/*
-	 * Of a client in the kernel: what it has received since its handler was called, and for how many more calls the queue counts as busy
-	 * (messages come faster than they are taken) and as crowded (many at a time).
+	 * Kernel clients: messages since the last call of the handler, and the number of calls for
+	 * which the queue stays busy (messages arrive faster than they are taken) and crowded (many
+	 * at a time).
 	 */
 	u32 received;
 	u32 busy;
 	u32 crowded;
-	/* The processor of its completion vector. */
+	/* The processor of the completion vector. */
 	u32 processor;
-	/* Calls the handler on another processor, and how many such calls are not over. */
+	/* Calls the handler on another processor, and the number of unfinished such calls. */
 	call_single_data_t call;
 	atomic_t calls;
-	/* NULL: it belongs to a client in the kernel. */
+	/* NULL for a kernel client. */
 	struct rdma_user_mmap_entry *mapping;
 };
 
@@ -127,10 +134,12 @@ struct rnic_ring {
 	void *at;
 	u32 count;
 	u32 next;
-	/* Of a client in the kernel: the entry that is filled next, and who may fill it. Interrupts are off under this lock. */
+	/*
+	 * Kernel clients: the entry to fill next, and its lock. Interrupts are off under the lock.
+	 */
 	u32 filled;
 	spinlock_t filling;
-	/* NULL: it belongs to a client in the kernel. */
+	/* NULL for a kernel client. */
 	struct rdma_user_mmap_entry *mapping;
 };
 
@@ -138,22 +147,48 @@ struct rnic_ring {
 struct rnic_srq {
 	struct ib_srq base;
 	u32 max_sge;
-	/* Guards what follows. */
+	/* Guards the following fields. */
 	spinlock_t lock;
 	struct rnic_ring ring;
-	/* The program wants to hear once when fewer receives wait; 0: it does not. */
+	/* Notify once when fewer receives than this are posted; 0: never. */
 	u32 limit;
-	bool tell_limit;
+	bool limit_reached;
 };
 
 /* Who sends for a queue pair; see send.c. */
 enum rnic_tx {
-	/* Something was posted that nobody has begun to send. */
+	/* Requests were posted that no sender has taken. */
 	RNIC_TX_DUE,
-	/* A call sends, and looks at RNIC_TX_DUE when it has cleared this bit. */
+	/* A call is sending. It checks RNIC_TX_DUE after it has cleared this bit. */
 	RNIC_TX_SENDING,
-	/* Octets are being received, and the stack has the socket. The receiver looks at RNIC_TX_DUE when it has cleared this bit. */
+	/*
+	 * The stack is receiving and holds the socket. The receiver checks RNIC_TX_DUE after it has
+	 * cleared this bit.
+	 */
 	RNIC_TX_RECEIVING,
+};
+
+/*
+ * The driver's state of a connection. The engine knows the rest: whether the stream is being ended
+ * (rk_qp_is_ending), whether this end is shut down (rk_qp_is_shut_down), and whether the peer has
+ * closed (rk_qp_peer_has_closed).
+ *
+ * | event                               | NONE | UP       | ENDING   | GIVEN_UP |
+ * | ----------------------------------- | ---- | -------- | -------- | -------- |
+ * | begin() in cm.c: start-up is over   | UP   | refused  | refused  | refused  |
+ * | begin_ending(): the engine ends it  | -    | ENDING   | ENDING * | -        |
+ * | rnic_give_up(): reset, or destroyed | -    | GIVEN_UP | GIVEN_UP | -        |
+ * | detach(): closed or reset           | -    | NONE     | NONE     | NONE     |
+ *
+ * A dash means that nothing changes. *: the time limit starts again.
+ */
+enum rnic_link {
+	RNIC_LINK_NONE,
+	RNIC_LINK_UP,
+	/* The stream ends before `deadline`, or it is reset. */
+	RNIC_LINK_ENDING,
+	/* The next turn resets the stream, whatever the peer does. */
+	RNIC_LINK_GIVEN_UP,
 };
 
 /* A queue pair, with its connection. */
@@ -166,36 +201,39 @@ struct rnic_qp {
 	/* Guards the engine's queue pair and the rings. */
 	spinlock_t lock;
 	struct rk_qp *engine;
-	/* Without memory for a client in the kernel, whose requests go to the engine's own queue. */
+	/* No memory for a kernel client, whose sends go to the engine's own queue. */
 	struct rnic_ring sq;
 	struct rnic_ring rq;
-	/* What a client in the kernel has posted with interrupts off; see post.c. */
-	struct llist_head late;
-	/* The engine had no room for all of the program's requests. */
+	/* Sends that a kernel client has posted with interrupts off; see post.c. */
+	struct llist_head irq_posts;
+	/* The engine had no room for all of the program's sends. */
 	bool sends_left;
 
-	/* Held while the connection is given and taken away, and by those who need it meanwhile and may sleep. */
+	/* Held while the connection is attached or detached, and by users of it that may sleep. */
 	struct mutex mutex;
 	struct socket *socket;
 	struct iw_cm_id *id;
-	/* The socket's, while there is one; it changes with `lock`. Sending needs the socket's own lock; see stream.c. */
+	/*
+	 * The struct sock of `socket`; changed under `lock`. Sending needs the socket's lock; see
+	 * stream.c.
+	 */
 	struct sock *sk;
 	/* Bits of `enum rnic_tx`. */
 	unsigned long tx;
 	struct tasklet_struct sender;
 	struct work_struct send_work;
 	struct work_struct work;
-	/* Has the work done at a time that the engine has named. */
+	/* Queues the work at the time that the engine has asked for. */
 	struct timer_list timer;
-	bool closed_by_peer;
-	/* The connection is not wanted any more, whatever the peer does: the queue pair was reset, or is destroyed. Guarded by `lock`. */
-	bool given_up;
-	/* The stream is being ended. What has to be sent before has time until `leaves_at` (jiffies), and more if the peer's TCP goes on from here. */
-	bool ending;
+	/* Guarded by `lock`, like the next two. */
+	enum rnic_link link;
+	/*
+	 * In RNIC_LINK_ENDING: when the peer must have acknowledged more of what is sent before the
+	 * end, or, once this end is shut down, must have closed too (jiffies).
+	 */
+	unsigned long deadline;
+	/* The peer's acknowledgement (snd_una) when `deadline` was set. */
 	u32 acknowledged;
-	/* This end sends nothing more, and waits for the peer to close, too, until `leaves_at`. */
-	bool shut;
-	unsigned long leaves_at;
 	/* Receives were flushed after the queue pair went to the error state. */
 	bool flushed;
 	void (*data_ready)(struct sock *sk);
@@ -209,7 +247,9 @@ struct rnic_mr {
 	struct ib_umem *umem;
 	/* The address of each page. */
 	u64 *pages;
-	/* For fast registration: how many pages there may be, and how many the client has listed. */
+	/*
+	 * For fast registration: how many pages there may be, and how many the client has listed.
+	 */
 	u32 most;
 	u32 listed;
 };
@@ -217,6 +257,13 @@ struct rnic_mr {
 static inline struct rnic_qp *to_qp(struct ib_qp *qp)
 {
 	return container_of(qp, struct rnic_qp, base);
+}
+
+/* Has the stream, if there is one, reset in the next turn. Called with the lock. */
+static inline void rnic_give_up(struct rnic_qp *qp)
+{
+	if (qp->link != RNIC_LINK_NONE)
+		qp->link = RNIC_LINK_GIVEN_UP;
 }
 
 static inline struct rnic_cq *to_cq(struct ib_cq *cq)
@@ -296,7 +343,7 @@ int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
 int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
 		   u64 *key);
 void rnic_ring_free(struct rnic_ring *ring);
-void rnic_take_late(struct rnic_qp *qp);
+void rnic_take_irq_posts(struct rnic_qp *qp);
 void rnic_refuse(struct rnic_qp *qp, u64 wr_id);
 void rnic_take_sends(struct rnic_qp *qp);
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request);
@@ -353,7 +400,7 @@ void rnic_stream_free(struct rnic_qp *qp);
 void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id);
 void rnic_stream_kick(struct rnic_qp *qp);
 void rnic_stream_turn(struct rnic_qp *qp);
-bool rnic_settle(struct rnic_qp *qp);
+bool rnic_apply_effects(struct rnic_qp *qp);
 
 /* cm.c */
 int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param);

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Sends what the engine of a queue pair has for the peer. The holder of the socket's lock is the only sender.
+ * Sends what the engine of a queue pair has for the peer. The holder of the socket's lock is the
+ * only sender.
  *
- * A program's requests are sent in its system call. Requests of a client in the kernel are sent in the client's call. If the client's receive
- * queue is crowded, they are sent by a work instead: many requests are then on their way, so a work collects those that are posted
- * meanwhile and sends them together, and on another processor if there is an idle one. Answers are sent by a tasklet.
+ * A program's requests are sent in its system call. Requests of a client in the kernel are sent in
+ * the client's call. If the client's receive queue is crowded, they are sent by a work instead:
+ * many requests are then on their way, so a work collects those that are posted meanwhile and sends
+ * them together, and on another processor if there is an idle one. Answers are sent by a tasklet.
  *
- * Clients in the kernel often post on one processor while another one sends or receives for the same queue pair. The poster does not wait for
- * the other: it sets RNIC_TX_DUE, and the processor that has RNIC_TX_SENDING or RNIC_TX_RECEIVING looks at RNIC_TX_DUE after it has cleared
- * its own bit. Both change their bit, pass a barrier, and then read the other's bit. So at least one of them sees what the other did.
+ * Clients in the kernel often post on one processor while another one sends or receives for the
+ * same queue pair. The poster does not wait for the other: it sets RNIC_TX_DUE, and the processor
+ * that has RNIC_TX_SENDING or RNIC_TX_RECEIVING looks at RNIC_TX_DUE after it has cleared its own
+ * bit. Both change their bit, pass a barrier, and then read the other's bit. So at least one of
+ * them sees what the other did.
  */
 #include <linux/tcp.h>
 #include <net/sock.h>
@@ -16,14 +20,18 @@
 
 #include "rnic.h"
 
-/* Octets that one call sends. Whoever wants to go on lets others have the processor first. */
+/* Bytes that one call sends, before it gives others the processor. */
 #define SEND_AT_ONCE (256 * 1024)
-/* How often one call sends what others have posted meanwhile, before it leaves that to the tasklet or the work. */
+/*
+ * How often one call sends what others have posted meanwhile, before it leaves the rest to the
+ * tasklet or the work.
+ */
 #define TURNS 8
 
 /*
- * Fills the plan and hands out what to send. Returns the number of runs, 0 if there is nothing, -EAGAIN if local requests had enough of this
- * call, or another error. Called with the lock.
+ * Fills the plan and hands out its runs. Returns the number of runs, 0 if there is nothing to send,
+ * -EAGAIN if the call's budget of local requests is used up, or another error. Called with the
+ * lock.
  */
 static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struct kvec **runs)
 {
@@ -45,7 +53,10 @@ static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struc
 	}
 }
 
-/* Notes how much was sent. Returns true if somebody waited for that memory. Called with the lock. */
+/*
+ * Records `octets` as sent. Returns true if memory that a queue pair waits for is free now. Called
+ * with the lock.
+ */
 static bool note(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 {
 	bool unused;
@@ -57,7 +68,7 @@ static bool note(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 	return unused;
 }
 
-/* Notes how much was sent, and lets those go on who waited for that memory. */
+/* Records `octets` as sent, and resumes queue pairs that waited for the memory. */
 void rnic_written(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 {
 	bool unused;
@@ -70,8 +81,8 @@ void rnic_written(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 }
 
 /*
- * Sends what is due, without sleeping. The caller has the socket's lock. Returns -EAGAIN if there may be more to do. Without room in the
- * socket it returns 0, because sk_write_space calls again.
+ * Sends what is due, without sleeping. The caller holds the socket's lock. Returns -EAGAIN if there
+ * may be more to send. Returns 0 if the socket is full, because sk_write_space calls again.
  */
 int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 {
@@ -102,7 +113,10 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 			octets += runs[i].iov_len;
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, count, octets);
 		count = tcp_sendmsg_locked(sk, &message, octets);
-		/* It had no memory: nothing is on its way whose acknowledgement would call. */
+		/*
+		 * TCP had no memory: nothing is in flight whose acknowledgement would trigger
+		 * write_space.
+		 */
 		if (count == -EAGAIN && tcp_rtx_and_write_queues_empty(sk))
 			timer_reduce(&qp->timer, jiffies + 1);
 		if (count <= 0)
@@ -112,7 +126,7 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 	}
 }
 
-/* TCP does not take any more. */
+/* Reports that TCP refuses to send. */
 void rnic_stream_fails(struct rnic_qp *qp)
 {
 	spin_lock_bh(&qp->lock);
@@ -120,12 +134,12 @@ void rnic_stream_fails(struct rnic_qp *qp)
 	spin_unlock_bh(&qp->lock);
 }
 
-/* Does what follows from sending. */
+/* Handles the result of rnic_transmit(). */
 static void after_transmit(struct rnic_qp *qp, int result)
 {
 	if (result && result != -EAGAIN)
 		rnic_stream_fails(qp);
-	rnic_settle(qp);
+	rnic_apply_effects(qp);
 	if (result == -EAGAIN)
 		rnic_stream_kick(qp);
 }
@@ -154,8 +168,9 @@ int rnic_stream_send(struct rnic_qp *qp)
 }
 
 /*
- * Sends once. The caller has RNIC_TX_SENDING. Returns -EBUSY if the stack has the socket on another processor and `wait` is not set, and -EAGAIN
- * if the queue pair's work goes on: there is more than one call may send, or a process has the socket.
+ * Sends once. The caller holds RNIC_TX_SENDING. Returns -EBUSY if the stack has the socket on
+ * another processor and `wait` is not set. Returns -EAGAIN if the queue pair's work continues:
+ * there is more than one call may send, or a process has the socket.
  */
 static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 {
@@ -170,14 +185,17 @@ static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 	else if (READ_ONCE(qp->sk) == sk)
 		result = rnic_transmit(qp, sk);
 	else
-		/* The connection was taken away. The tasklet finds the next one, or ends what was posted late. */
+		/*
+		 * The connection was detached. The tasklet uses the next one, or flushes what was
+		 * posted with interrupts off.
+		 */
 		tasklet_schedule(&qp->sender);
 	bh_unlock_sock(sk);
 	after_transmit(qp, result);
 	return result;
 }
 
-/* Returns true if another call is going to look at RNIC_TX_DUE, which the caller has set. */
+/* Returns true if another call will check RNIC_TX_DUE, which the caller has set. */
 static bool is_seen(struct rnic_qp *qp)
 {
 	smp_mb__after_atomic();
@@ -185,8 +203,9 @@ static bool is_seen(struct rnic_qp *qp)
 }
 
 /*
- * Sends what is due, unless another call does that. With `wait` it waits until the stack of another processor has done with the socket; the stack
- * must not be among its callers then. Returns true if the caller has to have it called once more. Bottom halves are off.
+ * Sends what is due, unless another call does. If `wait` is set, waits for another processor's
+ * stack to release the socket; the stack must not be among the callers then. Returns true if the
+ * caller must arrange another call. Bottom halves are off.
  */
 static bool send_due(struct rnic_qp *qp, struct sock *sk, bool wait)
 {
@@ -209,7 +228,7 @@ static bool send_due(struct rnic_qp *qp, struct sock *sk, bool wait)
 	return true;
 }
 
-/* Has the work send. Any context. */
+/* Queues the work that sends. Any context. */
 static void queue(struct rnic_qp *qp)
 {
 	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_sends, &qp->send_work))
@@ -238,7 +257,10 @@ static void send_work(struct work_struct *work)
 	rnic_qp_put(&qp->base);
 }
 
-/* Sends what a client in the kernel has posted, here or soon. The caller has a reference to the socket. Bottom halves are off. */
+/*
+ * Sends what a kernel client has posted, now or soon. The caller holds a reference to the socket.
+ * Bottom halves are off.
+ */
 void rnic_stream_push(struct rnic_qp *qp, struct sock *sk)
 {
 	if (READ_ONCE(to_cq(qp->base.recv_cq)->crowded)) {
@@ -256,7 +278,7 @@ void rnic_send_init(struct rnic_qp *qp)
 	INIT_WORK(&qp->send_work, send_work);
 }
 
-/* Has the tasklet send. Any context. */
+/* Schedules the tasklet that sends. Any context. */
 void rnic_send_soon(struct rnic_qp *qp)
 {
 	set_bit(RNIC_TX_DUE, &qp->tx);
@@ -264,7 +286,10 @@ void rnic_send_soon(struct rnic_qp *qp)
 		tasklet_schedule(&qp->sender);
 }
 
-/* From here to rnic_receive_ends the stack has the socket. What is posted meanwhile is sent afterwards. */
+/*
+ * Marks the start of a receive: until rnic_receive_ends() the stack has the socket, and posts are
+ * sent afterwards.
+ */
 void rnic_receive_begins(struct rnic_qp *qp)
 {
 	set_bit(RNIC_TX_RECEIVING, &qp->tx);
@@ -278,7 +303,10 @@ void rnic_receive_ends(struct rnic_qp *qp, bool due)
 		rnic_send_soon(qp);
 }
 
-/* Sends answers, and what was posted with interrupts off. It runs on the processor that has received, behind the stack. */
+/*
+ * Sends responses, and what was posted with interrupts off. Runs after the stack, on the processor
+ * that has received.
+ */
 void rnic_send_tasklet(struct tasklet_struct *tasklet)
 {
 	struct rnic_qp *qp = from_tasklet(qp, tasklet, sender);
@@ -286,15 +314,18 @@ void rnic_send_tasklet(struct tasklet_struct *tasklet)
 	bool awaited;
 
 	spin_lock_bh(&qp->lock);
-	rnic_take_late(qp);
-	/* A receive that was posted with interrupts off may be one to flush, or one that a Send waits for. */
+	rnic_take_irq_posts(qp);
+	/*
+	 * A receive that was posted with interrupts off may have to be flushed, or a Send may wait
+	 * for it.
+	 */
 	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
 		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
 	spin_unlock_bh(&qp->lock);
 	if (awaited)
 		rnic_stream_kick(qp);
 	if (!sk)
-		rnic_settle(qp);
+		rnic_apply_effects(qp);
 	else if (send_due(qp, sk, true))
 		tasklet_schedule(&qp->sender);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Shared receive queues: rings of receives that several queue pairs take from. As with the rings of a queue pair, the program fills entries
- * without a system call, and may write anything there at any time. For clients in the kernel post.c fills them.
+ * Shared receive queues: rings of receives that several queue pairs take from. As with the rings of
+ * a queue pair, the program fills entries without a system call, and may write anything at any
+ * time. For kernel clients, post.c fills them.
  */
 #include <linux/log2.h>
 #include <rdma/uverbs_ioctl.h>
@@ -38,7 +39,7 @@ int rnic_create_srq(struct ib_srq *base, struct ib_srq_init_attr *attributes,
 	return result;
 }
 
-/* The limit can be set. The size cannot change: a program's library maps the ring once. */
+/* Sets the limit. The size cannot change: a program's library maps the ring once. */
 int rnic_modify_srq(struct ib_srq *base, struct ib_srq_attr *attributes,
 		    enum ib_srq_attr_mask mask, struct ib_udata *udata)
 {
@@ -79,16 +80,22 @@ bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 
 	spin_lock(&srq->lock);
 	taken = rnic_take_receive(&srq->ring, receive);
-	/* The program fills entries in order, so fewer wait than the limit if the last of so many is not filled. */
+	/*
+	 * The program fills entries in order: if entry `limit` - 1 is empty, fewer than `limit` are
+	 * posted.
+	 */
 	if (srq->limit && !rnic_receive_waits(&srq->ring, srq->limit - 1)) {
 		srq->limit = 0;
-		srq->tell_limit = true;
+		srq->limit_reached = true;
 	}
 	spin_unlock(&srq->lock);
 	return taken;
 }
 
-/* Tells that fewer receives wait than the program wants. Called without locks, because a handler may call back. */
+/*
+ * Notifies the program that fewer receives are posted than its limit. Called without locks, because
+ * a handler may call back.
+ */
 void rnic_srq_notify(struct rnic_srq *srq)
 {
 	struct ib_event event = {
@@ -96,12 +103,12 @@ void rnic_srq_notify(struct rnic_srq *srq)
 		.element.srq = &srq->base,
 		.event = IB_EVENT_SRQ_LIMIT_REACHED,
 	};
-	bool tell;
+	bool reached;
 
 	spin_lock_bh(&srq->lock);
-	tell = srq->tell_limit;
-	srq->tell_limit = false;
+	reached = srq->limit_reached;
+	srq->limit_reached = false;
 	spin_unlock_bh(&srq->lock);
-	if (tell && srq->base.event_handler)
+	if (reached && srq->base.event_handler)
 		srq->base.event_handler(&event, srq->base.srq_context);
 }

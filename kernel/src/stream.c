@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A queue pair's TCP connection in full operation: octets in, and the end; send.c has octets out. kernel/README.md has the order of locks.
+ * A queue pair's TCP connection in full operation: receiving, and the end; send.c has sending.
+ * kernel/README.md has the order of locks.
  *
- * Receiving happens in softirq, in sk_data_ready, where the stack has the socket's lock. What may sleep is done by a work.
+ * Receiving happens in softirq, in sk_data_ready, where the stack holds the socket's lock. A work
+ * does what may sleep.
  */
 #include <linux/skbuff.h>
 #include <linux/tcp.h>
@@ -12,14 +14,17 @@
 
 #include "rnic.h"
 
-/* Octets that one call receives. Whoever wants to go on lets others have the processor first. */
+/* Bytes that one call receives, before it gives others the processor. */
 #define RECEIVE_AT_ONCE (256 * 1024)
-/* How long a connection that this end has closed waits for the peer. Until its end is told, a client of the kernel keeps the queue pair. */
+/*
+ * How long a connection that this end has closed waits for the peer. Until its end is reported, a
+ * kernel client keeps the queue pair.
+ */
 #define LINGER (60 * HZ)
 
 /* ---- receiving ---- */
 
-/* Gives the engine the octets of one part of a packet. Returns how many it is done with. */
+/* Passes one part of a packet to the engine. Returns how many bytes are consumed. */
 static size_t give(struct rnic_device *device, struct rnic_qp *qp, const u8 *octets, size_t len,
 		   bool *go_on)
 {
@@ -38,7 +43,7 @@ static size_t give(struct rnic_device *device, struct rnic_qp *qp, const u8 *oct
 			break;
 	}
 	*go_on = !status;
-	/* A stream that has failed is read to its end, for nothing. */
+	/* The rest of a failed stream is discarded. */
 	return status < 0 ? len : done;
 }
 
@@ -69,20 +74,22 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	return consumed;
 }
 
-/* Tells the engine that the peer has closed, once everything before that was read. Called with the socket's lock, and the queue pair's. */
+/*
+ * Reports the end of the stream to the engine, once everything before it is read. Called with the
+ * socket's lock and the queue pair's.
+ */
 static void look_for_end(struct rnic_qp *qp, struct sock *sk)
 {
-	if (qp->closed_by_peer || !skb_queue_empty(&sk->sk_receive_queue)) {
-		/* Known already, or still to be read. */
+	if (rk_qp_peer_has_closed(qp->engine) || !skb_queue_empty(&sk->sk_receive_queue)) {
+		/* Reported already, or there is more to read. */
 	} else if (sk->sk_err) {
 		rk_stream_failed(qp->engine);
 	} else if (sk->sk_shutdown & RCV_SHUTDOWN) {
-		qp->closed_by_peer = true;
 		rk_rx_eof(qp->engine);
 	}
 }
 
-/* Reads what has come. Called with the socket's lock. Returns true if there is more. */
+/* Reads what has arrived. Called with the socket's lock. Returns true if there is more. */
 static bool receive(struct rnic_qp *qp, struct sock *sk)
 {
 	read_descriptor_t descriptor = { .arg.data = qp, .count = RECEIVE_AT_ONCE };
@@ -93,12 +100,15 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 	interest = rk_rx_interest(qp->engine);
 	ready = rnic_area_take(qp);
 	spin_unlock_bh(&qp->lock);
-	/* The work brings an area. */
+	/* The work provides an area. */
 	if (!ready)
 		return true;
-	/* What the engine could not take is offered again, also while it waits. */
+	/* Offers again what the engine could not take, even while it waits. */
 	if (interest != RK_RX_NONE) {
-		/* To MPA an urgent octet is one like others. The stack would not hand it out, nor what is behind it. */
+		/*
+		 * MPA does not use urgent data. The stack would hand out neither the urgent byte
+		 * nor what follows it.
+		 */
 		WRITE_ONCE(tcp_sk(sk)->urg_data, 0);
 		tcp_read_sock(sk, &descriptor, take_packet);
 	}
@@ -107,7 +117,10 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 	rnic_area_give(qp);
 	interest = rk_rx_interest(qp->engine);
 	spin_unlock_bh(&qp->lock);
-	/* What is thrown away is read to its end, too: while it fills the queue the peer can send nothing that would call again. */
+	/*
+	 * Discarded data are read to the end, too: while they fill the queue, the peer can send
+	 * nothing that would call again.
+	 */
 	return !descriptor.count && (interest == RK_RX_READ || interest == RK_RX_DISCARD) &&
 	       !skb_queue_empty(&sk->sk_receive_queue);
 }
@@ -123,15 +136,15 @@ static void data_ready(struct sock *sk)
 		goto unlock;
 	rnic_receive_begins(qp);
 	more = receive(qp, sk);
-	/* An answer may have made room for requests. A new request comes with its own doorbell: its program is about to send it. */
-	rnic_receive_ends(qp, rnic_settle(qp));
+	/* A response may have made room for requests. A new request brings its own doorbell. */
+	rnic_receive_ends(qp, rnic_apply_effects(qp));
 	if (more || sk->sk_state == TCP_CLOSE)
 		rnic_stream_kick(qp);
 unlock:
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* A FIN comes with data_ready, too. */
+/* A FIN calls data_ready, too. */
 static void state_change(struct sock *sk)
 {
 	if (sk->sk_state == TCP_CLOSE)
@@ -153,7 +166,10 @@ static void write_space(struct sock *sk)
 
 /* ---- the life of the stream ---- */
 
-/* Gives a queue pair its connection. The caller has the mutex and the socket's lock, and the engine has begun. */
+/*
+ * Attaches the connection to a queue pair. The caller holds the mutex and the socket's lock, and
+ * the engine has started.
+ */
 void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_id *id)
 {
 	struct sock *sk = socket->sk;
@@ -162,11 +178,8 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	id->add_ref(id);
 	qp->id = id;
 	qp->socket = socket;
-	qp->closed_by_peer = false;
-	qp->shut = false;
-	qp->ending = false;
 	qp->flushed = false;
-	/* Sent from softirq, too. */
+	/* It sends from softirq, too. */
 	sk->sk_allocation = GFP_ATOMIC;
 	sk->sk_use_task_frag = false;
 	write_lock_bh(&sk->sk_callback_lock);
@@ -181,7 +194,7 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	WRITE_ONCE(qp->sk, sk);
 }
 
-/* Takes the connection away. TCP sends what it has, or a reset. The caller has the mutex. */
+/* Detaches the connection. TCP sends what it has queued, or a reset. The caller holds the mutex. */
 static void detach(struct rnic_qp *qp, bool reset)
 {
 	struct iw_cm_event event = { .event = IW_CM_EVENT_CLOSE };
@@ -198,6 +211,7 @@ static void detach(struct rnic_qp *qp, bool reset)
 	write_unlock_bh(&sk->sk_callback_lock);
 	spin_lock_bh(&qp->lock);
 	WRITE_ONCE(qp->sk, NULL);
+	qp->link = RNIC_LINK_NONE;
 	spin_unlock_bh(&qp->lock);
 	tasklet_kill(&qp->sender);
 	qp->socket = NULL;
@@ -205,75 +219,94 @@ static void detach(struct rnic_qp *qp, bool reset)
 	if (reset)
 		sock_no_linger(sk);
 	sock_release(socket);
-	/* What a plan names is not used any more. */
+	/* The plan's memory is no longer in use. */
 	rnic_written(device, qp, 0);
 	spin_lock_bh(&qp->lock);
 	rk_qp_stream_gone(qp->engine);
 	rnic_area_give(qp);
 	spin_unlock_bh(&qp->lock);
-	rnic_settle(qp);
+	rnic_apply_effects(qp);
 	id->event_handler(id, &event);
 	id->rem_ref(id);
 	rnic_qp_put(&qp->base);
 }
 
-/* Whether the stream is given up: on request, or because TCP has ended and the engine wants nothing of it. Called with the lock. */
-static bool is_dead(const struct rnic_qp *qp, const struct sock *sk)
+/*
+ * Returns true if the stream has to be reset: on request, or because TCP is closed and the engine
+ * expects nothing more. Called with the lock.
+ */
+static bool is_dead(const struct rnic_qp *qp)
 {
-	return qp->given_up ||
-	       (rk_rx_interest(qp->engine) == RK_RX_NONE && sk->sk_state == TCP_CLOSE);
-}
-
-/* Whether a connection that this end has closed is at its end: the peer has closed, too, or has had its time. TCP delivers the rest alone. */
-static bool has_waited(const struct rnic_qp *qp)
-{
-	return qp->shut && (qp->closed_by_peer || time_after_eq(jiffies, qp->leaves_at));
+	return qp->link == RNIC_LINK_GIVEN_UP ||
+	       (rk_rx_interest(qp->engine) == RK_RX_NONE && qp->sk->sk_state == TCP_CLOSE);
 }
 
 /*
- * Whether the peer takes nothing of what has to come before the end, such as a Terminate. Its time begins anew when it acknowledges something.
- * Called with the lock.
+ * Returns true if this end is shut down, and either the peer has closed too or the deadline has
+ * passed. TCP delivers the remaining data by itself. Called with the lock.
+ */
+static bool has_waited(const struct rnic_qp *qp)
+{
+	return rk_qp_is_shut_down(qp->engine) &&
+	       (rk_qp_peer_has_closed(qp->engine) || time_after_eq(jiffies, qp->deadline));
+}
+
+/* Starts the peer's time limit, or starts it again. Called with the lock. */
+static void begin_ending(struct rnic_qp *qp)
+{
+	if (qp->link == RNIC_LINK_UP)
+		qp->link = RNIC_LINK_ENDING;
+	qp->acknowledged = READ_ONCE(tcp_sk(qp->sk)->snd_una);
+	qp->deadline = jiffies + LINGER;
+}
+
+/*
+ * Returns true if the deadline has passed before the peer has taken what is sent before the end,
+ * such as a Terminate. The limit starts again with each acknowledgement. Called with the lock.
  */
 static bool takes_nothing(struct rnic_qp *qp)
 {
-	u32 acknowledged = READ_ONCE(tcp_sk(qp->sk)->snd_una);
-
-	if (!rk_qp_is_ending(qp->engine))
+	if (!rk_qp_is_ending(qp->engine) || rk_qp_is_shut_down(qp->engine))
 		return false;
-	if (!qp->shut && (!qp->ending || qp->acknowledged != acknowledged)) {
-		qp->acknowledged = acknowledged;
-		qp->leaves_at = jiffies + LINGER;
-	}
-	WRITE_ONCE(qp->ending, true);
-	return !qp->shut && time_after_eq(jiffies, qp->leaves_at);
+	if (qp->link == RNIC_LINK_UP ||
+	    qp->acknowledged != READ_ONCE(tcp_sk(qp->sk)->snd_una))
+		begin_ending(qp);
+	return time_after_eq(jiffies, qp->deadline);
 }
 
-/* Does to the stream what the engine wishes. The caller has the mutex. */
+/* Returns what to do with the stream now, as enum rk_wish. Called with the lock. */
+static int next_step(struct rnic_qp *qp)
+{
+	int wish = rk_qp_wish(qp->engine);
+
+	if (is_dead(qp) || takes_nothing(qp))
+		return RK_WISH_ABORT;
+	return wish == RK_WISH_KEEP && has_waited(qp) ? RK_WISH_LEAVE : wish;
+}
+
+/* Shuts down, closes or resets the stream if it is time to. The caller holds the mutex. */
 static void end_stream(struct rnic_qp *qp)
 {
-	int wish;
+	int step;
 
 	spin_lock_bh(&qp->lock);
-	wish = rk_qp_wish(qp->engine);
-	if (is_dead(qp, qp->sk) || takes_nothing(qp))
-		wish = RK_WISH_ABORT;
+	step = next_step(qp);
 	spin_unlock_bh(&qp->lock);
-	if (wish == RK_WISH_SHUTDOWN) {
+	if (step == RK_WISH_SHUTDOWN) {
 		kernel_sock_shutdown(qp->socket, SHUT_WR);
 		spin_lock_bh(&qp->lock);
 		rk_qp_shutdown_done(qp->engine);
-		wish = rk_qp_wish(qp->engine);
+		begin_ending(qp);
+		step = next_step(qp);
 		spin_unlock_bh(&qp->lock);
-		qp->shut = true;
-		qp->leaves_at = jiffies + LINGER;
 	}
-	if (wish == RK_WISH_ABORT)
+	if (step == RK_WISH_ABORT)
 		detach(qp, true);
-	else if (wish == RK_WISH_LEAVE || has_waited(qp))
+	else if (step == RK_WISH_LEAVE)
 		detach(qp, false);
 }
 
-/* Does what is due, and goes on with what had to wait. Called with the socket's lock. */
+/* Handles timers, and retries what had to wait. Called with the socket's lock. */
 static void retry(struct rnic_qp *qp)
 {
 	struct rnic_device *device = to_device(qp->base.device);
@@ -296,14 +329,13 @@ static void retry(struct rnic_qp *qp)
 	spin_unlock_bh(&qp->lock);
 }
 
-/* Receives and sends what softirq and system calls have left. The caller has the mutex. */
+/* Receives and sends what softirq and system calls have left. The caller holds the mutex. */
 static void go_on(struct rnic_qp *qp)
 {
 	int result;
 	bool more;
 
 	if (!rnic_area_bring(qp)) {
-		/* There is no memory now. */
 		timer_reduce(&qp->timer, jiffies + 1);
 		return;
 	}
@@ -318,7 +350,7 @@ static void go_on(struct rnic_qp *qp)
 		rnic_stream_kick(qp);
 }
 
-/* Does all that is due now. May sleep. */
+/* Does everything that is due. May sleep. */
 void rnic_stream_turn(struct rnic_qp *qp)
 {
 	bool more;
@@ -337,7 +369,7 @@ void rnic_stream_turn(struct rnic_qp *qp)
 		cond_resched();
 	} while (more);
 	mutex_unlock(&qp->mutex);
-	rnic_settle(qp);
+	rnic_apply_effects(qp);
 }
 
 static void stream_work(struct work_struct *work)
@@ -348,10 +380,10 @@ static void stream_work(struct work_struct *work)
 	rnic_qp_put(&qp->base);
 }
 
-/* Has the work done soon. Any context. */
+/* Queues the work. Any context. */
 void rnic_stream_kick(struct rnic_qp *qp)
 {
-	/* A timer may come late, when the queue pair is about to go. */
+	/* The timer may fire while the queue pair is being destroyed. */
 	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_works, &qp->work))
 		rnic_qp_put(&qp->base);
 }
@@ -362,8 +394,8 @@ static void timer_expired(struct timer_list *timer)
 }
 
 /*
- * Sets the timer, unless it comes earlier anyway. No call tells of a receive that a program posts, so a Send that waits for one is tried
- * again with every tick.
+ * Sets the timer unless it fires earlier anyway. No call reports a receive that a program posts, so
+ * a Send that waits for one is retried at every tick.
  */
 static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 {
@@ -372,13 +404,13 @@ static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 	if (waits) {
 		timer_reduce(&qp->timer, jiffies + 1);
 	} else if (at != RK_NEVER) {
-		/* Some clocks take microseconds to be read. */
+		/* Some clocks take microseconds to read. */
 		now = ktime_get_ns();
 		timer_reduce(&qp->timer, jiffies + 1 + (at > now ? nsecs_to_jiffies(at - now) : 0));
 	}
 }
 
-/* What the engine tells of a queue pair, and the event that programs know for it. */
+/* The engine's events, and the events that programs know for them. */
 static const struct {
 	enum rk_event what;
 	enum ib_event_type event;
@@ -391,13 +423,13 @@ static const struct {
 	{ RK_EVENT_LAST_WQE, IB_EVENT_QP_LAST_WQE_REACHED },
 };
 
-/* Without locks, because a handler may call back. */
+/* Called without locks, because a handler may call back. */
 static void raise(struct rnic_qp *qp, u32 events)
 {
 	struct ib_event event = { .device = qp->base.device, .element.qp = &qp->base };
 	size_t i;
 
-	/* To the engine all receives are shared, but only those of a shared queue stay behind. */
+	/* To the engine all receives are shared, but only those of a shared queue remain posted. */
 	if (!qp->base.srq)
 		events &= ~RK_EVENT_LAST_WQE;
 	for (i = 0; i < ARRAY_SIZE(qp_events); i++) {
@@ -408,12 +440,14 @@ static void raise(struct rnic_qp *qp, u32 events)
 }
 
 /*
- * What follows from a call of the engine: completions that are due, events, and the end of the stream. Returns true if there is something to
- * send. Any context, with none of our locks but the socket's.
+ * Handles the consequences of a call of the engine: completions, events, and the end of the stream.
+ * Returns true if there is something to send. Any context; of our locks, only the socket's may be
+ * held.
  */
-bool rnic_settle(struct rnic_qp *qp)
+bool rnic_apply_effects(struct rnic_qp *qp)
 {
-	bool more, act, ends, waits, due;
+	bool more, act, ending, waits, due;
+	unsigned long deadline;
 	u32 events = 0;
 	u64 at;
 
@@ -422,11 +456,13 @@ bool rnic_settle(struct rnic_qp *qp)
 		more = rk_complete_due(qp->engine);
 		events |= rk_take_events(qp->engine);
 		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || has_waited(qp) ||
+		      (rk_qp_is_ending(qp->engine) && qp->link == RNIC_LINK_UP) ||
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
 		due = rk_wants_tx(qp->engine) || qp->sends_left;
-		ends = rk_qp_is_ending(qp->engine) && !READ_ONCE(qp->ending);
+		ending = qp->link == RNIC_LINK_ENDING;
+		deadline = qp->deadline;
 		spin_unlock_bh(&qp->lock);
 	} while (more);
 	if (!rnic_cq_notify(to_cq(qp->base.send_cq)) | !rnic_cq_notify(to_cq(qp->base.recv_cq))) {
@@ -443,10 +479,10 @@ bool rnic_settle(struct rnic_qp *qp)
 		rnic_srq_notify(to_srq(qp->base.srq));
 	if (!READ_ONCE(qp->sk))
 		return false;
-	if (act || ends)
+	if (act)
 		rnic_stream_kick(qp);
-	if (qp->shut || READ_ONCE(qp->ending))
-		timer_reduce(&qp->timer, qp->leaves_at);
+	if (ending)
+		timer_reduce(&qp->timer, deadline);
 	set_timer(qp, at, waits);
 	return due;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A client in the kernel: two ends on one device, connected by rdma_cm. Like the module that tests the engine it runs its tests when it is loaded,
- * says what came of them, and never stays. A case of `cargo xtask kernel test` loads it beside the device's module.
+ * A kernel client: two ends on one device, connected by rdma_cm. Like the module that tests the
+ * engine, it runs its tests when it is loaded, prints their results, and never stays loaded. A case
+ * of `cargo xtask kernel test` loads it after the device's module.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/delay.h>
@@ -144,7 +145,7 @@ static void free_end(struct end *end)
 
 /* ---- requests ---- */
 
-/* A part of an end's buffer, by the region of all memory. */
+/* A part of an end's buffer, in the region of all memory. */
 struct ib_sge part(const struct end *end, u32 from, u32 len)
 {
 	return (struct ib_sge){
@@ -177,7 +178,7 @@ int post_send(struct end *end, u64 wr_id, u32 from, u32 len, int flags)
 	return ib_post_send(end->id->qp, &request, NULL);
 }
 
-/* Writes to the peer, or reads from there. */
+/* Writes to the peer, or reads from it. */
 int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sge sge,
 		     u64 remote_addr, u32 rkey)
 {
@@ -198,7 +199,7 @@ int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sg
 	return ib_post_send(end->id->qp, &request.wr, NULL);
 }
 
-/* The next completion. */
+/* Waits for the next completion. */
 int next(struct end *end, struct ib_wc *wc)
 {
 	unsigned long limit = jiffies + PATIENCE;
@@ -216,15 +217,16 @@ int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode)
 
 	EXPECT(!next(end, &wc));
 	if (wc.status != IB_WC_SUCCESS || wc.wr_id != wr_id || wc.opcode != opcode)
-		pr_err("request %llu instead of %llu, opcode %d instead of %d: %s\n", wc.wr_id, wr_id, wc.opcode, opcode,
-		       ib_wc_status_msg(wc.status));
+		pr_err("request %llu instead of %llu, opcode %d instead of %d: %s\
+		", wc.wr_id,
+		       wr_id, wc.opcode, opcode, ib_wc_status_msg(wc.status));
 	EXPECT(wc.status == IB_WC_SUCCESS && wc.wr_id == wr_id && wc.opcode == opcode);
 	EXPECT(wc.qp == end->id->qp);
 	return 0;
 }
 
-/* Waits until the handler of completions has been called so many times in all, and not more often. */
-int told(const struct end *end, int calls)
+/* Waits until the completion handler has been called `calls` times in total, and no more. */
+int await_calls(const struct end *end, int calls)
 {
 	unsigned long limit = jiffies + PATIENCE;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A client in the kernel: two ends on one device, and the tests of the verbs between them. */
+/* A kernel client: two ends on one device, and the tests of the verbs between them. */
 #ifndef IWARP_CLIENT_TEST_H
 #define IWARP_CLIENT_TEST_H
 
@@ -7,7 +7,7 @@
 #include <rdma/rdma_cm.h>
 
 #define BUFFER 65536
-/* The end of a test that hangs. */
+/* Time limit of a hanging test. */
 #define PATIENCE (60 * HZ)
 
 #define EXPECT(condition)							\
@@ -28,7 +28,7 @@ struct end {
 	u8 *buffer;
 	struct completion happened;
 	enum rdma_cm_event_type event;
-	/* Calls of the handler of completions, and the processor of the last. */
+	/* Calls of the completion handler, and the processor of the last one. */
 	atomic_t calls;
 	int processor;
 };
@@ -58,7 +58,7 @@ int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sg
 	      u64 remote_addr, u32 rkey);
 int next(struct end *end, struct ib_wc *wc);
 int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode);
-int told(const struct end *end, int calls);
+int await_calls(const struct end *end, int calls);
 
 /* verbs.c */
 extern const struct test tests[];

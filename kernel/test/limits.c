@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Calls that do a limited amount of work, and what is due at which time. */
+/* Calls with a limited amount of work, and timers. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/limits.h>
 #include <linux/minmax.h>
@@ -7,7 +7,7 @@
 
 #include "test.h"
 
-/* The end of a stream flushes more requests than one call does. */
+/* The end of a stream flushes more requests than one call completes. */
 int flush_in_steps(struct pair *pair)
 {
 	struct end *b = &pair->b;
@@ -30,7 +30,7 @@ int flush_in_steps(struct pair *pair)
 	return 0;
 }
 
-/* A Send for which no receive is posted ends the stream when its time is over, and not before. */
+/* A Send without a receive ends the stream when its time limit expires, and not before. */
 int held_too_long(struct pair *pair)
 {
 	const u64 held = START + NSEC_PER_SEC, limit = 300 * NSEC_PER_MSEC;
@@ -41,7 +41,7 @@ int held_too_long(struct pair *pair)
 	EXPECT(rk_poll_at(b->qp) == RK_NEVER);
 	EXPECT(!post(a, RK_SEND, 1, b));
 	EXPECT(carry(a, b, 1448) == RK_RX_HELD);
-	/* Its time begins with the next call. */
+	/* The limit starts at the next call. */
 	EXPECT(rk_poll_at(b->qp) <= now);
 	rk_on_time(b->qp, now);
 	for (i = 0; rk_qp_state(b->qp) == RK_STATE_RTS && i < 10; i++) {
@@ -57,7 +57,7 @@ int held_too_long(struct pair *pair)
 	return 0;
 }
 
-/* The initiator's first FPDU does not come in time. */
+/* The initiator's first FPDU does not arrive in time. */
 int never_spoken_to(struct pair *pair)
 {
 	const u64 end = START + 50 * NSEC_PER_MSEC;
@@ -73,7 +73,10 @@ int never_spoken_to(struct pair *pair)
 	return 0;
 }
 
-/* What is left of a stream that broke in the middle of a plan stays in the area, and none of it gets onto the next stream. */
+/*
+ * A stream breaks in the middle of a plan. What remains in the area must not be sent on the next
+ * stream.
+ */
 int used_again(struct pair *pair)
 {
 	const struct rk_stream stream = { .initiator = 1, .ird = 16, .ord = 16, .emss = 1460 };

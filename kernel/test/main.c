@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Runs two queue pairs of the engine in the kernel when it is loaded, and says what came of it. It never stays loaded.
+ * Runs pairs of queue pairs of the engine in the kernel when it is loaded, and prints the results.
+ * It never stays loaded.
  *
- * `cargo xtask kernel engine` builds it, loads it in a guest and reads what it says: one line for each test, and a last one with the counts.
+ * `cargo xtask kernel engine` builds it, loads it in a guest and reads its output: a line for each
+ * test, and a last line with the counts.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/module.h>

@@ -8,7 +8,10 @@
 
 #include "test.h"
 
-/* Feeds octets to an end, at most `piece` at a time. Returns 0, RK_RX_HELD, or the error of the stream. */
+/*
+ * Feeds bytes to an end, at most `piece` at a time. Returns 0, RK_RX_HELD, or the error of the
+ * stream.
+ */
 static int feed(struct end *to, const u8 *octets, size_t len, size_t piece)
 {
 	while (len) {
@@ -31,8 +34,8 @@ static int feed(struct end *to, const u8 *octets, size_t len, size_t piece)
 }
 
 /*
- * Copies everything that `from` has to send to `to`, in pieces. Returns 0 when it has nothing more. Otherwise the error of a stream:
- * -EFAULT of the sending one, -EPROTO of the receiving one.
+ * Copies everything that `from` has to send to `to`, in pieces. Returns 0 if there is nothing more,
+ * -EFAULT if the sender's stream fails, or -EPROTO if the receiver's does.
  */
 int carry(struct end *from, struct end *to, size_t piece)
 {
@@ -116,7 +119,10 @@ int send_to_receive(struct pair *pair)
 	return 0;
 }
 
-/* Registers b's buffer anew by a work request, writes through it, invalidates it by a Send, and is refused then. */
+/*
+ * Registers b's buffer again by a work request, writes to it, invalidates it by a Send, and is then
+ * refused.
+ */
 int fast_registration(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -162,7 +168,10 @@ int fast_registration(struct pair *pair)
 	return 0;
 }
 
-/* A Write of which the last octet is outside of the region: nothing of its FPDU is placed, and requests are flushed. */
+/*
+ * A Write whose last byte is outside of the region: nothing of its FPDU is placed, and requests are
+ * flushed.
+ */
 int beyond_the_end(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -182,13 +191,13 @@ int beyond_the_end(struct pair *pair)
 		EXPECT(!b->buffer[i]);
 	EXPECT(rk_qp_state(b->qp) == RK_STATE_ERROR);
 	EXPECT(b->receives == 1 && b->last_receive.status);
-	/* The Terminate tells the sender. */
+	/* The sender gets a Terminate. */
 	EXPECT(carry(b, a, 1448) == -EPROTO);
 	EXPECT(rk_qp_state(a->qp) == RK_STATE_ERROR);
 	return 0;
 }
 
-/* One octet of the stream is changed: the CRC has to notice. */
+/* One byte of the stream is changed: the CRC must detect it. */
 int wrong_crc(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Memory as a kernel has it: single pages in no order, of which the region begins and ends inside. */
+/* Memory as in a kernel: scattered single pages. The region begins and ends inside of a page. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/gfp.h>
 #include <linux/mm.h>
@@ -10,7 +10,7 @@
 #include "test.h"
 
 #define PAGES 17
-/* The region: it leaves octets alone in the first page and in the last one. */
+/* The region does not cover the beginning of the first page and the end of the last one. */
 #define FIRST 1000
 #define LENGTH (PAGES * PAGE_SIZE - FIRST - 1096)
 #define IOVA (0x7f0000000000 + FIRST)
@@ -18,7 +18,8 @@
 struct scattered {
 	struct page *pages[PAGES];
 	u64 list[PAGES];
-	u64 mapped[PAGES];	/* for fast registrations: what ib_map_mr_sg() would put into the region */
+	/* For fast registrations: what ib_map_mr_sg() would put into the region. */
+	u64 mapped[PAGES];
 	u32 stag;
 };
 
@@ -27,7 +28,9 @@ static u8 *octet(const struct scattered *s, size_t at)
 	return (u8 *)(unsigned long)s->list[at / PAGE_SIZE] + at % PAGE_SIZE;
 }
 
-/* Pages that do not follow each other: each second one of a run is taken, from the end of the run to its beginning. */
+/*
+ * Allocates pages that are not adjacent: every second page of a run, from its end to its beginning.
+ */
 static int scatter(struct scattered *s)
 {
 	struct page *others[PAGES] = {};
@@ -65,7 +68,10 @@ static void fill(const struct scattered *s, u32 seed)
 		pattern(octet(s, i * PAGE_SIZE), PAGE_SIZE, seed + i);
 }
 
-/* Octets of the two regions that differ, and octets of `to` around its region that are not zero. */
+/*
+ * Returns how many bytes of the two regions differ, plus the bytes around the region of `to` that
+ * are not zero.
+ */
 static size_t wrong(const struct scattered *from, const struct scattered *to)
 {
 	size_t at, bad = 0;
@@ -78,7 +84,7 @@ static size_t wrong(const struct scattered *from, const struct scattered *to)
 	return bad;
 }
 
-/* The registration of these pages by a request. */
+/* Returns a request that registers these pages. */
 static struct rk_send all_of(const struct scattered *s, u32 stag)
 {
 	return (struct rk_send){
@@ -103,7 +109,7 @@ static int transfers(struct pair *pair, struct scattered *from, struct scattered
 	EXPECT(!carry(a, b, 1448));
 	EXPECT(!wrong(from, to));
 
-	/* Back by a Read, to where zeros are now. */
+	/* A Read brings it back, to where zeros are now. */
 	for (i = 0; i < PAGES; i++)
 		memset(octet(from, i * PAGE_SIZE), 0, PAGE_SIZE);
 	EXPECT(!post_part(a, RK_READ, 72, all, IOVA, reg.rkey));
@@ -112,14 +118,17 @@ static int transfers(struct pair *pair, struct scattered *from, struct scattered
 	EXPECT(a->sends == 2 && !a->failures);
 	EXPECT(!wrong(to, from));
 
-	/* One octet too far. */
+	/* One byte beyond the end. */
 	fill(from, 9);
 	EXPECT(!post_part(a, RK_WRITE, 73, all, IOVA + 1, reg.rkey));
 	EXPECT(carry(a, b, 1 << 20) == -EPROTO);
 	return 0;
 }
 
-/* One region for fast registrations is given all pages, then two of them, and then more than it was made for. */
+/*
+ * A region for fast registrations gets all pages, then two of them, then more than it was created
+ * for.
+ */
 static int in_turn(struct pair *pair, struct scattered *from, struct scattered *to)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -188,13 +197,13 @@ static int with_pages(struct pair *pair,
 	return error;
 }
 
-/* Between a region and one of a fast registration, both in scattered pages. */
+/* From a region to a fast registration, both in scattered pages. */
 int scattered_pages(struct pair *pair)
 {
 	return with_pages(pair, transfers);
 }
 
-/* Each fast registration brings its pages. */
+/* Each fast registration has its own pages. */
 int page_lists(struct pair *pair)
 {
 	return with_pages(pair, in_turn);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Makes the two ends of a test, posts requests and takes completions. */
+/* Creates the two ends of a test, posts requests and takes completions. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/errno.h>
 #include <linux/gfp.h>
@@ -27,7 +27,7 @@ void iwarp_complete(void *owner, int receive, const struct rk_completion *comple
 	}
 }
 
-/* Receives are posted to the queue pairs. */
+/* Receives are posted to the queue pairs themselves. */
 bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 {
 	return false;
@@ -102,7 +102,7 @@ int pair_make(struct pair *pair, const struct test *test)
 	return error;
 }
 
-/* Also after pair_make() has failed half-way. */
+/* Also called after pair_make() has failed half-way. */
 void pair_free(struct pair *pair)
 {
 	over_tcp_close(pair);
@@ -110,7 +110,7 @@ void pair_free(struct pair *pair)
 	end_free(&pair->b);
 }
 
-/* Octets that differ from place to place and from seed to seed. */
+/* Fills memory with bytes that depend on place and seed. */
 void pattern(u8 *at, size_t len, u32 seed)
 {
 	size_t i;
@@ -129,7 +129,7 @@ static int post_request(struct end *end, const struct rk_send *send)
 	return error;
 }
 
-/* A signaled request with one element. */
+/* Posts a signaled request with one element. */
 int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote_addr, u32 rkey)
 {
 	struct rk_send send = {
@@ -145,7 +145,7 @@ int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote
 	return post_request(end, &send);
 }
 
-/* A signaled request with the whole buffer. For a Write and a Read the peer's buffer is the other place. */
+/* Posts a signaled request with the whole buffer. Writes and Reads use the peer's whole buffer. */
 int post(struct end *end, u32 op, u64 wr_id, const struct end *peer)
 {
 	struct rk_sge whole = {
@@ -157,7 +157,7 @@ int post(struct end *end, u32 op, u64 wr_id, const struct end *peer)
 	return post_part(end, op, wr_id, whole, (unsigned long)peer->buffer, peer->stag);
 }
 
-/* Carries out a request that sends nothing, also as a responder that has not heard of its initiator. */
+/* Executes a request that sends nothing, even as a responder before the first FPDU. */
 static int carry_out(struct end *end, struct rk_send *send)
 {
 	u64 sends = end->sends;
@@ -168,14 +168,14 @@ static int carry_out(struct end *end, struct rk_send *send)
 	EXPECT(!post_request(end, send));
 	fill = rk_tx_fill(end->qp, end->device);
 	EXPECT(end->sends == sends + 1 && end->last_send.wr_id == send->wr_id);
-	/* Then the stream ends, and there is a Terminate to send. */
+	/* If the stream has ended, a Terminate is pending. */
 	if (end->last_send.status)
 		return -EACCES;
 	EXPECT(fill == RK_FILL_IDLE);
 	return 0;
 }
 
-/* Registers pages, with all rights. Returns -EACCES if that is refused. */
+/* Registers pages with all rights. Returns -EACCES if that is refused. */
 int register_fast(struct end *end, struct rk_send *pages)
 {
 	pages->op = RK_FAST_REG;
@@ -191,7 +191,7 @@ int invalidate(struct end *end, u32 stag)
 	return carry_out(end, &send);
 }
 
-/* A receive into the whole buffer. */
+/* Posts a receive into the whole buffer. */
 int post_receive(struct end *end, u64 wr_id)
 {
 	struct rk_sge sge = {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Tests of who sends for a queue pair, when several processors ask for it (src/send.c). What is asked for and sent by nobody ends in a hang. */
+/*
+ * Tests of the choice of the sender when several processors post (src/send.c). A lost message makes
+ * a test hang.
+ */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/delay.h>
 #include <linux/kthread.h>
@@ -8,14 +11,20 @@
 
 #include "client.h"
 
-/* In a round each poster posts one message. Nothing else is under way that would have a forgotten one sent, too. */
+/*
+ * In a round, each poster posts one message. There is no other traffic that would flush out a lost
+ * one.
+ */
 #define ROUNDS 2000
 #define POSTERS 2
-/* Microseconds from the announcement of a round to its first post, and from there to the last: one may post at each point of the other's sending. */
+/*
+ * Microseconds from the announcement of a round to its first post, and from the first to the last:
+ * a post may meet the other's sending at any point.
+ */
 #define AHEAD 100
 #define JITTER 40
 
-/* A round that is announced, and when it begins. */
+/* The announced round, and its start time. */
 struct round {
 	atomic_t number;
 	ktime_t start;
@@ -47,7 +56,7 @@ static int post_in_rounds(void *data)
 	return 0;
 }
 
-/* Counts what is complete, and returns a receive for each that was used. */
+/* Counts completions, and posts a receive for each that was used. */
 static int take(struct end *end, int *sent, int *received)
 {
 	struct ib_wc wc;
@@ -64,7 +73,7 @@ static int take(struct end *end, int *sent, int *received)
 	return 0;
 }
 
-/* Begins each round when all messages of the one before have come. */
+/* Starts a round when all messages of the previous one have arrived. */
 static int lead(struct pair *pair, const struct poster *posters, struct round *round)
 {
 	unsigned long limit = jiffies + PATIENCE;
@@ -85,7 +94,7 @@ static int lead(struct pair *pair, const struct poster *posters, struct round *r
 	}
 }
 
-/* Two processors post at the same time, for these ends. */
+/* Two processors post at the same time, on these ends. */
 static int two_posters(struct pair *pair, struct end *first, struct end *second)
 {
 	struct round round = {};
@@ -122,16 +131,16 @@ static int while_sending(struct pair *pair)
 	return two_posters(pair, &pair->a, &pair->a);
 }
 
-/* One processor posts while its queue pair receives what another one sends. */
+/* One processor posts while its queue pair receives. */
 static int while_receiving(struct pair *pair)
 {
 	return two_posters(pair, &pair->a, &pair->b);
 }
 
-/* Many messages at a time: then the queue counts as crowded, and what their client posts is sent by a work. */
+/* Many messages at a time make the queue crowded, so that a work sends what its client posts. */
 #define MANY 8
 
-/* Sends many messages, takes them with one call of the handler, and answers them. */
+/* Sends many messages, takes them in one call of the handler, and answers them. */
 static int answer_many(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -149,7 +158,7 @@ static int answer_many(struct pair *pair)
 		EXPECT(!post_send(a, i, i * 64, 64, 0));
 	for (i = 0; i < MANY; i++)
 		EXPECT(!expect(a, i, IB_WC_SEND));
-	EXPECT(!told(b, calls + 1));
+	EXPECT(!await_calls(b, calls + 1));
 	for (i = 0; i < MANY; i++)
 		EXPECT(!expect(b, i, IB_WC_RECV));
 	for (i = 0; i < MANY; i++)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Tests over a TCP connection of the kernel. Octets are taken from the socket in softirq, when they arrive, and a thread for each end
- * sends.
+ * Tests over a TCP connection of the kernel. Received data are processed in softirq; a thread for
+ * each end sends.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/err.h>
@@ -24,7 +24,7 @@ static void kick(struct end *end)
 
 /* ---- receiving ---- */
 
-/* Offers octets to the engine. Returns how many it has taken. */
+/* Offers bytes to the engine. Returns how many it has taken. */
 static size_t offer(struct end *end, const u8 *octets, size_t len)
 {
 	size_t taken;
@@ -36,7 +36,10 @@ static size_t offer(struct end *end, const u8 *octets, size_t len)
 	return taken;
 }
 
-/* Offers octets of a packet where they lie. Called by tcp_read_sock() with the socket and the queue pair locked. */
+/*
+ * Offers a part of a packet in place. Called by tcp_read_sock() with the socket and the queue pair
+ * locked.
+ */
 static int take(read_descriptor_t *descriptor, struct sk_buff *skb, unsigned int offset, size_t len)
 {
 	struct end *end = descriptor->arg.data;
@@ -54,14 +57,17 @@ static int take(read_descriptor_t *descriptor, struct sk_buff *skb, unsigned int
 	return used;
 }
 
-/* The socket is locked. */
+/* Called with the socket's lock. */
 static void receive(struct end *end)
 {
 	read_descriptor_t descriptor = { .arg.data = end, .count = 1 };
 	bool wants;
 
 	spin_lock_bh(&end->lock);
-	/* What it has kept comes first. A held Send may also be in the socket still. */
+	/*
+	 * Data that the queue pair has kept come first. A held Send may also still be in the
+	 * socket.
+	 */
 	if (end->held)
 		offer(end, NULL, 0);
 	if (!end->error)
@@ -97,7 +103,7 @@ static void write_space(struct sock *sk)
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* The peer's FIN has come, or a reset. */
+/* The peer's FIN or reset has arrived. */
 static void state_change(struct sock *sk)
 {
 	struct end *end;
@@ -113,7 +119,10 @@ static void state_change(struct sock *sk)
 
 /* ---- sending ---- */
 
-/* Sends everything that is due, until the socket is full. The plan is this thread's: only it fills and writes. */
+/*
+ * Sends everything that is due, until the socket is full. Only this thread fills and writes the
+ * plan.
+ */
 static int send_due(struct end *end)
 {
 	for (;;) {
@@ -140,7 +149,7 @@ static int send_due(struct end *end)
 			len += runs[i].iov_len;
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, n, len);
 		n = sock_sendmsg(end->socket, &message);
-		/* In any case the memory of the runs is not in use any more. */
+		/* In any case, the memory of the runs is no longer in use. */
 		spin_lock_bh(&end->lock);
 		rk_tx_written(end->qp, end->device, max(n, 0));
 		unused = rk_take_unused(end->device);
@@ -160,11 +169,11 @@ static int send_due(struct end *end)
 	}
 }
 
-/* Ends what has to end: tells the queue pair of the peer's end, and does to the stream what the queue pair wants. */
+/* Reports the peer's end to the queue pair, and does to the stream what the queue pair wants. */
 static void end_stream(struct end *end)
 {
 	struct sock *sk = end->socket->sk;
-	bool closed;
+	bool closed, both_closed;
 	int wish;
 
 	lock_sock(sk);
@@ -182,11 +191,12 @@ static void end_stream(struct end *end)
 		spin_lock_bh(&end->lock);
 		rk_qp_shutdown_done(end->qp);
 		wish = rk_qp_wish(end->qp);
-		end->shut = true;
 		spin_unlock_bh(&end->lock);
 	}
-	/* With both directions closed the stream is over. */
-	if (!end->gone && (wish == RK_WISH_LEAVE || wish == RK_WISH_ABORT || (end->shut && end->eof))) {
+	spin_lock_bh(&end->lock);
+	both_closed = rk_qp_is_shut_down(end->qp) && rk_qp_peer_has_closed(end->qp);
+	spin_unlock_bh(&end->lock);
+	if (wish == RK_WISH_LEAVE || wish == RK_WISH_ABORT || both_closed) {
 		/* The socket is closed with the pair. */
 		kernel_sock_shutdown(end->socket, SHUT_WR);
 		spin_lock_bh(&end->lock);
@@ -319,7 +329,9 @@ void over_tcp_close(struct pair *pair)
 
 /* ---- the tests ---- */
 
-/* Waits until a count of completions is reached. Returns false if the stream fails or nothing happens for long. */
+/*
+ * Waits for a number of completions. Returns false if the stream fails or nothing happens for long.
+ */
 static bool reached(struct end *end, const u64 *count, u64 wanted)
 {
 	wait_event_timeout(end->completed,
@@ -329,7 +341,7 @@ static bool reached(struct end *end, const u64 *count, u64 wanted)
 	return READ_ONCE(*count) >= wanted && !end->error && !end->failures;
 }
 
-/* Posts `count` requests with at most `depth` waiting, and waits for their completions. */
+/* Posts `count` requests, at most `depth` of them outstanding, and waits for their completions. */
 static int run(struct end *end, struct end *peer, u32 op, int count, int depth)
 {
 	int i;
@@ -345,7 +357,7 @@ static int run(struct end *end, struct end *peer, u32 op, int count, int depth)
 	return 0;
 }
 
-/* A Write is complete when TCP has it. A Send behind it arrives when it is placed. */
+/* A Write completes when TCP has taken it. A Send after it arrives when the Write is placed. */
 int over_tcp_writes(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -382,7 +394,7 @@ int over_tcp_reads(struct pair *pair)
 	return 0;
 }
 
-/* Each end answers the other's Send by one of its own. */
+/* Each end answers the other's Send with its own. */
 int over_tcp_ping_pong(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -409,7 +421,7 @@ int over_tcp_ping_pong(struct pair *pair)
 	return 0;
 }
 
-/* A Send that finds no receive waits, and what comes behind it waits with it. */
+/* A Send without a receive waits, and so does everything behind it. */
 int over_tcp_held(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -433,7 +445,10 @@ int over_tcp_held(struct pair *pair)
 	return 0;
 }
 
-/* Writes, then the graceful end: everything arrives, what the peer has posted is flushed, and both streams end. */
+/*
+ * Writes, then a graceful end: everything arrives, the peer's requests are flushed, and both
+ * streams end.
+ */
 int over_tcp_end(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -454,7 +469,7 @@ int over_tcp_end(struct pair *pair)
 	EXPECT(b->receives == 1 && b->last_receive.wr_id == 1 && b->last_receive.status);
 	EXPECT(!b->error && rk_qp_state(b->qp) == RK_STATE_ERROR);
 	EXPECT(!memcmp(a->buffer, b->buffer, BUFFER));
-	/* A request that comes too late is flushed. */
+	/* A request posted too late is flushed. */
 	EXPECT(!post(a, RK_SEND, 17, b));
 	EXPECT(a->sends == 17 && a->last_send.wr_id == 17 && a->last_send.status);
 	return 0;

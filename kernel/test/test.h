@@ -12,16 +12,16 @@
 
 #include "runtime.h"
 
-/* Octets of each end's buffer. */
+/* Bytes of each end's buffer. */
 #define BUFFER 65536
 #define PD 7
-/* The time at which the streams start. Tests without a network say themselves what time it is. */
+/* Start time of the streams. Tests without a network set the clock themselves. */
 #define START (5 * NSEC_PER_SEC)
 #define ALL_RIGHTS (RK_LOCAL_WRITE | RK_REMOTE_WRITE | RK_REMOTE_READ)
-/* The end of a test that hangs; far above what a slow machine needs. */
+/* Time limit of a hanging test; far above what a slow machine needs. */
 #define PATIENCE (120 * HZ)
 
-/* One end: a device with one queue pair, and a buffer that is registered with all rights. */
+/* One end: a device with one queue pair, and a buffer registered with all rights. */
 struct end {
 	const char *name;
 	struct rk_device *device;
@@ -48,7 +48,6 @@ struct end {
 	bool kicked;
 	bool held;
 	bool eof;
-	bool shut;
 	bool gone;
 	int error;
 	void (*data_ready)(struct sock *sk);
@@ -67,12 +66,12 @@ struct test {
 	bool crc;
 	bool markers;
 	bool tcp;
-	u32 most_completions;	/* these three as in engine.h, of the second end */
+	u32 most_completions;	/* these three configure the second end, see engine.h */
 	u32 hold_ms;
 	u32 first_fpdu_ms;
 };
 
-/* A test ends at the first thing that is not as it should be. */
+/* Ends the test unless the condition holds. */
 #define EXPECT(condition)							\
 	do {									\
 		if (!(condition)) {						\

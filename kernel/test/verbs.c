@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Tests of the verbs of clients in the kernel. */
+/* Tests of the verbs of kernel clients. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/delay.h>
 #include <linux/hrtimer.h>
 
 #include "client.h"
 
-/* Lists the pages of a part of the buffer, and makes the request that registers them with a new key. */
+/*
+ * Lists the pages of a part of the buffer, and prepares the request that registers them with a new
+ * key.
+ */
 static int prepare(struct end *end, struct ib_reg_wr *request, u32 from, u32 len)
 {
 	struct scatterlist list[2];
 	u32 first = len / 2;
 
-	/* Two pieces, of which the second begins in the middle of a page or in the next one. */
+	/* Two pieces; the second begins in the middle of a page or in the next one. */
 	sg_init_table(list, 2);
 	sg_set_buf(&list[0], end->buffer + from, first);
 	sg_set_buf(&list[1], end->buffer + from + first, len - first);
@@ -58,7 +61,7 @@ static int sends(struct pair *pair)
 	return memcmp(pair->a.buffer + 32768, pair->b.buffer, 32768) ? -EIO : 0;
 }
 
-/* Data that go with the request may be changed at once. */
+/* Inline data may be changed immediately. */
 static int inline_send(struct pair *pair)
 {
 	u8 sent[64];
@@ -74,7 +77,7 @@ static int inline_send(struct pair *pair)
 	return memcmp(pair->b.buffer, sent, 64) ? -EIO : 0;
 }
 
-/* A handler is called once for each wish, and is told of what has come before the wish. */
+/* A handler is called once for each request, also for completions that came before the request. */
 static int wishes(struct pair *pair)
 {
 	struct end *b = &pair->b;
@@ -94,12 +97,15 @@ static int wishes(struct pair *pair)
 	EXPECT(atomic_read(&b->calls) == 1);
 	EXPECT(!ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP | IB_CQ_REPORT_MISSED_EVENTS));
 	EXPECT(!post_send(&pair->a, 9, 0, 64, 0));
-	EXPECT(!told(b, 2));
+	EXPECT(!await_calls(b, 2));
 	EXPECT(ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP | IB_CQ_REPORT_MISSED_EVENTS) == 1);
 	return expect(b, 3, IB_WC_RECV);
 }
 
-/* A registration and the Send that tells of it are one list. The peer writes, reads, and takes the right back. */
+/*
+ * A registration and the Send that announces it are one list. The peer writes, reads, and
+ * invalidates.
+ */
 static int registration(struct pair *pair)
 {
 	const u32 from = 1000, len = 20000;
@@ -138,7 +144,7 @@ static int registration(struct pair *pair)
 	EXPECT(!next(a, &wc));
 	EXPECT(wc.wr_id == 5 && !wc.status && wc.wc_flags == IB_WC_WITH_INVALIDATE);
 	EXPECT(wc.ex.invalidate_rkey == a->mr->rkey);
-	/* It is over. */
+	/* The STag is invalid now. */
 	EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 6, part(b, 32768, len), a->mr->iova, a->mr->rkey));
 	EXPECT(!next(b, &wc));
 	EXPECT(wc.wr_id == 6 && wc.status == IB_WC_REM_ACCESS_ERR);
@@ -155,7 +161,10 @@ static int expect_immediate(struct end *end, u64 wr_id, enum ib_wc_opcode opcode
 	return 0;
 }
 
-/* Immediate data come with a Write, with a Write of no octets, and with a Send. What takes those of a Write needs no memory. */
+/*
+ * Immediate data arrive with a Write, with an empty Write, and with a Send. A receive for a Write's
+ * immediate data needs no memory.
+ */
 static int immediate(struct pair *pair)
 {
 	const u32 from = 1000, len = 20000;
@@ -186,7 +195,7 @@ static int immediate(struct pair *pair)
 	EXPECT(!expect(b, 10, IB_WC_RDMA_WRITE));
 	EXPECT(!expect_immediate(a, 0, IB_WC_RECV_RDMA_WITH_IMM, 0x01020304));
 	EXPECT(!memcmp(a->buffer + from, b->buffer, len));
-	/* It names no memory at all. */
+	/* A Write without memory. */
 	write.wr.sg_list = NULL;
 	write.wr.num_sge = 0;
 	write.wr.ex.imm_data = cpu_to_be32(5);
@@ -206,7 +215,7 @@ static int immediate(struct pair *pair)
 	return memcmp(a->buffer + 40000, b->buffer, 64) ? -EIO : 0;
 }
 
-/* Pages are registered, ended by a request, and registered with another key: again and again. */
+/* Pages are registered, invalidated by a request, and registered with another key, repeatedly. */
 static int local_invalidation(struct pair *pair)
 {
 	struct end *a = &pair->a, *b = &pair->b;
@@ -228,7 +237,7 @@ static int local_invalidation(struct pair *pair)
 		fill(b->buffer, 8000, i);
 		EXPECT(!post_rdma(b, IB_WR_RDMA_WRITE, 3, part(b, 0, 8000), a->mr->iova,
 				  a->mr->rkey));
-		/* A Read behind the Write comes back when that is placed. */
+		/* A Read after the Write returns when the Write is placed. */
 		EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 4, part(b, 20000, 8000), a->mr->iova,
 				  a->mr->rkey));
 		EXPECT(!expect(b, 3, IB_WC_RDMA_WRITE));
@@ -253,7 +262,10 @@ static int register_pages(struct end *end, u32 from, u32 len)
 	return expect(end, 1, IB_WC_REG_MR);
 }
 
-/* Data land in registered pages, and the registration ends with them: so the pages can be registered again at once. */
+/*
+ * Data land in registered pages, and the Read invalidates the registration, so that the pages can
+ * be registered again immediately.
+ */
 static int read_with_invalidate(struct pair *pair)
 {
 	const u32 len = 20000;
@@ -275,14 +287,14 @@ static int read_with_invalidate(struct pair *pair)
 		EXPECT(!expect(a, 3, IB_WC_RDMA_READ));
 		EXPECT(!memcmp(a->buffer + i * 100, b->buffer + 100, len));
 	}
-	/* Nothing lands there any more. */
+	/* Nothing is placed there any more. */
 	EXPECT(!post_rdma(a, IB_WR_RDMA_READ, 4, sink, b->mr->iova, b->mr->rkey));
 	EXPECT(!next(a, &wc));
 	EXPECT(wc.wr_id == 4 && wc.status == IB_WC_LOC_PROT_ERR);
 	return 0;
 }
 
-/* With interrupts off nothing can be sent at once. */
+/* With interrupts off, nothing is sent inside the call. */
 static int interrupts_off(struct pair *pair)
 {
 	unsigned long flags;
@@ -303,7 +315,7 @@ static int interrupts_off(struct pair *pair)
 	return 0;
 }
 
-/* A timer of softirq that posts. */
+/* A softirq timer that posts. */
 struct ticker {
 	struct hrtimer timer;
 	struct pair *pair;
@@ -330,7 +342,8 @@ static int in_timer(struct pair *pair)
 	for (i = 0; i < 20; i++) {
 		init_completion(&ticker.done);
 		EXPECT(!post_receive(&pair->b, i, 0, 1000));
-		hrtimer_start(&ticker.timer, ns_to_ktime(100 * NSEC_PER_USEC), HRTIMER_MODE_REL_SOFT);
+		hrtimer_start(&ticker.timer, ns_to_ktime(100 * NSEC_PER_USEC),
+			      HRTIMER_MODE_REL_SOFT);
 		wait_for_completion(&ticker.done);
 		EXPECT(!ticker.result);
 		EXPECT(!expect(&pair->a, 60, IB_WC_SEND));
@@ -341,7 +354,7 @@ static int in_timer(struct pair *pair)
 	return 0;
 }
 
-/* An interrupt that posts, as a disk's does: as many as are outstanding at most, and then no more. */
+/* An interrupt that posts, like a disk's, up to a number of outstanding requests. */
 #define INTERRUPTS 2000
 #define OUTSTANDING 8
 #define OF_INTERRUPT 70
@@ -366,7 +379,9 @@ static enum hrtimer_restart interrupt(struct hrtimer *timer)
 	return disk->posted < INTERRUPTS ? HRTIMER_RESTART : HRTIMER_NORESTART;
 }
 
-/* Takes what is complete. What an interrupt has sent, and what has come of it, makes room for the next. */
+/*
+ * Takes completions. Those of the interrupt's messages, at both ends, make room for its next ones.
+ */
 static int take(struct end *end, struct disk *disk, int *sent, int *received)
 {
 	struct ib_wc wc;
@@ -385,7 +400,7 @@ static int take(struct end *end, struct disk *disk, int *sent, int *received)
 	return 0;
 }
 
-/* Sends, and so receives on the same processor, until the disk has posted all of its own. */
+/* Sends, and so receives on the same processor, until the disk has posted everything. */
 static int send_beside(struct pair *pair, struct disk *disk)
 {
 	int from_a = 0, at_b = 0, from_b = 0, at_a = 0, posted = 0;
@@ -406,7 +421,7 @@ static int send_beside(struct pair *pair, struct disk *disk)
 	return disk->result;
 }
 
-/* A disk's interrupt comes while its processor has the queue pair. */
+/* A disk's interrupt arrives while its processor holds the queue pair's lock. */
 static int in_interrupts(struct pair *pair)
 {
 	struct disk disk = { .end = &pair->b, .room = ATOMIC_INIT(OUTSTANDING) };
@@ -427,7 +442,10 @@ static int in_interrupts(struct pair *pair)
 	return result;
 }
 
-/* Sends messages together, and takes them together. The processor of the handler's call, which is one for all, or an error. */
+/*
+ * Sends messages together, and takes them together. Returns the processor that ran the handler, or
+ * an error.
+ */
 static int processor_for(struct pair *pair, int messages)
 {
 	struct end *b = &pair->b;
@@ -440,13 +458,16 @@ static int processor_for(struct pair *pair, int messages)
 		EXPECT(!post_send(&pair->a, i, 0, 64, 0));
 	for (i = 0; i < messages; i++)
 		EXPECT(!expect(&pair->a, i, IB_WC_SEND));
-	EXPECT(!told(b, calls + 1));
+	EXPECT(!await_calls(b, calls + 1));
 	for (i = 0; i < messages; i++)
 		EXPECT(!expect(b, i, IB_WC_RECV));
 	return READ_ONCE(b->processor);
 }
 
-/* Under load the handler is called on the completion vector's processor, and else where the message has come. */
+/*
+ * Under load the handler runs on the completion vector's processor, otherwise where the message
+ * arrived.
+ */
 static int vectors_under_load(struct pair *pair)
 {
 	int i, result, elsewhere = 0;
@@ -469,7 +490,7 @@ static int vectors_under_load(struct pair *pair)
 	return 0;
 }
 
-/* Keeps to a processor that is not the vector's. */
+/* Runs on a processor that is not the vector's. */
 static int vectors(struct pair *pair)
 {
 	int result;
@@ -481,7 +502,7 @@ static int vectors(struct pair *pair)
 	return result;
 }
 
-/* A Send waits for its receive, and goes on at once when that is posted. */
+/* A Send waits for its receive, and completes as soon as that is posted. */
 static int late_receive(struct pair *pair)
 {
 	fill(pair->a.buffer, 1000, 4);
@@ -493,7 +514,7 @@ static int late_receive(struct pair *pair)
 	return memcmp(pair->a.buffer, pair->b.buffer, 1000) ? -EIO : 0;
 }
 
-/* What waits is flushed in order, and what is posted afterwards too. */
+/* Outstanding receives are flushed in order; so is what is posted afterwards. */
 static int flushes(struct pair *pair)
 {
 	struct end *b = &pair->b;
@@ -517,7 +538,7 @@ static int flushes(struct pair *pair)
 	return 0;
 }
 
-/* Nothing is left in a completion queue of a queue pair that is gone. */
+/* A completion queue has no entries of a destroyed queue pair. */
 static int forgotten(struct pair *pair)
 {
 	struct ib_wc wc;

@@ -1,8 +1,8 @@
 //! The shared library, as `build.rs` compiles it: the functions that the dynamic loader looks for.
 //!
-//! The loader calls them with its lock held, from `main`'s thread or from a thread in `dlopen`. There
-//! is neither a standard library nor a C library in this process's audit namespace, so nothing here
-//! may allocate, panic or call out. See `rtld-audit(7)`.
+//! The loader calls them with its lock held, from `main`'s thread or from a thread in `dlopen`.
+//! There is neither a standard library nor a C library in this process's audit namespace, so
+//! nothing here may allocate, panic or call out. See `rtld-audit(7)`.
 #![no_std]
 // Otherwise the compiler replaces loops by calls of the C library's `memcpy` and `strlen`.
 #![no_builtins]
@@ -34,7 +34,7 @@ unsafe extern "C" fn start(
 #[unsafe(link_section = ".init_array")]
 static START: unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) = start;
 
-/// Returns the version of the interface, or 0 if the loader shall ignore this library.
+/// Returns the interface version to use, or 0 if the loader must ignore this library.
 #[unsafe(no_mangle)]
 extern "C" fn la_version(version: c_uint) -> c_uint {
     STATE.version(version)

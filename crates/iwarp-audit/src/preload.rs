@@ -1,10 +1,11 @@
-//! Loads a library into iproute2's `rdma` that no program asks for: the preload library that answers
-//! netlink requests about our devices.
+//! Loads a library into iproute2's `rdma` that no program asks for: the preload library that
+//! answers netlink requests about our devices.
 //!
-//! A library in `LD_PRELOAD` of every process would keep programs with AddressSanitizer from starting,
-//! whose runtime has to be the first library. Only `rdma` needs this one, but scripts start it by any
-//! path and in any environment. So if the program's name is `rdma`, the process executes its own file
-//! again, with the library in `LD_PRELOAD`. That happens before any code of the program has run.
+//! A library in `LD_PRELOAD` of every process would keep programs with AddressSanitizer from
+//! starting, whose runtime has to be the first library. Only `rdma` needs this one, but scripts
+//! start it by any path and in any environment. So if the program's name is `rdma`, the process
+//! executes its own file again, with the library in `LD_PRELOAD`. That happens before any code of
+//! the program has run.
 //!
 //! Invariant of the `unsafe` code: it runs once, in the constructor of the audit library, while the
 //! process has one thread; arguments and environment are lists of C strings that end with null.
@@ -20,7 +21,7 @@ const PROGRAM: &[u8] = b"rdma";
 const LIBRARY_VARIABLE: &[u8] = b"IWARP_NETLINK_PRELOAD";
 /// The loader's variable with the libraries to load, separated by colons or spaces.
 const LIST_VARIABLE: &[u8] = b"LD_PRELOAD";
-/// Most variables that are passed on. In a larger environment nothing is done.
+/// The most variables that are passed on. In a larger environment nothing is done.
 const VARIABLES_MAX: usize = 2048;
 /// Room for the new value of `LD_PRELOAD`.
 const TEXT_MAX: usize = 16384;
@@ -39,8 +40,8 @@ static ROOM: Room = Room {
     list: UnsafeCell::new([ptr::null(); VARIABLES_MAX]),
 };
 
-/// Executes the program again if it needs the library and does not have it. Returns in all other cases,
-/// and if the kernel refuses.
+/// Executes the program again if it needs the library and does not have it. Returns in all other
+/// cases, and if the kernel refuses.
 ///
 /// # Safety
 /// The file's invariant.
@@ -59,7 +60,7 @@ pub(crate) unsafe fn execute_again(
         let variables = Variables::new(environment);
         let library = variables.value(LIBRARY_VARIABLE);
         let others = variables.value(LIST_VARIABLE);
-        // Nothing is in front of the library, so this also ends the repetition.
+        // The library comes first, which also ends the repetition.
         if library.is_empty() || without(others, library).is_some() {
             return;
         }
@@ -73,7 +74,7 @@ pub(crate) unsafe fn execute_again(
     }
 }
 
-/// Joins the first parts to a C string. Returns `false` if there is no room.
+/// Concatenates parts to a C string. Returns `false` if there is no room.
 fn write(text: &mut [u8; TEXT_MAX], parts: &[&[u8]; 5], used: usize) -> bool {
     let mut len = 0;
     for (at, part) in parts.iter().enumerate() {
@@ -95,8 +96,8 @@ fn write(text: &mut [u8; TEXT_MAX], parts: &[&[u8]; 5], used: usize) -> bool {
     true
 }
 
-/// Copies the environment with `first` in place of the old `LD_PRELOAD`. Returns `false` if there is no
-/// room.
+/// Copies the environment with `first` in place of the old `LD_PRELOAD`. Returns `false` if there
+/// is no room.
 ///
 /// # Safety
 /// `environment` is a list of C strings that ends with null.
@@ -117,7 +118,7 @@ unsafe fn copy(
         }
         len += 1;
         loop {
-            // SAFETY: the caller's promise. The loop ends behind the null pointer.
+            // SAFETY: the caller's promise. The loop ends after the null pointer.
             unsafe {
                 entry = *environment;
                 environment = environment.add(1);

@@ -1,15 +1,15 @@
 //! Which names are redirected, to which file, and at which step of the loader's search.
 //!
 //! The target is the file that the variable `IWARP_AUDIT` names, or else `libibverbs.so.1` in the
-//! folder of this library. `LD_AUDIT` names that folder, so the target is known wherever this library
-//! is loaded.
+//! folder of this library. `LD_AUDIT` names that folder, so the target is known wherever this
+//! library is loaded.
 //!
-//! The first request for the target gets its path at once, so that the loader records that path for
-//! debuggers. Later requests are different: the loader then finds that it has the file already, and
-//! records the name that it opened it by as another name of the object. If that were the path, the
-//! versions of symbols would be looked for in `librdmacm.so.1`, no object would have that name, and
-//! the loader's assertion would end the process. So a later request without a slash keeps its name,
-//! and the path takes the place of the first candidate in the loader's folders.
+//! The first request for the target gets its path immediately, so that the loader records that path
+//! for debuggers. Later requests are different: the loader then finds that it has loaded the file
+//! already, and records the name by which it was opened as another name of the object. If that were
+//! the path, symbol versions would be searched in `librdmacm.so.1`, no object would have that name,
+//! and an assertion of the loader would end the process. So a later request without a slash keeps
+//! its name, and the path replaces the first candidate in the loader's folders.
 //!
 //! Invariant of the `unsafe` code: the loader passes C strings and the cookies of its objects, and
 //! calls with its lock held, so nothing here runs at the same time as anything else.
@@ -21,7 +21,7 @@ use core::ffi::{c_char, c_long, c_uint};
 const TARGET_VARIABLE: &[u8] = b"IWARP_AUDIT";
 /// The loader's variable with the paths of audit libraries, separated by colons.
 const AUDIT_VARIABLE: &[u8] = b"LD_AUDIT";
-/// Makes the loader of glibc resolve all functions at the start.
+/// Makes glibc's loader resolve all functions at the start.
 const NOW_VARIABLE: &[u8] = b"LD_BIND_NOW";
 /// Our entry in `LD_AUDIT`.
 const OWN_NAME: &[u8] = b"libiwarp_audit.so";
@@ -29,13 +29,13 @@ const OWN_NAME: &[u8] = b"libiwarp_audit.so";
 const TARGET_NAME: &[u8] = b"libibverbs.so.1";
 /// Libraries that are redirected.
 const STEMS: [&[u8]; 2] = [b"libibverbs", b"librdmacm"];
-/// Longest path, with the zero at its end. That is Linux's `PATH_MAX`.
+/// Longest path including the final zero: Linux's `PATH_MAX`.
 const PATH_MAX: usize = 4096;
-/// Namespaces that a process of glibc has at most (`DL_NNS`).
+/// The most namespaces of a glibc process (`DL_NNS`).
 const SPACES: usize = 16;
-/// In a cookie: the object is the target. The rest is the number of its namespace.
+/// In a cookie: the object is the target. The other bits are the number of its namespace.
 const IS_TARGET: usize = 1 << 16;
-/// The search begins, with the name that was asked for (`LA_SER_ORIG`).
+/// The search begins, with the requested name (`LA_SER_ORIG`).
 const ORIGINAL: c_uint = 1;
 /// The version of the interface since glibc 2.35.
 const VERSION: c_uint = 2;
@@ -57,7 +57,7 @@ pub(crate) struct Variables(*const *const c_char);
 
 impl Variables {
     /// # Safety
-    /// `first` is null, or points to pointers to C strings of which the last is null.
+    /// `first` is null, or points to a null-terminated list of pointers to C strings.
     pub(crate) const unsafe fn new(first: *const *const c_char) -> Self {
         Self(first)
     }
@@ -69,12 +69,12 @@ impl Variables {
             return &[];
         }
         loop {
-            // SAFETY: the promise of `new`. `at` is not behind the null pointer.
+            // SAFETY: the promise of `new`. `at` is not beyond the null pointer.
             let entry = unsafe { *at };
             if entry.is_null() {
                 return &[];
             }
-            // SAFETY: the promise of `new`. The kernel put the strings into memory that stays.
+            // SAFETY: the promise of `new`. The kernel's copy of the strings stays.
             let entry = unsafe { octets(entry) };
             if let Some([b'=', value @ ..]) = without(entry, name) {
                 return value;
@@ -85,21 +85,21 @@ impl Variables {
     }
 }
 
-/// Returns the octets of a C string.
+/// Returns the bytes of a C string.
 ///
 /// # Safety
-/// `text` is a C string that stays as it is for `'a`.
+/// `text` is a C string that does not change during `'a`.
 pub(crate) unsafe fn octets<'a>(text: *const c_char) -> &'a [u8] {
     let mut len = 0;
-    // SAFETY: the caller's promise: no octet in front of this one is zero.
+    // SAFETY: the caller's promise: no byte before this one is zero.
     while unsafe { *text.add(len) } != 0 {
         len += 1;
     }
-    // SAFETY: `len` octets were read.
+    // SAFETY: `len` bytes were read.
     unsafe { core::slice::from_raw_parts(text.cast(), len) }
 }
 
-/// Returns what follows `prefix`. The methods of slices would call the C library's `memcmp`.
+/// Returns the text after `prefix`. The methods of slices would call the C library's `memcmp`.
 pub(crate) fn without<'a>(mut text: &'a [u8], mut prefix: &[u8]) -> Option<&'a [u8]> {
     while let [wanted, later @ ..] = prefix {
         let [octet, behind @ ..] = text else {
@@ -117,7 +117,7 @@ pub(crate) fn is(text: &[u8], other: &[u8]) -> bool {
     without(text, other).is_some_and(<[u8]>::is_empty)
 }
 
-/// Splits a path in front of its last component.
+/// Splits a path before its last component.
 pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut at = path.len();
     while let Some(before) = at.checked_sub(1) {
@@ -197,7 +197,7 @@ impl Path {
         }
     }
 
-    /// Takes the path of two parts. Stays empty if they are too long.
+    /// Sets the path to the concatenation of two parts. Stays empty if they are too long.
     fn set(&mut self, parts: [&[u8]; 2]) {
         self.len = 0;
         let mut len = 0;
@@ -222,7 +222,7 @@ impl Path {
     }
 }
 
-/// What this library knows between the loader's calls.
+/// The state between the loader's calls.
 #[derive(Debug)]
 struct Inner {
     target: Path,

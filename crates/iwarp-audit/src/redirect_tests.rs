@@ -1,4 +1,4 @@
-//! Tests of what the loader gets for an answer, with an environment and objects that the tests make.
+//! Tests of the answers to the loader, with an environment and objects that the tests create.
 
 use crate::redirect::{LinkMap, State, Variables, is_redirected};
 use std::ffi::{CStr, CString};
@@ -93,7 +93,7 @@ fn only_the_two_libraries_are_redirected() {
 }
 
 #[test]
-fn target_lies_beside_the_audit_library() {
+fn target_is_beside_audit_library() {
     for (environment, wanted) in [
         (&["LD_AUDIT=/opt/lib/libiwarp_audit.so"][..], TARGET),
         (&["LD_AUDIT=/a.so:/opt/lib/libiwarp_audit.so:/b.so"], TARGET),
@@ -133,8 +133,8 @@ fn without_target_the_library_is_ignored() {
     }
 }
 
-/// glibc before 2.35 offers version 1, and makes calls of functions slower unless they are resolved
-/// at the start.
+/// glibc before 2.35 offers version 1, and slows down function calls unless they are resolved at
+/// the start.
 #[test]
 fn old_loaders_need_bind_now() {
     let own = "LD_AUDIT=/opt/lib/libiwarp_audit.so";
@@ -145,7 +145,7 @@ fn old_loaders_need_bind_now() {
 }
 
 #[test]
-fn first_request_gets_the_path_at_once() {
+fn first_request_gets_path() {
     let state = usual();
     let main = open(&state, "", 0);
     for name in ["libibverbs.so.1", "/usr/lib/librdmacm.so.1"] {
@@ -174,7 +174,7 @@ fn later_requests_keep_their_names() {
         search(&state, "/lib/libc.so.6", main, LIBRARY_PATH),
         "/lib/libc.so.6"
     );
-    // The object that asks may be the target itself.
+    // The requesting object may be the target itself.
     assert_eq!(search(&state, name, target, ORIGINAL), name);
     let mut cookie = target;
     // SAFETY: the cookie outlives the call.
@@ -196,7 +196,7 @@ fn namespaces_are_separate() {
     assert_eq!(search(&state, name, usize::MAX, ORIGINAL), TARGET);
 }
 
-/// The library must not depend on others, because the loader would load those for it a second time.
+/// Dependencies would be loaded a second time for the library.
 #[test]
 fn library_has_no_dependencies() {
     let file = std::env::temp_dir().join(format!("iwarp-audit-{}.so", std::process::id()));

@@ -1,12 +1,12 @@
-//! Socket addresses in one form.
+//! Canonical socket addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns an IPv4 address in its own form, even if a dual-stack socket shows it mapped into IPv6.
+/// Returns the address with an IPv4-mapped IPv6 address, as dual-stack sockets report it, as IPv4.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),
-        // Keeps the scope of a link-local address.
+        // Keep the scope of a link-local address.
         IpAddr::V6(_) => address,
     }
 }

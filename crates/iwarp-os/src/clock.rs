@@ -1,10 +1,12 @@
-//! The monotonic clock. The crates below the runtime have no clock; their `now` arguments come from here.
+//! The monotonic clock. The crates below the runtime have no clock; their `now` arguments come from
+//! here.
 //!
-//! No `unsafe`. `CLOCK_MONOTONIC` is read through the vDSO, about 20 ns a call.
+//! No `unsafe`. `CLOCK_MONOTONIC` is read through the vDSO, in about 20 ns.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds since an arbitrary fixed point (usually boot). Never goes back; good for 584 years.
+/// Returns nanoseconds since an arbitrary fixed point (usually boot). Never goes backwards; wraps
+/// after 584 years.
 #[inline]
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -20,8 +22,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn never_goes_back_and_runs_at_the_rate_of_instant() {
-        // One reference around the readings and one inside them, so that a busy machine cannot upset the comparison.
+    fn clock_agrees_with_instant() {
+        // One reference surrounds the readings and one is inside, so that a busy machine cannot
+        // distort the comparison.
         let outer = Instant::now();
         let start = now_ns();
         let inner = Instant::now();

@@ -1,8 +1,8 @@
-//! Makes TCP connections: non-blocking connect, listening sockets, accept.
+//! TCP connections: non-blocking connect, listening sockets, accept.
 //!
-//! Invariant: the one `unsafe` call sets an integer socket option on a descriptor that is owned here.
-//! Running out of descriptors is an error kind of its own ([`NetError::TooManyFiles`]): the level-triggered poller would report
-//! the same waiting connection without end, so the thread that accepts must pause instead of trying again at once.
+//! Invariant: the one `unsafe` call sets an integer socket option on a descriptor that is owned
+//! here. A lack of descriptors has its own error ([`NetError::TooManyFiles`]): the level-triggered
+//! poller reports the waiting connection again and again, so the accepting thread must pause.
 
 use super::address::canonical;
 use super::option;
@@ -16,12 +16,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Why a socket could not be made or used.
+/// Why a socket could not be created or used.
 #[derive(Debug)]
 pub enum NetError {
     /// No file descriptor left.
     TooManyFiles {
-        /// `true`: this process's own limit (`EMFILE`); `false`: that of the whole system (`ENFILE`).
+        /// `true`: the process's limit (`EMFILE`); `false`: the system's limit (`ENFILE`).
         process_limit: bool,
     },
     /// Any other error of the operating system.
@@ -88,7 +88,8 @@ fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
     )
 }
 
-/// A connect that may still be in progress. Poll it for writing, then call [`Connecting::try_finish`].
+/// A connect that may still be in progress. Poll it for writing, then call
+/// [`Connecting::try_finish`].
 #[derive(Debug)]
 pub struct Connecting {
     stream: TcpStream,
@@ -109,17 +110,18 @@ pub struct Ends {
 pub enum Connect {
     /// Established.
     Done(TcpStream, Ends),
-    /// Not yet; poll it for writing again.
+    /// Still in progress; poll it for writing again.
     Pending(Connecting),
 }
 
 /// Starts to connect to `peer`, from `local` if given (port 0: any free port), without waiting.
 ///
 /// # Errors
-/// No descriptor; no route; `local` not an address of this host, in use, or of the other family. Some connects fail at once
-/// (`ConnectionRefused` on loopback); most fail later, in [`Connecting::try_finish`].
+/// No descriptor; no route; `local` is in use, of the other family, or not an address of this host.
+/// Some connects fail immediately (`ConnectionRefused` on loopback); most fail later, in
+/// [`Connecting::try_finish`].
 pub fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting, NetError> {
-    // An IPv4 peer in the form of IPv6 gets a socket of its own family.
+    // An IPv4-mapped peer gets an IPv4 socket.
     let peer = canonical(peer);
     let socket = tcp_socket(&peer)?;
     if let Some(local) = local.map(canonical) {
@@ -132,19 +134,21 @@ pub fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting
     start_connect(socket, peer)
 }
 
-/// How long a socket may take to connect to itself. It is connected when `connect` returns, unless this host is very busy.
+/// How long a socket may take to connect to itself. Unless this host is very busy, it is connected
+/// when `connect` returns.
 const ITSELF_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Connects one socket to itself, on a free port of `address`: what is sent on it is received on it. TCP calls that a simultaneous
-/// open (RFC 9293 section 3.5), with one socket in both roles.
+/// Connects a socket to itself, on a free port of `address`: it receives what is sent on it. This
+/// is TCP's simultaneous open (RFC 9293 section 3.5), with one socket in both roles.
 ///
 /// # Errors
-/// No descriptor, no port; `address` not of this host; `TimedOut` if something on this host filters the packets.
+/// No descriptor, no port; `address` is not of this host; `TimedOut` if this host filters the
+/// packets.
 pub fn connect_to_itself(address: SocketAddr) -> Result<(TcpStream, Ends), NetError> {
     let mut address = canonical(address);
     address.set_port(0);
     let socket = tcp_socket(&address)?;
-    // The port is taken now, because the address to connect to has it.
+    // Bind first: the address to connect to needs the port.
     socket.bind(&SockAddr::from(address))?;
     let local = address_of(&socket)?;
     let connecting = start_connect(socket, local)?;
@@ -162,7 +166,7 @@ fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetErro
     let stream = TcpStream::from_socket(socket)?;
     match stream.socket().connect(&SockAddr::from(peer)) {
         Ok(()) => {}
-        // An interrupted connect goes on in the background like any other.
+        // An interrupted connect continues in the background like any other.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -170,10 +174,11 @@ fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetErro
     Ok(Connecting { stream, peer })
 }
 
-/// With a source address but no source port, lets the kernel choose the port at connect time, so that ports are shared
-/// between different destinations. Without it, a busy client runs out of ports early. Failure changes nothing else.
+/// If the source address has no port, lets the kernel choose the port at connect time, so that
+/// connections to different destinations can share ports. Otherwise a busy client runs out of ports
+/// early. A failure is ignored.
 fn choose_port_late(socket: &Socket) {
-    // The IPv4 level is the right one for both families.
+    // The IPv4 option applies to both families.
     let _ = option::set(
         socket,
         libc::IPPROTO_IP,
@@ -182,18 +187,21 @@ fn choose_port_late(socket: &Socket) {
     );
 }
 
-/// Lets the last segment of TCP's handshake carry the first octets, because the initiator sends its MPA request at once. That is one
-/// segment fewer, and the responder finds the request when it accepts. If no octets follow, the kernel sends the segment after 200 ms.
-/// Without this option, or if the kernel refuses it, that segment is sent alone and at once. It affects no later segment.
+/// Delays the last segment of TCP's handshake to carry the first bytes, because the initiator sends
+/// its MPA request immediately. That saves a segment, and the responder finds the request when it
+/// accepts. Without data, the kernel sends the segment after 200 ms. If the kernel refuses the
+/// option, the segment is sent alone and immediately. Later segments are not affected.
 fn acknowledge_with_first_octets(socket: &Socket) {
     let _ = option::set(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0i32);
 }
 
 impl Connecting {
-    /// Checks the attempt. Call it when the descriptor is writable; before that it does no harm.
+    /// Checks whether the connect has finished. Intended for when the descriptor is writable; an
+    /// earlier call is harmless.
     ///
     /// # Errors
-    /// `ConnectionRefused`, `TimedOut`, `HostUnreachable`, `ConnectionReset` …; the attempt is over.
+    /// `ConnectionRefused`, `TimedOut`, `HostUnreachable`, `ConnectionReset` …; the attempt has
+    /// failed.
     pub fn try_finish(self) -> io::Result<Connect> {
         if let Some(error) = self.stream.take_error()? {
             return Err(error);
@@ -209,15 +217,16 @@ impl Connecting {
         self.done(Ends { local, peer })
     }
 
-    /// Sends the first octets at once if the connection is established already, as on this host. It makes no other check: an error
-    /// shows at the next [`try_finish`](Self::try_finish).
+    /// Sends the first bytes if the connection is established already, as on this host. Makes no
+    /// other check: an error is reported by the next [`try_finish`](Self::try_finish).
     ///
     /// # Errors
     /// As [`try_finish`](Self::try_finish).
     pub fn send_now(self, first: &[u8]) -> io::Result<(Connect, usize)> {
         let local = self.stream.local_addr()?;
         let peer = if self.peer.ip().is_unspecified() {
-            // The unspecified address means this host, under an address that only the connection knows.
+            // The unspecified address means this host, by an address that only the connection
+            // knows.
             match self.stream.peer_addr() {
                 Ok(peer) => peer,
                 Err(_) => return Ok((Connect::Pending(self), 0)),
@@ -239,7 +248,8 @@ impl Connecting {
     }
 
     fn done(self, ends: Ends) -> io::Result<Connect> {
-        // A connect to a free local port can meet itself (simultaneous open of one socket). Then no program listens there.
+        // A connect to a free local port can meet itself (simultaneous open of one socket). Then
+        // nothing listens there.
         if ends.local == ends.peer {
             self.stream.abort();
             return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
@@ -261,30 +271,32 @@ fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
-/// Whether other sockets may be bound to the same port.
+/// Whether other sockets may bind the same port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// None, until this one listens or connects.
+    /// No other socket, until this one listens or connects.
     Exclusive,
-    /// Those that share it, too.
+    /// Other sockets with `Shared` may bind it too.
     Shared,
 }
 
-/// A socket that has an address and neither listens nor connects yet.
+/// A bound socket that neither listens nor connects yet.
 #[derive(Debug)]
 pub struct Bound {
     socket: Socket,
 }
 
 impl Bound {
-    /// Binds to `address` (port 0: a free port, which [`local_addr`](Self::local_addr) tells).
+    /// Binds to `address`; [`local_addr`](Self::local_addr) returns the port if `address` has port
+    /// 0.
     ///
-    /// What is left of earlier connections does not keep a port, so that a restarted program gets its port back at once. Another
-    /// bound socket does, unless it [shares](Sharing::Shared) the port. Two can still get the same port if they are bound while there
-    /// are such remains: the kernel then asks no further. At most one of them can listen in any case.
+    /// Remains of earlier connections do not reserve a port, so that a restarted program gets its
+    /// port back immediately. Another bound socket does, unless it [shares](Sharing::Shared) the
+    /// port. While there are such remains, two sockets can bind the same port, because the kernel
+    /// checks no further; at most one of them can listen.
     ///
-    /// `address` has port 0 for any free port. `only_v6` says whether an IPv6 listener refuses IPv4 peers; `None` keeps the
-    /// system's default.
+    /// `only_v6` says whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's
+    /// default.
     ///
     /// # Errors
     /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
@@ -299,8 +311,9 @@ impl Bound {
         }
         let address = SockAddr::from(address);
         let shared = sharing == Sharing::Shared;
-        // Sockets that all have SO_REUSEADDR do not exclude each other until one listens. So a socket that wants its port for itself does
-        // not have it while it is bound, except to get past connections, which have it.
+        // Sockets with SO_REUSEADDR do not exclude each other until one listens. A socket with an
+        // exclusive port therefore sets it only to get past remaining connections, and clears it
+        // once it is bound.
         socket.set_reuse_address(shared)?;
         match socket.bind(&address) {
             Err(error) if !shared && error.kind() == io::ErrorKind::AddrInUse => {
@@ -313,12 +326,13 @@ impl Bound {
         Ok(Self { socket })
     }
 
-    /// From now on it excludes listening sockets only, and its connections do not keep the port.
+    /// Sets SO_REUSEADDR again: it now excludes listening sockets only, and its connections do not
+    /// reserve the port.
     fn release(&self) -> io::Result<()> {
         self.socket.set_reuse_address(true)
     }
 
-    /// Its address.
+    /// Returns its address.
     ///
     /// # Errors
     /// The kernel's error.
@@ -326,16 +340,16 @@ impl Bound {
         address_of(&self.socket)
     }
 
-    /// Listens with room for `backlog` connections that wait to be accepted; the kernel caps it at `net.core.somaxconn`. Accepted
-    /// streams begin with this setting of [`TcpStream::keep_alive`].
+    /// Listens with a backlog of `backlog` connections; the kernel caps it at `net.core.somaxconn`.
+    /// Accepted streams start with this setting of [`TcpStream::keep_alive`].
     ///
     /// # Errors
     /// `AddrInUse` if another socket listens there.
     pub fn listen(self, backlog: u32, keep_alive: Option<Duration>) -> Result<Listener, NetError> {
-        // Accepted sockets inherit all of it.
+        // Accepted sockets inherit the options.
         self.release()?;
         self.socket.set_tcp_nodelay(true)?;
-        // A kernel that refuses this is asked again for each stream.
+        // If the kernel refuses this, it is set for each stream.
         let keep_alive = keep_alive.filter(|_| set_keep_alive(&self.socket, keep_alive).is_ok());
         self.socket
             .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
@@ -380,18 +394,19 @@ impl Listener {
         Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog, None)
     }
 
-    /// Returns how many connections wait to be accepted, at least one: to ask costs less than an `accept` that finds none.
+    /// Returns how many connections are waiting, at least one: asking costs less than an `accept`
+    /// that finds none.
     pub fn waiting(&self) -> u32 {
         tcp_info(&self.socket).map_or(1, |info| info.unacknowledged_segments.max(1))
     }
 
-    /// Takes the next connection, if one waits.
+    /// Accepts the next connection, if one is waiting.
     ///
-    /// Connections that died while they waited are skipped.
+    /// Connections that failed while they waited are skipped.
     ///
     /// # Errors
-    /// [`NetError::TooManyFiles`]: the connection still waits; stop polling the listener for a while. Others: the listener is unusable
-    /// or the system is out of memory.
+    /// [`NetError::TooManyFiles`]: the connection is still waiting; stop polling the listener for a
+    /// while. Others: the listener is unusable or the system is out of memory.
     pub fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, NetError> {
         loop {
             let (socket, peer) = match self
@@ -401,7 +416,8 @@ impl Listener {
                 Ok(accepted) => accepted,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => return Ok(None),
-                    // Linux passes pending errors of the new connection through accept. They do not concern the listener.
+                    // Linux returns pending errors of the new connection from accept. They do not
+                    // concern the listener.
                     Some(
                         libc::EINTR
                         | libc::ECONNABORTED
@@ -414,7 +430,8 @@ impl Listener {
                         | libc::EOPNOTSUPP
                         | libc::ENETUNREACH,
                     ) => continue,
-                    // The kernel takes a descriptor before it looks whether a connection waits.
+                    // The kernel allocates a descriptor before it checks whether a connection is
+                    // waiting.
                     Some(libc::EMFILE | libc::ENFILE) if !self.has_waiting() => return Ok(None),
                     _ => return Err(error.into()),
                 },
@@ -426,12 +443,12 @@ impl Listener {
         }
     }
 
-    /// Returns `true` if a connection waits to be accepted, or if the kernel cannot tell.
+    /// Returns `true` if a connection is waiting, or if the kernel cannot tell.
     fn has_waiting(&self) -> bool {
         wait_fd(&self.socket, Interest::READ, Some(Duration::ZERO)).unwrap_or(true)
     }
 
-    /// The address listened on, with the port that was chosen.
+    /// Returns the address that it listens on, with the chosen port.
     ///
     /// # Errors
     /// The kernel's error.

@@ -29,13 +29,14 @@ fn finish(mut connecting: Connecting) -> io::Result<TcpStream> {
 fn accept(listener: &Listener) -> (TcpStream, SocketAddr) {
     assert!(
         wait_fd(listener, Interest::READ, LONG).expect("poll"),
-        "nobody came"
+        "no connection"
     );
     listener.accept().expect("accept").expect("a connection")
 }
 
-/// Binds, and tries again while the port is in use: a child that another test has forked keeps the descriptors of this process until it
-/// ends, and so the port of a socket that is closed here. A port that TIME-WAIT keeps is kept for longer than this tries.
+/// Binds, and retries while the port is in use: a child that another test has forked keeps this
+/// process's descriptors until it ends, and so the port of a socket that is closed here. A port in
+/// TIME-WAIT is kept for longer than this retries.
 fn once_free<T>(bind: impl Fn() -> Result<T, NetError>) -> Result<T, NetError> {
     let end = LONG.map(|long| Instant::now() + long);
     loop {
@@ -51,7 +52,7 @@ fn once_free<T>(bind: impl Fn() -> Result<T, NetError>) -> Result<T, NetError> {
 }
 
 #[test]
-fn connects_both_families_from_a_chosen_address() {
+fn connects_from_chosen_address() {
     for (listen, local) in [("127.0.0.1:0", "127.0.0.2:0"), ("[::1]:0", "[::1]:0")] {
         let listener = match Listener::bind(address(listen), 4, None) {
             Ok(listener) => listener,
@@ -85,7 +86,7 @@ fn connects_both_families_from_a_chosen_address() {
 }
 
 #[test]
-fn an_ipv4_peer_of_a_dual_listener_looks_like_ipv4() {
+fn dual_listener_reports_ipv4_peer() {
     let Ok(listener) = Listener::bind(address("[::]:0"), 4, Some(false)) else {
         println!("skipped: no IPv6 here");
         return;
@@ -114,9 +115,9 @@ fn an_ipv4_peer_of_a_dual_listener_looks_like_ipv4() {
     );
 }
 
-/// Programs that know one family only name an IPv4 peer like this.
+/// Programs that know only one family name an IPv4 peer like this.
 #[test]
-fn a_peer_may_be_an_ipv4_address_in_the_form_of_ipv6() {
+fn connects_to_ipv4_mapped_peer() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let port = listener.local_addr().expect("address").port();
     let mapped = SocketAddr::new(address("[::ffff:127.0.0.1]:0").ip(), port);
@@ -147,7 +148,7 @@ fn a_peer_may_be_an_ipv4_address_in_the_form_of_ipv6() {
 
 #[test]
 fn nobody_listening_is_refused() {
-    // A bound socket that does not listen keeps the port from being reused meanwhile.
+    // A bound socket that does not listen keeps the port from being reused.
     let blocker = tcp_socket(&address("127.0.0.1:0")).expect("socket");
     blocker
         .bind(&SockAddr::from(address("127.0.0.1:0")))
@@ -167,8 +168,8 @@ fn nobody_listening_is_refused() {
 }
 
 #[test]
-fn a_socket_that_met_itself_is_refused() {
-    // Connecting a socket to its own address is the certain way to the accident that random ports make rare.
+fn self_connection_is_refused() {
+    // Connecting a socket to its own address reliably causes what is rare with random ports.
     let connecting = || {
         let socket = tcp_socket(&address("127.0.0.1:0")).expect("socket");
         socket
@@ -189,7 +190,7 @@ fn a_socket_that_met_itself_is_refused() {
 }
 
 #[test]
-fn on_this_host_the_first_octets_go_at_once() {
+fn first_bytes_are_sent_on_loopback() {
     let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listen");
     let target = listener.local_addr().expect("address");
     let connecting = connect(target, None).expect("connect");
@@ -201,22 +202,22 @@ fn on_this_host_the_first_octets_go_at_once() {
     assert_eq!((ends.local, ends.peer), (peer, target));
     let mut octets = [0; 8];
     assert_eq!(accepted.recv(&mut octets).expect("there"), 5);
-    // As the listener was told to.
+    // Inherited from the listener.
     assert!(accepted.socket().tcp_nodelay().expect("option"));
     assert!(accepted.socket().nonblocking().expect("flags"));
     assert!(stream.socket().nonblocking().expect("flags"));
     drop(listener);
 }
 
-/// Until one listens: sockets that share ports, and sockets that do not.
+/// The port is exclusive until one socket listens; shared and exclusive sockets are combined.
 #[test]
-fn a_bound_socket_has_its_port_for_itself() {
+fn bound_port_is_exclusive() {
     let any = address("127.0.0.1:0");
     let bind = |at, sharing| Bound::bind(at, None, sharing);
     for (first, second, together) in [
         (Sharing::Exclusive, Sharing::Exclusive, false),
         (Sharing::Exclusive, Sharing::Shared, false),
-        // To the kernel the one that shares looks like what is left of a connection.
+        // To the kernel, a socket that shares looks like a remaining connection.
         (Sharing::Shared, Sharing::Exclusive, true),
         (Sharing::Shared, Sharing::Shared, true),
     ] {
@@ -234,16 +235,17 @@ fn a_bound_socket_has_its_port_for_itself() {
     }
 }
 
-/// What is left of earlier connections gives a socket its port, and keeps nobody else from asking for it: the socket itself has to.
+/// Remaining connections let a socket bind the port, but do not protect it from others; the socket
+/// itself has to.
 #[test]
-fn a_socket_bound_beside_old_connections_has_its_port_for_itself() {
+fn bind_beside_old_connections_is_exclusive() {
     for second in [Sharing::Exclusive, Sharing::Shared] {
         let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
         let at = listener.local_addr().expect("address");
         let stream = finish(connect(at, None).expect("connect")).expect("up");
         let accepted = accept(&listener).0;
         drop(listener);
-        // The accepting end closes first, so the time to wait is its own.
+        // The accepting end closes first, so it has the TIME-WAIT state.
         drop(accepted);
         drop(stream);
         let held = once_free(|| Bound::bind(at, None, Sharing::Exclusive)).expect("beside it");
@@ -253,9 +255,9 @@ fn a_socket_bound_beside_old_connections_has_its_port_for_itself() {
     }
 }
 
-/// A server that starts anew gets its port back, whether its connections still live or linger in TIME-WAIT.
+/// A restarted server gets its port back, whether its connections are alive or in TIME-WAIT.
 #[test]
-fn connections_do_not_keep_a_port() {
+fn connections_do_not_reserve_port() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let at = listener.local_addr().expect("address");
     let streams: Vec<_> = (0..2)
@@ -268,7 +270,7 @@ fn connections_do_not_keep_a_port() {
     let again = || once_free(|| Listener::bind(at, 8, None));
     let listener = again().expect("beside living connections");
     drop(listener);
-    // The accepting ends close first, so the time to wait is theirs.
+    // The accepting ends close first, so they have the TIME-WAIT state.
     let (servers, clients): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
     drop(servers);
     drop(clients);
@@ -290,7 +292,7 @@ fn wrong_local_addresses_are_errors() {
 }
 
 #[test]
-fn a_port_in_use_is_an_error_and_is_free_after_close() {
+fn port_is_free_after_close() {
     let listener = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
     let taken = listener.local_addr().expect("address");
     match Listener::bind(taken, 1, None) {
@@ -299,7 +301,7 @@ fn a_port_in_use_is_an_error_and_is_free_after_close() {
     }
     let stream = finish(connect(taken, None).expect("connect")).expect("up");
     let (accepted, _) = accept(&listener);
-    // The side that closes first keeps the port in TIME_WAIT, which must not keep the listener from coming back.
+    // The side that closes first keeps the port in TIME-WAIT, which must not block a new listener.
     drop(accepted);
     drop(listener);
     drop(stream);
@@ -307,7 +309,7 @@ fn a_port_in_use_is_an_error_and_is_free_after_close() {
 }
 
 #[test]
-fn running_out_of_descriptors_has_its_own_error() {
+fn lack_of_descriptors_has_own_error() {
     assert!(matches!(
         NetError::from(io::Error::from_raw_os_error(libc::EMFILE)),
         NetError::TooManyFiles {
@@ -325,17 +327,19 @@ fn running_out_of_descriptors_has_its_own_error() {
     });
     assert_eq!(back.raw_os_error(), Some(libc::EMFILE));
 
-    // The real thing, in a child process: the limit of this one is shared with the other tests.
+    // Runs in a child process, because the limit of this one is shared with the other tests.
     let listener = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
     let target = listener.local_addr().expect("address");
     let _client = finish(connect(target, None).expect("connect")).expect("up");
     assert!(wait_fd(&listener, Interest::READ, LONG).expect("poll"));
     let quiet = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
-    // SAFETY: the child only makes system calls and leaves by `_exit`: `accept` allocates nothing on this path.
+    // SAFETY: the child only makes system calls and leaves by `_exit`: `accept` allocates nothing
+    // on this path.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // Room for the one descriptor that `poll` asks about, which is taken; 0 would make `poll` fail.
+        // Room for the one descriptor that `poll` checks, which is in use; 0 would make `poll`
+        // fail.
         let none = libc::rlimit {
             rlim_cur: 1,
             rlim_max: 1,
@@ -350,7 +354,7 @@ fn running_out_of_descriptors_has_its_own_error() {
                 process_limit: true
             })
         );
-        // Where nobody waits, nobody needs a descriptor.
+        // If no connection is waiting, no descriptor is needed.
         let typed = typed && matches!(quiet.accept(), Ok(None));
         // SAFETY: `_exit` is async-signal-safe.
         unsafe { libc::_exit(if typed { 9 } else { 1 }) };
@@ -363,7 +367,8 @@ fn running_out_of_descriptors_has_its_own_error() {
     accept(&listener);
 }
 
-/// What `getsockopt` says about keep-alive: seconds before the first question and between two, and the number of questions.
+/// Returns the keep-alive options: seconds before the first probe and between probes, and the
+/// number of probes.
 fn keep_alive_of(stream: &TcpStream) -> Option<(u64, u64, u32)> {
     let socket = stream.socket();
     socket.keepalive().expect("SO_KEEPALIVE").then(|| {
@@ -375,7 +380,7 @@ fn keep_alive_of(stream: &TcpStream) -> Option<(u64, u64, u32)> {
 }
 
 #[test]
-fn accepted_streams_have_the_keep_alive_of_their_listener() {
+fn accepted_streams_inherit_keep_alive() {
     let minute = Some(Duration::from_secs(60));
     for (limit, set) in [(minute, Some((30, 8, 4))), (None, None)] {
         let bound =
@@ -398,12 +403,13 @@ fn accepted_streams_have_the_keep_alive_of_their_listener() {
     }
 }
 
-/// The last segment of TCP's handshake waits for the first octets, so that whoever accepts finds them. It does not wait for ever.
+/// The last segment of TCP's handshake waits for the first bytes, so that the acceptor finds them,
+/// but not forever.
 #[test]
-fn the_handshake_ends_with_the_first_octets() {
+fn first_bytes_end_handshake() {
     let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listener");
     let target = listener.local_addr().expect("address");
-    // A thread that is stopped for 200 ms after it has connected finds the segment sent.
+    // If this thread is stopped for 200 ms after it has connected, the segment is sent.
     let merged = (0..20).any(|_| {
         let stream = finish(connect(target, None).expect("connect")).expect("established");
         let waited = listener.accept().expect("accept").is_none();
@@ -420,7 +426,7 @@ fn the_handshake_ends_with_the_first_octets() {
 }
 
 #[test]
-fn a_listener_tells_how_many_wait() {
+fn listener_reports_waiting_connections() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let target = listener.local_addr().expect("address");
     let connected = || {
@@ -428,7 +434,7 @@ fn a_listener_tells_how_many_wait() {
         stream.send(b"request").expect("send");
         stream
     };
-    // None waits, but to accept once is never wrong.
+    // No connection is waiting, but one extra accept is harmless.
     assert_eq!(listener.waiting(), 1);
     let _streams = [connected(), connected(), connected()];
     let start = Instant::now();

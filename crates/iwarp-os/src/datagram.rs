@@ -1,8 +1,9 @@
-//! UDP sockets for unreliable datagrams: several datagrams for each system call, with what a global routing header tells of each.
+//! UDP sockets for unreliable datagrams: several datagrams per system call, with the fields of a
+//! global routing header.
 //!
-//! Invariant of the `unsafe`: addresses, lists and control data that the kernel reads or writes are arrays of this file's own, which live
-//! until the call has returned, and are described to the kernel with their real sizes. What the kernel has written is read only as far as
-//! it says that it wrote.
+//! Invariant of the `unsafe`: addresses, lists and control data that the kernel accesses are arrays
+//! of this file that live until the call has returned, and are passed with their real sizes. Only
+//! the part that the kernel reports as written is read.
 
 use super::option;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
@@ -10,11 +11,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Most datagrams of one system call.
+/// Maximum number of datagrams per system call.
 pub const BATCH: usize = 16;
-/// Of `linux/in6.h`: whether a socket receives what others have joined.
+/// From `linux/in6.h`: whether a socket receives groups that others have joined.
 const IPV6_MULTICAST_ALL: i32 = 29;
-/// Words of control data: a header and a number, twice, with room for what a kernel may add.
+/// Words of control data: two entries of a header and a number, with room for what a kernel may
+/// add.
 const CONTROL_WORDS: usize = 16;
 
 /// How the network carries a datagram.
@@ -33,21 +35,23 @@ pub struct DatagramSocket {
     v6: bool,
 }
 
-/// Where a socket listens.
+/// Where to bind a socket.
 #[derive(Debug, Clone, Copy)]
 pub enum Bind {
-    /// At an address of the host; port 0 lets the system choose.
+    /// An address of the host; port 0 lets the system choose.
     Address(SocketAddr),
-    /// At a multicast group and port, which other sockets may share, on the interface with this index.
+    /// A multicast group and port, which other sockets may share, on the interface with this index.
     Group(SocketAddr, u32),
 }
 
 impl DatagramSocket {
-    /// Makes a socket whose buffers have about `buffer` octets each, if the system allows so many. Datagrams to groups leave by the
-    /// interface with the index `interface`, and come back to this host.
+    /// Creates a socket whose buffers have about `buffer` bytes each, if the system allows it.
+    /// Datagrams to groups leave through the interface with the index `interface`, and are looped
+    /// back to this host.
     ///
     /// # Errors
-    /// The operating system's: no descriptors left, the address is not one of the host, the port is taken, too many groups.
+    /// The operating system's: no descriptors left, not an address of the host, port taken, too
+    /// many groups.
     pub fn bind(to: Bind, interface: u32, buffer: usize) -> io::Result<Self> {
         let (Bind::Address(address) | Bind::Group(address, _)) = to;
         let socket = Socket::new(
@@ -59,7 +63,7 @@ impl DatagramSocket {
             socket,
             v6: address.is_ipv6(),
         };
-        // A smaller buffer than asked for only means that more is lost.
+        // A smaller buffer only means that more is lost.
         let _ = this.socket.set_recv_buffer_size(buffer);
         let _ = this.socket.set_send_buffer_size(buffer);
         if this.v6 {
@@ -80,7 +84,7 @@ impl DatagramSocket {
         } else {
             option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1i32)?;
             option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1i32)?;
-            // Routers may cut datagrams, too: the path is not asked for its MTU, which would cost the first datagrams.
+            // Routers may fragment datagrams. Path MTU discovery would lose the first datagrams.
             let never = libc::IP_PMTUDISC_DONT;
             option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, never)?;
             // SAFETY: plain numbers.
@@ -102,7 +106,8 @@ impl DatagramSocket {
     fn join(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => {
-                // Otherwise it receives what any socket of the host has joined, on any interface.
+                // Otherwise it receives everything that any socket of the host has joined, on any
+                // interface.
                 option::set(&self.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0i32)?;
                 let by = socket2::InterfaceIndexOrAddress::Index(interface);
                 self.socket.join_multicast_v4_n(&group, &by)
@@ -114,7 +119,7 @@ impl DatagramSocket {
         }
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the address that it is bound to.
     ///
     /// # Errors
     /// The operating system's.
@@ -125,10 +130,11 @@ impl DatagramSocket {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Sends the datagrams of `batch`, in order. Returns how many the socket took, at least one.
+    /// Sends the datagrams of `batch` in order. Returns how many the socket took, at least one.
     ///
     /// # Errors
-    /// Why it did not take the first: `WouldBlock` if its buffer is full; all others are about this datagram alone.
+    /// Why the first was not sent: `WouldBlock` if the socket's buffer is full; all others concern
+    /// this datagram alone.
     pub fn send(&self, batch: &mut Batch) -> io::Result<usize> {
         if batch.len == 0 {
             return Ok(0);
@@ -162,10 +168,11 @@ impl DatagramSocket {
         }
     }
 
-    /// Receives up to `most` datagrams, [`BATCH`] at most. Returns how many came; 0 if none wait.
+    /// Receives up to `most` datagrams, at most [`BATCH`]. Returns how many arrived; 0 if none are
+    /// waiting.
     ///
     /// # Errors
-    /// The operating system's. It is about one datagram that was sent or received before, and the next call may succeed.
+    /// The operating system's. It concerns one earlier datagram; the next call may succeed.
     pub fn receive(&self, batch: &mut Batch, most: usize) -> io::Result<usize> {
         let most = most.clamp(1, BATCH);
         batch.len = most;
@@ -210,17 +217,17 @@ impl AsFd for DatagramSocket {
     }
 }
 
-/// Reads what the kernel says about a datagram.
+/// Reads what the kernel reports about a datagram.
 ///
 /// # Safety
-/// The kernel has filled in `m` and what it names.
+/// The kernel has filled in `m` and the memory that it refers to.
 unsafe fn route_of(m: &libc::msghdr) -> Route {
     let mut route = Route::default();
-    // SAFETY: `m` names control data that the kernel has written.
+    // SAFETY: `m` refers to control data that the kernel has written.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(m) };
     while !at.is_null() {
-        // SAFETY: it is an entry of the control data. The first octet of its value is there, and the values of these options are an
-        // octet, or an `int` in host order whose value fits an octet.
+        // SAFETY: an entry of the control data. It has at least the first byte of the value, and
+        // the values of these options are a byte, or an `int` in host order that fits a byte.
         let (entry, octet, number) = unsafe {
             let data = libc::CMSG_DATA(at);
             let whole = (*at).cmsg_len as usize >= libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
@@ -244,13 +251,13 @@ unsafe fn route_of(m: &libc::msghdr) -> Route {
     route
 }
 
-/// Writes control data that route a datagram. Returns how many octets they have.
+/// Writes control data that route a datagram. Returns their length in bytes.
 fn put_route(control: &mut [u64; CONTROL_WORDS], v6: bool, route: Route) -> usize {
     let (level, class, hops) = match v6 {
         true => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         false => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
     };
-    // SAFETY: it only computes.
+    // SAFETY: the macro only computes.
     let (space, entry_len) = unsafe {
         let len = size_of::<i32>() as u32;
         (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize)
@@ -258,7 +265,7 @@ fn put_route(control: &mut [u64; CONTROL_WORDS], v6: bool, route: Route) -> usiz
     debug_assert!(space.is_multiple_of(8) && 2 * space <= CONTROL_WORDS * 8);
     let mut used = 0;
     for (name, value) in [(class, route.traffic_class), (hops, route.hop_limit)] {
-        // Zero is the system's default of both.
+        // Zero is the system's default for both.
         if value == 0 {
             continue;
         }
@@ -282,7 +289,7 @@ const EMPTY: libc::iovec = libc::iovec {
     iov_len: 0,
 };
 
-/// Room for the datagrams of one system call.
+/// Buffers for the datagrams of one system call.
 pub struct Batch {
     len: usize,
     octets: Box<[u8]>,
@@ -313,13 +320,13 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// Octets in front of each datagram, which the kernel does not touch.
+    /// Bytes before each datagram, which the kernel does not touch.
     pub const FRONT: usize = 8;
-    /// Octets of a datagram.
+    /// Maximum bytes of a datagram.
     const ROOM: usize = iwarp_proto::datagram::DATAGRAM_MAX;
     const SLOT: usize = Self::FRONT + Self::ROOM;
 
-    /// Forgets its datagrams.
+    /// Removes all datagrams.
     pub fn clear(&mut self) {
         self.len = 0;
     }
@@ -334,8 +341,8 @@ impl Batch {
         self.len == 0
     }
 
-    /// Returns the room of a datagram of `len` octets to `to`, which [`commit`](Self::commit) then adds; `None` if the batch is full or
-    /// the datagram too long.
+    /// Returns the buffer for a datagram of `len` bytes, which [`commit`](Self::commit) then adds;
+    /// `None` if the batch is full or the datagram is too long.
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.len == BATCH || len > Self::ROOM {
             return None;
@@ -345,7 +352,7 @@ impl Batch {
         self.octets.get_mut(from..from + len)
     }
 
-    /// Adds the datagram that was written into [`room`](Self::room).
+    /// Adds the datagram that was written into the buffer of [`room`](Self::room).
     pub fn commit(&mut self, to: SocketAddr, route: Route) {
         let at = self.len;
         let v6 = to.is_ipv6();
@@ -356,14 +363,15 @@ impl Batch {
         self.len += 1;
     }
 
-    /// Returns a datagram with [`FRONT`](Self::FRONT) octets of room before it, where it came from, and how; `None` if it was cut off
-    /// because it is longer than any of ours, or came from no address of IP.
+    /// Returns a received datagram with [`FRONT`](Self::FRONT) bytes of room before it, its sender,
+    /// and its route; `None` if it was truncated, because it is longer than any of ours, or has no
+    /// IP source address.
     pub fn received(&mut self, at: usize) -> Option<(&mut [u8], SocketAddr, Route)> {
         if at >= self.len || !self.whole[at] {
             return None;
         }
         let name = std::mem::replace(&mut self.names[at], SockAddrStorage::zeroed());
-        // SAFETY: the kernel has written the address, and its length.
+        // SAFETY: the kernel has written the address and its length.
         let from = unsafe { SockAddr::new(name, self.name_lens[at]) }.as_socket()?;
         let start = at * Self::SLOT;
         let octets = self
@@ -372,7 +380,7 @@ impl Batch {
         Some((octets, from, self.routes[at]))
     }
 
-    /// Describes its datagrams, or the room for them, to the kernel.
+    /// Describes the datagrams, or the buffers for them, to the kernel.
     fn headers(&mut self, vectors: &mut [libc::iovec; BATCH]) -> [libc::mmsghdr; BATCH] {
         // SAFETY: plain numbers and null pointers.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
@@ -408,7 +416,7 @@ mod tests {
         DatagramSocket::bind(Bind::Address(at), 1, 1 << 16).unwrap()
     }
 
-    /// Receives until as many datagrams as wanted have come.
+    /// Receives until `wanted` datagrams have arrived.
     fn receive(socket: &DatagramSocket, batch: &mut Batch, wanted: usize) {
         let start = Instant::now();
         while socket.receive(batch, BATCH).unwrap() != wanted {
@@ -418,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_keep_their_borders_and_say_how_they_came() {
+    fn datagrams_keep_boundaries_and_routes() {
         for v6 in [false, true] {
             let (a, b) = (loopback(v6), loopback(v6));
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
@@ -446,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_noticed() {
+    fn long_datagram_is_detected() {
         let b = loopback(false);
         let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let long = vec![1; Batch::ROOM + 1];
@@ -460,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_reaches_all_its_sockets_and_no_others() {
+    fn group_reaches_its_members_only() {
         let group = |last| SocketAddr::from(([239, 255, 77, last], 62_812));
         let lo = 1;
         let bind = |last| DatagramSocket::bind(Bind::Group(group(last), lo), lo, 1 << 16).unwrap();
@@ -477,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_and_nobody_is_told() {
+    fn send_without_listener_succeeds() {
         let a = loopback(false);
         let gone = loopback(false).local_addr().unwrap();
         let mut batch = Batch::default();

@@ -1,7 +1,8 @@
 //! A pollable flag: the file descriptor behind completion channels and connection-event channels.
 //!
-//! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next [`EventFd::drain`], however many signals
-//! came in between, so it works with level-triggered `poll`, `select` and `epoll` of any application.
+//! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next
+//! [`EventFd::drain`], regardless of the number of signals, so it works with an application's
+//! level-triggered `poll`, `select` and `epoll`.
 
 use super::poller::{Interest, wait_fd};
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,7 +18,7 @@ pub struct EventFd {
 }
 
 impl EventFd {
-    /// A descriptor that is not readable yet.
+    /// Creates a descriptor that is not readable yet.
     ///
     /// # Errors
     /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
@@ -26,27 +27,29 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Makes the descriptor readable. A thread that drains afterwards sees everything written before.
+    /// Makes the descriptor readable. A thread that drains it sees everything written before.
     pub fn signal(&self) {
         loop {
             match write(&self.fd, &1u64.to_ne_bytes()) {
                 Err(Errno::INTR) => {}
-                // A full counter is readable already. Nothing else can happen to a descriptor that we own.
+                // A full counter is readable already. No other error can occur on a descriptor that
+                // we own.
                 Ok(_) | Err(_) => return,
             }
         }
     }
 
-    /// Makes the descriptor unreadable. Returns `true` if there was at least one signal.
+    /// Makes the descriptor unreadable. Returns `true` if it was signaled.
     pub fn drain(&self) -> bool {
         self.take() > 0
     }
 
-    /// As [`drain`](Self::drain), but returns how many signals there were since the last time.
+    /// As [`drain`](Self::drain), but returns the number of signals since the last time.
     pub fn take(&self) -> u64 {
         let mut count = [0u8; 8];
         loop {
-            // Programs may clear O_NONBLOCK on a descriptor that they got; this call must not block even then.
+            // Programs may clear O_NONBLOCK on a descriptor that they have; this call must not
+            // block even then.
             let got = preadv2(
                 &self.fd,
                 &mut [IoSliceMut::new(&mut count)],
@@ -67,7 +70,7 @@ impl EventFd {
         }
     }
 
-    /// For kernels before 5.8, which cannot be told not to wait.
+    /// For kernels before 5.8, which have no flag for not waiting.
     fn take_if_readable(&self, count: &mut [u8; 8]) -> Result<usize, Errno> {
         match wait_fd(self, Interest::READ, Some(Duration::ZERO)) {
             Ok(true) => read(&self.fd, &mut count[..]),
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_wakes_a_sleeper() {
+    fn signal_wakes_sleeper() {
         let event = EventFd::new().expect("eventfd");
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn draining_never_waits_even_if_the_program_wants_reads_to() {
+    fn drain_never_blocks() {
         let event = EventFd::new().expect("eventfd");
         rustix::io::ioctl_fionbio(&event, false).expect("blocking");
         assert!(!event.drain());

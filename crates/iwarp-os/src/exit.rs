@@ -1,4 +1,5 @@
-//! Work at the normal end of the process. Invariant: the C library calls back a plain function that cannot unwind.
+//! Work at the normal end of the process. Invariant: the C library calls a plain function that
+//! cannot unwind.
 
 use super::process_lock::ProcessLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,12 +9,13 @@ static AT_EXIT: ProcessLock<Vec<fn()>> = ProcessLock::new("sys::exit::AT_EXIT", 
 extern "C" fn run() {
     let all = std::mem::take(&mut *AT_EXIT.lock());
     for work in all {
-        // A panic must not cross into C, and at this point it cannot be reported.
+        // A panic must not unwind into C, and it can no longer be reported.
         let _ = std::panic::catch_unwind(work);
     }
 }
 
-/// Work that is done at most once at the end of the process. A child of a fork does what its parent had planned.
+/// Work that runs at most once, at the end of the process. A forked child runs what its parent had
+/// planned.
 #[derive(Debug)]
 pub struct AtExit {
     work: fn(),
@@ -21,7 +23,7 @@ pub struct AtExit {
 }
 
 impl AtExit {
-    /// Creates work that the end of the process calls once it is planned.
+    /// Creates work that runs at the end of the process once it is planned.
     pub const fn new(work: fn()) -> Self {
         Self {
             work,
@@ -29,14 +31,15 @@ impl AtExit {
         }
     }
 
-    /// Plans the work, before exit handlers that were set earlier.
+    /// Plans the work; it runs before exit handlers that were installed earlier.
     pub fn plan(&self) {
         if self.is_planned.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut all = AT_EXIT.lock();
         if all.is_empty() {
-            // SAFETY: a function of this program, which stays loaded; the call has no other condition.
+            // SAFETY: a function of this program, which stays loaded; the call has no other
+            // condition.
             unsafe { libc::atexit(run) };
         }
         all.push(self.work);

@@ -1,8 +1,8 @@
-//! The addresses of this host, from which devices are made.
+//! The addresses of this host, from which devices are created.
 //!
-//! Invariant: the list that `getifaddrs` returns is walked once, read only, copied into owned values, and freed exactly once by
-//! the guard `List`, after the last use of its pointers. Address structures are read unaligned, and only after the
-//! family in their head says which structure they are.
+//! Invariant: the list that `getifaddrs` returns is walked once, read-only, copied into owned
+//! values, and freed exactly once by the guard `List`, after the last use of its pointers. Address
+//! structures are read unaligned, and only after their family says which structure they are.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -23,11 +23,11 @@ pub struct InterfaceAddress {
     pub ip: IpAddr,
     /// Length of the network prefix in bits.
     pub prefix_len: u8,
-    /// Largest IP packet in octets; 0 if unknown.
+    /// Largest IP packet in bytes; 0 if unknown.
     pub mtu: u32,
     /// Ethernet address, if it has one.
     pub mac: Option<[u8; 6]>,
-    /// An interface with a lower index has the same Ethernet address, as the one below a VLAN has.
+    /// An interface with a lower index has the same Ethernet address, as below a VLAN.
     pub shares_mac: bool,
     /// The interface is administratively up (always true in this list).
     pub up: bool,
@@ -38,7 +38,8 @@ pub struct InterfaceAddress {
 }
 
 impl InterfaceAddress {
-    /// The scope that makes a link-local address usable: the interface index; 0 for all other addresses.
+    /// Returns the scope of a link-local address, which is the interface index; 0 for all other
+    /// addresses.
     pub fn scope_id(&self) -> u32 {
         match self.ip {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => self.index,
@@ -51,12 +52,14 @@ impl InterfaceAddress {
     }
 }
 
-/// All addresses of interfaces that are up, by interface index, then IPv4 before IPv6, then by value.
+/// Returns all addresses of interfaces that are up, by interface index, then IPv4 before IPv6, then
+/// by value.
 ///
-/// IPv6 addresses whose duplicate check is running or has failed are left out: they cannot be bound yet.
+/// IPv6 addresses whose duplicate address detection is running or has failed are omitted: they
+/// cannot be bound.
 ///
 /// # Errors
-/// The kernel's error; `EMFILE` if there is no descriptor left to ask with.
+/// The kernel's error; `EMFILE` if there is no descriptor left for the request.
 pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     let list = List::get()?;
     let unusable = unusable_v6();
@@ -80,7 +83,7 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
         // Old-style IPv4 aliases ("eth0:1") belong to the interface before the colon.
         let device = name.split(':').next().unwrap_or_default().to_owned();
         let Some(index) = index_of(&device) else {
-            // The interface vanished since the list was taken.
+            // The interface has vanished since the list was fetched.
             continue;
         };
         found.push(InterfaceAddress {
@@ -97,7 +100,7 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
         });
     }
     for address in &mut found {
-        // A MAC of zeros (loopback) means none.
+        // A MAC address of zeros (loopback) means none.
         if let Some((index, mac)) = macs.get(&address.name).filter(|m| m.1 != [0; 6]) {
             address.mac = Some(*mac);
             address.shares_mac = macs.values().any(|(i, m)| m == mac && i < index);
@@ -116,7 +119,7 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// Owner of what `getifaddrs` returned.
+/// Owns the list that `getifaddrs` returned.
 struct List {
     first: *mut libc::ifaddrs,
 }
@@ -184,10 +187,11 @@ impl Entry<'_> {
         }
     }
 
-    /// Index and Ethernet address of the interface.
+    /// Returns the index and Ethernet address of the interface.
     fn mac(&self) -> Option<(i32, [u8; 6])> {
         let address = self.raw.ifa_addr;
-        // SAFETY: the pointer is null or a socket address of the list, which begins with its family.
+        // SAFETY: the pointer is null or a socket address of the list, which starts with its
+        // family.
         if address.is_null() || i32::from(unsafe { (*address).sa_family }) != libc::AF_PACKET {
             return None;
         }
@@ -202,12 +206,12 @@ impl Entry<'_> {
 }
 
 /// # Safety
-/// `address` is null or points to a complete socket address of the family that its head names.
+/// `address` is null or points to a complete socket address of the family that it names.
 unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: not null, so it begins with a family.
+    // SAFETY: not null, so it starts with a family.
     match i32::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
             // SAFETY: the family says so.
@@ -223,7 +227,7 @@ unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-/// Returns the index of an interface; `None` if there is none of this name.
+/// Returns the index of an interface; `None` if there is none with this name.
 pub fn index_of(name: &str) -> Option<u32> {
     let request = std::ffi::CString::new(name).ok()?;
     // SAFETY: a valid C string.
@@ -233,7 +237,7 @@ pub fn index_of(name: &str) -> Option<u32> {
     }
 }
 
-/// The MTU; 0 if the interface has gone.
+/// Returns the MTU; 0 if the interface has vanished.
 fn mtu_of(name: &str) -> io::Result<u32> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
     // SAFETY: all zero octets are a valid `ifreq`.
@@ -258,9 +262,10 @@ fn mtu_of(name: &str) -> io::Result<u32> {
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
-/// IPv6 addresses in their duplicate check, or failed in it. `getifaddrs` does not tell.
+/// Returns IPv6 addresses whose duplicate address detection is running or has failed. `getifaddrs`
+/// does not report that.
 fn unusable_v6() -> Vec<(Ipv6Addr, String)> {
-    // Without the file (no IPv6, no /proc) nothing is known to be unusable.
+    // Without the file (no IPv6, no /proc) no address is known to be unusable.
     std::fs::read_to_string("/proc/net/if_inet6")
         .map(|text| parse_if_inet6(&text))
         .unwrap_or_default()
@@ -305,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_stable_and_every_address_can_be_bound() {
+    fn addresses_are_sorted_and_bindable() {
         let all = addresses().expect("interfaces");
         assert!(
             all.is_sorted_by(|a, b| (a.index, a.ip) < (b.index, b.ip)),
@@ -323,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_kernels_own_files() {
+    fn interfaces_agree_with_sysfs() {
         for address in addresses().expect("interfaces") {
             let read = |file: &str| {
                 std::fs::read_to_string(format!("/sys/class/net/{}/{file}", address.name))
@@ -343,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_flags_of_ipv6_addresses() {
+    fn reads_ipv6_address_flags() {
         let text = "\
 00000000000000000000000000000001 01 80 10 80       lo
 fe800000000000000000000000000002 02 40 20 c0     eth0
@@ -362,7 +367,7 @@ garbage
     }
 
     #[test]
-    fn link_local_addresses_carry_their_scope() {
+    fn link_local_addresses_have_scope() {
         let address = InterfaceAddress {
             name: "eth0".to_owned(),
             index: 7,

@@ -1,8 +1,10 @@
-//! The operating system as the runtime of iWARP uses it: sockets, `epoll`, clocks, forks, memory, and CRC32c.
+//! The operating system as the iWARP runtime uses it: sockets, `epoll`, clocks, forks, memory, and
+//! CRC32C.
 //!
-//! Every system call of the runtime is in this crate, and the `unsafe` for it. Each file states the invariant that makes its
-//! `unsafe` sound. The crates above see safe types, with a few clearly named `_raw` functions whose callers own the memory argument
-//! (registered memory that peers may write).
+//! This crate contains every system call of the runtime, and the `unsafe` code for it. Each file
+//! states the invariant that makes its `unsafe` sound. The crates above see safe types, and a few
+//! functions named `_raw`, whose callers are responsible for the memory (registered memory that
+//! peers may write).
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod address;

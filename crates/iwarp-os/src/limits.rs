@@ -1,4 +1,5 @@
-//! The limit of open files. One TCP socket per connection reaches the usual soft limit of 1024 quickly.
+//! The limit of open files. With one TCP socket per connection, the usual soft limit of 1024 is
+//! reached quickly.
 //!
 //! No `unsafe`.
 
@@ -6,27 +7,28 @@ use rustix::fd::AsFd;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The descriptors for which [`make_room`] makes room, if the process may have so many. It takes 128 KiB of the kernel's memory.
+/// The number of descriptors for which [`make_room`] makes room, if the process may have as many.
+/// It takes 128 KiB of kernel memory.
 const ROOM: usize = 16 << 10;
 
-/// The number of file descriptors this process may have, before and after [`raise_open_files`].
+/// The limit of open files, before and after [`raise_open_files`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenFiles {
-    /// The soft limit found; `u64::MAX` if there was none.
+    /// The previous soft limit; `u64::MAX` if there was none.
     pub before: u64,
-    /// The soft limit in force now; `u64::MAX` if there is none.
+    /// The current soft limit; `u64::MAX` if there is none.
     pub now: u64,
 }
 
 /// Raises the soft limit of open files to the hard limit, which needs no privilege.
 ///
-/// Never lowers it. A refusal (some sandboxes) is not an error: the old limit stays and is reported.
+/// Never lowers it. A refusal (some sandboxes) is not an error: the old limit is kept and returned.
 pub fn raise_open_files() -> OpenFiles {
     let limit = getrlimit(Resource::Nofile);
     let before = limit.current.unwrap_or(u64::MAX);
     let hard = limit.maximum.unwrap_or(u64::MAX);
     if before < hard {
-        // Failure leaves the old limit, which the read below reports.
+        // On failure the old limit remains, which is read below.
         let _ = setrlimit(
             Resource::Nofile,
             Rlimit {
@@ -39,17 +41,20 @@ pub fn raise_open_files() -> OpenFiles {
     OpenFiles { before, now }
 }
 
-/// Returns how many file descriptors the process may have now; `usize::MAX` if there is no limit.
+/// Returns the current limit of file descriptors; `usize::MAX` if there is none.
 pub fn descriptors() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Has the kernel make room for many descriptors in the process's table, by a short-lived copy of `any` with a high number. May block for
-/// some hundredths of a second.
+/// Makes the kernel enlarge the process's descriptor table, by a short-lived duplicate of `any`
+/// with a high number. May block for some hundredths of a second.
 ///
-/// The kernel enlarges a full table to twice its size, and in a process with threads the one that opens a descriptor then waits until no
-/// processor uses the old table: 5 to 8 ms, four times for 3,000 connections. A refusal is not an error: the table grows when it is full.
+/// The kernel doubles a full table. In a process with threads, the thread that opens a descriptor
+/// then waits until no processor uses the old table: 5 to 8 ms, four times for 3,000 connections. A
+/// refusal is not an error: the table then grows when it is full. processor uses the old table: 5
+/// to 8 ms, four times for 3,000 connections. A refusal is not an error: the table grows when it is
+/// full.
 pub fn make_room(any: impl AsFd) {
     let last = descriptors().min(ROOM).saturating_sub(1);
     if let Ok(last) = i32::try_from(last) {
@@ -62,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_as_many_as_the_limit_allows() {
+    fn descriptor_table_is_enlarged() {
         let status = std::fs::File::open("/proc/self/status").expect("a file of the kernel");
         make_room(&status);
         let status = std::io::read_to_string(status).expect("text");
@@ -75,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_limit_reaches_the_hard_one() {
+    fn soft_limit_is_raised() {
         let first = raise_open_files();
         assert!(first.now >= first.before);
         let hard = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);

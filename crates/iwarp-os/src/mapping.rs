@@ -1,14 +1,16 @@
-//! Page-aligned anonymous memory: staging buffers, and regions that the library allocates for its users.
+//! Page-aligned anonymous memory: staging buffers, and regions that the library allocates for its
+//! users.
 //!
-//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`. No other code knows them until it hands out the address, and
-//! it unmaps them exactly once. It never makes references to the memory; code that does must know that nothing else writes there.
+//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`. No other code knows them until it
+//! hands out the address, and it unmaps them exactly once. It never creates references to the
+//! memory; code that does must know that nothing else writes there.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::fmt;
 use std::io;
 use std::ptr::{self, NonNull};
 
-/// Size of a page in octets; a power of two.
+/// Returns the size of a page in bytes; a power of two.
 #[inline]
 pub fn page_size() -> usize {
     rustix::param::page_size()
@@ -17,16 +19,16 @@ pub fn page_size() -> usize {
 /// Why there is no memory.
 #[derive(Debug)]
 pub enum MappingError {
-    /// Longer than any address range of a process can be.
+    /// Longer than the address space of a process.
     TooLong {
-        /// The length asked for, in octets.
+        /// The requested length in bytes.
         len: usize,
     },
     /// The kernel refused, usually with `ENOMEM`.
     Refused {
-        /// The length asked for, in octets.
+        /// The requested length in bytes.
         len: usize,
-        /// Its reason.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -61,11 +63,12 @@ impl From<MappingError> for io::Error {
     }
 }
 
-/// Zeroed, readable, writable memory that begins on a page. Memory that was never touched takes no space.
+/// Zeroed, readable, writable memory that begins at a page boundary. Untouched pages take no
+/// memory.
 pub struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// `len` rounded up to pages; 0 for an empty one, which owns nothing.
+    /// `len` rounded up to pages; 0 for an empty mapping, which owns nothing.
     mapped: usize,
 }
 
@@ -75,14 +78,14 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` octets of zeros. A length of 0 is allowed and takes no memory.
+    /// Maps `len` bytes of zeros. A length of 0 is allowed and takes no memory.
     ///
     /// # Errors
     /// [`MappingError`].
     pub fn new(len: usize) -> Result<Self, MappingError> {
         let page = page_size();
         if len == 0 {
-            // Aligned like a real address, and never used for access.
+            // Aligned like a real address, and never accessed.
             let ptr =
                 NonNull::new(ptr::without_provenance_mut(page)).unwrap_or(NonNull::dangling());
             return Ok(Self {
@@ -96,7 +99,7 @@ impl Mapping {
             .filter(|&mapped| isize::try_from(mapped).is_ok())
             .ok_or(MappingError::TooLong { len })?;
         let refused = |source: io::Error| MappingError::Refused { len, source };
-        // SAFETY: a fresh private mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: a new private mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -111,19 +114,21 @@ impl Mapping {
         Ok(Self { ptr, len, mapped })
     }
 
-    /// Returns the address of the first octet. Valid for reads and writes of [`len`](Self::len) octets while `self` lives.
+    /// Returns the address of the first byte. Valid for reads and writes of [`len`](Self::len)
+    /// bytes while `self` lives.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// Returns the address as a number. From now on the compiler expects accesses through that number.
+    /// Returns the address as a number. The compiler expects accesses through that number from now
+    /// on.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.ptr.as_ptr().expose_provenance() as u64
     }
 
-    /// Usable length in octets.
+    /// Returns the usable length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -147,8 +152,8 @@ impl fmt::Debug for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.mapped > 0 {
-            // SAFETY: these pages are ours, and whoever had the address must have stopped using it (see `as_ptr`).
-            // It cannot fail for a range that was mapped as a whole.
+            // SAFETY: we own these pages, and users of the address must have stopped using it (see
+            // `as_ptr`). It cannot fail for a range that was mapped as a whole.
             let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.mapped) };
         }
     }
@@ -160,13 +165,13 @@ mod tests {
     use crate::probe::probe_range;
 
     #[test]
-    fn is_aligned_zeroed_and_writable_to_the_end() {
+    fn mapping_is_aligned_and_zeroed() {
         let page = page_size();
         for len in [1, page - 1, page, page + 1, 3 << 20] {
             let mapping = Mapping::new(len).expect("memory");
             assert_eq!(mapping.len(), len);
             assert_eq!(mapping.addr() as usize % page, 0);
-            // SAFETY: nobody else knows the memory; both octets are inside.
+            // SAFETY: nothing else knows the memory; both bytes are inside.
             unsafe {
                 assert_eq!(mapping.as_ptr().add(len - 1).read(), 0);
                 mapping.as_ptr().write(1);
@@ -176,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_is_fine_and_absurd_is_an_error() {
+    fn empty_and_absurd_lengths() {
         let empty = Mapping::new(0).expect("empty");
         assert!(empty.is_empty() && (empty.addr() as usize).is_multiple_of(page_size()));
         assert!(matches!(
@@ -199,7 +204,7 @@ mod tests {
 
     #[test]
     fn drop_gives_the_pages_back() {
-        // Large, so that no other thread of the tests gets the same range at once.
+        // Large, so that no other test thread gets the same range immediately.
         let len = 1 << 30;
         let mapping = Mapping::new(len).expect("memory");
         let addr = mapping.addr();

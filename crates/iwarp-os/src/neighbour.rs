@@ -1,7 +1,8 @@
-//! Whether the next hop towards a peer answers, as the kernel's tables have it (`rtnetlink(7)`).
+//! Whether the next hop towards a peer answers, according to the kernel's tables (`rtnetlink(7)`).
 //!
-//! A message is a header (length, type, flags, number, port; 16 octets), a body of fixed length, and attributes (length, type, value),
-//! all in the host's byte order and aligned to 4 octets. The kernel answers a request during the call that sends it, so nothing here blocks.
+//! A message consists of a header (length, type, flags, number, port; 16 bytes), a body of fixed
+//! length, and attributes (length, type, value), all in the host's byte order and aligned to 4
+//! bytes. The kernel answers a request during the call that sends it, so nothing here blocks.
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::{self, Read as _};
@@ -9,36 +10,36 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const HEADER_LEN: usize = 16;
 const FLAG_REQUEST: u16 = 1;
-/// The type of an answer that is an error number.
+/// The type of an answer that contains an error number.
 const ERROR: u16 = 2;
 const ATTRIBUTE_DESTINATION: u16 = 1;
 const ATTRIBUTE_SOURCE: u16 = 2;
 const ATTRIBUTE_INTERFACE: u16 = 4;
 const ATTRIBUTE_GATEWAY: u16 = 5;
-/// A gateway that may be of the other address family.
+/// A gateway, possibly of the other address family.
 const ATTRIBUTE_VIA: u16 = 18;
-/// States in which the kernel has a link address to send to.
+/// States in which the kernel knows the link address.
 const KNOWN: u16 = libc::NUD_PERMANENT
     | libc::NUD_NOARP
     | libc::NUD_REACHABLE
     | libc::NUD_PROBE
     | libc::NUD_STALE
     | libc::NUD_DELAY;
-/// Nobody serves this port (RFC 863 section 2 has it thrown away).
+/// The discard port (RFC 863); no service is expected.
 const DISCARD_PORT: u16 = 9;
 
-/// What the kernel knows of a neighbour.
+/// The state of a neighbour.
 enum Neighbour {
-    /// It can be sent to.
+    /// Packets can be sent to it.
     Known,
-    /// The kernel has asked for its link address, and waits for the answer.
+    /// The kernel has asked for its link address and waits for the answer.
     Asked,
-    /// The kernel does not know it. It asks when something is sent to it.
+    /// The kernel does not know it, and asks when something is sent to it.
     Unknown,
 }
 
-/// The neighbour that packets for a peer are sent to, which is the peer or a gateway. Its sockets are made at once, so that a thread in
-/// another network namespace can use it.
+/// The neighbour that packets for a peer are sent to: the peer itself or a gateway. Its sockets are
+/// created with it, so that a thread in another network namespace can use it.
 #[derive(Debug)]
 pub struct NextHop {
     netlink: Socket,
@@ -49,8 +50,9 @@ pub struct NextHop {
 }
 
 impl NextHop {
-    /// Finds the next hop from a local address to a peer, if the kernel has to ask for its link address, and has it ask. Returns `None` if
-    /// packets can be sent at once, which includes peers on this host and links without link addresses, and if the kernel does not tell.
+    /// Finds the next hop from a local address to a peer, and makes the kernel ask for its link
+    /// address. Returns `None` if packets can be sent immediately, as to peers on this host and on
+    /// links without link addresses, or if the kernel does not report it.
     pub fn unanswered(source: IpAddr, peer: SocketAddr) -> Option<Self> {
         let here = [
             source,
@@ -65,7 +67,7 @@ impl NextHop {
         let (interface, address) = route(&netlink, source, peer)?;
         if !resolves_addresses(&netlink, interface)
             || matches!(
-                look(&netlink, interface, address),
+                lookup(&netlink, interface, address),
                 None | Some(Neighbour::Known)
             )
         {
@@ -83,13 +85,14 @@ impl NextHop {
         hop.is_open().then_some(hop)
     }
 
-    /// Returns `true` if the neighbour has not answered. The kernel is made to go on asking then. What cannot be found out counts as an
-    /// answer: then TCP has to find it out.
+    /// Returns `true` if the neighbour has not answered, and makes the kernel continue to ask. An
+    /// unknown state counts as an answer: TCP will find out.
     pub fn is_open(&self) -> bool {
-        match look(&self.netlink, self.interface, self.address) {
+        match lookup(&self.netlink, self.interface, self.address) {
             None | Some(Neighbour::Known) => false,
             Some(Neighbour::Asked) => true,
-            // It takes a packet for it: an empty datagram. A packet filter may forbid that, and not forbid TCP.
+            // It takes a packet: an empty datagram. A packet filter may drop it although it accepts
+            // TCP.
             Some(Neighbour::Unknown) => self.datagrams.send_to(&[], &self.to).is_ok(),
         }
     }
@@ -104,7 +107,7 @@ fn netlink() -> io::Result<Socket> {
     )
 }
 
-/// Makes a socket for datagrams that no gateway forwards.
+/// Creates a datagram socket whose packets no gateway forwards.
 fn datagrams(source: IpAddr, to: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM.nonblocking(), None)?;
     match to {
@@ -118,8 +121,8 @@ fn datagrams(source: IpAddr, to: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Looks a neighbour up. Returns `None` if the kernel does not tell, as those before 5.0 do.
-fn look(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour> {
+/// Looks up a neighbour. Returns `None` if the kernel does not report it, as before 5.0.
+fn lookup(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour> {
     let mut body = vec![family(address), 0, 0, 0];
     body.extend(interface.to_ne_bytes());
     body.extend([0; 4]);
@@ -138,7 +141,7 @@ fn look(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour> 
     }
 }
 
-/// Returns the interface and the next hop of the route that the kernel would take, if it leads off this host.
+/// Returns the interface and the next hop of the kernel's route, if it leaves this host.
 fn route(netlink: &Socket, source: IpAddr, peer: SocketAddr) -> Option<(u32, IpAddr)> {
     let bits = if peer.is_ipv4() { 32 } else { 128 };
     let mut body = vec![family(peer.ip()), bits, bits, 0, 0, 0, 0, 0];
@@ -170,7 +173,7 @@ fn route(netlink: &Socket, source: IpAddr, peer: SocketAddr) -> Option<(u32, IpA
     Some((interface?, hop))
 }
 
-/// Returns `true` if neighbours on the interface have link addresses that have to be asked for.
+/// Returns `true` if neighbours on the interface have link addresses that must be resolved.
 fn resolves_addresses(netlink: &Socket, interface: u32) -> bool {
     let mut body = vec![0; 4];
     body.extend(interface.to_ne_bytes());
@@ -183,7 +186,7 @@ fn resolves_addresses(netlink: &Socket, interface: u32) -> bool {
     flags & (libc::IFF_LOOPBACK | libc::IFF_NOARP) as u32 == 0
 }
 
-/// Sends a request and returns the body of its answer.
+/// Sends a request and returns the body of the answer.
 fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut message = Vec::with_capacity(HEADER_LEN + body.len());
     message.extend(((HEADER_LEN + body.len()) as u32).to_ne_bytes());
@@ -192,7 +195,7 @@ fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     message.extend([0; 8]);
     message.extend(body);
     netlink.send(&message)?;
-    // Longer answers are cut; what is used of them stands at the beginning.
+    // Longer answers are truncated; only their beginning is used.
     let mut answer = [0u8; 4096];
     let len = { netlink }.read(&mut answer)?;
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
@@ -214,7 +217,7 @@ fn attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     to.extend(value);
 }
 
-/// Iterates over attributes up to the first that is cut.
+/// Iterates over attributes up to the first truncated one.
 fn attributes(mut octets: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let (len, kind) = (octets.get(..2)?, octets.get(2..4)?);
@@ -253,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_has_no_next_hop() {
+    fn loopback_has_no_next_hop() {
         for (source, peer) in [
             ("127.0.0.1", "127.0.0.1:9"),
             ("127.0.0.1", "127.9.9.9:9"),
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_that_are_cut_end_the_list() {
+    fn truncated_attribute_ends_list() {
         let mut list = Vec::new();
         attribute(&mut list, 5, &[10, 0, 0, 1]);
         attribute(&mut list, 4, &7u32.to_ne_bytes());
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_of_routes_and_links() {
+    fn kernel_reports_routes_and_links() {
         let netlink = netlink().unwrap();
         let own: IpAddr = Ipv4Addr::LOCALHOST.into();
         assert_eq!(route(&netlink, own, (own, 9).into()), None, "it is local");

@@ -1,7 +1,9 @@
-//! The memory behind null regions (`ibv_alloc_null_mr(3)`): a long range of zeros, and a long range whose content does not matter.
+//! The memory behind null regions (`ibv_alloc_null_mr(3)`): a long range of zeros, and a long range
+//! whose contents do not matter.
 //!
-//! Invariant: both ranges are mapped once and never unmapped. The zeros cannot be written to, so the kernel keeps one page for all of
-//! them. The other range is the same few megabytes of an anonymous file over and over; only the RNIC writes there, and nobody reads.
+//! Invariant: both ranges are mapped once and never unmapped. The zeros cannot be written, so the
+//! kernel uses one page for all of them. The other range maps a few megabytes of an anonymous file
+//! repeatedly; only the RNIC writes there, and nothing reads it.
 
 use super::process_lock::ProcessLock;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -10,25 +12,25 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
-/// Length of each range in octets: the longest message, which is as much as one access can have.
+/// Length of each range in bytes: the longest message, which is the longest access.
 pub const NULL_LEN: u64 = iwarp_rnic::limits::MAX_MESSAGE as u64;
-/// Octets of the file behind the range that is written to.
+/// Bytes of the file behind the writable range.
 const PART: usize = 4 << 20;
 const LEN: usize = NULL_LEN.next_multiple_of(PART as u64) as usize;
 
 /// The addresses of the two ranges.
 #[derive(Debug, Clone, Copy)]
 pub struct NullMemory {
-    /// May be read.
+    /// Readable.
     pub zeros: u64,
-    /// May be written to.
+    /// Writable.
     pub sink: u64,
 }
 
-/// Returns the ranges, which are mapped at the first call.
+/// Returns the ranges, which are mapped by the first call.
 ///
 /// # Errors
-/// The process may have no more address space, mappings or descriptors.
+/// The process has no address space, mappings or descriptors left.
 pub fn null_memory() -> io::Result<NullMemory> {
     static MAPPED: ProcessLock<Option<NullMemory>> = ProcessLock::new("sys::null::MAPPED", None);
     let mut mapped = MAPPED.lock();
@@ -47,24 +49,25 @@ pub fn null_memory() -> io::Result<NullMemory> {
     Ok(*mapped.insert(memory))
 }
 
-/// A range that is unmapped again unless it is kept.
+/// A range that is unmapped on drop unless it is kept.
 struct Range(*mut u8);
 
 impl Range {
     fn reserve(protection: ProtFlags) -> io::Result<Self> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe { mmap_anonymous(null_mut(), LEN, protection, flags) }?;
         Ok(Self(start.cast()))
     }
 
-    /// Maps the file over all of it.
+    /// Maps the file repeatedly over the whole range.
     fn fill(&self, file: &OwnedFd) -> io::Result<()> {
         for offset in (0..LEN).step_by(PART) {
             let at = self.0.wrapping_add(offset).cast();
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: it replaces a part of this range, whose pages are ours and which nobody uses yet.
+            // SAFETY: it replaces a part of this range, whose pages we own and which is not used
+            // yet.
             unsafe { mmap(at, PART, protection, flags, file, 0) }?;
         }
         Ok(())
@@ -79,7 +82,7 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: the pages are ours, and nobody knows their address.
+        // SAFETY: we own the pages, and nothing knows their address.
         let _ = unsafe { munmap(self.0.cast(), LEN) };
     }
 }
@@ -89,12 +92,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_stay_zeros_and_the_sink_takes_everything() {
+    fn null_memory_reads_zeros() {
         let memory = null_memory().unwrap();
         assert_eq!(null_memory().unwrap().zeros, memory.zeros);
         let (zeros, sink) = (memory.zeros as *const u8, memory.sink as *mut u8);
         for at in [0, PART - 1, PART, (NULL_LEN - 1) as usize] {
-            // SAFETY: inside of the two ranges.
+            // SAFETY: inside the two ranges.
             unsafe {
                 sink.add(at).write_volatile(0xff);
                 assert_eq!(zeros.add(at).read_volatile(), 0);

@@ -1,14 +1,18 @@
 //! Access to memory of this process that may not be mapped, for on-demand regions.
 //!
-//! A copy is made by `process_vm_readv` and `process_vm_writev` on the process itself. The kernel looks up the pages, as a device with page faults does, and answers
-//! `EFAULT` where there are none. So nothing depends on what other threads map and unmap meanwhile, and no signal is raised.
+//! Data are copied by `process_vm_readv` and `process_vm_writev` on the process itself. The kernel
+//! looks up the pages, as a device with page faults does, and returns `EFAULT` for missing ones. So
+//! the result does not depend on what other threads map and unmap meanwhile, and no signal is
+//! raised.
 //!
-//! The kernel has no such call for an atomic operation on 64 bits, and some sandboxes forbid those two. What is left is an
-//! `Errand`: a child process that shares this process's memory, as `posix_spawn` makes it. The child touches the memory. If a page is
-//! missing, the signal is the child's, which ends by it and nothing else does. That takes about 100 µs.
+//! The kernel has no such call for a 64-bit atomic operation, and some sandboxes forbid those two
+//! calls. The alternative is an `Errand`: a child process that shares this process's memory, as
+//! `posix_spawn` creates it. The child accesses the memory. If a page is missing, the child gets
+//! the signal, and only the child ends. That takes about 100 µs.
 //!
-//! Invariant: the memory that is accessed is only named by numbers. This process hands them to the kernel, and the child touches nothing but
-//! the octets of its errand, by atomic instructions, and the errand itself, which lives until the child has ended.
+//! Invariant: the memory is named by numbers only. This process passes them to the kernel. The
+//! child accesses, by atomic instructions, only the bytes of its errand and the errand itself,
+//! which lives until the child has ended.
 
 use iwarp_rnic::memory::Pager;
 use std::ffi::{c_int, c_void};
@@ -18,7 +22,8 @@ use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// How on-demand regions are accessed.
-// SAFETY: each function accesses what it is asked to, by calls of the kernel or in a child, which fail where a page is missing.
+// SAFETY: each function accesses only what it is given, by system calls or in a child; both fail
+// for a missing page.
 pub static PAGER: Pager = unsafe { Pager::new(read, write, exchange) };
 
 fn iovec(at: u64, len: usize) -> libc::iovec {
@@ -32,7 +37,8 @@ fn read(from: u64, to: &mut [u8]) -> bool {
     let here = to.as_mut_ptr().expose_provenance() as u64;
     let by_kernel = in_parts(to.len(), |done, left| {
         let (local, remote) = (iovec(here + done, left), iovec(from + done, left));
-        // SAFETY: the kernel writes to `to` only, which is borrowed, and checks the other address itself.
+        // SAFETY: the kernel writes only to `to`, which is borrowed, and checks the other address
+        // itself.
         unsafe {
             libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
         }
@@ -52,7 +58,7 @@ fn read(from: u64, to: &mut [u8]) -> bool {
 fn write(to: u64, from: &[u8]) -> bool {
     let here = from.as_ptr().expose_provenance() as u64;
     let by_kernel = in_parts(from.len(), |done, left| {
-        // Programs wait for the last octet, so it is written by itself after the others.
+        // Programs wait for the last byte, so it is written separately after the others.
         let head = left - 1;
         let parts = |at: u64| [iovec(at + done, head), iovec(at + done + head as u64, 1)];
         let (local, remote) = (parts(here), parts(to));
@@ -76,17 +82,18 @@ fn exchange(at: u64, old: u64, new: u64) -> Option<u64> {
     errand.run().then(|| errand.found.load(Ordering::Relaxed))
 }
 
-/// What came of a copy by the kernel.
+/// The result of a copy by the kernel.
 #[derive(Debug, PartialEq, Eq)]
 enum Copied {
     All,
-    /// A page is missing or does not allow it.
+    /// A page is missing or does not allow the access.
     Missing,
-    /// The kernel does not copy for this process.
+    /// The kernel refuses to copy for this process.
     NotAllowed,
 }
 
-/// Copies `len` octets by calls that each get how many are done and left, and return how many they copied or -1.
+/// Copies `len` bytes by calls of `copy`, which gets the number of bytes done and remaining, and
+/// returns how many it has copied, or -1.
 fn in_parts(len: usize, mut copy: impl FnMut(u64, usize) -> isize) -> Copied {
     let mut done = 0;
     while done < len {
@@ -111,17 +118,18 @@ enum Work {
     Exchange { at: u64, old: u64, new: u64 },
 }
 
-/// An access that is left to a child, which shares this process's memory.
+/// An access by a child that shares this process's memory.
 #[derive(Debug)]
 struct Errand {
     work: Work,
-    /// What an exchange has found.
+    /// The previous value that an exchange has found.
     found: AtomicU64,
-    /// The child has done its work. Otherwise a page was missing, or there was no child.
+    /// The child has succeeded. Otherwise a page was missing, or there was no child.
     done: AtomicBool,
 }
 
-/// Octets of the child's stack. It calls a few functions of the C library, and the kernel puts a signal frame there.
+/// Bytes of the child's stack. It calls a few functions of the C library, and the kernel writes a
+/// signal frame there.
 const STACK: usize = 64 << 10;
 
 impl Errand {
@@ -133,19 +141,21 @@ impl Errand {
         }
     }
 
-    /// Has a child do it, and waits for its end. Returns `true` if it is done.
+    /// Runs it in a child and waits for its end. Returns `true` if it succeeded.
     fn run(&self) -> bool {
         let mut stack: Vec<u128> = Vec::new();
         if stack.try_reserve_exact(STACK / size_of::<u128>()).is_err() {
             return false;
         }
         let top = stack.spare_capacity_mut().as_mut_ptr_range().end;
-        // No handler of the program may run in the child.
+        // The program's handlers must not run in the child.
         let mask = Mask::block_all();
         let argument: *const Self = self;
-        // Like `vfork`: this thread stops until the child has ended. No signal tells of its end, so the program does not notice it.
+        // Like `vfork`: this thread stops until the child has ended. No signal reports its end, so
+        // the program does not notice it.
         let flags = libc::CLONE_VM | libc::CLONE_VFORK;
-        // SAFETY: the stack and the errand are the child's until it has ended, which is before `clone` returns. `child` ends by `_exit`.
+        // SAFETY: the stack and the errand belong to the child until it has ended, before `clone`
+        // returns. `child` ends by `_exit`.
         let pid = unsafe { libc::clone(child, top.cast(), flags, argument.cast_mut().cast()) };
         if pid > 0 {
             wait_for(pid);
@@ -154,14 +164,15 @@ impl Errand {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Does it, in the child.
+    /// Executes the errand, in the child.
     fn carry_out(&self) {
         match self.work {
             Work::Copy { from, to, len } => {
                 for i in 0..len {
                     let from = with_exposed_provenance::<u8>(from as usize + i);
                     let to = with_exposed_provenance_mut::<u8>(to as usize + i);
-                    // SAFETY: one side is borrowed by the caller of `run`. If the other is not mapped, only this child ends.
+                    // SAFETY: the caller of `run` borrows one side. If the other one is not mapped,
+                    // only this child ends.
                     unsafe {
                         let octet = AtomicU8::from_ptr(from.cast_mut()).load(Ordering::Relaxed);
                         AtomicU8::from_ptr(to).store(octet, Ordering::Release);
@@ -169,7 +180,8 @@ impl Errand {
                 }
             }
             Work::Exchange { at, old, new } => {
-                // SAFETY: the RNIC has checked that it is aligned. If it is not mapped, only this child ends.
+                // SAFETY: the RNIC has checked the alignment. If it is not mapped, only this child
+                // ends.
                 let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(at as usize)) };
                 let (order, on_failure) = (Ordering::AcqRel, Ordering::Acquire);
                 let (Ok(found) | Err(found)) = word.compare_exchange(old, new, order, on_failure);
@@ -179,10 +191,12 @@ impl Errand {
     }
 }
 
-/// The child: runs an errand and ends. It has its own table of signal handlers, and calls only what is async-signal-safe.
+/// The child: executes an errand and ends. It has its own table of signal handlers, and calls only
+/// async-signal-safe functions.
 extern "C" fn child(errand: *mut c_void) -> c_int {
-    // SAFETY: `run` has given it, and waits. The calls change this process's own handlers and mask. A handler is needed because a
-    // process that is killed by such a signal writes a core file, and some kernels then kill all that share its memory.
+    // SAFETY: `run` has passed it, and waits. The calls change this process's own handlers and
+    // mask. A handler is needed because a process killed by such a signal writes a core dump, and
+    // some kernels then kill all processes that share its memory.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = leave as extern "C" fn(c_int) as usize;
@@ -202,7 +216,7 @@ extern "C" fn child(errand: *mut c_void) -> c_int {
     }
 }
 
-/// The child's handler: a page is missing.
+/// The child's signal handler: a page is missing.
 extern "C" fn leave(_signal: c_int) {
     // SAFETY: ends this process, which is the child.
     unsafe { libc::_exit(1) }
@@ -219,14 +233,14 @@ fn wait_for(child: libc::pid_t) {
     }
 }
 
-/// All signals are blocked for this thread until it is dropped.
+/// Blocks all signals for this thread until it is dropped.
 struct Mask(MaybeUninit<libc::sigset_t>);
 
 impl Mask {
     fn block_all() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut old = Self(MaybeUninit::zeroed());
-        // SAFETY: both sets are ours.
+        // SAFETY: both sets are local.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), old.0.as_mut_ptr());
@@ -237,25 +251,25 @@ impl Mask {
 
 impl Drop for Mask {
     fn drop(&mut self) {
-        // SAFETY: the set that was in force before.
+        // SAFETY: the previous mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, self.0.as_ptr(), null_mut()) };
     }
 }
 
-/// How pages are brought in ahead of their use (`ibv_advise_mr(3)`).
+/// The purpose of a prefetch (`ibv_advise_mr(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefetch {
-    /// So that they can be read.
+    /// To read the pages.
     Read,
-    /// So that they can be written.
+    /// To write the pages.
     Write,
 }
 
-/// Brings the pages of a range in now.
+/// Faults in the pages of a range.
 ///
 /// # Errors
-/// `EFAULT` if a page is not mapped or does not allow the access. A kernel before 5.14 does not bring pages in; then nothing is done, because
-/// they come at their first use.
+/// `EFAULT` if a page is not mapped or does not allow the access. Before 5.14, kernels cannot do
+/// this; the call then does nothing, because the pages are faulted in on first use.
 pub fn prefetch(addr: u64, len: u64, how: Prefetch) -> io::Result<()> {
     let page = super::mapping::page_size() as u64;
     let start = addr - addr % page;
@@ -263,7 +277,8 @@ pub fn prefetch(addr: u64, len: u64, how: Prefetch) -> io::Result<()> {
         .checked_add(len)
         .and_then(|end| end.checked_next_multiple_of(page));
     let fault = || io::Error::from_raw_os_error(libc::EFAULT);
-    // The kernel's own answer does not tell an advice that it does not know from a page that does not allow the access.
+    // The kernel's answer does not distinguish an unknown advice from a page that does not allow
+    // the access.
     if !super::probe::probe_range(addr, len, how == Prefetch::Write) {
         return Err(fault());
     }
@@ -283,9 +298,9 @@ pub fn prefetch(addr: u64, len: u64, how: Prefetch) -> io::Result<()> {
     match io::Error::last_os_error() {
         _ if status == 0 => Ok(()),
         error => match error.raw_os_error() {
-            // Not mapped any more, or behind the end of a file.
+            // Unmapped meanwhile, or beyond the end of a file.
             Some(libc::ENOMEM | libc::EFAULT) => Err(fault()),
-            // This kernel does not know the advice, or the mapping is of a device.
+            // This kernel does not know the advice, or a device is mapped.
             Some(libc::EINVAL | libc::ENOSYS | libc::EPERM) => Ok(()),
             _ => Err(error),
         },

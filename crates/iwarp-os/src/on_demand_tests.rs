@@ -5,13 +5,14 @@ use crate::mapping::{Mapping, page_size};
 use rustix::mm::{MprotectFlags, mprotect, munmap};
 use std::sync::atomic::AtomicUsize;
 
-/// Three pages: the first of them can be written, the second is a hole, the third can only be read. They stay mapped like this.
+/// Returns three pages: the first is writable, the second a hole, the third read-only. They stay
+/// mapped like this.
 fn holes() -> (u64, u64) {
     let page = page_size();
     let mapping = Mapping::new(3 * page).expect("memory");
     let start = mapping.as_ptr();
-    // SAFETY: whole pages of a mapping that nobody else knows. It is never unmapped as a whole, so the hole stays one as far as this
-    // mapping goes; no other test maps at a fixed address.
+    // SAFETY: whole pages of a mapping that nothing else knows. It is never unmapped as a whole, so
+    // the hole remains; no other test maps at a fixed address.
     unsafe {
         mprotect(start.add(page).cast(), page, MprotectFlags::empty()).expect("none");
         mprotect(start.add(2 * page).cast(), page, MprotectFlags::READ).expect("read-only");
@@ -37,7 +38,7 @@ fn child_write(to: u64, from: &[u8]) -> bool {
 const WAYS: [Copies; 2] = [(read, write), (child_read, child_write)];
 
 #[test]
-fn copies_reach_what_is_mapped_and_nothing_else() {
+fn copies_reach_mapped_pages_only() {
     for (read, write) in WAYS {
         let (at, page) = holes();
         assert!(write(at + 3, b"octets"));
@@ -57,7 +58,7 @@ fn copies_reach_what_is_mapped_and_nothing_else() {
             assert!(!write(to, b"octets"), "{:x}", to.wrapping_sub(at));
             assert!(!read(to, &mut back), "{:x}", to.wrapping_sub(at));
         }
-        // What can only be read.
+        // The read-only page.
         assert!(read(at + 2 * page, &mut back));
         assert_eq!(back, [0; 8]);
         assert!(!write(at + 2 * page, b"octets"));
@@ -67,7 +68,7 @@ fn copies_reach_what_is_mapped_and_nothing_else() {
 }
 
 #[test]
-fn nothing_is_copied_for_no_octets() {
+fn empty_copy_makes_no_call() {
     let (at, page) = holes();
     for (read, _) in WAYS {
         assert!(read(at + page, &mut []));
@@ -76,7 +77,7 @@ fn nothing_is_copied_for_no_octets() {
 }
 
 #[test]
-fn a_kernel_that_refuses_is_told_from_a_missing_page() {
+fn refusal_differs_from_missing_page() {
     let refuse = |errno: i32| {
         in_parts(1, |_, _| {
             // SAFETY: this thread's own variable.
@@ -98,7 +99,7 @@ fn a_kernel_that_refuses_is_told_from_a_missing_page() {
 }
 
 #[test]
-fn words_are_exchanged_where_they_are_mapped() {
+fn exchange_works_on_mapped_words() {
     let (at, page) = holes();
     assert!(write(at + 16, &7u64.to_ne_bytes()));
     assert_eq!(exchange(at + 16, 8, 9), Some(7));
@@ -131,16 +132,16 @@ fn exchanges_are_atomic_among_threads() {
     assert_eq!(WORD.load(Ordering::Relaxed), 400);
 }
 
-/// A page is unmapped and mapped again while it is accessed all the time.
+/// A page is unmapped and mapped again while it is accessed continuously.
 #[test]
-fn memory_that_comes_and_goes_never_faults() {
+fn remapped_memory_never_faults() {
     let (at, page) = holes();
     let seen = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let changing = scope.spawn(|| {
             let start = with_exposed_provenance_mut::<c_void>(at as usize);
             for _ in 0..2_000 {
-                // SAFETY: the page is this test's own, and stays reserved while it cannot be accessed.
+                // SAFETY: this test owns the page, which stays reserved while it is inaccessible.
                 unsafe {
                     mprotect(start, page as usize, MprotectFlags::empty()).expect("away");
                     mprotect(
@@ -161,12 +162,12 @@ fn memory_that_comes_and_goes_never_faults() {
         }
     });
     assert!(read(at, &mut [0; 8]));
-    // SAFETY: as above; nobody accesses it any more.
+    // SAFETY: as above; nothing accesses it any more.
     unsafe { munmap(with_exposed_provenance_mut(at as usize), page as usize).expect("unmapped") };
 }
 
 #[test]
-fn pages_are_brought_in_where_there_are_any() {
+fn prefetch_faults_in_mapped_pages() {
     let (at, page) = holes();
     assert!(prefetch(at + 5, page - 5, Prefetch::Write).is_ok());
     assert!(prefetch(at + 2 * page, 1, Prefetch::Read).is_ok());

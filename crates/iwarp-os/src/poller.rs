@@ -1,8 +1,9 @@
 //! Readiness: `epoll` for the progress thread, `poll` for one descriptor.
 //!
-//! No `unsafe`. Level-triggered: a driver that stops early (its budget is spent, a receive is missing) gets the event again, so
-//! no wake-up can be lost here. A descriptor leaves the set when it is removed or when its last duplicate is closed. Its owner
-//! adds it, and removes it before closing, because a batch of events that was already fetched may still contain its token.
+//! No `unsafe`. Level-triggered: a driver that stops early (its budget is used up, a receive is
+//! missing) gets the event again, so no wake-up is lost. A descriptor leaves the set when it is
+//! removed or its last duplicate is closed. Its owner adds it, and removes it before closing,
+//! because a batch of events that was already fetched may still contain its token.
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -12,9 +13,11 @@ pub use std::os::fd::AsFd;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Shorter sleeps end to the microsecond. `epoll_wait(2)` counts in milliseconds and would make them twice as long or longer.
+/// Shorter sleeps are precise to the microsecond. `epoll_wait(2)` counts in milliseconds and would
+/// at least double them.
 const PRECISE_BELOW: Duration = Duration::from_millis(4);
-/// The longest single sleep; longer waits loop. Keeps every time-out inside what the kernel's `int` of milliseconds can hold.
+/// The longest single sleep; longer waits loop. It keeps every timeout within the kernel's `int` of
+/// milliseconds.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// The events to report. Errors and hang-ups are always reported.
@@ -22,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub struct Interest {
     /// Bytes, a connection or the end of the stream can be read.
     pub readable: bool,
-    /// Bytes can be written, or a connect has ended.
+    /// Bytes can be written, or a connect has finished.
     pub writable: bool,
 }
 
@@ -71,33 +74,34 @@ impl Interest {
     }
 }
 
-/// One event: which descriptor, and what may be tried on it.
+/// One event: the descriptor, and what can be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readiness {
     /// The token given to [`Poller::add`].
     pub token: u64,
     /// A read will not block: data, end of stream or an error.
     pub readable: bool,
-    /// A write will not block: room or an error.
+    /// A write will not block: space or an error.
     pub writable: bool,
-    /// The stream is over in both directions, or an error is pending.
+    /// Both directions are closed, or an error is pending.
     pub broken: bool,
 }
 
-/// A reusable buffer for the events of one [`Poller::wait`]. Allocates when created and never again.
+/// A reusable buffer for the events of one [`Poller::wait`]. Allocates only when it is created.
 pub struct Events {
     list: Vec<epoll::Event>,
 }
 
 impl Events {
-    /// Room for `capacity` events per wait; at least one. What does not fit is reported by the next wait.
+    /// Creates a buffer for `capacity` events per wait, at least one. The next wait reports what
+    /// does not fit.
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
             list: Vec::with_capacity(capacity.clamp(1, 1 << 16)),
         }
     }
 
-    /// The events of the last wait.
+    /// Returns the events of the last wait.
     pub fn iter(&self) -> impl Iterator<Item = Readiness> + '_ {
         self.list.iter().map(|event| {
             let (flags, data) = (event.flags, event.data);
@@ -119,14 +123,14 @@ impl fmt::Debug for Events {
     }
 }
 
-/// A set of descriptors to wait for. Any thread may change the set while another waits.
+/// A set of descriptors to wait for. Any thread may change the set while another one waits.
 #[derive(Debug)]
 pub struct Poller {
     fd: OwnedFd,
 }
 
 impl Poller {
-    /// An empty set.
+    /// Creates an empty set.
     ///
     /// # Errors
     /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
@@ -139,7 +143,8 @@ impl Poller {
     /// Adds a descriptor; its events carry `token`.
     ///
     /// # Errors
-    /// `EEXIST` if it is in the set; `EPERM` for a descriptor without readiness (a regular file); `ENOSPC`, `ENOMEM`.
+    /// `EEXIST` if it is in the set; `EPERM` for a descriptor without readiness (a regular file);
+    /// `ENOSPC`, `ENOMEM`.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         epoll::add(
             &self.fd,
@@ -164,7 +169,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Takes a descriptor out of the set. Events already fetched by a waiting thread may still name its token.
+    /// Removes a descriptor from the set. Events that a waiting thread has already fetched may
+    /// still contain its token.
     ///
     /// # Errors
     /// `ENOENT` if it is not in the set.
@@ -173,8 +179,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits for events, at most for `timeout` (`None`: without limit), and returns how many came. A `timeout` of 4 ms or more is
-    /// rounded up to milliseconds.
+    /// Waits for events for at most `timeout` (`None`: no limit), and returns their number. A
+    /// `timeout` of 4 ms or more is rounded up to milliseconds.
     ///
     /// A signal does not end the wait early.
     ///
@@ -196,7 +202,8 @@ impl Poller {
     fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
         events.list.clear();
         if !time.is_zero() && time < PRECISE_BELOW {
-            // `epoll_pwait2(2)` would do it in one call, but older kernels do not have it, and sandboxes may kill a process that calls it.
+            // `epoll_pwait2(2)` would do it in one call, but older kernels lack it, and sandboxes
+            // may kill a process that calls it.
             let mut set = [PollFd::new(&self.fd, PollFlags::IN)];
             if poll(&mut set, Some(&timespec(time)))? == 0 {
                 return Ok(0);
@@ -207,7 +214,7 @@ impl Poller {
         epoll::wait(&self.fd, room, Some(&timespec(time)))
     }
 
-    /// Fetches what is ready now, without sleeping.
+    /// Fetches the events that are ready, without sleeping.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -221,13 +228,14 @@ impl Poller {
 }
 
 impl AsFd for Poller {
-    /// The set is itself a descriptor that is readable when one of its members has an event.
+    /// The set itself is a descriptor that is readable when one of its members has an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Waits until one descriptor has an event of `interest`, an error or a hang-up. Returns `false` if the time is over.
+/// Waits until a descriptor has an event of `interest`, an error or a hang-up. Returns `false` on
+/// timeout.
 ///
 /// # Errors
 /// The kernel's error (`ENOMEM`).
@@ -248,7 +256,7 @@ pub fn wait_fd(fd: impl AsFd, interest: Interest, timeout: Option<Duration>) -> 
     }
 }
 
-/// When to give up. Interrupted waits go on with what is left of the time.
+/// When a wait ends. Interrupted waits continue with the remaining time.
 #[derive(Clone, Copy)]
 enum Deadline {
     Never,
@@ -261,7 +269,7 @@ impl Deadline {
         match timeout {
             None => Self::Never,
             Some(Duration::ZERO) => Self::Now,
-            // A time-out beyond the range of `Instant` means without limit.
+            // A timeout beyond the range of `Instant` means no limit.
             Some(timeout) => Instant::now()
                 .checked_add(timeout)
                 .map_or(Self::Never, Self::At),
@@ -302,7 +310,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn tells_which_descriptor_until_it_is_served() {
+    fn reports_descriptor_until_served() {
         let poller = Poller::new().expect("epoll");
         let (first, second) = (EventFd::new().expect("a"), EventFd::new().expect("b"));
         poller.add(&first, 11, Interest::READ).expect("add");
@@ -338,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_buffer_gets_the_rest_next_time() {
+    fn small_buffer_gets_remaining_events_later() {
         let poller = Poller::new().expect("epoll");
         let all: Vec<EventFd> = (0..5).map(|_| EventFd::new().expect("eventfd")).collect();
         for (token, event) in all.iter().enumerate() {
@@ -371,9 +379,9 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(5));
     }
 
-    /// What is put off for 100 µs would otherwise wait for a millisecond.
+    /// What is deferred by 100 µs would otherwise wait for a millisecond.
     #[test]
-    fn a_short_wait_is_not_made_a_millisecond() {
+    fn short_wait_stays_short() {
         let poller = Poller::new().expect("epoll");
         let event = EventFd::new().expect("eventfd");
         poller.add(&event, 3, Interest::READ).expect("add");
@@ -397,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_reported_without_interest() {
+    fn reset_is_reported_without_interest() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
         let mut peer = TcpStream::connect(listener.local_addr().expect("addr")).expect("connect");
         let (stream, _) = listener.accept().expect("accept");
@@ -421,10 +429,12 @@ mod tests {
         assert!(event.token == 5 && event.broken && event.readable && event.writable);
     }
 
-    /// Lets a signal that nothing else in this process uses do nothing but interrupt system calls.
+    /// Installs a handler for an otherwise unused signal, so that the signal interrupts system
+    /// calls.
     fn let_signals_interrupt() {
         extern "C" fn nothing(_: libc::c_int) {}
-        // SAFETY: an empty handler without SA_RESTART for a signal that nothing else in this process uses.
+        // SAFETY: an empty handler without SA_RESTART for a signal that nothing else in this
+        // process uses.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
@@ -435,13 +445,14 @@ mod tests {
         }
     }
 
-    /// Signals the calling thread each 2 ms, by a timer of the kernel's, so that it is late on no machine.
+    /// Signals the calling thread every 2 ms, by a kernel timer, so that it is punctual on any
+    /// machine.
     struct Alarm(libc::timer_t);
 
     impl Alarm {
         fn start() -> Self {
             let_signals_interrupt();
-            // SAFETY: plain numbers, and places for the kernel's answers that live on.
+            // SAFETY: plain numbers, and variables for the kernel's answers that live on.
             unsafe {
                 let mut event: libc::sigevent = std::mem::zeroed();
                 event.sigev_notify = libc::SIGEV_THREAD_ID;
@@ -483,9 +494,10 @@ mod tests {
     // SAFETY: a timer belongs to the process, and `timer_settime(2)` may be called by any thread.
     unsafe impl Sync for Alarm {}
 
-    /// A thread that gets signals again and again waits as long as it was told, and not from each signal on anew.
+    /// A thread that is signaled repeatedly waits as long as requested; the signals do not restart
+    /// its wait.
     #[test]
-    fn signals_do_not_prolong_a_wait() {
+    fn signals_do_not_prolong_wait() {
         let poller = Poller::new().expect("epoll");
         let never = EventFd::new().expect("eventfd");
         let limit = Some(Duration::from_millis(40));
@@ -511,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_does_not_shorten_the_wait() {
+    fn signal_does_not_shorten_wait() {
         let_signals_interrupt();
         // SAFETY: names the calling thread, which outlives the scope below.
         let sleeper = unsafe { libc::pthread_self() };

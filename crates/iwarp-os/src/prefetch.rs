@@ -1,13 +1,14 @@
 //! Hints to the processor that memory will be used soon.
 //!
-//! Invariant of the `unsafe`: for the language a hint reads nothing, and it cannot fault, so any address is allowed.
+//! Invariant of the `unsafe`: to the language, a hint reads nothing. It cannot fault, so any
+//! address is allowed.
 
 use std::sync::Arc;
 
-/// Octets that a processor fetches at a time.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The line with this address.
+/// Prefetches the line of this address.
 #[inline]
 pub fn line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -20,13 +21,13 @@ pub fn line(at: *const u8) {
     let _ = at;
 }
 
-/// The counts of an `Arc`, in front of its object, which cloning and dropping write to.
+/// Prefetches the counters of an `Arc`, before its object, which cloning and dropping write.
 #[inline]
 pub fn counts<T: ?Sized>(arc: &Arc<T>) {
     line(Arc::as_ptr(arc).cast::<u8>().wrapping_sub(1));
 }
 
-/// All lines of an object.
+/// Prefetches all lines of an object.
 #[inline]
 pub fn object<T: ?Sized>(object: &T) {
     let from = std::ptr::from_ref(object).cast::<u8>();
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_address_will_do() {
+    fn any_address_is_allowed() {
         line(std::ptr::null());
         line(std::ptr::without_provenance(usize::MAX));
         object(&[0u8; 1000]);

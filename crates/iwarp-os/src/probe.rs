@@ -1,16 +1,23 @@
-//! Checks whether a range of addresses is mapped. Done once per memory registration, so that a bad address is an error and never
-//! a crash.
+//! Checks whether a range of addresses is mapped. This is done once per memory registration, so
+//! that a bad address is an error and never a crash.
 //!
-//! Nothing is read from or written to the range. The kernel's list of mappings is consulted, and of a mapped file the last page
-//! is brought in (`MADV_POPULATE_READ`, Linux 5.14), because a file that is too short lacks its last pages.
-//! - Linux 6.11 and later: one `PROCMAP_QUERY` per mapping that the range touches; 4 µs for the usual single mapping, of any size.
-//! - Before: the text of `/proc/self/maps`, 0.4 µs per mapping of the process (24 µs for a small one).
-//! - Without `/proc`: `MADV_POPULATE_READ`/`_WRITE` (Linux 5.14). It touches no content but brings the pages in, so a large untouched
-//!   range takes memory and time, as pinning it for a hardware RNIC would. If that is missing too, the range counts as bad.
+//! The contents of the range are neither read nor written. The kernel's list of mappings is
+//! consulted, and the last page of a mapped file is faulted in (`MADV_POPULATE_READ`, Linux 5.14),
+//! because a file that is too short lacks its last pages.
+//! - Linux 6.11 and later: one `PROCMAP_QUERY` per mapping that the range touches; 4 µs for the
+//!   usual single mapping, of any size.
+//! - Before: the text of `/proc/self/maps`, 0.4 µs per mapping of the process (24 µs for a small
+//!   one).
+//! - Without `/proc`: `MADV_POPULATE_READ`/`_WRITE` (Linux 5.14). It changes no contents but faults
+//!   in the pages, so a large untouched range takes memory and time, as pinning it for a hardware
+//!   RNIC would. If that is missing too, the range counts as bad.
 //!
-//! The answer does not promise that the range stays mapped (the application must ensure that until it deregisters), or that a
-//! mapped file stays as long. Pages of a main stack that has not grown yet count as unmapped.
-//! Invariant: the `unsafe` calls below only pass addresses as numbers to the kernel, and places for its answers that live on.
+//! The answer does not promise that the range stays mapped (the application must ensure that until
+//! it deregisters), or that a mapped file keeps its length. Pages of a main stack that has not
+//! grown yet count as unmapped.
+//!
+//! Invariant: the `unsafe` calls below only pass addresses as numbers to the kernel, and variables
+//! for its answers that live on.
 
 use super::mapping::page_size;
 use rustix::fs::{Mode, OFlags, open};
@@ -20,9 +27,10 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Returns `true` if `[addr, addr + len)` is mapped in this process, all of it readable, and writable if `write`. No part of it lies
+/// Returns `true` if all of `[addr, addr + len)` is mapped in this process, readable, and, if
+/// `write`, writable, and no part of it lies beyond the end of a mapped file.
 /// behind the end of a mapped file.
-///
+/// An empty range is always valid. A range that wraps around is not.
 /// An empty range is valid anywhere. A range that wraps around is not.
 pub fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     let Some(end) = addr.checked_add(len) else {
@@ -45,7 +53,7 @@ pub fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     }
 }
 
-/// Opened anew each time: a descriptor kept across `fork` would show the parent's memory.
+/// Opened each time: a descriptor kept across `fork` would show the parent's memory.
 fn open_maps() -> Option<OwnedFd> {
     open(
         "/proc/self/maps",
@@ -94,8 +102,9 @@ fn walk_query(maps: impl AsFd, mut addr: u64, end: u64, write: bool) -> Result<b
             query_addr: addr,
             ..ProcmapQuery::default()
         };
-        // SAFETY: the opcode takes exactly this structure, whose size it carries, reads and updates it and follows no pointer in
-        // it, because the name and build-id sizes are 0.
+        // SAFETY: the opcode takes exactly this structure, which contains its size. The kernel
+        // reads and updates it, and follows no pointer in it, because the name and build-id sizes
+        // are 0.
         match unsafe { ioctl(maps, Updater::<PROCMAP_QUERY, _>::new(&mut query)) } {
             Ok(()) => {}
             // No mapping covers the address.
@@ -111,7 +120,7 @@ fn walk_query(maps: impl AsFd, mut addr: u64, end: u64, write: bool) -> Result<b
             return Ok(false);
         }
         if query.vma_end <= addr {
-            // Not an answer that lets us advance.
+            // The answer does not advance.
             return Err(Unsupported);
         }
         addr = query.vma_end;
@@ -126,7 +135,7 @@ fn allows(readable: bool, writable: bool, write: bool) -> bool {
     readable && (writable || !write)
 }
 
-/// The same from the text form. Lines are in the order of addresses.
+/// As [`walk_query`], from the text form. Lines are sorted by address.
 fn walk_text(mut maps: impl BufRead, mut addr: u64, end: u64, write: bool) -> bool {
     let mut line = Vec::with_capacity(128);
     loop {
@@ -155,8 +164,8 @@ fn walk_text(mut maps: impl BufRead, mut addr: u64, end: u64, write: bool) -> bo
     }
 }
 
-/// Returns `true` if the file that is mapped in front of `end` has the page there. If the kernel does not tell, it counts as there:
-/// before Linux 5.14, and for memory of devices.
+/// Returns `true` if the file that is mapped before `end` has that page. It counts as present if
+/// the kernel does not report it: before Linux 5.14, and for memory of devices.
 fn reaches(end: u64) -> bool {
     let page = page_size() as u64;
     let last = end.saturating_sub(1) / page * page;
@@ -204,7 +213,8 @@ fn populate(addr: u64, end: u64, write: bool) -> bool {
     };
     let advise = |advice: libc::c_int| {
         loop {
-            // SAFETY: populating changes no content and no permission; the kernel checks the range itself.
+            // SAFETY: populating changes no content and no permission; the kernel checks the range
+            // itself.
             let status =
                 unsafe { libc::madvise(std::ptr::without_provenance_mut(start), len, advice) };
             if status == 0 {
@@ -215,7 +225,7 @@ fn populate(addr: u64, end: u64, write: bool) -> bool {
             }
         }
     };
-    // Writable implies readable on the machines of interest, but a write-only mapping must not pass.
+    // Writable implies readable on common processors, but a write-only mapping must not pass.
     advise(libc::MADV_POPULATE_READ) && (!write || advise(libc::MADV_POPULATE_WRITE))
 }
 

@@ -1,4 +1,5 @@
-//! Tests of the range check: all three methods must agree on memory that is known to be good or bad.
+//! Tests of the range check: all three methods must agree on memory that is known to be good or
+//! bad.
 
 use super::*;
 use crate::mapping::Mapping;
@@ -16,7 +17,7 @@ fn by_text(addr: u64, end: u64, write: bool) -> bool {
     walk_text(BufReader::new(File::from(maps)), addr, end, write)
 }
 
-/// The methods that this kernel offers; the text form must always be there.
+/// Returns the methods that this kernel supports; the text form must always be available.
 fn methods() -> Vec<Method> {
     let mut all: Vec<Method> = vec![("text", by_text)];
     let here = &raw const all as u64;
@@ -37,7 +38,7 @@ fn methods() -> Vec<Method> {
 fn patchwork() -> (Mapping, u64) {
     let page = page_size();
     let mapping = Mapping::new(5 * page).expect("memory");
-    // SAFETY: whole pages of a mapping that nobody reads or writes.
+    // SAFETY: whole pages of a mapping that nothing accesses.
     unsafe {
         let start = mapping.as_ptr();
         mprotect(start.add(2 * page).cast(), page, MprotectFlags::READ).expect("read-only");
@@ -100,9 +101,10 @@ fn knows_ordinary_memory() {
     );
 }
 
-/// A mapping of three pages whose file has one and a half: the third page is missing, however little of it is asked for.
+/// A mapping of three pages whose file has one and a half: the third page is missing, however small
+/// the checked part.
 #[test]
-fn pages_behind_the_end_of_a_file_are_bad() {
+fn pages_beyond_end_of_file_fail() {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -129,13 +131,13 @@ fn pages_behind_the_end_of_a_file_are_bad() {
                 assert_eq!(found, good, "{name} {flags:?} {from}..{end}");
             }
         }
-        // SAFETY: the mapping from above, which nobody uses.
+        // SAFETY: the mapping from above, which is no longer used.
         unsafe { munmap(start, 3 * page as usize) }.expect("unmapped");
     }
 }
 
 #[test]
-fn absurd_ranges_are_bad_and_empty_ones_good() {
+fn absurd_and_empty_ranges() {
     assert!(!probe_range(0, 1, false));
     assert!(!probe_range(8, 8, false));
     assert!(
@@ -155,20 +157,20 @@ fn absurd_ranges_are_bad_and_empty_ones_good() {
 }
 
 #[test]
-fn changes_nothing_and_brings_no_page_in() {
+fn probe_touches_no_page() {
     let len = 1usize << 28;
     let mapping = Mapping::new(len).expect("memory");
-    // SAFETY: inside the mapping, which nobody else knows.
+    // SAFETY: inside the mapping, which nothing else knows.
     unsafe { mapping.as_ptr().write(0x5A) };
     assert!(probe_range(mapping.addr(), len as u64, true));
     // SAFETY: as above.
     assert_eq!(unsafe { mapping.as_ptr().read() }, 0x5A);
     let mut resident = vec![0u8; len / page_size()];
-    // SAFETY: the mapping exists, and the vector has an octet per page of it.
+    // SAFETY: the mapping exists, and the vector has a byte per page of it.
     let status = unsafe { libc::mincore(mapping.as_ptr().cast(), len, resident.as_mut_ptr()) };
     assert_eq!(status, 0);
     let pages = resident.iter().filter(|&&octet| octet & 1 == 1).count();
-    // One page, or one huge page where the system gives them unasked.
+    // One page, or one huge page if the system allocates them by default.
     assert!(pages <= 512, "{pages} pages are in memory");
 }
 
@@ -189,7 +191,8 @@ fn text_lines_of_any_kind() {
     assert!(!walk_text(&b""[..], 0x1000, 0x1001, false));
 }
 
-/// Not a check of speed but of the figures in the head of the file: `cargo test -p iwarp --release probe_cost -- --ignored --nocapture`.
+/// Not a speed check; it prints the figures for the head of the file: `cargo test -p iwarp-os
+/// --release probe_cost -- --ignored --nocapture`.
 #[test]
 #[ignore = "prints a measurement"]
 fn probe_cost() {

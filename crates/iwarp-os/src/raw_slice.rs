@@ -1,14 +1,17 @@
 //! A range of memory by address and length, laid out as the kernel's `iovec`.
 //!
-//! The memory that RDMA moves is registered memory: the application, a peer or the RNIC may write it at any time, so it may never
-//! be seen as `&[u8]`. Invariant: nothing here reads or writes through the address except the `unsafe` functions, whose callers
-//! guarantee that the range is mapped; only one of them asks the kernel. The layout equals `libc::iovec` (checked at compile time), so a list of slices goes to the kernel as it is.
+//! RDMA moves registered memory: the application, a peer or the RNIC may write it at any time, so
+//! it must never be seen as `&[u8]`. Invariant: nothing here accesses memory through the address
+//! except the `unsafe` functions, whose callers guarantee that the range is mapped, or which ask
+//! the kernel. The layout equals `libc::iovec` (checked at compile time), so a list of slices is
+//! passed to the kernel as it is.
 
 use super::guarded;
 use iwarp_rnic::memory::Fragment;
 use std::mem::{align_of, offset_of, size_of};
 
-/// One range of memory of this process. It is only a pair of numbers, and gives no right to access the memory.
+/// A range of this process's memory. It is only a pair of numbers, and gives no right to access the
+/// memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RawSlice {
@@ -24,7 +27,7 @@ const _: () = {
 };
 
 impl RawSlice {
-    /// The range of a fragment of a plan.
+    /// Returns the range of a fragment of a plan.
     #[inline]
     pub fn of_fragment(fragment: &Fragment<'_>) -> Self {
         Self {
@@ -33,7 +36,8 @@ impl RawSlice {
         }
     }
 
-    /// Makes the range `[addr, addr + len)`. An address that does not fit a pointer cannot be mapped, and becomes an empty range at 0.
+    /// Creates the range `[addr, addr + len)`. An address that does not fit a pointer cannot be
+    /// mapped, and becomes an empty range at 0.
     #[cfg(test)]
     #[inline]
     pub fn new(addr: u64, len: usize) -> Self {
@@ -43,7 +47,7 @@ impl RawSlice {
         }
     }
 
-    /// The range of a slice that the caller keeps alive and, for receiving, unaliased.
+    /// Creates the range of a slice that the caller keeps alive and, for receiving, unaliased.
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
         Self {
@@ -52,7 +56,7 @@ impl RawSlice {
         }
     }
 
-    /// The range of a slice to be written by the kernel.
+    /// Creates the range of a slice that the kernel writes.
     #[inline]
     pub fn of_mut(bytes: &mut [u8]) -> Self {
         Self {
@@ -104,10 +108,12 @@ impl RawSlice {
         }
     }
 
-    /// Appends the range to `out`. Returns `false`, and appends nothing, if it is not mapped, or if the kernel does not copy for this process.
+    /// Appends the range to `out`. Returns `false`, and appends nothing, if it is not mapped or the
+    /// kernel refuses to copy for this process.
     ///
     /// # Safety
-    /// The caller has the right to have the range read for the length of the call. It may change meanwhile.
+    /// The caller has the right to let the range be read during the call. It may change
+    /// concurrently.
     pub unsafe fn append_if_mapped(&self, out: &mut Vec<u8>) -> bool {
         let before = out.len();
         out.resize(before + self.len, 0);
@@ -115,8 +121,9 @@ impl RawSlice {
         let mut done = 0;
         while done < self.len {
             let (local, remote) = (to.after(done), self.after(done));
-            // SAFETY: both have the layout of `iovec`. The kernel writes to `out` only, which is borrowed, and looks itself whether the
-            // range, which the caller lets it read, is mapped.
+            // SAFETY: both have the layout of `iovec`. The kernel writes only to `out`, which is
+            // borrowed, and checks whether the range, which the caller allows to be read, is
+            // mapped.
             let copied = unsafe {
                 let local = (&raw const local).cast::<libc::iovec>();
                 let remote = (&raw const remote).cast::<libc::iovec>();
@@ -133,11 +140,13 @@ impl RawSlice {
         true
     }
 
-    /// Appends at most `limit` octets of the range to `out`, and returns how many. Octets of registered memory that has gone are any.
+    /// Appends at most `limit` bytes of the range to `out`, and returns their number. Bytes of
+    /// registered memory that was unmapped are arbitrary.
     ///
     /// # Safety
-    /// The range is registered memory, or mapped and readable for the length of the call. Other threads and the kernel may write to
-    /// it: the copy may then be a mix of old and new octets, as it would be on a wire.
+    /// The range is registered memory, or mapped and readable during the call. Other threads and
+    /// the kernel may write to it: the copy may then be a mix of old and new bytes, as it would be
+    /// on a wire.
     pub unsafe fn append_to(&self, out: &mut Vec<u8>, limit: usize) -> usize {
         let count = self.len.min(limit);
         if count == 0 {
@@ -146,8 +155,8 @@ impl RawSlice {
         let from: *const u8 = std::ptr::with_exposed_provenance(self.addr);
         let before = out.len();
         out.resize(before + count, 0);
-        // SAFETY: `count` octets may be read by the caller's promise, and `resize` made room for as many, which cannot overlap memory
-        // that was mapped for somebody else.
+        // SAFETY: the caller promises that `count` bytes may be read, and `resize` made room for as
+        // many, which cannot overlap other allocations.
         unsafe { guarded::copy(from, out[before..].as_mut_ptr(), count) };
         count
     }

@@ -1,7 +1,9 @@
-//! UDP sockets of the connection manager: small messages, each with the local address that it came to, from which it is answered.
+//! UDP sockets of the connection manager: small messages, each with the local address that received
+//! it and from which it is answered.
 //!
-//! Invariant of the `unsafe`: addresses, octets and control data that the kernel reads or writes are variables of the calling function, and
-//! are described to the kernel with their real sizes. What the kernel has written is read only as far as it says that it wrote.
+//! Invariant of the `unsafe`: addresses, bytes and control data that the kernel accesses are
+//! variables of the calling function, and are passed with their real sizes. Only the part that the
+//! kernel reports as written is read.
 
 use super::address::canonical;
 use super::connect::Sharing;
@@ -21,23 +23,25 @@ pub struct ServiceSocket {
     v6: bool,
 }
 
-/// Where a message came from and went to.
+/// The addresses of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
-    /// Octets of the message. If it was longer than the buffer, this is more than the buffer has.
+    /// Length of the message in bytes. It exceeds the buffer if the message was truncated.
     pub len: usize,
     /// The sender's address.
     pub peer: SocketAddr,
-    /// The address of this host that it was sent to; `None` if that is a group or a broadcast address.
+    /// The destination address on this host; `None` if it is a group or a broadcast address.
     pub to: Option<IpAddr>,
 }
 
 impl ServiceSocket {
-    /// Binds a socket to `address` (port 0: a free port). Without a value `only_v6` is the system's.
+    /// Binds a socket to `address` (port 0: a free port). Without `only_v6`, the system's default
+    /// applies.
     ///
     /// # Errors
-    /// The operating system's: no descriptors left, the address is not one of the host, the port is taken. Sockets that
-    /// [share](Sharing::Shared) their port do not exclude each other, until one has [claimed](Self::claim) it.
+    /// The operating system's: no descriptors left, not an address of the host, port taken. Sockets
+    /// that [share](Sharing::Shared) their port do not exclude each other until one has
+    /// [claimed](Self::claim) it.
     pub fn bind(address: SocketAddr, only_v6: Option<bool>, sharing: Sharing) -> io::Result<Self> {
         let socket = Socket::new(
             Domain::for_address(address),
@@ -66,7 +70,7 @@ impl ServiceSocket {
         Ok(this)
     }
 
-    /// Lets no other socket share the port from now on.
+    /// Stops sharing the port: no other socket can bind it from now on.
     ///
     /// # Errors
     /// The operating system's.
@@ -85,7 +89,7 @@ impl ServiceSocket {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Returns an address as a socket of this family names it.
+    /// Converts an address to this socket's address family.
     fn named(&self, address: SocketAddr) -> SocketAddr {
         match canonical(address) {
             SocketAddr::V4(v4) if self.v6 => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -93,7 +97,7 @@ impl ServiceSocket {
         }
     }
 
-    /// From now on it receives from `peer` only, and [`send`](Self::send) sends there.
+    /// Connects: from now on it receives from `peer` only, and [`send`](Self::send) sends there.
     ///
     /// # Errors
     /// The operating system's: no route.
@@ -111,10 +115,11 @@ impl ServiceSocket {
         Ok(canonical(address))
     }
 
-    /// Sends a message to the peer that it is connected to.
+    /// Sends a message to the connected peer.
     ///
     /// # Errors
-    /// The operating system's. `ConnectionRefused` is about an earlier message: nothing is bound to the peer's port.
+    /// The operating system's. `ConnectionRefused` concerns an earlier message: nothing is bound to
+    /// the peer's port.
     pub fn send(&self, octets: &[u8]) -> io::Result<()> {
         self.socket
             .send_with_flags(octets, libc::MSG_NOSIGNAL)
@@ -155,10 +160,10 @@ impl ServiceSocket {
         }
     }
 
-    /// Receives a message. Returns `None` if none waits.
+    /// Receives a message. Returns `None` if none is waiting.
     ///
     /// # Errors
-    /// The operating system's. It is about one message that was sent before, and the next call may succeed.
+    /// The operating system's. It concerns one earlier message; the next call may succeed.
     pub fn receive(&self, into: &mut [u8]) -> io::Result<Option<Arrival>> {
         let mut name = SockAddrStorage::zeroed();
         let mut control = [0u64; CONTROL_WORDS];
@@ -188,7 +193,8 @@ impl ServiceSocket {
                 e => Err(e),
             };
         };
-        // SAFETY: the kernel has written the address and its length, and the control data, which are variables of this function.
+        // SAFETY: the kernel has written the address and its length, and the control data, which
+        // are variables of this function.
         let (peer, to) = unsafe {
             (
                 SockAddr::new(name, header.msg_namelen),
@@ -212,18 +218,19 @@ impl AsFd for ServiceSocket {
     }
 }
 
-/// Returns the local address to which a message was sent; `None` if the kernel does not say, or if it was sent to more than one host.
+/// Returns the local address to which a message was sent; `None` if the kernel does not report it,
+/// or if it was sent to more than one host.
 ///
 /// # Safety
-/// The kernel has filled in `header` and what it names.
+/// The kernel has filled in `header` and the memory that it refers to.
 unsafe fn destination(header: &libc::msghdr) -> Option<IpAddr> {
-    // SAFETY: `header` names control data that the kernel has written.
+    // SAFETY: `header` refers to control data that the kernel has written.
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !at.is_null() {
         // SAFETY: it is an entry of the control data, which is as long as it says.
         let (entry, data) = unsafe { (&*at, libc::CMSG_DATA(at)) };
         let holds = |value: usize| {
-            // SAFETY: it only computes.
+            // SAFETY: the macro only computes.
             let whole = unsafe { libc::CMSG_LEN(value as u32) };
             entry.cmsg_len as u64 >= u64::from(whole)
         };
@@ -251,7 +258,7 @@ unsafe fn destination(header: &libc::msghdr) -> Option<IpAddr> {
     None
 }
 
-/// Writes control data that let a message leave from an address. Returns how many octets they have.
+/// Writes control data that set the source address of a message. Returns their length in bytes.
 fn put_source(control: &mut [u64; CONTROL_WORDS], v6: bool, from: IpAddr) -> usize {
     // SAFETY: plain numbers.
     let (mut v4_info, mut v6_info): (libc::in_pktinfo, libc::in6_pktinfo) =
@@ -272,7 +279,7 @@ fn put_source(control: &mut [u64; CONTROL_WORDS], v6: bool, from: IpAddr) -> usi
             let len = size_of::<libc::in6_pktinfo>();
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, value, len)
         }
-        // A socket of IPv4 has no such messages.
+        // IPv4 sockets have no such messages.
         (false, IpAddr::V6(_)) => return 0,
     };
     // SAFETY: one entry with such a value fits into the array, which is aligned for it.
@@ -310,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_answered_from_the_address_that_it_came_to() {
+    fn answer_comes_from_destination_address() {
         let v4 = IpAddr::from(Ipv4Addr::new(127, 0, 0, 9));
         let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
         let any_v4 = (Ipv4Addr::UNSPECIFIED, 0).into();
@@ -333,7 +340,11 @@ mod tests {
             peer.send_to(b"question", (to, port)).unwrap();
             let mut room = [0; 4];
             let came = next(&socket, &mut room);
-            assert_eq!((came.len, &room), (8, b"ques"), "the whole length is told");
+            assert_eq!(
+                (came.len, &room),
+                (8, b"ques"),
+                "the full length is returned"
+            );
             assert_eq!(came.peer, peer.local_addr().unwrap());
             assert_eq!(came.to, Some(to));
             socket.send_from(b"answer", to, came.peer).unwrap();
@@ -344,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connected_socket_hears_its_peer_and_that_nobody_is_there() {
+    fn connected_socket_reports_missing_peer() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let socket = ServiceSocket::bind(any_v6(), Some(false), Sharing::Exclusive).unwrap();
         let address = peer.local_addr().unwrap();
@@ -358,7 +369,8 @@ mod tests {
         assert_eq!(next(&socket, &mut room).peer, address);
         drop(peer);
         let start = Instant::now();
-        // A child that another test forks keeps the peer's socket until it ends, so questions are repeated.
+        // A child that another test has forked keeps the peer's socket until it ends, so questions
+        // are repeated.
         let refused = loop {
             if let Err(e) = socket.send(b"question") {
                 break e.kind();
@@ -374,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_port_belongs_to_who_claims_it() {
+    fn shared_port_can_be_claimed() {
         let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let bind = |port, sharing| ServiceSocket::bind(at(port), None, sharing);
         let first = bind(0, Sharing::Shared).unwrap();

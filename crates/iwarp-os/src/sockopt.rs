@@ -1,15 +1,18 @@
-//! Socket options that no safe crate reads: the process at the other end of a Unix socket, and TCP's figures for a connection.
+//! Socket options that no safe crate reads: the process at the other end of a Unix socket, and
+//! TCP's statistics of a connection.
 //!
-//! Invariant of the `unsafe`: `getsockopt` writes at most as many octets as it is told that the array has. Both options are plain
-//! numbers, laid out by the kernel's stable interface (`struct ucred` in `socket.h`, `struct tcp_info` in `linux/tcp.h`).
+//! Invariant of the `unsafe`: `getsockopt` writes at most as many bytes as the given length of the
+//! array. Both options are plain numbers, laid out by the kernel's stable interface (`struct ucred`
+//! in `socket.h`, `struct tcp_info` in `linux/tcp.h`).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Octets of `struct tcp_info` up to and including `tcpi_total_retrans`, which every kernel since 2.6 fills in.
+/// Bytes of `struct tcp_info` up to and including `tcpi_total_retrans`, which every kernel since
+/// 2.6 fills in.
 const TCP_INFO_LEN: usize = 104;
 
-/// The process at the other end of a Unix socket, when it connected or began to listen.
+/// The process at the other end of a Unix socket at the time when it connected or began to listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Process number in this process's namespace; `None` if it has none there.
@@ -18,22 +21,23 @@ pub struct PeerCredentials {
     pub uid: u32,
 }
 
-/// TCP's figures for a connection.
+/// TCP's statistics of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// How often TCP has sent the oldest segment again since the peer last acknowledged something new.
+    /// Retransmissions of the oldest segment since the peer's last new acknowledgement.
     pub retransmits_in_a_row: u8,
-    /// Questions for room in the peer's window, or of keep-alive, that wait for an answer.
+    /// Unanswered window probes and keep-alive probes.
     pub unanswered_probes: u8,
-    /// How long TCP waits before it sends a segment again, in microseconds.
+    /// Retransmission timeout in microseconds.
     pub retransmission_timeout_us: u32,
     /// Milliseconds since data were last sent.
     pub last_data_sent_ms: u32,
-    /// Milliseconds since the peer's last acknowledgement, of whatever.
+    /// Milliseconds since the peer's last acknowledgement of any kind.
     pub last_ack_received_ms: u32,
-    /// Octets of a segment that it sends.
+    /// Maximum segment size for sending, in bytes.
     pub segment_octets: u32,
-    /// Segments sent and not acknowledged. Of a listening socket: connections that wait to be accepted.
+    /// Segments sent and not acknowledged. Of a listening socket: connections waiting to be
+    /// accepted.
     pub unacknowledged_segments: u32,
     /// Segments that TCP counts as lost.
     pub lost_segments: u32,
@@ -43,7 +47,7 @@ pub struct TcpInfo {
     pub rtt_variation_us: u32,
     /// Congestion window in segments.
     pub congestion_window_segments: u32,
-    /// Segments sent again since the connection began.
+    /// Segments retransmitted since the connection began.
     pub retransmits: u32,
 }
 
@@ -51,7 +55,8 @@ pub struct TcpInfo {
 fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<[u8; N]> {
     let mut value = [0u8; N];
     let mut len = N as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` octets to `value`, which has so many, and stores their number in `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `value`, which has as many, and stores their
+    // number in `len`.
     let status = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -67,7 +72,7 @@ fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result
     Ok(value)
 }
 
-/// Returns the kernel's number at octet `at`.
+/// Returns the kernel's number at byte `at`.
 fn number(value: &[u8], at: usize) -> u32 {
     let octets = value.get(at..).and_then(|rest| rest.first_chunk());
     octets.map_or(0, |octets| u32::from_ne_bytes(*octets))
@@ -76,21 +81,21 @@ fn number(value: &[u8], at: usize) -> u32 {
 /// Returns the process at the other end of a Unix stream socket.
 ///
 /// # Errors
-/// The kernel's error, if it is no such socket.
+/// The kernel's error, if it is not a Unix stream socket.
 pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
     let value: [u8; 12] = read(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
     let pid = number(&value, 0);
     Ok(PeerCredentials {
-        // The kernel says 0 for a process of another pid namespace.
+        // The kernel returns 0 for a process of another pid namespace.
         pid: (pid != 0).then_some(pid),
         uid: number(&value, 4),
     })
 }
 
-/// Returns TCP's figures for a connection.
+/// Returns TCP's statistics of a connection.
 ///
 /// # Errors
-/// The kernel's error, if it is no TCP socket.
+/// The kernel's error, if it is not a TCP socket.
 pub fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
     let value: [u8; TCP_INFO_LEN] = read(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
     Ok(TcpInfo {
@@ -117,16 +122,17 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_other_end_is_this_process() {
+    fn peer_is_this_process() {
         let (a, _b) = UnixStream::pair().unwrap();
         let got = peer_credentials(&a).unwrap();
         assert_eq!(got.pid, Some(std::process::id()));
         assert_eq!(got.uid, rustix::process::geteuid().as_raw());
     }
 
-    /// Literal offsets: each field is where the kernel puts it, as far as a fresh connection can show that.
+    /// Uses literal offsets: each field is where the kernel puts it, as far as a new connection can
+    /// show that.
     #[test]
-    fn the_fields_of_tcp_info_are_those_of_the_kernel() {
+    fn tcp_info_fields_match_kernel() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();

@@ -1,8 +1,10 @@
-//! A connected TCP socket for the data path: non-blocking, without Nagle's delay, reading and writing registered memory in place.
+//! A connected TCP socket for the data path: non-blocking, without Nagle's algorithm, reading and
+//! writing registered memory in place (RFC 5044 section 4).
 //!
-//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect` and `ioctl` on a descriptor that this type owns. A bad address in a
-//! list is an error of the kernel's (`EFAULT`), never a crash; what makes the `_raw` functions unsafe is that the kernel reads or
-//! writes memory behind the compiler's back, so the caller must own the right to that memory. RFC 5044 section 4.
+//! Invariant: the only `unsafe` calls are `send`, `sendmsg`, `recv`, `recvmsg`, `connect` and
+//! `ioctl` on a descriptor that this type owns. A bad address in a list is an error of the kernel
+//! (`EFAULT`), never a crash. The `_raw` functions are unsafe because the kernel reads or writes
+//! memory behind the compiler's back, so the caller must have the right to that memory.
 
 use super::address::canonical;
 use super::raw_slice::RawSlice;
@@ -15,24 +17,25 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-/// The most entries the kernel takes in one call (`UIO_MAXIOV`). Longer lists are written and read in part.
+/// The maximum number of entries of one call (`UIO_MAXIOV`). Longer lists are transferred in part.
 pub const MAX_SLICES: usize = 1024;
 
-/// A TCP connection. All functions take `&self`: one thread may send while another receives.
+/// A TCP connection. All functions take `&self`: one thread may send while another one receives.
 #[derive(Debug)]
 pub struct TcpStream {
     socket: Socket,
-    /// The limit of [`keep_alive`](Self::keep_alive) that its listener had.
+    /// Its listener's limit of [`keep_alive`](Self::keep_alive).
     inherited: Option<Duration>,
 }
 
 impl TcpStream {
-    /// Takes over a connected or connecting TCP socket and turns Nagle's algorithm off. The socket is non-blocking already.
+    /// Takes over a connected or connecting TCP socket, which is non-blocking already, and disables
+    /// Nagle's algorithm.
     ///
     /// # Errors
     /// The kernel's error, if it is not a TCP socket.
     pub fn from_socket(socket: Socket) -> io::Result<Self> {
-        // An FPDU should leave when it is complete; the engine does its own coalescing.
+        // An FPDU should be sent when it is complete; the engine coalesces by itself.
         socket.set_tcp_nodelay(true)?;
         Ok(Self {
             socket,
@@ -40,24 +43,26 @@ impl TcpStream {
         })
     }
 
-    /// Takes over what a listener has accepted, non-blocking. It has the listener's options, of which
-    /// one is the limit of [`keep_alive`](Self::keep_alive).
+    /// Takes over what a listener has accepted, non-blocking. It has the listener's options, of
+    /// which one is the limit of [`keep_alive`](Self::keep_alive).
     pub(super) const fn accepted(socket: Socket, inherited: Option<Duration>) -> Self {
         Self { socket, inherited }
     }
 
-    /// Sends from a list of ranges; returns how many octets TCP took, which may be fewer than offered.
+    /// Sends a list of ranges. Returns how many bytes TCP took, possibly fewer than offered.
     ///
-    /// `eor` marks the end of a record: TCP will not merge the last segment with later data, which keeps FPDUs aligned
-    /// with segments. `more` says that data follows at once and a partial segment should wait for it. Lists longer
-    /// than [`MAX_SLICES`] are sent in part, and the part is never the end of the record.
+    /// `eor` marks the end of a record: TCP will not merge the last segment with later data, which
+    /// keeps FPDUs aligned with segments. `more` says that data follow immediately and a partial
+    /// segment should wait for them. Lists longer than [`MAX_SLICES`] are sent in part, and the
+    /// part is never the end of the record.
     ///
     /// # Errors
-    /// `WouldBlock` when the socket's buffer is full; `EFAULT` for unmapped memory; errors of the connection. Never raises `SIGPIPE`.
+    /// `WouldBlock` if the socket's buffer is full; `EFAULT` for unmapped memory; errors of the
+    /// connection. Never raises `SIGPIPE`.
     ///
     /// # Safety
-    /// The caller has the right to have all ranges read for the length of the call. They may change meanwhile: what is sent is
-    /// then a mix of old and new octets.
+    /// The caller has the right to let all ranges be read during the call. They may change
+    /// concurrently: what is sent is then a mix of old and new bytes.
     pub unsafe fn send_vectored_raw(
         &self,
         list: &[RawSlice],
@@ -76,12 +81,12 @@ impl TcpStream {
         let message = header(list);
         loop {
             let sent = if let [one] = list {
-                // Cheaper for the kernel: it has no header and no list to copy.
+                // Cheaper for the kernel: there is no header and no list to copy.
                 // SAFETY: the kernel only reads the range, which the caller allows.
                 unsafe { calls::send(fd, one.as_ptr(), one.len(), flags) }
             } else {
-                // SAFETY: `message` names a list that lives on and has the layout of `iovec`; the kernel only reads the
-                // ranges, which the caller allows.
+                // SAFETY: `message` names a list that lives on and has the layout of `iovec`; the
+                // kernel only reads the ranges, which the caller allows.
                 unsafe { calls::sendmsg(fd, &raw const message, flags) }
             };
             if let Some(result) = outcome(sent) {
@@ -90,14 +95,16 @@ impl TcpStream {
         }
     }
 
-    /// Receives into a list of ranges; returns how many octets came. 0 is the end of the stream, unless the list has no room.
+    /// Receives into a list of ranges. Returns the number of bytes; 0 is the end of the stream,
+    /// unless the list has no room.
     ///
     /// # Errors
-    /// `WouldBlock` when there is nothing; `EFAULT` for memory that cannot be written; errors of the connection.
+    /// `WouldBlock` if there are no data; `EFAULT` for memory that cannot be written; errors of the
+    /// connection.
     ///
     /// # Safety
-    /// The caller has the right to have all ranges written: no reference to them is alive, except to memory that is declared
-    /// shared with the RNIC.
+    /// The caller has the right to let all ranges be written: no reference to them is alive, except
+    /// to memory that is shared with the RNIC.
     pub unsafe fn recv_vectored_raw(&self, list: &[RawSlice]) -> io::Result<usize> {
         let fd = self.socket.as_raw_fd();
         let mut message = header(list);
@@ -133,10 +140,11 @@ impl TcpStream {
         unsafe { self.recv_vectored_raw(&[RawSlice::of_mut(bytes)]) }
     }
 
-    /// Returns `true` if octets have come, `false` if none have yet. Takes nothing.
+    /// Returns `true` if data have arrived, `false` if not. Reads nothing.
     ///
     /// # Errors
-    /// `UnexpectedEof`: the peer has closed its direction, and there is nothing before that. Else the kernel's.
+    /// `UnexpectedEof`: the peer has closed its direction, and there are no data before the end.
+    /// Otherwise the kernel's.
     pub fn has_octets(&self) -> io::Result<bool> {
         match self.socket().peek(&mut [MaybeUninit::uninit()]) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -146,8 +154,8 @@ impl TcpStream {
         }
     }
 
-    /// The size of the largest segment that TCP sends now, options already deducted: the EMSS of RFC 5044. It may change with
-    /// the path MTU.
+    /// Returns the size of TCP's largest segment without options: the EMSS of RFC 5044. It may
+    /// change with the path MTU.
     ///
     /// # Errors
     /// The kernel's error.
@@ -155,7 +163,7 @@ impl TcpStream {
         self.socket.tcp_mss()
     }
 
-    /// Ends the outgoing direction after everything written (FIN).
+    /// Closes the outgoing direction after everything written (FIN).
     ///
     /// # Errors
     /// `NotConnected` if the connection is gone.
@@ -163,23 +171,25 @@ impl TcpStream {
         self.socket.shutdown(Shutdown::Write)
     }
 
-    /// Breaks the connection now: unsent data is dropped and the peer sees a reset (RST).
+    /// Resets the connection: unsent data are dropped, and the peer gets an RST.
     ///
-    /// Works while other threads use the stream: their calls fail from now on, and a poller reports it as broken.
+    /// Works while other threads use the stream: their calls fail from now on, and a poller reports
+    /// it as broken.
     pub fn abort(&self) {
-        // For a kernel that refuses what follows, the later close becomes the reset.
+        // If the kernel refuses the connect below, the later close becomes the reset.
         let _ = self.socket.set_linger(Some(Duration::ZERO));
         let unspecified = libc::sockaddr {
             sa_family: libc::AF_UNSPEC as libc::sa_family_t,
             sa_data: [0; 14],
         };
         let len = size_of::<libc::sockaddr>() as libc::socklen_t;
-        // Connecting to AF_UNSPEC ends a TCP connection with a reset, and does not close the descriptor that other threads use.
+        // Connecting to AF_UNSPEC resets a TCP connection and does not close the descriptor that
+        // other threads use.
         // SAFETY: the address is valid for `len` octets; the descriptor is ours.
         unsafe { libc::connect(self.socket.as_raw_fd(), &raw const unspecified, len) };
     }
 
-    /// This end's address.
+    /// Returns this end's address.
     ///
     /// # Errors
     /// The kernel's error.
@@ -187,15 +197,15 @@ impl TcpStream {
         inet(&self.socket.local_addr()?)
     }
 
-    /// The other end's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// `NotConnected` before the connect ended and after the connection died.
+    /// `NotConnected` before the connect has finished and after the connection has failed.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         inet(&self.socket.peer_addr()?)
     }
 
-    /// Takes the pending error of the socket, if there is one; it is then gone.
+    /// Returns the pending error of the socket, if any, and clears it.
     ///
     /// # Errors
     /// The kernel's error.
@@ -203,24 +213,25 @@ impl TcpStream {
         self.socket.take_error()
     }
 
-    /// Returns `true` if the peer has closed its direction, even if unread octets come before the end.
+    /// Returns `true` if the peer has closed its direction, even if unread data come before the
+    /// end.
     pub fn peer_closed(&self) -> bool {
         self.has_any_of(PollFlags::RDHUP)
     }
 
-    /// Returns `true` if it has an error or is closed in both directions. Sends and reads nothing.
+    /// Returns `true` if it has an error or both directions are closed. Sends and reads nothing.
     pub fn is_hung_up(&self) -> bool {
         self.has_any_of(PollFlags::empty())
     }
 
-    /// Returns `true` if one of these events is there, an error, or the end of both directions.
+    /// Returns `true` for one of these events, an error, or the end of both directions.
     fn has_any_of(&self, events: PollFlags) -> bool {
         let mut fds = [PollFd::new(&self.socket, events)];
-        // A poll that fails says nothing about the peer.
+        // A failed poll says nothing about the peer.
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().is_empty()
     }
 
-    /// Octets written to the socket that the peer has not acknowledged yet.
+    /// Returns the number of bytes written to the socket that the peer has not acknowledged.
     ///
     /// # Errors
     /// The kernel's error.
@@ -228,7 +239,7 @@ impl TcpStream {
         self.queue_ioctl(libc::TIOCOUTQ)
     }
 
-    /// Has the kernel ask a silent peer whether it is still there; `None`: it does not ask.
+    /// Enables TCP's keep-alive with this limit, or disables it.
     ///
     /// # Errors
     /// The kernel's error.
@@ -236,24 +247,24 @@ impl TcpStream {
         set_keep_alive(&self.socket, limit)
     }
 
-    /// Returns the limit that an accepted stream has had from the start, because its listener has it. [`keep_alive`](Self::keep_alive)
-    /// does not change what is returned.
+    /// Returns the limit that an accepted stream has inherited from its listener.
+    /// [`keep_alive`](Self::keep_alive) does not change the result.
     pub const fn inherited_keep_alive(&self) -> Option<Duration> {
         self.inherited
     }
 
-    /// If TCP has sent something again, or has asked for room in the peer's window, and waits for the answer: the time since the
-    /// peer's last acknowledgement.
+    /// Returns the time since the peer's last acknowledgement if TCP has retransmitted or sent a
+    /// window probe and waits for the answer.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn unanswered(&self) -> io::Result<Option<Duration>> {
         let info = tcp_info(&self.socket)?;
-        // A peer whose buffer is full may drop what is sent again, but says so: octets that were sent before its last
-        // acknowledgement are answered.
+        // A peer whose buffer is full may drop retransmissions, but says so: data sent before its
+        // last acknowledgement count as answered.
         let again =
             info.retransmits_in_a_row > 0 && info.last_data_sent_ms < info.last_ack_received_ms;
-        // Of two questions that come within half a second Linux answers one.
+        // Linux answers only one of two probes within half a second.
         let asked = match info.unanswered_probes {
             0 => false,
             1 => info.last_ack_received_ms > 2000,
@@ -262,11 +273,11 @@ impl TcpStream {
         Ok((again || asked).then(|| Duration::from_millis(info.last_ack_received_ms.into())))
     }
 
-    /// Returns the time after which TCP has surely sent again what the peer has not acknowledged, so that
-    /// [`unanswered`](Self::unanswered) can tell silence from a short delay.
+    /// Returns the time after which TCP has surely retransmitted unacknowledged data, so that
+    /// [`unanswered`](Self::unanswered) can distinguish silence from a short delay.
     ///
-    /// Linux first sends a tail loss probe, which it does not count as sent again, and then waits anew: up to two retransmission
-    /// timeouts in all. The third is for timers that are late.
+    /// Linux first sends a tail loss probe, which it does not count as a retransmission, and then
+    /// waits again: up to two retransmission timeouts in total. The third allows for late timers.
     ///
     /// # Errors
     /// The kernel's error.
@@ -275,7 +286,7 @@ impl TcpStream {
         Ok(Duration::from_micros(timeout.into()) * 3)
     }
 
-    /// The socket, for options that this type has no function for.
+    /// Returns the socket, for options that this type has no function for.
     pub fn socket(&self) -> SockRef<'_> {
         SockRef::from(&self.socket)
     }
@@ -291,10 +302,11 @@ impl TcpStream {
     }
 }
 
-/// Has the kernel ask a peer whether it is still there: first after half of `limit` without a segment from it, then at most
-/// three times more. If `limit` passes without an answer, the stream fails with `TimedOut`. The kernel counts in seconds,
-/// and takes from 2 to 32,767 of them. While octets wait for their acknowledgement it does not ask; see
-/// [`TcpStream::unanswered`]. The streams that a listening socket accepts inherit its setting.
+/// Enables keep-alive: the first probe is sent after half of `limit` without a segment from the
+/// peer, then at most three more. If `limit` passes without an answer, the stream fails with
+/// `TimedOut`. The kernel counts in seconds, from 2 to 32,767. While data are unacknowledged, it
+/// does not probe; see [`TcpStream::unanswered`]. Accepted streams inherit the setting of their
+/// listening socket.
 ///
 /// # Errors
 /// The kernel's error.
@@ -313,8 +325,9 @@ pub(super) fn set_keep_alive(socket: &Socket, limit: Option<Duration>) -> io::Re
     socket.set_tcp_keepalive(&options)
 }
 
-/// The system calls that move data, without the C library's functions of the same names. Those are cancellation points: a
-/// program that cancels a thread inside `ibv_poll_cq` would leave our locks held forever. A preloaded library may also replace them.
+/// The system calls that transfer data, without the C library's functions. Those are cancellation
+/// points: a program that cancels a thread inside `ibv_poll_cq` would leave our locks held forever.
+/// A preloaded library may also replace them.
 mod calls {
     use libc::{c_int, c_long, c_void, msghdr, size_t};
 
@@ -332,7 +345,7 @@ mod calls {
     #[inline]
     pub(super) unsafe fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> c_long {
         let nowhere = std::ptr::null_mut::<c_void>();
-        // SAFETY: the caller's contract; nobody asks for the address.
+        // SAFETY: the caller's contract; no address is requested.
         unsafe { libc::syscall(libc::SYS_recvfrom, fd, to, len, flags, nowhere, nowhere) }
     }
 
@@ -372,18 +385,19 @@ fn inet(address: &socket2::SockAddr) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
-/// A message header for at most [`MAX_SLICES`] entries of `list`.
+/// Returns a message header for at most [`MAX_SLICES`] entries of `list`.
 #[inline]
 fn header(list: &[RawSlice]) -> libc::msghdr {
-    // SAFETY: all zero octets are a valid `msghdr` (null pointers and zero lengths; some targets have private padding).
+    // SAFETY: all zero bytes are a valid `msghdr` (null pointers and zero lengths; some targets
+    // have private padding).
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    // The kernel reads the list only; the C type has no const.
+    // The kernel only reads the list; the C type lacks const.
     message.msg_iov = list.as_ptr().cast::<libc::iovec>().cast_mut();
     message.msg_iovlen = list.len().min(MAX_SLICES) as _;
     message
 }
 
-/// The result of a transfer call; `None` to try again after a signal.
+/// Converts the result of a transfer call; `None` to retry after a signal.
 #[inline]
 fn outcome(returned: libc::c_long) -> Option<io::Result<usize>> {
     if let Ok(count) = usize::try_from(returned) {

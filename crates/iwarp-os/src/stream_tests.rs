@@ -52,7 +52,7 @@ fn gathers_and_scatters() {
 #[test]
 fn unmapped_memory_is_an_error() {
     let (a, b) = pair();
-    // The page after a mapping's end: kept unmapped by asking for a larger one and using address 8, which no process may map.
+    // Address 8 is never mapped in a process.
     let bad = [RawSlice::new(8, 64)];
     // SAFETY: the kernel refuses the address before it reads or writes anything.
     let (sent, received) = unsafe {
@@ -74,14 +74,15 @@ fn unmapped_memory_is_an_error() {
 }
 
 #[test]
-fn a_list_beyond_the_limit_is_sent_in_part() {
+fn long_list_is_sent_in_part() {
     let (a, b) = pair();
     let byte = [7u8];
     let list = vec![RawSlice::of(&byte); MAX_SLICES + 5];
     // SAFETY: `byte` lives on.
     let sent = unsafe { a.send_vectored_raw(&list, true, false) }.expect("send");
     assert_eq!(sent, MAX_SLICES);
-    // SAFETY: as before. The rest carries the end of the record and pushes the part that was held back.
+    // SAFETY: as before. The remaining entry carries the end of the record and pushes the part that
+    // was held back.
     let sent = unsafe { a.send_vectored_raw(&list[MAX_SLICES..], true, false) }.expect("send");
     assert_eq!(sent, 5);
     let mut got = 0;
@@ -93,7 +94,7 @@ fn a_list_beyond_the_limit_is_sent_in_part() {
 }
 
 #[test]
-fn a_full_socket_would_block_and_recovers() {
+fn full_socket_blocks_and_recovers() {
     let (a, b) = pair();
     let chunk = vec![1u8; 1 << 16];
     let mut total = 0u64;
@@ -115,14 +116,14 @@ fn a_full_socket_would_block_and_recovers() {
 }
 
 #[test]
-fn shutdown_lets_the_last_bytes_through() {
+fn shutdown_delivers_last_bytes() {
     let (a, b) = pair();
     a.send(b"last").expect("send");
     a.shutdown_write().expect("shutdown");
     let mut buffer = [0u8; 16];
     assert_eq!(recv_when_ready(&b, &mut buffer).expect("receive"), 4);
     assert_eq!(recv_when_ready(&b, &mut buffer).expect("end"), 0);
-    // No signal kills the process: an error is returned instead.
+    // No signal kills the process: an error is returned.
     assert_eq!(
         a.send(b"late").expect_err("closed").kind(),
         io::ErrorKind::BrokenPipe
@@ -132,14 +133,14 @@ fn shutdown_lets_the_last_bytes_through() {
 }
 
 #[test]
-fn abort_resets_and_is_seen_on_both_sides_at_once() {
+fn abort_is_seen_on_both_sides() {
     let (a, b) = pair();
     let poller = Poller::new().expect("epoll");
     poller.add(&a, 1, Interest::NONE).expect("add");
     a.send(b"lost").expect("send");
     a.abort();
     let mut buffer = [0u8; 16];
-    // The octets may have arrived before the reset, which then follows.
+    // The bytes may have arrived before the reset, which then follows.
     let mut result = recv_when_ready(&b, &mut buffer);
     if matches!(result, Ok(4)) {
         result = recv_when_ready(&b, &mut buffer);
@@ -175,9 +176,9 @@ fn knows_its_addresses_and_size() {
 }
 
 #[test]
-fn keep_alive_asks_within_the_limit() {
+fn keep_alive_probes_within_limit() {
     let (a, _b) = pair();
-    // Seconds: the limit, those before the first question, those between two, and how many questions.
+    // Seconds: the limit, before the first probe, between probes; and the number of probes.
     for (limit, idle, interval, asks) in [
         (0, 1, 1, 1),
         (2, 1, 1, 1),
@@ -202,19 +203,19 @@ fn keep_alive_asks_within_the_limit() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_answers() {
+fn peer_that_does_not_read_answers() {
     let (a, _b) = pair();
     assert_eq!(a.unanswered().expect("TCP_INFO"), None);
     while a.send(&[1; 1 << 16]).is_ok() {}
     let start = std::time::Instant::now();
     while start.elapsed() < Duration::from_millis(1500) {
-        // A question may be on its way, but not for long.
+        // A probe may be in flight, but not for long.
         if let Some(time) = a.unanswered().expect("TCP_INFO") {
             assert!(time < Duration::from_secs(5), "{time:?}");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") > 0);
-    // Linux waits a millisecond at least before it sends again.
+    // Linux waits at least a millisecond before it retransmits.
     assert!(a.time_to_tell().expect("TCP_INFO") >= Duration::from_millis(2));
 }

@@ -1,6 +1,7 @@
-//! Threads of the engine. Invariant: they run with every signal blocked, so that the program's handlers
-//! only ever run on its own threads; the mask of the calling thread is as before afterwards. The signals of a fault are not
-//! blocked: the kernel would end the process instead of calling the handler (`guarded`).
+//! Threads of the engine. Invariant: they run with every signal blocked, so that the program's
+//! handlers run only on its own threads; the calling thread's mask is restored. The signals of a
+//! fault are not blocked: the kernel would kill the process instead of calling the handler
+//! (`guarded`).
 
 use crate::clock::now_ns;
 use std::cell::Cell;
@@ -11,15 +12,16 @@ use std::thread::JoinHandle;
 /// Starts a thread that receives no signals. Returns its handle.
 ///
 /// # Errors
-/// The kernel's error if no thread can be made.
+/// The kernel's error if the thread cannot be created.
 pub fn spawn_without_signals(
     name: &str,
     run: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are valid to write; `sigfillset` initialises the first before it is read, and
-    // `pthread_sigmask` initialises the second if it succeeds, which it does for these arguments.
+    // SAFETY: both sets are valid to write; `sigfillset` initialises the first before it is read,
+    // and `pthread_sigmask` initialises the second if it succeeds, which it does for these
+    // arguments.
     let masked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
@@ -39,46 +41,49 @@ pub fn own_number() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Returns `true` if this thread of the process has a processor or waits for one; `false` if it sleeps, or if that cannot be found out.
+/// Returns `true` if this thread of the process is running or runnable; `false` if it sleeps, or if
+/// that is unknown.
 pub fn is_runnable(number: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat"));
-    // The state is behind the name, which is in parentheses and may have any character.
+    // The state follows the name, which is in parentheses and may contain any character.
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('R')))
 }
 
-/// What a thread knows of its past.
+/// A sample of a thread's scheduling history.
 #[derive(Debug, Clone, Copy, Default)]
-struct Look {
-    /// When it looked; 0 if never.
+struct Sample {
+    /// When it was taken; 0 if never.
     at: u64,
-    /// For how long it had had no processor until then, from some moment on.
+    /// Total time without a processor until then, from an arbitrary origin.
     idle: u64,
-    /// How often it had slept.
+    /// Number of sleeps until then.
     sleeps: libc::c_long,
 }
 
-/// Looks that are remembered. A thread that polls several queues is asked about the same pause once for each of them.
-const LOOKS: usize = 4;
-/// Less time without a processor is not worth remembering, in nanoseconds.
+/// Number of samples kept. A thread that polls several queues is asked about the same pause once
+/// for each of them.
+const SAMPLES: usize = 4;
+/// Shorter times without a processor are not recorded, in nanoseconds.
 const LITTLE: u64 = 5_000;
 
-/// The last looks of a thread, the newest first.
+/// The last samples of a thread, newest first.
 #[derive(Debug, Clone, Copy, Default)]
-struct Past([Look; LOOKS]);
+struct History([Sample; SAMPLES]);
 
-impl Past {
-    /// Returns for how long the thread was kept from a processor between the last look that is not younger than `since` and `now`. If all
-    /// are younger, the oldest counts. 0 if it has slept meanwhile, or has never looked.
-    fn kept_since(&self, since: u64, now: Look) -> u64 {
-        let known = self.0.iter().take_while(|look| look.at != 0);
-        let before = known.clone().find(|look| look.at <= since);
+impl History {
+    /// Returns how long the thread was kept from a processor between the newest sample that is not
+    /// after `since`, or else the oldest sample, and `now`. 0 if it has slept meanwhile, or if
+    /// there are no samples.
+    fn kept_since(&self, since: u64, now: Sample) -> u64 {
+        let known = self.0.iter().take_while(|sample| sample.at != 0);
+        let before = known.clone().find(|sample| sample.at <= since);
         match before.or(known.last()) {
             Some(before) if before.sleeps == now.sleeps => now.idle.saturating_sub(before.idle),
             _ => 0,
         }
     }
 
-    fn remember(&mut self, now: Look) {
+    fn remember(&mut self, now: Sample) {
         let [newest, ..] = self.0;
         let idle = now.idle.saturating_sub(newest.idle);
         if newest.at == 0 || newest.sleeps != now.sleeps || idle >= LITTLE {
@@ -89,11 +94,14 @@ impl Past {
 }
 
 thread_local! {
-    static PAST: Cell<Past> = const { Cell::new(Past([Look { at: 0, idle: 0, sleeps: 0 }; LOOKS])) };
+    static HISTORY: Cell<History> = const {
+        Cell::new(History([Sample { at: 0, idle: 0, sleeps: 0 }; SAMPLES]))
+    };
 }
 
-/// Returns for how long the calling thread was kept from a processor since the moment `since`, in nanoseconds; possibly with what
-/// came shortly before. 0 if it has slept meanwhile, or if this is the first call: then it is not known how much of the time it was ready to run.
+/// Returns how long the calling thread was kept from a processor since the time `since`, in
+/// nanoseconds, possibly including a short time before. 0 if it has slept meanwhile, or on the
+/// first call, which does not know how long the thread was runnable.
 #[cold]
 pub fn kept_from_processor(since: u64) -> u64 {
     let at = now_ns();
@@ -101,19 +109,19 @@ pub fn kept_from_processor(since: u64) -> u64 {
         return 0;
     };
     let idle = at.saturating_sub(used);
-    let now = Look { at, idle, sleeps };
-    // A thread that is ending has no place to note it.
-    let kept = PAST.try_with(|cell| {
-        let mut past = cell.get();
-        let kept = past.kept_since(since, now);
-        past.remember(now);
-        cell.set(past);
+    let now = Sample { at, idle, sleeps };
+    // A thread that is ending has no thread-local storage.
+    let kept = HISTORY.try_with(|cell| {
+        let mut history = cell.get();
+        let kept = history.kept_since(since, now);
+        history.remember(now);
+        cell.set(history);
         kept
     });
     kept.unwrap_or(0)
 }
 
-/// Returns for how many nanoseconds the calling thread has had a processor. A sandbox may refuse to tell.
+/// Returns the calling thread's processor time in nanoseconds. A sandbox may refuse it.
 fn processor_time() -> Option<u64> {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: valid to write; the kernel fills it in if the call succeeds.
@@ -142,13 +150,14 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_thread_that_works_or_sleeps_is_not_kept() {
+    fn working_or_sleeping_thread_is_not_kept() {
         std::thread::spawn(|| {
             assert_eq!(kept_from_processor(now_ns()), 0, "the first call");
             let begin = now_ns();
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(kept_from_processor(begin), 0, "it has slept");
-            // Other threads may have the processor for a part of this time, so the figure is at most what this one did not use.
+            // Other threads may use the processor for part of this time, so the result is at most
+            // the time that this one did not use.
             let begin = now_ns();
             let mut sum = 0u64;
             while now_ns() - begin < 20_000_000 {
@@ -160,34 +169,34 @@ mod tests {
         .expect("thread");
     }
 
-    /// Each queue that a thread polls asks by itself about a pause that was the same for all.
+    /// Each queue that a thread polls asks separately about the same pause.
     #[test]
-    fn a_pause_counts_for_all_who_ask() {
-        let look = |at, idle| Look {
+    fn pause_counts_for_each_queue() {
+        let sample = |at, idle| Sample {
             at,
             idle,
             sleeps: 7,
         };
-        let mut past = Past::default();
-        assert_eq!(past.kept_since(1, look(100_000, 30_000)), 0, "unknown");
-        past.remember(look(100_000, 30_000));
+        let mut history = History::default();
+        assert_eq!(history.kept_since(1, sample(100_000, 30_000)), 0, "unknown");
+        history.remember(sample(100_000, 30_000));
         for pause in 1..20 {
             let (at, idle) = (100_000 + pause * 200_000, 30_000 + pause * 90_000);
             for queue in 0..6 {
-                let now = look(at + queue * 1_000, idle + queue * 10);
+                let now = sample(at + queue * 1_000, idle + queue * 10);
                 let renewed = at - 170_000 + queue * 1_000;
-                let kept = past.kept_since(renewed, now);
+                let kept = history.kept_since(renewed, now);
                 assert!((90_000..91_000).contains(&kept), "{pause} {queue} {kept}");
-                past.remember(now);
+                history.remember(now);
             }
         }
-        let now = look(4_000_000, 1_800_000);
+        let now = sample(4_000_000, 1_800_000);
         assert!(
-            past.kept_since(10, now) >= 90_000,
+            history.kept_since(10, now) >= 90_000,
             "further back than is remembered"
         );
         assert_eq!(
-            past.kept_since(3_950_000, Look { sleeps: 8, ..now }),
+            history.kept_since(3_950_000, Sample { sleeps: 8, ..now }),
             0,
             "it has slept"
         );

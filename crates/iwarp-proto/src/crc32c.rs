@@ -1,16 +1,20 @@
-//! CRC32c (Castagnoli), the checksum of FPDUs. RFC 5044 §4.4, which refers to iSCSI (RFC 3720 §12.1) for the algorithm.
+//! CRC32c (Castagnoli), the checksum of FPDUs. RFC 5044 §4.4, which refers to iSCSI (RFC 3720
+//! §12.1) for the algorithm.
 //!
-//! Crates above may have something faster (SIMD, CPU instructions), so each function of this project that computes a CRC
-//! takes a [`Crc32cFn`]. The version here is portable: eight tables, eight octets per step, no CPU detection.
+//! Other crates may have a faster implementation (SIMD, CPU instructions), so each function of this
+//! project that computes a CRC takes a [`Crc32cFn`]. The version here is portable: eight tables,
+//! eight octets per step, no CPU detection.
 
-/// A CRC32c implementation in the *append* convention: it starts with 0, and each result is a finished CRC that can be
-/// continued, so `f(f(0, a), b) == f(0, a ++ b)`.
+/// A CRC32c implementation in the *append* convention: it starts with 0, and each result is a
+/// finished CRC that can be continued, so `f(f(0, a), b) == f(0, a ++ b)`.
 pub type Crc32cFn = fn(crc: u32, data: &[u8]) -> u32;
 
-/// The Castagnoli polynomial 0x1EDC6F41 with its bits reversed, because the CRC shifts to the right.
+/// The Castagnoli polynomial 0x1EDC6F41 with its bits reversed, because the CRC shifts to the
+/// right.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// `TABLES[0]` advances the CRC by one octet, `TABLES[k]` by that octet and `k` zero octets after it.
+/// `TABLES[0]` advances the CRC by one octet, `TABLES[k]` by that octet and `k` zero octets after
+/// it.
 static TABLES: [[u32; 256]; 8] = tables();
 
 #[allow(
@@ -49,7 +53,7 @@ const fn tables() -> [[u32; 256]; 8] {
     clippy::indexing_slicing,
     reason = "tables have 256 entries and are indexed by octets"
 )]
-// A loop over octets gains nothing from its surroundings, and inlined into a large function it lacks registers.
+// A loop over octets gains nothing from inlining, and inside a large function it lacks registers.
 #[inline(never)]
 pub fn append(crc: u32, data: &[u8]) -> u32 {
     //= rfc5044 section 4.4
@@ -80,7 +84,7 @@ pub fn append(crc: u32, data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The definition, one bit at a time.
+    /// Follows the definition, one bit at a time.
     fn naive(crc: u32, data: &[u8]) -> u32 {
         let mut crc = !crc;
         for &octet in data {

@@ -1,36 +1,40 @@
 //! Unreliable datagrams (UD) over UDP: the framing of one message.
 //!
-//! No RFC has datagrams for iWARP, so this framing is the project's own; docs/wire.md describes it for other implementations.
-//! A message is one UDP datagram: a header of fixed size, then the payload. All numbers are in network order.
+//! No RFC has datagrams for iWARP, so this framing is the project's own; docs/wire.md describes it
+//! for other implementations. A message is one UDP datagram: a header of fixed size, then the
+//! payload. All numbers are in network order.
 //!
 //! ```text
 //!  0      4 5 6      8      12     16     20     24     28     32
 //!  │ iWUD │v│f│ len  │ dst  │ src  │ qkey │ imm  │ psn  │ CRC  │ payload …
 //! ```
-//! UDP's own sum has 16 bits and may be absent, so a CRC32C covers everything before it and the payload behind it.
+//! UDP's own checksum has 16 bits and may be absent, so a CRC32C covers everything before it and
+//! the payload after it.
 //!
-//! The header says nothing about memory: a datagram can only fill a receive that the program has posted.
+//! The header says nothing about memory: a datagram can only fill a receive that the program has
+//! posted.
 
 use crate::crc32c::Crc32cFn;
 
-/// Octets in front of the payload.
+/// Octets before the payload.
 pub const HEADER_LEN: usize = 32;
-/// Most octets of payload: the largest MTU of the verbs. IP cuts a datagram that is larger than a link's MTU into fragments.
+/// The largest payload in octets: the largest MTU of the verbs. IP fragments datagrams that exceed
+/// a link's MTU.
 pub const PAYLOAD_MAX: usize = 4096;
-/// Most octets of a datagram.
+/// The largest datagram in octets.
 pub const DATAGRAM_MAX: usize = HEADER_LEN + PAYLOAD_MAX;
 /// The version of this framing.
 pub const VERSION: u8 = 1;
-/// The number that names no queue pair but all that are attached to a multicast group, as on InfiniBand.
+/// The number that stands for all queue pairs attached to a multicast group, as on InfiniBand.
 pub const MULTICAST_QP: u32 = 0x00ff_ffff;
 
 const MAGIC: [u8; 4] = *b"iWUD";
 const FLAG_IMMEDIATE: u8 = 1;
 const FLAG_SOLICITED: u8 = 1 << 1;
-/// The largest queue pair number: they have 24 bits.
+/// The largest queue pair number (24 bits).
 const QP_MAX: u32 = 0x00ff_ffff;
 
-/// Where the fields are.
+/// The offsets of the fields.
 mod field {
     use core::ops::Range;
 
@@ -49,9 +53,9 @@ mod field {
 /// The header of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Number of the queue pair that it is for, 24 bits; [`MULTICAST_QP`] in a datagram to a group.
+    /// Number of the destination queue pair, 24 bits; [`MULTICAST_QP`] in a datagram to a group.
     pub destination: u32,
-    /// Number of the queue pair that sent it, 24 bits.
+    /// Number of the sending queue pair, 24 bits.
     pub source: u32,
     /// The key that the receiving queue pair must have.
     pub qkey: u32,
@@ -59,21 +63,23 @@ pub struct Header {
     pub immediate: Option<u32>,
     /// The receiver should raise a solicited event.
     pub solicited: bool,
-    /// Packet sequence number. A queue pair begins anywhere and counts its datagrams, so that a receiver can tell a datagram that the
-    /// network has doubled from one that was sent twice.
+    /// Packet sequence number. A queue pair starts with any number and counts its datagrams, so
+    /// that a receiver can distinguish a datagram that the network has duplicated from one that was
+    /// sent twice.
     pub sequence: u32,
 }
 
-/// Why a datagram is not one of this framing. The receiver drops it.
+/// Why a datagram is invalid. The receiver drops it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// It is shorter than a header, or does not begin as one.
+    /// Shorter than a header, or a wrong beginning.
     Foreign,
-    /// Another version.
+    /// An unsupported version.
     Version(u8),
-    /// Flags that this version does not have, or a queue pair number of more than 24 bits, or immediate data without their flag.
+    /// Unknown flags, a queue pair number of more than 24 bits, or immediate data without their
+    /// flag.
     Field,
-    /// The length in the header is not that of the payload, or is larger than [`PAYLOAD_MAX`].
+    /// The length in the header is not the payload's, or exceeds [`PAYLOAD_MAX`].
     Length,
     /// The CRC is wrong.
     Crc,
@@ -84,10 +90,12 @@ pub enum Malformed {
 pub struct Unsendable;
 
 impl Header {
-    /// Writes the header into the first [`HEADER_LEN`] octets of `datagram`, whose other octets are the payload.
+    /// Writes the header into the first [`HEADER_LEN`] octets of `datagram`, whose other octets are
+    /// the payload.
     ///
     /// # Errors
-    /// [`Unsendable`]: `datagram` is shorter than a header or longer than [`DATAGRAM_MAX`], or a queue pair number has more than 24 bits.
+    /// [`Unsendable`]: `datagram` is shorter than a header or longer than [`DATAGRAM_MAX`], or a
+    /// queue pair number has more than 24 bits.
     pub fn seal(&self, crc: Crc32cFn, datagram: &mut [u8]) -> Result<(), Unsendable> {
         let (header, payload) = datagram
             .split_first_chunk_mut::<HEADER_LEN>()
@@ -121,10 +129,10 @@ impl Header {
         Ok(())
     }
 
-    /// Reads a datagram, and returns its header and its payload. Every octet has been checked against the CRC.
+    /// Reads a datagram, and returns its header and its payload. The CRC covers every octet.
     ///
     /// # Errors
-    /// Why it has to be dropped.
+    /// Why the datagram must be dropped.
     pub fn open(crc: Crc32cFn, datagram: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let (header, payload) = datagram
             .split_first_chunk::<HEADER_LEN>()
@@ -164,13 +172,14 @@ impl Header {
     }
 }
 
-/// Returns the CRC of a datagram: of the header up to the CRC, and of the payload.
+/// Returns the CRC of a datagram: of the header before the CRC, and of the payload.
 fn sum(crc: Crc32cFn, header: &[u8; HEADER_LEN], payload: &[u8]) -> u32 {
     let before = header.get(..field::CRC.start).unwrap_or_default();
     crc(crc(0, before), payload)
 }
 
-/// Stores a field. The ranges of [`field`] lie inside the header and have the sizes of their fields.
+/// Stores a field. The ranges of [`field`] are inside the header and have the sizes of their
+/// fields.
 fn put<const N: usize>(header: &mut [u8; HEADER_LEN], at: core::ops::Range<usize>, value: [u8; N]) {
     if let Some(to) = header.get_mut(at).and_then(|to| to.first_chunk_mut()) {
         *to = value;
@@ -222,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_octets_are_those_of_the_document() {
+    fn encoding_matches_document() {
         let datagram = sealed(&EXAMPLE, b"hello");
         let expected = [
             b'i', b'W', b'U', b'D', 1, 3, 0, 5, 0, 0x12, 0x34, 0x56, 0, 0xab, 0xcd, 0xef, 0x11,
@@ -249,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_this_version_is_refused() {
+    fn other_versions_are_refused() {
         let refused = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut datagram = sealed(&EXAMPLE, b"hello");
             change(&mut datagram);
@@ -270,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_framing_cannot_carry_is_not_sealed() {
+    fn unsendable_messages_are_refused() {
         let seal = |header: &Header, len: usize| header.seal(append, &mut vec![0; len]);
         assert_eq!(seal(&EXAMPLE, DATAGRAM_MAX), Ok(()));
         assert_eq!(seal(&EXAMPLE, DATAGRAM_MAX + 1), Err(Unsendable));
@@ -287,7 +296,7 @@ mod tests {
         let longest = sealed(&EXAMPLE, &[7; PAYLOAD_MAX]);
         let (header, payload) = Header::open(append, &longest).unwrap();
         assert_eq!((header, payload), (EXAMPLE, &[7; PAYLOAD_MAX][..]));
-        // The largest number of either is one.
+        // The largest number of each kind is valid.
         let last = Header {
             destination: QP_MAX,
             source: QP_MAX,
@@ -316,14 +325,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sealed_can_be_opened(header in headers(), payload in proptest::collection::vec(any::<u8>(), 0..=PAYLOAD_MAX)) {
+        fn sealed_messages_open(
+            header in headers(),
+            payload in proptest::collection::vec(any::<u8>(), 0..=PAYLOAD_MAX),
+        ) {
             let datagram = sealed(&header, &payload);
             prop_assert_eq!(Header::open(append, &datagram), Ok((header, &payload[..])));
         }
 
-        /// CRC32C finds every burst of up to 32 bits, wherever it is.
+        /// CRC32C detects every burst of up to 32 bits anywhere.
         #[test]
-        fn changed_octets_are_noticed(
+        fn changed_octets_are_detected(
             header in headers(),
             payload in proptest::collection::vec(any::<u8>(), 0..200),
             at in any::<proptest::sample::Index>(),
@@ -336,7 +348,10 @@ mod tests {
         }
 
         #[test]
-        fn anything_may_come(octets in proptest::collection::vec(any::<u8>(), 0..100), begins in any::<bool>()) {
+        fn arbitrary_input_is_handled(
+            octets in proptest::collection::vec(any::<u8>(), 0..100),
+            begins in any::<bool>(),
+        ) {
             let mut octets = octets;
             if begins && octets.len() > 5 {
                 octets[..5].copy_from_slice(b"iWUD\x01");

@@ -12,9 +12,10 @@
 //! | [`tag_matching`] | the headers of messages that are matched by tag | docs/wire.md |
 //! | [`sidr`] | which datagram queue pair serves a port, messages of our own | docs/wire.md |
 //!
-//! Nothing here does I/O, allocates, reads a clock or panics because of what a peer sent. Each frame type comes twice: a
-//! *view* reads and writes fields in place in any container of octets, and a *value* is a plain struct that is parsed
-//! and emitted through the view. Values are for protocol code, views for tools and for looking at broken frames.
+//! Nothing here does I/O, allocates, reads a clock, or panics because of a peer's input. Each frame
+//! has two types: a *view* reads and writes fields in place in any container of octets, and a
+//! *value* is a plain struct that is parsed and emitted through the view. Values are for protocol
+//! code, views for tools and for invalid frames.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(

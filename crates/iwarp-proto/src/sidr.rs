@@ -1,39 +1,45 @@
-//! Service ID resolution (SIDR): how the connection manager finds the datagram queue pair that serves a UDP port.
+//! Service ID resolution (SIDR): how the connection manager finds the datagram queue pair that
+//! serves a UDP port.
 //!
-//! InfiniBand has two messages for this, a request and a reply (InfiniBand Architecture Specification, volume 1, section 12.11). No RFC has
-//! them for iWARP, so this framing is the project's own; docs/wire.md describes it for other implementations. A listener has no state for
-//! a requester before that has shown, with a cookie, that it receives what is sent to its address.
+//! InfiniBand has two messages for this, a request and a reply (InfiniBand Architecture
+//! Specification, volume 1, section 12.11). No RFC defines them for iWARP, so this framing is the
+//! project's own; docs/wire.md describes it for other implementations. A listener keeps no state
+//! for a requester until that has proved, with a cookie, that it receives what is sent to its
+//! address.
 //!
 //! ```text
 //!  0      4 5 6 7 8      16       24    28     32             212    252   256
 //!  │ iWSR │v│t│s│n│ id    │ cookie │ qpn │ qkey │ private data │ 0 …  │ CRC │
 //! ```
-//! Every message has [`MESSAGE_LEN`] octets, so nothing that is sent to a listener makes it send more than it received.
+//! Every message has [`MESSAGE_LEN`] octets, so a listener never sends more than it has received.
 //!
-//! [`Requester`] decides when a request is sent again and what an incoming message means. It does no I/O and reads no clock.
+//! [`Requester`] decides when to retransmit a request and what a received message means. It does no
+//! I/O and reads no clock.
 
 use crate::crc32c::Crc32cFn;
 use crate::wire::{be32, be64, put};
 
-/// Octets of a message, as of a management datagram of InfiniBand.
+/// Octets of a message, as in InfiniBand's management datagrams.
 pub const MESSAGE_LEN: usize = 256;
 /// The version of this framing.
 pub const VERSION: u8 = 1;
-/// Most octets of private data in a request: what `rdma_connect(3)` can send on InfiniBand.
+/// The longest private data of a request in octets: what `rdma_connect(3)` can send on InfiniBand.
 pub const REQUEST_DATA_MAX: usize = 180;
-/// Most octets of private data in a reply: what `rdma_accept(3)` and `rdma_reject(3)` can send on InfiniBand.
+/// The longest private data of a reply in octets: what `rdma_accept(3)` and `rdma_reject(3)` can
+/// send on InfiniBand.
 pub const REPLY_DATA_MAX: usize = 136;
-/// The key of queue pairs for datagrams that the connection manager makes, unless a program chooses another (`RDMA_UDP_QKEY`).
+/// The Q_Key of datagram queue pairs that the connection manager creates, unless a program chooses
+/// another one (`RDMA_UDP_QKEY`).
 pub const DEFAULT_QKEY: u32 = 0x0123_4567;
 
 const MAGIC: [u8; 4] = *b"iWSR";
 const TYPE_REQUEST: u8 = 1;
 const TYPE_CHALLENGE: u8 = 2;
 const TYPE_REPLY: u8 = 3;
-/// The largest queue pair number: they have 24 bits.
+/// The largest queue pair number (24 bits).
 const QP_MAX: u32 = 0x00ff_ffff;
 
-/// Where the fields are.
+/// The offsets of the fields.
 mod field {
     use core::ops::Range;
 
@@ -54,7 +60,7 @@ const _: () = assert!(
         && REPLY_DATA_MAX <= REQUEST_DATA_MAX
 );
 
-/// Why a listener does not name a queue pair. The numbers are those of InfiniBand's SIDR reply.
+/// Why a listener does not return a queue pair. The numbers are those of InfiniBand's SIDR reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal(u8);
 
@@ -70,26 +76,26 @@ impl Refusal {
     }
 }
 
-/// What a reply says.
+/// The contents of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Datagrams for this queue pair have to have this key.
+    /// The queue pair, and the key that datagrams for it must have.
     QueuePair {
         /// Its number, 24 bits.
         num: u32,
         /// Its Q_Key.
         qkey: u32,
     },
-    /// There is none.
+    /// There is no queue pair.
     Refused(Refusal),
 }
 
 /// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Asks for the queue pair of the port that the message is sent to.
+    /// Requests the queue pair of the port that the message is sent to.
     Request,
-    /// Asks the requester to send its request again with this message's cookie.
+    /// Makes the requester retransmit its request with this message's cookie.
     Challenge,
     /// Answers a request.
     Reply(Answer),
@@ -98,30 +104,32 @@ pub enum Kind {
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// What it is.
+    /// The kind of the message.
     pub kind: Kind,
-    /// A random number of the requester's, which all messages about one request have.
+    /// The requester's random number, which is in all messages about one request.
     pub id: u64,
-    /// In a challenge, a number that is hard to guess. In a request, that of the last challenge, or zero. In a reply, that of the request.
+    /// In a challenge, a number that is hard to guess. In a request, the cookie of the last
+    /// challenge, or zero. In a reply, the cookie of the request.
     pub cookie: u64,
     /// The program's private data; empty in a challenge.
     pub private_data: &'a [u8],
 }
 
-/// Why octets are no message of this framing. The receiver drops them.
+/// Why octets are not a message. The receiver drops them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// Not as long as a message, or without its beginning.
+    /// A wrong length or a wrong beginning.
     Foreign,
-    /// Another version.
+    /// An unsupported version.
     Version(u8),
     /// The CRC is wrong.
     Crc,
-    /// A type that this version does not have, a value that the type does not allow, or something else than zero where nothing is.
+    /// An unknown type, a value that the type does not allow, or unused octets that are not zero.
     Field,
 }
 
-/// Private data that are longer than the kind of message carries, or a queue pair number of more than 24 bits.
+/// Private data that are too long for the kind of message, or a queue pair number of more than 24
+/// bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unsendable;
 
@@ -157,10 +165,10 @@ impl<'a> Message<'a> {
         Ok(to)
     }
 
-    /// Reads a message. Every octet has been checked.
+    /// Reads a message and checks every octet.
     ///
     /// # Errors
-    /// Why it has to be dropped.
+    /// Why it must be dropped.
     pub fn open(crc: Crc32cFn, octets: &'a [u8]) -> Result<Self, Malformed> {
         let octets: &[u8; MESSAGE_LEN] = octets.try_into().map_err(|_| Malformed::Foreign)?;
         if octets.get(field::MAGIC) != Some(&MAGIC) {
@@ -202,7 +210,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns how many octets of private data a message of this type carries.
+/// Returns the most octets of private data in a message of this type.
 const fn data_max(kind: u8) -> usize {
     match kind {
         TYPE_REQUEST => REQUEST_DATA_MAX,
@@ -215,46 +223,48 @@ fn sum(crc: Crc32cFn, message: &[u8; MESSAGE_LEN]) -> u32 {
     crc(0, message.get(..field::CRC.start).unwrap_or_default())
 }
 
-/// The first pause before a request is sent again, in nanoseconds. Each pause is twice as long as the one before.
+/// The first retransmission delay in nanoseconds. Each delay is twice as long as the previous one.
 const FIRST_PAUSE_NS: u64 = 200_000_000;
-/// The longest pause: 4 s, as the kernel's connection manager has it.
+/// The longest delay: 4 s, as in the kernel's connection manager.
 const LAST_PAUSE_NS: u64 = 4_000_000_000;
-/// Challenges that are answered at once. A listener needs one, or two if it changes its cookies meanwhile. Beyond that the request waits
-/// for its next time, so that no listener can make the requester send without end.
+/// Challenges that are answered immediately. A listener needs one, or two if it changes its cookies
+/// meanwhile. After that the request waits for its retransmission, so that a listener cannot make
+/// the requester send endlessly.
 const CHALLENGES_MAX: u32 = 4;
 
-/// How long a requester waits, in nanoseconds.
+/// Time limits of a requester, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// For any message of the listener's.
+    /// For any message from the listener.
     pub silence_ns: u64,
-    /// For the reply, if there was a challenge. The listener's program may take its time.
+    /// For the reply after a challenge. The listener's program may take its time.
     pub answer_ns: u64,
 }
 
-/// What a requester has to do.
+/// What a requester must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Send the request, and ask again at this time.
+    /// Send the request; call again at this time.
     Send(u64),
-    /// Nothing; ask again at this time.
+    /// Nothing; call again at this time.
     Wait(u64),
-    /// Give up: the time is over.
+    /// Give up: the time limit has expired.
     TimedOut,
 }
 
-/// What an incoming message means to a requester.
+/// The meaning of a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
-    /// Nothing.
+    /// It is ignored.
     Nothing,
-    /// The request has to be sent now, with the new cookie.
+    /// Send the request now, with the new cookie.
     Challenge,
-    /// The answer. The exchange is over.
+    /// The answer. The exchange is complete.
     Answer(Answer),
 }
 
-/// The requester's side of an exchange. Times are nanoseconds of any clock that does not go back.
+/// The requester's side of an exchange. Times are nanoseconds of a clock that does not go
+/// backwards.
 #[derive(Debug, Clone)]
 pub struct Requester {
     id: u64,
@@ -267,7 +277,7 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// Begins an exchange at the time `now`. `id` is random.
+    /// Starts an exchange at the time `now`. `id` is random.
     pub const fn new(id: u64, patience: Patience, now: u64) -> Self {
         Self {
             id,
@@ -280,7 +290,7 @@ impl Requester {
         }
     }
 
-    /// Returns the request as it is to be sent now.
+    /// Returns the request to send now.
     ///
     /// # Errors
     /// [`Unsendable`]: the private data are too long.
@@ -298,7 +308,7 @@ impl Requester {
         request.seal(crc)
     }
 
-    /// Returns what has to be done at the time `now`.
+    /// Returns what to do at the time `now`.
     pub fn due(&mut self, now: u64) -> Due {
         let limit = match self.challenges {
             0 => self.patience.silence_ns,
@@ -316,7 +326,7 @@ impl Requester {
         Due::Send(self.next.min(end))
     }
 
-    /// Takes a message that came from the listener's address.
+    /// Processes a message from the listener's address.
     pub fn hear(&mut self, message: &Message<'_>) -> Heard {
         if message.id != self.id {
             return Heard::Nothing;
@@ -330,7 +340,7 @@ impl Requester {
                     false => Heard::Nothing,
                 }
             }
-            // A reply to a request that this requester did not send has another cookie, and so has one that somebody guesses.
+            // A reply to another requester's request has another cookie, and so does a forged one.
             Kind::Reply(answer) if message.cookie == self.cookie && self.challenges > 0 => {
                 Heard::Answer(answer)
             }

@@ -1,4 +1,4 @@
-//! Tests of service ID resolution: octets, what is refused, and a requester's decisions.
+//! Tests of service ID resolution: encoding, invalid messages, and a requester's decisions.
 
 use super::*;
 use crate::crc32c::append;
@@ -30,7 +30,7 @@ fn resum(octets: &mut [u8]) {
 }
 
 #[test]
-fn the_octets_are_those_of_the_document() {
+fn encoding_matches_document() {
     let octets = message(ACCEPTED, b"hello").seal(append).unwrap();
     let head = [
         b'i', b'W', b'S', b'R', 1, 3, 0, 5, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x15,
@@ -58,7 +58,7 @@ fn the_octets_are_those_of_the_document() {
 }
 
 #[test]
-fn what_is_not_of_this_version_is_refused() {
+fn other_versions_are_refused() {
     let refused = |kind, change: &dyn Fn(&mut Vec<u8>)| {
         let mut octets = message(kind, b"").seal(append).unwrap().to_vec();
         change(&mut octets);
@@ -88,7 +88,7 @@ fn what_is_not_of_this_version_is_refused() {
 }
 
 #[test]
-fn what_the_framing_cannot_carry_is_not_sealed() {
+fn unsendable_messages_are_refused() {
     let seals = |kind, length: usize| message(kind, &vec![1; length]).seal(append).is_ok();
     for (kind, most) in [
         (Kind::Request, REQUEST_DATA_MAX),
@@ -114,7 +114,8 @@ const PATIENCE: Patience = Patience {
     answer_ns: 60 * SECOND,
 };
 
-/// Runs a requester from the time `now` until it gives up. Returns when it sent, and when it gave up.
+/// Runs a requester from the time `now` until it gives up. Returns when it sent, and when it gave
+/// up.
 fn run(requester: &mut Requester, mut now: u64) -> (Vec<u64>, u64) {
     let mut sent = vec![];
     loop {
@@ -130,7 +131,7 @@ fn run(requester: &mut Requester, mut now: u64) -> (Vec<u64>, u64) {
 }
 
 #[test]
-fn a_request_is_sent_again_in_longer_and_longer_pauses() {
+fn retransmissions_back_off() {
     let began = 7 * SECOND;
     let mut requester = Requester::new(1, PATIENCE, began);
     let (sent, end) = run(&mut requester, began);
@@ -144,7 +145,7 @@ fn a_request_is_sent_again_in_longer_and_longer_pauses() {
 }
 
 #[test]
-fn a_listener_that_is_there_has_more_time() {
+fn challenge_extends_time_limit() {
     let mut requester = Requester::new(1, PATIENCE, 0);
     let challenge = Message {
         id: 1,
@@ -160,7 +161,7 @@ fn a_listener_that_is_there_has_more_time() {
 }
 
 #[test]
-fn only_the_reply_to_this_request_counts() {
+fn only_matching_reply_counts() {
     let mut requester = Requester::new(message(ACCEPTED, b"").id, PATIENCE, 0);
     let reply = message(ACCEPTED, b"");
     let early = Message { cookie: 0, ..reply };
@@ -180,9 +181,10 @@ fn only_the_reply_to_this_request_counts() {
     assert_eq!(requester.hear(&reply), Heard::Answer(answer));
 }
 
-/// Anybody may send messages about other requests, and so may a listener that answers an earlier one late.
+/// Anybody may send messages about other requests, and so may a listener that answers an earlier
+/// one late.
 #[test]
-fn messages_about_other_requests_change_nothing() {
+fn other_requests_change_nothing() {
     let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
     for challenged in [false, true] {
         for kind in [Kind::Request, Kind::Challenge, ACCEPTED, refused] {
@@ -212,7 +214,7 @@ fn messages_about_other_requests_change_nothing() {
 }
 
 #[test]
-fn a_listener_cannot_make_a_requester_send_without_end() {
+fn challenges_are_limited() {
     let mut requester = Requester::new(1, PATIENCE, 0);
     let mut at_once = 0;
     for cookie in 1..1000 {
@@ -241,7 +243,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
 
 proptest! {
     #[test]
-    fn what_is_sealed_can_be_opened(
+    fn sealed_messages_open(
         (kind, id, cookie) in (kinds(), any::<u64>(), any::<u64>()),
         private_data in proptest::collection::vec(any::<u8>(), 0..=REPLY_DATA_MAX),
     ) {
@@ -255,14 +257,17 @@ proptest! {
     }
 
     #[test]
-    fn changed_octets_are_noticed(kind in kinds(), at in 0..MESSAGE_LEN, change in 1u8..) {
+    fn changed_octets_are_detected(kind in kinds(), at in 0..MESSAGE_LEN, change in 1u8..) {
         let mut octets = message(kind, b"").seal(append).unwrap();
         octets[at] ^= change;
         prop_assert!(Message::open(append, &octets).is_err());
     }
 
     #[test]
-    fn anything_may_come(octets in proptest::collection::vec(any::<u8>(), MESSAGE_LEN), length in 0..=MESSAGE_LEN) {
+    fn arbitrary_input_is_handled(
+        octets in proptest::collection::vec(any::<u8>(), MESSAGE_LEN),
+        length in 0..=MESSAGE_LEN,
+    ) {
         let mut octets = octets;
         octets[..5].copy_from_slice(b"iWSR\x01");
         octets[5] %= 4;

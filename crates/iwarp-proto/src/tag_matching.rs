@@ -1,7 +1,9 @@
-//! The headers of tag matching: what stands at the beginning of a message that a receiver matches by its tag.
+//! The headers of tag matching: what stands at the beginning of a message that a receiver matches
+//! by its tag.
 //!
-//! No RFC has them. They are those of the verbs (`infiniband/tm_types.h`, `ibv_post_srq_ops(3)`), so that both ends may be programs that
-//! were written for hardware. All numbers are in network order.
+//! No RFC has them. They are those of the verbs (`infiniband/tm_types.h`, `ibv_post_srq_ops(3)`),
+//! so that both ends may be programs that were written for hardware. All numbers are in network
+//! order.
 //!
 //! ```text
 //!  0  1        4         8           16        24     28     32
@@ -9,8 +11,9 @@
 //!  └──────── TMH ────────────────────┴──────── RVH ─────────┘
 //! ```
 //!
-//! Eager messages have their payload behind the first header. A rendezvous request has the second header, which says where its sender
-//! has the payload, and perhaps more behind it that is for the receiver's program.
+//! Eager messages have their payload behind the first header. A rendezvous request has the second
+//! header, which says where its sender has the payload, and perhaps more behind it that is for the
+//! receiver's program.
 
 /// What a message with a [`Tmh`] is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +67,8 @@ impl Tmh {
     /// Octets on the wire.
     pub const LEN: usize = 16;
 
-    /// Reads the header of a message; `None` if the message is shorter. Reserved octets are not looked at.
+    /// Reads the header of a message; `None` if the message is shorter. Reserved octets are not
+    /// looked at.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let header: &[u8; Self::LEN] = message.first_chunk()?;
         let [operation, _, _, _, c0, c1, c2, c3, tag @ ..] = header;
@@ -146,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn headers_round_trip() {
         for octet in 0..=255 {
             let tmh = Tmh {
                 operation: Operation::from_octet(octet),

@@ -1,11 +1,13 @@
-//! Big-endian field access that cannot panic. All multi-octet fields of MPA, DDP and RDMAP are in network order.
+//! Big-endian field access that cannot panic. All multi-octet fields of MPA, DDP and RDMAP are in
+//! network order.
 //!
-//! Offsets are constants and buffers are arrays, so the compiler removes the bounds checks. A field outside of the buffer
-//! would read as zero; with the ranges of this crate that cannot happen.
+//! Offsets are constants and buffers are arrays, so the compiler removes the bounds checks. A field
+//! outside the buffer would read as zero; the ranges of this crate exclude that.
 
 use core::ops::Range;
 
-/// Declares a newtype over an integer with named values; its `Debug` prints the name, or the number if it has none.
+/// Declares a newtype over an integer with named values; its `Debug` prints the name, or the number
+/// if there is none.
 macro_rules! named_values {
     ($(#[$meta:meta])* $vis:vis struct $name:ident($repr:ty) {
         $($(#[$vmeta:meta])* $value:ident = $number:expr;)*
@@ -16,7 +18,7 @@ macro_rules! named_values {
         impl $name {
             $($(#[$vmeta])* pub const $value: Self = Self($number);)*
 
-            /// The name of this value, if it is one of the defined ones.
+            /// Returns the name of this value, if it is one of the defined ones.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($number => Some(stringify!($value)),)*
@@ -59,7 +61,7 @@ pub(crate) fn be64(buf: &[u8], at: Range<usize>) -> u64 {
     u64::from_be_bytes(chunk(buf, at))
 }
 
-/// Copies `value` to `at`; does nothing when the range is outside the buffer or of another length.
+/// Copies `value` to `at`; does nothing if the range is outside the buffer or of another length.
 #[inline(always)]
 pub(crate) fn put(buf: &mut [u8], at: Range<usize>, value: &[u8]) {
     if let Some(dst) = buf.get_mut(at)

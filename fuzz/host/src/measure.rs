@@ -1,4 +1,4 @@
-//! What comes to a server and to a client of `iwarp perf`.
+//! Input of a server and of a client of `iwarp perf`.
 
 use std::io::Write as _;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use crate::perf::control::{Control, Reply, Request};
 use crate::perf::point::{check_link, check_point, memory_of};
 
-/// The most memory that a link may ask for after it was checked: what 64 connections of two buffers of a gibibyte need.
+/// The most memory that a checked link may request: two buffers of a gibibyte for each of 64
+/// connections.
 const MEMORY_MAX: u64 = 64 * 2 * (1 << 30);
 
 /// One line, as a request and as a reply.
@@ -44,14 +45,14 @@ fn again<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(data: &[
     Some(message)
 }
 
-/// A whole control connection: what a server hears from a client that sends any octets and then closes.
+/// A whole control connection: a client sends any bytes and then closes.
 pub fn control(data: &[u8]) {
     static LISTENER: OnceLock<TcpListener> = OnceLock::new();
     let listener = LISTENER.get_or_init(|| TcpListener::bind("127.0.0.1:0").expect("loopback"));
     let address = listener.local_addr().expect("bound");
     let mut client = TcpStream::connect(address).expect("loopback");
     let (server, _) = listener.accept().expect("it has connected");
-    // A reset, so that thousands of connections leave no ports in TIME-WAIT.
+    // Reset it, so that thousands of connections leave no ports in TIME-WAIT.
     rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).expect("a socket");
     client.write_all(data).expect("it fits the buffer");
     client.shutdown(Shutdown::Write).expect("connected");

@@ -1,4 +1,4 @@
-//! Two rsockets that are connected with each other, and calls of both programs with any arguments.
+//! Two connected rsockets, and calls of both programs with any arguments.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use iwarp_rsocket as rs;
 
-/// Flags that keep calls from waiting.
+/// Flags that make calls non-blocking.
 const DONTWAIT: i32 = 0x40;
 const PEEK: i32 = 2;
 /// The most calls of one input.
@@ -34,22 +34,23 @@ fn listener() -> RawFd {
 /// One end of the connection.
 struct End {
     fd: RawFd,
-    /// Octets that the peer has sent and this end has not read.
+    /// Bytes that the peer has sent and this end has not read.
     to_read: VecDeque<u8>,
-    /// This end has said so.
+    /// This end has shut down its sending direction.
     shut: bool,
-    /// This end has said that it reads no more. What it can read all the same is nowhere written.
+    /// This end has shut down its receiving direction. What it can still read is unspecified.
     deaf: bool,
 }
 
-/// The first octet of the input chooses options before the connection. Then each call has an octet that says which and at which end, and three
-/// octets of arguments. Both ends read exactly what the other one has written.
+/// The first byte of the input selects options before the connection. Then each call has a byte
+/// that selects the call and the end, and three bytes of arguments. Each end reads exactly what the
+/// other one has written.
 pub fn calls(data: &[u8]) {
     let Some((&how, calls)) = data.split_first() else {
         return;
     };
     let client = rs::socket(INET, STREAM, 0).expect("a socket");
-    // Small queues and buffers are used up sooner.
+    // Small queues and buffers fill up sooner.
     for (bit, (level, name, value)) in [
         (1, (rs::SOL_RDMA, rs::RDMA_SQSIZE, 4)),
         (2, (rs::SOL_RDMA, rs::RDMA_RQSIZE, 4)),
@@ -69,7 +70,7 @@ pub fn calls(data: &[u8]) {
     }
     let (server, _) = rs::accept(listener()).expect("a client is coming");
     rs::control(server, SETFL, NONBLOCK).expect("a socket");
-    // Its connection is complete when it may write.
+    // Its connection is complete when it is writable.
     let mut ready = [rs_poll(client, 4)];
     let _ = rs::poll(&mut ready, Some(Duration::from_secs(5)));
     let mut ends = [client, server].map(|fd| End {
@@ -95,7 +96,7 @@ fn rs_poll(fd: RawFd, events: i16) -> libc::pollfd {
     }
 }
 
-/// Octets that are told from those before and behind them.
+/// Returns bytes that differ from those before and after them.
 fn content(sent: &mut u32, len: usize) -> Vec<u8> {
     let data = (0..len as u32).map(|i| (*sent + i).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]);
     let data = data.collect();

@@ -1,16 +1,16 @@
-//! What comes to the UDP ports: datagrams, and the messages that find queue pairs for them.
+//! Input of the UDP ports: datagrams, and the messages that resolve queue pairs.
 
 use iwarp_proto::datagram::{HEADER_LEN, Header};
 use iwarp_proto::sidr::{Due, Heard, MESSAGE_LEN, Message, Patience, Requester};
 
 use super::print;
 
-/// Stands for the CRC, which no changed input would have right. The targets store it where a CRC belongs.
+/// Replaces the CRC, which no changed input would match. The targets store it where a CRC belongs.
 const fn no_crc(_: u32, _: &[u8]) -> u32 {
     0
 }
 
-/// The input is a datagram, and then once more a message that begins like it.
+/// The input is a datagram, and also a message that begins with the same bytes.
 pub fn datagrams(data: &[u8]) {
     let mut octets = data.to_vec();
     if let Some(crc) = octets.get_mut(HEADER_LEN - 4..HEADER_LEN) {
@@ -54,7 +54,7 @@ fn message(octets: &[u8; MESSAGE_LEN]) {
     let mut requester = Requester::new(message.id, patience, 0);
     assert!(matches!(requester.due(0), Due::Send(_)));
     let heard = requester.hear(&message);
-    // Nothing counts before a challenge.
+    // Nothing is accepted before a challenge.
     assert!(!matches!(heard, Heard::Answer(_)));
     print(&requester.due(u64::MAX));
 }

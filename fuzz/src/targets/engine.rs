@@ -1,6 +1,6 @@
-//! A whole queue pair that receives any octets from its peer. RFC 5040, 5041, 5044, 7306.
+//! A whole queue pair that receives any bytes from its peer. RFC 5040, 5041, 5044, 7306.
 //!
-//! No input may cause a panic or change an octet of memory that was not granted.
+//! No input may cause a panic or change memory that was not granted.
 
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
@@ -17,27 +17,28 @@ use std::time::Duration;
 use super::pool::{self, Lent};
 use super::print;
 
-// Bits of the first octet of the input, the options.
+// Bits of the first byte of the input, the options.
 const RESPONDER: u8 = 1;
 const CRC: u8 = 2;
 const MARKERS: u8 = 4;
-/// Octets are read to the destinations of a receive plan, not from a copy.
+/// Bytes are read into the runs of a receive plan, not from a copy.
 const DIRECT: u8 = 8;
 /// A Send without a receive ends the stream; otherwise it is held.
 const TERMINATE: u8 = 16;
 const RTR: u8 = 32;
-/// The input is a list of ULPDUs, each behind a length of two octets. The target makes valid FPDUs of them.
+/// The input is a list of ULPDUs, each after a length of two bytes. The target frames them as valid
+/// FPDUs.
 const FRAMED: u8 = 64;
 /// Receives come from a shared receive queue.
 const SHARED: u8 = 128;
 
 const ARENA: usize = 64 << 10;
 const PD: u32 = 1;
-/// Ranges of memory that may change, offset and length: one for the peer's access, one for the sinks of our own requests, and
-/// one in a memory window.
+/// Ranges of memory that may change, as offset and length: one for the peer's access, one for the
+/// sinks of our own requests, and one in a memory window.
 const GRANTED: [(usize, usize); 3] = [(4096, 4096), (20480, 16384), (61440, 64)];
 
-/// Everything that can become due does. The time is that of the input: it passes when the program lets it.
+/// All timers are enabled. The input controls the time: it passes when the program lets it.
 const TIMES: StreamTimes = StreamTimes {
     reminders: [
         Some(Duration::from_millis(50)),
@@ -75,7 +76,8 @@ impl Host for FuzzHost {
         if let Some(queue) = &mut self.queue {
             return queue.take(taken).0;
         }
-        // Every second call gets a receive without elements, so that some Sends are held and others go on.
+        // Every second call gets a receive without elements, so that some Sends are held and others
+        // proceed.
         self.shared = !self.shared;
         self.shared
     }
@@ -95,7 +97,7 @@ struct Engine {
     crc32c: Crc32cFn,
     memory: Vec<u64>,
     buffers: Lent,
-    /// Octets that were offered and not taken.
+    /// Bytes that were offered and not taken.
     lent: Vec<u8>,
     rx: RxPlan,
     direct: bool,
@@ -106,8 +108,9 @@ struct Engine {
     handles: Vec<u32>,
 }
 
-/// The first octet of the input chooses the options, and the second the size of the pieces in which the stream arrives. The next eight
-/// choose what the program does after each piece. The rest is the stream that the peer sends.
+/// The first byte of the input selects the options, and the second the size of the pieces in which
+/// the stream arrives. The next eight select what the program does after each piece. The rest is
+/// the stream that the peer sends.
 pub fn engine(data: &[u8]) {
     run(data, false);
 }
@@ -138,7 +141,7 @@ fn run(data: &[u8], matches: bool) {
     engine.finish();
 }
 
-/// Makes FPDUs of the ULPDUs in the input.
+/// Frames the ULPDUs of the input as FPDUs.
 fn frame(mut stream: &[u8], options: u8) -> Vec<u8> {
     let fpdu = FpduOptions {
         markers: options & MARKERS != 0,
@@ -160,46 +163,58 @@ fn frame(mut stream: &[u8], options: u8) -> Vec<u8> {
     all
 }
 
+/// Returns the configuration of the queue pair.
+fn configuration(options: u8, matches: bool) -> QpConfig {
+    let is = |bit| options & bit != 0;
+    QpConfig {
+        max_send_wr: 8,
+        max_recv_wr: 4,
+        max_ird: 3,
+        max_ord: 3,
+        shared_receive: is(SHARED) || matches,
+        match_tags: matches,
+        // The policy does not depend on the source of receives, so both bits together select a
+        // third one.
+        receiver_not_ready: match (is(TERMINATE), is(SHARED) && !matches) {
+            (true, true) => ReceiverNotReady::Drop,
+            (true, false) => ReceiverNotReady::Terminate,
+            (false, _) => ReceiverNotReady::default(),
+        },
+        budget: Budget {
+            completions: 2,
+            local_requests: 1,
+            fpdus: 3,
+        },
+        ..QpConfig::default()
+    }
+}
+
+/// Returns the parameters of the stream.
+fn stream(options: u8) -> StreamConfig {
+    let is = |bit| options & bit != 0;
+    StreamConfig {
+        initiator: !is(RESPONDER),
+        crc: is(CRC),
+        markers_tx: is(MARKERS),
+        markers_rx: is(MARKERS),
+        ird: 2,
+        ord: 3,
+        rtr: (is(RTR) && !is(RESPONDER)).then_some(Rtr::Read),
+        rtr_send_expected: is(RTR) && is(RESPONDER),
+        emss: 1460,
+        times: TIMES,
+    }
+}
+
 impl Engine {
     fn new(options: u8, matches: bool) -> Self {
         let is = |bit| options & bit != 0;
-        let config = QpConfig {
-            max_send_wr: 8,
-            max_recv_wr: 4,
-            max_ird: 3,
-            max_ord: 3,
-            shared_receive: is(SHARED) || matches,
-            match_tags: matches,
-            // To the policy it is all one where receives come from, so both bits together mean the third one.
-            receiver_not_ready: match (is(TERMINATE), is(SHARED) && !matches) {
-                (true, true) => ReceiverNotReady::Drop,
-                (true, false) => ReceiverNotReady::Terminate,
-                (false, _) => ReceiverNotReady::default(),
-            },
-            budget: Budget {
-                completions: 2,
-                local_requests: 1,
-                fpdus: 3,
-            },
-            ..QpConfig::default()
-        };
-        let stream = StreamConfig {
-            initiator: !is(RESPONDER),
-            crc: is(CRC),
-            markers_tx: is(MARKERS),
-            markers_rx: is(MARKERS),
-            ird: 2,
-            ord: 3,
-            rtr: (is(RTR) && !is(RESPONDER)).then_some(Rtr::Read),
-            rtr_send_expected: is(RTR) && is(RESPONDER),
-            emss: 1460,
-            times: TIMES,
-        };
         let memory = vec![0x5a5a_5a5a_5a5a_5a5a; ARENA / 8];
-        // If the input has its own framing, the CRC function is always 0, which the search can match. Our framing has real CRCs.
+        // If the input has its own framing, the CRC function always returns 0, which the fuzzer can
+        // match. Our framing has real CRCs.
         let broken: Crc32cFn = |_, _| 0;
         let mut engine = Self {
-            qp: QueuePair::new(config).expect("sizes within limits"),
+            qp: QueuePair::new(configuration(options, matches)).expect("sizes within limits"),
             host: FuzzHost {
                 sends: Vec::new(),
                 completions: 0,
@@ -225,7 +240,7 @@ impl Engine {
         engine.register();
         engine
             .qp
-            .start(stream, engine.now)
+            .start(stream(options), engine.now)
             .expect("a fresh queue pair");
         for _ in 0..2 {
             engine.act(0);
@@ -238,11 +253,12 @@ impl Engine {
     fn range(&mut self, (off, len): (usize, usize)) -> HostRange {
         assert!(off + len <= ARENA);
         let addr = self.memory.as_mut_ptr() as u64 + off as u64;
-        // SAFETY: the range is inside `memory`, which lives as long as the table and is not used during calls of the RNIC.
+        // SAFETY: the range is inside `memory`, which lives as long as the table and is not used
+        // during calls of the RNIC.
         unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
     }
 
-    /// Registers memory. The STags are the same in every run, so that seeds can name them.
+    /// Registers memory. The STags are the same in every run, so that seeds can contain them.
     fn register(&mut self) {
         let [writable, local, window] = GRANTED;
         let all = Access::LOCAL_WRITE
@@ -286,7 +302,7 @@ impl Engine {
         assert_eq!(bound, Ok(()));
     }
 
-    /// Does something that a program may do at any time. The queue pair may refuse it.
+    /// Performs an action that a program may take at any time. The queue pair may refuse it.
     fn act(&mut self, what: u8) {
         self.next += 1;
         let wr_id = self.next;
@@ -347,7 +363,7 @@ impl Engine {
         }
     }
 
-    /// Does something with the queue that matches tags, and lets go on what waited for it.
+    /// Performs an action on the queue that matches tags, and resumes what waited for it.
     fn tags(&mut self, number: u8, what: u8) {
         let wr_id = self.next;
         let sge = self.sink;
@@ -382,7 +398,7 @@ impl Engine {
         }
     }
 
-    /// Lets time pass until something is due.
+    /// Advances the time until a timer expires.
     fn time_passes(&mut self) {
         if let Some(at) = self.qp.poll_at() {
             self.now = self.now.max(at);
@@ -391,13 +407,13 @@ impl Engine {
         }
     }
 
-    /// Processes held octets after a receive was posted.
+    /// Processes held bytes after a receive was posted.
     fn again(&mut self) {
         while !self.direct && self.offer() == RxStatus::More {}
         while self.direct && self.filled(0) == RxStatus::More {}
     }
 
-    /// Processes octets that were read as planned.
+    /// Processes bytes that were read into the plan.
     fn filled(&mut self, n: usize) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
@@ -408,7 +424,7 @@ impl Engine {
             .rx_filled(self.buffers.both().0, &mut self.rx, n, &mut env)
     }
 
-    /// Offers octets that lie in memory.
+    /// Offers bytes that are in memory.
     fn offer(&mut self) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
@@ -445,7 +461,8 @@ impl Engine {
         }
     }
 
-    /// Takes the octets that the queue pair sends, a few at a time, and does what it asks for with its stream.
+    /// Takes the bytes that the queue pair sends, a few at a time, and fulfils its wish for the
+    /// stream.
     fn transmit(&mut self, most: usize) {
         let mut out = vec![0; 1 + most * 64];
         let (_, tx) = self.buffers.both();
@@ -508,7 +525,8 @@ impl Engine {
         let counters = self.qp.counters();
         assert_eq!(counters.completions as usize, self.host.completions);
         assert!(counters.terminates_sent <= 1);
-        // The table is dropped first, so that no registered range overlaps the references to the memory below.
+        // The table is dropped first, so that no registered range overlaps the references to the
+        // memory below.
         drop(self.table);
         for (i, word) in self.memory.iter().enumerate() {
             let granted = GRANTED
@@ -523,11 +541,12 @@ impl Engine {
     }
 }
 
-/// Copies octets into the runs of a receive plan, as the kernel does in `recvmsg`.
+/// Copies bytes into the runs of a receive plan, as the kernel does in `recvmsg`.
 fn read_into(runs: &[Run<'_>], mut octets: &[u8]) {
     for fragment in runs.iter().map(|run| run.fragment) {
         let n = fragment.len().min(octets.len());
-        // SAFETY: the caller has just made the plan, so its runs are writable for their whole length.
+        // SAFETY: the caller has just created the plan, so its runs are writable over their whole
+        // length.
         unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), fragment.as_ptr(), n) };
         octets = &octets[n..];
     }
@@ -537,7 +556,8 @@ fn read_into(runs: &[Run<'_>], mut octets: &[u8]) {
 mod tests {
     use super::*;
 
-    /// A Write in the form of the seeds changes memory. Otherwise the seeds would be refused early and test nothing.
+    /// A Write like that of the seeds changes memory. Otherwise the seeds would be refused early
+    /// and test nothing.
     #[test]
     fn framed_writes_change_memory() {
         for options in [

@@ -12,8 +12,9 @@ const CRC_BROKEN: u8 = 4;
 /// The longest ULPDU that the length field can announce.
 const ULPDU_MAX: usize = u16::MAX as usize;
 
-/// The first octet of the input chooses the options: bit 0 markers, bit 1 CRC, bit 2 a CRC function that always returns 0, with which
-/// the search finds FPDUs that pass the check. The next two octets are the position in the stream. The rest is the stream.
+/// The first byte of the input selects the options: bit 0 markers, bit 1 CRC, bit 2 a CRC function
+/// that always returns 0, with which the fuzzer finds FPDUs that pass the check. The next two bytes
+/// are the position in the stream. The rest is the stream.
 pub fn fpdu(data: &[u8]) {
     let Some((&[choice, high, low], mut stream)) = data.split_first_chunk() else {
         return;
@@ -27,7 +28,7 @@ pub fn fpdu(data: &[u8]) {
         markers: choice & MARKERS != 0,
         crc,
     };
-    // An FPDU begins at a multiple of four octets.
+    // An FPDU begins at a multiple of four bytes.
     let mut clock = MarkerClock::at(u64::from(u16::from_be_bytes([high, low])) * 4);
     let mut ulpdu = vec![0; ULPDU_MAX];
     loop {
@@ -54,7 +55,8 @@ pub fn fpdu(data: &[u8]) {
     }
 }
 
-/// Checks that a decoded ULPDU can be encoded at the same position of the stream, to the same length, and decoded again.
+/// Checks that a decoded ULPDU can be encoded at the same position of the stream, to the same
+/// length, and decoded again.
 fn again(ulpdu: &[u8], options: &FpduOptions, mut clock: MarkerClock, length: usize) {
     let mut reader = clock;
     let mut wire = vec![0xa5; length];

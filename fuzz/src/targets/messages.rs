@@ -1,18 +1,19 @@
-//! Messages of other floors than the wire's, whose octets come from a peer: rsockets, port mappers, `iwarp ping`, and the headers of tag
-//! matching.
+//! Messages above the wire protocol that come from a peer: rsockets, port mappers, `iwarp ping`,
+//! and tag-matching headers.
 
 use iwarp_proto::tag_matching::{Rvh, Tmh};
 
 use super::print;
 use crate::{ping, portmap, rsocket};
 
-/// The private data of an rsocket's connection set-up, a message, and entries of the two directories.
+/// The private data of an rsocket's connection set-up, a message, and entries of the two
+/// directories.
 pub fn rsockets(data: &[u8]) {
     match rsocket::Hello::decode(data) {
         Ok(hello) => {
             print(&hello);
             assert!(hello.credits > 0 && hello.buffer.len > 0 && hello.directory.len >= 2);
-            // The number of mappings is sent with a loss that does not grow.
+            // The number of mappings is encoded with a loss that does not grow.
             assert_eq!(rsocket::round_mappings(hello.mappings), hello.mappings);
             assert_eq!(rsocket::Hello::decode(&hello.encode()), Ok(hello));
         }
@@ -49,7 +50,7 @@ pub fn portmap(data: &[u8]) {
     assert_eq!(portmap::Message::parse(&octets), Some(message));
 }
 
-/// A buffer that a peer of `iwarp ping` names, and the text that it has in it.
+/// A buffer that a peer of `iwarp ping` announces, and the text in it.
 pub fn ping(data: &[u8]) {
     if let Some(octets) = data.first_chunk() {
         let info = ping::Info::decode(*octets);
@@ -62,7 +63,7 @@ pub fn ping(data: &[u8]) {
     assert_eq!(crate::text::printable(&shown), shown, "twice");
 }
 
-/// The headers of a message that is matched by its tag.
+/// The headers of a tag-matched message.
 pub fn tags(data: &[u8]) {
     if let Some(tmh) = Tmh::parse(data) {
         print(&tmh);

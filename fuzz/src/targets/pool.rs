@@ -1,4 +1,5 @@
-//! Large buffers that are used again by the next input, because making them would take longer than most inputs.
+//! Large buffers that are reused for the next input, because creating them would take longer than
+//! most inputs.
 
 use std::cell::RefCell;
 
@@ -8,18 +9,18 @@ thread_local! {
     static POOL: RefCell<Vec<Buffers>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What the driver of one queue pair needs.
+/// The buffers of a queue pair's driver.
 #[derive(Debug)]
 struct Buffers {
     rx: Box<RxBuffer>,
     tx: Box<TxPlan>,
 }
 
-/// An empty buffer and an empty plan, which go back when they are dropped.
+/// An empty buffer and an empty plan, which are returned on drop.
 #[derive(Debug)]
 pub(super) struct Lent(Option<Buffers>);
 
-/// Takes a pair, or makes one.
+/// Takes a pair, or creates one.
 pub(super) fn take() -> Lent {
     let found = POOL.with_borrow_mut(Vec::pop);
     Lent(Some(found.unwrap_or_else(|| Buffers {
@@ -29,7 +30,7 @@ pub(super) fn take() -> Lent {
 }
 
 impl Lent {
-    /// Both, as separate borrows.
+    /// Returns both, as separate borrows.
     pub(super) fn both(&mut self) -> (&mut RxBuffer, &mut TxPlan) {
         let buffers = self.0.as_mut().expect("there until it is dropped");
         (&mut buffers.rx, &mut buffers.tx)

@@ -1,5 +1,5 @@
-//! MPA Request and Reply frames, read in portions of any size, and how the responder and the initiator answer them. RFC 5044
-//! section 7.1, RFC 6581 sections 6 and 9.
+//! MPA Request and Reply frames, read in portions of any size, and how the responder and the
+//! initiator answer them. RFC 5044 section 7.1, RFC 6581 sections 6 and 9.
 
 use iwarp_proto::mpa::negotiate::{Agreed, Initiator, LocalParams, Outcome, Responder, RtrSet};
 use iwarp_proto::mpa::startup::{
@@ -8,7 +8,8 @@ use iwarp_proto::mpa::startup::{
 
 use super::print;
 
-/// The first octet of the input chooses our role and parameters, the second the size of the portions. The rest is the stream.
+/// The first byte of the input selects our role and parameters, the second the size of the
+/// portions. The rest is the stream.
 pub fn startup(data: &[u8]) {
     let Some((&[choice, portion], stream)) = data.split_first_chunk() else {
         return;
@@ -63,8 +64,8 @@ fn params(choice: u8) -> LocalParams {
     }
 }
 
-/// Reads the stream in portions of this size (0 means the whole stream at once). Returns `true` if it holds a complete frame, and an
-/// error if it is refused.
+/// Reads the stream in portions of this size (0: all at once). Returns `true` if it contains a
+/// complete frame, and an error if it is refused.
 fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool, ()> {
     let mut taken = 0;
     while taken < stream.len() {

@@ -1,10 +1,12 @@
-//! The printer of one direction of a connection: start-up frame, FPDUs and the messages inside, also if they are invalid.
+//! The printer of one direction of a connection: start-up frame, FPDUs and the messages inside,
+//! including invalid ones.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::mpa::framing::FpduOptions;
 use iwarp_proto::mpa::pretty::Stream;
 
-/// The first octet of the input chooses the options: bit 0 markers, bit 1 CRC. The rest is the stream.
+/// The first byte of the input selects the options: bit 0 markers, bit 1 CRC. The rest is the
+/// stream.
 pub fn stream(data: &[u8]) {
     let Some((&choice, octets)) = data.split_first() else {
         return;
@@ -14,7 +16,7 @@ pub fn stream(data: &[u8]) {
         crc: (choice & 2 != 0).then_some(crc32c::append),
     };
     let text = Stream::new(octets, options).to_string();
-    // The shortest FPDU has 8 octets, so the number of lines is bounded by the input.
+    // The shortest FPDU has 8 bytes, so the input bounds the number of lines.
     assert!(
         text.lines().count() <= octets.len() / 8 + 2,
         "more lines than FPDUs"

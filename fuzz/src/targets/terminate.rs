@@ -4,7 +4,7 @@ use iwarp_proto::rdmap::Terminate;
 
 use super::print;
 
-/// The input is the payload behind the DDP header.
+/// The input is the payload after the DDP header.
 pub fn terminate(data: &[u8]) {
     let (message, layout) = match Terminate::parse(data) {
         Ok(parsed) => parsed,
@@ -20,7 +20,7 @@ pub fn terminate(data: &[u8]) {
         written > 0,
         "the message does not fit into `MAX_LEN` octets"
     );
-    // The code may be read as one of the other layout, so only the headers are compared.
+    // The code may be read in the other layout, so only the headers are compared.
     let (again, _) = Terminate::parse(&out[..written]).expect("what was written can be read");
     assert_eq!(again.ddp_header, message.ddp_header);
     assert_eq!(again.read_request, message.read_request);

@@ -1,5 +1,5 @@
-//! One ULPDU: the DDP and RDMAP headers, and its payload as a message of every kind. RFC 5041 section 4, RFC 5040 section 4,
-//! RFC 7306 sections 5 and 6.
+//! One ULPDU: the DDP and RDMAP headers, and its payload as a message of every kind. RFC 5041
+//! section 4, RFC 5040 section 4, RFC 7306 sections 5 and 6.
 
 use iwarp_proto::ddp::Header;
 use iwarp_proto::rdmap::{AtomicRequest, AtomicResponse, Immediate, ReadRequest};
@@ -37,7 +37,13 @@ pub fn ulpdu(data: &[u8]) {
     let payload = data
         .get(header.len()..)
         .expect("the header is inside the ULPDU");
-    // Parse the payload as each kind of message, because a sender can put any payload behind any opcode.
+    messages(payload);
+    super::terminate(payload);
+}
+
+/// Parses the payload as each kind of message, because a sender can combine any payload with any
+/// opcode.
+fn messages(payload: &[u8]) {
     if let Some(request) = ReadRequest::parse(payload) {
         print(&request);
         same(
@@ -78,11 +84,10 @@ pub fn ulpdu(data: &[u8]) {
             Immediate::parse,
         );
     }
-    super::terminate(payload);
 }
 
-/// Checks that a parsed value can be written to `room` octets, the length that it was parsed from, and that parsing it again gives the
-/// same value.
+/// Checks that a parsed value can be written to `room` bytes, the length that it was parsed from,
+/// and that parsing it again returns the same value.
 fn same<T: PartialEq + std::fmt::Debug>(
     input: &[u8],
     value: &T,

@@ -1,10 +1,11 @@
-//! Work areas: what a queue pair needs while octets of its stream are on their way, a plan and staging.
+//! Work areas: the plan and the staging that a queue pair needs while data of its stream are in
+//! transit.
 //!
-//! They are large, and between messages there is nothing in them, so queue pairs share them: C lends one to a queue pair that is about to send or
-//! receive, and takes it back when nothing of the stream is left in it.
+//! They are large, and empty between messages, so queue pairs share them: C lends one to a queue
+//! pair that is about to send or receive, and takes it back when it contains no data of the stream.
 //!
-//! Invariant: pointers come from C under the contract of `kernel/engine.h`: an area is what `rk_area_new` has returned, and it is either
-//! in C's hands or lent to one queue pair.
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: an area was returned by
+//! `rk_area_new`, and is either in C's hands or lent to one queue pair.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,17 +17,17 @@ use iwarp_rnic::qp::{CreateError, RxBuffer, RxPlan, RxSizes, TxPlan, TxSizes};
 use crate::queue_pair::{Kvec, Qp};
 use crate::runtime::{place, remove};
 
-/// Runs of one plan for one call of the socket.
+/// Runs of a plan for one call of the socket.
 pub(crate) const RUNS: usize = 512;
 /// Runs of a plan for receiving.
 const RX_RUNS: usize = 64;
-/// As little staging as takes any FPDU, and 32 KiB for one read.
+/// The minimum staging for any FPDU, and 32 KiB for one read.
 const STAGING: RxSizes = RxSizes {
     staging: 0,
     read_max: 32 * 1024,
 };
 
-/// A plan takes as much as one call may send at most (`SEND_AT_ONCE` of stream.c).
+/// A plan is as large as one call may send (`SEND_AT_ONCE` of stream.c).
 const PLAN: TxSizes = TxSizes {
     scratch: 0,
     bytes: 256 * 1024,
@@ -36,7 +37,7 @@ const PLAN: TxSizes = TxSizes {
     ..TxSizes::DEFAULT
 };
 
-/// A work area as C has it.
+/// A work area, owned by C.
 #[derive(Debug)]
 pub struct Area {
     pub(crate) staging: Box<RxBuffer>,
@@ -57,13 +58,13 @@ impl Area {
         })
     }
 
-    /// Nothing of a stream is in it.
+    /// Returns `true` if it contains no data of a stream.
     fn is_unused(&self) -> bool {
         self.tx.is_done() && self.staging.is_empty()
     }
 }
 
-/// Makes room for `count` runs.
+/// Allocates room for `count` runs.
 fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
     let mut runs = Vec::new();
     runs.try_reserve_exact(count)
@@ -77,7 +78,8 @@ fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
 pub(crate) struct Lent(NonNull<Area>);
 
 impl Lent {
-    /// Drops what is in it, because the stream is gone. Its memory has been released.
+    /// Drops the data, because the stream is gone. The memory that the plan used was released
+    /// before.
     pub(crate) fn clear(&mut self) {
         self.tx.clear();
         self.staging.clear();
@@ -88,19 +90,20 @@ impl Deref for Lent {
     type Target = Area;
 
     fn deref(&self) -> &Area {
-        // SAFETY: C has lent it to the queue pair that has this value, and leaves it alone until it gets it back.
+        // SAFETY: C has lent it to the queue pair that owns this value, and does not use it until
+        // it gets it back.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl DerefMut for Lent {
     fn deref_mut(&mut self) -> &mut Area {
-        // SAFETY: as above, and one call at a time has the queue pair.
+        // SAFETY: as above, and calls with a queue pair exclude each other.
         unsafe { self.0.as_mut() }
     }
 }
 
-/// Makes an area. Returns null if there is no memory.
+/// Creates an area. Returns null if there is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_area_new() -> *mut Area {
@@ -121,7 +124,7 @@ pub unsafe extern "C" fn rk_area_free(area: *mut Area) {
 /// Lends an area to a queue pair that has none.
 ///
 /// # Safety
-/// `area` came from [`rk_area_new`], and nobody uses it until [`rk_area_take_back`] returns it.
+/// `area` came from [`rk_area_new`], and is not used until [`rk_area_take_back`] returns it.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_area_lend(qp: &mut Qp, area: *mut Area) {
@@ -135,7 +138,8 @@ pub extern "C" fn rk_area_is_lent(qp: &Qp) -> bool {
     qp.area.is_some()
 }
 
-/// Takes the area back, unless something of the stream is in it. Returns null if the queue pair keeps it, or has none.
+/// Takes the area back unless it contains data of the stream. Returns null if the queue pair keeps
+/// it, or has none.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_area_take_back(qp: &mut Qp) -> *mut Area {

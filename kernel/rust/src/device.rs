@@ -1,7 +1,7 @@
 //! The memory table of a device.
 //!
-//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a device is what `rk_device_new` has returned, and a call
-//! that takes it for writing has it alone.
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a device was returned
+//! by `rk_device_new`, and a call that takes it mutably excludes all others.
 
 use core::ffi::c_int;
 
@@ -11,7 +11,7 @@ use iwarp_rnic::memory::{MemoryTable, Pages, Room, RoomSize, Stag};
 use crate::error::{ENOMEM, code};
 use crate::runtime::{place, remove};
 
-/// Pages have 4096 octets.
+/// Pages have 4096 bytes.
 const PAGE_SHIFT: u32 = 12;
 
 /// What the queue pairs of a device share.
@@ -20,7 +20,7 @@ pub struct Device {
     pub(crate) table: MemoryTable<Pages>,
 }
 
-/// Makes a device. Returns null if there is no memory.
+/// Creates a device. Returns null if there is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_device_new() -> *mut Device {
@@ -29,7 +29,7 @@ pub extern "C" fn rk_device_new() -> *mut Device {
     })
 }
 
-/// Frees a device. No queue pair uses it any more.
+/// Frees a device that has no queue pairs any more.
 ///
 /// # Safety
 /// `device` is null or came from [`rk_device_new`].
@@ -40,14 +40,14 @@ pub unsafe extern "C" fn rk_device_free(device: *mut Device) {
     unsafe { remove(device) }
 }
 
-/// Slots for a memory table, on their way there.
+/// New slots on the way to a memory table.
 #[derive(Debug)]
 pub struct Slots {
     size: Option<RoomSize>,
     room: Option<Room<Pages>>,
 }
 
-/// Makes a carrier for slots, without any. Returns null if there is no memory.
+/// Creates an empty carrier of slots. Returns null if there is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_new() -> *mut Slots {
@@ -57,7 +57,7 @@ pub extern "C" fn rk_slots_new() -> *mut Slots {
     })
 }
 
-/// Frees a carrier, and the slots that no table has taken.
+/// Frees a carrier, and the slots that were not attached.
 ///
 /// # Safety
 /// `slots` is null or came from [`rk_slots_new`].
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn rk_slots_free(slots: *mut Slots) {
     unsafe { remove(slots) }
 }
 
-/// Notes how many slots the next registration needs. Returns `false` if there is room.
+/// Records how many slots the next registration needs. Returns `false` if there is room.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_lacking(device: &Device, slots: &mut Slots) -> bool {
@@ -76,7 +76,7 @@ pub extern "C" fn rk_slots_lacking(device: &Device, slots: &mut Slots) -> bool {
     slots.size.is_some()
 }
 
-/// Allocates as many slots as were found to be lacking. Returns 0 or an error number.
+/// Allocates the recorded number of slots. Returns 0 or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_make(slots: &mut Slots) -> c_int {
@@ -88,7 +88,8 @@ pub extern "C" fn rk_slots_make(slots: &mut Slots) -> c_int {
     0
 }
 
-/// Gives the slots to the table. They stay in the carrier if another caller has added as many meanwhile.
+/// Attaches the slots to the table. They stay in the carrier if another caller has added enough
+/// meanwhile.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_attach(device: &mut Device, slots: &mut Slots) {
@@ -120,11 +121,12 @@ pub unsafe extern "C" fn rk_register(
     stag.map_or(0, |stag| stag.0)
 }
 
-/// Registers `len` octets from octet `first` of the first page on. Their tagged offsets start at `iova`. Returns the STag, or 0 if
-/// that is refused.
+/// Registers `len` bytes, beginning at byte `first` of the first page. Their tagged offsets start
+/// at `iova`. Returns the STag, or 0 if that is refused.
 ///
 /// # Safety
-/// `list` has the address of each page. List and pages stay until `rk_deregister` has returned.
+/// `list` contains the address of each page. List and pages stay until `rk_deregister` has
+/// returned.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_register_pages(
@@ -148,7 +150,8 @@ pub unsafe extern "C" fn rk_register_pages(
     stag.map_or(0, |stag| stag.0)
 }
 
-/// Reserves an STag for fast registrations of pages of `list`, which has room for `most_pages`. Returns 0 if that is refused.
+/// Allocates an STag for fast registrations of pages of `list`, which has room for `most_pages`.
+/// Returns 0 if that is refused.
 ///
 /// # Safety
 /// The list stays until `rk_deregister` has returned.
@@ -169,7 +172,7 @@ pub unsafe extern "C" fn rk_allocate_fast(
     stag.map_or(0, |stag| stag.0)
 }
 
-/// Returns `true` if memory for which a queue pair waits has become free of users since the last call.
+/// Returns `true` if memory that a queue pair waits for has become unused since the last call.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_take_unused(device: &Device) -> bool {

@@ -1,4 +1,4 @@
-//! The kernel's error numbers, as far as the border returns them.
+//! The kernel's error numbers that C gets.
 
 use core::ffi::c_int;
 
@@ -6,7 +6,7 @@ use iwarp_rnic::PostError;
 use iwarp_rnic::memory::MemoryError;
 use iwarp_rnic::qp::CreateError;
 
-/// More octets have to come.
+/// More bytes are needed.
 pub const EAGAIN: c_int = -11;
 /// No memory, or a full queue.
 pub const ENOMEM: c_int = -12;
@@ -30,7 +30,7 @@ pub(crate) fn code<T, E: Number>(result: Result<T, E>) -> c_int {
     result.map_or_else(|error| error.number(), |_| 0)
 }
 
-/// An error that has a number.
+/// An error that corresponds to an error number.
 pub(crate) trait Number {
     fn number(&self) -> c_int;
 }

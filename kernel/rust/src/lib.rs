@@ -1,9 +1,10 @@
 //! The engine as a Linux kernel module sees it.
 //!
-//! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, and this crate calls the `iwarp_*` functions that the C code
-//! brings along. `kernel/engine.h` declares both sides. All `unsafe` of the Rust side of a kernel module is here:
-//! [`runtime`] (allocator, panic handler, CRC, completions), [`device`] (memory table), [`queue_pair`], [`octets`] (its stream),
-//! [`area`] (what it needs for that), and [`startup`] (MPA).
+//! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, which call the `iwarp_*`
+//! functions that the C code provides. `kernel/engine.h` declares both. This crate has all `unsafe`
+//! code of the Rust side: [`runtime`] (allocator, panic handler, CRC, completions), [`device`]
+//! (memory table), [`queue_pair`], [`octets`] (its stream), [`area`] (its buffers), and [`startup`]
+//! (MPA).
 #![no_std]
 #![deny(
     unsafe_code,

@@ -1,8 +1,8 @@
-//! The octets of a queue pair's stream: what is to be sent, and what was received.
+//! Sending and receiving on the stream of a queue pair.
 //!
-//! Without an [area](crate::area) there is nothing to be sent, and nothing is taken.
+//! Without an [area](crate::area) nothing is sent, and nothing is taken.
 //!
-//! Invariant: as of [`queue_pair`](crate::queue_pair).
+//! Invariant: that of [`queue_pair`](crate::queue_pair).
 
 use core::ffi::c_int;
 use core::slice;
@@ -22,7 +22,7 @@ pub extern "C" fn rk_wants_tx(qp: &Qp) -> bool {
     qp.area.as_ref().is_some_and(|area| !area.tx.is_done()) || qp.machine.wants_tx()
 }
 
-/// Fills the plan, if all of the last one is written. Returns `enum rk_fill`.
+/// Fills the plan if the previous one is written. Returns `enum rk_fill`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
@@ -45,14 +45,14 @@ pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
     }
 }
 
-/// Carries out the request that needs the memory table for itself.
+/// Executes the request that needs exclusive access to the memory table.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_memory(qp: &mut Qp, device: &mut Device) {
     qp.machine.tx_memory(&mut device.table, &mut qp.owner);
 }
 
-/// Hands out the runs of the plan that are to be written together. Returns how many there are, or an error number.
+/// Hands out the plan's runs, to be written together. Returns their number or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
@@ -77,7 +77,7 @@ pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kve
     }
 }
 
-/// Reports that the socket took so many octets of the runs. The memory that they named is not used any more.
+/// Reports that the socket took `octets` bytes of the runs, whose memory is no longer in use.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_written(qp: &mut Qp, device: &Device, octets: usize) {
@@ -87,7 +87,7 @@ pub extern "C" fn rk_tx_written(qp: &mut Qp, device: &Device, octets: usize) {
     }
 }
 
-/// Returns `true` if the queue pair waits until nobody uses memory that is being invalidated or registered.
+/// Returns `true` if an invalidation or a fast registration waits until its memory is unused.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_waits_for_memory(qp: &Qp) -> bool {
@@ -101,7 +101,7 @@ pub extern "C" fn rk_retry_memory(qp: &mut Qp) {
     qp.machine.retry_memory();
 }
 
-/// Hands out the runs to which the next octets should be read. Returns how many there are.
+/// Hands out the runs into which the next bytes should be read. Returns their number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
@@ -122,7 +122,7 @@ pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kve
     count
 }
 
-/// Processes octets that were read to the runs. Returns `enum rk_rx` or an error number.
+/// Processes bytes that were read into the runs. Returns `enum rk_rx` or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) -> c_int {
@@ -138,7 +138,7 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) 
         let status = qp
             .machine
             .rx_filled(&mut area.staging, &mut area.rx, octets, &mut env);
-        // C hands over less at a time than the staging holds: that is the limit.
+        // The loop ends, because C reads at most as much as the staging holds.
         if status != RxStatus::More {
             return number(status);
         }
@@ -146,7 +146,8 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) 
     }
 }
 
-/// Processes octets that are in memory. Says in `taken` how many of them are done with, and returns `enum rk_rx` or an error number.
+/// Processes bytes in memory. Stores in `taken` how many are consumed. Returns `enum rk_rx` or an
+/// error number.
 ///
 /// # Safety
 /// `at` names `len` readable octets, if any.
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn rk_rx_input(
     loop {
         let (count, status) = qp.machine.rx_input(octets, &mut area.staging, &mut env);
         *taken = taken.wrapping_add(count);
-        // A packet is the limit.
+        // The loop ends with the packet.
         if status != RxStatus::More {
             return number(status);
         }

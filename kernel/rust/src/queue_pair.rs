@@ -1,8 +1,9 @@
-//! A queue pair: made, changed, given requests, and freed.
+//! A queue pair: create, modify, post, end, free.
 //!
-//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a queue pair is what `rk_qp_new` has returned, and one call
-//! at a time has it, because C takes the queue pair's lock around each. Runs that a call hands out stay valid until the call
-//! that reports them as written or filled; C may use them without the lock.
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a queue pair was
+//! returned by `rk_qp_new`, and calls with it exclude each other, because C holds the queue pair's
+//! lock. Runs that a call hands out stay valid until the call that reports them as written or
+//! filled; C may use them without the lock.
 
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
@@ -22,16 +23,16 @@ use crate::error::{EINVAL, code};
 use crate::runtime::{Owner, place, remove};
 use crate::startup::Mpa;
 
-/// A queue pair as C has it.
+/// A queue pair, owned by C.
 #[derive(Debug)]
 pub struct Qp {
     pub(crate) machine: Box<QueuePair>,
     pub(crate) owner: Owner,
-    /// Lent to it while it sends or receives.
+    /// Present while it sends or receives.
     pub(crate) area: Option<Lent>,
 }
 
-/// A run of octets: `struct kvec`.
+/// A run of bytes: `struct kvec`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Kvec {
@@ -56,7 +57,7 @@ impl Kvec {
 /// `RK_HOLD_NOT`: a Send that finds no receive ends the connection.
 const HOLD_NOT: u32 = u32::MAX;
 
-/// Sizes of a queue pair: `struct rk_qp_config`.
+/// Configuration of a queue pair: `struct rk_qp_config`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Config {
@@ -64,7 +65,7 @@ pub struct Config {
     pd: u32,
     max_send_wr: u32,
     max_recv_wr: u32,
-    /// Most completions that a call writes; zero for the default.
+    /// Completions that a call writes at most; zero for the default.
     most_completions: u32,
     /// How long a Send waits for a receive, in milliseconds; zero for the default, or [`HOLD_NOT`].
     hold_ms: u32,
@@ -73,7 +74,7 @@ pub struct Config {
     max_ird: u16,
     max_ord: u16,
     signal_all: u32,
-    /// Receives are asked for by `iwarp_take_receive`.
+    /// The engine takes receives by `iwarp_take_receive`.
     shared_receive: u32,
 }
 
@@ -87,7 +88,7 @@ pub struct Stream {
     ird: u16,
     ord: u16,
     emss: u32,
-    /// As responder: how long the initiator's first FPDU may take, in milliseconds; zero for any time.
+    /// Responder: time limit for the initiator's first FPDU in milliseconds; zero for none.
     first_fpdu_ms: u32,
 }
 
@@ -97,21 +98,21 @@ pub struct Stream {
 pub struct Send {
     wr_id: u64,
     remote_addr: u64,
-    /// Octets of a fast registration.
+    /// Bytes of a fast registration.
     len: u64,
     sges: *const Sge,
     num_sge: u32,
     op: u32,
     flags: u32,
     rkey: u32,
-    /// Rights of a fast registration.
+    /// Access rights of a fast registration.
     access: u32,
-    /// The octet of the first page at which a fast registration begins.
+    /// Offset of a fast registration in its first page.
     first: u32,
-    /// How many pages a fast registration has.
+    /// Pages of a fast registration.
     num_pages: u32,
     page_shift: u32,
-    /// Octets that go with the request, if it is `INLINE`.
+    /// Inline data, with the flag `INLINE`.
     inline_data: *const u8,
     inline_len: u32,
     /// Immediate data.
@@ -120,7 +121,7 @@ pub struct Send {
 
 impl Send {
     /// # Safety
-    /// The region's list has so many pages of this size, and they stay for the registration.
+    /// The region's list contains `num_pages` pages of this size, which stay for the registration.
     unsafe fn fast_register(&self, access: Access) -> FastRegister {
         FastRegister {
             new_stag: Stag(self.rkey),
@@ -128,16 +129,17 @@ impl Send {
             len: self.len,
             iova: self.remote_addr,
             access,
-            // SAFETY: the caller promises it. Without pages the queue pair refuses the request.
+            // SAFETY: the caller promises it. The queue pair refuses a request without pages.
             pages: unsafe { ListedPages::new(self.num_pages, self.page_shift) },
         }
     }
 }
 
-// An element and a run are passed as they are: `struct rk_sge` and `struct kvec`.
+// Elements and runs have the same layout in C: `struct rk_sge` and `struct kvec`.
 const _: () = assert!(size_of::<Sge>() == 16 && size_of::<Kvec>() == 16);
 
-/// Makes a queue pair, whose completions name `owner`. Returns null if a size is not valid or there is no memory.
+/// Creates a queue pair. Its completions name `owner`. Returns null if a size is not valid or there
+/// is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_new(config: &Config, owner: *mut c_void) -> *mut Qp {
@@ -168,7 +170,7 @@ impl Config {
     }
 }
 
-/// What C's `hold_ms` says.
+/// Converts C's `hold_ms`.
 fn receiver_not_ready(hold_ms: u32) -> ReceiverNotReady {
     match (milliseconds(hold_ms), ReceiverNotReady::default()) {
         (Some(_), _) if hold_ms == HOLD_NOT => ReceiverNotReady::Terminate,
@@ -180,7 +182,7 @@ fn receiver_not_ready(hold_ms: u32) -> ReceiverNotReady {
     }
 }
 
-/// A time that C has given, of which zero means none.
+/// Converts a time of C, where zero means none.
 fn milliseconds(wait: u32) -> Option<Duration> {
     (wait != 0).then(|| Duration::from_millis(u64::from(wait)))
 }
@@ -204,7 +206,8 @@ pub unsafe extern "C" fn rk_qp_free(qp: *mut Qp) {
     unsafe { remove(qp) }
 }
 
-/// Hands over a stream after MPA start-up, at time `now` in nanoseconds. Returns 0 or an error number.
+/// Starts a stream that needs no MPA start-up, at time `now` in nanoseconds. Returns 0 or an error
+/// number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream, now: u64) -> c_int {
@@ -227,28 +230,28 @@ pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream, now: u64) -> c_int {
     qp.machine.start(stream, now).map_or(EINVAL, |()| 0)
 }
 
-/// Returns when `rk_on_time` has something to do, in nanoseconds; the largest number if at no time.
+/// Returns when to call `rk_on_time`, in nanoseconds; the largest number if no timer is set.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_poll_at(qp: &Qp) -> u64 {
     qp.machine.poll_at().map_or(u64::MAX, Time::as_nanos)
 }
 
-/// Tells that the peer has closed its direction behind a Send that waits for a receive.
+/// Reports that the peer has closed its direction behind a Send that waits for a receive.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_sender_closed(qp: &mut Qp) {
     qp.machine.sender_closed();
 }
 
-/// Does what is due at time `now`.
+/// Handles the timers that have expired at time `now`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_on_time(qp: &mut Qp, now: u64) {
     qp.machine.on_time(Time::from_nanos(now), &mut qp.owner);
 }
 
-/// Hands over a stream whose start-up is complete, at time `now` in nanoseconds. Returns 0 or an error number.
+/// Starts a stream after MPA start-up, at time `now` in nanoseconds. Returns 0 or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_begin(qp: &mut Qp, mpa: &Mpa, emss: u32, now: u64) -> c_int {
@@ -259,7 +262,7 @@ pub extern "C" fn rk_qp_begin(qp: &mut Qp, mpa: &Mpa, emss: u32, now: u64) -> c_
     qp.machine.start(stream, now).map_or(EINVAL, |()| 0)
 }
 
-/// Changes the state as a program asks for (`enum rk_state`). Returns 0 or an error number.
+/// Changes the state as a program requests (`enum rk_state`). Returns 0 or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_modify(qp: &mut Qp, to: c_int) -> c_int {
@@ -297,10 +300,11 @@ pub extern "C" fn rk_qp_state(qp: &Qp) -> c_int {
     }
 }
 
-/// What [`rk_qp_counters`] fills.
+/// The number of counters of [`rk_qp_counters`].
 const COUNTERS: usize = 16;
 
-/// Adds the counters of a queue pair to those in `totals`, in the order of [`Counters::named`](iwarp_rnic::counters::Counters).
+/// Adds the counters of a queue pair to `totals`, in the order of
+/// [`Counters::named`](iwarp_rnic::counters::Counters).
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_counters(qp: &Qp, totals: &mut [u64; COUNTERS]) {
@@ -310,7 +314,7 @@ pub extern "C" fn rk_qp_counters(qp: &Qp, totals: &mut [u64; COUNTERS]) {
     }
 }
 
-/// Begins the graceful end: what is queued is sent first.
+/// Begins a graceful end: queued requests are sent first.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_close(qp: &mut Qp) {
@@ -324,7 +328,21 @@ pub extern "C" fn rk_qp_is_ending(qp: &Qp) -> bool {
     qp.machine.is_ending()
 }
 
-/// Returns what should be done with the stream, as `enum rk_wish`.
+/// Returns `true` if this end's direction is shut down, and the stream is not gone.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_is_shut_down(qp: &Qp) -> bool {
+    qp.machine.is_shut_down()
+}
+
+/// Returns `true` if the peer has closed its direction, and the stream is not gone.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_peer_has_closed(qp: &Qp) -> bool {
+    qp.machine.peer_has_closed()
+}
+
+/// Returns what to do with the stream, as `enum rk_wish`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_wish(qp: &Qp) -> c_int {
@@ -343,11 +361,11 @@ pub extern "C" fn rk_qp_shutdown_done(qp: &mut Qp) {
     qp.machine.shutdown_done(&mut qp.owner);
 }
 
-/// Reports that the stream has been taken away.
+/// Reports that the stream is closed.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_stream_gone(qp: &mut Qp) {
-    // A later stream does not go on with what was left of this one.
+    // The next stream must not continue with data of this one.
     if let Some(area) = &mut qp.area {
         area.clear();
     }
@@ -367,8 +385,8 @@ unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
 /// Posts a send work request. Returns 0 or an error number.
 ///
 /// # Safety
-/// The elements of the request and its inline data are readable for the call. The pages of a fast registration are in the list of
-/// its region, and stay until it has ended.
+/// The elements of the request and its inline data are readable for the call. The pages of a fast
+/// registration are in the list of its region, and stay until it has ended.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
@@ -439,14 +457,14 @@ const _: () = assert!(
         && Events::MESSAGE_IN_RTR.bits() == 256
 );
 
-/// Returns what has happened to the queue pair since the last call.
+/// Returns the events since the last call.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_take_events(qp: &mut Qp) -> u32 {
     qp.machine.take_events().bits()
 }
 
-/// Writes some of the completions that are due. Returns `true` if there are more.
+/// Writes a limited number of pending completions. Returns `true` if there are more.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_complete_due(qp: &mut Qp) -> bool {

@@ -1,7 +1,8 @@
-//! The functions that the engine calls in C: the allocator, the end after a panic, the CRC, and completions.
+//! The C functions that the engine calls: allocator, panic handler, CRC, and completions.
 //!
-//! Invariant: the C side implements them as `kernel/engine.h` says. Only objects are allocated here, never anything for a work
-//! request or an FPDU; `cargo xtask test --only kernel` checks that in the compiled object.
+//! Invariant: the C side implements them as `kernel/engine.h` says. Only objects are allocated
+//! here, never anything for a work request or an FPDU; `cargo xtask test --only kernel` checks that
+//! in the compiled object.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::{c_int, c_void};
@@ -24,21 +25,22 @@ unsafe extern "C" {
 
 struct Kernel;
 
-// SAFETY: `iwarp_alloc` returns null or memory of this size and alignment that nobody else has, until `iwarp_free`.
+// SAFETY: `iwarp_alloc` returns null or unused memory of this size and alignment, which stays
+// allocated until `iwarp_free`.
 unsafe impl GlobalAlloc for Kernel {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the function takes any size and any power of two as alignment.
         unsafe { iwarp_alloc(layout.size(), layout.align(), false) }
     }
 
-    /// The kernel zeroes what it gives away, if it is configured to, so it should not be done twice.
+    /// The kernel may be configured to zero memory anyway, so it must not be zeroed twice.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
         unsafe { iwarp_alloc(layout.size(), layout.align(), true) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, _: Layout) {
-        // SAFETY: the caller passes what `alloc` has returned.
+        // SAFETY: the caller passes memory that `alloc` has returned.
         unsafe { iwarp_free(at) }
     }
 }
@@ -47,7 +49,7 @@ unsafe impl GlobalAlloc for Kernel {
 #[global_allocator]
 static ALLOCATOR: Kernel = Kernel;
 
-/// Reports the place, without the machinery of formatting, and stops this thread.
+/// Reports the location without formatting, and stops this thread.
 #[cfg(feature = "runtime")]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
@@ -55,7 +57,8 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     let (file, line) = info
         .location()
         .map_or(("", 0), |place| (place.file(), place.line()));
-    // SAFETY: both texts are valid for the call. `ud2` raises the exception that the kernel's BUG() raises, and does not return.
+    // SAFETY: both texts are valid for the call. `ud2` raises the same exception as the kernel's
+    // BUG(), and does not return.
     unsafe {
         iwarp_panic(text.as_ptr(), text.len(), file.as_ptr(), file.len(), line);
         core::arch::asm!("ud2", options(noreturn))
@@ -63,7 +66,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 }
 
 /// The kernel's CRC32C.
-// SAFETY: the kernel's function reads what it is given, and the compiler does not look into it.
+// SAFETY: the kernel's function reads the given memory, and the compiler cannot see into it.
 pub(crate) const CRC32C: Crc32c = unsafe { Crc32c::new(crc32c).with_shared(shared_crc32c) };
 
 fn crc32c(crc: u32, octets: &[u8]) -> u32 {
@@ -71,7 +74,7 @@ fn crc32c(crc: u32, octets: &[u8]) -> u32 {
     unsafe { iwarp_crc32c(crc, octets.as_ptr(), octets.len()) }
 }
 
-/// Continues a CRC over memory that programs may change meanwhile.
+/// Continues a CRC over memory that programs may change concurrently.
 ///
 /// # Safety
 /// `len` octets at `from` are readable until it returns.
@@ -80,35 +83,36 @@ unsafe fn shared_crc32c(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     Some(unsafe { iwarp_crc32c(crc, from, len) })
 }
 
-/// Makes a value in memory of its own, so that it needs no room on the stack. Returns null if there is no memory; `make` is dropped then.
+/// Creates a value in its own allocation, so that it needs no stack. Returns null if there is no
+/// memory; `make` is dropped then.
 #[inline]
 pub(crate) fn place<T>(make: impl FnOnce() -> T) -> *mut T {
     let layout = Layout::new::<T>();
     // SAFETY: callers place structures, whose size is not zero.
     let at = unsafe { Kernel.alloc(layout) }.cast::<T>();
     if let Some(at) = NonNull::new(at) {
-        // SAFETY: fresh memory with the layout of `T`.
+        // SAFETY: new memory with the layout of `T`.
         unsafe { at.write(make()) };
     }
     at
 }
 
-/// Drops a value that [`place`] has made, and frees its memory. Null is allowed.
+/// Drops a value that [`place`] has created, and frees its memory. Null is allowed.
 ///
 /// # Safety
-/// `at` is null or came from [`place`], and nobody uses it any more.
+/// `at` is null or came from [`place`], and is not used any more.
 pub(crate) unsafe fn remove<T>(at: *mut T) {
     if at.is_null() {
         return;
     }
-    // SAFETY: the caller promises a valid value that nobody else uses.
+    // SAFETY: the caller promises a valid value that is not used any more.
     unsafe {
         at.drop_in_place();
         Kernel.dealloc(at.cast(), Layout::new::<T>());
     }
 }
 
-// `enum rk_opcode` of engine.h: the order of the engine's operations is that of C's table, which has no others.
+// The engine numbers its operations like `enum rk_opcode` of engine.h, which lists all of them.
 const _: () = {
     use iwarp_rnic::WcOpcode as Op;
     let mut order: &[Op] = &[
@@ -144,7 +148,7 @@ struct Completion {
     vendor_err: u32,
 }
 
-/// Elements of a receive that C hands over.
+/// The most elements of a receive.
 pub(crate) const RECEIVE_SGES: usize = 6;
 
 /// An element as C has it: `struct rk_sge`.
@@ -168,7 +172,7 @@ struct Receive {
 #[derive(Debug)]
 pub(crate) struct Owner {
     at: *mut c_void,
-    /// Holds a receive of C while the engine takes it.
+    /// Stores a receive of C while the engine takes it.
     taken: ReceiveQueue,
 }
 
@@ -193,7 +197,7 @@ impl Host for Owner {
             vendor_err: cqe.vendor_err,
         };
         let receive = c_int::from(direction == Direction::Recv);
-        // SAFETY: the owner outlives the queue pair; the C side copies the completion before it returns.
+        // SAFETY: the owner outlives the queue pair; C copies the completion before it returns.
         unsafe { iwarp_complete(self.at, receive, &raw const completion) }
     }
 
@@ -203,7 +207,7 @@ impl Host for Owner {
             num_sge: 0,
             sges: [Element::default(); RECEIVE_SGES],
         };
-        // SAFETY: the owner outlives the queue pair; the C side fills the structure before it returns.
+        // SAFETY: the owner outlives the queue pair; C fills in the structure before it returns.
         if !unsafe { iwarp_take_receive(self.at, &raw mut receive) } {
             return false;
         }

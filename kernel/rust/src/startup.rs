@@ -1,7 +1,9 @@
-//! MPA start-up, in either role. The C side moves the octets and keeps the timer; the session says which octets, and until when.
+//! MPA start-up in both roles. C moves the bytes and keeps the timer; the session decides what to
+//! send and read, and has the time limits.
 //!
-//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a start-up is what `rk_mpa_new` has returned, and one call at
-//! a time has it. Octets that a call hands out stay valid until the next call that takes the start-up.
+//! Invariant: pointers come from C under the contract of `kernel/engine.h`: a start-up was returned
+//! by `rk_mpa_new`, and calls with it exclude each other. Bytes that a call hands out stay valid
+//! until the next call that takes the start-up mutably.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -31,7 +33,7 @@ enum Side {
     Responder(Responder),
 }
 
-/// What this side wants: `struct rk_mpa_params`.
+/// The parameters of this side: `struct rk_mpa_params`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Params {
@@ -45,7 +47,7 @@ pub struct Params {
     max_ord: u16,
 }
 
-/// What the peer's frame says: `struct rk_mpa_peer`.
+/// The contents of the peer's frame: `struct rk_mpa_peer`.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Peer {
@@ -120,7 +122,7 @@ pub unsafe extern "C" fn rk_mpa_free(mpa: *mut Mpa) {
     unsafe { remove(mpa) }
 }
 
-/// Starts the time of an initiator's TCP connect.
+/// Starts the time limit of an initiator's TCP connect.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_connecting(mpa: &mut Mpa, now: u64) {
@@ -150,9 +152,9 @@ pub extern "C" fn rk_mpa_request_sent(mpa: &mut Mpa, now: u64) {
     }
 }
 
-/// Records that an initiator's peer has closed instead of answering ([`Initiator::peer_closed`]).
-/// Returns 0 if the request of the next connection is ready, or `ECONNRESET` if there is nothing
-/// left to try, or some of an answer has come.
+/// Records that the peer has closed instead of replying ([`Initiator::peer_closed`]). Returns 0 if
+/// a request for another connection is ready, or `ECONNRESET` if all revisions were tried or part
+/// of a reply has arrived.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_retry(mpa: &mut Mpa) -> c_int {
@@ -174,9 +176,9 @@ pub extern "C" fn rk_mpa_missing(mpa: &Mpa) -> c_int {
     c_int::try_from(wanted).unwrap_or(EPROTO)
 }
 
-/// Takes octets of the peer, no more than are missing. Returns `EAGAIN` if its frame is not
-/// complete. If it is, says what is in it, and returns 0, `ECONNREFUSED` if the peer's program has
-/// refused, or another error number.
+/// Takes bytes of the peer, at most as many as are missing. Returns `EAGAIN` if its frame is
+/// incomplete. Otherwise stores its contents in `peer`, and returns 0, `ECONNREFUSED` if the peer's
+/// program has rejected the connection, or another error number.
 ///
 /// # Safety
 /// `at` names `len` readable octets.
@@ -208,8 +210,8 @@ pub unsafe extern "C" fn rk_mpa_push(
     }
 }
 
-/// Returns when to call [`rk_mpa_on_time`] next, in nanoseconds; the last moment of all if nothing
-/// has a limit.
+/// Returns when to call [`rk_mpa_on_time`] next, in nanoseconds; the largest number if there is no
+/// limit.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_poll_at(mpa: &Mpa) -> u64 {
@@ -220,14 +222,14 @@ pub extern "C" fn rk_mpa_poll_at(mpa: &Mpa) -> u64 {
     at.unwrap_or(Time::NEVER).as_nanos()
 }
 
-/// Checks the limits, after what has come was pushed. Returns 0, or `ETIMEDOUT` if a step took too
-/// long.
+/// Checks the limits; bytes that have arrived must be pushed first. Returns 0, or `ETIMEDOUT` if a
+/// limit has expired.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_on_time(mpa: &mut Mpa, now: u64) -> c_int {
     let now = Time::from_nanos(now);
     let result = match &mut mpa.side {
-        // No limit of LIMITS asks for the acknowledgement.
+        // No limit in LIMITS depends on the acknowledgement.
         Side::Initiator(initiator) => initiator.on_time(now, || true),
         Side::Responder(responder) => responder.on_time(now),
     };
@@ -243,7 +245,7 @@ fn number(failure: Failure) -> c_int {
 }
 
 impl Peer {
-    /// What a reply says. Returns 0 or an error number.
+    /// Stores the contents of a reply. Returns 0 or an error number.
     fn answers(&mut self, private_data: &[u8], outcome: &Outcome) -> c_int {
         self.says(private_data);
         match outcome {
@@ -255,7 +257,7 @@ impl Peer {
         }
     }
 
-    /// What a request says. Returns 0 or an error number.
+    /// Stores the contents of a request. Returns 0 or an error number.
     fn asks(&mut self, responder: &Responder, ours: &LocalParams) -> c_int {
         let Some(request) = responder.request() else {
             return EINVAL;
@@ -274,7 +276,8 @@ impl Peer {
     }
 }
 
-/// Accepts the peer's request, with depths of our program, and hands out the reply. Returns its length or an error number.
+/// Accepts the peer's request with the program's depths, and hands out the reply. Returns its
+/// length or an error number.
 ///
 /// # Safety
 /// The private data are readable for the call.
@@ -331,7 +334,7 @@ fn hand_out(reply: &[u8], frame: &mut *const u8) -> c_int {
 }
 
 impl Mpa {
-    /// What the queue pair is started with, once both sides have agreed.
+    /// Returns the queue pair's stream parameters once both sides have agreed.
     pub(crate) fn stream(&self, emss: u32) -> Option<StreamConfig> {
         let (agreed, initiator) = match &self.side {
             Side::Initiator(initiator) => (initiator.agreed()?, true),

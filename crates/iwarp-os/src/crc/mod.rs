@@ -1,12 +1,15 @@
 //! CRC32C at the speed of the processor (RFC 5044 section 4.4).
 //!
-//! There are three routes, chosen at run time:
-//! - short inputs (the small FPDUs that decide the message rate) on x86-64: the processor's own CRC32C instruction, inlined, without set-up;
-//! - longer ones there: folding with carry-less multiplication (`x86`), several times faster from a few hundred octets up. It is assembly,
-//!   because it is also what sums registered memory, which others may change meanwhile, and what copies it while it sums;
-//! - everything on other processors: `crc-fast`, which knows theirs. Registered memory is copied to be summed there.
+//! The implementation is chosen at run time:
+//! - short inputs on x86-64 (small FPDUs, which determine the message rate): the processor's CRC32C
+//!   instruction, inlined, without set-up;
+//! - longer inputs on x86-64: folding with carry-less multiplication (`x86`), several times faster
+//!   from a few hundred bytes on. It is written in assembly, because it also sums registered
+//!   memory, which others may change concurrently, and copies memory while it sums;
+//! - other processors: `crc-fast`. Registered memory is copied first.
 //!
-//! Invariant of the `unsafe` blocks: instructions are used only after they were detected at run time.
+//! Invariant of the `unsafe` blocks: instructions are used only after they were detected at run
+//! time.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -16,7 +19,8 @@ use iwarp_rnic::memory::Crc32c;
 
 /// Length in octets from which folding is at least as fast.
 ///
-/// Nanoseconds per call on one core of an AMD EPYC with AVX-512. Each call continues the CRC of the one before:
+/// Nanoseconds per call on one core of an AMD EPYC with AVX-512. Each call continues the previous
+/// CRC:
 ///
 /// | octets | instruction | `x86` | `crc-fast` |
 /// | ---: | ---: | ---: | ---: |
@@ -29,7 +33,8 @@ use iwarp_rnic::memory::Crc32c;
 /// | 4096 | 424 | 82.0 | 95.5 |
 /// | 65536 | 7037 | 1223 | 1273 |
 ///
-/// Payload that is copied behind a header of 18 octets, copied first and then summed with it, or summed on the way:
+/// Payload that is copied behind a header of 18 bytes: copied first and then summed with it, or
+/// summed while it is copied:
 ///
 /// | octets | first | on the way |
 /// | ---: | ---: | ---: |
@@ -39,17 +44,19 @@ use iwarp_rnic::memory::Crc32c;
 /// | 4096 | 176 | 104 |
 /// | 65536 | 3233 | 1167 |
 ///
-/// They come from `cargo test -p iwarp --release --lib crc_cost -- --ignored --nocapture`.
+/// The figures come from `cargo test -p iwarp-os --release --lib crc_cost -- --ignored
+/// --nocapture`.
 #[cfg(target_arch = "x86_64")]
 const FOLD_FROM: usize = 256;
 
-/// Returns the functions for queue pairs.
+/// Returns the CRC functions for queue pairs.
 #[inline]
 pub fn crc32c() -> Crc32c {
     let own = Crc32c::new(crc32c_append);
     #[cfg(target_arch = "x86_64")]
     if x86::is_possible() {
-        // SAFETY: they read and write by assembly only, as far as they are told, and the instructions were just detected.
+        // SAFETY: they access the given memory by assembly only, and the instructions were just
+        // detected.
         return unsafe {
             own.with_shared(x86::crc32c_shared)
                 .with_copying(x86::crc32c_copying)
@@ -58,7 +65,8 @@ pub fn crc32c() -> Crc32c {
     own
 }
 
-/// Continues the CRC32C `crc` over `data`. Start with 0. Every returned value is a finished CRC and may be continued.
+/// Continues the CRC32C `crc` over `data`. Start with 0. Every returned value is a finished CRC,
+/// and may be continued.
 #[inline]
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -68,7 +76,7 @@ pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     }
     #[cfg(target_arch = "x86_64")]
     if x86::is_possible() {
-        // SAFETY: the octets are there, and the instructions were just detected.
+        // SAFETY: the slice is readable, and the instructions were just detected.
         return unsafe { x86::crc32c_shared(crc, data.as_ptr(), data.len()) }.unwrap_or_default();
     }
     by_folding(crc, data)
@@ -90,7 +98,7 @@ fn by_instruction(crc: u32, data: &[u8]) -> u32 {
     for word in words {
         wide = _mm_crc32_u64(wide, u64::from_le_bytes(*word));
     }
-    // The instruction leaves the upper half zero.
+    // The upper half is zero.
     let mut state = wide as u32;
     if let Some((half, after)) = rest.split_first_chunk::<4>() {
         state = _mm_crc32_u32(state, u32::from_le_bytes(*half));
@@ -136,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn every_length_around_the_borders() {
+    fn lengths_around_thresholds() {
         let data: Vec<u8> = (0..1200u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
@@ -153,7 +161,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_data_cut_anywhere(data in proptest::collection::vec(any::<u8>(), 0..5000), start: u32, cut: prop::sample::Index) {
+        fn crc_continues_at_any_split(
+            data in proptest::collection::vec(any::<u8>(), 0..5000),
+            start: u32,
+            cut: prop::sample::Index,
+        ) {
             let (head, tail) = data.split_at(cut.index(data.len() + 1));
             let whole = reference(start, &data);
             prop_assert_eq!(crc32c_append(start, &data), whole);
@@ -178,7 +190,8 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("sse4.2") {
             fn checked(crc: u32, data: &[u8]) -> u32 {
-                // SAFETY: this closure is called only after the check above has detected the feature.
+                // SAFETY: this closure is called only after the check above has detected the
+                // feature.
                 unsafe { by_instruction(crc, data) }
             }
             routes.push(("instruction", checked));
@@ -186,11 +199,12 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         if x86::is_possible() {
             fn in_place(crc: u32, data: &[u8]) -> u32 {
-                // SAFETY: the octets are there, and the check above has detected the instructions.
+                // SAFETY: the slice is readable, and the check above has detected the instructions.
                 unsafe { x86::crc32c_shared(crc, data.as_ptr(), data.len()) }.unwrap()
             }
             routes.push(("shared", in_place));
-            // Short payload is copied behind its header and summed with it; the other way sums the header first.
+            // Short payload is copied behind its header and summed with it; otherwise the header is
+            // summed first.
             std::thread_local! {
                 static TO: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![0; 1 << 16]);
             }
@@ -206,7 +220,8 @@ mod tests {
                     let to = std::hint::black_box(&mut to[..data.len()]);
                     let (head, rest) = data.split_at(18.min(data.len()));
                     let crc = crc32c_append(crc, head);
-                    // SAFETY: the octets are there on both sides, and the check above has detected the instructions.
+                    // SAFETY: both buffers have `data.len()` bytes, and the check above has
+                    // detected the instructions.
                     unsafe { x86::crc32c_copying(crc, rest.as_ptr(), to.as_mut_ptr(), rest.len()) }
                         .unwrap()
                 })

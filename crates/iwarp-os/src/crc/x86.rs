@@ -1,13 +1,16 @@
-//! CRC32C by the instructions of x86-64, also of memory that programs, peers and the kernel may change meanwhile.
+//! CRC32C by x86-64 instructions, including memory that programs, peers and the kernel may change
+//! concurrently.
 //!
-//! Such memory must not be read by accesses that the compiler knows: to it they would be data races. So it is read by assembly
-//! here, and needs no copy. Long inputs are folded with carry-less multiplication: the 64 octets that remain have the
-//! same CRC as all that was folded into them. What is left behind whole blocks is summed by the CRC32C instruction.
+//! To the compiler, accesses to such memory would be data races, so it is read by assembly, without
+//! a copy. Long inputs are folded with carry-less multiplication: the remaining 64 bytes have the
+//! same CRC as everything that was folded into them. The bytes after whole blocks are summed by the
+//! CRC32C instruction.
 //!
-//! A program may unmap such memory in spite of its promise. So what reads it are guarded accesses (`sys/guarded`), which return that
-//! they could not.
+//! A program may unmap such memory in spite of its promise. The functions are therefore guarded
+//! accesses (`sys/guarded`), which report that they could not read.
 //!
-//! Invariant: what is read is registered memory, or memory that is mapped. Instructions are used only after they were detected.
+//! Invariant: the memory is registered or mapped. Instructions are used only after they were
+//! detected.
 
 use super::by_instruction;
 use std::arch::naked_asm;
@@ -27,8 +30,8 @@ const fn power_of_x(n: u32) -> u32 {
     power
 }
 
-/// Returns the two factors that move 128 bits on by `octets`: one for the eight octets in front, one for the eight behind. A
-/// product of reversed numbers lacks one bit, which the shift brings.
+/// Returns the two factors that advance 128 bits by `octets`: one for the first eight bytes, one
+/// for the last eight. A product of reversed numbers lacks one bit, which the shift adds.
 const fn factors(octets: u32) -> [u64; 2] {
     let bits = 8 * octets;
     [
@@ -37,9 +40,9 @@ const fn factors(octets: u32) -> [u64; 2] {
     ]
 }
 
-/// Octets per step of both loops.
+/// Bytes per step of both loops.
 const STEP: usize = 256;
-/// Octets that a loop leaves.
+/// Bytes that a loop leaves.
 const REST: usize = 64;
 
 /// Returns `true` if this processor has the instructions that [`crc32c_shared`] needs.
@@ -55,13 +58,16 @@ fn is_wide() -> bool {
         && std::arch::is_x86_feature_detected!("vpclmulqdq")
 }
 
-/// Continues the CRC32C `crc` over `len` octets at `from`. Returns `None` if some of them could not be read.
+/// Continues the CRC32C `crc` over `len` bytes at `from`. Returns `None` if some of them could not
+/// be read.
 ///
 /// # Safety
-/// They are readable until it returns, or not mapped and nobody maps anything else there, and [`is_possible`] has returned `true`.
+/// They are readable until it returns, or not mapped and nothing else is mapped there meanwhile,
+/// and [`is_possible`] has returned `true`.
 pub(super) unsafe fn crc32c_shared(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     let to = null_mut();
-    // SAFETY: the octets of all steps and the rest are inside, and the instructions have been detected. Nothing is copied.
+    // SAFETY: all steps and the remainder are inside, and the instructions have been detected.
+    // Nothing is copied.
     unsafe {
         let crc = folded(crc, len / STEP, |state, steps, rest| match is_wide() {
             true => fold_wide(state, from, to, steps, rest),
@@ -76,11 +82,11 @@ pub(super) unsafe fn crc32c_shared(crc: u32, from: *const u8, len: usize) -> Opt
     }
 }
 
-/// Copies `len` octets from `from` to `to`, and continues the CRC32C `crc` over what it has copied: each octet is read once. Returns
-/// `None` if some of them could not be read.
+/// Copies `len` bytes from `from` to `to`, and continues the CRC32C `crc` over the copy: each byte
+/// is read once. Returns `None` if some of them could not be read.
 ///
 /// # Safety
-/// As [`crc32c_shared`]. As many octets are writable at `to`, and the two do not overlap.
+/// As [`crc32c_shared`]. `len` bytes are writable at `to`, and the two do not overlap.
 pub(super) unsafe fn crc32c_copying(
     crc: u32,
     from: *const u8,
@@ -103,8 +109,8 @@ pub(super) unsafe fn crc32c_copying(
     }
 }
 
-/// Continues a CRC over so many steps, which `fold` makes [`REST`] octets of: it gets the state and their number, and returns 0 if it
-/// could not read them.
+/// Continues a CRC over whole steps. `fold` reduces them to [`REST`] bytes: it gets the state and
+/// their number, and returns 0 if it could not read them.
 ///
 /// # Safety
 /// [`is_possible`] has returned `true`.
@@ -125,7 +131,7 @@ unsafe fn folded(
     Some(unsafe { by_instruction(!0, &rest) })
 }
 
-/// Returns the CRC that [`step_by_step`] has computed, if it has.
+/// Returns the CRC that [`step_by_step`] has computed, unless it failed.
 #[inline(always)]
 const fn sum(result: u64) -> Option<u32> {
     match result {
@@ -134,11 +140,13 @@ const fn sum(result: u64) -> Option<u32> {
     }
 }
 
-// The functions below are guarded accesses (`sys/guarded`): leaf functions in the section `iwarp_guarded` that change only what a
-// caller of a C function expects to be changed. If memory has gone, they return 0. Their arguments are in `edi` (the CRC or its
-// state), `rsi` (`from`), `rdx` (`to`), `rcx` (how much) and `r8` (`rest`).
+// The functions below are guarded accesses (`sys/guarded`): leaf functions in the section
+// `iwarp_guarded` that change only registers that a C function may change. If memory is missing,
+// they return 0. Their arguments are in `edi` (the CRC or its state), `rsi` (`from`), `rdx` (`to`),
+// `rcx` (length) and `r8` (`rest`).
 
-/// An instruction that loads a register from one place behind `from`, and with a third argument one that stores it behind `to`.
+/// An instruction that loads a register from an offset of `from`, and, with a third argument, one
+/// that stores it at the same offset of `to`.
 macro_rules! load {
     ($mov:literal, $register:literal, $at:literal) => {
         concat!($mov, " ", $register, ", [rsi", $at, "]")
@@ -156,7 +164,8 @@ macro_rules! load {
     };
 }
 
-/// Defines a function that continues a CRC by the CRC32C instruction; with `copy` it copies the octets as well.
+/// Defines a function that continues a CRC by the CRC32C instruction; with `copy` it copies the
+/// octets as well.
 macro_rules! define_steps {
     ($name:ident $(, $copy:ident)?) => {
         /// Continues a CRC by the CRC32C instruction. Returns the CRC with bit 32 set.
@@ -202,14 +211,15 @@ define_steps!(copy_step_by_step, copy);
 static FACTORS_WIDE: [[u64; 2]; 2] = [factors(256), factors(64)];
 static FACTORS: [[u64; 2]; 2] = [factors(128), factors(64)];
 
-/// Defines a function that folds with four registers of 64 octets; with `copy` it copies the octets as well.
+/// Defines a function that folds with four registers of 64 octets; with `copy` it copies the octets
+/// as well.
 macro_rules! define_fold_wide {
     ($name:ident $(, $copy:ident)?) => {
         /// Folds `steps` times [`STEP`] octets into 64, with four registers of 64 octets.
         ///
         /// # Safety
-        /// `steps` is not zero. So many octets at `from` are as [`crc32c_shared`] wants them, and at `to` writable if it copies.
-        /// AVX-512F and VPCLMULQDQ have been detected.
+        /// `steps` is not zero. `steps` times [`STEP`] bytes at `from` are as [`crc32c_shared`]
+        /// requires, and writable at `to` if it copies. AVX-512F and VPCLMULQDQ have been detected.
         #[unsafe(naked)]
         #[unsafe(link_section = "iwarp_guarded")]
         unsafe extern "C" fn $name(
@@ -219,7 +229,7 @@ macro_rules! define_fold_wide {
             steps: usize,
             rest: &mut [u8; REST],
         ) -> u32 {
-            // Registers from 16 on need no `vzeroupper` behind.
+            // Registers from 16 on need no `vzeroupper`.
             naked_asm!(
                 "lea rax, [rip + {factors}]",
                 "vbroadcasti32x4 zmm20, xmmword ptr [rax]",
@@ -274,7 +284,7 @@ macro_rules! define_fold_wide {
 define_fold_wide!(fold_wide);
 define_fold_wide!(copy_and_fold_wide, copy);
 
-/// Moves the 16 octets of one register on, by the factors in another.
+/// Advances the 16 bytes of a register, by the factors in another one.
 macro_rules! move_on {
     ($register:literal) => {
         concat!(
@@ -291,7 +301,7 @@ macro_rules! move_on {
     };
 }
 
-/// Moves the 16 octets of one register on and adds those at the place they get to.
+/// Advances the 16 bytes of a register, and adds the 16 bytes at that place.
 macro_rules! fold_into {
     ($register:literal, $at:literal $(, $copy:ident)?) => {
         concat!(
@@ -304,7 +314,7 @@ macro_rules! fold_into {
     };
 }
 
-/// Moves the 16 octets of one register on to another.
+/// Folds the 16 bytes of a register into another one.
 macro_rules! merge {
     ($register:literal, $other:literal) => {
         concat!(move_on!($register), "pxor ", $other, ", ", $register)
@@ -317,7 +327,7 @@ macro_rules! define_fold {
         /// As [`fold_wide`], with eight registers of 16 octets.
         ///
         /// # Safety
-        /// As there, but PCLMULQDQ has been detected.
+        /// As there, but with PCLMULQDQ.
         #[unsafe(naked)]
         #[unsafe(link_section = "iwarp_guarded")]
         unsafe extern "C" fn $name(
@@ -384,7 +394,7 @@ mod tests {
 
     type Fold = unsafe extern "C" fn(u32, *const u8, *mut u8, usize, &mut [u8; REST]) -> u32;
 
-    /// All ways to fold, as far as this processor has them, and whether they copy.
+    /// Returns the folding functions that this processor supports, and whether they copy.
     fn folds() -> Vec<(Fold, bool)> {
         let mut folds: Vec<(Fold, bool)> = vec![];
         if is_possible() {
@@ -405,7 +415,7 @@ mod tests {
             for steps in 1..=9 {
                 let data = &data[1..][..steps * STEP];
                 let (mut rest, mut copy) = ([0; REST], vec![0; data.len() + 1]);
-                // SAFETY: so many octets are there on both sides, and the processor has the instructions.
+                // SAFETY: both buffers hold `steps` steps, and CPU support was checked.
                 let done = unsafe {
                     fold(
                         !0xDEAD_BEEF,
@@ -428,10 +438,10 @@ mod tests {
         }
     }
 
-    /// Whatever part of the octets is missing, in whole steps or behind them.
+    /// Any part of the memory may be missing, in whole steps or after them.
     #[test]
     #[cfg(not(miri))]
-    fn sums_of_missing_octets_fail() {
+    fn crc_of_missing_bytes_fails() {
         if !is_possible() {
             return;
         }
@@ -440,7 +450,8 @@ mod tests {
         for len in [1, 7, 8, 9, 63, STEP, STEP + 1, 3 * STEP + 77] {
             for there in 0..=len {
                 let at = mapping.as_ptr().wrapping_add(hole - there);
-                // SAFETY: faults are caught, there is room for the copy, and the instructions were just detected.
+                // SAFETY: faults are caught, there is room for the copy, and the instructions were
+                // just detected.
                 let sums = unsafe {
                     [
                         crc32c_shared(7, at, len),
@@ -456,10 +467,10 @@ mod tests {
         }
     }
 
-    /// The narrow ways, which processors without AVX-512 take.
+    /// The narrow functions, for processors without AVX-512.
     #[test]
     #[cfg(not(miri))]
-    fn folds_of_missing_octets_fail() {
+    fn folds_of_missing_bytes_fail() {
         let (mapping, hole) = crate::guarded::tests::with_a_hole();
         let (mut rest, mut own) = ([0; REST], vec![0; 2 * STEP]);
         for (fold, _) in folds() {
@@ -472,9 +483,10 @@ mod tests {
         }
     }
 
-    /// What a peer receives has to have the CRC that it is sent with, also if the program writes to it meanwhile.
+    /// The CRC that is sent must match what the peer receives, even if the program writes to the
+    /// memory meanwhile.
     #[test]
-    fn the_sum_is_that_of_the_copy() {
+    fn crc_matches_copy() {
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
         if !is_possible() {
@@ -495,7 +507,7 @@ mod tests {
             });
             for _ in 0..20_000 {
                 let mut copy = vec![0; shared.len()];
-                // SAFETY: the octets are there on both sides, and the instructions were just detected.
+                // SAFETY: both buffers have the length, and the instructions were just detected.
                 let crc = unsafe {
                     crc32c_copying(7, shared.as_ptr().cast(), copy.as_mut_ptr(), copy.len())
                 };
@@ -510,15 +522,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_data_from_anywhere(data in proptest::collection::vec(any::<u8>(), 0..5000), start: u32, cut: prop::sample::Index) {
+        fn arbitrary_data_at_any_alignment(
+            data in proptest::collection::vec(any::<u8>(), 0..5000),
+            start: u32,
+            cut: prop::sample::Index,
+        ) {
             let data = &data[cut.index(data.len() + 1)..];
             if is_possible() {
-                // SAFETY: the octets are there, and the instructions were just detected.
+                // SAFETY: the slice is readable, and the instructions were just detected.
                 let crc = unsafe { crc32c_shared(start, data.as_ptr(), data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 let mut copy = vec![0x5A; data.len() + 1];
-                // SAFETY: as above, and there is room for them.
-                let crc = unsafe { crc32c_copying(start, data.as_ptr(), copy.as_mut_ptr(), data.len()) };
+                let (from, to) = (data.as_ptr(), copy.as_mut_ptr());
+                // SAFETY: as above, and there is room for the copy.
+                let crc = unsafe { crc32c_copying(start, from, to, data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 prop_assert_eq!(copy.pop(), Some(0x5A));
                 prop_assert_eq!(&copy[..], data);

@@ -1,9 +1,10 @@
-//! Notices `fork`. Threads do not survive a fork, so a child must not wait for an engine thread that it does not have.
+//! Detection of `fork`. Threads do not survive a fork, so a child must not wait for an engine
+//! thread that it does not have.
 //!
-//! Invariant: the handlers given to `pthread_atfork` change two atomics and close a descriptor, which is async-signal-safe, and
-//! handle the locks of `process_lock`; they touch no other memory that another thread could have left half-written at the time
-//! of the fork.
-//! (A raw `clone` system call bypasses the C library and is not noticed.)
+//! Invariant: the handlers of `pthread_atfork` change two atomics, close a descriptor, which is
+//! async-signal-safe, and handle the locks of `process_lock`. They touch no other memory that
+//! another thread could have left half-written at the time of the fork. (A raw `clone` system call
+//! bypasses the C library and is not detected.)
 
 pub mod process_lock;
 
@@ -22,8 +23,9 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     let own = OWN.swap(-1, Ordering::Relaxed);
     if own >= 0 {
-        // The system call itself: a preloaded library that replaces `close` takes a lock, which may be held for ever here.
-        // SAFETY: `close_in_child` was promised that nobody uses this descriptor in a child.
+        // A direct system call: a preloaded library that replaces `close` takes a lock, which may
+        // be held forever here.
+        // SAFETY: `close_in_child` was promised that nothing uses this descriptor in a child.
         unsafe { libc::syscall(libc::SYS_close, own) };
     }
     process_lock::after_fork_in_child();
@@ -37,17 +39,19 @@ extern "C" fn in_parent() {
     process_lock::after_fork();
 }
 
-/// Closes `fd` in each child of this process from now on, at the moment of the fork. There is one such descriptor; -1 ends it.
+/// Closes `fd` in each future child of this process, at the moment of the fork. There is one such
+/// descriptor; -1 removes it.
 ///
-/// Nothing in a child may use or close it: its owner belongs to an engine, and a child leaks that of its parent.
+/// The child must not use or close it: its owner belongs to an engine, and a child leaks its
+/// parent's engines.
 pub fn close_in_child(fd: RawFd) {
     OWN.store(fd, Ordering::Relaxed);
 }
 
-/// Calls `attempt` until it gives something, for `patience` at most.
+/// Calls `attempt` until it returns a value, for at most `patience`.
 ///
-/// For locks that another thread may have held at the time of a fork. Their own waits with a time limit do not do: they use a lock of
-/// the library that waiting threads share, and that one may be held for ever, too.
+/// For locks that another thread may have held at the time of a fork. Their own timed waits do not
+/// work: they use a lock of the library that waiting threads share, which may be held forever, too.
 pub fn try_for<T>(patience: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
@@ -59,7 +63,7 @@ pub fn try_for<T>(patience: Duration, mut attempt: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// Installs the handlers if that has not been done. Call it before the first thread is started.
+/// Installs the handlers if necessary. Call it before the first thread is started.
 ///
 /// # Errors
 /// The C library had no memory for the handlers.
@@ -67,9 +71,10 @@ pub fn install() -> io::Result<()> {
     if IS_INSTALLED.load(Ordering::Acquire) {
         return Ok(());
     }
-    // Threads that do this at the same time install the handlers twice, which does no harm: generations are only compared. Waiting for
-    // each other could last for ever in a child.
-    // SAFETY: the handlers are functions that live as long as the program and obey the file's invariant.
+    // Threads that do this concurrently install the handlers twice, which is harmless: generations
+    // are only compared. Waiting for each other could last forever in a child.
+    // SAFETY: the handlers are functions that live as long as the program and obey the file's
+    // invariant.
     let status = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     if status != 0 {
         return Err(io::Error::from_raw_os_error(libc::ENOMEM));
@@ -78,20 +83,22 @@ pub fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns how many forks lie between this process and the one that first asked. Equal numbers mean the same process.
+/// Returns how many forks lie between this process and the one that called this first. Equal
+/// numbers mean the same process.
 ///
-/// One relaxed load once the handler is installed; it may be asked on every post.
+/// Costs one relaxed load once the handler is installed; it may be called on every post.
 #[inline]
 pub fn generation() -> u32 {
     if !IS_INSTALLED.load(Ordering::Acquire) {
-        // Without memory for the handler forks are not noticed.
+        // Without memory for the handler, forks are not detected.
         let _ = install();
     }
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The process in which something was made. In a child of that process its locks may have been copied while they were held, by
-/// threads that do not exist there; so the child takes none of them to be rid of what it inherited.
+/// The process in which an object was created. A child's copy of its locks may have been held by
+/// threads that do not exist in the child; so the child takes none of them to drop what it
+/// inherited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin(u32);
 
@@ -109,9 +116,10 @@ impl Origin {
     }
 }
 
-/// Returns what `check` returns in a child of this process, or `false` if it takes longer than 20 seconds. For tests.
+/// Runs `check` in a child of this process and returns its result, or `false` if it takes longer
+/// than 20 seconds. For tests.
 ///
-/// `check` must not allocate anything, nor wait for a lock that another thread of this process may hold.
+/// `check` must not allocate, nor wait for a lock that another thread of this process may hold.
 #[cfg(any(test, feature = "testing"))]
 pub fn check_in_child(check: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child does what the caller has promised, and leaves by `_exit`.
@@ -144,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_tried_is_tried_again_but_not_for_ever() {
+    fn try_for_gives_up_after_patience() {
         let mut left = 3;
         let third = try_for(Duration::from_secs(60), || {
             left -= 1;
@@ -156,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_sees_another_generation_and_the_parent_does_not() {
+    fn child_has_another_generation() {
         let before = generation();
         install().expect("handler");
         assert!(check_in_child(|| generation() == before.wrapping_add(1)));

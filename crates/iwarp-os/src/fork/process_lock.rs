@@ -1,18 +1,21 @@
 //! Locks of the whole process that survive a fork.
 //!
-//! A child has a copy of its parent's memory and only the thread that forked. A lock that another thread held at that moment is
-//! never released in the child. So the handlers here, which `fork` installs, take all locks of this kind before a fork and release
-//! them in both processes, so that the child finds complete values. They wait for a lock only for a bounded time, because its holder
-//! may need another lock that they have taken already, or may be stuck. A lock that they did not get is replaced in the child by a
-//! new one with the default value, and the old value is leaked. The same happens to a value that a child must not use, such as a
-//! list of engines whose threads do not exist there.
+//! A child has a copy of its parent's memory, and only the thread that forked. A lock that another
+//! thread held at that moment is never released in the child. So the handlers here, which `fork`
+//! installs, take all locks of this kind before a fork and release them in both processes; the
+//! child finds complete values. They wait for a lock only for a bounded time, because its holder
+//! may need another lock that they have taken already, or may be stuck. A lock that they did not
+//! get is replaced in the child by a new one with the default value, and the old value is leaked.
+//! The same happens to a value that a child must not use, such as a list of engines whose threads
+//! do not exist there.
 //!
-//! The locks are those of the standard library: they are a single word each. Those of `parking_lot` share a table whose own locks
-//! may be held at the fork, too. Every static lock in the crates that end in the C libraries is of this type, which
-//! `cargo xtask test --only tidy` checks.
+//! The locks are those of the standard library: each is a single word. The locks of `parking_lot`
+//! share a table whose own locks may be held at the fork, too. Every static lock in the crates that
+//! become C libraries has this type, which `cargo xtask test --only tidy` checks.
 //!
-//! Invariants: `held` is accessed only by the thread that forks, between its handlers, while it holds the lock, and by the child's only
-//! thread. `mutex` is replaced only by the child's only thread, when its holder does not exist there.
+//! Invariants: `held` is accessed only by the forking thread, between its handlers, while it holds
+//! the lock, and by the child's only thread. `mutex` is replaced only by the child's only thread,
+//! if its holder does not exist there.
 
 use crate::fork;
 use std::cell::{Cell, UnsafeCell};
@@ -24,23 +27,24 @@ use std::time::{Duration, Instant};
 
 /// How long a fork waits for the locks.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a fork waits for another thread's fork, which may have to copy the tables of many pages.
+/// How long a fork waits for another thread's fork, which may have to copy large page tables.
 const TURN_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A value of the whole process and its lock. A child of a fork finds it unlocked; see the file.
+/// A process-wide value and its lock. A forked child finds it unlocked; see the file.
 pub struct ProcessLock<T: 'static> {
     name: &'static str,
-    /// A child begins with the default value.
+    /// A child starts with the default value.
     is_own: bool,
     initial: fn() -> T,
     mutex: UnsafeCell<Mutex<T>>,
-    /// The lock, from before a fork until after it.
+    /// The guard, from before a fork until after it.
     held: UnsafeCell<Option<MutexGuard<'static, T>>>,
     is_listed: AtomicBool,
 }
 
-// SAFETY: `mutex` guards the value, which may move between threads. The file's invariants say who accesses the other cell.
+// SAFETY: `mutex` guards the value, which may move between threads. The file's invariants say who
+// accesses the other cell.
 unsafe impl<T: Send> Sync for ProcessLock<T> {}
 
 impl<T: Default + Send> ProcessLock<T> {
@@ -49,7 +53,7 @@ impl<T: Default + Send> ProcessLock<T> {
         Self::with(name, value, false)
     }
 
-    /// Creates a lock whose value belongs to one process: a child begins with the default value.
+    /// Creates a lock whose value belongs to one process: a child starts with the default value.
     pub const fn own(name: &'static str, value: T) -> Self {
         Self::with(name, value, true)
     }
@@ -71,7 +75,7 @@ impl<T: Default + Send> ProcessLock<T> {
         self.mutex().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the value, unless another thread has it locked.
+    /// Locks the value unless another thread holds the lock.
     pub fn try_lock(&'static self) -> Option<MutexGuard<'static, T>> {
         self.enlist();
         match self.mutex().try_lock() {
@@ -104,16 +108,17 @@ impl<T> fmt::Debug for ProcessLock<T> {
 trait Survives: Sync {
     fn name(&self) -> &'static str;
 
-    /// Takes the lock until [`release`](Self::release). Returns `false` if another thread has it.
+    /// Takes the lock until [`release`](Self::release). Returns `false` if another thread holds it.
     fn hold(&'static self) -> bool;
 
     /// Releases the lock if this fork has taken it.
     fn release(&self);
 
-    /// In a child: replaces the lock if a thread of the parent had it, or if the value is not for the child.
+    /// In a child: replaces the lock if a thread of the parent held it, or if the value is not for
+    /// the child.
     fn revive(&'static self);
 
-    /// Runs `f` while the calling thread has the lock.
+    /// Runs `f` while the calling thread holds the lock.
     fn while_locked(&'static self, f: &mut dyn FnMut());
 }
 
@@ -125,7 +130,7 @@ impl<T: Default + Send> Survives for ProcessLock<T> {
     fn hold(&'static self) -> bool {
         let guard = self.try_lock();
         // It may be listed twice.
-        // SAFETY: the thread that forks accesses this, and holds the lock now, or has found it held.
+        // SAFETY: the forking thread accesses this, and holds the lock now, or has found it held.
         unsafe {
             if guard.is_some() {
                 *self.held.get() = guard;
@@ -141,8 +146,8 @@ impl<T: Default + Send> Survives for ProcessLock<T> {
 
     fn revive(&'static self) {
         if self.is_own || self.try_lock().is_none() {
-            // SAFETY: this is the only thread of the child, so nobody holds the lock there. The old value is not dropped: it may be
-            // incomplete, or refer to what the parent uses.
+            // SAFETY: this is the only thread of the child, so no thread holds the lock. The old
+            // value is not dropped: it may be incomplete, or refer to what the parent uses.
             unsafe { self.mutex.get().write(Mutex::new((self.initial)())) };
         }
     }
@@ -161,11 +166,11 @@ struct Entry {
 
 static FIRST: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
 
-/// Adds a lock to the list, before it is locked for the first time. Threads that do so at the same time add it twice, which does no harm;
-/// waiting for each other could last for ever in a child.
+/// Adds a lock to the list, before it is locked for the first time. Threads that do so concurrently
+/// add it twice, which is harmless; waiting for each other could last forever in a child.
 #[cold]
 fn add(lock: &'static dyn Survives) {
-    // Without memory for the handlers, forks are not noticed.
+    // Without memory for the handlers, forks are not detected.
     let _ = fork::install();
     let entry = Box::leak(Box::new(Entry {
         lock,
@@ -195,7 +200,7 @@ fn all() -> impl Iterator<Item = &'static dyn Survives> {
 static FORKING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// It is this thread.
+    /// This thread is.
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -214,15 +219,15 @@ pub(super) fn before_fork() {
     }
     MINE.set(true);
     let begin = Instant::now();
-    // Each is tried, and those that are held stay so after the last attempt.
+    // Each lock is tried; those that are held remain after the last attempt.
     while all().filter(|lock| !lock.hold()).count() > 0 && begin.elapsed() < PATIENCE {
-        // A holder may wait for a lock that was taken here.
+        // The holder may be waiting for a lock that was taken here.
         all().for_each(Survives::release);
         std::thread::sleep(PAUSE);
     }
 }
 
-/// Releases the locks in the parent, also if the fork has failed.
+/// Releases the locks in the parent, even if the fork has failed.
 pub(super) fn after_fork() {
     if MINE.replace(false) {
         all().for_each(Survives::release);
@@ -230,7 +235,7 @@ pub(super) fn after_fork() {
     }
 }
 
-/// Releases the locks in the child, and replaces those that other threads of the parent had.
+/// Releases the locks in the child, and replaces those that other threads of the parent held.
 pub(super) fn after_fork_in_child() {
     MINE.set(false);
     all().for_each(|lock| {
@@ -240,7 +245,7 @@ pub(super) fn after_fork_in_child() {
     FORKING.store(false, Ordering::Release);
 }
 
-/// For tests of forks: the names of the locks that this process has used.
+/// Returns the names of the locks that this process has used. For tests.
 pub fn names() -> Vec<&'static str> {
     let mut names: Vec<_> = all().map(Survives::name).collect();
     names.sort_unstable();
@@ -248,7 +253,8 @@ pub fn names() -> Vec<&'static str> {
     names
 }
 
-/// For tests of forks: runs `f` while the calling thread has the lock with this name. Returns `false` if no such lock was used.
+/// Runs `f` while the calling thread holds the lock with this name. Returns `false` if no such lock
+/// was used. For tests.
 pub fn while_locked(name: &str, mut f: impl FnMut()) -> bool {
     let lock = all().find(|lock| lock.name() == name);
     lock.inspect(|lock| lock.while_locked(&mut f)).is_some()
@@ -260,7 +266,7 @@ mod tests {
     use crate::fork::check_in_child;
     use std::sync::mpsc;
 
-    /// Runs `f` while another thread has the lock, and afterwards lets that thread end.
+    /// Runs `f` while another thread holds the lock, then lets that thread end.
     fn while_another_has<T: Default + Send>(
         lock: &'static ProcessLock<T>,
         change: impl FnOnce(&mut T) + Send,
@@ -336,7 +342,8 @@ mod tests {
         );
     }
 
-    /// Each child finds the locks free while threads of the parent take them all the time, and two threads fork.
+    /// Each child finds the locks free while threads of the parent take them continuously and two
+    /// threads fork.
     #[test]
     fn forks_under_contention() {
         static LOCK: ProcessLock<u64> = ProcessLock::new("test::contended", 0);
@@ -346,7 +353,7 @@ mod tests {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
                         *LOCK.lock() += 1;
-                        // A lock that is never free for a moment cannot be taken for a fork.
+                        // A lock that is never free cannot be taken for a fork.
                         std::thread::yield_now();
                     }
                 });

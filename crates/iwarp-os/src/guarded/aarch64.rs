@@ -1,23 +1,23 @@
-//! The guarded accesses on aarch64: as those on x86-64.
+//! The guarded accesses on aarch64, like those on x86-64.
 //!
-//! Each is a leaf function in the section `iwarp_guarded`: it calls nothing, has nothing on the stack, and changes only registers
-//! that a caller of a C function expects to be changed. So [`failed`] can take the place of the rest of any of them. Each returns
-//! 1 in `w0`, and [`failed`] returns 0.
+//! Each is a leaf function in the section `iwarp_guarded`: it calls nothing, has no stack frame,
+//! and changes only registers that a C function may change. So [`failed`] can replace the rest of
+//! any of them. Each returns 1 in `w0`, and [`failed`] returns 0.
 //!
-//! Invariant: the functions access the octets that they are told to and no others.
+//! Invariant: the functions access only the given bytes.
 
 use std::arch::naked_asm;
 
-/// What [`exchange`] has found.
+/// The result of [`exchange`].
 #[repr(C)]
 pub(super) struct Exchanged {
     /// 1, or 0 if the word could not be accessed.
     pub(super) done: u64,
-    /// What the word was.
+    /// The previous value of the word.
     pub(super) found: u64,
 }
 
-/// Ends any of these functions where it is. The signal handler continues here.
+/// Ends any of these functions. The signal handler continues here.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) extern "C" fn failed() {
@@ -31,7 +31,8 @@ pub(super) struct Bounds {
     pub(super) end: usize,
 }
 
-/// Returns where the section lies. The linker defines both symbols; hidden, so that no library exports them.
+/// Returns the bounds of the section. The linker defines both symbols; they are hidden, so that no
+/// library exports them.
 #[unsafe(naked)]
 pub(super) extern "C" fn bounds() -> Bounds {
     naked_asm!(
@@ -92,14 +93,14 @@ pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -
     )
 }
 
-/// Stores an octet behind all stores before it.
+/// Stores a byte after all previous stores.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn store_octet(at: *mut u8, octet: u8) -> u32 {
     naked_asm!("stlrb w1, [x0]", "mov w0, #1", "ret")
 }
 
-/// Stores a word at an aligned address behind all stores before it.
+/// Stores a word at an aligned address after all previous stores.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn store_word(at: *mut u64, word: u64) -> u32 {

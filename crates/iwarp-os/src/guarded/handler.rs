@@ -1,26 +1,30 @@
 //! The handler of SIGSEGV and SIGBUS.
 //!
-//! It turns a fault of a guarded access into an error, and hands every other signal to the handler that was there before, as the
-//! kernel would have called it: with the same mask, on the same stack, with the same arguments. It uses atomic numbers only: no
-//! lock, no memory, no thread-local storage.
+//! It turns a fault of a guarded access into an error, and passes every other signal to the
+//! previous handler, as the kernel would have called it: with the same mask, on the same stack,
+//! with the same arguments. It uses only atomic numbers: no lock, no allocation, no thread-local
+//! storage.
 //!
 //! # Programs with handlers
 //!
-//! A handler that was installed *before* ours is called by ours. A program that installs one *later* replaces ours. Interposing
-//! `sigaction` would not see all of these: libraries that were opened with `dlopen` get the C library's function, and
-//! sanitizers have a function of their own in front. So [`keep`] looks now and then whether ours is still there, and if not,
-//! installs it again, in front of the new one.
+//! A handler that was installed *before* ours is called by ours. A program that installs one
+//! *later* replaces ours. Interposing `sigaction` would not catch all of these: libraries opened
+//! with `dlopen` get the C library's function, and sanitizers put a function of their own in front.
+//! So [`keep`] checks from time to time whether ours is still installed, and if not, installs it
+//! again in front of the new one.
 //!
-//! The new handler may have kept the old one (ours) to call it for signals that are not its own. So that the two do not call each
-//! other for ever, ours is a different function each time, a *level*, with its own predecessor:
+//! The new handler may have saved the old one (ours) to call it for signals that it does not
+//! handle. So that the two do not call each other forever, ours is a different function each time,
+//! a *level*, with its own predecessor:
 //!
 //! ```text
 //! kernel ──► level 1 ──► the program's new handler ──► level 0 ──► the program's first handler
 //! ```
 //!
-//! The same handler of the program gets the same level. If all levels are used up, a new handler stays in front. A program may also
-//! take level 1 for the predecessor of its new handler, when it installs it once more. So each level marks the signal that it has
-//! handed on, in octets of `siginfo_t` that the kernel clears and nobody uses, and hands a marked one to a lower level's
+//! The program's same handler always gets the same level. If all levels are used up, a new handler
+//! stays in front. A program may also take level 1 for the predecessor of its new handler, when it
+//! installs that once more. So each level marks the signals that it has passed on, in bytes of
+//! `siginfo_t` that the kernel clears and nothing uses, and passes a marked one to a lower level's
 //! predecessor.
 
 use super::machine;
@@ -74,7 +78,7 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 static INSTALLING: ProcessLock<()> = ProcessLock::new("sys::guarded::INSTALLING", ());
 
 impl Previous {
-    /// What is compared and kept of the flags. The kernel has the others for our handler as well.
+    /// The flags that are compared and kept. The kernel applies the others to our handler as well.
     const FLAGS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
 
     fn is(&self, action: &libc::sigaction) -> bool {
@@ -90,7 +94,7 @@ impl Previous {
         self.used.store(true, Ordering::Release);
     }
 
-    /// Returns the action for a signal, and its flags. One that is to be called once is gone after that.
+    /// Returns the action for a signal, and its flags. An action with SA_RESETHAND is then removed.
     fn take(&self) -> (usize, c_int) {
         let flags = self.flags.load(Ordering::Acquire);
         let action = match flags & libc::SA_RESETHAND {
@@ -113,7 +117,8 @@ pub(super) fn keep() {
         return;
     }
     unblock();
-    // A forked child may have inherited a lock that nobody gives back. Its handlers are those of the parent.
+    // A forked child may have inherited a lock that is never released. Its handlers are the
+    // parent's.
     let Some(_installing) = INSTALLING.try_lock() else {
         return;
     };
@@ -125,7 +130,7 @@ pub(super) fn keep() {
 /// Unblocks the signals of a fault in this thread.
 fn unblock() {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the sets are ours, and the calls change the mask of this thread only.
+    // SAFETY: the sets are local, and the calls change the mask of this thread only.
     unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, null(), blocked.as_mut_ptr());
         if SIGNALS
@@ -143,13 +148,15 @@ fn unblock() {
     }
 }
 
-/// Replaces the action for a signal if there is `new`. Returns what it was; `None` if the kernel refuses.
+/// Returns the action for a signal, and replaces it by `new` if given; `None` if the kernel
+/// refuses.
 fn sigaction(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let new = new.map_or(null(), std::ptr::from_ref);
     let mut old = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: both are valid, and what is installed is one of `HANDLERS` or an action without a function.
+    // SAFETY: both are valid, and what is installed is one of `HANDLERS` or an action without a
+    // function.
     match unsafe { libc::sigaction(signal, new, old.as_mut_ptr()) } {
-        // SAFETY: all zeros are a value as well, and the call has overwritten it.
+        // SAFETY: all zeros are a valid value, and the call has overwritten it.
         0 => Some(unsafe { old.assume_init() }),
         _ => None,
     }
@@ -161,12 +168,14 @@ fn is_ours(action: &libc::sigaction) -> bool {
         .any(|handler| *handler as usize == action.sa_sigaction)
 }
 
-/// Returns an action like `before` with our handler: the kernel calls it with the mask and on the stack of the one before.
+/// Returns an action like `before` with our handler: the kernel calls it with the same mask and on
+/// the same stack.
 fn in_front_of(before: &libc::sigaction, handler: Handler) -> libc::sigaction {
     let mut ours = *before;
     ours.sa_sigaction = handler as usize;
     ours.sa_flags = match before.sa_sigaction {
-        // There is no function that could mind the stack. An overflow of a thread's stack needs another one.
+        // No program function can depend on the stack. An overflow of a thread's stack needs
+        // another one.
         libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK | libc::SA_RESTART,
         _ => before.sa_flags & !libc::SA_RESETHAND,
     };
@@ -174,7 +183,7 @@ fn in_front_of(before: &libc::sigaction, handler: Handler) -> libc::sigaction {
     ours
 }
 
-/// Installs the handler for a signal, unless it is there.
+/// Installs the handler for a signal unless it is installed.
 fn install(signal: c_int, levels: &[Previous; HANDLERS.len()]) {
     let Some(before) = sigaction(signal, None) else {
         return;
@@ -210,7 +219,7 @@ extern "C" fn handle<const LEVEL: usize>(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: the kernel has given both, or a handler that hands on what the kernel has given it.
+    // SAFETY: both come from the kernel, or from a handler that passes on what the kernel gave it.
     unsafe {
         if is_fault(signal, &*info) && fail_guarded(context.cast()) {
             return;
@@ -219,13 +228,13 @@ extern "C" fn handle<const LEVEL: usize>(
     }
 }
 
-/// Returns `true` if a signal is about what this thread has just done, and `false` if a process has sent it or it is about memory
-/// that nobody has touched.
+/// Returns `true` if this thread caused the signal, and `false` if a process has sent it, or if it
+/// concerns memory that no instruction has accessed.
 fn is_fault(signal: c_int, info: &libc::siginfo_t) -> bool {
     info.si_code > 0 && !(signal == libc::SIGBUS && info.si_code == libc::BUS_MCEERR_AO)
 }
 
-/// Where the interrupted thread is.
+/// Returns where the interrupted thread is.
 ///
 /// # Safety
 /// The context is that of a signal handler.
@@ -240,13 +249,13 @@ unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut usize {
     }
 }
 
-/// Ends the guarded access in which the thread was interrupted. Returns `false` if it was in none.
+/// Ends the guarded access in which the thread was interrupted. Returns `false` if there was none.
 ///
 /// # Safety
 /// As [`program_counter`].
 unsafe fn fail_guarded(context: *mut libc::ucontext_t) -> bool {
     let section = machine::bounds();
-    // SAFETY: the caller's promise. `failed` may take the place of the rest of any function of the section.
+    // SAFETY: the caller's promise. `failed` may replace the rest of any function of the section.
     unsafe {
         let at = program_counter(context);
         let guarded = (section.start..section.end).contains(&*at);
@@ -257,19 +266,19 @@ unsafe fn fail_guarded(context: *mut libc::ucontext_t) -> bool {
     }
 }
 
-/// The levels that have handed a signal on, in octets of its `siginfo_t` that nobody uses.
+/// The levels that have passed a signal on, in unused bytes of its `siginfo_t`.
 mod mark {
-    /// In front of a number of 16 bits.
+    /// Marks the 16 bits as ours.
     const MAGIC: u64 = 0x1a7b_93e2_65c4 << 16;
     const LEVELS: u64 = 0xffff;
 
-    /// Adds a level. Returns the levels that were there before, one bit for each.
+    /// Adds a level. Returns the levels that were present before, one bit for each.
     ///
     /// # Safety
-    /// `info` is valid, and nobody else uses it.
+    /// `info` is valid, and nothing else uses it.
     pub(super) unsafe fn add(info: *mut libc::siginfo_t, level: usize) -> u64 {
         const { assert!(size_of::<libc::siginfo_t>() == 128) };
-        // SAFETY: the last eight octets of the structure, which is aligned for them.
+        // SAFETY: the last eight bytes of the structure, which is aligned for them.
         unsafe {
             let mark = info.cast::<u64>().add(15);
             let before = match *mark & !LEVELS == MAGIC {
@@ -282,7 +291,7 @@ mod mark {
     }
 }
 
-/// Hands a signal to the predecessor of a level.
+/// Passes a signal to the predecessor of a level.
 ///
 /// # Safety
 /// The arguments are those of a signal handler.
@@ -296,7 +305,8 @@ unsafe fn forward(
     let levels = PREVIOUS.get(which);
     // SAFETY: the caller's promise.
     let mut before = unsafe { mark::add(info, level) };
-    // The predecessor has called this level again: it goes on with the next lower one that has not been asked.
+    // The predecessor has called this level again: continue with the next lower level that was not
+    // called.
     while before & 1 << level != 0 {
         let Some(lower) = level.checked_sub(1) else {
             // SAFETY: as above.
@@ -308,7 +318,8 @@ unsafe fn forward(
     }
     let previous = levels.and_then(|levels| levels.get(level));
     let (action, flags) = previous.map_or((libc::SIG_DFL, 0), Previous::take);
-    // SAFETY: the action was installed by the program, with these flags. The arguments are those of the kernel.
+    // SAFETY: the program has installed the action with these flags. The arguments are the
+    // kernel's.
     unsafe {
         match action {
             libc::SIG_DFL => act_by_default(signal, info),
@@ -327,17 +338,17 @@ unsafe fn forward(
     }
 }
 
-/// Ends the process by the signal, with a core file where such are written.
+/// Ends the process by the signal, with a core dump if enabled.
 ///
 /// # Safety
-/// `info` is that of the signal.
+/// `info` is the signal's.
 unsafe fn act_by_default(signal: c_int, info: *mut libc::siginfo_t) {
     // SAFETY: all zeros are an action without a function, mask and flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = libc::SIG_DFL;
     sigaction(signal, Some(&action));
-    // It is blocked, so it comes when the handler has returned, with the registers of the fault. If a sandbox forbids the call, the
-    // instruction faults again.
+    // The signal is blocked, so it is delivered when the handler returns, with the registers of the
+    // fault. If a sandbox forbids the call, the instruction faults again.
     // SAFETY: the caller's promise.
     unsafe {
         let (process, thread) = (libc::getpid(), libc::syscall(libc::SYS_gettid));

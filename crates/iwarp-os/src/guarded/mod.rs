@@ -1,18 +1,19 @@
 //! Accesses to registered memory that the program may have unmapped, protected or truncated.
 //!
-//! A program promises to keep registered memory, and some break the promise: registration caches that miss an `munmap`, files that
-//! are cut. An RNIC has pinned the pages and does not notice. Here the access must fail, and the process and its other connections
-//! must go on.
+//! A program promises to keep registered memory mapped, and some break the promise: registration
+//! caches that miss an `munmap`, files that are truncated. An RNIC has pinned the pages and does
+//! not notice. Here the access must fail, and the process and its other connections must continue.
 //!
 //! # How an access can fail
 //!
-//! The access runs in a function of our own (`x86`, `aarch64`, and the sums in `crc/x86.rs`). All of these are in one section
-//! of the library, and each is a leaf without a stack frame. If the processor reports a fault inside that section, the signal
-//! handler (`handler`) sets the program counter to the function `failed`, which returns "not done" to the caller. No other code is
-//! interrupted, so no frame with a destructor is skipped, and no lock stays taken.
+//! The access runs in a function of our own (`x86`, `aarch64`, and the CRCs in `crc/x86.rs`). All
+//! of these are in one section of the library, and each is a leaf without a stack frame. If the
+//! processor reports a fault inside that section, the signal handler (`handler`) sets the program
+//! counter to the function `failed`, which returns "not done" to the caller. No other code is
+//! interrupted, so no frame with a destructor is skipped, and no lock remains held.
 //!
-//! The alternative is a recovery point in thread-local storage around a call of the C library's `memcpy`, as `sigsetjmp` makes it. It
-//! was not chosen:
+//! The alternative is a recovery point in thread-local storage, as `sigsetjmp` creates it, around a
+//! call of the C library's `memcpy`. It was not chosen:
 //!
 //! | | own functions | recovery point |
 //! | --- | --- | --- |
@@ -20,10 +21,10 @@
 //! | the handler needs | the program counter | thread-local storage, which a library that was opened with `dlopen` may have to allocate first |
 //! | without a fault | nothing | two stores and a look-up of the thread's storage per access |
 //! | callers keep | all their registers | what the recovery point has saved |
-//! | speed of a copy | 0.8 to 1.1 of the time of `memcpy` (`cargo test -p iwarp --release --lib copy_cost -- --ignored --nocapture`) | 1 |
+//! | speed of a copy | 0.8 to 1.1 of the time of `memcpy` (`cargo test -p iwarp-os --release --lib copy_cost -- --ignored --nocapture`) | 1 |
 //! | other architectures | have no such functions: a fault ends the process | would work |
 //!
-//! System calls need none of this. They fail with `EFAULT`.
+//! System calls do not need this: they fail with `EFAULT`.
 
 use iwarp_rnic::memory::{Fragment, HostRange, Memory};
 
@@ -40,18 +41,20 @@ mod handler;
 /// The table of registered memory of a device.
 pub type MemoryTable = iwarp_rnic::memory::MemoryTable<ProcessRange>;
 
-/// A range of memory of this process, whose pages may go while it is registered.
+/// A range of this process's memory whose pages may be unmapped while it is registered.
 #[derive(Debug, Default)]
 pub struct ProcessRange(HostRange);
 
 impl ProcessRange {
-    /// Names `len` octets at address `addr`. Returns `None` if the range wraps around the address space.
+    /// Names `len` octets at address `addr`. Returns `None` if the range wraps around the address
+    /// space.
     ///
     /// # Safety
-    /// As [`HostRange::new`], except that the octets need not stay mapped: until the range has left every table, the program must
-    /// not map anything else there that the RNIC and its peers may not access.
+    /// As [`HostRange::new`], except that the memory need not stay mapped: until the range has left
+    /// every table, the program must not map anything else there that the RNIC and its peers may
+    /// not access.
     pub const unsafe fn new(addr: u64, len: u64) -> Option<Self> {
-        // SAFETY: all accesses are made by the functions below, which find out whether the octets are mapped.
+        // SAFETY: all accesses go through the functions below, which detect unmapped memory.
         match unsafe { HostRange::new(addr, len) } {
             Some(range) => Some(Self(range)),
             None => None,
@@ -59,8 +62,8 @@ impl ProcessRange {
     }
 }
 
-// SAFETY: a range is one fragment, which its creator has promised to leave to the RNIC. Whether it is mapped is found out at each
-// access.
+// SAFETY: a range is one fragment, which its creator has promised to leave to the RNIC. Each access
+// detects whether it is mapped.
 unsafe impl Memory for ProcessRange {
     type Place = u64;
 
@@ -126,16 +129,17 @@ unsafe impl Memory for ProcessRange {
     }
 }
 
-/// Copies `len` octets from or to registered memory. Returns `false` if some of them could not be accessed; some may have been
-/// copied.
+/// Copies `len` bytes from or to registered memory. Returns `false` if some of them could not be
+/// accessed; some may have been copied then.
 ///
 /// # Safety
-/// The registered side belongs to the RNIC and its peers or is not mapped at all. The other side is mapped, and nobody else
-/// accesses it. The two do not overlap.
+/// The registered side belongs to the RNIC and its peers, or is not mapped at all. The other side
+/// is mapped, and nothing else accesses it. The two do not overlap.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
-    // SAFETY: the caller's promise; a fault ends the function. AVX was just detected where it is used.
+    // SAFETY: the caller's promise; a fault ends the function. AVX was just detected before it is
+    // used.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if len > machine::SHORT && std::arch::is_x86_feature_detected!("avx") {
@@ -145,28 +149,31 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
     }
 }
 
-/// As above, where a fault ends the process.
+/// As above, but a fault ends the process.
 ///
 /// # Safety
 /// As above, and both sides are mapped.
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
-    // SAFETY: the caller's promise. The function reads one side and writes the other, whichever of the two is registered.
+    // SAFETY: the caller's promise. The function reads one side and writes the other; either may be
+    // registered.
     unsafe { HostRange::copy_out(from, to, len) }
 }
 
-/// Catches the faults of guarded accesses from now on, by a handler for SIGSEGV and SIGBUS.
+/// Catches faults of guarded accesses from now on, by a handler for SIGSEGV and SIGBUS.
 pub fn enable() {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     handler::enable();
 }
 
-/// Puts the handler in front again if the program has installed one of its own meanwhile, and unblocks the two signals in this
-/// thread: the kernel ends a process whose thread blocks the signal of its own fault.
+/// Moves the handler to the front again if the program has installed its own meanwhile, and
+/// unblocks the two signals in this thread: the kernel kills a process whose thread blocks the
+/// signal of its own fault.
 ///
-/// It takes three system calls, so it is called now and then: when a device is opened, memory registered, a queue pair created or
-/// connected, before the progress thread works, when a polling thread yields (after 64 looks without a result, or more if another
-/// thread computes), and at each 64th read and write of a queue pair.
+/// It takes three system calls, so it is called only from time to time: when a device is opened,
+/// memory registered, a queue pair created or connected, before the progress thread works, when a
+/// polling thread yields (after 64 empty polls, or more if another thread computes), and at each
+/// 64th read and write of a queue pair.
 #[cold]
 pub fn keep() {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]

@@ -1,4 +1,5 @@
-//! Accesses to pages that are not there: each fails at whatever octet it meets them, and does all of its work where it does not.
+//! Accesses to missing pages: each fails wherever it reaches one, and does all of its work
+//! otherwise.
 
 use super::*;
 use crate::mapping::{Mapping, page_size};
@@ -8,7 +9,7 @@ use std::time::Instant;
 
 type Copy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> u32;
 
-/// All copies that this processor has.
+/// Returns the copy functions that this processor supports.
 fn copies() -> Vec<(&'static str, Copy)> {
     #[allow(unused_mut, reason = "one architecture has a second one")]
     let mut all: Vec<(&'static str, Copy)> = vec![("copy", machine::copy)];
@@ -19,16 +20,16 @@ fn copies() -> Vec<(&'static str, Copy)> {
     all
 }
 
-/// Three pages, the last of which allows no access. The first two have octets 0, 1, 2 ….
+/// Maps three pages, the last of which is inaccessible. The first two contain bytes 0, 1, 2 ….
 pub fn with_a_hole() -> (Mapping, usize) {
     enable();
     let page = page_size();
     let mapping = Mapping::new(3 * page).expect("memory");
     for i in 0..2 * page {
-        // SAFETY: inside the mapping, which nobody else knows.
+        // SAFETY: inside the mapping, which nothing else knows.
         unsafe { mapping.as_ptr().add(i).write(i as u8) };
     }
-    // SAFETY: a whole page of a mapping that nobody reads or writes.
+    // SAFETY: a whole page of a mapping that nothing accesses.
     unsafe {
         mprotect(
             mapping.as_ptr().add(2 * page).cast(),
@@ -40,7 +41,7 @@ pub fn with_a_hole() -> (Mapping, usize) {
     (mapping, 2 * page)
 }
 
-/// Lengths that take every way through the copies.
+/// Lengths that exercise every branch of the copies.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=300).chain([511, 512, 513, 1024, 4000])
 }
@@ -51,10 +52,10 @@ fn copies_fail_at_every_octet() {
     let mut own = vec![0u8; 8192];
     for (name, copy) in copies() {
         for len in lengths() {
-            // So many octets are there.
+            // `len` bytes are accessible.
             for there in (0..=len).filter(|n| len <= 300 || n % 37 == 0 || *n >= len - 70) {
                 let at = mapping.as_ptr().wrapping_add(hole - there);
-                // SAFETY: the other side is as long as that, and faults are caught.
+                // SAFETY: the other side is long enough, and faults are caught.
                 let copied =
                     unsafe { [copy(own.as_mut_ptr(), at, len), copy(at, own.as_ptr(), len)] };
                 let whole = u32::from(there == len);
@@ -65,13 +66,13 @@ fn copies_fail_at_every_octet() {
 }
 
 #[test]
-fn copies_copy_what_is_there() {
+fn copies_of_mapped_bytes_succeed() {
     let source: Vec<u8> = (0..8192u32).map(|i| (i * 7 + i / 256) as u8).collect();
     for (name, copy) in copies() {
         for len in lengths() {
             for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 17), (31, 33), (64, 5)] {
                 let mut own = vec![0x5a; 8192];
-                // SAFETY: both are longer than that.
+                // SAFETY: both are long enough.
                 let copied =
                     unsafe { copy(own.as_mut_ptr().add(to), source.as_ptr().add(from), len) };
                 assert_eq!(copied, 1);
@@ -87,10 +88,10 @@ fn copies_copy_what_is_there() {
 }
 
 #[test]
-fn stores_and_exchanges_fail_or_happen() {
+fn stores_and_exchanges_fail_cleanly() {
     let (mapping, hole) = with_a_hole();
     let at = |offset: usize| mapping.as_ptr().wrapping_add(offset);
-    // SAFETY: faults are caught, and nobody else knows the mapping.
+    // SAFETY: faults are caught, and nothing else knows the mapping.
     unsafe {
         assert!(ProcessRange::store_octet(at(hole - 1), 9));
         assert!(!ProcessRange::store_octet(at(hole), 9));
@@ -107,7 +108,7 @@ fn stores_and_exchanges_fail_or_happen() {
     }
 }
 
-/// A page behind the end of a file raises SIGBUS.
+/// A page beyond the end of a file raises SIGBUS.
 #[test]
 fn truncated_file_fails_copy() {
     enable();
@@ -160,7 +161,7 @@ fn blocked_signals_are_unblocked() {
     assert!(!std::thread::spawn(blocks).join().expect("thread"));
 }
 
-/// Not a check of speed but of the figures in the head of the file.
+/// Not a speed check; it prints the figures for the head of the file.
 #[test]
 #[ignore = "prints a measurement"]
 fn copy_cost() {
@@ -181,7 +182,7 @@ fn copy_cost() {
             for ((_, copy), best) in all.iter().zip(&mut best) {
                 let start = Instant::now();
                 for i in 0..rounds {
-                    // SAFETY: both are longer than that.
+                    // SAFETY: both are long enough.
                     unsafe {
                         copy(
                             own.as_mut_ptr().add(i & 63),

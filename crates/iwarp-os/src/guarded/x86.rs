@@ -1,23 +1,23 @@
 //! The guarded accesses on x86-64.
 //!
-//! Each is a leaf function in the section `iwarp_guarded`: it calls nothing, pushes nothing, and changes only registers that a
-//! caller of a C function expects to be changed. So [`failed`] can take the place of the rest of any of them at any instruction.
-//! Each returns 1 in `eax`, and [`failed`] returns 0.
+//! Each is a leaf function in the section `iwarp_guarded`: it calls nothing, pushes nothing, and
+//! changes only registers that a C function may change. So [`failed`] can replace the rest of any
+//! of them at any instruction. Each returns 1 in `eax`, and [`failed`] returns 0.
 //!
-//! Invariant: the functions access the octets that they are told to and no others.
+//! Invariant: the functions access only the given bytes.
 
 use std::arch::naked_asm;
 
-/// What [`exchange`] has found.
+/// The result of [`exchange`].
 #[repr(C)]
 pub(super) struct Exchanged {
     /// 1, or 0 if the word could not be accessed.
     pub(super) done: u64,
-    /// What the word was.
+    /// The previous value of the word.
     pub(super) found: u64,
 }
 
-/// Ends any of these functions where it is. The signal handler continues here.
+/// Ends any of these functions. The signal handler continues here.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) extern "C" fn failed() {
@@ -31,7 +31,8 @@ pub(super) struct Bounds {
     pub(super) end: usize,
 }
 
-/// Returns where the section lies. The linker defines both symbols; hidden, so that no library exports them.
+/// Returns the bounds of the section. The linker defines both symbols; they are hidden, so that no
+/// library exports them.
 #[unsafe(naked)]
 pub(super) extern "C" fn bounds() -> Bounds {
     naked_asm!(
@@ -43,11 +44,11 @@ pub(super) extern "C" fn bounds() -> Bounds {
     )
 }
 
-/// Longer copies pay for [`copy_avx`].
+/// [`copy_avx`] is faster for longer copies.
 pub(super) const SHORT: usize = 128;
 
-/// Copies up to [`SHORT`] octets: instructions that are the same in both functions that copy. Each size is copied by pairs of loads
-/// and stores that overlap, all loads first.
+/// Copies up to [`SHORT`] bytes; shared by both copy functions. Each size is copied by pairs of
+/// overlapping loads and stores, all loads first.
 macro_rules! copy_short {
     () => {
         "
@@ -117,13 +118,14 @@ macro_rules! copy_short {
     };
 }
 
-/// Copies `len` octets by registers of 16 octets. Returns 1, or 0 if some of them could not be accessed.
+/// Copies `len` bytes with 16-byte registers. Returns 1, or 0 if some of them could not be
+/// accessed.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -> u32 {
     naked_asm!(
         copy_short!(),
-        // The first 16 octets, and then on from the next place that is aligned for stores.
+        // The first 16 bytes; continue at the next aligned address for stores.
         "movups xmm0, [rsi]",
         "movups [rdi], xmm0",
         "mov ecx, edi",
@@ -146,7 +148,7 @@ pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -
         "sub rdx, 64",
         "cmp rdx, 64",
         "ja 2b",
-        // The last 64 octets, some of them again.
+        // The last 64 bytes, some of them again.
         "movups xmm0, [rsi + rdx - 64]",
         "movups xmm1, [rsi + rdx - 48]",
         "movups xmm2, [rsi + rdx - 32]",
@@ -159,7 +161,7 @@ pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -
     )
 }
 
-/// As [`copy`], by registers of 32 octets. AVX has been detected.
+/// As [`copy`], with 32-byte registers. AVX has been detected.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn copy_avx(to: *mut u8, from: *const u8, len: usize) -> u32 {
@@ -203,7 +205,7 @@ pub(super) unsafe extern "C" fn copy_avx(to: *mut u8, from: *const u8, len: usiz
     )
 }
 
-/// Stores an octet. Stores of this processor become visible in their order.
+/// Stores a byte. Stores of this processor become visible in order.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn store_octet(at: *mut u8, octet: u8) -> u32 {

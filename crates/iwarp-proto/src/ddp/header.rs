@@ -1,12 +1,13 @@
-//! Header values: the headers of a segment, parsed and checked. RFC 5041 §4 and §7.1, RFC 5040 §4.1 figure 4 and §7.2.
+//! Header values: the headers of a segment, parsed and checked. RFC 5041 §4 and §7.1, RFC 5040 §4.1
+//! figure 4 and §7.2.
 
 use super::control::{DDP_VERSION, RDMAP_VERSION, bit, control_octets};
 use super::view::{TAGGED_HEADER_LEN, TaggedView, UNTAGGED_HEADER_LEN, UntaggedView};
 use super::{Opcode, QueueNumber, Stag};
 use core::fmt;
 
-/// Returns the header length that the first octet of a ULPDU announces: 14 if its T bit is set, else 18. A stream receiver
-/// gathers so many octets before it parses.
+/// Returns the header length that the first octet of a ULPDU announces: 14 if its T bit is set,
+/// else 18. A stream receiver collects that many octets before it parses.
 #[inline]
 pub const fn header_len(first_octet: u8) -> usize {
     if first_octet & bit::TAGGED != 0 {
@@ -16,13 +17,15 @@ pub const fn header_len(first_octet: u8) -> usize {
     }
 }
 
-/// The bits of the control octets that follow from the opcode: T, both versions, and the opcode itself.
+/// The bits of the control octets that follow from the opcode: T, both versions, and the opcode
+/// itself.
 const FIXED: u16 = u16::from_be_bytes([
     bit::TAGGED | bit::DDP_VERSION,
     u8::MAX << bit::RDMAP_VERSION_SHIFT | bit::OPCODE,
 ]);
 
-/// These bits in a valid segment, by opcode. An unknown opcode has 0, which no control octets with that opcode have.
+/// These bits in a valid segment, by opcode. An unknown opcode has 0, which no control octets with
+/// that opcode have.
 const VALID: [u16; 16] = {
     let mut valid = [0; 16];
     let mut rest: &mut [u16] = &mut valid;
@@ -37,7 +40,7 @@ const VALID: [u16; 16] = {
     valid
 };
 
-/// The queue of each opcode, and one that does not exist for those that have none.
+/// The queue of each opcode, or a nonexistent queue for opcodes that have none.
 const QUEUES: [u32; 16] = {
     let mut queues = [u32::MAX; 16];
     let mut rest: &mut [u32] = &mut queues;
@@ -61,7 +64,7 @@ pub struct TaggedHeader {
     pub opcode: Opcode,
     /// The buffer at the data sink.
     pub stag: Stag,
-    /// Where in that buffer this segment's payload starts, in octets.
+    /// Offset of this segment's payload in that buffer, in octets.
     pub to: u64,
 }
 
@@ -78,7 +81,8 @@ impl TaggedHeader {
         })
     }
 
-    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was written.
+    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was
+    /// written.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<TAGGED_HEADER_LEN>() else {
@@ -101,13 +105,13 @@ pub struct UntaggedHeader {
     pub last: bool,
     /// The RDMAP opcode. Only the low four bits go on the wire.
     pub opcode: Opcode,
-    /// The STag to invalidate, in messages that do; zero in all others.
+    /// The STag to invalidate, in messages that do so; zero in all others.
     pub invalidate_stag: Stag,
     /// The queue.
     pub qn: u32,
-    /// The message's sequence number in its queue, starting with 1.
+    /// The message sequence number in the queue, starting with 1.
     pub msn: u32,
-    /// Where in the message this segment's payload starts, in octets.
+    /// Offset of this segment's payload in the message, in octets.
     pub mo: u32,
 }
 
@@ -126,8 +130,8 @@ impl UntaggedHeader {
         })
     }
 
-    /// Reads the header and checks that it is on its opcode's queue. The caller has checked the control octets
-    /// ([`Header::parse_opcode`]).
+    /// Reads the header and checks that it is on its opcode's queue. The caller has checked the
+    /// control octets ([`Header::parse_opcode`]).
     #[inline(always)]
     pub fn parse(ulpdu: &[u8]) -> Result<Self, HeaderError> {
         //= rfc5041 section 4.4
@@ -146,18 +150,20 @@ impl UntaggedHeader {
         Err(header.queue_error())
     }
 
-    /// Returns what is wrong with the queue of a header.
+    /// Returns the error of a header on a wrong queue.
     #[cold]
     const fn queue_error(&self) -> HeaderError {
         if self.qn > QueueNumber::ATOMIC_RESPONSE.0 {
             HeaderError::InvalidQueue { qn: self.qn }
         } else {
-            // The queue exists, so this is no error of DDP: RDMAP did not expect this opcode on it.
+            // The queue exists, so this is not an error of DDP: RDMAP did not expect this opcode on
+            // it.
             HeaderError::UnexpectedOpcode(self.opcode.0)
         }
     }
 
-    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was written.
+    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was
+    /// written.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<UNTAGGED_HEADER_LEN>() else {
@@ -207,8 +213,9 @@ impl Header {
         }
     }
 
-    /// Reads and checks the header at the start of a ULPDU: versions, opcode, that the opcode suits the T bit, and that an
-    /// untagged segment is on the opcode's queue. Checks that need state (STags, MSN, MO) are left to the caller.
+    /// Reads and checks the header at the start of a ULPDU: versions, opcode, that the opcode
+    /// matches the T bit, and that an untagged segment is on the opcode's queue. Checks that need
+    /// state (STags, MSN, MO) are left to the caller.
     #[inline]
     pub fn parse(ulpdu: &[u8]) -> Result<Self, HeaderError> {
         if Self::parse_opcode(ulpdu)?.is_tagged() {
@@ -220,8 +227,8 @@ impl Header {
         }
     }
 
-    /// Reads and checks the control octets at the start of a ULPDU, which are enough to know what it is. Returns its opcode, which
-    /// is a known one and suits the T bit.
+    /// Reads and checks the control octets at the start of a ULPDU, which determine its kind.
+    /// Returns its opcode, which is known and matches the T bit.
     #[inline(always)]
     pub fn parse_opcode(ulpdu: &[u8]) -> Result<Opcode, HeaderError> {
         let Some(&[ddp, rdmap]) = ulpdu.first_chunk() else {
@@ -231,20 +238,22 @@ impl Header {
         Ok(Opcode(rdmap & bit::OPCODE))
     }
 
-    /// Returns `true` if the control octets at the start of a ULPDU are valid and have one of these opcodes.
+    /// Returns `true` if the control octets at the start of a ULPDU are valid and have one of these
+    /// opcodes.
     #[inline(always)]
     pub fn is_any_of(ulpdu: &[u8], opcodes: &[Opcode]) -> bool {
         let Some(control) = ulpdu.first_chunk() else {
             return false;
         };
         let control = u16::from_be_bytes(*control) & FIXED;
-        // The caller knows the opcodes, so the compiler makes comparisons with constants of this.
+        // The caller's opcodes are constants, so the compiler turns this into comparisons.
         opcodes
             .iter()
             .any(|opcode| opcode.is_known() && VALID.get(usize::from(opcode.0)) == Some(&control))
     }
 
-    /// Checks the two control octets. They are enough to refuse a segment of another protocol version.
+    /// Checks the two control octets. They are sufficient to refuse a segment of another protocol
+    /// version.
     #[inline]
     pub fn check_control(ddp_control: u8, rdmap_control: u8) -> Result<(), HeaderError> {
         let control = u16::from_be_bytes([ddp_control, rdmap_control]);
@@ -254,7 +263,7 @@ impl Header {
         }
     }
 
-    /// Returns what is wrong with two control octets.
+    /// Returns the error in two control octets.
     #[cold]
     const fn control_error(ddp_control: u8, rdmap_control: u8) -> HeaderError {
         //= rfc5044 section C.1
@@ -282,7 +291,8 @@ impl Header {
         HeaderError::UnexpectedOpcode(rdmap_control & bit::OPCODE)
     }
 
-    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was written.
+    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was
+    /// written.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         match self {
@@ -300,7 +310,7 @@ impl Header {
         }
     }
 
-    /// The RDMAP opcode.
+    /// Returns the RDMAP opcode.
     #[inline]
     pub const fn opcode(&self) -> Opcode {
         match self {
@@ -310,21 +320,21 @@ impl Header {
     }
 }
 
-/// What a header alone can have wrong. Each error has a [`TerminateCode`](crate::rdmap::TerminateCode).
+/// Errors of a header alone. Each has a [`TerminateCode`](crate::rdmap::TerminateCode).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HeaderError {
     /// The ULPDU ends before its header does.
     TooShort,
     /// DV is not 1.
     BadDdpVersion {
-        /// The T bit of the segment: tagged and untagged buffers have error codes of their own.
+        /// The T bit of the segment: tagged and untagged buffers have different error codes.
         tagged: bool,
     },
     /// RV is not 1.
     BadRdmapVersion,
     /// The opcode is not defined, has the wrong T bit, or is on another opcode's queue.
     UnexpectedOpcode(u8),
-    /// There is no untagged queue of this number.
+    /// There is no untagged queue with this number.
     InvalidQueue {
         /// The queue number received.
         qn: u32,

@@ -1,5 +1,5 @@
-//! Direct Data Placement: STags, untagged queues and the two segment headers. RFC 5041 §4 to §7, with the RDMAP
-//! control octet that RFC 5040 §4.1 puts in the header's first ULP octet.
+//! Direct Data Placement: STags, untagged queues and the two segment headers. RFC 5041 §4 to §7,
+//! with the RDMAP control octet that RFC 5040 §4.1 puts into the header's first ULP octet.
 
 mod control;
 mod header;

@@ -1,10 +1,11 @@
-//! RDMAP opcodes and what follows from each. RFC 5040 §4.1 figure 4, RFC 7306 §4.1 figure 2.
+//! RDMAP opcodes and their properties. RFC 5040 §4.1 figure 4, RFC 7306 §4.1 figure 2.
 
 use super::QueueNumber;
 use crate::wire::named_values;
 
 named_values! {
-    /// An RDMAP opcode: four bits on the wire. Any value can be represented; see [`Opcode::is_known`].
+    /// An RDMAP opcode: four bits on the wire. Any value can be represented; see
+    /// [`Opcode::is_known`].
     pub struct Opcode(u8) {
         //= rfc5040 section 4.1
         //# Figure 4 defines the value of the RDMA Opcode field that MUST be used for
@@ -46,7 +47,8 @@ impl Opcode {
     /// The four Sends.
     pub const SENDS: [Self; 4] = [Self::SEND, Self::SEND_INV, Self::SEND_SE, Self::SEND_SE_INV];
 
-    /// Returns `true` for the four Sends. Immediate Data is not one of them, although it consumes a receive, too.
+    /// Returns `true` for the four Sends. Immediate Data is not one of them, although it consumes a
+    /// receive, too.
     #[inline]
     pub const fn is_send(self) -> bool {
         matches!(
@@ -74,7 +76,7 @@ impl Opcode {
         matches!(self, Self::WRITE | Self::READ_RESPONSE)
     }
 
-    /// Returns `true` if it asks for a solicited event at the data sink.
+    /// Returns `true` if it requests a solicited event at the data sink.
     #[inline]
     pub const fn solicited(self) -> bool {
         matches!(self, Self::SEND_SE | Self::SEND_SE_INV | Self::IMMEDIATE_SE)
@@ -86,7 +88,7 @@ impl Opcode {
         matches!(self, Self::SEND_INV | Self::SEND_SE_INV)
     }
 
-    /// The untagged queue it belongs to; `None` for tagged and unknown opcodes.
+    /// Returns the untagged queue it belongs to; `None` for tagged and unknown opcodes.
     #[inline]
     pub const fn queue_number(self) -> Option<u32> {
         //= rfc7306 section 5.2

@@ -3,31 +3,32 @@
 use crate::wire::named_values;
 use core::fmt;
 
-/// A Steering Tag: names a tagged buffer. The RFCs leave its structure to the owner; here, as in the RDMA verbs, it
-/// is a 24-bit index (upper bits) and an 8-bit key that the consumer may choose.
+/// A Steering Tag: names a tagged buffer. The RFCs leave its structure to the owner; here, as in
+/// the RDMA verbs, it consists of a 24-bit index (upper bits) and an 8-bit key that the consumer
+/// may choose.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Stag(pub u32);
 
 impl Stag {
-    /// An STag of a 24-bit index (higher bits are dropped) and a key.
+    /// Creates an STag from a 24-bit index (higher bits are dropped) and a key.
     #[inline]
     pub const fn new(index: u32, key: u8) -> Self {
         Self((index << 8) | key as u32)
     }
 
-    /// The upper 24 bits.
+    /// Returns the upper 24 bits.
     #[inline]
     pub const fn index(self) -> u32 {
         self.0 >> 8
     }
 
-    /// The low octet.
+    /// Returns the low octet.
     #[inline]
     pub const fn key(self) -> u8 {
         self.0 as u8
     }
 
-    /// The same index with another key.
+    /// Returns the STag with the same index and another key.
     #[inline]
     pub const fn with_key(self, key: u8) -> Self {
         Self::new(self.index(), key)

@@ -1,6 +1,6 @@
 //! Views of the two DDP segment headers. RFC 5041 §4.2 and §4.3, RFC 5040 §4.1 figure 3.
 //!
-//! A view does not check anything: it shows each version, opcode and reserved bit as it is.
+//! A view checks nothing: it shows each version, opcode and reserved bit as it is.
 //! [`Header::parse`](super::Header::parse) checks.
 
 use super::control::{bit, control_octets};
@@ -12,7 +12,7 @@ pub const TAGGED_HEADER_LEN: usize = 14;
 /// Octets before the payload in the ULPDU of an untagged segment.
 pub const UNTAGGED_HEADER_LEN: usize = 18;
 
-/// Where the fields are, in octets from the start of the ULPDU.
+/// The offsets of the fields from the start of the ULPDU.
 mod field {
     use core::ops::Range;
     pub(super) const DDP_CONTROL: usize = 0;
@@ -47,7 +47,8 @@ macro_rules! view {
         pub struct $name<T>(T);
 
         impl<T: AsRef<[u8]>> $name<T> {
-            /// Makes a view of the header at the start of `octets`. Returns `None` if there are too few. The T bit is not looked at.
+            /// Creates a view of the header at the start of `octets`. Returns `None` if there are
+            /// too few. Ignores the T bit.
             #[inline]
             pub fn new(octets: T) -> Option<Self> {
                 (octets.as_ref().len() >= $len).then_some(Self(octets))
@@ -60,7 +61,8 @@ macro_rules! view {
 
             #[inline(always)]
             fn head(&self) -> &[u8; $len] {
-                // `new` has checked the length. If the container has shrunk since then, the missing octets read as zero.
+                // `new` has checked the length. If the container has become shorter since, the
+                // missing octets read as zero.
                 self.0.as_ref().first_chunk().unwrap_or(&[0; $len])
             }
 
@@ -76,19 +78,19 @@ macro_rules! view {
                 self.head()[field::DDP_CONTROL] & bit::LAST != 0
             }
 
-            /// DV, 0 to 3.
+            /// Returns DV, 0 to 3.
             #[inline]
             pub fn ddp_version(&self) -> u8 {
                 self.head()[field::DDP_CONTROL] & bit::DDP_VERSION
             }
 
-            /// RV, 0 to 3.
+            /// Returns RV, 0 to 3.
             #[inline]
             pub fn rdmap_version(&self) -> u8 {
                 self.head()[field::RDMAP_CONTROL] >> bit::RDMAP_VERSION_SHIFT
             }
 
-            /// The RDMAP opcode, 0 to 15.
+            /// Returns the RDMAP opcode, 0 to 15.
             #[inline]
             pub fn opcode(&self) -> Opcode {
                 Opcode(self.head()[field::RDMAP_CONTROL] & bit::OPCODE)
@@ -101,7 +103,8 @@ macro_rules! view {
         }
 
         impl<T: AsRef<[u8]> + AsMut<[u8]>> $name<T> {
-            /// Writes both control octets: T as the type of this view has it, versions 1 and 1, reserved bits zero.
+            /// Writes both control octets: the T bit of this view's type, versions 1 and 1,
+            /// reserved bits zero.
             #[inline]
             pub fn set_control(&mut self, last: bool, opcode: Opcode) {
                 //= rfc5041 section 4.1
@@ -143,13 +146,13 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> TaggedView<T> {
-    /// The STag of the sink's buffer.
+    /// Returns the STag of the sink's buffer.
     #[inline]
     pub fn stag(&self) -> Stag {
         Stag(be32(self.head(), field::STAG))
     }
 
-    /// The tagged offset where the payload of this segment goes, in octets.
+    /// Returns the tagged offset of this segment's payload, in octets.
     #[inline]
     pub fn to(&self) -> u64 {
         be64(self.head(), field::TO)
@@ -171,25 +174,25 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> TaggedView<T> {
 }
 
 impl<T: AsRef<[u8]>> UntaggedView<T> {
-    /// The last four RsvdULP octets, where RDMAP keeps the STag to invalidate.
+    /// Returns the last four RsvdULP octets, which contain RDMAP's STag to invalidate.
     #[inline]
     pub fn invalidate_stag(&self) -> Stag {
         Stag(be32(self.head(), field::RSVD_ULP))
     }
 
-    /// The queue number.
+    /// Returns the queue number.
     #[inline]
     pub fn qn(&self) -> u32 {
         be32(self.head(), field::QN)
     }
 
-    /// The message sequence number; the first message of a queue has 1.
+    /// Returns the message sequence number; the first message of a queue has 1.
     #[inline]
     pub fn msn(&self) -> u32 {
         be32(self.head(), field::MSN)
     }
 
-    /// The message offset of this segment's payload, in octets.
+    /// Returns the message offset of this segment's payload, in octets.
     #[inline]
     pub fn mo(&self) -> u32 {
         be32(self.head(), field::MO)

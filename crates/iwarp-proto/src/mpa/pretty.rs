@@ -1,5 +1,5 @@
-//! Prints one direction of an MPA connection, one line for each frame or FPDU. It serves tools, and is the cheapest fuzz
-//! target, because it sends any octets through every decoder of this crate.
+//! Prints one direction of an MPA connection, one line per frame or FPDU. It serves tools, and is
+//! the cheapest fuzz target, because it passes any octets through every decoder of this crate.
 
 use super::framing::{
     FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, Piece, fpdu_len_with_markers, fpdu_pieces,
@@ -11,11 +11,11 @@ use crate::rdmap::{
 };
 use core::fmt;
 
-/// Octets of a ULPDU that are enough to describe it: the longest header and what may follow it.
+/// Octets of a ULPDU that are sufficient to describe it: the longest header and what may follow it.
 const HEAD: usize = UNTAGGED_HEADER_LEN + AtomicRequest::LEN;
 const _: () = assert!(AtomicRequest::LEN >= Terminate::MAX_LEN);
 
-/// One direction of a connection, printable. `{}` prints lines that end in a newline.
+/// One direction of a connection, for printing. `{}` prints lines that end in a newline.
 #[derive(Copy, Clone, Debug)]
 pub struct Stream<'a> {
     octets: &'a [u8],
@@ -23,8 +23,8 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// The octets of one direction, from its first octet, or from the start of any FPDU if there are no markers. A Request or
-    /// Reply frame at the beginning is recognised by its key.
+    /// Creates a printer for one direction, from its first octet, or from the start of any FPDU if
+    /// there are no markers. An initial Request or Reply frame is recognised by its key.
     pub const fn new(octets: &'a [u8], opts: FpduOptions) -> Self {
         Self { octets, opts }
     }

@@ -1,4 +1,4 @@
-//! What is printed of frames and FPDUs, line by line.
+//! The printed lines of frames and FPDUs.
 
 use super::*;
 use crate::crc32c::append;
@@ -58,7 +58,7 @@ fn fpdus(ulpdus: &[&[u8]], opts: FpduOptions) -> Vec<u8> {
     wire
 }
 
-/// Prints the only FPDU of a stream, without what stands before its header.
+/// Prints the only FPDU of a stream, without the text before its header.
 fn described(header: &Header, body: &[u8]) -> String {
     let ulpdu = ulpdu(header, body);
     let line = printed(&fpdus(&[&ulpdu], PLAIN), PLAIN);
@@ -81,7 +81,7 @@ fn frame(kind: FrameKind, flags: Flags, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn frames_tell_what_they_ask_for() {
+fn frames_are_described() {
     let mut prefix = [0; EnhancedPrefix::LEN];
     let enhanced = EnhancedPrefix {
         ird: 3,
@@ -104,7 +104,7 @@ fn frames_tell_what_they_ask_for() {
         printed(&reply, PLAIN),
         "       0 MPA Reply revision 2 reject, 5 octets private data\n"
     );
-    // What follows a frame is counted from the beginning of the stream.
+    // Offsets after a frame are counted from the beginning of the stream.
     let send = ulpdu(&untagged(Opcode::SEND, 0), b"abc");
     let all = [&reply[..], &fpdus(&[&send, &send], PLAIN)].concat();
     let lines: Vec<String> = printed(&all, PLAIN).lines().map(String::from).collect();
@@ -124,7 +124,7 @@ fn frames_tell_what_they_ask_for() {
 }
 
 #[test]
-fn fpdus_tell_what_is_wrong_with_them() {
+fn invalid_fpdus_are_described() {
     let send = ulpdu(&untagged(Opcode::SEND, 0), b"abc");
     let line = |wire: &[u8], opts| printed(wire, opts).lines().next().unwrap().to_string();
     let mut wire = fpdus(&[&send], CRC);
@@ -143,7 +143,8 @@ fn fpdus_tell_what_is_wrong_with_them() {
 
 #[test]
 fn markers_are_counted_and_judged() {
-    // The first marker stands before the first FPDU, the second inside of it, and the third before the second FPDU.
+    // The first marker is before the first FPDU, the second inside it, and the third before the
+    // second FPDU.
     let long = ulpdu(
         &untagged(Opcode::SEND, 0),
         &[0x5a; 1024 - 4 - 4 - 2 - 18 - 4],
@@ -165,9 +166,9 @@ fn markers_are_counted_and_judged() {
     assert!(text.contains("FPDU 18 markers 1 CRC good: "), "{text}");
 }
 
-/// A marker may split the header. What is described is the header, not the marker.
+/// A marker may split the header. The header is described, not the marker.
 #[test]
-fn a_header_is_read_around_a_marker() {
+fn header_is_read_around_marker() {
     let request = ReadRequest {
         sink_stag: Stag(0x0102_0304),
         sink_to: 0x10,
@@ -240,7 +241,8 @@ fn atomics_are_described() {
     let header = untagged(Opcode::ATOMIC_REQUEST, 1);
     assert_eq!(
         described(&header, &body),
-        "ATOMIC_REQUEST QN 1 MSN 7 MO 0, 52 octets: CMP_SWAP id 1 STag 0x00000002 TO 0x3 data 0x4 mask 0x5 compare 0x6 \
+        "ATOMIC_REQUEST QN 1 MSN 7 MO 0, 52 octets: CMP_SWAP id 1 STag 0x00000002 \
+         TO 0x3 data 0x4 mask 0x5 compare 0x6 \
          mask 0x7, last"
     );
     assert!(described(&header, &body[..51]).ends_with("51 octets: cut short, last"));

@@ -4,12 +4,13 @@ use crate::ddp::Stag;
 use crate::wire::{be32, be64, named_values, put};
 
 named_values! {
-    /// AOpCode: four bits on the wire; any value can be represented. RFC 7306 has text about a plain Swap, but figure 5
-    /// gives it no code; a CmpSwap with compare mask 0 does the same.
+    /// AOpCode: four bits on the wire; any value can be represented. RFC 7306 has text about a
+    /// plain Swap, but figure 5 gives it no code; a CmpSwap with compare mask 0 does the same.
     pub struct AtomicOp(u8) {
         /// Add `add_swap` under `add_swap_mask`.
         FETCH_ADD = 0;
-        /// Store `add_swap` under `add_swap_mask` if the value equals `compare` under `compare_mask`.
+        /// Store `add_swap` under `add_swap_mask` if the value equals `compare` under
+        /// `compare_mask`.
         CMP_SWAP = 2;
     }
 }
@@ -37,62 +38,63 @@ mod response {
 pub struct AtomicRequestView<T>(T);
 
 impl<T: AsRef<[u8]>> AtomicRequestView<T> {
-    /// A view of the header at the start of `octets`, or `None` when they are fewer than 52.
+    /// Creates a view of the header at the start of `octets`, or `None` if there are fewer than 52.
     #[inline]
     pub fn new(octets: T) -> Option<Self> {
         (octets.as_ref().len() >= AtomicRequest::LEN).then_some(Self(octets))
     }
 
-    /// The operation; the 28 reserved bits before it are ignored.
+    /// Returns the operation; the 28 reserved bits before it are ignored.
     #[inline]
     pub fn op(&self) -> AtomicOp {
         AtomicOp((be32(self.0.as_ref(), request::OP) & 0xf) as u8)
     }
 
-    /// Request Identifier.
+    /// Returns the Request Identifier.
     #[inline]
     pub fn request_id(&self) -> u32 {
         be32(self.0.as_ref(), request::REQUEST_ID)
     }
 
-    /// Remote STag.
+    /// Returns the Remote STag.
     #[inline]
     pub fn stag(&self) -> Stag {
         Stag(be32(self.0.as_ref(), request::STAG))
     }
 
-    /// Remote tagged offset.
+    /// Returns the Remote tagged offset.
     #[inline]
     pub fn to(&self) -> u64 {
         be64(self.0.as_ref(), request::TO)
     }
 
-    /// Add or Swap Data.
+    /// Returns the Add or Swap Data.
     #[inline]
     pub fn add_swap(&self) -> u64 {
         be64(self.0.as_ref(), request::ADD_SWAP)
     }
 
-    /// Add or Swap Mask.
+    /// Returns the Add or Swap Mask.
     #[inline]
     pub fn add_swap_mask(&self) -> u64 {
         be64(self.0.as_ref(), request::ADD_SWAP_MASK)
     }
 
-    /// Compare Data.
+    /// Returns the Compare Data.
     #[inline]
     pub fn compare(&self) -> u64 {
         be64(self.0.as_ref(), request::COMPARE)
     }
 
-    /// Compare Mask.
+    /// Returns the Compare Mask.
     #[inline]
     pub fn compare_mask(&self) -> u64 {
         be64(self.0.as_ref(), request::COMPARE_MASK)
     }
 }
 
-/// An Atomic Request: read a 64-bit value at the target, change it as `op` says, return the original.
+/// An Atomic Request: reads a 64-bit value at the target, changes it as `op` says, and returns the
+/// original.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AtomicRequest {
     /// The operation. Only the low four bits go on the wire.
@@ -101,15 +103,15 @@ pub struct AtomicRequest {
     pub request_id: u32,
     /// The target buffer.
     pub stag: Stag,
-    /// Offset of the target in that buffer; the address it stands for must be a multiple of 8.
+    /// Offset of the target in that buffer; the address at that offset must be a multiple of 8.
     pub to: u64,
-    /// What to add or to store.
+    /// The value to add or to store.
     pub add_swap: u64,
-    /// Which bits of it count; for additions each set bit ends a field (RFC 7306 §5.1.1).
+    /// The bits of it that are used; for additions each set bit ends a field (RFC 7306 §5.1.1).
     pub add_swap_mask: u64,
-    /// What to compare with (CmpSwap).
+    /// The value to compare with (CmpSwap).
     pub compare: u64,
-    /// Which bits to compare (CmpSwap).
+    /// The bits to compare (CmpSwap).
     pub compare_mask: u64,
 }
 
@@ -117,7 +119,8 @@ impl AtomicRequest {
     /// Octets on the wire.
     pub const LEN: usize = 52;
 
-    /// Reads the header; `None` when there are fewer than 52 octets. Unknown operations are not refused here.
+    /// Reads the header; `None` if there are fewer than 52 octets. Unknown operations are not
+    /// refused here.
     #[inline]
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let v = AtomicRequestView::new(octets.first_chunk::<{ Self::LEN }>()?)?;
@@ -160,19 +163,19 @@ impl AtomicRequest {
 pub struct AtomicResponseView<T>(T);
 
 impl<T: AsRef<[u8]>> AtomicResponseView<T> {
-    /// A view of the header at the start of `octets`, or `None` when they are fewer than 12.
+    /// Creates a view of the header at the start of `octets`, or `None` if there are fewer than 12.
     #[inline]
     pub fn new(octets: T) -> Option<Self> {
         (octets.as_ref().len() >= AtomicResponse::LEN).then_some(Self(octets))
     }
 
-    /// Original Request Identifier.
+    /// Returns the Original Request Identifier.
     #[inline]
     pub fn request_id(&self) -> u32 {
         be32(self.0.as_ref(), response::REQUEST_ID)
     }
 
-    /// Original Remote Data Value.
+    /// Returns the Original Remote Data Value.
     #[inline]
     pub fn original(&self) -> u64 {
         be64(self.0.as_ref(), response::ORIGINAL)
@@ -181,8 +184,8 @@ impl<T: AsRef<[u8]>> AtomicResponseView<T> {
 
 /// An Atomic Response.
 ///
-/// RFC 7306 §4 says the header has 32 octets, but figure 6 and the DDP segment in appendix A.2 show the two fields
-/// below, 12 octets; those are what goes on the wire.
+/// RFC 7306 §4 says that the header has 32 octets, but figure 6 and the DDP segment in appendix A.2
+/// show the two fields below, 12 octets, which are sent on the wire.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AtomicResponse {
     /// The request's identifier.

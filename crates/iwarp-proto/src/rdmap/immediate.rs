@@ -1,15 +1,16 @@
-//! Immediate Data and how the verbs' 32 bits travel in its 64. RFC 7306 §6.
+//! Immediate Data, and how its 64 bits carry the verbs' 32. RFC 7306 §6.
 //!
-//! The RFC gives an Immediate Data message 8 octets and no structure; the verbs know 4. The mapping of this project:
+//! The RFC gives an Immediate Data message 8 octets without structure; the verbs have 4. This
+//! project's mapping:
 //!
 //! | octets | content |
 //! | --- | --- |
 //! | 0 to 3 | the immediate value, network order |
 //! | 4 to 7 | 0: stands alone or ends a Write with Immediate; 1: belongs to the Send that follows |
 //!
-//! A Write with Immediate is the Write and then the Immediate Data, as RFC 7306 §6 describes it. For a Send with
-//! Immediate the Immediate Data goes first, so that a receiver that knows the mapping can hold it back and complete
-//! both with one receive.
+//! A Write with Immediate is the Write followed by the Immediate Data, as RFC 7306 §6 describes it.
+//! For a Send with Immediate the Immediate Data comes first, so that a receiver that knows the
+//! mapping can hold it back and complete both with one receive.
 
 /// The content of an Immediate Data message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
@@ -21,13 +22,13 @@ impl Immediate {
 
     const BEFORE_SEND: u32 = 1;
 
-    /// An immediate that completes on its own.
+    /// Creates an immediate that completes on its own.
     #[inline]
     pub const fn plain(imm: u32) -> Self {
         Self::with_word(imm, 0)
     }
 
-    /// An immediate that belongs to the Send that follows it.
+    /// Creates an immediate that belongs to the next Send.
     #[inline]
     pub const fn before_send(imm: u32) -> Self {
         Self::with_word(imm, Self::BEFORE_SEND)
@@ -38,26 +39,26 @@ impl Immediate {
         Self((((imm as u64) << 32) | word as u64).to_be_bytes())
     }
 
-    /// Takes the octets as they are, with any second word.
+    /// Creates it from any octets, with any second word.
     #[inline]
     pub const fn from_octets(octets: [u8; 8]) -> Self {
         Self(octets)
     }
 
-    /// The octets as they go on the wire.
+    /// Returns its octets on the wire.
     #[inline]
     pub const fn octets(self) -> [u8; 8] {
         self.0
     }
 
-    /// The verbs' 32-bit value.
+    /// Returns the verbs' 32-bit value.
     #[inline]
     pub const fn value(self) -> u32 {
         (u64::from_be_bytes(self.0) >> 32) as u32
     }
 
-    /// Returns `true` if the Send that follows carries this value. A second word other than 1 counts as plain, because
-    /// another implementation may use all 8 octets for its own purposes.
+    /// Returns `true` if the next Send carries this value. A second word other than 1 counts as
+    /// plain, because another implementation may use all 8 octets for its own purposes.
     #[inline]
     pub const fn belongs_to_send(self) -> bool {
         u64::from_be_bytes(self.0) as u32 == Self::BEFORE_SEND

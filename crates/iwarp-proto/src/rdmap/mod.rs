@@ -1,4 +1,5 @@
-//! The RDMA Protocol: opcodes and the headers that follow the DDP header. RFC 5040 §4, RFC 7306 §5 and §6.
+//! The RDMA Protocol: opcodes and the headers that follow the DDP header. RFC 5040 §4, RFC 7306 §5
+//! and §6.
 
 mod atomic;
 mod immediate;

@@ -20,37 +20,37 @@ mod field {
 pub struct ReadRequestView<T>(T);
 
 impl<T: AsRef<[u8]>> ReadRequestView<T> {
-    /// A view of the header at the start of `octets`, or `None` when they are fewer than 28.
+    /// Creates a view of the header at the start of `octets`, or `None` if there are fewer than 28.
     #[inline]
     pub fn new(octets: T) -> Option<Self> {
         (octets.as_ref().len() >= ReadRequest::LEN).then_some(Self(octets))
     }
 
-    /// Data Sink STag.
+    /// Returns the Data Sink STag.
     #[inline]
     pub fn sink_stag(&self) -> Stag {
         Stag(be32(self.0.as_ref(), field::SINK_STAG))
     }
 
-    /// Data Sink tagged offset.
+    /// Returns the Data Sink tagged offset.
     #[inline]
     pub fn sink_to(&self) -> u64 {
         be64(self.0.as_ref(), field::SINK_TO)
     }
 
-    /// RDMA Read message size, in octets.
+    /// Returns the RDMA Read message size, in octets.
     #[inline]
     pub fn size(&self) -> u32 {
         be32(self.0.as_ref(), field::SIZE)
     }
 
-    /// Data Source STag.
+    /// Returns the Data Source STag.
     #[inline]
     pub fn source_stag(&self) -> Stag {
         Stag(be32(self.0.as_ref(), field::SOURCE_STAG))
     }
 
-    /// Data Source tagged offset.
+    /// Returns the Data Source tagged offset.
     #[inline]
     pub fn source_to(&self) -> u64 {
         be64(self.0.as_ref(), field::SOURCE_TO)
@@ -89,16 +89,16 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> ReadRequestView<T> {
     }
 }
 
-/// A Read Request: move `size` octets from the source buffer to the sink buffer.
+/// A Read Request: transfers `size` octets from the source buffer to the sink buffer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct ReadRequest {
-    /// Where the requester wants the data.
+    /// The buffer that receives the data.
     pub sink_stag: Stag,
     /// Offset in the sink buffer, in octets.
     pub sink_to: u64,
     /// Octets to read; zero is allowed.
     pub size: u32,
-    /// Where the responder finds the data.
+    /// The buffer that contains the data.
     pub source_stag: Stag,
     /// Offset in the source buffer, in octets.
     pub source_to: u64,
@@ -108,7 +108,7 @@ impl ReadRequest {
     /// Octets on the wire.
     pub const LEN: usize = 28;
 
-    /// Reads the header; `None` when there are fewer than 28 octets. What follows them is not looked at.
+    /// Reads the header; `None` if there are fewer than 28 octets. Ignores what follows them.
     #[inline]
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let v = ReadRequestView::new(octets.first_chunk::<{ Self::LEN }>()?)?;

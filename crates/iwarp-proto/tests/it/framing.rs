@@ -99,7 +99,8 @@ fn figure_6() {
 
 #[test]
 fn figure_4() {
-    // An FPDU of 16 octets of ULPDU with a marker after 12 octets and two octets of pad; its CRC checked by hand below.
+    // An FPDU with 16 octets of ULPDU, a marker after 12 octets, and two octets of pad; its CRC is
+    // checked by hand below.
     let ulpdu: Vec<u8> = (1..=16).collect();
     let mut wire = vec![0x00, 0x10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0x0c];
     wire.extend([11, 12, 13, 14, 15, 16, 0, 0]);
@@ -142,7 +143,8 @@ fn without_markers_every_pad() {
         //= type=test
         //# The format of an FPDU shown below MUST be used for all MPA FPDUs.
         both_ways(&ulpdu, &wire, &CRC, MarkerClock::new());
-        // CRC off: the field is there and zero, and what a peer puts there or in the pad does not matter.
+        // CRC off: the field is present and zero, and a peer's values there and in the pad are
+        // ignored.
         let off = FpduOptions::default();
         let at = wire.len() - 4;
         wire[at..].fill(0);
@@ -155,7 +157,7 @@ fn without_markers_every_pad() {
 }
 
 #[test]
-fn crc_field_is_not_checked_when_off() {
+fn crc_off_ignores_field() {
     //= rfc5044 section 4.1
     //= type=test
     //# When CRCs are not
@@ -197,8 +199,8 @@ fn crc_field_is_not_checked_when_off() {
     assert_eq!(e.terminate(), Some(TerminateCode::MPA_CRC));
 }
 
-/// The stream of `bodies` (FPDUs without markers), with markers put in one octet at a time; FPDUPTRs by looking back for
-/// the start of the FPDU around each marker.
+/// Returns the stream of `bodies` (FPDUs without markers), with markers inserted one octet at a
+/// time; FPDUPTRs are found by searching for the start of the FPDU around each marker.
 fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for body in bodies {
@@ -217,7 +219,7 @@ fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
 }
 
 #[test]
-fn markers_are_where_a_naive_model_puts_them() {
+fn markers_match_naive_model() {
     //= rfc5041 section 3
     //= type=test
     //# 4. The LLP MUST preserve DDP Segment and Message boundaries at the Data
@@ -314,7 +316,7 @@ fn markers_are_where_a_naive_model_puts_them() {
 }
 
 #[test]
-fn marker_between_pad_and_crc_and_after_the_crc() {
+fn marker_beside_crc() {
     //= rfc5044 section 4.4
     //= type=test
     //# If there is a
@@ -329,7 +331,7 @@ fn marker_between_pad_and_crc_and_after_the_crc() {
     );
     assert_eq!(out[12..16], [0, 0, 0, 12]);
     assert_eq!(out[16..], crc32c::append(0, &out[..16]).to_le_bytes());
-    // Four octets earlier the marker falls right behind the CRC: not ours.
+    // Four octets earlier the marker is directly after the CRC, and so not part of the FPDU.
     let mut clock = MarkerClock::at(496);
     assert_eq!(
         encode_fpdu(&[7; 10], &MARKERS, &mut clock, &mut out),
@@ -388,9 +390,9 @@ fn bad_markers_are_found() {
     assert_eq!(Marker { fpdu_ptr: 15 }.octets(), [0, 0, 0, 12]);
 }
 
-/// Whoever refuses an FPDU, or waits for the rest of it, goes on from where the stream was.
+/// After an error, or an incomplete FPDU, the position in the stream is unchanged.
 #[test]
-fn an_error_moves_no_clock() {
+fn error_keeps_marker_clock() {
     let body = [7; 1200];
     for start in [0, 4, 300, 508] {
         let from = MarkerClock::at(start);
@@ -403,7 +405,7 @@ fn an_error_moves_no_clock() {
         let mut clock = from;
         let mut out = [0; 1200];
         let mut errors = 0;
-        // Each octet: those of markers are found even where nobody looks at the CRC.
+        // Each octet: errors in markers are detected even without the CRC.
         for at in 0..n {
             let mut wrong = wire;
             wrong[at] ^= 0x10;
@@ -429,7 +431,7 @@ fn an_error_moves_no_clock() {
 }
 
 #[test]
-fn incomplete_input_says_how_much_is_missing() {
+fn incomplete_input_reports_need() {
     //= rfc5044 section 6
     //= type=test
     //# The ULPDU Length field (see Section 4) MUST be used to determine if the
@@ -452,7 +454,7 @@ fn incomplete_input_says_how_much_is_missing() {
 }
 
 #[test]
-fn too_long_or_too_little_room() {
+fn too_long_or_no_room() {
     let mut out = vec![0; 70000];
     let clock = &mut MarkerClock::new();
     assert_eq!(
@@ -524,7 +526,7 @@ fn mulpdu_values() {
             assert!((128..=64768).contains(&mulpdu(emss, markers)), "{emss}");
         }
     }
-    // Whatever the position of the markers, an FPDU of that size fits.
+    // Wherever the markers are, an FPDU of that size fits.
     for emss in 140..4000u32 {
         assert!(fpdu_len(mulpdu(emss, false).into()) <= emss as usize);
         for next in (0..512).step_by(4) {
@@ -551,7 +553,7 @@ fn clock() {
 }
 
 #[test]
-fn an_fpdu_with_markers_has_64_kib_at_most() {
+fn fpdu_with_markers_is_limited() {
     let mut out = vec![0; 70000];
     let (mut fit, mut over) = (0, 0);
     for start in (0..512).step_by(4) {

@@ -1,4 +1,5 @@
-//! MPA negotiation: what both roles offer and settle on. CRC, markers, depths, connection models, RTR.
+//! MPA negotiation: what both roles offer and agree on. CRC, markers, depths, connection models,
+//! RTR.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
@@ -43,7 +44,7 @@ fn defaults_on_the_wire() {
 }
 
 #[test]
-fn plain_when_nothing_enhanced_is_wanted() {
+fn plain_request_without_enhancements() {
     //= rfc6581 section 10
     //= type=test
     //# The initiator MUST NOT use the enhanced RDMA connection establishment
@@ -85,7 +86,7 @@ fn client_server_model() {
     //# is 0 in the request.
     assert_eq!((ours.rtr, ours.peer_to_peer), (None, false));
     assert_eq!((theirs.rtr, theirs.peer_to_peer), (None, false));
-    // A reply that claims the peer-to-peer model unasked is taken without it.
+    // A reply that claims the peer-to-peer model without a request is accepted without it.
     let p = EnhancedPrefix {
         ird: 1,
         ord: 1,
@@ -229,9 +230,9 @@ fn ird_and_ord_in_pairs() {
                     assert!(ours.ord <= ord && theirs.ord <= rord);
                     assert_eq!((ours.peer_ird, ours.peer_ord), (theirs.ird, theirs.ord));
                     assert_eq!(theirs.peer_ird, ird.min(128));
-                    // Nothing is given away: each ORD is as large as both sides' wishes allow.
+                    // No depth is wasted: each ORD is as large as both sides allow.
                     assert_eq!(theirs.ord, rord.min(128).min(ird));
-                    // An ORD of zero stays zero: the RTR message is no Read then.
+                    // An ORD of zero stays zero: the RTR message is then not a Read.
                     assert_eq!(ours.ord, ord.min(128));
                 }
             }
@@ -239,9 +240,9 @@ fn ird_and_ord_in_pairs() {
     }
 }
 
-/// Depths have 14 bits on the wire, and the largest number means something else.
+/// Depths have 14 bits on the wire, and the largest number has another meaning.
 #[test]
-fn no_depth_is_larger_than_the_wire_can_carry() {
+fn depths_fit_14_bits() {
     let boundless = LocalParams {
         ird: u16::MAX,
         ord: u16::MAX,
@@ -258,7 +259,7 @@ fn no_depth_is_larger_than_the_wire_can_carry() {
 }
 
 #[test]
-fn the_responder_answers_like_siw() {
+fn responder_answers_like_siw() {
     // Request IRD/ORD, responder's ird/ord, reply IRD/ORD, as observed.
     for (req, own, reply) in [
         ((16, 16), (2, 2), (16, 2)),
@@ -325,7 +326,7 @@ fn no_negotiation() {
     for a in [ours, theirs] {
         assert_eq!((a.peer_ird, a.peer_ord), (NO_NEGOTIATION, NO_NEGOTIATION));
     }
-    // Each field for itself.
+    // Each field by itself.
     let p = EnhancedPrefix {
         ird: NO_NEGOTIATION,
         ord: 9,
@@ -338,7 +339,7 @@ fn no_negotiation() {
     assert_eq!((a.ird, a.ord), (9, 6));
     let p = parse(&out[..n]).prefix().unwrap().unwrap();
     assert_eq!((p.ird, p.ord), (9, NO_NEGOTIATION));
-    // siw answers 0x3fff with numbers of its own: left alone, too.
+    // siw answers 0x3fff with its own numbers, which are ignored, too.
     let i = Initiator::new(i, b"").unwrap();
     let p = EnhancedPrefix {
         ird: 2,
@@ -349,7 +350,7 @@ fn no_negotiation() {
     };
     let a = accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p)));
     assert_eq!((a.ird, a.ord, a.peer_ird, a.peer_ord), (3, 4, 2, 9));
-    // And an initiator that negotiates meets one that does not.
+    // An initiator that negotiates, and a responder that does not.
     let i = Initiator::new(
         LocalParams {
             ird: 3,
@@ -539,7 +540,7 @@ fn odd_rtr_replies() {
         peer_to_peer: true,
         ..Default::default()
     };
-    // A responder may list more than was asked for.
+    // A responder may name more than was offered.
     let a = accepted(
         &i,
         &reply(EnhancedPrefix {
@@ -549,7 +550,7 @@ fn odd_rtr_replies() {
         }),
     );
     assert_eq!(a.rtr, Some(Rtr::Read));
-    // Forgetting flag A means client-server.
+    // Without flag A, the model is client-server.
     let a = accepted(
         &i,
         &reply(EnhancedPrefix {
@@ -558,7 +559,7 @@ fn odd_rtr_replies() {
         }),
     );
     assert_eq!((a.rtr, a.peer_to_peer), (None, false));
-    // An offer of nothing cannot be made: we then offer what every peer knows.
+    // An empty offer is not possible: we then offer what every peer knows.
     let i = Initiator::new(
         LocalParams {
             rtr_offer: RtrSet::NONE,
@@ -568,7 +569,7 @@ fn odd_rtr_replies() {
     )
     .unwrap();
     assert_eq!(i.request_octets()[22] & 0xc0, 0xc0);
-    // Initiators that ask for peer-to-peer and offer nothing (siw can) get Write proposed.
+    // Initiators that request peer-to-peer and offer nothing (siw can) get Write proposed.
     let request = frame(FrameKind::Request, 2, 0x10, &prefix(p2p));
     let mut out = [0; 64];
     let (_, a) = Responder::on_request(&parse(&request), &BASE)
@@ -579,8 +580,9 @@ fn odd_rtr_replies() {
 }
 
 #[test]
-fn a_small_wish_takes_nothing_away() {
-    // The initiator serves as many Reads as it has offered, however few the responder wants, and more if it can and is asked.
+fn small_wish_keeps_offered_ird() {
+    // The initiator serves as many Reads as it has offered, even if the responder wants fewer, and
+    // more if it can and is asked.
     for (ord, ird) in [(0, 16), (4, 16), (16, 16), (20, 20)] {
         let reply = EnhancedPrefix {
             ird: 16,

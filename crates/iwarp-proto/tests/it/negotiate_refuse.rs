@@ -1,11 +1,12 @@
-//! MPA negotiation with peers of other revisions, in the wrong role, with too much to say, and with those who refuse.
+//! MPA negotiation with peers that use other revisions, have the wrong role, send too much, or
+//! reject.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
 use iwarp_proto::rdmap::TerminateCode;
 
-/// What a responder makes of every revision, with and without flag S.
+/// A responder's result for every revision, with and without flag S.
 #[test]
 fn revisions_at_the_responder() {
     //= rfc5044 section 7.1.1
@@ -113,7 +114,7 @@ fn revisions_at_the_responder() {
     }
 }
 
-/// What an initiator makes of every revision and flag in a reply.
+/// An initiator's result for every revision and flag in a reply.
 #[test]
 fn revisions_at_the_initiator() {
     //= rfc5044 section 7.1.2
@@ -193,7 +194,7 @@ fn fallback_to_revision_1() {
     //# and IRD and peer-to-peer negotiations.
     let mut i = Initiator::new(BASE, b"hello").unwrap();
     let enhanced = i.request_octets().to_vec();
-    // The first end of a connection may be an accident.
+    // The first end of a connection may be accidental.
     assert!(i.ask_again());
     assert_eq!(i.request_octets(), enhanced);
     assert!(i.ask_again());
@@ -320,7 +321,7 @@ fn rejections() {
     //# The initiator MUST pass the responder provided IRD and ORD to the ULP for
     //# both MPA Accept and Reject messages.
     assert_eq!(reply.ulp_private_data(), b"sorry");
-    // As in an acceptance, the flag for CRCs is that of the request.
+    // As in an acceptance, the CRC flag is copied from the request.
     let crc = reply.header().flags.has(Flags::CRC);
     assert!(crc && reply.header().flags.has(Flags::REJECT));
     assert_eq!(

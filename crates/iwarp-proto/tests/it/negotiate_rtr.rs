@@ -1,11 +1,11 @@
-//! MPA negotiation: which RTR message it is, and what that needs.
+//! MPA negotiation: the RTR message, and what it needs.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
 
 #[test]
-fn an_rtr_message_by_read_has_a_place() {
+fn rtr_read_raises_ird() {
     let reads = LocalParams {
         rtr_offer: RtrSet::only(Rtr::Read),
         ord: 0,
@@ -34,7 +34,7 @@ fn an_rtr_message_by_read_has_a_place() {
 }
 
 #[test]
-fn a_write_is_preferred_to_a_read_and_that_to_a_send() {
+fn rtr_prefers_write_then_read() {
     let set = |send, write, read| RtrSet { send, write, read }.preferred();
     for send in [false, true] {
         assert_eq!(set(send, true, true), Some(Rtr::Write));
@@ -45,9 +45,9 @@ fn a_write_is_preferred_to_a_read_and_that_to_a_send() {
     assert_eq!(set(false, false, false), None);
 }
 
-/// A Read on offer as RTR message asks for a place for one, but never for more than the adapter can do.
+/// Offering a Read as RTR message requests room for one, but never more than the device supports.
 #[test]
-fn an_rtr_read_is_asked_for_only_by_those_who_can_read() {
+fn rtr_read_needs_ird() {
     for (ord, max_ord, asked) in [(0, 0, 0), (3, 0, 0), (0, 1, 1), (0, 8, 1), (3, 8, 3)] {
         let params = LocalParams {
             rtr_offer: RtrSet::only(Rtr::Read),
@@ -63,7 +63,7 @@ fn an_rtr_read_is_asked_for_only_by_those_who_can_read() {
 }
 
 #[test]
-fn a_set_of_one_message_has_that_one() {
+fn rtr_set_of_one_message() {
     let all = [Rtr::Send, Rtr::Write, Rtr::Read];
     for rtr in all {
         let set = RtrSet::only(rtr);

@@ -121,20 +121,26 @@ proptest! {
         out.extend(&tail);
         prop_assert_eq!(Header::decode(&out), Some(h));
         prop_assert_eq!(header_len(out[0]), n);
-        // The views see the same.
+        // The views return the same values.
         match h {
             Header::Tagged(t) => {
                 let v = TaggedView::new(&out).unwrap();
-                prop_assert_eq!((v.last(), v.opcode(), v.stag(), v.to()), (t.last, t.opcode, t.stag, t.to));
+                prop_assert_eq!(
+                    (v.last(), v.opcode(), v.stag(), v.to()),
+                    (t.last, t.opcode, t.stag, t.to),
+                );
                 prop_assert_eq!(v.payload(), &tail[..]);
             }
             Header::Untagged(u) => {
                 let v = UntaggedView::new(&out).unwrap();
-                prop_assert_eq!((v.qn(), v.msn(), v.mo(), v.invalidate_stag()), (u.qn, u.msn, u.mo, u.invalidate_stag));
+                prop_assert_eq!(
+                    (v.qn(), v.msn(), v.mo(), v.invalidate_stag()),
+                    (u.qn, u.msn, u.mo, u.invalidate_stag),
+                );
                 prop_assert_eq!(v.payload(), &tail[..]);
             }
         }
-        // A checked parse either agrees or has a reason.
+        // A checked parse either returns the same or has a reason.
         match Header::parse(&out) {
             Ok(p) => prop_assert_eq!(p, h),
             Err(e) => prop_assert!(TerminateCode::from(&e).description().is_some()),
@@ -142,7 +148,13 @@ proptest! {
     }
 
     #[test]
-    fn rdmap_headers(r in read_request(), op in 0..16u8, id in any::<u32>(), v in any::<[u64; 6]>(), o in any::<[u8; 8]>()) {
+    fn rdmap_headers(
+        r in read_request(),
+        op in 0..16u8,
+        id in any::<u32>(),
+        v in any::<[u64; 6]>(),
+        o in any::<[u8; 8]>(),
+    ) {
         let mut out = [0u8; 64];
         prop_assert_eq!(r.emit(&mut out), ReadRequest::LEN);
         prop_assert_eq!(ReadRequest::parse(&out), Some(r));
@@ -161,7 +173,12 @@ proptest! {
     }
 
     #[test]
-    fn terminates(code in code(), len in option::of(any::<u16>()), h in option::of(header()), r in option::of(read_request())) {
+    fn terminates(
+        code in code(),
+        len in option::of(any::<u16>()),
+        h in option::of(header()),
+        r in option::of(read_request()),
+    ) {
         let t = Terminate { code, ddp_segment_len: len, ddp_header: h, read_request: r };
         let mut out = [0u8; Terminate::MAX_LEN];
         let n = t.emit(&mut out);
@@ -170,7 +187,7 @@ proptest! {
         if layout == Layout::Rfc {
             prop_assert_eq!(back, t);
         } else {
-            // Only a bare code that makes sense the other way round is taken for siw's.
+            // Only a bare code that is defined just with exchanged nibbles is read as siw's.
             prop_assert!(len.is_none() && h.is_none() && r.is_none());
             prop_assert!(code.description().is_none());
             prop_assert_eq!(back.code, code.swapped());
@@ -178,9 +195,20 @@ proptest! {
     }
 
     #[test]
-    fn startup_frames(p in prefix(), flags in any::<u8>(), revision in any::<u8>(), reply in any::<bool>(), data in vec(any::<u8>(), 0..509)) {
+    fn startup_frames(
+        p in prefix(),
+        flags in any::<u8>(),
+        revision in any::<u8>(),
+        reply in any::<bool>(),
+        data in vec(any::<u8>(), 0..509),
+    ) {
         let kind = if reply { FrameKind::Reply } else { FrameKind::Request };
-        let h = FrameHeader { kind, flags: Flags(flags), revision, pd_length: data.len() as u16 + 4 };
+        let h = FrameHeader {
+            kind,
+            flags: Flags(flags),
+            revision,
+            pd_length: data.len() as u16 + 4,
+        };
         let mut out = vec![0u8; h.frame_len()];
         h.emit(&mut out);
         p.emit(&mut out[20..]);
@@ -195,7 +223,12 @@ proptest! {
     }
 
     #[test]
-    fn fpdu_streams(ulpdus in vec(vec(any::<u8>(), 0..3000), 1..6), start in 0..128u64, markers in any::<bool>(), crc in any::<bool>()) {
+    fn fpdu_streams(
+        ulpdus in vec(vec(any::<u8>(), 0..3000), 1..6),
+        start in 0..128u64,
+        markers in any::<bool>(),
+        crc in any::<bool>(),
+    ) {
         let crc: Option<crc32c::Crc32cFn> = if crc { Some(crc32c::append) } else { None };
         let opts = FpduOptions { markers, crc };
         let mut tx = MarkerClock::at(start * 4);
@@ -217,7 +250,7 @@ proptest! {
         prop_assert_eq!(tx, rx);
     }
 
-    /// Both roles of this crate always come to an agreement, or to an error that RFC 6581 knows.
+    /// Both roles of this crate always come to an agreement, or to an error of RFC 6581.
     #[test]
     fn negotiation(i in params(), r in params()) {
         let initiator = Initiator::new(i, b"").unwrap();
@@ -230,8 +263,14 @@ proptest! {
         let (n, theirs) = pending.accept(&r, b"", &mut out).unwrap();
         match initiator.on_reply(&Frame::parse(&out[..n]).unwrap().unwrap()) {
             Ok(Outcome::Accepted(ours)) => {
-                prop_assert_eq!((ours.crc, ours.rtr, ours.peer_to_peer), (theirs.crc, theirs.rtr, theirs.peer_to_peer));
-                prop_assert_eq!((ours.markers_tx, ours.markers_rx), (theirs.markers_rx, theirs.markers_tx));
+                prop_assert_eq!(
+                    (ours.crc, ours.rtr, ours.peer_to_peer),
+                    (theirs.crc, theirs.rtr, theirs.peer_to_peer),
+                );
+                prop_assert_eq!(
+                    (ours.markers_tx, ours.markers_rx),
+                    (theirs.markers_rx, theirs.markers_tx),
+                );
                 prop_assert_eq!((ours.revision, ours.enhanced), (theirs.revision, theirs.enhanced));
                 if ours.enhanced && i.ird_ord_negotiate {
                     prop_assert!(ours.ord <= theirs.ird && theirs.ord <= ours.ird);
@@ -242,9 +281,14 @@ proptest! {
         }
     }
 
-    /// Anything at all through every decoder.
+    /// Passes arbitrary octets to every decoder.
     #[test]
-    fn nothing_panics(octets in vec(any::<u8>(), 0..2000), cut in 0..2000usize, markers in any::<bool>(), crc in any::<bool>()) {
+    fn nothing_panics(
+        octets in vec(any::<u8>(), 0..2000),
+        cut in 0..2000usize,
+        markers in any::<bool>(),
+        crc in any::<bool>(),
+    ) {
         let crc: Option<crc32c::Crc32cFn> = if crc { Some(crc32c::append) } else { None };
         let opts = FpduOptions { markers, crc };
         let _ = Header::parse(&octets);
@@ -261,9 +305,13 @@ proptest! {
         let _ = reader.frame();
     }
 
-    /// The same, past the key: frames and FPDUs with plausible beginnings.
+    /// As above, after a valid key: frames and FPDUs with plausible beginnings.
     #[test]
-    fn nothing_panics_behind_a_key(reply in any::<bool>(), rest in vec(any::<u8>(), 4..600), own in params()) {
+    fn nothing_panics_behind_a_key(
+        reply in any::<bool>(),
+        rest in vec(any::<u8>(), 4..600),
+        own in params(),
+    ) {
         let mut octets = if reply { REPLY_KEY } else { REQUEST_KEY }.to_vec();
         octets.extend(&rest);
         octets[18] &= 1;

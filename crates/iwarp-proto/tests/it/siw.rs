@@ -1,5 +1,5 @@
-//! What the Linux kernel's siw put on the wire: every octet of every capture must parse and come out again the same.
-//! How the captures were made: `tests/data/siw/README.md`.
+//! What Linux's siw sends: every octet of every capture must be parsed and emitted identically.
+//! `tests/data/siw/README.md` explains how the captures were made.
 
 use crate::common::{Connection, connections};
 use iwarp_proto::crc32c;
@@ -24,7 +24,7 @@ fn capture(name: &str) -> Vec<Connection> {
     list
 }
 
-/// A direction taken apart: start-up frame and ULPDUs.
+/// The parts of a direction: start-up frame and ULPDUs.
 struct Direction {
     frame: Vec<u8>,
     ulpdus: Vec<Vec<u8>>,
@@ -43,9 +43,9 @@ impl Direction {
     }
 }
 
-/// Takes a direction apart, checking that each piece is emitted again as it was.
+/// Parses a direction, and checks that each piece is emitted identically.
 fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
-    // Octet by octet, so that nothing depends on how TCP cut the stream.
+    // Octet by octet, so that nothing depends on TCP's segments.
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
     loop {
@@ -88,7 +88,7 @@ fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
             // siw leaves the field zero, as we do.
             assert_eq!(rest[d.consumed - 4..d.consumed], [0; 4]);
         }
-        // siw sometimes pads with whatever its buffer held. A receiver does not mind; we do not copy it.
+        // siw sometimes pads with old buffer contents. A receiver accepts that; we do not copy it.
         let pad = 2 + d.ulpdu_len..d.consumed - 4;
         let mut original = rest[..d.consumed].to_vec();
         if original[pad.clone()].iter().any(|&o| o != 0) {
@@ -107,7 +107,7 @@ fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
     }
 }
 
-/// Headers through their value types and back.
+/// Parses and emits headers through their value types.
 fn reencode_ulpdu(ulpdu: &[u8]) {
     let header = Header::parse(ulpdu).unwrap_or_else(|e| panic!("{e}: {ulpdu:02x?}"));
     let mut out = [0u8; 18];
@@ -143,7 +143,7 @@ fn both(c: &Connection) -> (Direction, Direction) {
 }
 
 #[test]
-fn every_octet_of_every_capture_is_understood_and_reproduced() {
+fn captures_are_reproduced_exactly() {
     let mut files = 0;
     let mut fpdus = 0;
     let mut crcs = 0;
@@ -165,7 +165,7 @@ fn every_octet_of_every_capture_is_understood_and_reproduced() {
             }
         }
     }
-    // The test would be void if the captures were empty.
+    // Empty captures would test nothing.
     assert!(files >= 17, "{files} captures");
     assert!(
         fpdus > 120 && crcs > 20 && pads > 15,
@@ -174,7 +174,7 @@ fn every_octet_of_every_capture_is_understood_and_reproduced() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_by_the_crc() {
+fn crc_detects_flipped_bit() {
     //= rfc5044 section 4.4
     //= type=test
     //# Verify that the calculated CRC-32c value is the same as the
@@ -205,7 +205,7 @@ fn a_flipped_bit_is_found_by_the_crc() {
 }
 
 #[test]
-fn terminates_of_siw_read_as_the_rfc_means_them() {
+fn siw_terminates_are_understood() {
     for (name, code, read) in [
         (
             "err_write_badstag",
@@ -264,7 +264,7 @@ fn rtr_messages() {
                 );
             }
         }
-        // We would have chosen the same.
+        // We would have chosen the same one.
         let (_, agreed) = answer(&a.frame(), &LocalParams::default());
         assert_eq!(agreed.rtr, Some(rtr), "{name}");
         let p = b.frame().prefix().unwrap().unwrap();
@@ -275,7 +275,7 @@ fn rtr_messages() {
     }
 }
 
-/// Our answer to a request.
+/// Returns our answer to a request.
 fn answer(
     request: &RequestFrame<'_>,
     params: &LocalParams,
@@ -289,8 +289,8 @@ fn answer(
 }
 
 #[test]
-fn our_answers_are_those_of_siw() {
-    // With siw's defaults we answer its requests octet for octet as it does itself (private data apart).
+fn answers_match_siw() {
+    // With siw's defaults, our answers equal siw's own (except for private data).
     for (name, crc, ird, ord) in [
         ("rping_s64", false, 128, 128),
         ("mpa_crc_on", true, 128, 128),
@@ -303,7 +303,7 @@ fn our_answers_are_those_of_siw() {
         let c = &capture(name)[0];
         let (a, b) = both(c);
         let reply = b.frame();
-        // What rping and the others passed to rdma_accept shows only in the reply itself.
+        // Only the reply shows what rping and others passed to rdma_accept.
         let (ird, ord) = match reply.prefix().unwrap() {
             Some(p) if name != "ird_srv2_cli16" => (p.ird, p.ord),
             _ => (ird, ord),
@@ -339,7 +339,7 @@ fn a_reject_carries_private_data() {
         })
     );
     assert_eq!(b.frame().ulp_private_data().len(), 64);
-    // The reply is no request: two responders would find each other out.
+    // The reply is not a request: two responders would detect each other.
     assert_eq!(
         Responder::on_request(&b.frame(), &LocalParams::default()),
         Err(StartupError::WrongRole)

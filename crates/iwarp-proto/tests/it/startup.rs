@@ -1,8 +1,9 @@
-//! MPA start-up frames: octets, flags, and arrival in any portions.
+//! MPA start-up frames: octets, flags, and arrival in arbitrary portions.
 
 use iwarp_proto::mpa::startup::*;
 
-/// An enhanced request as a real peer sends it: CRC, IRD 1 and ORD 2, peer-to-peer with Write and Read, "hi".
+/// An enhanced request as a real peer sends it: CRC, IRD 1 and ORD 2, peer-to-peer with Write and
+/// Read, "hi".
 const REQUEST: &[u8] = b"MPA ID Req Frame\x50\x02\x00\x06\x80\x01\xc0\x02hi";
 
 #[test]
@@ -113,7 +114,7 @@ fn prefix_bits() {
         assert_eq!(prefix.emit(&mut out), 4);
         assert_eq!(out, octets);
     }
-    // Values that do not fit must not turn into flags, nor into "no negotiation".
+    // Values that do not fit must become neither flags nor "no negotiation".
     let mut out = [0u8; 4];
     EnhancedPrefix {
         ird: 0xffff,
@@ -124,7 +125,8 @@ fn prefix_bits() {
     assert_eq!(out, [0x3f, 0xfe, 0x3f, 0xfe]);
 }
 
-/// All flags with all revisions, on both kinds of frames: nothing is refused here, everything survives.
+/// All flags with all revisions, on both kinds of frames: nothing is refused here, and everything
+/// is preserved.
 #[test]
 fn exhaustive_flags_and_revisions() {
     for kind in [FrameKind::Request, FrameKind::Reply] {
@@ -141,7 +143,7 @@ fn exhaustive_flags_and_revisions() {
                 assert_eq!(octets[16..20], [flags, revision, 0, 4]);
                 let frame = Frame::parse(&octets).unwrap().unwrap();
                 assert_eq!(*frame.header(), header);
-                // S means something from revision 2 on; before it is a reserved bit.
+                // S is defined from revision 2 on; before, it is a reserved bit.
                 let enhanced = flags & 0x10 != 0 && revision >= 2;
                 assert_eq!(header.is_enhanced(), enhanced);
                 assert_eq!(frame.prefix().unwrap().is_some(), enhanced);
@@ -230,7 +232,7 @@ fn private_data_up_to_512_octets() {
         );
         let mut reader = FrameReader::new(FrameKind::Reply);
         assert_eq!(reader.push(&frame[..19]), Ok(Progress::NeedMore));
-        // As soon as the length is known, not when the data has come.
+        // As soon as the length is known, not when the data have arrived.
         assert_eq!(
             reader.push(&frame[19..20]),
             Err(StartupError::PeerPrivateDataTooLong { len })
@@ -239,7 +241,7 @@ fn private_data_up_to_512_octets() {
 }
 
 #[test]
-fn reader_takes_any_portions_and_nothing_that_follows() {
+fn reader_takes_any_portions() {
     let mut stream = REQUEST.to_vec();
     stream.extend([0xfd; 7]);
     for first in 0..=stream.len() {
@@ -287,7 +289,7 @@ fn reader_can_avoid_over_reading() {
 }
 
 #[test]
-fn wrong_keys_are_found_at_their_first_wrong_octet() {
+fn wrong_key_fails_at_first_octet() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If a received "Key" does not match the expected value (see
@@ -312,7 +314,7 @@ fn wrong_keys_are_found_at_their_first_wrong_octet() {
     //# "Initiator/Initiator" startups.
     let mut reader = FrameReader::new(FrameKind::Reply);
     assert_eq!(reader.push(REQUEST), Err(StartupError::WrongRole));
-    // An HTTP client that got lost.
+    // A lost HTTP client.
     let mut reader = FrameReader::new(FrameKind::Request);
     assert_eq!(
         reader.push(b"GET / HTTP/1.1\r\n\r\n"),

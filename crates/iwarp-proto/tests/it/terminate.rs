@@ -1,4 +1,4 @@
-//! Terminate: the RFCs' tables, the layout of RFC 5040 and that of siw.
+//! Terminate: the RFCs' tables, the layout of RFC 5040 and siw's.
 
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::terminate::{Etype, Layer, Layout, TerminateError};
@@ -42,7 +42,7 @@ const TABLE: &[(u8, u8, u8, C)] = &[
 ];
 
 #[test]
-fn codes_are_those_of_the_rfcs() {
+fn codes_match_rfcs() {
     //= rfc5040 section 4.8
     //= type=test
     //# Figure 9, "Terminate Control Field Values", defines the valid
@@ -52,7 +52,7 @@ fn codes_are_those_of_the_rfcs() {
         assert_eq!(constant, C { layer, etype, code });
         assert!(constant.description().is_some());
         assert!(C::ALL.contains(&constant));
-        // On the wire: nibbles and code, with nothing else.
+        // On the wire: nibbles and code, and nothing else.
         let mut out = [0xffu8; 8];
         assert_eq!(Terminate::new(constant).emit(&mut out), 4);
         assert_eq!(out[..4], [(layer << 4) | etype, code, 0, 0]);
@@ -68,7 +68,7 @@ fn codes_are_those_of_the_rfcs() {
 }
 
 #[test]
-fn what_goes_along() {
+fn terminate_carries_headers() {
     //= rfc5040 section 4.8
     //= type=test
     //# See Figure 10 for when this bit SHOULD be set.
@@ -113,7 +113,7 @@ fn read_request() -> ReadRequest {
     }
 }
 
-/// A failed Read with everything: control, length, header, Read Request.
+/// A failed Read with all parts: control, length, header, Read Request.
 const READ_BOUNDS: [u8; 52] = [
     0x01, 0x01, 0xe0, 0x00, // layer 0, type 1, code 1, M D R
     0x00, 0x2e, // 46 octets
@@ -170,7 +170,7 @@ fn tagged_header_goes_along() {
 
 #[test]
 fn siw_layout() {
-    // The same failed Read as siw writes it: nibbles exchanged, M D R at the low end.
+    // siw's encoding of the same failed Read: nibbles exchanged, M D R at the low end.
     let mut octets = READ_BOUNDS;
     octets[0] = 0x10;
     octets[2] = 0x07;
@@ -183,7 +183,7 @@ fn siw_layout() {
     assert_eq!(Terminate::parse(&octets), Ok((t, Layout::Siw)));
 }
 
-/// The control words seen from siw (left) and what they mean.
+/// Control words sent by siw (left) and their meaning.
 #[test]
 fn siw_control_words() {
     for (word, code, layout) in [
@@ -225,7 +225,8 @@ fn siw_control_words() {
         ),
         ([0x02, 0x02, 0x00, 0x00], C::MPA_CRC, Layout::Siw),
         ([0x02, 0x03, 0x00, 0x00], C::MPA_MARKER, Layout::Siw),
-        // No flags and both readings defined: the RFC's it is, although siw would mean RDMAP, unexpected opcode.
+        // No flags and both readings defined: the RFC's is used, although siw would mean RDMAP,
+        // unexpected opcode.
         (
             [0x20, 0x06, 0x00, 0x00],
             C::MPA_INSUFFICIENT_IRD,
@@ -277,7 +278,7 @@ fn cut_short_the_code_survives() {
 }
 
 #[test]
-fn length_field_is_there_whenever_the_header_is() {
+fn length_field_accompanies_header() {
     //= rfc5040 section 4.8
     //= type=test
     //# It MUST be valid if the M bit is set.  It MUST be

@@ -1,4 +1,4 @@
-//! Literal octets, both ways: each header as its RFC draws it.
+//! Literal octets in both directions: each header as its RFC draws it.
 
 use iwarp_proto::ddp::{
     Header, HeaderError, QueueNumber, Stag, TaggedHeader, TaggedView, UntaggedHeader, UntaggedView,
@@ -283,7 +283,7 @@ fn exhaustive_control_octets() {
                 );
                 if let Ok(h) = got {
                     assert_eq!(h.last(), ddp & 0x40 != 0);
-                    // Reserved bits were ignored, and are zero when we send.
+                    // Reserved bits were ignored, and are sent as zero.
                     let mut out = [0u8; 18];
                     h.emit(&mut out);
                     assert_eq!(out[..2], [ddp & 0xc3, rdmap & 0xcf]);
@@ -293,9 +293,10 @@ fn exhaustive_control_octets() {
     }
 }
 
-/// The quick look at two octets agrees with the whole check of them, for every pair and every opcode, known or not.
+/// The quick comparison of two octets agrees with their complete check, for every pair and every
+/// opcode, known or not.
 #[test]
-fn a_quick_look_finds_what_the_checks_allow() {
+fn quick_check_matches_full_check() {
     for control in 0..=u16::MAX {
         let octets = control.to_be_bytes();
         let parsed = Header::parse_opcode(&octets);
@@ -345,7 +346,7 @@ fn views_show_what_values_refuse() {
 }
 
 #[test]
-fn header_errors_have_their_terminate_codes() {
+fn header_errors_have_terminate_codes() {
     //= rfc5041 section 7.2
     //= type=test
     //# The following error numbers MUST be used when reporting errors to the
@@ -416,7 +417,7 @@ fn atomics() {
     let mut out = [0u8; 52];
     assert_eq!(a.emit(&mut out), 52);
     assert_eq!(out, octets);
-    // The 28 reserved bits are ignored, and the operation may be one nobody defined.
+    // The 28 reserved bits are ignored, and the operation may be undefined.
     let mut odd = octets;
     odd[..4].copy_from_slice(&[0xff, 0xff, 0xff, 0xff]);
     assert_eq!(AtomicRequest::parse(&odd).unwrap().op, AtomicOp(15));
@@ -458,7 +459,7 @@ fn immediates() {
     assert_eq!(Immediate::parse(&out), None);
     assert_eq!(Immediate::parse(&out[..7]), None);
     assert_eq!(before.emit(&mut out[..7]), 0);
-    // Someone else's use of the second word.
+    // Another implementation's use of the second word.
     let other = Immediate::from_octets([1, 2, 3, 4, 5, 6, 7, 8]);
     assert!(!other.belongs_to_send());
     assert_eq!(Immediate::parse(&other.octets()), Some(other));
@@ -487,7 +488,7 @@ fn printed(immediate: Immediate) -> String {
 }
 
 #[test]
-fn an_immediate_of_a_send_is_told_from_one_by_itself() {
+fn immediate_before_send_is_recognised() {
     let plain = printed(Immediate::plain(0x77));
     assert!(
         plain.contains(": 0x77") && !plain.contains("Send"),

@@ -1,4 +1,4 @@
-//! The modules of `iwarp perf` that read what a peer sends.
+//! The modules of `iwarp perf` that parse the peer's messages.
 
 #[path = "../../../../crates/iwarp-cli/src/perf/control.rs"]
 pub(crate) mod control;

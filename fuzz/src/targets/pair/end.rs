@@ -1,4 +1,4 @@
-//! One end of the connection: a queue pair, its driver, its memory, and what its program knows.
+//! One end of the connection: a queue pair, its driver, its memory, and its program's knowledge.
 
 use std::collections::VecDeque;
 
@@ -15,26 +15,26 @@ use super::arena::Arena;
 use super::program::Program;
 use crate::targets::pool::{self, Lent};
 
-/// Octets of memory of an end.
+/// Bytes of memory of an end.
 pub(super) const ARENA: usize = 24 << 10;
-/// What requests send from and the peer reads. It never changes.
+/// Requests send from here, and the peer reads it. It never changes.
 pub(super) const SOURCE: (usize, usize) = (0x0200, 0x1000);
-/// Where the peer writes.
+/// The peer writes here.
 pub(super) const EXPOSED: (usize, usize) = (0x1400, 0x0800);
 /// Words for the peer's atomics.
 pub(super) const WORDS: (usize, usize) = (0x1e00, 0x40);
-/// Where answers land, in slots.
+/// Responses are placed here, in slots.
 pub(super) const SINKS: (usize, usize) = (0x2000, SLOT * SLOTS);
-/// Where messages land, in slots.
+/// Messages are placed here, in slots.
 pub(super) const RECEIVES: (usize, usize) = (0x4000, SLOT * SLOTS);
-/// Octets of a slot, and so the longest message.
+/// Bytes of a slot, and so the longest message.
 pub(super) const SLOT: usize = 0x400;
 /// Slots of each kind.
 pub(super) const SLOTS: usize = 7;
 
 /// The only protection domain.
 const PD: u32 = 1;
-/// Random numbers for the STags, so that they are the same at every end and in every run.
+/// Random numbers for the STags, the same at both ends and in every run.
 const RANDOM: [u32; 5] = [
     0x1000_0101,
     0x1000_0202,
@@ -53,7 +53,7 @@ pub(super) struct Keys {
     pub(super) receives: u32,
 }
 
-/// Takes completions, which are looked at after the call.
+/// Stores completions, which are checked after the call.
 #[derive(Debug, Default)]
 pub(super) struct Completions(VecDeque<(Direction, Cqe)>);
 
@@ -80,15 +80,15 @@ pub(super) struct End {
     /// FPDUs have CRCs.
     pub(super) crc: bool,
     pub(super) program: Program,
-    /// Octets that the peer has written and this end has not read.
+    /// Bytes that the peer has written and this end has not read.
     pub(super) wire: VecDeque<u8>,
-    /// The peer has shut down its direction behind those.
+    /// The peer has shut down its direction after those bytes.
     pub(super) fin: bool,
     pub(super) gone: bool,
     shut: bool,
     buffers: Lent,
     rx: RxPlan,
-    /// Octets that were offered and not taken.
+    /// Bytes that were offered and not taken.
     lent: Vec<u8>,
     now: Time,
 }
@@ -144,7 +144,7 @@ impl End {
         };
     }
 
-    /// Returns the next completion that nobody has looked at.
+    /// Returns the next completion that was not checked.
     pub(super) fn next_completion(&mut self) -> Option<(Direction, Cqe)> {
         self.host.0.pop_front()
     }
@@ -157,12 +157,12 @@ impl End {
         }
     }
 
-    /// Writes at most `most` octets. Returns them.
+    /// Writes at most `most` bytes. Returns them.
     pub(super) fn transmit(&mut self, most: usize) -> Vec<u8> {
         let mut out = vec![0; most];
         let mut len = 0;
         let (_, plan) = self.buffers.both();
-        // Each turn fills the plan or writes from it, and neither can be repeated without end.
+        // Each turn fills the plan or writes from it, and neither can repeat forever.
         for _ in 0..10_000 {
             if self.gone || len == most && plan.is_done() {
                 break;
@@ -197,7 +197,7 @@ impl End {
         out
     }
 
-    /// Does what the queue pair asks for with its stream. Returns what the peer sees of it.
+    /// Fulfils the queue pair's wish for its stream. Returns what the peer sees of it.
     pub(super) fn serve(&mut self) -> Seen {
         while self.qp.completions_due() {
             let _ = self.qp.complete_due(&mut self.host);
@@ -244,7 +244,8 @@ impl End {
         }
     }
 
-    /// Reads at most `most` octets from the wire, to their places or from a copy. Returns `true` if something happened.
+    /// Reads at most `most` bytes from the wire, in place or from a copy. Returns `true` if
+    /// something happened.
     pub(super) fn receive(&mut self, most: usize, direct: bool) -> bool {
         if self.gone {
             return false;
@@ -273,7 +274,7 @@ impl End {
         true
     }
 
-    /// Offers the octets that were read, also those that were held.
+    /// Offers the bytes that were read, including held ones.
     pub(super) fn offer(&mut self) {
         loop {
             let (buffer, _) = self.buffers.both();
@@ -307,7 +308,8 @@ impl End {
         }
     }
 
-    /// Lets time pass until something is due. Returns `true` if it was due that a Send has waited for too long.
+    /// Advances the time until a timer expires. Returns `true` if a held Send has reached its
+    /// limit.
     pub(super) fn time_passes(&mut self) -> bool {
         let held = self.qp.rx_interest() == RxInterest::Held;
         if let Some(at) = self.qp.poll_at().filter(|_| !self.gone) {
@@ -324,7 +326,7 @@ impl End {
 pub(super) enum Seen {
     /// Nothing new.
     Nothing,
-    /// The end of the octets.
+    /// The end of the stream.
     Fin,
     /// A reset.
     Reset,

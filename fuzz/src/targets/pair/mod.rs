@@ -1,7 +1,9 @@
-//! Two queue pairs that work with each other, over streams that arrive in pieces of any size. RFC 5040, 5041, 5044, 7306.
+//! Two connected queue pairs whose streams arrive in pieces of any size. RFC 5040, 5041, 5044,
+//! 7306.
 //!
-//! The input is what the two programs and the network do. Whatever that is, every request and every receive completes exactly once and in
-//! order, what a completion promises is in memory, and nothing else is. If nothing has gone wrong on purpose, everything completes in the end.
+//! The input controls the two programs and the network. For every input, each request and each
+//! receive completes exactly once and in order, memory contains what a completion promises, and
+//! nothing else changes. If no fault was injected, everything completes in the end.
 
 mod arena;
 mod end;
@@ -19,18 +21,18 @@ use program::{Message, Request};
 
 /// The longest list of commands, so that no input takes long.
 const COMMANDS_MAX: usize = 400;
-/// Octets that arrive at once when everything has to come to its end.
+/// Bytes that arrive in one piece when everything has to complete.
 const PIECE: usize = 4096;
 
-/// The connection and what happens on it.
+/// The connection and its events.
 struct Pair {
     ends: [End; 2],
-    /// Something was done that may end the connection, or end it before everything is done.
+    /// A command may have ended the connection, or may end it before everything completes.
     broken: bool,
 }
 
-/// The first four octets of the input are the options of the connection. The rest are commands: an octet that says what and at which end, and
-/// three octets of parameters.
+/// The first four bytes of the input are the options of the connection. The rest are commands: a
+/// byte that selects the command and the end, and three bytes of parameters.
 pub fn pair(data: &[u8]) {
     let Some((options, commands)) = data.split_first_chunk::<4>() else {
         return;
@@ -144,7 +146,7 @@ impl Pair {
                 }
             }
             30 => self.wrong(side, [a, b, c]),
-            // A bit changes on its way. Only the CRC can tell.
+            // A bit is flipped in transit. Only the CRC can detect that.
             _ => {
                 let end = &mut self.ends[side];
                 let at = len % end.wire.len().max(1);
@@ -164,7 +166,7 @@ impl Pair {
         !end.gone && end.qp.modify(to, &mut end.host).is_ok()
     }
 
-    /// Posts one request of a kind. One that has no room anywhere is left out.
+    /// Posts a request of some kind, unless there is no room for it.
     fn post(&mut self, side: usize, kind: u8, [a, b, c]: [u8; 3]) {
         let peer = self.ends[side ^ 1].keys;
         let keys = self.ends[side].keys;
@@ -240,7 +242,8 @@ impl Pair {
         let _ = self.carry_out(side, plan, flags, &data);
     }
 
-    /// What must come of a Fetch and Add, or of a Compare and Swap of the word's own value or of another one.
+    /// Returns the expected result of a Fetch and Add, or of a Compare and Swap with the word's own
+    /// value or another one.
     fn atomic(&self, side: usize, adds: bool, (word, value, is_equal): (usize, u64, bool)) -> Plan {
         let (end, peer) = (&self.ends[side], &self.ends[side ^ 1]);
         let old: [u8; 8] = std::array::from_fn(|i| peer.program.model[word + i]);
@@ -275,7 +278,7 @@ impl Pair {
         plan
     }
 
-    /// Posts a request, and notes what must come of it. Returns `true` if it was posted.
+    /// Posts a request, and records its expected result. Returns `true` if it was posted.
     fn carry_out(&mut self, side: usize, plan: Plan, flags: SendFlags, data: &[u8]) -> bool {
         let end = &mut self.ends[side];
         if plan.needs_sink && plan.answer.is_none() {
@@ -284,7 +287,7 @@ impl Pair {
         let wr_id = end.program.number();
         let (mut flags, mut inline) = (flags, &[][..]);
         if flags.contains(SendFlags::INLINE) {
-            // Only what has octets of its own.
+            // Only requests with data of their own.
             match plan.needs_sink
                 || plan.sges.is_empty()
                 || matches!(plan.op, SendOp::AtomicWrite { .. })
@@ -307,7 +310,7 @@ impl Pair {
             Err(PostError::QueueFull | PostError::InvalidState | PostError::InlineTooLong) => {
                 return false;
             }
-            // Without answers there are no such requests.
+            // Without responses there are no such requests.
             Err(PostError::InvalidRequest) => {
                 assert!(
                     plan.needs_sink || matches!(plan.op, SendOp::AtomicWrite { .. }),
@@ -416,14 +419,14 @@ impl Pair {
         }
     }
 
-    /// Posts a receive. Returns `true` if a message that was held goes on.
+    /// Posts a receive. Returns `true` if a held message proceeds.
     fn post_receive(&mut self, side: usize) -> bool {
         let end = &mut self.ends[side];
         let Some(slot) = end.program.receive() else {
             return false;
         };
         let wr_id = end.program.number();
-        // Two elements, the second of which begins in the middle of a word.
+        // Two elements; the second begins in the middle of a word.
         let at = (RECEIVES.0 + slot * SLOT) as u64;
         let lkey = end.keys.receives;
         let sges = [
@@ -453,7 +456,7 @@ impl Pair {
         false
     }
 
-    /// Writes octets of one end to the wire.
+    /// Writes bytes of one end to the wire.
     fn transmit(&mut self, side: usize, most: usize) -> bool {
         let octets = self.ends[side].transmit(most);
         let peer = &mut self.ends[side ^ 1];
@@ -461,7 +464,7 @@ impl Pair {
         !octets.is_empty()
     }
 
-    /// Looks at what both ends ask for and at all completions.
+    /// Fulfils both ends' wishes and checks all completions.
     fn look(&mut self) {
         for side in [0, 1] {
             match self.ends[side].serve() {
@@ -492,13 +495,13 @@ impl Pair {
         }
     }
 
-    /// Lets everything come to its end, then checks both ends.
+    /// Lets everything complete, then checks both ends.
     fn finish(&mut self) {
         for side in [0, 1] {
             self.modify(side, State::Rts);
         }
-        // The last request of each end completes the silent ones before it. There is room for it when those are sent, and the responder sends
-        // nothing before the initiator.
+        // The last request of each end completes the silent ones before it. There is room for it
+        // once those are sent, and the responder sends nothing before the initiator.
         let mut last = [false; 2];
         for _ in 0..3 {
             self.work();
@@ -525,11 +528,11 @@ impl Pair {
             self.compare(&[]);
         }
         self.end();
-        // Whatever went wrong, memory that nobody may write is as it was.
+        // Whatever went wrong, memory that nothing may write is unchanged.
         self.compare(&[EXPOSED, WORDS, SINKS, RECEIVES]);
     }
 
-    /// Moves octets and posts receives until nothing happens any more.
+    /// Transfers bytes and posts receives until nothing happens any more.
     fn work(&mut self) {
         let mut moved = true;
         let mut turns = 0;
@@ -577,7 +580,8 @@ impl Pair {
         }
     }
 
-    /// Compares the memory of both ends with what it must be, but for the ranges in `open`.
+    /// Compares the memory of both ends with its expected contents, except for the ranges in
+    /// `open`.
     fn compare(&self, open: &[(usize, usize)]) {
         for (side, end) in self.ends.iter().enumerate() {
             let (mut now, must) = (end.arena.copy(0, ARENA), &end.program.model);
@@ -596,7 +600,7 @@ impl Pair {
     }
 }
 
-/// Flags of a request from one octet.
+/// Returns the flags of a request from one byte.
 fn flags(octet: u8) -> SendFlags {
     let mut flags = SendFlags::empty();
     flags.set(SendFlags::SIGNALED, octet & 3 != 0);
@@ -606,7 +610,7 @@ fn flags(octet: u8) -> SendFlags {
     flags
 }
 
-/// Octets that a request sends.
+/// Bytes that a request sends.
 #[derive(Clone, Copy)]
 struct Source {
     from: usize,
@@ -615,7 +619,7 @@ struct Source {
 }
 
 impl Source {
-    /// Elements that have the octets: none, one or two.
+    /// Returns none, one or two elements with the bytes.
     fn sges(self) -> Vec<Sge> {
         let sge = |from: usize, len: usize| Sge {
             addr: from as u64,
@@ -633,13 +637,13 @@ impl Source {
     }
 }
 
-/// A request and what must come of it.
+/// A request and its expected result.
 struct Plan {
     op: SendOp,
     sges: Vec<Sge>,
-    /// It has an answer, for which there must be a free slot.
+    /// It has a response, which needs a free slot.
     needs_sink: bool,
-    /// The slot, and what must land there.
+    /// The slot, and its expected contents.
     answer: Option<(usize, Vec<u8>)>,
     /// What it changes in the peer's memory.
     change: Option<(usize, Vec<u8>)>,

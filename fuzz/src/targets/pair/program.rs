@@ -1,4 +1,4 @@
-//! What the program of an end knows: its requests and receives in order, and the contents that all memory must have.
+//! An end's program: its requests and receives in order, and the expected contents of its memory.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use iwarp_rnic::{Cqe, WcFlags, WcOpcode, WcStatus};
 use super::arena::template;
 use super::end::{RECEIVES, SINKS, SLOT, SLOTS};
 
-/// A request that was posted and whose completion was not seen.
+/// A posted request whose completion was not seen.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) wr_id: u64,
     pub(super) signaled: bool,
     pub(super) opcode: WcOpcode,
     pub(super) byte_len: u32,
-    /// The slot in which its answer lands, and the answer.
+    /// The slot of its response, and the response.
     pub(super) answer: Option<(usize, Vec<u8>)>,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct Program {
     pub(super) requests: VecDeque<Request>,
     /// Receives, oldest first: number and slot.
     pub(super) receives: VecDeque<(u64, usize)>,
-    /// Messages that are to come, oldest first.
+    /// Expected messages, oldest first.
     pub(super) inbound: VecDeque<Message>,
-    /// What this end's memory must hold.
+    /// The expected contents of this end's memory.
     pub(super) model: Vec<u8>,
     free_sinks: Vec<usize>,
     free_receives: Vec<usize>,
@@ -66,7 +66,7 @@ impl Program {
         self.next
     }
 
-    /// Returns a free slot for an answer, and keeps it free until [`Self::use_sink`].
+    /// Returns a free slot for a response, which stays free until [`Self::use_sink`].
     pub(super) fn sink(&self) -> Option<usize> {
         self.free_sinks.last().copied()
     }
@@ -76,7 +76,7 @@ impl Program {
         self.free_sinks.pop();
     }
 
-    /// Returns a free slot for a receive, and keeps it free until [`Self::use_receive`].
+    /// Returns a free slot for a receive, which stays free until [`Self::use_receive`].
     pub(super) fn receive(&self) -> Option<usize> {
         self.free_receives.last().copied()
     }
@@ -90,8 +90,8 @@ impl Program {
         self.model[at..at + data.len()].copy_from_slice(data);
     }
 
-    /// Checks a completion of the send queue: each request completes once, in order, unless it is silent. `octets` reads this end's memory.
-    /// Returns `false` if it is a failure.
+    /// Checks a completion of the send queue: each request completes once, in order, unless it is
+    /// silent. `octets` reads this end's memory. Returns `false` for a failure.
     pub(super) fn sent(&mut self, cqe: &Cqe, octets: impl Fn(usize, usize) -> Vec<u8>) -> bool {
         let ok = cqe.status == WcStatus::Success;
         loop {
@@ -126,8 +126,8 @@ impl Program {
         }
     }
 
-    /// Checks a completion of the receive queue: each receive completes once, in order, with the next message. Returns `false` if it is a
-    /// failure.
+    /// Checks a completion of the receive queue: each receive completes once, in order, with the
+    /// next message. Returns `false` for a failure.
     pub(super) fn received(&mut self, cqe: &Cqe, octets: impl Fn(usize, usize) -> Vec<u8>) -> bool {
         let receive = self.receives.pop_front();
         let (wr_id, slot) = receive.expect("a completion of a receive that was not posted");
@@ -141,7 +141,7 @@ impl Program {
         let message = self
             .inbound
             .pop_front()
-            .expect("a message that nobody sent");
+            .expect("a message that was not sent");
         assert_eq!(
             (cqe.opcode, cqe.byte_len),
             (message.opcode, message.byte_len)

@@ -1,7 +1,8 @@
-//! Whole FPDUs in slices: encoder, decoder, and a walk over the pieces between markers. RFC 5044 §4.1 to §4.4.
+//! Whole FPDUs in slices: encoder, decoder, and an iterator over the pieces between markers. RFC
+//! 5044 §4.1 to §4.4.
 //!
-//! The data path builds and parses FPDUs in place. The encoder and decoder here serve tests, fuzzing, tools and the
-//! simulator; tests compare the data path with them.
+//! The data path builds and parses FPDUs in place. The encoder and decoder here serve tests,
+//! fuzzing, tools and the simulator; tests compare the data path with them.
 
 use super::{
     CRC_LEN, MARKER_LEN, MPA_LEN_FIELD, Marker, MarkerClock, fpdu_len_with_markers, pad_len,
@@ -10,7 +11,7 @@ use crate::crc32c::Crc32cFn;
 use crate::rdmap::TerminateCode;
 use core::fmt;
 
-/// What has been agreed on for one direction of a stream.
+/// The agreed options of one direction of a stream.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct FpduOptions {
     /// Insert or expect markers.
@@ -22,36 +23,36 @@ pub struct FpduOptions {
 /// Why an FPDU cannot be encoded or decoded.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum FramingError {
-    /// The ULPDU is longer than the length field, or the markers' pointer, can express.
+    /// The ULPDU is longer than the length field or the markers' pointer can express.
     UlpduTooLong,
     /// The output buffer is shorter than this many octets.
     OutputTooSmall {
         /// Octets needed.
         needed: usize,
     },
-    /// The input ends before the FPDU does.
+    /// The input ends before the FPDU.
     Incomplete {
         /// Octets of input that are needed before the next attempt.
         needed: usize,
     },
     /// The CRC field does not match.
     BadCrc {
-        /// The CRC that was computed from the octets.
+        /// The computed CRC.
         computed: u32,
-        /// The CRC that the field holds.
+        /// The received CRC.
         received: u32,
     },
     /// A marker does not point to the start of its FPDU.
     BadMarker {
-        /// The pointer that belongs at this position.
+        /// The correct pointer at this position.
         expected: u16,
-        /// The pointer that the marker holds.
+        /// The pointer in the marker.
         received: u16,
     },
 }
 
 impl FramingError {
-    /// Returns the Terminate that is due if the peer made this error.
+    /// Returns the Terminate to send if the peer made this error.
     pub const fn terminate(&self) -> Option<TerminateCode> {
         match self {
             Self::BadCrc { .. } => Some(TerminateCode::MPA_CRC),
@@ -85,8 +86,8 @@ impl fmt::Display for FramingError {
 
 impl core::error::Error for FramingError {}
 
-/// Writes the FPDU of `ulpdu`, with the markers that fall before or into it, and advances the clock. Returns the octets
-/// written. On an error neither `out` nor the clock changes.
+/// Writes the FPDU of `ulpdu`, with the markers before and inside it, and advances the clock.
+/// Returns the octets written. On an error neither `out` nor the clock changes.
 pub fn encode_fpdu(
     ulpdu: &[u8],
     opts: &FpduOptions,
@@ -137,7 +138,7 @@ pub fn encode_fpdu(
     Ok(total)
 }
 
-/// Octets until the next marker; a number that is never reached if markers are off.
+/// Returns the octets until the next marker; a number that is never reached if markers are off.
 fn next_marker(opts: &FpduOptions, clock: &MarkerClock) -> usize {
     if opts.markers {
         clock.next_marker_in()
@@ -146,7 +147,7 @@ fn next_marker(opts: &FpduOptions, clock: &MarkerClock) -> usize {
     }
 }
 
-/// Copies octets, with markers where they are due.
+/// Copies octets, and inserts markers.
 struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -202,14 +203,14 @@ impl Writer<'_> {
     }
 }
 
-/// A piece of an FPDU as it lies in the stream.
+/// A piece of an FPDU in the stream.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// A marker, and the pointer that belongs there.
+    /// A marker, and its correct pointer.
     Marker {
         /// As received.
         octets: [u8; MARKER_LEN],
-        /// The pointer that belongs at its position.
+        /// The correct pointer at its position.
         expected: Marker,
     },
     /// Octets of length field, ULPDU, pad or CRC, in order.
@@ -225,8 +226,8 @@ pub struct Pieces<'a> {
     header_at: usize,
 }
 
-/// Walks over octets of a stream, from the start of an FPDU or the marker in front of it, and separates markers from the
-/// rest. The caller finds the FPDU's end.
+/// Iterates over octets of a stream, from the start of an FPDU or of the marker before it, and
+/// separates markers from the rest. The caller finds the FPDU's end.
 pub fn fpdu_pieces<'a>(stream: &'a [u8], opts: &FpduOptions, clock: &MarkerClock) -> Pieces<'a> {
     let next = next_marker(opts, clock);
     Pieces {
@@ -266,14 +267,15 @@ impl<'a> Iterator for Pieces<'a> {
 /// An FPDU taken from a stream.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Decoded {
-    /// Octets of stream it took, markers included.
+    /// Octets of stream consumed, including markers.
     pub consumed: usize,
     /// Octets of ULPDU written to the output.
     pub ulpdu_len: usize,
 }
 
-/// Takes the FPDU at the start of `stream`, checks its CRC and markers, copies its ULPDU (without markers) to `ulpdu`
-/// and advances the clock. On an error the clock does not change, and the content of `ulpdu` means nothing.
+/// Decodes the FPDU at the start of `stream`: checks its CRC and markers, copies its ULPDU (without
+/// markers) to `ulpdu`, and advances the clock. On an error the clock does not change, and the
+/// contents of `ulpdu` are undefined.
 pub fn decode_fpdu(
     stream: &[u8],
     opts: &FpduOptions,
@@ -303,6 +305,24 @@ pub fn decode_fpdu(
         .get(..total)
         .and_then(|f| f.split_last_chunk::<CRC_LEN>())
         .ok_or(FramingError::Incomplete { needed: total })?;
+    check_crc(opts, covered, *trailer)?;
+    let out = ulpdu
+        .get_mut(..ulpdu_len)
+        .ok_or(FramingError::OutputTooSmall { needed: ulpdu_len })?;
+    copy_ulpdu(covered, opts, clock, out)?;
+    clock.advance(total);
+    Ok(Decoded {
+        consumed: total,
+        ulpdu_len,
+    })
+}
+
+/// Checks the CRC field of an FPDU, if CRCs are on.
+fn check_crc(
+    opts: &FpduOptions,
+    covered: &[u8],
+    trailer: [u8; CRC_LEN],
+) -> Result<(), FramingError> {
     //= rfc5044 section 4.4
     //# Verify that the calculated CRC-32c value is the same as the
     //# received CRC-32c value found in the FPDU CRC field.  If not, the
@@ -323,14 +343,21 @@ pub fn decode_fpdu(
         //= rfc5041 section 3
         //# 6. LLP MUST provide a strong digest (at least equivalent to CRC32-C) to
         //# cover at least the DDP Segment.
-        let (computed, received) = (crc(0, covered), u32::from_le_bytes(*trailer));
+        let (computed, received) = (crc(0, covered), u32::from_le_bytes(trailer));
         if computed != received {
             return Err(FramingError::BadCrc { computed, received });
         }
     }
-    let out = ulpdu
-        .get_mut(..ulpdu_len)
-        .ok_or(FramingError::OutputTooSmall { needed: ulpdu_len })?;
+    Ok(())
+}
+
+/// Copies the ULPDU of an FPDU without its CRC, and checks the markers.
+fn copy_ulpdu(
+    covered: &[u8],
+    opts: &FpduOptions,
+    clock: &MarkerClock,
+    ulpdu: &mut [u8],
+) -> Result<(), FramingError> {
     let mut skip = MPA_LEN_FIELD;
     let mut filled = 0;
     //= rfc5044 section 4.3
@@ -363,19 +390,15 @@ pub fn decode_fpdu(
             Piece::Octets(octets) => {
                 let octets = octets.get(skip.min(octets.len())..).unwrap_or_default();
                 skip = 0;
-                // Octets that do not fit any more are pad.
-                let n = octets.len().min(ulpdu_len.wrapping_sub(filled));
+                // Octets beyond the output are pad.
+                let n = octets.len().min(ulpdu.len().wrapping_sub(filled));
                 let end = filled.wrapping_add(n);
-                if let (Some(dst), Some(src)) = (out.get_mut(filled..end), octets.get(..n)) {
+                if let (Some(dst), Some(src)) = (ulpdu.get_mut(filled..end), octets.get(..n)) {
                     dst.copy_from_slice(src);
                 }
                 filled = end;
             }
         }
     }
-    clock.advance(total);
-    Ok(Decoded {
-        consumed: total,
-        ulpdu_len,
-    })
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Markers and where they go. RFC 5044 §4.2 and §4.3.
+//! Markers and their positions. RFC 5044 §4.2 and §4.3.
 
 use super::{MARKER_INTERVAL, MARKER_LEN, fpdu_len};
 
@@ -8,8 +8,8 @@ const GAP: usize = MARKER_INTERVAL - MARKER_LEN;
 /// A marker: a pointer back to the start of its FPDU.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Marker {
-    /// Octets of stream from the ULPDU length field to this marker, other markers included; 0 when the marker is
-    /// directly in front of its FPDU. A multiple of four.
+    /// Octets of stream from the ULPDU length field to this marker, including other markers; 0 if
+    /// the marker is directly before its FPDU. A multiple of four.
     pub fpdu_ptr: u16,
 }
 
@@ -30,7 +30,7 @@ impl Marker {
         }
     }
 
-    /// The octets of the marker.
+    /// Returns the octets of the marker.
     #[inline]
     pub const fn octets(self) -> [u8; MARKER_LEN] {
         //= rfc5044 section 4.2
@@ -43,7 +43,8 @@ impl Marker {
     }
 }
 
-/// Counts the octets of one direction of a stream modulo 512, to know where markers go. The first marker is due at once.
+/// Counts the octets of one direction of a stream modulo 512, to find the positions of markers. The
+/// first marker is due immediately.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct MarkerClock {
     /// Octets of stream since the start of the last marker position, 0 to 511.
@@ -51,7 +52,7 @@ pub struct MarkerClock {
 }
 
 impl MarkerClock {
-    /// Makes the clock of a stream in which no FPDU has been sent yet.
+    /// Creates the clock of a stream without FPDUs.
     #[inline]
     pub const fn new() -> Self {
         //= rfc5044 section 4.3
@@ -62,7 +63,7 @@ impl MarkerClock {
         Self { offset: 0 }
     }
 
-    /// A clock at this offset in the stream, counted from the first marker.
+    /// Creates a clock at this offset in the stream, counted from the first marker.
     #[inline]
     pub const fn at(stream_offset: u64) -> Self {
         Self {
@@ -70,19 +71,19 @@ impl MarkerClock {
         }
     }
 
-    /// Octets since the start of the last marker position, 0 to 511.
+    /// Returns the octets since the start of the last marker position, 0 to 511.
     #[inline]
     pub const fn offset(self) -> usize {
         self.offset as usize
     }
 
-    /// Octets of stream until the next marker starts; 0 when it is due now.
+    /// Returns the octets of stream until the next marker starts; 0 if it is due now.
     #[inline]
     pub const fn next_marker_in(self) -> usize {
         MARKER_INTERVAL.wrapping_sub(self.offset as usize) % MARKER_INTERVAL
     }
 
-    /// Advances by that many octets of stream, markers included.
+    /// Advances by this many octets of stream, including markers.
     #[inline]
     pub const fn advance(&mut self, octets: usize) {
         //= rfc5044 section 4.3
@@ -91,8 +92,8 @@ impl MarkerClock {
         self.offset = ((self.offset as usize).wrapping_add(octets) % MARKER_INTERVAL) as u16;
     }
 
-    /// Returns the marker that is due when `octets_since_length_field` octets of stream, other markers included, lie between
-    /// the FPDU's length field and the marker. For the marker in front of the length field pass 0.
+    /// Returns the marker at `octets_since_length_field` octets of stream, including other markers,
+    /// after the FPDU's length field. The marker before the length field has 0.
     #[inline]
     pub const fn fpdu_ptr(octets_since_length_field: usize) -> Marker {
         //= rfc5044 section 4.3
@@ -105,8 +106,9 @@ impl MarkerClock {
     }
 }
 
-/// Octets of stream that an FPDU takes when the next marker is due in `next_marker_in` octets: the FPDU, the markers
-/// in it, and one in front of it when it is due at once. A marker due right after the CRC is the next FPDU's.
+/// Returns the octets of stream that an FPDU takes if the next marker is due in `next_marker_in`
+/// octets: the FPDU, the markers in it, and one before it if it is due immediately. A marker
+/// directly after the CRC belongs to the next FPDU.
 #[inline]
 pub const fn fpdu_len_with_markers(next_marker_in: usize, ulpdu_len: usize) -> usize {
     let body = fpdu_len(ulpdu_len);

@@ -1,8 +1,9 @@
 //! FPDUs: lengths, pads, markers, CRC. RFC 5044 §4.
 //!
-//! On the wire an FPDU is `ULPDU length (2) | ULPDU | pad (0 to 3) | CRC (4)`. If the receiver asked for markers,
-//! the sender inserts four octets before every 512th octet of the stream; a [`MarkerClock`] counts that for one
-//! direction. A marker directly in front of an FPDU belongs to that FPDU.
+//! On the wire an FPDU is `ULPDU length (2) | ULPDU | pad (0 to 3) | CRC (4)`. If the receiver
+//! requested markers, the sender inserts four octets before every 512th octet of the stream; a
+//! [`MarkerClock`] counts that for one direction. A marker directly before an FPDU belongs to that
+//! FPDU.
 
 mod fpdu;
 mod marker;
@@ -14,22 +15,23 @@ pub use marker::{Marker, MarkerClock, fpdu_len_with_markers};
 
 /// Octets of the ULPDU length field, the FPDU's only header.
 pub const MPA_LEN_FIELD: usize = 2;
-/// Octets of the CRC field. The field is always there, even if CRCs are off.
+/// Octets of the CRC field, which is present even if CRCs are off.
 pub const CRC_LEN: usize = 4;
 /// Octets from the start of one marker to the start of the next.
 pub const MARKER_INTERVAL: usize = 512;
 /// Octets of a marker.
 pub const MARKER_LEN: usize = 4;
-/// MULPDU is never smaller than this, however small the segments of TCP are (RFC 5044 §4.5).
+/// The smallest MULPDU, however small TCP's segments are (RFC 5044 §4.5).
 pub const MIN_MULPDU: u16 = 128;
-/// The longest ULPDU that may be sent (RFC 5044 §3). Loopback's segments have room for longer ones, and so has the length field.
+/// The longest ULPDU that may be sent (RFC 5044 §3). Loopback's segments and the length field would
+/// allow more.
 pub const MAX_ULPDU: u16 = 64768;
-/// MULPDU never grows beyond this: the longest ULPDU that may be sent and needs no pad.
+/// The largest MULPDU: the longest ULPDU that may be sent and needs no pad.
 pub const MAX_MULPDU: u16 = MAX_ULPDU - 2;
 
 const _: () = assert!(pad_len(MAX_MULPDU as usize) == 0);
 
-/// Pad octets after a ULPDU of this length, 0 to 3.
+/// Returns the pad octets after a ULPDU of this length, 0 to 3.
 #[inline]
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     //= rfc5044 section 4.1
@@ -39,7 +41,8 @@ pub const fn pad_len(ulpdu_len: usize) -> usize {
     MPA_LEN_FIELD.wrapping_add(ulpdu_len).wrapping_neg() & 3
 }
 
-/// Octets of an FPDU without markers: length field, ULPDU, pad and CRC. A ULPDU has at most 65,535 octets.
+/// Returns the octets of an FPDU without markers: length field, ULPDU, pad and CRC. A ULPDU has at
+/// most 65,535 octets.
 #[inline]
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     let padded = MPA_LEN_FIELD.wrapping_add(ulpdu_len);
@@ -47,9 +50,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     padded.wrapping_add(CRC_LEN)
 }
 
-/// The longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers fall.
-///
-/// Never less than [`MIN_MULPDU`], and never more than [`MAX_MULPDU`].
+/// Returns the longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers
+/// fall; at least [`MIN_MULPDU`] and at most [`MAX_MULPDU`].
 pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     //= rfc5044 section 4.5
     //# The maximum ULPDU Length for a single ULPDU when Markers are

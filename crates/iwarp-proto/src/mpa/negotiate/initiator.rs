@@ -1,4 +1,5 @@
-//! The initiator: sends the Request and checks the Reply. RFC 5044 §7.1.2 rules 1 and 3, RFC 6581 §9.
+//! The initiator: sends the Request and checks the Reply. RFC 5044 §7.1.2 rules 1 and 3, RFC 6581
+//! §9.
 
 use super::{Agreed, LocalParams, Rtr, RtrSet, emit_frame, min};
 use crate::mpa::startup::{
@@ -7,21 +8,24 @@ use crate::mpa::startup::{
 };
 use core::fmt;
 
-/// What a valid reply means. The private data is [`ReplyFrame::ulp_private_data`] in both cases.
+/// The meaning of a valid reply. [`ReplyFrame::ulp_private_data`] has the private data in both
+/// cases.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The connection enters full operation. If [`Agreed::rtr`] is set, that message must be the first one sent.
+    /// The connection enters full operation. If [`Agreed::rtr`] is set, that message must be sent
+    /// first.
     Accepted(Agreed),
-    /// The responder's ULP refused. TCP is still open and belongs to the ULP.
+    /// The responder's ULP rejected the connection. TCP is still open and belongs to the ULP.
     Rejected {
-        /// The responder's IRD, if it said.
+        /// The responder's IRD, if given.
         peer_ird: Option<u16>,
-        /// The responder's ORD, if it said. If it is more than the IRD we sent, that may be why it refused.
+        /// The responder's ORD, if given. If it exceeds the IRD that we sent, that may be the
+        /// reason.
         peer_ord: Option<u16>,
     },
 }
 
-/// The initiator's side of MPA start-up. Holds the request it sends.
+/// The initiator's side of MPA start-up. Contains the request that it sends.
 #[derive(Clone)]
 pub struct Initiator {
     params: LocalParams,
@@ -33,8 +37,8 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// Prepares a request. Fails when the private data is longer than 512 octets (508 with an enhanced request) or the
-    /// revision is neither 1 nor 2.
+    /// Prepares a request. Fails if the private data are longer than 512 octets (508 with an
+    /// enhanced request) or the revision is neither 1 nor 2.
     pub fn new(params: LocalParams, private_data: &[u8]) -> Result<Self, StartupError> {
         let LocalParams { revision, .. } = params;
         if !(1..=MAX_REVISION).contains(&revision) {
@@ -76,18 +80,18 @@ impl Initiator {
         Ok(this)
     }
 
-    /// The RTR messages on offer.
+    /// Returns the RTR messages to offer.
     fn offer(&self) -> RtrSet {
         if !self.params.peer_to_peer {
             return RtrSet::NONE;
         }
         let offer = match self.params.rtr_offer {
-            // A = 1 without B, C or D would leave the responder to guess.
+            // With A = 1 but without B, C or D, the responder would have to guess.
             RtrSet::NONE => RtrSet::WRITE_READ,
             offer => offer,
         };
-        // A ULP that issues no Reads has an ORD of zero, which its peer's ULP is told. A Read as
-        // RTR message would need one.
+        // If a ULP issues no Reads, its ORD is zero, and its peer's ULP is informed of that. A Read
+        // as RTR message would need one.
         let without_read = RtrSet {
             read: false,
             ..offer
@@ -98,7 +102,8 @@ impl Initiator {
         }
     }
 
-    /// The ORD to ask for. If a Read is offered as RTR message, one Read must be possible, even if the ULP uses none.
+    /// Returns the ORD to request. If a Read is offered as RTR message, one Read must be possible,
+    /// even if the ULP uses none.
     fn wanted_ord(&self) -> u16 {
         let ord = self.params.ord();
         if self.offer().read && self.params.max_ord > 0 {
@@ -142,12 +147,12 @@ impl Initiator {
         }
     }
 
-    /// The request frame. Send it in one write: some hardware wants it in one TCP segment.
+    /// Returns the request frame. Send it in one write: some RNICs require it in one TCP segment.
     pub fn request_octets(&self) -> &[u8] {
         self.request.get(..self.request_len).unwrap_or_default()
     }
 
-    /// Copies the request frame. Returns its length, or 0 when `out` is shorter than that.
+    /// Copies the request frame. Returns its length, or 0 if `out` is too short.
     pub fn request(&self, out: &mut [u8]) -> usize {
         let request = self.request_octets();
         match out.get_mut(..request.len()) {
@@ -159,13 +164,15 @@ impl Initiator {
         }
     }
 
-    /// The peer closed or reset the connection instead of replying: prepares the request for the next connection, and returns `false` if
-    /// there is nothing left to try.
+    /// Records that the peer closed or reset the connection instead of replying. Prepares the
+    /// request for the next connection, or returns `false` if there is nothing left to try.
     ///
-    /// A responder without RFC 6581 closes on each enhanced request. But one connection may also end for another reason: the peer's process
-    /// was killed, its queue pair was reset, or something between the two reset TCP. A connection of revision 1 to a peer that knows
-    /// revision 2 would have depths that were not negotiated. So the same request is sent once more, and only if that connection ends in the
-    /// same way, a request of revision 1 with the same private data follows. The ULP then decides about IRD, ORD and the connection model.
+    /// A responder without RFC 6581 closes after each enhanced request. But a connection may also
+    /// end for another reason: the peer's process was killed, its queue pair was reset, or a
+    /// middlebox reset TCP. With a peer that knows revision 2, a connection of revision 1 would
+    /// have depths that were not negotiated. So the same request is sent once more, and a request
+    /// of revision 1 with the same private data follows only if that connection ends in the same
+    /// way. The ULP then decides about IRD, ORD and the connection model.
     pub fn ask_again(&mut self) -> bool {
         if !self.enhanced {
             return false;
@@ -196,7 +203,8 @@ impl Initiator {
         }
     }
 
-    /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if any, and close.
+    /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if any,
+    /// and close.
     pub fn on_reply(&self, reply: &ReplyFrame<'_>) -> Result<Outcome, StartupError> {
         //= rfc5044 section 7.1.2
         //# MPA Initiator mode implementations MUST receive and validate an
@@ -219,7 +227,7 @@ impl Initiator {
                 revision: header.revision,
             });
         }
-        // A rejection in plain form is accepted, whatever the request was.
+        // A plain rejection is accepted, whatever the request was.
         if header.flags.has(Flags::REJECT) {
             let prefix = reply.prefix().ok().flatten();
             //= rfc6581 section 9.1
@@ -235,7 +243,7 @@ impl Initiator {
             .params
             .agree(header.revision, self.enhanced, header.flags);
         match (self.enhanced, prefix) {
-            (true, Some(prefix)) => self.settle(&prefix, &mut agreed)?,
+            (true, Some(prefix)) => self.agree_on_depths(&prefix, &mut agreed)?,
             (true, None) => return Err(StartupError::NotEnhanced),
             (false, Some(_)) => return Err(StartupError::EnhancedUnasked),
             (false, None) => {}
@@ -243,8 +251,12 @@ impl Initiator {
         Ok(Outcome::Accepted(agreed))
     }
 
-    /// Decides depths and RTR message from an enhanced reply.
-    fn settle(&self, reply: &EnhancedPrefix, agreed: &mut Agreed) -> Result<(), StartupError> {
+    /// Determines depths and RTR message from an enhanced reply.
+    fn agree_on_depths(
+        &self,
+        reply: &EnhancedPrefix,
+        agreed: &mut Agreed,
+    ) -> Result<(), StartupError> {
         //= rfc6581 section 9.1
         //# The responder and initiator MUST pass the peer's provided IRD and ORD
         //# values to the ULP, in addition to using the values as calculated by

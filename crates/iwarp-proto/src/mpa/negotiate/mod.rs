@@ -1,14 +1,19 @@
-//! What the start-up frames say, and what follows: both roles as pure state machines. RFC 5044 §7.1.2, RFC 6581 §9.
+//! Contents and meaning of the start-up frames: both roles as pure state machines. RFC 5044 §7.1.2,
+//! RFC 6581 §9.
 //!
-//! Beyond the RFCs, these choices follow what peers in use do:
+//! Beyond the RFCs, these choices follow existing peers:
 //!
-//! - IRD and ORD are negotiated in the relaxed way of siw and cxgb4: ORD is lowered to the peer's IRD, and IRD is raised to
-//!   the peer's ORD as far as the device allows. No peer is refused because it asks for more than there is.
-//! - The responder names exactly one RTR message, one that was offered: cxgb4 as initiator terminates otherwise.
-//!   If several were offered it takes Write (no answer, no IRD used up), then Read, then Send, as siw does.
-//! - A responder that does not return flag A (an early siw did not) gets the client-server model without RTR message.
-//! - Every reply carries C if either side wants CRCs, because siw as initiator looks at the reply alone.
-//! - Reserved bits are never looked at. Below revision 2 flag S is a reserved bit.
+//! - IRD and ORD are negotiated in the relaxed way of siw and cxgb4: ORD is lowered to the peer's
+//!   IRD, and IRD is raised to the peer's ORD as far as the device allows. A peer that asks for
+//!   more than is available is not refused.
+//! - The responder names exactly one of the offered RTR messages: otherwise cxgb4 as initiator
+//!   terminates. If several were offered it selects Write (no answer, no IRD used up), then Read,
+//!   then Send, as siw does.
+//! - A responder that does not return flag A (an early siw did not) gets the client-server model
+//!   without RTR message.
+//! - Every reply contains C if either side wants CRCs, because siw as initiator considers only the
+//!   reply.
+//! - Reserved bits are ignored. Below revision 2, flag S is a reserved bit.
 
 mod initiator;
 mod responder;
@@ -24,7 +29,7 @@ use super::startup::{
 /// The largest depth that can be negotiated: 14 bits, but all ones mean "no negotiation".
 pub const MAX_DEPTH: u16 = NO_NEGOTIATION - 1;
 
-/// The message by which the initiator tells that it is ready to receive.
+/// The message by which the initiator signals that it is ready to receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Rtr {
     /// A zero-length Send.
@@ -59,14 +64,14 @@ impl RtrSet {
         write: true,
         read: true,
     };
-    /// The messages that hardware peers offer and understand: Write and Read.
+    /// The messages that RNICs offer and understand: Write and Read.
     pub const WRITE_READ: Self = Self {
         send: false,
         write: true,
         read: true,
     };
 
-    /// The set of this one.
+    /// Returns the set of one message.
     pub const fn only(rtr: Rtr) -> Self {
         match rtr {
             Rtr::Send => Self {
@@ -103,8 +108,8 @@ impl RtrSet {
         }
     }
 
-    /// Returns the message to use: Write if possible, because it needs no answer and no IRD; then Read, which hardware
-    /// implements best; then Send, which uses up a receive of the peer.
+    /// Returns the message to use: Write if possible, because it needs no answer and no IRD; then
+    /// Read, which RNICs implement best; then Send, which uses up a receive of the peer.
     pub const fn preferred(self) -> Option<Rtr> {
         if self.write {
             Some(Rtr::Write)
@@ -117,7 +122,7 @@ impl RtrSet {
         }
     }
 
-    /// The flags B, C, D of a prefix. If A is 0 they mean nothing.
+    /// Reads the flags B, C, D of a prefix. They are ignored if A is 0.
     const fn of(prefix: &EnhancedPrefix) -> Self {
         //= rfc6581 section 9.2
         //# On reception, if Control
@@ -140,33 +145,35 @@ impl Default for RtrSet {
     }
 }
 
-/// What this side wants and what it can do.
+/// The wishes and limits of this side.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LocalParams {
-    /// The MPA revision: 1 (RFC 5044) or 2 (RFC 6581). A responder of revision 2 accepts 0 and 1, too.
+    /// The MPA revision: 1 (RFC 5044) or 2 (RFC 6581). A responder of revision 2 also accepts 0 and
+    /// 1.
     pub revision: u8,
-    /// Does this side want CRCs? They are used if either side does.
+    /// This side wants CRCs. They are used if either side does.
     pub crc: bool,
-    /// Shall the peer send us markers?
+    /// The peer must send markers.
     pub markers_rx: bool,
-    /// Inbound Read Requests this side is set up for.
+    /// Inbound Read Requests that this side offers.
     pub ird: u16,
-    /// Outbound Read Requests this side wants to have in flight.
+    /// Outbound Read Requests that this side wants to have in flight.
     pub ord: u16,
-    /// The highest IRD that may be granted if the peer asks for more.
+    /// The highest IRD that may be granted if the peer requests more.
     pub max_ird: u16,
     /// The highest ORD possible.
     pub max_ord: u16,
-    /// Initiator: ask for the peer-to-peer model. A responder follows the request.
+    /// Initiator: request the peer-to-peer model. A responder follows the request.
     pub peer_to_peer: bool,
-    /// The RTR messages this side can send (initiator) or recognise (responder).
+    /// The RTR messages that this side can send (initiator) or recognise (responder).
     pub rtr_offer: RtrSet,
-    /// Initiator: negotiate IRD and ORD. If `false`, both sides keep what they have.
+    /// Initiator: negotiate IRD and ORD. If `false`, both sides keep their values.
     pub ird_ord_negotiate: bool,
 }
 
 impl Default for LocalParams {
-    /// Revision 2, peer-to-peer with Write or Read as RTR message, CRC, no markers: hardware and siw both accept it.
+    /// Revision 2, peer-to-peer with Write or Read as RTR message, CRC, no markers: accepted by
+    /// RNICs and siw.
     fn default() -> Self {
         //= rfc5044 section 1.2
         //# It is possible to disable this CRC check; however, CRCs MUST be enabled
@@ -204,7 +211,8 @@ impl LocalParams {
         min(self.max_ird, MAX_DEPTH)
     }
 
-    /// What is agreed with a peer whose frame has these flags, before depths and RTR message are.
+    /// Returns the agreement with a peer whose frame has these flags, before depths and RTR message
+    /// are determined.
     const fn agree(&self, revision: u8, enhanced: bool, peer: Flags) -> Agreed {
         Agreed {
             revision,
@@ -256,31 +264,31 @@ impl LocalParams {
     }
 }
 
-/// What both sides have agreed on.
+/// The agreement of both sides.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreed {
     //= rfc5044 section 3
     //# MPA MUST provide the protocol version negotiated with its peer to DDP.
     /// The revision of the frames exchanged.
     pub revision: u8,
-    /// Were the frames enhanced?
+    /// The frames were enhanced.
     pub enhanced: bool,
     /// Generate and check CRCs, in both directions.
     pub crc: bool,
-    /// Insert markers in what this side sends.
+    /// Insert markers in sent data.
     pub markers_tx: bool,
-    /// Expect markers in what this side receives.
+    /// Expect markers in received data.
     pub markers_rx: bool,
-    /// Inbound Read Requests this side must be able to hold.
+    /// Inbound Read Requests that this side must be able to hold.
     pub ird: u16,
-    /// Outbound Read Requests this side may have in flight.
+    /// Outbound Read Requests that this side may have in flight.
     pub ord: u16,
-    /// The peer's IRD as its frame has it; [`NO_NEGOTIATION`] if the frame has none.
+    /// The IRD in the peer's frame; [`NO_NEGOTIATION`] if there is none.
     pub peer_ird: u16,
-    /// The peer's ORD as its frame has it; [`NO_NEGOTIATION`] if the frame has none.
+    /// The ORD in the peer's frame; [`NO_NEGOTIATION`] if there is none.
     pub peer_ord: u16,
-    /// The RTR message that the initiator sends first, in the peer-to-peer model. A responder may still get another first
-    /// message: siw sends no RTR message if it offered none.
+    /// The RTR message that the initiator sends first, in the peer-to-peer model. A responder may
+    /// get another first message: siw sends no RTR message if it offered none.
     pub rtr: Option<Rtr>,
     /// Peer-to-peer model: the RTR message comes first, then either side may send.
     pub peer_to_peer: bool,

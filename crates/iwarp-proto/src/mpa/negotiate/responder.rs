@@ -11,8 +11,8 @@ use core::ops::Range;
 pub struct Responder;
 
 impl Responder {
-    /// Checks a request. After an error close the connection, if possible with a reset instead of a FIN: initiators in
-    /// hardware fall back to revision 1 only after a reset.
+    /// Checks a request. After an error close the connection, preferably with a reset instead of a
+    /// FIN: RNICs as initiators fall back to revision 1 only after a reset.
     pub fn on_request(
         request: &RequestFrame<'_>,
         params: &LocalParams,
@@ -21,7 +21,7 @@ impl Responder {
     }
 }
 
-/// A valid request that the ULP has not accepted or rejected yet.
+/// A valid request that the ULP has neither accepted nor rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PendingRequest {
     revision: u8,
@@ -95,18 +95,19 @@ impl PendingRequest {
         self.flags.has(Flags::MARKERS)
     }
 
-    /// Returns the initiator's IRD: our ORD cannot be higher. `None` if the request has none, [`NO_NEGOTIATION`] if the
-    /// ULPs shall decide.
+    /// Returns the initiator's IRD, which limits our ORD. `None` if the request has none,
+    /// [`NO_NEGOTIATION`] if the ULPs decide.
     pub fn peer_ird(&self) -> Option<u16> {
         self.prefix.map(|p| p.ird)
     }
 
-    /// Returns the initiator's ORD: the IRD it would like us to have. `None` and [`NO_NEGOTIATION`] as above.
+    /// Returns the initiator's ORD, the IRD that it wants from us. `None` and [`NO_NEGOTIATION`] as
+    /// above.
     pub fn peer_ord(&self) -> Option<u16> {
         self.prefix.map(|p| p.ord)
     }
 
-    /// Returns `true` if the initiator asks for the peer-to-peer model.
+    /// Returns `true` if the initiator requests the peer-to-peer model.
     pub fn peer_to_peer(&self) -> bool {
         self.prefix.is_some_and(|p| p.peer_to_peer)
     }
@@ -116,12 +117,13 @@ impl PendingRequest {
         self.prefix.as_ref().map_or(RtrSet::NONE, RtrSet::of)
     }
 
-    /// Returns where the ULP's private data are within the frame's private data.
+    /// Returns the range of the ULP's private data in the frame's private data.
     pub fn private_data(&self) -> Range<usize> {
         self.private_data.clone()
     }
 
-    /// Writes an accepting reply. Send it in one write and nothing after it until the first FPDU has come in.
+    /// Writes an accepting reply. Send it in one write, and nothing after it until the first FPDU
+    /// has arrived.
     pub fn accept(
         &self,
         params: &LocalParams,
@@ -148,9 +150,10 @@ impl PendingRequest {
         //# unenhanced responder treats the enhanced request as incorrectly formatted
         //# and closes the TCP connection.
         let prefix = match &self.prefix {
-            Some(request) => Some(settle(request, params, &mut agreed)),
+            Some(request) => Some(agree_on_depths(request, params, &mut agreed)),
             None => {
-                // cxgb4 sends a zero-length Read as RTR message on plain connections, too, so one must fit.
+                // cxgb4 sends a zero-length Read as RTR message on plain connections, too, so there
+                // must be room for one.
                 agreed.ird = agreed.ird.max(1);
                 None
             }
@@ -170,14 +173,16 @@ impl PendingRequest {
         Ok((len, agreed))
     }
 
-    /// Writes a rejecting reply that returns the initiator's own depths, so that it blames none. Returns its length, or 0 if
-    /// the private data (512 octets, 508 if enhanced) or the reply do not fit. TCP may stay open afterwards.
+    /// Writes a rejecting reply that returns the initiator's own depths, so that it blames none of
+    /// them. Returns its length, or 0 if the private data (512 octets, 508 if enhanced) or the
+    /// reply do not fit. TCP may stay open afterwards.
     pub fn reject(&self, private_data: &[u8], out: &mut [u8]) -> usize {
         let prefix = self.prefix.map(|p| reject_prefix(&p, p.ird));
         self.emit_reject(prefix, private_data, out)
     }
 
-    /// As [`Self::reject`], but tells that our ULP needs this ORD, which is more than the initiator's IRD.
+    /// As [`Self::reject`], but announces that our ULP needs this ORD, which exceeds the
+    /// initiator's IRD.
     pub fn reject_insufficient_ird(
         &self,
         required_ord: u16,
@@ -224,8 +229,12 @@ impl PendingRequest {
     }
 }
 
-/// Decides depths and RTR message from an enhanced request, and writes them to a prefix.
-fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -> EnhancedPrefix {
+/// Determines depths and RTR message from an enhanced request, and writes them to a prefix.
+fn agree_on_depths(
+    request: &EnhancedPrefix,
+    params: &LocalParams,
+    agreed: &mut Agreed,
+) -> EnhancedPrefix {
     //= rfc6581 section 9.1
     //# The responder and initiator MUST pass the peer's provided IRD and ORD
     //# values to the ULP, in addition to using the values as calculated by
@@ -292,7 +301,7 @@ fn settle(request: &EnhancedPrefix, params: &LocalParams, agreed: &mut Agreed) -
     reply
 }
 
-/// One RTR message: the best that both sides know, else one that we know.
+/// Returns one RTR message: the best that both sides know, else one that we know.
 fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
     //= rfc6581 section 9.2
     //# If the responder does
@@ -312,7 +321,7 @@ fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
         .unwrap_or(Rtr::Write)
 }
 
-/// The prefix of a rejection: the initiator's values seen from this side.
+/// Returns the prefix of a rejection: the initiator's values from this side's point of view.
 fn reject_prefix(request: &EnhancedPrefix, ord: u16) -> EnhancedPrefix {
     EnhancedPrefix {
         ird: request.ord,

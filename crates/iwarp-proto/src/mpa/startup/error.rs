@@ -1,17 +1,18 @@
-//! The errors before full operation, and what to do about each. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
+//! Errors before full operation, and the reaction to each. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
 
 use crate::rdmap::TerminateCode;
 use core::fmt;
 
 /// Why MPA start-up fails.
 ///
-/// After an error in a peer's frame, close the connection and report the error locally. An initiator sends a Terminate
-/// only after some errors of an enhanced reply, because only then does the peer read FPDUs; see [`Self::terminate`].
+/// After an error in a peer's frame, close the connection and report the error locally. An
+/// initiator sends a Terminate only after some errors of an enhanced reply, because only then does
+/// the peer read FPDUs; see [`Self::terminate`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StartupError {
     /// The first 16 octets are no MPA key.
     BadKey,
-    /// A Request came instead of a Reply, or the other way round: both sides started in the same role.
+    /// A Request arrived instead of a Reply, or vice versa: both sides started in the same role.
     WrongRole,
     /// This side cannot use that revision, or is configured not to.
     UnsupportedRevision {
@@ -33,7 +34,7 @@ pub enum StartupError {
     InsufficientIrd {
         /// The responder's ORD.
         needed: u16,
-        /// The highest IRD that we can have.
+        /// The highest possible IRD of this side.
         max: u16,
     },
     /// The responder named no RTR message that we can send.
@@ -50,7 +51,7 @@ pub enum StartupError {
         /// Octets needed.
         needed: usize,
     },
-    /// Something failed on this side (no memory, no QP) after the peer had accepted.
+    /// A local failure (no memory, no QP) after the peer had accepted.
     Local,
 }
 
@@ -81,13 +82,14 @@ impl StartupError {
             //# any error locally for which the special Error Code is not defined
             //# in Section 8 before resetting the connection.
             Self::Local => Some(TerminateCode::MPA_LOCAL_CATASTROPHIC),
-            // A malformed frame. A peer that cannot send a frame does not read a Terminate either, and RFC 5044 §8 wants TCP closed
-            // at once.
+            // A malformed frame. A peer that cannot send a frame does not read a Terminate either,
+            // and RFC 5044 §8 requires that TCP is closed immediately.
             _ => None,
         }
     }
 
-    /// Returns the MPA error code of RFC 5044 §8 and RFC 6581 §8 to report locally; `None` if this side misused the call.
+    /// Returns the MPA error code of RFC 5044 §8 and RFC 6581 §8 to report locally; `None` if this
+    /// side misused the call.
     //= rfc5044 section 8
     //# The following errors MUST be detected by MPA and the codes SHOULD be
     //# provided to DDP or other Consumer:

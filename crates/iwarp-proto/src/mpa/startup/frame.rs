@@ -1,4 +1,5 @@
-//! The frame itself: view, header value, and a whole frame borrowed from its octets. RFC 5044 §7.1.1, RFC 6581 §6.
+//! The frame itself: view, header value, and a whole frame borrowed from its octets. RFC 5044
+//! §7.1.1, RFC 6581 §6.
 
 use super::{
     EnhancedPrefix, FRAME_HEADER_LEN, MAX_PRIVATE_DATA, REPLY_KEY, REQUEST_KEY, StartupError,
@@ -41,20 +42,20 @@ impl FrameKind {
     }
 }
 
-/// The flags octet; reserved bits are kept.
+/// The flags octet, including reserved bits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Flags(pub u8);
 
 impl Flags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// M: the sender of the frame wants markers in what it receives.
+    /// M: the sender of the frame wants to receive markers.
     pub const MARKERS: Self = Self(0x80);
     /// C: the sender wants CRCs in both directions.
     pub const CRC: Self = Self(0x40);
-    /// R: the responder rejects the connection. Not looked at in a request.
+    /// R: the responder rejects the connection. Ignored in a request.
     pub const REJECT: Self = Self(0x20);
-    /// S: the private data start with an enhanced prefix. It has a meaning from revision 2 on.
+    /// S: the private data start with an enhanced prefix. Defined from revision 2 on.
     pub const ENHANCED: Self = Self(0x10);
 
     /// Returns `true` if all bits of `flag` are set.
@@ -63,7 +64,7 @@ impl Flags {
         self.0 & flag.0 == flag.0
     }
 
-    /// `self` with `flag` added if `on`.
+    /// Returns `self` with `flag` added if `on`.
     #[inline]
     #[must_use]
     pub const fn with(self, flag: Self, on: bool) -> Self {
@@ -78,12 +79,13 @@ impl BitOr for Flags {
     }
 }
 
-/// A view of a frame: at least 20 octets, with any content.
+/// A view of a frame: at least 20 octets with any contents.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct FrameView<T>(T);
 
 impl<T: AsRef<[u8]>> FrameView<T> {
-    /// Makes a view of the frame at the start of `octets`. Returns `None` if they are fewer than 20.
+    /// Creates a view of the frame at the start of `octets`. Returns `None` if there are fewer than
+    /// 20.
     pub fn new(octets: T) -> Option<Self> {
         (octets.as_ref().len() >= FRAME_HEADER_LEN).then_some(Self(octets))
     }
@@ -95,7 +97,7 @@ impl<T: AsRef<[u8]>> FrameView<T> {
             .unwrap_or(&[0; FRAME_HEADER_LEN])
     }
 
-    /// The 16 octets of the key.
+    /// Returns the 16 octets of the key.
     pub fn key(&self) -> &[u8] {
         self.head().get(field::KEY).unwrap_or_default()
     }
@@ -107,22 +109,22 @@ impl<T: AsRef<[u8]>> FrameView<T> {
             .find(|k| k.key() == self.key())
     }
 
-    /// The flags, reserved bits included.
+    /// Returns the flags, reserved bits included.
     pub fn flags(&self) -> Flags {
         Flags(self.head()[field::FLAGS])
     }
 
-    /// The revision.
+    /// Returns the revision.
     pub fn revision(&self) -> u8 {
         self.head()[field::REVISION]
     }
 
-    /// PD_Length: octets of private data announced.
+    /// Returns PD_Length, the announced octets of private data.
     pub fn pd_length(&self) -> u16 {
         be16(self.head(), field::PD_LENGTH)
     }
 
-    /// The private data, enhanced prefix included; `None` when it is cut short.
+    /// Returns the private data including the enhanced prefix; `None` if they are incomplete.
     pub fn private_data(&self) -> Option<&[u8]> {
         self.0
             .as_ref()
@@ -171,8 +173,8 @@ pub struct FrameHeader {
 }
 
 impl FrameHeader {
-    /// Reads the header of any revision with any flags. The key must be one of the two and the private data not longer
-    /// than 512 octets; fewer than 20 octets count as no key.
+    /// Reads the header of any revision with any flags. The key must be one of the two, and the
+    /// private data at most 512 octets; fewer than 20 octets count as a missing key.
     pub fn parse(octets: &[u8]) -> Result<Self, StartupError> {
         let v = octets
             .first_chunk::<FRAME_HEADER_LEN>()
@@ -215,13 +217,13 @@ impl FrameHeader {
         FRAME_HEADER_LEN
     }
 
-    /// Octets of the whole frame.
+    /// Returns the octets of the whole frame.
     pub const fn frame_len(&self) -> usize {
         FRAME_HEADER_LEN.wrapping_add(self.pd_length as usize)
     }
 
-    /// Returns `true` if the private data start with an enhanced prefix. In revisions 0 and 1 the S bit is a reserved bit, and
-    /// reserved bits are not looked at.
+    /// Returns `true` if the private data start with an enhanced prefix. In revisions 0 and 1 the S
+    /// bit is a reserved bit, which is ignored.
     pub const fn is_enhanced(&self) -> bool {
         //= rfc6581 section 6
         //# To use any enhanced
@@ -231,7 +233,7 @@ impl FrameHeader {
     }
 }
 
-/// A complete frame, borrowed from the octets it came in.
+/// A complete frame, borrowed from its octets.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame<'a> {
     header: FrameHeader,
@@ -244,7 +246,7 @@ pub type RequestFrame<'a> = Frame<'a>;
 pub type ReplyFrame<'a> = Frame<'a>;
 
 impl<'a> Frame<'a> {
-    /// Reads the frame at the start of `octets`. Returns `Ok(None)` if they end before the frame does.
+    /// Reads the frame at the start of `octets`. Returns `Ok(None)` if they end before the frame.
     pub fn parse(octets: &'a [u8]) -> Result<Option<Self>, StartupError> {
         if octets.len() < FRAME_HEADER_LEN {
             return Ok(None);
@@ -259,17 +261,17 @@ impl<'a> Frame<'a> {
             }))
     }
 
-    /// The header.
+    /// Returns the header.
     pub const fn header(&self) -> &FrameHeader {
         &self.header
     }
 
-    /// All private data, enhanced prefix included.
+    /// Returns all private data, including the enhanced prefix.
     pub const fn private_data(&self) -> &'a [u8] {
         self.private_data
     }
 
-    /// The enhanced prefix: `Ok(None)` in a plain frame.
+    /// Returns the enhanced prefix: `Ok(None)` in a plain frame.
     pub fn prefix(&self) -> Result<Option<EnhancedPrefix>, StartupError> {
         if !self.header.is_enhanced() {
             return Ok(None);
@@ -283,7 +285,7 @@ impl<'a> Frame<'a> {
             .ok_or(StartupError::MissingEnhancedPrefix)
     }
 
-    /// Returns the ULP's private data: without the enhanced prefix.
+    /// Returns the ULP's private data, without the enhanced prefix.
     pub fn ulp_private_data(&self) -> &'a [u8] {
         let skip = if self.header.is_enhanced() {
             EnhancedPrefix::LEN

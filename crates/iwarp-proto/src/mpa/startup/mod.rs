@@ -1,8 +1,9 @@
 //! The MPA Request and Reply frames. RFC 5044 §7.1.1 and §7.1.2, RFC 6581 §6 and §9.
 //!
-//! Each side sends one frame: key (16), flags (1), revision (1), length of private data (2), private data. In enhanced
-//! frames (S set, revision 2) the private data begin with 4 octets of IRD, ORD and RTR offers. [`FrameReader`]
-//! collects a frame from a stream; [`negotiate`](super::negotiate) decides what frames mean.
+//! Each side sends one frame: key (16), flags (1), revision (1), length of private data (2),
+//! private data. In enhanced frames (S set, revision 2) the private data begin with 4 octets of
+//! IRD, ORD and RTR offers. [`FrameReader`] collects a frame from a stream;
+//! [`negotiate`](super::negotiate) decides what frames mean.
 
 mod error;
 mod frame;
@@ -20,7 +21,7 @@ pub const FRAME_HEADER_LEN: usize = 20;
 //# The buffer that receives the Private Data field MUST be large enough to
 //# receive that data; the amount of Private Data MUST not exceed the PD_Length
 //# or the application buffer.
-/// Most octets of private data in a frame, enhanced prefix included.
+/// The longest private data of a frame in octets, including the enhanced prefix.
 pub const MAX_PRIVATE_DATA: usize = 512;
 /// Octets of the longest frame.
 pub const MAX_FRAME_LEN: usize = FRAME_HEADER_LEN + MAX_PRIVATE_DATA;
@@ -39,5 +40,5 @@ pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
 /// Key of a Reply.
 pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
 
-/// The highest MPA revision spoken here: RFC 6581.
+/// The highest supported MPA revision: RFC 6581.
 pub const MAX_REVISION: u8 = 2;

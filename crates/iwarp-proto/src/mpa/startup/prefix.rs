@@ -21,9 +21,10 @@ pub const NO_NEGOTIATION: u16 = 0x3fff;
 /// The octets before the ULP's private data in an enhanced frame.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EnhancedPrefix {
-    /// Inbound Read Requests the sender can take, 0 to 0x3ffe, or [`NO_NEGOTIATION`].
+    /// Inbound Read Requests that the sender can take, 0 to 0x3ffe, or [`NO_NEGOTIATION`].
     pub ird: u16,
-    /// Outbound Read Requests the sender wants to have in flight, 0 to 0x3ffe, or [`NO_NEGOTIATION`].
+    /// Outbound Read Requests that the sender wants to have in flight, 0 to 0x3ffe, or
+    /// [`NO_NEGOTIATION`].
     pub ord: u16,
     /// A: peer-to-peer model, so the initiator sends an RTR message first.
     pub peer_to_peer: bool,
@@ -39,7 +40,7 @@ impl EnhancedPrefix {
     /// Octets on the wire.
     pub const LEN: usize = 4;
 
-    /// Reads the prefix as it is; `None` when there are fewer than 4 octets.
+    /// Reads the prefix unchecked; `None` if there are fewer than 4 octets.
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let octets = octets.first_chunk::<{ Self::LEN }>()?;
         let (ird, ord) = (be16(octets, field::IRD), be16(octets, field::ORD));
@@ -53,8 +54,8 @@ impl EnhancedPrefix {
         })
     }
 
-    /// Writes the prefix; depths beyond 14 bits are written as 0x3ffe. Returns 4, or 0 when `out` is shorter and nothing
-    /// was written.
+    /// Writes the prefix; depths beyond 14 bits are written as 0x3ffe. Returns 4, or 0 if `out` is
+    /// too short, which is then unchanged.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         //= rfc6581 section 9
         //# Note that this field MUST be

@@ -1,4 +1,5 @@
-//! Collects one frame from a stream that arrives in portions of any size. RFC 5044 §7.1.2 rules 5, 8 and 9.
+//! Collects one frame from a stream that arrives in portions of any size. RFC 5044 §7.1.2 rules 5,
+//! 8 and 9.
 
 use super::{FRAME_HEADER_LEN, Frame, FrameHeader, FrameKind, MAX_FRAME_LEN, StartupError};
 use core::fmt;
@@ -6,16 +7,17 @@ use core::fmt;
 /// The result of [`FrameReader::push`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// All octets were taken and the frame is not complete yet.
+    /// All octets were taken, and the frame is not complete yet.
     NeedMore,
     /// The frame is complete.
     Frame {
-        /// Octets of the last input that belong to the frame. The octets after them are the first of full operation.
+        /// Octets of the last input that belong to the frame. The octets after them are the first
+        /// of full operation.
         consumed: usize,
     },
 }
 
-/// Collects one frame in its own buffer, and never takes an octet that follows the frame.
+/// Collects one frame in its own buffer, and never takes an octet after the frame.
 #[derive(Clone)]
 pub struct FrameReader {
     kind: FrameKind,
@@ -24,7 +26,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Makes a reader that waits for this kind of frame.
+    /// Creates a reader that expects this kind of frame.
     pub const fn new(kind: FrameKind) -> Self {
         Self {
             kind,
@@ -33,12 +35,13 @@ impl FrameReader {
         }
     }
 
-    /// Takes octets of the stream. Errors are reported as early as possible: a wrong key at its first wrong octet, a length
-    /// that is too long together with the header. After an error the connection cannot be used. After `Frame` nothing more is
-    /// taken.
+    /// Takes octets of the stream. Errors are reported as early as possible: a wrong key at its
+    /// first wrong octet, an excessive length together with the header. After an error the
+    /// connection is unusable. After `Frame` nothing more is taken.
     pub fn push(&mut self, mut input: &[u8]) -> Result<Progress, StartupError> {
         let mut consumed = 0;
-        // At most two turns: the first ends with the header, which tells where the private data end.
+        // At most two turns: the first ends with the header, which contains the length of the
+        // private data.
         loop {
             let missing = self.missing()?;
             if missing == 0 {
@@ -60,8 +63,8 @@ impl FrameReader {
         }
     }
 
-    /// Returns how many octets to read from the stream next; zero if the frame is complete. A caller that reads no more than
-    /// that leaves in the socket what follows the frame.
+    /// Returns how many octets to read from the stream next; zero if the frame is complete. A
+    /// caller that reads no more than that leaves everything after the frame in the socket.
     pub fn missing(&self) -> Result<usize, StartupError> {
         let header = FRAME_HEADER_LEN.saturating_sub(self.len);
         if header > 0 {
@@ -86,7 +89,7 @@ impl FrameReader {
         self.buf.get(..self.len).unwrap_or_default()
     }
 
-    /// Compares as much of the key as has arrived.
+    /// Compares the part of the key that has arrived.
     fn check_key(&self) -> Result<(), StartupError> {
         //= rfc5044 section 7.1.2
         //# If a received "Key" does not match the expected value (see

@@ -1,11 +1,12 @@
-//! Terminate Control: layer, error type, error code. RFC 5040 §4.8 figure 9, RFC 5041 §7.2, RFC 5044 §8, RFC 6581 §8.
+//! Terminate Control: layer, error type, error code. RFC 5040 §4.8 figure 9, RFC 5041 §7.2, RFC
+//! 5044 §8, RFC 6581 §8.
 
 use crate::ddp::HeaderError;
 use crate::wire::named_values;
 use core::fmt;
 
 named_values! {
-    /// The layer that found the error: four bits.
+    /// The layer that detected the error: four bits.
     pub struct Layer(u8) {
         /// RDMAP itself.
         RDMAP = 0;
@@ -42,13 +43,20 @@ impl Etype {
 pub struct Code(pub u8);
 
 macro_rules! codes {
-    ($($(#[$meta:meta])* $name:ident = $layer:ident $etype:ident $code:literal $text:literal;)*) => {
+    ($(
+        $(#[$meta:meta])*
+        $name:ident = $layer:ident $etype:ident $code:literal $text:literal;
+    )*) => {
         impl Code {
             $(#[doc = concat!("Code of [`TerminateCode::", stringify!($name), "`].")]
             pub const $name: Self = Self($code);)*
         }
         impl TerminateCode {
-            $($(#[$meta])* pub const $name: Self = Self::new(Layer::$layer, Etype::$etype, Code::$name);)*
+            $(
+                $(#[$meta])*
+                pub const $name: Self =
+                    Self::new(Layer::$layer, Etype::$etype, Code::$name);
+            )*
 
             /// Every code the RFCs define.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
@@ -62,7 +70,8 @@ macro_rules! codes {
     };
 }
 
-/// Why a stream is terminated. Every value can be represented; the named ones are those that the RFCs define.
+/// Why a stream is terminated. Every value can be represented; the named ones are those that the
+/// RFCs define.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TerminateCode {
     /// See [`Layer`]; four bits.
@@ -89,23 +98,28 @@ codes! {
     /// RDMAP protection: access rights violation.
     RDMAP_ACCESS = RDMAP REMOTE_PROTECTION 0x02 "RDMAP: access rights violation";
     /// RDMAP protection: STag not associated with this RDMAP stream (other protection domain).
-    RDMAP_STAG_NOT_ASSOCIATED = RDMAP REMOTE_PROTECTION 0x03 "RDMAP: STag not associated with the stream";
+    RDMAP_STAG_NOT_ASSOCIATED = RDMAP REMOTE_PROTECTION 0x03
+        "RDMAP: STag not associated with the stream";
     /// RDMAP protection: tagged offset wrap.
     RDMAP_TO_WRAP = RDMAP REMOTE_PROTECTION 0x04 "RDMAP: tagged offset wraps";
     /// RDMAP protection: the STag cannot be invalidated.
     RDMAP_CANNOT_INVALIDATE = RDMAP REMOTE_PROTECTION 0x09 "RDMAP: STag cannot be invalidated";
     /// RDMAP protection: unspecified error.
-    RDMAP_PROTECTION_UNSPECIFIED = RDMAP REMOTE_PROTECTION 0xff "RDMAP: unspecified protection error";
+    RDMAP_PROTECTION_UNSPECIFIED = RDMAP REMOTE_PROTECTION 0xff
+        "RDMAP: unspecified protection error";
     /// RDMAP operation: invalid RDMAP version.
     RDMAP_INVALID_VERSION = RDMAP REMOTE_OPERATION 0x05 "RDMAP: invalid RDMAP version";
     /// RDMAP operation: unexpected opcode.
     RDMAP_UNEXPECTED_OPCODE = RDMAP REMOTE_OPERATION 0x06 "RDMAP: unexpected opcode";
-    /// RDMAP operation: catastrophic error, localized to the RDMAP stream. RFC 7306 §8.2 uses it for misaligned atomics.
-    RDMAP_CATASTROPHIC_STREAM = RDMAP REMOTE_OPERATION 0x07 "RDMAP: catastrophic error, localized to the stream";
+    /// RDMAP operation: catastrophic error, localized to the RDMAP stream. RFC 7306 §8.2 uses it
+    /// for misaligned atomics.
+    RDMAP_CATASTROPHIC_STREAM = RDMAP REMOTE_OPERATION 0x07
+        "RDMAP: catastrophic error, localized to the stream";
     /// RDMAP operation: catastrophic error, global.
     RDMAP_CATASTROPHIC_GLOBAL = RDMAP REMOTE_OPERATION 0x08 "RDMAP: catastrophic error, global";
     /// RDMAP operation: the STag cannot be invalidated.
-    RDMAP_OPERATION_CANNOT_INVALIDATE = RDMAP REMOTE_OPERATION 0x09 "RDMAP: STag cannot be invalidated (operation)";
+    RDMAP_OPERATION_CANNOT_INVALIDATE = RDMAP REMOTE_OPERATION 0x09
+        "RDMAP: STag cannot be invalidated (operation)";
     /// RDMAP operation: unspecified error.
     RDMAP_OPERATION_UNSPECIFIED = RDMAP REMOTE_OPERATION 0xff "RDMAP: unspecified operation error";
     /// DDP: local catastrophic error.
@@ -115,7 +129,8 @@ codes! {
     /// DDP tagged: base or bounds violation.
     DDP_TAGGED_BASE_BOUNDS = DDP TAGGED_BUFFER 0x01 "DDP: tagged buffer, base or bounds violation";
     /// DDP tagged: STag not associated with the DDP stream.
-    DDP_TAGGED_NOT_ASSOCIATED = DDP TAGGED_BUFFER 0x02 "DDP: tagged buffer, STag not associated with the stream";
+    DDP_TAGGED_NOT_ASSOCIATED = DDP TAGGED_BUFFER 0x02
+        "DDP: tagged buffer, STag not associated with the stream";
     /// DDP tagged: tagged offset wrap.
     DDP_TAGGED_TO_WRAP = DDP TAGGED_BUFFER 0x03 "DDP: tagged buffer, tagged offset wraps";
     /// DDP tagged: invalid DDP version.
@@ -125,14 +140,17 @@ codes! {
     /// DDP untagged: invalid MSN, no buffer available.
     DDP_UNTAGGED_NO_BUFFER = DDP UNTAGGED_BUFFER 0x02 "DDP: untagged buffer, no buffer available";
     /// DDP untagged: invalid MSN, range is not valid.
-    DDP_UNTAGGED_INVALID_MSN = DDP UNTAGGED_BUFFER 0x03 "DDP: untagged buffer, MSN range is not valid";
+    DDP_UNTAGGED_INVALID_MSN = DDP UNTAGGED_BUFFER 0x03
+        "DDP: untagged buffer, MSN range is not valid";
     /// DDP untagged: invalid message offset.
-    DDP_UNTAGGED_INVALID_MO = DDP UNTAGGED_BUFFER 0x04 "DDP: untagged buffer, invalid message offset";
+    DDP_UNTAGGED_INVALID_MO = DDP UNTAGGED_BUFFER 0x04
+        "DDP: untagged buffer, invalid message offset";
     /// DDP untagged: message too long for the available buffer.
     DDP_UNTAGGED_TOO_LONG = DDP UNTAGGED_BUFFER 0x05 "DDP: untagged buffer, message too long";
     /// DDP untagged: invalid DDP version.
-    DDP_UNTAGGED_INVALID_VERSION = DDP UNTAGGED_BUFFER 0x06 "DDP: untagged buffer, invalid DDP version";
-    /// MPA: TCP connection closed, terminated or lost. Reported locally; there is nobody left to send it to.
+    DDP_UNTAGGED_INVALID_VERSION = DDP UNTAGGED_BUFFER 0x06
+        "DDP: untagged buffer, invalid DDP version";
+    /// MPA: TCP connection closed, terminated or lost. Reported locally only.
     MPA_CONNECTION_LOST = LLP MPA 0x01 "MPA: TCP connection lost";
     /// MPA: CRC mismatch.
     MPA_CRC = LLP MPA 0x02 "MPA: CRC mismatch";
@@ -149,7 +167,7 @@ codes! {
 }
 
 impl TerminateCode {
-    /// A code of its three parts.
+    /// Creates a code from its three parts.
     pub const fn new(layer: Layer, etype: Etype, code: Code) -> Self {
         Self {
             layer: layer.0,
@@ -158,8 +176,8 @@ impl TerminateCode {
         }
     }
 
-    /// Returns the same code with layer and error type exchanged. That is what a receiver reads if the sender filled the
-    /// first octet in the wrong nibble order.
+    /// Returns the code with layer and error type exchanged, which a receiver reads if the sender
+    /// wrote the first octet in the wrong nibble order.
     #[inline]
     pub const fn swapped(self) -> Self {
         Self {
@@ -169,8 +187,8 @@ impl TerminateCode {
         }
     }
 
-    /// Returns `true` if a Terminate with this code shall carry DDP header and length of the segment that caused it
-    /// (RFC 5040 §4.8 figure 10).
+    /// Returns `true` if a Terminate with this code must contain the DDP header and length of the
+    /// segment that caused it (RFC 5040 §4.8 figure 10).
     //= rfc5040 section 4.8
     //# See Figure 10 for when this bit SHOULD be set.
     pub const fn wants_ddp_header(self) -> bool {
@@ -181,7 +199,7 @@ impl TerminateCode {
         }
     }
 
-    /// Returns `true` if it shall also carry the Read Request header, if a Read Request caused it.
+    /// Returns `true` if it must also contain the Read Request header if a Read Request caused it.
     pub const fn wants_read_request(self) -> bool {
         matches!(
             (Layer(self.layer), Etype(self.etype)),
@@ -193,7 +211,8 @@ impl TerminateCode {
 impl From<&HeaderError> for TerminateCode {
     fn from(error: &HeaderError) -> Self {
         match error {
-            // No RFC has this row. MPA's code 3 says that framing and content disagree; siw sends it, too.
+            // No RFC has this row. MPA's code 3 means that framing and contents disagree; siw sends
+            // it, too.
             HeaderError::TooShort => Self::MPA_MARKER,
             HeaderError::BadDdpVersion { tagged: true } => Self::DDP_TAGGED_INVALID_VERSION,
             HeaderError::BadDdpVersion { tagged: false } => Self::DDP_UNTAGGED_INVALID_VERSION,

@@ -1,7 +1,8 @@
-//! The Terminate header and what may follow it. RFC 5040 §4.8 figures 7, 8 and 10.
+//! The Terminate header and its optional parts. RFC 5040 §4.8 figures 7, 8 and 10.
 //!
-//! Linux's siw fills the control word through C bit-fields, which on little-endian hosts exchanges the nibbles of the
-//! first octet and puts the M, D, R bits at the other end of the third. [`Terminate::parse`] reads both layouts.
+//! Linux's siw fills the control word through C bit-fields, which on little-endian hosts exchanges
+//! the nibbles of the first octet and puts the M, D, R bits at the other end of the third.
+//! [`Terminate::parse`] reads both layouts.
 
 use super::code::TerminateCode;
 use crate::ddp::{Header, UNTAGGED_HEADER_LEN};
@@ -25,7 +26,7 @@ const M: u8 = 0x80;
 const D: u8 = 0x40;
 /// Terminated RDMA Header included.
 const R: u8 = 0x20;
-/// The same three at siw's positions, which are mirrored: `M` is the lowest bit.
+/// The three flags at siw's positions, which are mirrored: `M` is the lowest bit.
 const SIW_MDR: u8 = 0x07;
 
 /// The layout of the control word.
@@ -50,7 +51,7 @@ impl fmt::Display for TerminateError {
 
 impl core::error::Error for TerminateError {}
 
-/// The content of a Terminate message, after the DDP header.
+/// The contents of a Terminate message after the DDP header.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Terminate {
     /// The reason.
@@ -59,17 +60,17 @@ pub struct Terminate {
     pub ddp_segment_len: Option<u16>,
     /// Header of the offending DDP segment (D).
     pub ddp_header: Option<Header>,
-    /// The Read Request that failed (R), advanced to where it failed.
+    /// The Read Request that failed (R), advanced to the point of failure.
     pub read_request: Option<ReadRequest>,
 }
 
 impl Terminate {
-    /// Octets of the control word, which is always there.
+    /// Octets of the control word, which is always present.
     pub const CONTROL_LEN: usize = 4;
     /// Octets of the longest Terminate: control, length, untagged DDP header, Read Request.
     pub const MAX_LEN: usize = Self::CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + ReadRequest::LEN;
 
-    /// Makes a Terminate that carries no header of a segment.
+    /// Creates a Terminate without a segment's header.
     pub const fn new(code: TerminateCode) -> Self {
         Self {
             code,
@@ -79,7 +80,8 @@ impl Terminate {
         }
     }
 
-    /// Makes a Terminate about a received segment, with the parts of it that RFC 5040 §4.8 figure 10 wants for this code.
+    /// Creates a Terminate for a received segment, with the parts of it that RFC 5040 §4.8 figure
+    /// 10 requires for this code.
     pub const fn about(
         code: TerminateCode,
         segment_len: u16,
@@ -101,7 +103,7 @@ impl Terminate {
         }
     }
 
-    /// Octets on the wire.
+    /// Returns the octets on the wire.
     pub const fn wire_len(&self) -> usize {
         let mut len = Self::CONTROL_LEN;
         if self.ddp_segment_len.is_some() || self.ddp_header.is_some() {
@@ -116,12 +118,12 @@ impl Terminate {
         len
     }
 
-    /// Reads a Terminate. If its M, D and R bits announce more than the octets hold, the missing parts are `None`: the stream
-    /// ends in any case, and only the code matters.
+    /// Reads a Terminate. If its M, D and R bits announce more than the octets contain, the missing
+    /// parts are `None`: the stream ends in any case, and only the code matters.
     ///
-    /// If any of the low three bits of the third octet is set, the layout is siw's. If none of the six bits is set, both
-    /// layouts look alike: a code that is defined only with its nibbles exchanged is then read in siw's layout, every other
-    /// code in the RFC's.
+    /// If any of the low three bits of the third octet is set, the layout is siw's. If none of the
+    /// six bits is set, both layouts look alike: a code that is defined only with its nibbles
+    /// exchanged is then read in siw's layout, every other code in the RFC's.
     pub fn parse(octets: &[u8]) -> Result<(Self, Layout), TerminateError> {
         let control: &[u8; Self::CONTROL_LEN] = octets.first_chunk().ok_or(TerminateError)?;
         let flags = control[field::HEADER_CONTROL];
@@ -170,8 +172,8 @@ impl Terminate {
         Ok((t, layout))
     }
 
-    /// Writes the Terminate in the RFC's layout. Returns its length, or 0 when `out` is shorter than that (at most
-    /// [`Self::MAX_LEN`] octets are needed) and nothing was written.
+    /// Writes the Terminate in the RFC's layout. Returns its length, or 0 when `out` is shorter
+    /// than that (at most [`Self::MAX_LEN`] octets are needed) and nothing was written.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.get_mut(..self.wire_len()) else {
             return 0;

@@ -1,9 +1,10 @@
-//! Reads a classic pcap file and puts its TCP connections together: enough for the captures in `tests/data`.
+//! Reads a classic pcap file and reassembles its TCP connections: enough for the captures in
+//! `tests/data`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// One TCP connection. The client is who sent the SYN.
+/// One TCP connection. The client sent the SYN.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Connection {
     pub(crate) client: Vec<u8>,
@@ -34,7 +35,7 @@ impl Half {
     }
 }
 
-/// The connections of a capture that got as far as carrying data, in order of their SYNs.
+/// Returns the connections of a capture that have carried data, in order of their SYNs.
 pub(crate) fn connections(path: &Path) -> Vec<Connection> {
     let file = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert_eq!(file[..4], [0xd4, 0xc3, 0xb2, 0xa1], "little-endian pcap");

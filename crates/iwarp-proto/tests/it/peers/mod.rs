@@ -1,4 +1,4 @@
-//! What the negotiation tests share: frames made by hand, and a start-up of our two roles with each other.
+//! Shared by the negotiation tests: hand-made frames, and a start-up between our two roles.
 
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
@@ -26,7 +26,7 @@ pub(crate) fn parse(octets: &[u8]) -> Frame<'_> {
     Frame::parse(octets).unwrap().unwrap()
 }
 
-/// A whole start-up: what the initiator and the responder agree on.
+/// Runs a whole start-up and returns both sides' agreements.
 pub(crate) fn connect(i: LocalParams, r: LocalParams) -> (Agreed, Agreed) {
     let initiator = Initiator::new(i, b"ping").unwrap();
     let request = initiator.request_octets();
