@@ -21,8 +21,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Finds the workspace of the current directory. The one that this program was built in would be wrong: it may have been moved,
-    /// or be another working tree of the same repository.
+    /// Finds the workspace of the current directory. The one that this program was built in would
+    /// be wrong: it may have been moved, or be another working tree of the same repository.
     ///
     /// # Errors
     /// When the current directory is in no workspace, or in the workspace of another project.

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Returns all files that are committed or that git would add; ignored files are left out. Paths are relative to the root and
-/// sorted.
+/// Returns all files that are committed or that git would add; ignored files are left out. Paths
+/// are relative to the root and sorted.
 ///
 /// # Errors
 /// When git is missing or this is no work tree.
@@ -33,7 +33,8 @@ pub fn listed(root: &Path) -> Result<Vec<String>> {
         .split(|&byte| byte == 0)
         .filter(|name| !name.is_empty())
         .map(|name| String::from_utf8_lossy(name).into_owned())
-        // A file may be deleted but still in the index. Links are left out, because their targets are listed themselves.
+        // A file may be deleted but still in the index. Links are left out, because their targets
+        // are listed themselves.
         .filter(|name| {
             let meta = root.join(name).symlink_metadata();
             meta.is_ok_and(|meta| meta.is_file())
@@ -57,8 +58,8 @@ pub fn read(root: &Path, file: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// GitLab can cache only folders inside the work tree, so its jobs keep the crates that cargo fetches there. If git did not ignore
-    /// them, `tidy` would check them.
+    /// GitLab can cache only folders inside the work tree, so its jobs keep the crates that cargo
+    /// fetches there. If git did not ignore them, `tidy` would check them.
     #[test]
     fn the_cargo_home_of_ci_is_ignored() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

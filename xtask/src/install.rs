@@ -1,7 +1,9 @@
-//! `cargo xtask install --prefix DIR` and `cargo xtask bundle`: the command together with its libraries.
+//! `cargo xtask install --prefix DIR` and `cargo xtask bundle`: the command together with its
+//! libraries.
 //!
-//! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is a single file, for example for
-//! a container: the command with the libraries appended. `iwarp-cli/src/run/bundle.rs` reads it.
+//! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is
+//! a single file, for example for a container: the command with the libraries appended.
+//! `iwarp-cli/src/run/bundle.rs` reads it.
 
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -29,7 +31,8 @@ pub fn build(context: &Context) -> Result<Built> {
     }
     run(&mut command)?;
     let dir = context.target.join("release");
-    // The command carries this library, because Cargo cannot build it (crates/iwarp-audit/build.rs).
+    // The command carries this library, because Cargo cannot build it
+    // (crates/iwarp-audit/build.rs).
     let audit = dir.join(iwarp_audit::FILE_NAME);
     fs::write(&audit, iwarp_audit::LIBRARY)
         .with_context(|| format!("writing {}", audit.display()))?;
@@ -91,8 +94,9 @@ pub fn bundle(context: &Context, output: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Links a library without code that is named `librdmacm.so.1`, defines that library's symbol versions, and depends on ours. With it a
-/// program can load our library from memory, where no link can give our library its second name.
+/// Links a library without code that is named `librdmacm.so.1`, defines that library's symbol
+/// versions, and depends on ours. With it a program can load our library from memory, where no link
+/// can give our library its second name.
 fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
     let file = context.target.join("release/librdmacm-name.so");
     let versions = context.root.join("crates/iwarp-verbs/symbols.map");

@@ -1,7 +1,7 @@
 //! The files of an installation, and their places below a prefix.
 //!
-//! `cargo xtask install` and the Debian package install the same files. The built command itself writes its manual pages and
-//! completions, so they always describe that command.
+//! `cargo xtask install` and the Debian package install the same files. The built command itself
+//! writes its manual pages and completions, so they always describe that command.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -73,7 +73,8 @@ impl File {
     }
 }
 
-/// Returns the files of an installation: the built ones, and the manual pages and completions that the built command writes.
+/// Returns the files of an installation: the built ones, and the manual pages and completions that
+/// the built command writes.
 ///
 /// # Errors
 /// When the command cannot be run or writes no documents.
@@ -81,7 +82,8 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     let mut files = vec![
         File::program(&built.command, "bin/iwarp"),
         File::copy(&built.verbs, "lib/iwarp/libibverbs.so.1"),
-        // A link and not a copy: with two files, a process that loads both names would have two engines.
+        // A link and not a copy: with two files, a process that loads both names would have two
+        // engines.
         File {
             source: Source::Link("libibverbs.so.1"),
             ..File::copy("", "lib/iwarp/librdmacm.so.1")

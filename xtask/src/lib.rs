@@ -1,8 +1,10 @@
-//! Functions that the project's own programs share: the tasks of this package, `conformance/` and `bench/driver/`.
+//! Functions that the project's own programs share: the tasks of this package, `conformance/` and
+//! `bench/driver/`.
 //!
-//! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists the distribution's packages
-//! that steps need, `debian` unpacks packages without installing them, `kernel` builds and checks the engine for a Linux
-//! kernel, `watch` ends test programs that hang, and `outcome` is the result of a check.
+//! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists
+//! the distribution's packages that steps need, `debian` unpacks packages without installing them,
+//! `kernel` builds and checks the engine for a Linux kernel, `watch` ends test programs that hang,
+//! and `outcome` is the result of a check.
 
 pub mod context;
 pub mod debian;

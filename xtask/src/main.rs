@@ -1,7 +1,8 @@
 //! The project's own tasks, run as `cargo xtask COMMAND`.
 //!
-//! Continuous integration runs these tasks, so a developer can run exactly the same checks.
-//! A new subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in [`steps::STEPS`].
+//! Continuous integration runs these tasks, so a developer can run exactly the same checks. A new
+//! subcommand is a variant of [`Command`] and a module; a new step of `test` is one row in
+//! [`steps::STEPS`].
 
 mod compliance;
 mod deb;
@@ -55,7 +56,8 @@ enum Command {
     Instructions(Passed),
     /// Search for inputs that break something, guided by coverage
     Fuzz(fuzz::FuzzArgs),
-    /// Build in release mode and put command, libraries, manual pages and completions below a prefix
+    /// Build in release mode and put command, libraries, manual pages and completions below a
+    /// prefix
     Install {
         /// Folder that gets bin/, lib/iwarp/ and share/
         #[arg(long, value_name = "DIR")]
@@ -90,8 +92,8 @@ struct Passed {
 }
 
 impl Passed {
-    /// Replaces this process by the program of `package`, so that the caller gets its exit code. Returns only if the program cannot
-    /// be started.
+    /// Replaces this process by the program of `package`, so that the caller gets its exit code.
+    /// Returns only if the program cannot be started.
     fn run(&self, package: &str, subcommand: &[&str]) -> Result<bool> {
         let context = Context::new(false, false)?;
         let error = program(&context.root, package)

@@ -1,8 +1,10 @@
-//! The step `miri`: what needs no system call runs under Miri, which notices undefined behaviour and races.
+//! The step `miri`: what needs no system call runs under Miri, which notices undefined behaviour
+//! and races.
 //!
-//! Miri is a component of nightly toolchains (`rustup component add miri rust-src --toolchain nightly`). It interprets, so tests of it are
-//! the smallest that there are: the protocol's own, those of the engine but for its long random runs, and those of the lock-free parts of
-//! the runtime. What opens sockets or maps memory is left out.
+//! Miri is a component of nightly toolchains (`rustup component add miri rust-src --toolchain
+//! nightly`). It interprets, so tests of it are the smallest that there are: the protocol's own,
+//! those of the engine but for its long random runs, and those of the lock-free parts of the
+//! runtime. What opens sockets or maps memory is left out.
 
 use std::process::Command;
 
@@ -31,7 +33,8 @@ const ENGINE: &[&str] = &[
     "memory::span",
 ];
 
-/// Makes a command of Miri. The toolchain that runs this program is another one, so its own cargo does not do.
+/// Makes a command of Miri. The toolchain that runs this program is another one, so its own cargo
+/// does not do.
 fn miri() -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo", "miri"]);
@@ -60,7 +63,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         let mut command = miri();
         command
             .current_dir(&context.root)
-            // Seeds come from the system, and the folder for cases that failed is looked for. Tests of the engine leave memory of peers.
+            // Seeds come from the system, and the folder for cases that failed is looked for. Tests
+            // of the engine leave memory of peers.
             .env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks")
             .env("PROPTEST_CASES", "1")
             .env("CARGO_TARGET_DIR", context.target.join("miri"))

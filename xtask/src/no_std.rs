@@ -1,7 +1,8 @@
 //! The step `no-std`: `iwarp-proto` and `iwarp-rnic` need `core` and `alloc` only.
 //!
-//! Three checks, from weak to strong. The libraries and the probe contain no symbol of `std`. The probe, a program without any
-//! library, links and runs. Both crates build for every installed target that has no `std` or has pointers of 32 bits.
+//! Three checks, from weak to strong. The libraries and the probe contain no symbol of `std`. The
+//! probe, a program without any library, links and runs. Both crates build for every installed
+//! target that has no `std` or has pointers of 32 bits.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,13 +59,15 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn build_probe(context: &Context, log: &mut Log, target_dir: &Path) -> Result<PathBuf> {
     let probe = context.root.join(PROBE);
-    // Remove the libraries of earlier builds. Otherwise their symbols would be examined instead of those of this build.
+    // Remove the libraries of earlier builds. Otherwise their symbols would be examined instead of
+    // those of this build.
     let old = target_dir.join("release");
     if old.exists() {
         std::fs::remove_dir_all(&old)
             .with_context(|| format!("cannot remove {}", old.display()))?;
     }
-    // Use the same versions as the workspace. cargo removes the entries that the probe does not need.
+    // Use the same versions as the workspace. cargo removes the entries that the probe does not
+    // need.
     std::fs::copy(context.root.join("Cargo.lock"), probe.join("Cargo.lock"))
         .context("cannot copy Cargo.lock")?;
     log.run(

@@ -1,4 +1,5 @@
-//! The result of a check that did not fail: passed or skipped. Programs pass it to each other as exit code and last line.
+//! The result of a check that did not fail: passed or skipped. Programs pass it to each other as
+//! exit code and last line.
 
 use std::process::{ExitCode, ExitStatus};
 
@@ -11,13 +12,15 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// The exit code of a program of ours that could not check anything on this machine. Automake's test driver uses the same code.
+/// The exit code of a program of ours that could not check anything on this machine. Automake's
+/// test driver uses the same code.
 const SKIPPED: u8 = 77;
 /// The beginning of the line in which that program prints the reason.
 const REASON: &str = "skipped: ";
 
 impl Outcome {
-    /// Returns the exit code for this result. Prints the reason of [`Outcome::Skipped`] first, in a line of its own.
+    /// Returns the exit code for this result. Prints the reason of [`Outcome::Skipped`] first, in a
+    /// line of its own.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -29,7 +32,8 @@ impl Outcome {
         }
     }
 
-    /// Reads the result that a program passed on by [`Outcome::exit_code`] from its exit status and its output.
+    /// Reads the result that a program passed on by [`Outcome::exit_code`] from its exit status and
+    /// its output.
     ///
     /// Returns `None` if the program failed.
     #[must_use]

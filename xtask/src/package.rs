@@ -1,9 +1,11 @@
-//! The step `package`: each crate that is meant for the registry can be packaged and has the metadata that the registry requires.
+//! The step `package`: each crate that is meant for the registry can be packaged and has the
+//! metadata that the registry requires.
 //!
-//! The packages are not compiled here (`--no-verify`), because a second build of seven crates takes two minutes on two
-//! processors, and the steps `clippy` and `unit` have compiled the same files. Only compiling a package would notice a file that
-//! is missing in it. Instead, this step looks for sources that include files from outside of their crate. Before a release,
-//! `cargo package --workspace` compiles the packages.
+//! The packages are not compiled here (`--no-verify`), because a second build of seven crates takes
+//! two minutes on two processors, and the steps `clippy` and `unit` have compiled the same files.
+//! Only compiling a package would notice a file that is missing in it. Instead, this step looks for
+//! sources that include files from outside of their crate. Before a release, `cargo package
+//! --workspace` compiles the packages.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -28,7 +30,8 @@ const PACKAGE_BYTES_MAX: u64 = 10 << 20;
 
 /// Checks and packages each crate that is not `publish = false`.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // All later commands are offline. This is quick, and shows that the lock file names everything that is needed.
+    // All later commands are offline. This is quick, and shows that the lock file names everything
+    // that is needed.
     log.run(cargo(&context.root).args(["fetch", "--locked"]))?;
     let all = published(context)?;
     let published: BTreeSet<&str> = all
@@ -95,7 +98,8 @@ pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
     }
 }
 
-/// Returns `true` unless the crate is `publish = false`, which is an empty list of registries in the metadata.
+/// Returns `true` unless the crate is `publish = false`, which is an empty list of registries in
+/// the metadata.
 fn is_published(package: &Value) -> bool {
     package["publish"].as_array().is_none_or(|l| !l.is_empty())
 }
@@ -114,7 +118,8 @@ fn size(context: &Context, package: &Value) -> Result<u64> {
     Ok(octets)
 }
 
-/// Returns what the registry would refuse in a crate's metadata, and what a reader would miss there.
+/// Returns what the registry would refuse in a crate's metadata, and what a reader would miss
+/// there.
 fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let mut out = Vec::new();
@@ -165,7 +170,8 @@ fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     out
 }
 
-/// Returns the files outside of a crate that its sources include by `include_str!`, `include_bytes!` or `include!`.
+/// Returns the files outside of a crate that its sources include by `include_str!`,
+/// `include_bytes!` or `include!`.
 fn outside(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for file in files::listed(root)? {

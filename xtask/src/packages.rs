@@ -360,7 +360,8 @@ impl Package {
     }
 }
 
-/// Returns `true` if the package is installed. Also returns `false` for a name that is not in the table.
+/// Returns `true` if the package is installed. Also returns `false` for a name that is not in the
+/// table.
 #[must_use]
 pub fn have(name: &str) -> bool {
     PACKAGES
@@ -377,7 +378,8 @@ fn missing() -> Vec<&'static Package> {
 
 /// Installs missing packages where that is possible, and lists the packages that are still missing.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // A package may take the place of an older one of the table, which is then missing. So there is a second look.
+    // A package may take the place of an older one of the table, which is then missing. So there is
+    // a second look.
     for _ in 0..2 {
         let names: Vec<_> = missing().iter().map(|package| package.name).collect();
         if names.is_empty()
@@ -408,7 +410,8 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     )))
 }
 
-/// Installs the software that `cargo xtask bench` compares us with, where that is possible. The comparison leaves out what is missing.
+/// Installs the software that `cargo xtask bench` compares us with, where that is possible. The
+/// comparison leaves out what is missing.
 pub fn install_peers(context: &Context) {
     let names: Vec<_> = PEERS
         .iter()
@@ -428,7 +431,8 @@ pub fn install_peers(context: &Context) {
     }
 }
 
-/// Installs all at once, and one after the other if that fails: a package that cannot be had must not cost the others.
+/// Installs all at once, and one after the other if that fails: a package that cannot be had must
+/// not cost the others.
 fn install(log: &mut Log, names: &[&str]) -> Result<()> {
     log.run(apt().arg("update"))?;
     let Err(error) = install_together(log, names) else {

@@ -1,7 +1,7 @@
 //! Runs commands with a time limit. Their output goes to a log file.
 //!
-//! A test that hangs must not make the whole run hang. When a command is killed, its children are killed as well: `cargo test` starts
-//! the test programs, and it is they that hang.
+//! A test that hangs must not make the whole run hang. When a command is killed, its children are
+//! killed as well: `cargo test` starts the test programs, and it is they that hang.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,7 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::outcome::Outcome;
 
-/// Time between two checks whether a command has ended. It is short, so that it does not delay quick steps noticeably.
+/// Time between two checks whether a command has ended. It is short, so that it does not delay
+/// quick steps noticeably.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The log of one step. Commands write into it; [`Log::say`] also writes to the terminal.
@@ -28,7 +29,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Creates (or empties) the log at `path`. All commands of the step together must end within `limit`.
+    /// Creates (or empties) the log at `path`. All commands of the step together must end within
+    /// `limit`.
     ///
     /// # Errors
     /// When the file cannot be created.
@@ -110,7 +112,8 @@ impl Log {
         Ok(())
     }
 
-    /// Runs a command like [`Log::run`] and returns what it wrote (standard output and error together).
+    /// Runs a command like [`Log::run`] and returns what it wrote (standard output and error
+    /// together).
     ///
     /// # Errors
     /// As for [`Log::run`].
@@ -123,7 +126,8 @@ impl Log {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Runs a program of this project. Its output is shown on the terminal while it runs. Returns its result.
+    /// Runs a program of this project. Its output is shown on the terminal while it runs. Returns
+    /// its result.
     ///
     /// # Errors
     /// As for [`Log::run`].
@@ -145,7 +149,8 @@ impl Log {
             echo.skip()?;
         }
         self.file.seek(SeekFrom::End(0))?;
-        // Both streams share one file description, so their lines stay in the order in which they were written.
+        // Both streams share one file description, so their lines stay in the order in which they
+        // were written.
         let mut child = command
             .stdin(Stdio::null())
             .stdout(self.file.try_clone()?)
@@ -181,7 +186,8 @@ impl Log {
 
 /// Reads the lines that a command appends to a log.
 ///
-/// It opens the log a second time. Reading through the log's own file description would move the position at which the command writes.
+/// It opens the log a second time. Reading through the log's own file description would move the
+/// position at which the command writes.
 struct Echo {
     file: File,
     /// The beginning of a line that is not complete yet.
@@ -212,7 +218,8 @@ impl Echo {
     }
 }
 
-/// Returns a command that builds and runs a program of the workspace, in the current directory. Append the program's arguments.
+/// Returns a command that builds and runs a program of the workspace, in the current directory.
+/// Append the program's arguments.
 #[must_use]
 pub fn program(root: &Path, package: &str) -> Command {
     let mut command = cargo(Path::new("."));
@@ -223,8 +230,9 @@ pub fn program(root: &Path, package: &str) -> Command {
     command
 }
 
-/// Returns a cargo command in the folder `root`. The package variables that `cargo run` set for this program are removed: with them
-/// cargo would run build scripts again, because their environment had changed.
+/// Returns a cargo command in the folder `root`. The package variables that `cargo run` set for
+/// this program are removed: with them cargo would run build scripts again, because their
+/// environment had changed.
 pub fn cargo(root: &Path) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -235,7 +243,8 @@ pub fn cargo(root: &Path) -> Command {
             command.env_remove(&name);
         }
     }
-    // A relative path was meant relative to the current directory, but the command runs in another one.
+    // A relative path was meant relative to the current directory, but the command runs in another
+    // one.
     if let Some(Ok(target)) = std::env::var_os("CARGO_TARGET_DIR").map(std::path::absolute) {
         command.env("CARGO_TARGET_DIR", target);
     }
@@ -298,7 +307,8 @@ fn show(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Kills a child of this program and all its descendants. The caller still has to wait for the child.
+/// Kills a child of this program and all its descendants. The caller still has to wait for the
+/// child.
 pub(crate) fn kill_tree(child: u32) {
     for id in tree(child) {
         if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
@@ -308,8 +318,8 @@ pub(crate) fn kill_tree(child: u32) {
     }
 }
 
-/// Returns a line for each process of the tree below `root`, and one for each thread of `root`, with
-/// the name of the kernel function in which the thread waits.
+/// Returns a line for each process of the tree below `root`, and one for each thread of `root`,
+/// with the name of the kernel function in which the thread waits.
 pub(crate) fn describe_tree(root: u32) -> Vec<String> {
     let read = |path: String| std::fs::read(path).unwrap_or_default();
     let text = |octets: Vec<u8>| String::from_utf8_lossy(&octets).trim_end().to_owned();
@@ -354,7 +364,8 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 fn parent_of(id: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The program's name is in parentheses and may itself contain parentheses, so the fields are counted after the last one.
+    // The program's name is in parentheses and may itself contain parentheses, so the fields are
+    // counted after the last one.
     stat.rsplit_once(')')?
         .1
         .split_whitespace()

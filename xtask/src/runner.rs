@@ -1,4 +1,5 @@
-//! `cargo xtask test`: runs the steps in order, some of them beside the others, and prints a summary.
+//! `cargo xtask test`: runs the steps in order, some of them beside the others, and prints a
+//! summary.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -168,7 +169,8 @@ fn choose(only: &[String], skip: &[String]) -> Result<Vec<&'static Step>> {
         .collect())
 }
 
-/// Prints the table of steps and, in a line of its own, how many passed, failed and were skipped. Returns `true` if no step failed.
+/// Prints the table of steps and, in a line of its own, how many passed, failed and were skipped.
+/// Returns `true` if no step failed.
 fn summary(rows: &[Row]) -> bool {
     println!("\n==> summary");
     for (step, status, elapsed) in rows {

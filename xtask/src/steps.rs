@@ -18,7 +18,8 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     /// One line that says what it checks.
     pub(crate) about: &'static str,
-    /// The time limit. It is far above the time that the step needs, and only ends a step that hangs.
+    /// The time limit. It is far above the time that the step needs, and only ends a step that
+    /// hangs.
     pub(crate) limit: Duration,
     /// Which steps may run at the same time.
     pub(crate) lane: Lane,
@@ -33,8 +34,8 @@ pub(crate) enum Lane {
     First,
     /// Runs one after the other.
     Main,
-    /// Runs beside the main lane, one after the other and at a low priority. Such a step builds in a
-    /// target folder of its own, because cargo locks its folder, and how much it checks does not
+    /// Runs beside the main lane, one after the other and at a low priority. Such a step builds in
+    /// a target folder of its own, because cargo locks its folder, and how much it checks does not
     /// depend on the time that it gets.
     Beside,
 }
@@ -267,8 +268,8 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Tells tests that a program is installed. Without the variable they skip themselves if they do not find it, which would hide a
-/// failure here.
+/// Tells tests that a program is installed. Without the variable they skip themselves if they do
+/// not find it, which would hide a failure here.
 fn require_tools(command: &mut std::process::Command) {
     if packages::have("tshark") {
         command.env("IWARP_REQUIRE_TSHARK", "1");
@@ -294,7 +295,8 @@ fn require_tools(command: &mut std::process::Command) {
     }
 }
 
-/// The file of the protocol between threads that drive sockets. The model-check tests `loom_…` test it.
+/// The file of the protocol between threads that drive sockets. The model-check tests `loom_…` test
+/// it.
 const BATON: &str = "crates/iwarp/src/engine/baton.rs";
 
 fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
@@ -370,7 +372,8 @@ fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
 /// Lines of the output of failing tests that are shown. The log has all of it.
 const FAILURE_LINES: usize = 300;
 
-/// Returns the lines of cargo test's output that name a test program, its result, or a test that hung.
+/// Returns the lines of cargo test's output that name a test program, its result, or a test that
+/// hung.
 fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| {
         line.starts_with("test result:")

@@ -1,6 +1,8 @@
-//! The step `targets`: the published crates compile for another architecture and for another C library.
+//! The step `targets`: the published crates compile for another architecture and for another C
+//! library.
 //!
-//! The crates are only checked, not linked: linking would also need the target's linker, and running an emulator.
+//! The crates are only checked, not linked: linking would also need the target's linker, and
+//! running an emulator.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,7 +28,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         // The folder is its own, because the step runs beside others.
         command.env("CARGO_TARGET_DIR", context.target.join("targets"));
         command.args(["check", "--target", target]);
-        // musl links the C library statically by default, and then there can be no shared libraries. Without this flag cargo would skip ours.
+        // musl links the C library statically by default, and then there can be no shared
+        // libraries. Without this flag cargo would skip ours.
         command.env(flags_variable(target), "-Ctarget-feature=-crt-static");
         for package in package::published(context)? {
             command.arg("--package");
@@ -50,7 +53,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the folder in which the compiler looks for a target's standard library. The folder may not exist.
+/// Returns the folder in which the compiler looks for a target's standard library. The folder may
+/// not exist.
 fn library_folder(target: &str) -> Result<PathBuf> {
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
         .args(["--print", "target-libdir", "--target", target])

@@ -1,7 +1,9 @@
-//! A program that has no standard library and no C library, and links `iwarp-proto` and `iwarp-rnic`.
+//! A program that has no standard library and no C library, and links `iwarp-proto` and
+//! `iwarp-rnic`.
 //!
-//! If either crate, or one of its dependencies, needed more than `core` and `alloc`, this program would not link. The step
-//! `no-std` also runs it, which shows that the code works there. It is for x86-64 Linux, where it needs only a few lines of assembler.
+//! If either crate, or one of its dependencies, needed more than `core` and `alloc`, this program
+//! would not link. The step `no-std` also runs it, which shows that the code works there. It is for
+//! x86-64 Linux, where it needs only a few lines of assembler.
 #![no_std]
 #![no_main]
 

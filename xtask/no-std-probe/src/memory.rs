@@ -22,7 +22,8 @@ static ARENA: Arena = Arena {
     used: AtomicUsize::new(0),
 };
 
-// SAFETY: each call returns a range that no other call returns, aligned as asked within the aligned arena, or null.
+// SAFETY: each call returns a range that no other call returns, aligned as asked within the aligned
+// arena, or null.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.align() > 4096 {
@@ -46,8 +47,8 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
 }
 
-// These functions use volatile accesses. The compiler would turn plain loops into calls of these same functions, which would never
-// end.
+// These functions use volatile accesses. The compiler would turn plain loops into calls of these
+// same functions, which would never end.
 
 // SAFETY: nobody else defines the name in this program.
 #[unsafe(no_mangle)]
@@ -63,11 +64,13 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
     if to.addr() <= from.addr() {
-        // SAFETY: going up, each octet is read before it is overwritten; the caller promises the ranges.
+        // SAFETY: going up, each octet is read before it is overwritten; the caller promises the
+        // ranges.
         return unsafe { memcpy(to, from, count) };
     }
     for at in (0..count).rev() {
-        // SAFETY: going down, each octet is read before it is overwritten; the caller promises the ranges.
+        // SAFETY: going down, each octet is read before it is overwritten; the caller promises the
+        // ranges.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
     }
     to

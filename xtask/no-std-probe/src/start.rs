@@ -3,7 +3,8 @@
 use core::arch::{asm, global_asm};
 use core::panic::PanicInfo;
 
-// The kernel jumps here with the stack aligned to 16 octets. A function expects this alignment before the `call` that enters it.
+// The kernel jumps here with the stack aligned to 16 octets. A function expects this alignment
+// before the `call` that enters it.
 global_asm!(
     ".globl _start",
     "_start:",
@@ -30,7 +31,8 @@ fn panic(_: &PanicInfo<'_>) -> ! {
     exit(101)
 }
 
-/// The prebuilt `alloc` was compiled for unwinding and refers to this symbol. It is never called, because nothing here unwinds.
+/// The prebuilt `alloc` was compiled for unwinding and refers to this symbol. It is never called,
+/// because nothing here unwinds.
 // SAFETY: nobody else defines the name in this program.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

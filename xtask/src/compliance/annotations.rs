@@ -9,8 +9,8 @@
 //! //# quoted text of the RFC       one line or more
 //! ```
 //!
-//! An exception without a quote applies to its whole section with all subsections. Exceptions that belong to no line
-//! of code are in text files, in the same form.
+//! An exception without a quote applies to its whole section with all subsections. Exceptions that
+//! belong to no line of code are in text files, in the same form.
 
 /// The relation of the code to the quoted rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,10 @@
-//! The step and command `compliance`: checks that every quoted rule is in its RFC, and counts which rules of the RFCs are quoted in
-//! code and in tests.
+//! The step and command `compliance`: checks that every quoted rule is in its RFC, and counts which
+//! rules of the RFCs are quoted in code and in tests.
 //!
-//! The form of an annotation is described in [`annotations`]. The idea and the comment marks come from the program `duvet`. It is
-//! not used, because no registry has it as a binary, and compiling its 200 crates takes minutes on every new machine. If the
-//! references were written as `rfcs/rfc5040.txt#section-4.1`, duvet could read our annotations.
+//! The form of an annotation is described in [`annotations`]. The idea and the comment marks come
+//! from the program `duvet`. It is not used, because no registry has it as a binary, and compiling
+//! its 200 crates takes minutes on every new machine. If the references were written as
+//! `rfcs/rfc5040.txt#section-4.1`, duvet could read our annotations.
 
 mod annotations;
 mod report;
@@ -100,8 +101,8 @@ fn verdict(errors: &[String], missing: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The command: writes the reports. With `bless` the committed snapshot too. Returns `false` if an annotation is wrong or a
-/// requirement is missing.
+/// The command: writes the reports. With `bless` the committed snapshot too. Returns `false` if an
+/// annotation is wrong or a requirement is missing.
 ///
 /// # Errors
 /// When files cannot be read or written.
@@ -145,7 +146,8 @@ mod tests {
         );
     }
 
-    /// The RFCs do not change, so these counts must not change. The test fails if the parser misses sections or requirements.
+    /// The RFCs do not change, so these counts must not change. The test fails if the parser misses
+    /// sections or requirements.
     #[test]
     fn the_rfcs_are_read_completely() {
         let context = Context::new(true, false).unwrap();
@@ -162,8 +164,9 @@ mod tests {
             let keywords: usize = all().map(|one| one.keywords.len()).sum();
             found.push((number, sections.len(), keywords, all().count()));
         }
-        // RFC, sections, keywords, requirements. Headings and keywords were counted with other tools. The seven keywords of the
-        // paragraph that defines the words are subtracted, and one "NOT REQUIRED".
+        // RFC, sections, keywords, requirements. Headings and keywords were counted with other
+        // tools. The seven keywords of the paragraph that defines the words are subtracted, and one
+        // "NOT REQUIRED".
         let expected = [
             (5040, 56, 152 - 7, 142),
             (5041, 44, 135 - 8, 120),

@@ -7,7 +7,8 @@ use std::ops::Range;
 use super::annotations::{Annotation, Kind};
 use super::rfc::{Requirement, Section, normalise};
 
-/// Counts of requirements. They do not add up to `total`, because a rule may be quoted both in code and in tests.
+/// Counts of requirements. They do not add up to `total`, because a rule may be quoted both in code
+/// and in tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) total: usize,
@@ -31,13 +32,15 @@ impl Counts {
 pub(crate) struct Document {
     pub(crate) number: u16,
     sections: Vec<Section>,
-    /// For each annotation: its section and the ranges where its quote occurs. The list is empty if it applies to a whole section. It has
-    /// several ranges if the RFC repeats a sentence word by word; the quote then applies to all of them.
+    /// For each annotation: its section and the ranges where its quote occurs. The list is empty if
+    /// it applies to a whole section. It has several ranges if the RFC repeats a sentence word by
+    /// word; the quote then applies to all of them.
     matches: Vec<(Annotation, usize, Vec<Range<usize>>)>,
 }
 
 impl Document {
-    /// Finds the quote of each annotation in the RFC. A quote that is not found is added to `errors`.
+    /// Finds the quote of each annotation in the RFC. A quote that is not found is added to
+    /// `errors`.
     pub(crate) fn new(
         number: u16,
         sections: Vec<Section>,
@@ -83,8 +86,8 @@ impl Document {
         }
     }
 
-    /// Returns the annotations of one kind that cover a requirement: their quotes together contain all its keywords. Returns an empty list
-    /// if a keyword is in no quote.
+    /// Returns the annotations of one kind that cover a requirement: their quotes together contain
+    /// all its keywords. Returns an empty list if a keyword is in no quote.
     fn covering(&self, section: usize, requirement: &Requirement, kind: Kind) -> Vec<&Annotation> {
         let mut open = requirement.keywords.clone();
         let mut used = Vec::new();
@@ -142,7 +145,8 @@ impl Document {
     }
 }
 
-/// Returns the requirements that are neither quoted nor an exception, each with its place in the RFC.
+/// Returns the requirements that are neither quoted nor an exception, each with its place in the
+/// RFC.
 pub(crate) fn missing(documents: &[Document]) -> Vec<String> {
     let mut out = Vec::new();
     for document in documents {
@@ -162,7 +166,8 @@ pub(crate) fn missing(documents: &[Document]) -> Vec<String> {
     out
 }
 
-/// Returns the error message for a quote that is not in its section. It names other sections that contain the quote.
+/// Returns the error message for a quote that is not in its section. It names other sections that
+/// contain the quote.
 fn not_found(sections: &[Section], annotation: &Annotation, quote: &str) -> String {
     let elsewhere: Vec<_> = sections
         .iter()
@@ -239,8 +244,8 @@ fn line(counts: Counts) -> String {
     )
 }
 
-/// Returns the snapshot that is committed: counts and the reasons of exceptions. It has no line numbers, because they would change with
-/// nearly every commit.
+/// Returns the snapshot that is committed: counts and the reasons of exceptions. It has no line
+/// numbers, because they would change with nearly every commit.
 pub(crate) fn snapshot(documents: &[Document]) -> String {
     let mut out = String::from(
         "# Compliance\n\n\

@@ -1,11 +1,13 @@
-//! Reads an RFC as published (paginated text) into sections, and finds the sentences that require something.
+//! Reads an RFC as published (paginated text) into sections, and finds the sentences that require
+//! something.
 //!
-//! A requirement is a sentence with a word of RFC 2119, in capitals, that obliges or recommends. `MAY` and `OPTIONAL` are left out,
-//! because it is never wrong not to use a permission.
+//! A requirement is a sentence with a word of RFC 2119, in capitals, that obliges or recommends.
+//! `MAY` and `OPTIONAL` are left out, because it is never wrong not to use a permission.
 
 use std::ops::Range;
 
-/// The RFC 2119 words that make a sentence a requirement. `MUST NOT` and the other negated forms contain these words.
+/// The RFC 2119 words that make a sentence a requirement. `MUST NOT` and the other negated forms
+/// contain these words.
 const KEYWORDS: &[&str] = &["MUST", "SHALL", "SHOULD", "REQUIRED"];
 
 /// Words that end with a full stop without ending a sentence.
@@ -76,13 +78,14 @@ fn section(number: String, title: String, lines: &[String]) -> Section {
     }
 }
 
-/// Returns `true` for the paragraph in which an RFC defines the words of RFC 2119. It requires nothing.
+/// Returns `true` for the paragraph in which an RFC defines the words of RFC 2119. It requires
+/// nothing.
 fn defines_the_words(sentence: &str) -> bool {
     sentence.contains("\"MUST NOT\"")
 }
 
-/// Joins lines and words with single spaces. After a word that ends with a hyphen there is no space, because RFCs break lines after
-/// hyphens.
+/// Joins lines and words with single spaces. After a word that ends with a hyphen there is no
+/// space, because RFCs break lines after hyphens.
 pub(crate) fn normalise(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_whitespace() {
@@ -97,7 +100,8 @@ pub(crate) fn normalise(text: &str) -> String {
     out
 }
 
-/// Drops form feeds, page footers and page headers, and the empty lines around them where a paragraph goes on.
+/// Drops form feeds, page footers and page headers, and the empty lines around them where a
+/// paragraph goes on.
 fn without_page_breaks(text: &str) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     let mut after_break = false;
@@ -133,7 +137,8 @@ fn is_footer(line: &str) -> bool {
         })
 }
 
-/// Returns `true` for a line like `RFC 5044               MPA Framing for TCP           October 2007`.
+/// Returns `true` for a line like `RFC 5044               MPA Framing for TCP           October
+/// 2007`.
 fn is_header(line: &str) -> bool {
     let mut words = line.split_whitespace();
     words.next() == Some("RFC")
@@ -145,7 +150,8 @@ fn is_header(line: &str) -> bool {
             .is_some_and(|word| word.len() == 4 && word.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Returns number and title if the line is a heading. Headings start in the first column; lines of the table of contents are indented.
+/// Returns number and title if the line is a heading. Headings start in the first column; lines of
+/// the table of contents are indented.
 fn heading(line: &str) -> Option<(String, String)> {
     let (number, title) = match line.strip_prefix("Appendix ") {
         Some(rest) => rest.split_once(' ')?,
@@ -164,7 +170,8 @@ fn heading(line: &str) -> Option<(String, String)> {
         }
         levels += 1;
     }
-    // A single letter counts only after the word "Appendix". Otherwise "A sentence" would be a heading.
+    // A single letter counts only after the word "Appendix". Otherwise "A sentence" would be a
+    // heading.
     let valid = numbered || (lettered && (appendix || levels > 0));
     let title = title.trim();
     (valid && !title.is_empty()).then(|| (number.to_owned(), title.to_owned()))
@@ -184,7 +191,8 @@ fn starts_item(line: &str) -> bool {
         })
 }
 
-/// Joins lines into paragraphs. Empty lines separate paragraphs, and each item of a list is a paragraph of its own.
+/// Joins lines into paragraphs. Empty lines separate paragraphs, and each item of a list is a
+/// paragraph of its own.
 fn paragraphs(lines: &[String]) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     let mut open = false;

@@ -49,8 +49,8 @@ const FIELDS: &[&str] = &[
     "Homepage",
     "Description",
 ];
-/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates from 0 (all protections) to 10. A service
-/// that needs the network cannot reach 0.
+/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates from 0
+/// (all protections) to 10. A service that needs the network cannot reach 0.
 const EXPOSURE_MAX: &str = "15";
 
 /// A file of the package, as `dpkg-deb --contents` lists it.
@@ -63,7 +63,8 @@ struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Parses a line like `-rw-r--r-- root/root  1234 2026-01-01 00:00 ./usr/…`. A link is followed by ` -> TARGET`.
+    /// Parses a line like `-rw-r--r-- root/root  1234 2026-01-01 00:00 ./usr/…`. A link is followed
+    /// by ` -> TARGET`.
     fn parse(line: &'a str) -> Option<Self> {
         let (mode, rest) = line.split_once(' ')?;
         let (owner, _) = rest.trim_start().split_once(' ')?;
@@ -160,7 +161,8 @@ fn files(contents: &str) -> Vec<String> {
             found.push(format!("there is no {path}"));
         }
     }
-    // It must be a link: with two files, a process that loads both names would have two engines, which do not know each other's objects.
+    // It must be a link: with two files, a process that loads both names would have two engines,
+    // which do not know each other's objects.
     let link = entries
         .iter()
         .find(|entry| entry.path == "/usr/lib/iwarp/librdmacm.so.1")
@@ -237,7 +239,8 @@ fn unit(context: &Context, log: &mut Log) -> Result<()> {
     Ok(())
 }
 
-/// Runs lintian, Debian's check of packages, if it is installed. Errors fail the check; warnings only go to the log.
+/// Runs lintian, Debian's check of packages, if it is installed. Errors fail the check; warnings
+/// only go to the log.
 fn lintian(log: &mut Log, package: &Path) -> Result<()> {
     if find_program("lintian").is_none() {
         return Ok(());
@@ -326,8 +329,8 @@ mod tests {
         assert_eq!(fields(&good.replace("libc6 (>= 2.34)", "libm6")).len(), 1);
     }
 
-    /// `iwarp stat` cannot see the private folders that systemd makes for the service, so the service's socket is in a folder with a
-    /// known name, which the document tells.
+    /// `iwarp stat` cannot see the private folders that systemd makes for the service, so the
+    /// service's socket is in a folder with a known name, which the document tells.
     #[test]
     fn the_statistics_of_the_service_are_where_the_document_says() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,8 +1,9 @@
 //! `cargo xtask deb`: builds one Debian package with everything, and checks it.
 //!
-//! It is one package because its parts need each other in the same version: the command finds the libraries in its
-//! private folder, and the service is one of the command's subcommands. Together they have a few megabytes. Cargo builds the
-//! files; debhelper and dpkg-buildpackage make the package of them, as `packaging/debian/` says.
+//! It is one package because its parts need each other in the same version: the command finds the
+//! libraries in its private folder, and the service is one of the command's subcommands. Together
+//! they have a few megabytes. Cargo builds the files; debhelper and dpkg-buildpackage make the
+//! package of them, as `packaging/debian/` says.
 
 mod check;
 mod notices;
@@ -33,7 +34,8 @@ const ZSH: (&str, &str) = (
 );
 /// Programs without which no package can be built.
 const TOOLS: [&str; 3] = ["dpkg-buildpackage", "dh", "strip"];
-/// The time limit. Building in release mode takes minutes, and so does fetching and unpacking a Debian root.
+/// The time limit. Building in release mode takes minutes, and so does fetching and unpacking a
+/// Debian root.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Arguments of `cargo xtask deb`.
@@ -55,7 +57,8 @@ pub(crate) struct DebArgs {
     suite: String,
 }
 
-/// Builds the package and checks it. With `--test` it also installs and uses the package in a Debian root.
+/// Builds the package and checks it. With `--test` it also installs and uses the package in a
+/// Debian root.
 ///
 /// # Errors
 /// When a tool is missing, or something is wrong with the package.

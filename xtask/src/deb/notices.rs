@@ -1,5 +1,5 @@
-//! Collects the licences of the crates that are compiled into the programs. Most licences require that their text is distributed with
-//! the program.
+//! Collects the licences of the crates that are compiled into the programs. Most licences require
+//! that their text is distributed with the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,7 +19,8 @@ const ROOTS: [&str; 4] = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-
 /// Beginnings of the names of files with licences.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"];
 
-/// Returns the names, licences and licence texts of all foreign crates. A text that several crates share occurs once.
+/// Returns the names, licences and licence texts of all foreign crates. A text that several crates
+/// share occurs once.
 pub(super) fn text(context: &Context) -> Result<String> {
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
@@ -79,7 +80,8 @@ fn licences(dir: &Path) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// Returns the packages whose code gets into the programs. Build scripts, macros and dependencies of tests are left out.
+/// Returns the packages whose code gets into the programs. Build scripts, macros and dependencies
+/// of tests are left out.
 fn reachable(metadata: &Value) -> BTreeSet<&str> {
     let mut dependencies: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in metadata["resolve"]["nodes"]

@@ -1,4 +1,5 @@
-//! Makes the folder in which dpkg-buildpackage works: `debian/` with the files of the repository and a changelog.
+//! Makes the folder in which dpkg-buildpackage works: `debian/` with the files of the repository
+//! and a changelog.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,11 @@ const REVISION: &str = "1";
 pub(super) struct Folder {
     /// The folder that has `debian/`. The package is written beside it.
     pub(super) path: PathBuf,
-    /// Name and address from `DEBFULLNAME` and `DEBEMAIL`. Without them the control file's maintainer is used.
+    /// Name and address from `DEBFULLNAME` and `DEBEMAIL`. Without them the control file's
+    /// maintainer is used.
     pub(super) maintainer: Option<String>,
-    /// Time of the last commit, in seconds since 1970. No file in the package is newer, so that building again gives the same package.
+    /// Time of the last commit, in seconds since 1970. No file in the package is newer, so that
+    /// building again gives the same package.
     pub(super) epoch: String,
 }
 

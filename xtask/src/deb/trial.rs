@@ -1,9 +1,9 @@
-//! `cargo xtask deb --test`: installs the package in a fresh Debian root, uses it as an ordinary user, removes it, and
-//! compares the files before and after.
+//! `cargo xtask deb --test`: installs the package in a fresh Debian root, uses it as an ordinary
+//! user, removes it, and compares the files before and after.
 //!
-//! The root is made by `debootstrap` and kept in the target folder; each trial works on a copy. The programs run in
-//! namespaces of their own, so that they find no network and leave no processes. Continuous integration does not run this: it
-//! needs root and downloads a Debian.
+//! The root is made by `debootstrap` and kept in the target folder; each trial works on a copy. The
+//! programs run in namespaces of their own, so that they find no network and leave no processes.
+//! Continuous integration does not run this: it needs root and downloads a Debian.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,11 +16,13 @@ use xtask::process::Log;
 
 use super::{PACKAGING, output};
 
-/// The packages in the root beside the essential ones: a verbs program, and the programs that read manual pages, units and completions.
+/// The packages in the root beside the essential ones: a verbs program, and the programs that read
+/// manual pages, units and completions.
 const INCLUDE: &str = "--include=perftest,man-db,systemd,bash-completion,procps";
 /// The ordinary user of the trial.
 const USER: &str = "ann";
-/// Folders that are not compared, because they change anyway: caches, logs, and dpkg's own list, which `remove.sh` checks.
+/// Folders that are not compared, because they change anyway: caches, logs, and dpkg's own list,
+/// which `remove.sh` checks.
 const IGNORED: &[&str] = &[
     "./proc",
     "./sys",
@@ -113,7 +115,8 @@ fn base(context: &Context, log: &mut Log, suite: &str) -> Result<PathBuf> {
 fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &str) -> Result<()> {
     let from = context.root.join(PACKAGING).join("trial").join(script);
     fs::copy(&from, root.join("tmp").join(script))?;
-    // Prepares the network and the file systems that the trial's script sees, and then runs the script in the root.
+    // Prepares the network and the file systems that the trial's script sees, and then runs the
+    // script in the root.
     let setup = r#"
         set -e
         ip link set lo up
@@ -158,7 +161,8 @@ fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &st
     Ok(())
 }
 
-/// Returns a line for each file: kind, permissions, owner, path and link target; and a line with its checksum.
+/// Returns a line for each file: kind, permissions, owner, path and link target; and a line with
+/// its checksum.
 fn files(root: &Path) -> Result<BTreeSet<String>> {
     let mut find = Command::new("find");
     find.current_dir(root).arg(".").arg("(");

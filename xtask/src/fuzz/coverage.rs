@@ -1,4 +1,5 @@
-//! The report of the lines and regions that the seeds and corpora reach. The component `llvm-tools` makes it.
+//! The report of the lines and regions that the seeds and corpora reach. The component `llvm-tools`
+//! makes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ fn llvm_tools(context: &Context) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Replays the seeds and the corpora in programs that count what they run, and prints a table of the files.
+/// Replays the seeds and the corpora in programs that count what they run, and prints a table of
+/// the files.
 pub(super) fn coverage(context: &Context) -> Result<()> {
     let tools = llvm_tools(context)?;
     let home = home(context);

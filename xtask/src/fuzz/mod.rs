@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: builds the fuzz targets with libFuzzer, runs them, and measures which lines their corpora reach.
+//! `cargo xtask fuzz`: builds the fuzz targets with libFuzzer, runs them, and measures which lines
+//! their corpora reach.
 
 mod coverage;
 mod programs;
@@ -37,7 +38,8 @@ pub(crate) struct FuzzArgs {
     /// Run one file with the named target, and nothing else
     #[arg(long, value_name = "FILE", requires = "targets")]
     replay: Option<PathBuf>,
-    /// Do not search: report the lines and regions of each file that the seeds and the corpora reach
+    /// Do not search: report the lines and regions of each file that the seeds and the corpora
+    /// reach
     #[arg(long)]
     coverage: bool,
     /// Print the names of the targets
@@ -87,7 +89,8 @@ pub(crate) fn command(args: &FuzzArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// The step of `cargo xtask test`: a short search. It leaves out the package whose dependencies take minutes to build.
+/// The step of `cargo xtask test`: a short search. It leaves out the package whose dependencies
+/// take minutes to build.
 pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     if find_program("c++").is_none() {
         return Ok(Outcome::Skipped(

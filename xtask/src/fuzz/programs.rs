@@ -70,7 +70,8 @@ impl Fuzzer {
         Ok(folder)
     }
 
-    /// Returns the command of a target, without arguments. Temporary files are below the state folder.
+    /// Returns the command of a target, without arguments. Temporary files are below the state
+    /// folder.
     pub(super) fn command(&self, target: &Target) -> Result<Command> {
         let mut command = Command::new(self.programs.join(&target.name));
         command
@@ -103,7 +104,8 @@ pub(super) fn rustc(context: &Context, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Builds the targets of a package with instrumentation, in a target folder of its own for each kind.
+/// Builds the targets of a package with instrumentation, in a target folder of its own for each
+/// kind.
 pub(super) fn build(
     context: &Context,
     package: &str,

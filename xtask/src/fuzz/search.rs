@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 
 use super::programs::{Fuzzer, Target};
 
-/// An input that takes longer than this, in seconds, counts as a failure, because a peer could use it
-/// to keep us busy. Correct code needs far less time for any input.
+/// An input that takes longer than this, in seconds, counts as a failure, because a peer could use
+/// it to keep us busy. Correct code needs far less time for any input.
 const SLOW_S: u32 = 5;
 /// The time that is spent on making a failing input small, in seconds.
 const MINIMISE_S: u32 = 20;
@@ -80,8 +80,8 @@ impl Fuzzer {
         Ok(command.status()?.success())
     }
 
-    /// Searches for an input that breaks something, guided by coverage and beginning with the seeds and
-    /// the corpus.
+    /// Searches for an input that breaks something, guided by coverage and beginning with the seeds
+    /// and the corpus.
     ///
     /// # Errors
     /// If an input fails, with what libFuzzer says about it.
@@ -112,8 +112,8 @@ impl Fuzzer {
         }
     }
 
-    /// Keeps the input that has failed, made small, and fails with libFuzzer's words. An input that was
-    /// too slow and ends when it runs alone is no failure: the machine was busy.
+    /// Keeps the input that has failed, made small, and fails with libFuzzer's words. An input that
+    /// was too slow and ends when it runs alone is no failure: the machine was busy.
     fn failed(
         &self,
         target: &Target,
@@ -233,8 +233,8 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Writes a program that ends a search with an input of this kind, if any, and each replay with a code. Returns the result of
-    /// a search with it, and whether an input was kept.
+    /// Writes a program that ends a search with an input of this kind, if any, and each replay with
+    /// a code. Returns the result of a search with it, and whether an input was kept.
     fn search_with(name: &str, kind: &str, search: u8, replay: u8) -> (Result<Report>, bool) {
         let dir = std::env::temp_dir().join(format!("xtask-fuzz-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -248,7 +248,8 @@ mod tests {
              exit {replay}\n"
         );
         fs::write(dir.join("script"), script).unwrap();
-        // Another process writes the program: a thread that forks meanwhile could keep it open here.
+        // Another process writes the program: a thread that forks meanwhile could keep it open
+        // here.
         let mut install = Command::new("install");
         install
             .arg("-m755")

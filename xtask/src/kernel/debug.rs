@@ -1,4 +1,5 @@
-//! The debug kernel: Debian's source with a small configuration (`kernel/debug/config`) that looks for faults of a module.
+//! The debug kernel: Debian's source with a small configuration (`kernel/debug/config`) that looks
+//! for faults of a module.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -32,7 +33,8 @@ pub struct DebugKernel {
 /// Builds the debug kernel below the target folder, unless it is there.
 ///
 /// # Errors
-/// When the packages cannot be had, an option is not in the configuration afterwards, or the kernel does not build.
+/// When the packages cannot be had, an option is not in the configuration afterwards, or the kernel
+/// does not build.
 pub fn build(context: &Context, log: &mut Log) -> Result<DebugKernel> {
     let dir = context.target.join("kernel/debug");
     std::fs::create_dir_all(&dir)?;

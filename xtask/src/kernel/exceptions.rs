@@ -1,6 +1,7 @@
 //! Where a gate does not hold yet, and why that is known.
 //!
-//! The list shrinks: a row that is not needed any more fails the step, and so does a finding that has no row.
+//! The list shrinks: a row that is not needed any more fails the step, and so does a finding that
+//! has no row.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,9 @@
 //! What has to hold of the engine's object before a kernel may load it.
 //!
-//! *Set-up* is what runs in process context, where code may sleep: objects are made, started and freed there, and it may allocate.
-//! All other entry points are the *data path*. A work request or the peer drives it, mostly in softirq, so it never allocates or panics,
-//! its frames are small, and it does not call itself.
+//! *Set-up* is what runs in process context, where code may sleep: objects are made, started and
+//! freed there, and it may allocate. All other entry points are the *data path*. A work request or
+//! the peer drives it, mostly in softirq, so it never allocates or panics, its frames are small,
+//! and it does not call itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,7 +59,8 @@ const PANIC: &str = "iwarp_panic";
 /// What the kernel has for code that a compiler has generated.
 const COMPILER: &[&str] = &["memcpy", "memmove", "memset", "memcmp", "bcmp"];
 const THUNKS: &[&str] = &["__x86_return_thunk", "__x86_indirect_thunk_"];
-/// The most octets of stack that a function of the data path takes. A kernel's stack has 16 KiB, which TCP and interrupts share.
+/// The most octets of stack that a function of the data path takes. A kernel's stack has 16 KiB,
+/// which TCP and interrupts share.
 pub(crate) const FRAME_MAX: u64 = 512;
 
 /// What is checked.
@@ -88,7 +90,8 @@ pub(crate) struct Finding {
     pub(crate) gate: Gate,
     /// The function, in short.
     pub(crate) function: String,
-    /// The function that is called, the symbol, or the instruction. Empty if the function says it all.
+    /// The function that is called, the symbol, or the instruction. Empty if the function says it
+    /// all.
     pub(crate) what: String,
     /// How much, for people.
     pub(crate) note: String,
@@ -102,7 +105,8 @@ pub(crate) struct Report {
     pub(crate) data_path: usize,
     /// The largest frame of the data path, and the function that has it.
     pub(crate) frame: (u64, String),
-    /// The most stack that calls from an entry point of the data path add up to, and the entry point.
+    /// The most stack that calls from an entry point of the data path add up to, and the entry
+    /// point.
     pub(crate) stack: (u64, String),
 }
 
@@ -188,7 +192,8 @@ fn uses_vectors(instruction: &Instruction) -> bool {
         })
 }
 
-/// Returns `true` for the kind followed by a number, and for the top of the x87's stack, which has none.
+/// Returns `true` for the kind followed by a number, and for the top of the x87's stack, which has
+/// none.
 fn is_numbered(register: &str, kind: &str) -> bool {
     register.strip_prefix(kind).is_some_and(|rest| {
         rest.starts_with(|c: char| c.is_ascii_digit())
@@ -196,7 +201,8 @@ fn is_numbered(register: &str, kind: &str) -> bool {
     })
 }
 
-/// An access at a negative offset from the stack pointer. Moving the stack pointer by `lea` is none.
+/// An access at a negative offset from the stack pointer. Moving the stack pointer by `lea` is
+/// none.
 fn is_below_stack(instruction: &Instruction) -> bool {
     let moves = instruction.mnemonic.starts_with("lea") && instruction.operands.ends_with(",%rsp");
     let below = instruction.operands.match_indices("(%rsp").any(|(at, _)| {
@@ -296,10 +302,11 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// The functions of the data path, and the calls in it that lead to a panic or to the allocator.
+    /// The functions of the data path, and the calls in it that lead to a panic or to the
+    /// allocator.
     ///
-    /// Such a call is one from a function of ours to the language's library. What is behind it is not looked at further: it is
-    /// judged by the call.
+    /// Such a call is one from a function of ours to the language's library. What is behind it is
+    /// not looked at further: it is judged by the call.
     fn data_path(&self, listing: &'a Listing) -> (BTreeSet<&'a str>, Vec<Finding>) {
         let panics = self.reaching(&[PANIC]);
         let allocates = self.reaching(&[ALLOC, FREE]);
@@ -404,7 +411,8 @@ impl<'a> Walk<'a, '_> {
     }
 }
 
-/// Returns `true` for functions of the engine and of its border. Others are the language's library or the runtime.
+/// Returns `true` for functions of the engine and of its border. Others are the language's library
+/// or the runtime.
 fn is_ours(name: &str) -> bool {
     let plain = format!("{:#}", rustc_demangle::demangle(name));
     let start = plain.trim_start_matches(['<', '&']);

@@ -1,4 +1,5 @@
-//! Each gate fails for code that breaks its rule: small functions go through the assembler and `objdump`, as the engine does.
+//! Each gate fails for code that breaks its rule: small functions go through the assembler and
+//! `objdump`, as the engine does.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +10,8 @@ use super::*;
 use crate::context::find_program;
 use crate::process::Log;
 
-/// What is before the planted code. All set-up functions but this one are labels of the same place: see [`base`].
+/// What is before the planted code. All set-up functions but this one are labels of the same place:
+/// see [`base`].
 const BASE: &str = "
 .type rk_qp_start, @function
 rk_qp_start:
@@ -47,7 +49,8 @@ fn base() -> String {
     text + BASE
 }
 
-/// Assembles the body of `rk_post_send`, and what follows it, and checks the object. `None` where there is no assembler.
+/// Assembles the body of `rk_post_send`, and what follows it, and checks the object. `None` where
+/// there is no assembler.
 fn found(body: &str) -> Option<BTreeSet<Finding>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) || find_program("as").is_none() {

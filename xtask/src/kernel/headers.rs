@@ -1,4 +1,5 @@
-//! Debian's kernels: what a module is built against, from packages that are unpacked and not installed.
+//! Debian's kernels: what a module is built against, from packages that are unpacked and not
+//! installed.
 
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use super::toolchain::{dependency, show};
 use crate::debian::{fetch, fields};
 use crate::process::Log;
 
-/// The kernels that modules are built for: that of Debian 12, and the newer one that it offers and that Debian 13 has.
+/// The kernels that modules are built for: that of Debian 12, and the newer one that it offers and
+/// that Debian 13 has.
 pub const SERIES: &[&str] = &["6.12", "6.1"];
 
 /// One kernel of Debian.
@@ -72,7 +74,8 @@ impl Release {
         .collect()
     }
 
-    /// Downloads and unpacks headers and build tools below `dir`, and further packages of the same version.
+    /// Downloads and unpacks headers and build tools below `dir`, and further packages of the same
+    /// version.
     ///
     /// # Errors
     /// When apt or the unpacking fails.
@@ -81,7 +84,8 @@ impl Release {
         packages.extend_from_slice(further);
         std::fs::create_dir_all(dir)?;
         fetch(dir, &packages, log)?;
-        // The packages refer to each other by their installed paths. These are changed to the paths below `dir`.
+        // The packages refer to each other by their installed paths. These are changed to the paths
+        // below `dir`.
         let makefile = self.headers(dir).join("Makefile");
         let text = std::fs::read_to_string(&makefile)?;
         let prefix = format!("{}/usr/", dir.display());

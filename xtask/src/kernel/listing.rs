@@ -1,4 +1,5 @@
-//! The machine code of an object file, as `objdump` lists it: functions, their instructions, and what they refer to.
+//! The machine code of an object file, as `objdump` lists it: functions, their instructions, and
+//! what they refer to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -142,8 +143,9 @@ fn relocation(line: &str) -> Option<(&str, &str)> {
     rest.split_once('\t')
 }
 
-/// The symbol that a relocation names, by name or as an offset in the section of code. Offsets are relative to the end of the
-/// field of four octets if the relocation is that of an instruction that counts from there.
+/// The symbol that a relocation names, by name or as an offset in the section of code. Offsets are
+/// relative to the end of the field of four octets if the relocation is that of an instruction that
+/// counts from there.
 fn resolve(target: &str, in_code: bool, places: &BTreeMap<u64, String>) -> Option<String> {
     let (name, addend) = match target.rfind(['+', '-']) {
         Some(at) if target[at + 1..].starts_with("0x") => {
@@ -168,7 +170,8 @@ fn inside(at: u64, places: &BTreeMap<u64, String>) -> Option<String> {
         .map(|(_, name)| name.clone())
 }
 
-/// `4b: add    $0x38,%rsp`. A branch whose distance the assembler knew names its target only in the text.
+/// `4b: add    $0x38,%rsp`. A branch whose distance the assembler knew names its target only in the
+/// text.
 fn instruction(line: &str, places: &BTreeMap<u64, String>) -> Option<Instruction> {
     let (at, text) = line.split_once(":\t")?;
     let at = u64::from_str_radix(at.trim(), 16).ok()?;

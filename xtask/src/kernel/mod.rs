@@ -1,9 +1,10 @@
-//! The engine as a Linux kernel module gets it: `kernel/rust` compiled with the kernel's flags, and the step `kernel`, which checks
-//! the object.
+//! The engine as a Linux kernel module gets it: `kernel/rust` compiled with the kernel's flags, and
+//! the step `kernel`, which checks the object.
 //!
-//! `toolchain` finds a compiler, `build` makes the object, `listing` reads its machine code, and `gates` says what has to hold.
-//! What does not hold yet is listed in `exceptions`. `headers` fetches what a module is built against, `module` builds one, and `debug`
-//! builds a kernel that looks for faults.
+//! `toolchain` finds a compiler, `build` makes the object, `listing` reads its machine code, and
+//! `gates` says what has to hold. What does not hold yet is listed in `exceptions`. `headers`
+//! fetches what a module is built against, `module` builds one, and `debug` builds a kernel that
+//! looks for faults.
 
 pub mod debug;
 mod exceptions;
@@ -35,7 +36,8 @@ const BORDER: &str = "iwarp-kernel";
 const HEADER: &str = "kernel/engine.h";
 /// Says which sections the object has.
 const SCRIPT: &str = "kernel/engine.lds";
-/// How the object differs from programs: larger code is no faster here, and a module has no use for the tables of lines.
+/// How the object differs from programs: larger code is no faster here, and a module has no use for
+/// the tables of lines.
 const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
@@ -70,7 +72,8 @@ pub enum Built {
     Missing(String),
 }
 
-/// Compiles the engine for a kernel module into one object file, in which only the entry points are visible.
+/// Compiles the engine for a kernel module into one object file, in which only the entry points are
+/// visible.
 ///
 /// # Errors
 /// When it does not compile or link.
@@ -103,7 +106,8 @@ pub fn build(context: &Context, kind: Kind, log: &mut Log) -> Result<Built> {
     Ok(Built::Object(object))
 }
 
-/// Puts everything that the entry points need into one relocatable object, and hides all other names.
+/// Puts everything that the entry points need into one relocatable object, and hides all other
+/// names.
 fn link(root: &Path, library: &Path, object: &Path, log: &mut Log) -> Result<()> {
     let symbols = log.run_and_read(
         Command::new("nm")
@@ -133,7 +137,8 @@ fn link(root: &Path, library: &Path, object: &Path, log: &mut Log) -> Result<()>
 /// The step: compiles the object and checks it.
 ///
 /// # Errors
-/// When a gate does not hold that is not listed as an exception, or an exception is not needed any more.
+/// When a gate does not hold that is not listed as an exception, or an exception is not needed any
+/// more.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     match build(context, Kind::Plain, log)? {
         Built::Object(object) => check(context, &object, log)?,
@@ -163,7 +168,8 @@ fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
     Ok(())
 }
 
-/// Builds the device's module for the newest kernel of each of these series, and the source package.
+/// Builds the device's module for the newest kernel of each of these series, and the source
+/// package.
 ///
 /// # Errors
 /// When the object is not fit for a kernel, apt fails, or a module does not build without warnings.

@@ -1,6 +1,8 @@
-//! Kernel modules from `kernel/`: the source package, in which the engine is an object, and the build for one kernel.
+//! Kernel modules from `kernel/`: the source package, in which the engine is an object, and the
+//! build for one kernel.
 //!
-//! Every module is built from the folder that the package has, so what is shipped is what was tried.
+//! Every module is built from the folder that the package has, so what is shipped is what was
+//! tried.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +32,8 @@ const LICENCES: &[&str] = &["LICENSE-APACHE", "LICENSE-MIT"];
 const LEFT_OUT: &[&str] = &["engine.lds"];
 /// The name of the source package.
 const PACKAGE: &str = "iwarp-rnic";
-/// The folders of the system's programs. A compiler for Rust that a user has installed is not there.
+/// The folders of the system's programs. A compiler for Rust that a user has installed is not
+/// there.
 const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Puts sources and engine into `dir`, which is made anew.
@@ -59,7 +62,8 @@ fn assemble(context: &Context, object: &Path, dir: &Path, folders: &[&str]) -> R
     Ok(())
 }
 
-/// Builds a module in `dir` against a kernel's headers and returns its path. Warnings of the kernel's tools are errors.
+/// Builds a module in `dir` against a kernel's headers and returns its path. Warnings of the
+/// kernel's tools are errors.
 ///
 /// # Errors
 /// When it does not build, or a tool warns.
@@ -98,11 +102,13 @@ pub fn build(
 /// Returns `true` for a warning of the compiler, of objtool, or of modpost.
 fn is_warning(line: &str) -> bool {
     let lower = line.to_ascii_lowercase();
-    // The distribution's compiler and that of the kernel differ in their revision; the kernel's build says so each time.
+    // The distribution's compiler and that of the kernel differ in their revision; the kernel's
+    // build says so each time.
     lower.contains("warning:") && !lower.contains("the compiler differs")
 }
 
-/// Writes the source package for DKMS and returns its path. Machines that build the module from it need no Rust.
+/// Writes the source package for DKMS and returns its path. Machines that build the module from it
+/// need no Rust.
 ///
 /// # Errors
 /// When a file cannot be written.
@@ -126,8 +132,8 @@ pub fn package(context: &Context, object: &Path, dir: &Path, log: &mut Log) -> R
     Ok(archive)
 }
 
-/// Has DKMS build the source package for a kernel, as a machine without Rust does, and returns the module's path. DKMS comes from its Debian
-/// package, and works below `dir`.
+/// Has DKMS build the source package for a kernel, as a machine without Rust does, and returns the
+/// module's path. DKMS comes from its Debian package, and works below `dir`.
 ///
 /// # Errors
 /// When DKMS cannot be had, or does not build the module.

@@ -1,7 +1,7 @@
 //! Short names of functions, for people and for the list of exceptions.
 
-/// The last two parts of a function's path, without generic arguments: `QueuePair::tx_fill`, `plan::copy`.
-/// A copy that the compiler has made for some arguments has the function's name.
+/// The last two parts of a function's path, without generic arguments: `QueuePair::tx_fill`,
+/// `plan::copy`. A copy that the compiler has made for some arguments has the function's name.
 pub(crate) fn short(symbol: &str) -> String {
     let name = last_two(&format!("{:#}", rustc_demangle::demangle(symbol)));
     match name.rsplit_once('.') {

@@ -1,8 +1,9 @@
 //! A compiler for kernel code, with the source of its own library.
 //!
-//! `core` and `alloc` are compiled here with the kernel's flags, so the source has to be there, and it has to be that of the very same
-//! version. Rustup's compiler has it when the component `rust-src` is installed. Otherwise Debian's packages are fetched
-//! and unpacked in the target folder; nothing is installed.
+//! `core` and `alloc` are compiled here with the kernel's flags, so the source has to be there, and
+//! it has to be that of the very same version. Rustup's compiler has it when the component
+//! `rust-src` is installed. Otherwise Debian's packages are fetched and unpacked in the target
+//! folder; nothing is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +18,8 @@ use crate::process::{Log, cargo};
 /// The target: no system below, no SSE, no red zone.
 pub(crate) const TARGET: &str = "x86_64-unknown-none";
 
-/// What a kernel with Debian's configuration wants of all code. Without the mitigations a module loads, but attackers find a gap.
+/// What a kernel with Debian's configuration wants of all code. Without the mitigations a module
+/// loads, but attackers find a gap.
 const FLAGS: &[&str] = &[
     "-Cno-redzone=y",
     "-Ccode-model=kernel",
@@ -32,8 +34,9 @@ const FLAGS: &[&str] = &[
     "-Ctarget-feature=+harden-sls-ijmp,+harden-sls-ret",
 ];
 
-/// In addition, if the kernel's address sanitizer shall check every access, as the kernel's own build has it. The shadow's address is that of x86-64
-/// (`CONFIG_KASAN_SHADOW_OFFSET`). Checks are in line, and variables of the stack are not surrounded, because that would make frames larger.
+/// In addition, if the kernel's address sanitizer shall check every access, as the kernel's own
+/// build has it. The shadow's address is that of x86-64 (`CONFIG_KASAN_SHADOW_OFFSET`). Checks are
+/// in line, and variables of the stack are not surrounded, because that would make frames larger.
 const CHECKED_FLAGS: &[&str] = &[
     "-Zsanitizer=kernel-address",
     "-Zsanitizer-recover=kernel-address",
@@ -61,7 +64,8 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Finds or fetches a compiler and compiles its library, unless that has been done. The inner error says why there is none.
+    /// Finds or fetches a compiler and compiles its library, unless that has been done. The inner
+    /// error says why there is none.
     ///
     /// # Errors
     /// When the library does not compile.
@@ -184,7 +188,8 @@ fn installed() -> Option<Found> {
         .then_some((rustc, None, source))
 }
 
-/// Debian's compiler below `dir`, fetched if it is not there. The inner error says why it cannot be had.
+/// Debian's compiler below `dir`, fetched if it is not there. The inner error says why it cannot be
+/// had.
 fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Result<Found, String>> {
     let root = dir.join("usr");
     let found = (
@@ -242,7 +247,8 @@ fn prune(sources: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The packages of the compiler, each with its version. `None` if apt knows none that is new enough.
+/// The packages of the compiler, each with its version. `None` if apt knows none that is new
+/// enough.
 fn packages(context: &Context, log: &mut Log) -> Result<Option<Vec<String>>> {
     let least = least_version(&context.root)?;
     let mut shown = show(COMPILER_PACKAGE, log).unwrap_or_default();

@@ -1,7 +1,9 @@
-//! The list of mutants that no test can kill, because they do what the original does: `xtask/equivalent-mutants.txt`.
+//! The list of mutants that no test can kill, because they do what the original does:
+//! `xtask/equivalent-mutants.txt`.
 //!
-//! A mutant is known by its file, the change and the function, and not by its line, so that code may move. Where a function has the
-//! same change more than once, ` [2/3]` says which of how many; with the number of them the entry becomes invalid, and is read again.
+//! A mutant is known by its file, the change and the function, and not by its line, so that code
+//! may move. Where a function has the same change more than once, ` [2/3]` says which of how many;
+//! with the number of them the entry becomes invalid, and is read again.
 
 use std::collections::HashMap;
 
@@ -13,7 +15,8 @@ pub(crate) const LIST: &str = "xtask/equivalent-mutants.txt";
 /// Separates the mutant from the reason.
 const BECAUSE: &str = " # ";
 
-/// Names of mutants as cargo-mutants lists them, with their lines, and as the list of equivalents has them.
+/// Names of mutants as cargo-mutants lists them, with their lines, and as the list of equivalents
+/// has them.
 pub(crate) struct Names(HashMap<String, String>);
 
 impl Names {

@@ -1,7 +1,9 @@
-//! `cargo xtask mutants`: cargo-mutants changes the code in small ways, and the tests should notice each change.
+//! `cargo xtask mutants`: cargo-mutants changes the code in small ways, and the tests should notice
+//! each change.
 //!
-//! A change that no test notices (a survivor) is either a test that is missing, or it changes nothing that anybody could see. Those
-//! are in the list of equivalents ([`equivalents::LIST`]), each with its reason. Any other survivor is a failure.
+//! A change that no test notices (a survivor) is either a test that is missing, or it changes
+//! nothing that anybody could see. Those are in the list of equivalents ([`equivalents::LIST`]),
+//! each with its reason. Any other survivor is a failure.
 
 mod equivalents;
 mod parts;
@@ -60,13 +62,14 @@ struct Figures {
 /// Time limit of the command. A whole run takes hours.
 const LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// One test that fails is enough. Test programs of a stable toolchain know the option that stops there, but take it only like this.
-/// The key is that of `.cargo/config.toml`: Cargo refuses a second one that applies, and joins the values of one.
+/// One test that fails is enough. Test programs of a stable toolchain know the option that stops
+/// there, but take it only like this. The key is that of `.cargo/config.toml`: Cargo refuses a
+/// second one that applies, and joins the values of one.
 const FAIL_FAST: &str =
     "--cargo-arg=--config=target.'cfg(target_os = \"linux\")'.runner=['env', 'RUSTC_BOOTSTRAP=1']";
 
-/// What the step of `cargo xtask test` runs: a few mutants of files that take seconds to compile and test and seldom change, so that a
-/// change elsewhere does not make the step run others.
+/// What the step of `cargo xtask test` runs: a few mutants of files that take seconds to compile
+/// and test and seldom change, so that a change elsewhere does not make the step run others.
 const STEP: (&str, &[&str], u64) = (
     "proto",
     &[
@@ -77,7 +80,8 @@ const STEP: (&str, &[&str], u64) = (
     3,
 );
 
-/// Runs `cargo xtask mutants`. Returns `false` if there is a survivor, or if the list of equivalents is wrong.
+/// Runs `cargo xtask mutants`. Returns `false` if there is a survivor, or if the list of
+/// equivalents is wrong.
 ///
 /// # Errors
 /// When cargo-mutants cannot run, or tests fail without a mutant.

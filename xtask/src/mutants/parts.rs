@@ -1,7 +1,8 @@
 //! The parts of the tree in which mutants are made, and the tests that judge each.
 //!
-//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that survive these meet its slow
-//! tests, too, which would take too long for each. The simulator, which kills many of them as well, takes longer than all of these.
+//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that
+//! survive these meet its slow tests, too, which would take too long for each. The simulator, which
+//! kills many of them as well, takes longer than all of these.
 
 /// A part of the tree.
 pub(crate) struct Part {

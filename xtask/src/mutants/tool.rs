@@ -1,7 +1,7 @@
 //! cargo-mutants itself, and the copy of the tree that it changes.
 //!
-//! The copy is below the target folder and stays there, so that what was compiled is used again, and nobody's working tree is
-//! changed under his hands.
+//! The copy is below the target folder and stays there, so that what was compiled is used again,
+//! and nobody's working tree is changed under his hands.
 
 use std::collections::HashSet;
 use std::fs;
@@ -28,7 +28,8 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    /// Finds cargo-mutants, or installs it into the target folder if `context` allows that. `None` if there is none.
+    /// Finds cargo-mutants, or installs it into the target folder if `context` allows that. `None`
+    /// if there is none.
     ///
     /// # Errors
     /// When the tree cannot be copied.
@@ -41,7 +42,8 @@ impl Tool {
             if !context.install {
                 return Ok(None);
             }
-            // Unoptimised: it only reads sources and starts cargo, and compiling it takes a third of the time.
+            // Unoptimised: it only reads sources and starts cargo, and compiling it takes a third
+            // of the time.
             let mut install = cargo(&context.root);
             install
                 .args(["install", "cargo-mutants", "--locked", "--debug"])
@@ -79,8 +81,8 @@ impl Tool {
     }
 }
 
-/// Makes `tree` equal to the files of the working tree at `root`, those that are not committed included. Files that are equal are not
-/// touched.
+/// Makes `tree` equal to the files of the working tree at `root`, those that are not committed
+/// included. Files that are equal are not touched.
 fn copy_tree(root: &Path, tree: &Path) -> Result<()> {
     let listing = files::listed(root)?;
     let files: HashSet<&Path> = listing.iter().map(Path::new).collect();
@@ -93,7 +95,8 @@ fn copy_tree(root: &Path, tree: &Path) -> Result<()> {
         if let Some(dir) = to.parent() {
             fs::create_dir_all(dir)?;
         }
-        // Copies the mode too: tests start scripts. The time is that of the copy, so cargo compiles what changed.
+        // Copies the mode too: tests start scripts. The time is that of the copy, so cargo compiles
+        // what changed.
         fs::copy(&from, &to).with_context(|| format!("writing {}", to.display()))?;
     }
     remove_others(tree, tree, &files)

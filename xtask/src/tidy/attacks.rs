@@ -1,4 +1,5 @@
-//! Checks the tables of `docs/security.md`: no cell is empty, and each test and each attack that they name exists.
+//! Checks the tables of `docs/security.md`: no cell is empty, and each test and each attack that
+//! they name exists.
 
 use std::collections::HashSet;
 

@@ -1,7 +1,7 @@
 //! Replaces comments and literals by spaces, so that rules check code only.
 
-/// Returns the text with all comments, string literals and character literals replaced by spaces. Line breaks stay, so that line
-/// numbers stay the same.
+/// Returns the text with all comments, string literals and character literals replaced by spaces.
+/// Line breaks stay, so that line numbers stay the same.
 pub(crate) fn code_only(text: &str) -> String {
     let mut scanner = Scanner {
         rest: text,
@@ -50,7 +50,8 @@ impl Scanner<'_> {
         self.last = ' ';
     }
 
-    /// Returns the end of a raw string that starts here: `r"…"` or `r#"…"#`, also with `b` or `c` before it.
+    /// Returns the end of a raw string that starts here: `r"…"` or `r#"…"#`, also with `b` or `c`
+    /// before it.
     fn raw_string_end(&self) -> Option<usize> {
         if self.last.is_alphanumeric() || self.last == '_' {
             return None;

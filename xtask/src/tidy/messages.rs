@@ -8,9 +8,11 @@ pub(crate) const FILE: &str = "docs/troubleshooting.md";
 const FOREIGN_SECTION: &str = "## What programs say";
 /// Stands for the variable part of a message.
 const VARIABLE: char = '…';
-/// Separators of the clauses of a message. Several functions may write the clauses, so each clause is looked for by itself.
+/// Separators of the clauses of a message. Several functions may write the clauses, so each clause
+/// is looked for by itself.
 const JOINTS: [&str; 3] = [": ", "(", ")"];
-/// Shorter clauses are not looked for: they occur in many texts, so finding them would prove nothing.
+/// Shorter clauses are not looked for: they occur in many texts, so finding them would prove
+/// nothing.
 const CLAUSE_MIN: usize = 6;
 
 /// The texts of all source files, joined.

@@ -1,4 +1,5 @@
-//! Checks that `docs/options.md` has a row for each `IWARP_…` variable that the sources read, and no rows for other variables.
+//! Checks that `docs/options.md` has a row for each `IWARP_…` variable that the sources read, and
+//! no rows for other variables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,8 @@ pub(crate) struct Variables {
 }
 
 impl Variables {
-    /// Adds the variables of a source file. A string literal counts if it consists of the variable's name only.
+    /// Adds the variables of a source file. A string literal counts if it consists of the
+    /// variable's name only.
     pub(crate) fn add(&mut self, file: &str, text: &str) {
         for (at, _) in text.match_indices(&format!("\"{PREFIX}")) {
             let rest = &text[at + 1..];

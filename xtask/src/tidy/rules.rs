@@ -7,10 +7,12 @@ use super::{Finding, Severity};
 const LINES_MAX: usize = 900;
 /// A longer file is a warning.
 const LINES_WARN: usize = 600;
-/// How many lines above an `unsafe` block its SAFETY comment may begin. The comment may have several lines.
+/// How many lines above an `unsafe` block its SAFETY comment may begin. The comment may have
+/// several lines.
 const SAFETY_REACH: usize = 10;
 
-/// Marks of unfinished work. They are written in two halves, because otherwise this file would break its own rule.
+/// Marks of unfinished work. They are written in two halves, because otherwise this file would
+/// break its own rule.
 const UNFINISHED_WORDS: &[&str] = &[
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -18,7 +20,8 @@ const UNFINISHED_WORDS: &[&str] = &[
 ];
 const UNFINISHED_MACROS: &[&str] = &[concat!("todo", "!"), concat!("unimplemented", "!")];
 
-/// Names of the clock that an administrator or the network may set. What is timed by it goes wrong when that happens.
+/// Names of the clock that an administrator or the network may set. What is timed by it goes wrong
+/// when that happens.
 const WALL_CLOCK: &[&str] = &["SystemTime", "UNIX_EPOCH", "CLOCK_REALTIME", "Realtime"];
 /// The libraries, in which nothing may depend on that clock.
 const UNCLOCKED: &[&str] = &[
@@ -29,13 +32,15 @@ const UNCLOCKED: &[&str] = &[
     "crates/iwarp-rsocket/src/",
     "crates/iwarp-rspreload/src/",
 ];
-/// The files of these that only show its time: in captured packets, and in completions of programs that ask for it.
+/// The files of these that only show its time: in captured packets, and in completions of programs
+/// that ask for it.
 const SHOW_TIME: &[&str] = &[
     "crates/iwarp/src/capture/output.rs",
     "crates/iwarp-verbs/src/cq/extended.rs",
 ];
 
-/// The libraries that end in programs which may fork, so that a lock of the whole process could be held for ever in a child.
+/// The libraries that end in programs which may fork, so that a lock of the whole process could be
+/// held for ever in a child.
 const FORKED: &[&str] = &[
     "crates/iwarp/src/",
     "crates/iwarp-verbs/src/",
@@ -46,7 +51,8 @@ const FORKED: &[&str] = &[
 /// Types that a thread may be inside of at the time of a fork.
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Once", "OnceLock", "LazyLock"];
 
-/// Beginnings of paths that exist on one person's machine only. Examples use `/home/`, which is allowed.
+/// Beginnings of paths that exist on one person's machine only. Examples use `/home/`, which is
+/// allowed.
 const MACHINE_PATHS: &[&str] = &[concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
 /// The files and folders that may contain `unsafe`, from `unsafe-modules.txt`.
@@ -165,7 +171,8 @@ fn is_static_lock(file: &str, line: &str) -> bool {
         && LOCKS.iter().any(|lock| has_word(declared, lock))
 }
 
-/// Returns `true` if a line belongs to tests, which stand at the end of a file or in a file of their own, or to the fuzzer.
+/// Returns `true` if a line belongs to tests, which stand at the end of a file or in a file of
+/// their own, or to the fuzzer.
 fn is_test(file: &str, code: &str, line: usize) -> bool {
     let of_tests = |ending| file.ends_with(ending);
     ["tests.rs", "testing.rs", "fuzzing.rs"]
@@ -195,8 +202,8 @@ fn length(file: &str, lines: usize) -> Option<Finding> {
     })
 }
 
-/// Returns `true` if the line has an `unsafe` block or `unsafe impl`, which need a SAFETY comment. Functions and traits need a `# Safety`
-/// section instead, which clippy checks.
+/// Returns `true` if the line has an `unsafe` block or `unsafe impl`, which need a SAFETY comment.
+/// Functions and traits need a `# Safety` section instead, which clippy checks.
 fn needs_reason(code: &str, line: usize) -> bool {
     let rest: String = code
         .lines()
@@ -210,7 +217,8 @@ fn needs_reason(code: &str, line: usize) -> bool {
     }) && has_word(code.lines().nth(line).unwrap_or_default(), "unsafe")
 }
 
-/// Returns `true` if a SAFETY comment is close above the line, and no other `unsafe` block is between them.
+/// Returns `true` if a SAFETY comment is close above the line, and no other `unsafe` block is
+/// between them.
 fn has_reason(raw: &[&str], code: &str, line: usize) -> bool {
     let from = line.saturating_sub(SAFETY_REACH);
     for at in (from..=line).rev() {

@@ -1,5 +1,5 @@
-//! `docs/unsafe.md`: where `unsafe` is, and why it is sound there. It is generated from the table that the other check uses
-//! (`cargo xtask unsafe-doc`), so the two agree.
+//! `docs/unsafe.md`: where `unsafe` is, and why it is sound there. It is generated from the table
+//! that the other check uses (`cargo xtask unsafe-doc`), so the two agree.
 
 use std::fmt::Write as _;
 

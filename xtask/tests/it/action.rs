@@ -1,5 +1,5 @@
-//! Tests the scripts of `action.yml`: which arguments they refuse, and which commands they run. Small scripts replace `apt-get`,
-//! `sudo` and `curl`, so nothing is installed or downloaded.
+//! Tests the scripts of `action.yml`: which arguments they refuse, and which commands they run.
+//! Small scripts replace `apt-get`, `sudo` and `curl`, so nothing is installed or downloaded.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};

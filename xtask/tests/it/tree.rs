@@ -1,4 +1,5 @@
-//! `xtask` works on the tree of the current directory, wherever it was built. A test program that hangs is ended.
+//! `xtask` works on the tree of the current directory, wherever it was built. A test program that
+//! hangs is ended.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 //!
 //! A room is a top-level module of a crate, with all modules inside of it. Room A has an arrow to
 //! room B if code of A, without its tests, has a path that ends in B. Where a path goes through
-//! re-exports and imports, it ends where the item comes from. The root of a crate is no room: it may
-//! name every room, and only what it re-exports leads on.
+//! re-exports and imports, it ends where the item comes from. The root of a crate is no room: it
+//! may name every room, and only what it re-exports leads on.
 
 mod modules;
 mod table;

@@ -85,8 +85,8 @@ fn test_attribute_end(tokens: &[Token]) -> Option<usize> {
     (first.is("test") || all && !negated).then_some(end)
 }
 
-/// Returns the length of the item that the tokens begin with: to its semicolon, or to the end of its
-/// braces.
+/// Returns the length of the item that the tokens begin with: to its semicolon, or to the end of
+/// its braces.
 fn item_end(tokens: &[Token]) -> usize {
     let opening = tokens.iter().position(|token| token.is_mark('{'));
     let before = &tokens[..opening.unwrap_or(0)];
