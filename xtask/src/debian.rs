@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_by_their_whole_name() {
+    fn fields_match_whole_names() {
         let text = "Package: a\nVersion: 2-1\nVersionX: 3\n\nPackage: a\nVersion: 1-1\n";
         assert_eq!(fields(text, "Version").collect::<Vec<_>>(), ["2-1", "1-1"]);
     }

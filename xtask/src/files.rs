@@ -61,7 +61,7 @@ mod tests {
     /// GitLab can cache only folders inside the work tree, so its jobs keep the crates that cargo
     /// fetches there. If git did not ignore them, `tidy` would check them.
     #[test]
-    fn the_cargo_home_of_ci_is_ignored() {
+    fn cargo_home_of_ci_is_ignored() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let ci = read(&root, ".gitlab-ci.yml").unwrap();
         let home = ci

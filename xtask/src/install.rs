@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_ends_with_lengths_and_magic() {
+    fn tail_ends_with_lengths_and_magic() {
         let tail = bundle_tail([b"abc", b"d", b"ef", b"ghij"]);
         assert_eq!(&tail[..10], b"abcdefghij");
         for (at, length) in [3u64, 1, 2, 4].into_iter().enumerate() {

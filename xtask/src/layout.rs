@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_and_links_are_put_with_their_modes() {
+    fn files_and_links_keep_modes() {
         let dir = std::env::temp_dir().join(format!("xtask-layout-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir(&dir).unwrap();

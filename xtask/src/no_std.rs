@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn symbols_of_std_are_told_from_others() {
+    fn std_symbols_are_recognized() {
         assert!(names_std("std::io::Write::write_all T 0 0"));
         assert!(names_std("<std::io::Error as core::fmt::Debug>::fmt T 0 0"));
         assert!(!names_std("core::fmt::write T 0 0"));

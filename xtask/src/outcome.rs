@@ -58,7 +58,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
     #[test]
-    fn a_program_can_pass_fail_or_skip() {
+    fn program_can_pass_fail_or_skip() {
         let exited = |code: i32| ExitStatus::from_raw(code << 8);
         assert_eq!(Outcome::of_program(exited(0), ""), Some(Outcome::Passed));
         assert_eq!(Outcome::of_program(exited(1), "skipped: why\n"), None);

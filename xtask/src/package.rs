@@ -210,7 +210,8 @@ mod tests {
     fn good() -> Value {
         json!({
             "name": "a", "description": "d", "license": "MIT", "repository": "r", "homepage": "h",
-            "readme": "README.md", "rust_version": "1.0", "keywords": ["rdma"], "categories": ["no-std"],
+            "readme": "README.md", "rust_version": "1.0",
+            "keywords": ["rdma"], "categories": ["no-std"],
             "dependencies": [
                 { "name": "b", "path": "/b", "req": "^0.1.0", "kind": null },
                 { "name": "a", "path": "/a", "req": "*", "kind": "dev" },
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_missing_is_named() {
+    fn missing_parts_are_named() {
         let published = BTreeSet::from(["a", "b"]);
         assert!(complaints(&good(), &published).is_empty());
         for (at, value, word) in [

@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_in_the_path_is_found() {
+    fn program_in_path_is_found() {
         let package = Package {
             name: "dash",
             proof: Proof::Program("sh"),

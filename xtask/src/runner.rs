@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_run_in_the_order_of_the_table() {
+    fn steps_run_in_table_order() {
         let names = |only: &[&str], skip: &[&str]| -> Vec<&str> {
             let own = |list: &[&str]| list.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
             choose(&own(only), &own(skip))
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_step_is_an_error_that_lists_the_known_ones() {
+    fn unknown_step_lists_known_steps() {
         let error = choose(&["unti".to_owned()], &[]).err().unwrap().to_string();
         assert!(error.contains("unti") && error.contains("unit"), "{error}");
     }

@@ -431,7 +431,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
     }
 
     #[test]
-    fn the_output_of_failing_tests_is_found() {
+    fn output_of_failed_tests_is_found() {
         let text = "running 2 tests\ntest a ... FAILED\n\nfailures:\n\n---- a stdout ----\nboom\n\n\
             failures:\n    a\n\ntest result: FAILED. 1 passed; 1 failed\nafter\n";
         let lines = failures(text);
@@ -442,7 +442,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
     }
 
     #[test]
-    fn every_package_is_needed_by_steps_that_exist() {
+    fn packages_are_needed_by_steps() {
         for (package, steps) in packages::needs() {
             for need in steps {
                 assert!(

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn cargo_reads_the_flags_of_a_target_from_this_variable() {
+    fn cargo_reads_target_flags() {
         assert_eq!(
             flags_variable("x86_64-unknown-linux-musl"),
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS"

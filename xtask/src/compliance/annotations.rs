@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! //= rfc5044 section 4.1          the section; such a line starts a new annotation
-//! //= type=test                    optional: `test` or `exception`; without it the code obeys the rule
+//! //= type=test                    optional: `test` or `exception`; the default is code
 //! //= reason=why it is left out    for an exception
 //! //# quoted text of the RFC       one line or more
 //! ```
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_read_with_its_place_and_lines() {
+    fn annotation_keeps_place_and_lines() {
         let found = good(
             "fn f() {\n    //= rfc5044 section 4.1.\n    //# one\n    //#   two\n    g();\n}\n",
         );
@@ -196,9 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_may_be_about_a_section() {
+    fn exception_may_cover_section() {
         let found = good(
-            "//= rfc5040 section 8\n//= type=exception\n//= reason=not for\n//= reason=this layer\n",
+            "//= rfc5040 section 8\n//= type=exception\n\
+             //= reason=not for\n//= reason=this layer\n",
         );
         assert_eq!(found[0].kind, Kind::Exception);
         assert_eq!(found[0].reason, "not for this layer");

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_annotation_or_a_missing_requirement_fails() {
+    fn wrong_annotations_and_gaps_fail() {
         let some = |text: &str| vec![text.to_owned()];
         assert!(verdict(&[], &[]).is_ok());
         let wrong = verdict(&some("a.rs:1: wrong"), &[]).unwrap_err();

@@ -154,7 +154,7 @@ pub(crate) fn missing(documents: &[Document]) -> Vec<String> {
             for requirement in &section.requirements {
                 if document.is_missing(at, requirement) {
                     out.push(format!(
-                        "RFC {} section {}: quoted neither at code nor at a test, and no exception: {}",
+                        "RFC {} section {}: neither quoted nor an exception: {}",
                         document.number,
                         section.number,
                         &section.text[requirement.range.clone()]
@@ -249,11 +249,12 @@ fn line(counts: Counts) -> String {
 pub(crate) fn snapshot(documents: &[Document]) -> String {
     let mut out = String::from(
         "# Compliance\n\n\
-         `cargo xtask compliance --bless` writes this file; `cargo xtask test` fails if it is out of date.\n\
+         `cargo xtask compliance --bless` writes this file; `cargo xtask test` fails if it is out\n\
+         of date.\n\
          Terms are in the [glossary](glossary.md).\n\n\
-         A requirement is a sentence of an RFC with MUST, SHALL, SHOULD or REQUIRED, or their negation. It\n\
-         may be quoted in code and in tests, so the columns do not add up. A requirement that is neither\n\
-         quoted nor an exception is missing, and the check fails.\n\
+         A requirement is a sentence of an RFC with MUST, SHALL, SHOULD or REQUIRED, or their\n\
+         negation. It may be quoted in code and in tests, so the columns do not add up. A\n\
+         requirement that is neither quoted nor an exception is missing, and the check fails.\n\
          [CONTRIBUTING.md](../CONTRIBUTING.md#citing-an-rfc) shows how to quote one.\n\n\
          | RFC | requirements | in code | in tests | exceptions | missing |\n\
          | --- | ---: | ---: | ---: | ---: | ---: |\n",
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_sentence_covers_only_with_the_other_half() {
+    fn half_sentences_cover_together() {
         let half = "//= rfc9999 section 1\n//# A MUST hold\n";
         assert_eq!(document(half).0.count(0).implemented, 0);
         let both = format!("{half}\n//= rfc9999 section 1\n//# and B MUST NOT.\n");
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_may_be_wrapped_in_another_way() {
+    fn quotes_may_wrap_differently() {
         let (document, errors) =
             document("//= rfc9999 section 1\n//= type=test\n//# C\n//# SHOULD be done.\n");
         assert!(errors.is_empty(), "{errors:?}");
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_of_a_section_covers_its_subsections() {
+    fn exception_covers_subsections() {
         let (document, errors) =
             document("//= rfc9999 section 2\n//= type=exception\n//= reason=no\n");
         assert!(errors.is_empty());
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_quote_is_an_error_that_names_the_right_section() {
+    fn wrong_quote_names_right_section() {
         let (_, errors) = document("//= rfc9999 section 1\n//# D MUST.\n");
         assert_eq!(errors.len(), 1);
         assert!(
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn one_quote_is_about_all_its_places() {
+    fn quote_applies_to_all_places() {
         let mut errors = Vec::new();
         let annotations =
             annotations::collect("a.rs", "//= rfc9999 section 1\n//# It MUST.\n", &mut errors);
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn each_missing_requirement_is_named_with_its_section() {
+    fn missing_requirements_are_named() {
         let cited = "//= rfc9999 section 1\n//# A MUST hold and B MUST NOT.\n\n\
                      //= rfc9999 section 1\n//= type=test\n//# C SHOULD be done.\n";
         let names = missing(&[document(cited).0]);
@@ -426,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn the_full_report_names_what_is_missing() {
+    fn report_names_missing_requirements() {
         let (document, _) = document("//= rfc9999 section 2\n//# D MUST.\n");
         let text = full(&[document]);
         assert!(text.contains("[ok] D MUST.\n        code a.rs:1"), "{text}");

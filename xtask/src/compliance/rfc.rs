@@ -317,7 +317,7 @@ A.1.  Still More
     }
 
     #[test]
-    fn sections_are_found_and_the_contents_are_not() {
+    fn contents_are_no_sections() {
         let sections = parse(TEXT);
         let numbers: Vec<_> = sections
             .iter()
@@ -328,7 +328,7 @@ A.1.  Still More
     }
 
     #[test]
-    fn sentences_run_across_pages_and_keep_abbreviations() {
+    fn sentences_cross_pages() {
         let sections = parse(TEXT);
         assert_eq!(
             texts(&sections[0]),
@@ -343,7 +343,7 @@ A.1.  Still More
     }
 
     #[test]
-    fn list_items_are_sentences_and_words_must_be_whole() {
+    fn list_items_are_sentences() {
         let sections = parse(TEXT);
         assert_eq!(
             texts(&sections[1]),

@@ -281,11 +281,12 @@ mod tests {
             };
             text += &format!("{mode} root/root      1234 2026-01-01 00:00 .{path}\n");
         }
-        text + "lrwxrwxrwx root/root         0 2026-01-01 00:00 ./usr/lib/iwarp/librdmacm.so.1 -> libibverbs.so.1\n"
+        text + "lrwxrwxrwx root/root         0 2026-01-01 00:00 \
+                ./usr/lib/iwarp/librdmacm.so.1 -> libibverbs.so.1\n"
     }
 
     #[test]
-    fn each_fault_of_the_list_is_named() {
+    fn each_listing_fault_is_named() {
         assert_eq!(files(&good()), Vec::<String>::new());
         for (from, to, word) in [
             ("-rwxr-xr-x root/root", "-rwsr-xr-x root/root", "-rws"),
@@ -332,7 +333,7 @@ mod tests {
     /// `iwarp stat` cannot see the private folders that systemd makes for the service, so the
     /// service's socket is in a folder with a known name, which the document tells.
     #[test]
-    fn the_statistics_of_the_service_are_where_the_document_says() {
+    fn service_statistics_match_document() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let read = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
         let unit = read("packaging/debian/iwarp-cp.service");
@@ -345,7 +346,8 @@ mod tests {
 
     #[test]
     fn subcommands_are_those_of_the_help() {
-        let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n  help  Print\n\nOptions:\n  -v  Log\n";
+        let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n  help  Print\n\n\
+                    Options:\n  -v  Log\n";
         assert_eq!(subcommands(help).collect::<Vec<_>>(), ["perf", "help"]);
     }
 }

@@ -139,7 +139,9 @@ mod tests {
                 package("m", "proc-macro"), package("of-m", "lib"), package("t", "lib"),
             ],
             "resolve": { "nodes": [
-                { "id": "iwarp-cli", "deps": [dep("a", json!(null)), dep("t", json!("dev")), dep("m", json!(null))] },
+                { "id": "iwarp-cli", "deps": [
+                    dep("a", json!(null)), dep("t", json!("dev")), dep("m", json!(null))
+                ] },
                 { "id": "a", "deps": [dep("b", json!(null)), dep("t", json!("build"))] },
                 { "id": "m", "deps": [dep("of-m", json!(null))] },
             ] },

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_the_files_of_the_crates_that_were_run() {
+    fn table_lists_files_of_run_crates() {
         let file = |name: &str, lines: u64| {
             serde_json::json!({ "filename": name, "summary": {
                 "lines": { "covered": lines, "count": 40 },

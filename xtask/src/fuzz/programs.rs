@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_target_has_seeds_and_a_program() {
+    fn targets_have_seeds_and_programs() {
         let root = Context::new(true, false).unwrap().root;
         for package in PACKAGES {
             let manifest = fs::read_to_string(root.join(package.1).join("Cargo.toml")).unwrap();

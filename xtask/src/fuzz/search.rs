@@ -244,7 +244,8 @@ mod tests {
             _ => format!("printf bug >\"${{word#*=}}{kind}-1\";"),
         };
         let script = format!(
-            "#!/bin/sh\nfor word; do case $word in -artifact_prefix=*) {found} echo boom >&2; exit {search};; esac; done\n\
+            "#!/bin/sh\nfor word; do case $word in\n\
+             -artifact_prefix=*) {found} echo boom >&2; exit {search};; esac; done\n\
              exit {replay}\n"
         );
         fs::write(dir.join("script"), script).unwrap();
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_without_a_report_is_an_error() {
+    fn search_without_report_fails() {
         let (result, _) = search_with("nothing", "", 0, 0);
         let error = result.unwrap_err().to_string();
         assert!(error.contains("nothing was searched"), "{error}");
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_read_from_the_end_of_the_output() {
+    fn last_report_is_read() {
         let text = "#2\tINITED cov: 9 ft: 9 corp: 1/1b exec/s: 0 rss: 26Mb\n\
             #40\tNEW    cov: 120 ft: 340 corp: 17/512b lim: 48 exec/s: 0 rss: 30Mb L: 3/90 MS: 1 X-\n\
             Done 5000 runs in 3 second(s)\n\

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_option_that_another_one_switches_off_is_named() {
+    fn disabled_option_is_named() {
         let wanted = "# Text.\nCONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=m\n";
         let made = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=y\n";
         let lost: Vec<_> = lost(wanted, made).collect();

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn pushes_and_the_reserved_octets_add_up() {
+    fn pushes_and_reserved_bytes_add_up() {
         let code = [
             (0, "push", "%rbx"),
             (1, "sub", "$0x1d8,%rsp"),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_early_return_does_not_shrink_what_follows() {
+    fn early_return_keeps_later_depth() {
         let code = [
             (0, "push", "%rbx"),
             (1, "je", "20 <f+0x20>"),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_variable_size_is_unbounded() {
+    fn variable_frame_is_unbounded() {
         assert_eq!(of(&[(0, "sub", "%rax,%rsp")]), UNBOUNDED);
         assert_eq!(of(&[(0, "mov", "%rcx,%rsp")]), UNBOUNDED);
         assert_eq!(of(&[(0, "mov", "%rbp,%rsp")]), 0);

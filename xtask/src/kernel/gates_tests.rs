@@ -133,7 +133,7 @@ fn the_red_zone_is_found() {
 }
 
 #[test]
-fn returns_and_branches_without_thunks_are_found() {
+fn missing_thunks_are_found() {
     for (what, body) in [
         ("ret", "ret"),
         ("call", "call *%rax; jmp __x86_return_thunk"),

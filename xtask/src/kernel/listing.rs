@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbol_without_a_value_is_refused() {
+    fn symbol_without_value_is_refused() {
         assert!(Listing::parse(SYMBOLS, CODE, DATA).is_err());
     }
 }

@@ -184,7 +184,7 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
     for series in series {
         let Some(release) = Release::newest(series, log)? else {
             bail!(
-                "apt knows no kernel {series}; are bookworm and its security updates in its sources?"
+                "apt knows no kernel {series}: add bookworm and its security updates to its sources"
             );
         };
         log.say(format!("building for Linux {}", release.name));

@@ -192,8 +192,10 @@ fn settings(version: &str) -> String {
          BUILT_MODULE_NAME[0]=\"{DEVICE}\"\n\
          DEST_MODULE_LOCATION[0]=\"/updates/dkms\"\n\
          # Tables of types need a program that Debian's headers do not depend on.\n\
-         MAKE[0]=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build CONFIG_DEBUG_INFO_BTF_MODULES= modules\"\n\
-         CLEAN=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build clean\"\n\
+         MAKE[0]=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build \
+         CONFIG_DEBUG_INFO_BTF_MODULES= modules\"\n\
+         CLEAN=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build \
+         clean\"\n\
          BUILD_EXCLUSIVE_ARCH=\"x86_64\"\n\
          AUTOINSTALL=\"yes\"\n"
     )
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn dkms_is_told_the_module_and_its_version() {
+    fn dkms_gets_module_and_version() {
         let settings = settings("1.2.3");
         assert!(settings.contains("PACKAGE_VERSION=\"1.2.3\"\n"));
         assert!(settings.contains("BUILT_MODULE_NAME[0]=\"iwarp_rnic\"\n"));

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_keeps_its_name_when_lines_move() {
+    fn mutant_names_survive_moved_lines() {
         let names = names();
         let lasting = |full| names.lasting(full);
         assert_eq!(
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_matches_nothing_is_outdated() {
+    fn unmatched_entry_is_outdated() {
         let text = "# a comment\n\na/b.rs: replace + with - in g [2/2] # why\n\
             a/b.rs: replace + with - in g # there are two\nc.rs: gone # why\n";
         let list = Equivalents::parse(text).unwrap();

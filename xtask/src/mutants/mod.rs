@@ -345,7 +345,8 @@ impl Figures {
         }
         let killed = self.killed().unwrap_or(1000);
         log.say(format!(
-            "{part}: {} of {all} mutants: {} caught, {} missed, {} unviable, {} timeouts, {} equivalent; {}.{} % killed",
+            "{part}: {} of {all} mutants: {} caught, {} missed, {} unviable, {} timeouts, \
+             {} equivalent; {}.{} % killed",
             self.ran(),
             self.caught,
             self.missed.len(),
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_is_chosen_by_its_whole_name() {
+    fn mutants_match_whole_names() {
         let name = "a/b.rs:3:5: replace + with - in f<'t>::g";
         assert_eq!(
             exactly(name),
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn equivalents_and_what_does_not_compile_do_not_count() {
+    fn only_viable_mutants_count() {
         let mut figures = Figures {
             caught: 95,
             timeouts: 2,

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_the_readme_is_missed() {
+    fn missing_readme_parts_are_found() {
         for part in GOOD.lines() {
             assert_eq!(readme(&GOOD.replace(part, ""), MANIFEST).len(), 1, "{part}");
         }

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn only_first_cells_of_our_own_messages_count() {
+    fn only_first_cells_count() {
         assert_eq!(
             findings("| words | `cannot find it` |\ntext `cannot find it`"),
             0

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_has_a_row_and_each_row_a_variable() {
+    fn variables_and_rows_match() {
         let source = format!("var_os(\"{A}\"); get(\"{B}\")");
         let rows = format!("| Variable |\n| `{A}` | x |\n| `{B}`, `RS` | y |\n");
         assert!(findings(&source, &rows).is_empty());

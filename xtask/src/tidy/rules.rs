@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_spots_are_seen_in_comments_and_code() {
+    fn unfinished_code_is_found() {
         for word in UNFINISHED_WORDS {
             assert_eq!(check(&format!("//! Head.\n// {word}: later\n")).len(), 1);
             assert_eq!(check(&format!("//! Head.\n// a{word}b\n")).len(), 0);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_do_not_look_at_the_wall_clock() {
+    fn libraries_avoid_wall_clock() {
         let modules = UnsafeModules::parse("").unwrap();
         let findings = |file: &str, code: &str| {
             let text = format!("//! Head.\n{code}\n");
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn long_files_are_warned_of_and_then_refused() {
+    fn long_files_warn_then_fail() {
         assert!(length("a", LINES_WARN).is_none());
         assert_eq!(
             length("a", LINES_WARN + 1).unwrap().severity,

@@ -81,7 +81,7 @@ fn checksum(runner: &Runner) -> String {
 }
 
 #[test]
-fn one_package_is_installed_by_its_full_path() {
+fn package_is_installed_by_path() {
     let runner = Runner::new("path");
     fs::create_dir(runner.0.join("a b")).unwrap();
     fs::write(runner.0.join("a b/iwarp_1_amd64.deb"), "x").unwrap();
@@ -96,7 +96,7 @@ fn one_package_is_installed_by_its_full_path() {
 }
 
 #[test]
-fn a_pattern_must_name_one_file_and_an_address_must_be_https() {
+fn patterns_and_addresses_are_checked() {
     let runner = Runner::new("refused");
     for file in ["1.deb", "2.deb"] {
         fs::write(runner.0.join(file), "x").unwrap();
@@ -114,7 +114,7 @@ fn a_pattern_must_name_one_file_and_an_address_must_be_https() {
 }
 
 #[test]
-fn a_download_is_compared_with_its_checksum_before_it_is_installed() {
+fn download_checksum_is_checked_first() {
     let runner = Runner::new("sum");
     let address = ("PACKAGE", "https://example.org/iwarp.deb");
     let wrong = "0".repeat(64);
@@ -135,7 +135,7 @@ fn a_download_is_compared_with_its_checksum_before_it_is_installed() {
 }
 
 #[test]
-fn a_build_goes_to_the_prefix_and_into_the_path_of_later_steps() {
+fn build_is_installed_into_prefix() {
     let runner = Runner::new("build");
     let paths = runner.0.join("paths");
     let path_file = paths.to_str().unwrap();

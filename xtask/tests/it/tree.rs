@@ -44,7 +44,7 @@ fn package(name: &str) -> String {
 }
 
 #[test]
-fn the_tree_is_that_of_the_current_directory() {
+fn tree_is_found_from_current_directory() {
     let tree = Folder::new("tree");
     tree.write(
         "Cargo.toml",

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn super_and_self_count_from_the_file() {
+    fn super_and_self_are_resolved() {
         assert_eq!(arrows(&[("a/x.rs", "use super::super::b::X;")]), "a-b");
         assert_eq!(arrows(&[("a/x.rs", "use super::b::X;")]), "");
         assert_eq!(arrows(&[("a/mod.rs", "use super::b::X;")]), "a-b");
