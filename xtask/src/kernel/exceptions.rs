@@ -92,6 +92,6 @@ mod tests {
         let said = compare_with(&both, &exceptions);
         assert_eq!(said.len(), 2);
         assert_eq!(said[0], "Frames: c::d: 600 octets");
-        assert!(said[1].contains("a::b") && said[1].contains("not there"));
+        assert!(said[1].contains("a::b") && said[1].contains("remove this row"));
     }
 }
