@@ -375,7 +375,7 @@ mod tests {
             document("//= rfc9999 section 2\n//= type=exception\n//= reason=no\n");
         assert!(errors.is_empty());
         assert_eq!(document.total().exception, 2);
-        assert!(snapshot(&[document]).contains("- 2: no"));
+        assert!(snapshot(&[document]).contains("| 2 | no |"));
         assert!(!is_within("22.1", "2"));
     }
 
