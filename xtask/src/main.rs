@@ -13,6 +13,7 @@ mod mutants;
 mod no_std;
 mod package;
 mod runner;
+mod spelling;
 mod steps;
 mod targets;
 mod tidy;

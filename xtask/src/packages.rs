@@ -40,6 +40,12 @@ const PACKAGES: &[Package] = &[
         why: "an independent decoder for what we put on the wire",
     },
     Package {
+        name: "codespell",
+        proof: Proof::Program("codespell"),
+        needed_by: &["spelling"],
+        why: "a list of common misspellings",
+    },
+    Package {
         name: "default-jdk-headless",
         proof: Proof::Program("javac"),
         needed_by: &["unit"],

@@ -10,7 +10,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program, tests_passed};
 
-use crate::{compliance, deb, fuzz, licences, miri, mutants, no_std, package, targets, tidy};
+use crate::{compliance, deb, fuzz, licences, miri, mutants, no_std, package, spelling, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -71,6 +71,13 @@ pub(crate) const STEPS: &[Step] = &[
         limit: minutes(5),
         lane: Lane::Main,
         run: tidy::run,
+    },
+    Step {
+        name: "spelling",
+        about: "no common misspellings",
+        limit: minutes(5),
+        lane: Lane::Main,
+        run: spelling::run,
     },
     Step {
         name: "deny",
