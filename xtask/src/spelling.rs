@@ -27,8 +27,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         .into_iter()
         .filter(|file| is_checked(file))
         .collect();
-    let mut command = program("codespell");
-    command.current_dir(&context.root);
+    let mut command = program(&context.root, "codespell");
     command.args(["--ignore-words", WORDS]).args(&files);
     log.run(&mut command)?;
     log.say(format!("{} files", files.len()));
