@@ -1,11 +1,13 @@
 //! The step `spelling`: codespell finds common misspellings in all text files.
 
-use anyhow::Result;
+use std::process::Command;
+
+use anyhow::{Result, anyhow};
 
 use xtask::context::{Context, find_program};
 use xtask::files;
 use xtask::outcome::Outcome;
-use xtask::process::{Log, program};
+use xtask::process::Log;
 
 /// Words that codespell takes for misspellings and that are right here, one per line.
 const WORDS: &str = "xtask/spelling.txt";
@@ -27,9 +29,12 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         .into_iter()
         .filter(|file| is_checked(file))
         .collect();
-    let mut command = program(&context.root, "codespell");
+    let mut command = Command::new("codespell");
+    command.current_dir(&context.root);
     command.args(["--ignore-words", WORDS]).args(&files);
-    log.run(&mut command)?;
+    // The error of `run` would name all files.
+    let run = log.run(&mut command);
+    run.map_err(|_| anyhow!("correct these words, or add right ones to {WORDS}"))?;
     log.say(format!("{} files", files.len()));
     Ok(Outcome::Passed)
 }
