@@ -1,4 +1,4 @@
-//! Which peers a listener lets in, and how many of them (RFC 5042 sections 5.1 and 6.4.1).
+//! Which peers a listener admits, and how many (RFC 5042 sections 5.1 and 6.4.1).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -12,7 +12,7 @@ struct Network {
 
 impl Network {
     fn contains(self, ip: IpAddr) -> bool {
-        // A shift by all bits is undefined, and a prefix of zero means all addresses.
+        // A prefix of zero means all addresses, and a shift by all bits is not defined.
         match (self.base, ip) {
             (IpAddr::V4(base), IpAddr::V4(ip)) => {
                 let differ = base.to_bits() ^ ip.to_bits();
@@ -29,7 +29,7 @@ impl Network {
         }
     }
 
-    /// The address with all bits behind the prefix cleared.
+    /// Returns the address with all bits behind the prefix cleared.
     fn first(self) -> IpAddr {
         let behind = |all: u32| all - u32::from(self.prefix);
         match self.base {
@@ -44,7 +44,8 @@ impl Network {
         }
     }
 
-    /// Makes an IPv4 network of one whose addresses are IPv4-mapped, because peers are compared by their IPv4 addresses.
+    /// Converts a network of IPv4-mapped addresses to an IPv4 network, because the addresses of peers
+    /// are converted, too.
     fn canonical(self) -> Self {
         match (self.base.to_canonical(), self.prefix) {
             (base @ IpAddr::V4(_), 96..) if self.base.is_ipv6() => Self {
@@ -73,7 +74,7 @@ impl FromStr for Network {
             .map_err(|_| error("not an address, and no network such as 192.0.2.0/24"))?;
         let bits = if base.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
-            // `u8::from_str` takes a plus sign, which no other program does here.
+            // `u8::from_str` accepts a plus sign, which is not usual here.
             Some(digits) if digits.bytes().all(|d| d.is_ascii_digit()) => {
                 digits.parse().ok().filter(|prefix| *prefix <= bits)
             }
@@ -93,7 +94,7 @@ impl FromStr for Network {
     }
 }
 
-/// Why a text is no list of networks.
+/// The error of a text that is no list of networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworksError {
     text: String,
@@ -108,10 +109,10 @@ impl std::fmt::Display for NetworksError {
 
 impl std::error::Error for NetworksError {}
 
-/// Peers by their addresses: all, or those of some networks.
+/// A set of peers by their addresses: all, or those of some networks.
 ///
-/// An address says where a packet claims to come from. On a network where others can send packets with a foreign address, or answer for one,
-/// it is no proof of who the peer is (RFC 5042 section 5.1.1).
+/// An address is no proof of who the peer is where others can send packets with that address, or
+/// reply in its place (RFC 5042 section 5.1.1).
 ///
 /// ```
 /// let peers: iwarp::Networks = "10.0.0.0/8,2001:db8::/32,192.0.2.7".parse()?;
@@ -128,7 +129,8 @@ impl Networks {
     /// No peers.
     pub const NONE: Self = Self(Some(Vec::new()));
 
-    /// Returns `true` if a peer with this address belongs to them. An IPv4-mapped IPv6 address counts as the IPv4 address.
+    /// Returns `true` if a peer with this address is in the set. An IPv4-mapped IPv6 address counts as
+    /// the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         self.0
@@ -137,7 +139,7 @@ impl Networks {
     }
 }
 
-/// The peers of one address.
+/// The set of peers with this address.
 impl From<IpAddr> for Networks {
     fn from(ip: IpAddr) -> Self {
         let base = ip.to_canonical();
@@ -156,21 +158,24 @@ impl FromStr for Networks {
     }
 }
 
-/// Limits of each listener of a device, so that peers cannot use up the process.
+/// Limits of each listener of a device, so that peers cannot use up the resources of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admission {
-    /// Peers that are let in (`IWARP_ALLOW`; default all). The connection of another one is reset before an octet of it is read.
+    /// Peers that are admitted (`IWARP_ALLOW`; default all). Connections of others are reset before an
+    /// octet is read.
     pub peers: Networks,
-    /// Connections that have not sent their MPA request yet (`IWARP_HALF_OPEN`; 1 to 65,536; default 1024), but no more than a quarter of the process's
-    /// descriptors, or 16 if that is more. Each has [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are more, the oldest is
-    /// reset: an honest peer sends its request at once.
+    /// Connections whose MPA request has not come yet (`IWARP_HALF_OPEN`; 1 to 65,536; default 1024),
+    /// but at most a quarter of the process's descriptors, or 16 if that is more. Each has
+    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are more, the oldest
+    /// is reset: an honest peer sends its request immediately.
     pub half_open: u32,
-    /// The same for the peers of one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default 256), so that one host cannot have the others' reset. With IPv6,
-    /// addresses with the same first 64 bits count as one.
+    /// The same limit for the peers of one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default 256), so
+    /// that one host cannot cause resets of others. IPv6 addresses with the same first 64 bits count
+    /// as one.
     pub half_open_per_address: u32,
-    /// Connections and requests that wait for the program (`IWARP_CONNECTIONS`; from 1; default 65,536). Further requests are rejected with a
-    /// reason, without asking the program.
+    /// Connections, and requests that wait for the program (`IWARP_CONNECTIONS`; from 1; default
+    /// 65,536). Further requests are rejected with a reason, without asking the program.
     pub connections: u32,
 }
 
@@ -185,7 +190,8 @@ impl Default for Admission {
     }
 }
 
-/// Returns the address by which peers are counted. Whoever has one IPv6 address usually has all of its /64, so these count as one.
+/// Returns the address by which peers are counted. A host with one IPv6 address usually has all
+/// addresses of its /64, so these count as one.
 pub(crate) fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
@@ -206,9 +212,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// An address of IPv4 is one peer, and a /64 of IPv6 is one.
     #[test]
-    fn peers_are_counted_by_what_one_host_has() {
+    fn ipv6_peers_are_counted_by_64_bits() {
         let same = |a: &str, b: &str| counted(ip(a)) == counted(ip(b));
         assert!(same("2001:db8::1", "2001:db8::ffff:0:0:1"));
         assert!(same("2001:db8::1", "2001:db8:0:0:8000::"));
@@ -219,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_has_its_addresses_and_no_others() {
+    fn network_contains_its_addresses() {
         let list = networks("10.0.0.0/8, 192.0.2.64/26,2001:db8:1::/48,198.51.100.7");
         for inside in [
             "10.0.0.0",
@@ -261,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused() {
+    fn malformed_networks_are_refused() {
         for text in [
             "",
             ",",
@@ -285,7 +290,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_prefix_is_compared_bit_by_bit(base: u32, other: u32, prefix in 0u8..=32) {
+        fn prefix_is_compared_bit_by_bit(base: u32, other: u32, prefix in 0u8..=32) {
             let network = Network { base: Ipv4Addr::from_bits(base).into(), prefix };
             let bits = |n: u32| format!("{n:032b}")[..usize::from(prefix)].to_owned();
             let inside = network.contains(Ipv4Addr::from_bits(other).into());

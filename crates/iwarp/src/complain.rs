@@ -1,14 +1,15 @@
-//! Warnings for the person who set the environment. They go to the log. A C program has no log, and gets them on standard error,
-//! as `IWARP_STATS` does it.
+//! Warnings about the environment's settings. They go to the log, or to standard error in a program
+//! without a log, such as a C program.
 
 use crate::sys::process_lock::ProcessLock;
 
-/// The texts that were reported. Settings are read again for each device that is opened.
+/// The reported texts. Settings are read again for each device that is opened.
 static SAID: ProcessLock<Vec<String>> = ProcessLock::new("complain::SAID", Vec::new());
-/// Most different texts that are kept. Further ones are not reported.
+/// The largest number of different texts. Further ones are not reported.
 const MANY: usize = 64;
 
-/// Reports `text`, once in a process: by a `tracing` warning, or on standard error in a program without a subscriber.
+/// Reports `text` once per process: by a `tracing` warning, or on standard error in a program without
+/// a subscriber.
 pub fn once(text: String) {
     {
         let mut said = SAID.lock();
@@ -24,8 +25,8 @@ pub fn once(text: String) {
     }
 }
 
-/// Writes to standard error in one call: other processes write there, too, and the pieces would mingle.
+/// Writes to standard error in one call, so that the output of other processes is not mixed in.
 pub(crate) fn stderr(text: &str) {
-    // Without the lock of the standard library, which a thread of the parent may have in a child of a fork.
+    // Without the standard library's lock, which a thread of the parent may have held at a fork.
     let _ = rustix::io::write(std::io::stderr(), text.as_bytes());
 }

@@ -26,15 +26,16 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-// No queue pair has this token: the queue pair takes over the token of the attempt, and its remaining timers.
+// The queue pair takes over the attempt's token and its remaining timers, so these differ from its own.
 const TIMER_SESSION: u32 = TIMERS_END;
 const TIMER_AGAIN: u32 = TIMERS_END + 1;
 const TIMER_MAPPER: u32 = TIMERS_END + 2;
 const _: () = assert!(
     TIMERS_END <= TIMER_SESSION && TIMER_SESSION < TIMER_AGAIN && TIMER_AGAIN < TIMER_MAPPER
 );
-/// Pauses before a connect that TCP refused is tried again. Some programs tell their peer a port and listen on it only
-/// afterwards. Where a network resolves addresses, that takes longer than listening does; here it does not.
+/// Pauses before a refused TCP connect is tried again. Some programs send their peer a port and
+/// listen on it only afterwards. On other networks the resolution of addresses takes longer than
+/// that; here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -44,7 +45,7 @@ const REFUSED_PAUSES: [Duration; 4] = [
 
 enum Stage {
     New,
-    /// The peer's port mapper was asked. The connection will come from this socket.
+    /// The peer's port mapper was asked. The connection will use this socket.
     Mapper(Lookup, Bound),
     /// TCP was refused; a timer tries again.
     Refused,
@@ -59,9 +60,9 @@ struct State {
     stage: Stage,
     session: Initiator,
     token: u64,
-    /// The peer's address: the one that the program has named, if no mapper knows another.
+    /// The peer's address: the program's, unless a port mapper has returned another.
     target: SocketAddr,
-    /// Number of connects that TCP refused.
+    /// Number of refused TCP connects.
     refused: usize,
 }
 
@@ -86,7 +87,7 @@ enum End {
     Failed {
         kind: CmEventKind,
         status: i32,
-        /// The private data of the peer's MPA reply, if that refused.
+        /// The private data of the peer's rejection, if there is one.
         refusal: Option<Vec<u8>>,
     },
 }
@@ -95,7 +96,7 @@ enum End {
 enum Next {
     Wait,
     End(End),
-    /// The reply is valid.
+    /// The peer has accepted.
     Answer(Box<Answer>),
 }
 
@@ -117,7 +118,7 @@ impl End {
         }
     }
 
-    /// Errors map to events as the kernel's iWARP connection manager does.
+    /// Maps an error to an event as the kernel's iWARP connection manager does.
     fn of_io(e: &io::Error) -> Self {
         match e.raw_os_error() {
             Some(errno @ (libc::ECONNREFUSED | libc::ECONNRESET)) => {
@@ -165,7 +166,7 @@ impl Active {
         }))
     }
 
-    /// Starts the TCP connect. Errors of the peer come as events, even if they are known at once.
+    /// Starts the TCP connect. Errors of the peer become events, even if they are known immediately.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
         let mut s = self.state.lock();
         let faults = self.ctx.inner.hooks.faults.as_ref();
@@ -193,7 +194,8 @@ impl Active {
         }
     }
 
-    /// Asks the peer's port mapper for its listener. The question names our port, so we need to have one.
+    /// Asks the peer's port mapper for the listener. The question contains the local port, so the
+    /// socket is bound first.
     fn ask_mapper(
         self: &Arc<Self>,
         s: &mut State,
@@ -233,7 +235,7 @@ impl Active {
         Ok(Next::Wait)
     }
 
-    /// Looks for the mapper's answer, or handles its silence.
+    /// Reads the mapper's answer. If it is `silent`, asks it again or gives up.
     fn mapper(
         self: &Arc<Self>,
         s: &mut State,
@@ -253,7 +255,7 @@ impl Active {
             }
             Found::At(target) => {
                 self.engine.remove(&lookup, s.token);
-                tracing::debug!(peer = %self.peer, %target, "where the peer's listener is");
+                tracing::debug!(peer = %self.peer, %target, "the port mapper knows the listener");
                 s.target = target;
                 self.connect(s, Some(bound)).unwrap_or_else(|e| {
                     Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
@@ -262,7 +264,7 @@ impl Active {
         }
     }
 
-    /// Handles a connect that failed. A refusal is tried again before it counts.
+    /// Handles a connect that failed. A refused one is tried again a few times.
     fn not_connected(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
         let pause = REFUSED_PAUSES.get(s.refused).copied();
         let (Some(libc::ECONNREFUSED), Some(pause)) = (e.raw_os_error(), pause) else {
@@ -277,7 +279,7 @@ impl Active {
         Next::Wait
     }
 
-    /// The pause after a refusal is over.
+    /// Connects again after the pause.
     fn again(self: &Arc<Self>) {
         let next = {
             let mut s = self.state.lock();
@@ -298,7 +300,8 @@ impl Active {
         }
     }
 
-    /// TCP connects. On this host it is connected already, and the request is sent at once, so that no other thread has to wake.
+    /// Continues with a TCP connect. To a peer on this host it has succeeded already, and the request
+    /// is sent immediately, so that no other thread has to wake.
     fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
         let octets = s.session.request();
         let (connecting, sent) = match connecting.send_now(octets) {
@@ -345,7 +348,7 @@ impl Active {
         }
     }
 
-    /// The request is sent.
+    /// Waits for the reply to the request that was sent.
     fn await_reply(&self, s: &mut State, starting: Box<Starting>) {
         s.session.request_sent(Time::from_nanos(now_ns()));
         self.set_timer(s);
@@ -371,7 +374,7 @@ impl Active {
         }
     }
 
-    /// TCP is connected, or has failed.
+    /// Handles the result of the TCP connect.
     fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
         let token = s.token;
         let (stream, ends) = match connecting.try_finish() {
@@ -395,7 +398,7 @@ impl Active {
         Next::Wait
     }
 
-    /// Something came while waiting for the reply.
+    /// Reads the reply.
     fn reply(self: &Arc<Self>, s: &mut State, starting: Box<Starting>) -> Next {
         let token = s.token;
         let read = starting.read(&mut s.session);
@@ -417,7 +420,7 @@ impl Active {
         }
         self.engine.remove(&starting.stream, token);
         match read {
-            // An ordinary queue pair has taken us for one of its kind.
+            // The ends do not fit together: one of them is not of an extended reliable connection.
             Read::Frame(Outcome::Accepted(_)) => {
                 Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO))
             }
@@ -439,15 +442,15 @@ impl Active {
         }
     }
 
-    /// The peer closed instead of replying, as peers of revision 1 do on revision 2, or the stream broke: asks again on another connection
-    /// if that may help.
+    /// Handles a peer that has closed the stream instead of replying, as peers of revision 1 do on
+    /// revision 2, or a stream that broke. Asks again on another connection if that may help.
     fn retry_or_end(self: &Arc<Self>, s: &mut State, broken: Option<&io::Error>) -> Next {
         let reset = [Some(libc::ECONNRESET), Some(libc::EPIPE)];
         match (s.session.peer_closed(), broken) {
             (Err(Failure::Closed { begun: true }), _) => {
                 return Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET));
             }
-            // A route that is gone, or somebody on this host, has ended it: that says nothing about the peer.
+            // A lost route or a program on this host has ended it, which says nothing about the peer.
             (_, Some(e)) if !reset.contains(&e.raw_os_error()) => {
                 return Next::End(End::of_io(e));
             }
@@ -467,7 +470,8 @@ impl Active {
         }
     }
 
-    /// The peer has replied. No locks are held, because the queue pair starts to work at once.
+    /// Hands the stream of an accepting reply to the queue pair. The caller holds no locks, because
+    /// the queue pair starts to work immediately.
     fn answered(self: &Arc<Self>, answer: Answer) -> End {
         let Answer {
             starting,
@@ -496,7 +500,7 @@ impl Active {
             epoch: Some(self.epoch),
             infiniband: self.infiniband,
         };
-        // The first message would tell the peer that the connection is up.
+        // The first message would notify the peer that the connection is up.
         if agreed.peer_to_peer && id.has_stand_in() {
             self.engine.remove(&handover.stream, token);
             handover.watched = None;
@@ -510,21 +514,22 @@ impl Active {
         //# acceptable, and the Reject Connection bit is set to '0', the implementation
         //# SHOULD enter Full MPA/DDP Operation Phase; interpreting any received data as
         //# FPDUs and sending DDP ULPDUs as FPDUs.
-        // Before the event, because a program that sees it may post. If the connection ends before the event, the identifier keeps that.
+        // Before the event, because a program that gets it may post. If the connection ends before
+        // the event, the identifier records that.
         if let Err(e) = self.qp.inner.attach(handover) {
-            tracing::debug!(error = %e, "queue pair does not take the connection");
+            tracing::debug!(error = %e, "the queue pair does not take the connection");
             return End::failed(CmEventKind::ConnectError, e.errno());
         }
         if !id.established(reply) {
-            // It was destroyed meanwhile, perhaps because the queue pair was reset.
+            // The identifier was destroyed meanwhile, perhaps because the queue pair was reset.
             self.qp.inner.fail_connection(self.epoch);
         }
         End::Established
     }
 
-    /// The reply cannot be accepted.
+    /// Ends the stream of a reply that cannot be used.
     fn refuse(&self, starting: &Starting, failure: &Failure) -> End {
-        tracing::debug!(peer = %self.peer, error = %failure, "MPA reply refused");
+        tracing::debug!(peer = %self.peer, error = %failure, "unusable MPA reply");
         let ending = failure.ending();
         starting.end(ending, self.ctx.config().crc);
         let errno = match ending {
@@ -546,7 +551,7 @@ impl Active {
             }
             _ => return false,
         };
-        // A timer of an earlier step. The one for this step is set.
+        // This is a timer of an earlier step. Another is set for this one.
         if session.poll_at().is_none_or(|at| at > now) {
             return false;
         }
@@ -581,7 +586,7 @@ impl Source for Active {
                 Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, false),
                 Stage::Tcp(connecting) => self.connected(&mut s, connecting),
                 Stage::Reply(starting) => self.reply(&mut s, starting),
-                // A timer's token, not a descriptor's.
+                // The token has only a timer, and no descriptor.
                 Stage::Refused => {
                     s.stage = Stage::Refused;
                     Next::Wait
@@ -611,7 +616,8 @@ impl Source for Active {
 
     fn timer(self: Arc<Self>, kind: u32) {
         if kind == TIMER_SESSION && self.awaits(kind) {
-            // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+            // The process may have been stopped meanwhile, so the socket is read before the clock
+            // counts.
             Arc::clone(&self).ready(true, true, false);
         }
         if kind == TIMER_AGAIN {

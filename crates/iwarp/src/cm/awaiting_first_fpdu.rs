@@ -132,7 +132,7 @@ impl AwaitingFirstFpdu {
         let mut s = id.state.lock();
         let before = s.end_pending();
         if before.is_some() {
-            id.tell(s, kind, status);
+            id.notify(s, kind, status);
         }
     }
 }

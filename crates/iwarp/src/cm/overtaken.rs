@@ -1,10 +1,13 @@
-//! The event of a connection's end does not overtake the last messages.
+//! Keeps the event Disconnected from overtaking the completions of the peer's last messages.
 //!
-//! A program that finds its completion queue empty and then looks for events may find that the peer has gone, although the peer's
-//! last message came in between. libfabric's `ofi_rxm` then destroys the queue pair, and with it the completion for which the
-//! program waits for ever. Kernels have the same gap, but the event takes longer there than a look at a queue. So it waits here until the
-//! program has taken the completions, for a short time: others take none until they hear of the end. Programs whose messages go over other queue
-//! pairs than the connection's (`stand_in`) get all of this time: UCX throws away what an end point has received and the program has not asked for.
+//! A program that finds its completion queue empty and then polls for events may find that the peer
+//! has disconnected, although the peer's last message came in between. libfabric's `ofi_rxm` then
+//! destroys the queue pair, and with it the completion that it waits for. Kernels have the same
+//! gap, but there the event takes longer than a poll. Therefore the event is delayed here until the
+//! program has polled the completions. The delay is short, because other programs poll none until
+//! they get the event. If the program's messages use other queue pairs than the connection
+//! (`stand_in`), the delay is always used up: UCX discards received messages that the program has
+//! not asked for.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};
@@ -12,11 +15,12 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often it looks whether the completions were taken.
+/// The interval of checks whether the completions were polled.
 const STEP: Duration = Duration::from_millis(1);
-/// How long it waits. A thread that polls may lose its processor to others for this long.
+/// The longest delay. A polling thread may lose its processor to others for this long.
 const WAIT: Duration = Duration::from_millis(30);
 
+/// An event Disconnected that is delayed.
 struct Overtaken {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
@@ -25,8 +29,8 @@ struct Overtaken {
     status: Mutex<Option<i32>>,
 }
 
-/// The peer has ended the connection of `id` with `status`, and completions of its messages wait. Returns `false` if nothing can wait
-/// for them; then the caller gives the event.
+/// Delays the event of the end of the connection of `id`. Returns `false` if that is impossible; the
+/// caller then adds the event.
 pub(super) fn begin(id: Weak<CmIdInner>, status: i32) -> bool {
     let Ok(engine) = Engine::current() else {
         return false;
@@ -68,9 +72,9 @@ mod tests {
     use super::*;
     use crate::testing::context;
 
-    /// As long as nobody knows whether there are completions, the program has all of the time to take them.
+    /// If it is unknown whether there are completions, the event has the whole delay.
     #[test]
-    fn the_end_waits_for_what_was_not_taken() {
+    fn disconnected_is_delayed() {
         let channel = create_event_channel().unwrap();
         let id = CmId::create(&channel, Some(&context()));
         id.use_stand_in(1).unwrap();
@@ -79,17 +83,17 @@ mod tests {
         assert!(begin(Arc::downgrade(&id.inner), libc::ECONNRESET));
         let event = channel.next(Some(Duration::from_secs(20))).unwrap();
         assert!(before.elapsed() >= WAIT);
-        let told = (event.kind, event.status);
-        assert_eq!(told, (CmEventKind::Disconnected, libc::ECONNRESET));
+        let found = (event.kind, event.status);
+        assert_eq!(found, (CmEventKind::Disconnected, libc::ECONNRESET));
         id.destroy();
     }
 
-    /// A connection without a queue pair of the program's: nobody knows whether it has taken all completions.
+    /// For a stand-in it is unknown whether all completions were polled.
     #[test]
-    fn the_end_is_told_when_all_is_taken_or_after_a_while() {
+    fn delay_has_an_end() {
         let ctx = context();
         let (hour, now) = (Duration::from_secs(3600), Instant::now());
-        for (is_leaving, deadline, is_told) in [
+        for (is_leaving, deadline, is_notified) in [
             (false, now + hour, false),
             (true, now + hour, true),
             (false, now, true),
@@ -114,9 +118,9 @@ mod tests {
             });
             overtaken.timer(0);
             let event = channel.try_next();
-            let told = event.map(|event| (event.kind, event.status));
+            let found = event.map(|event| (event.kind, event.status));
             let wanted = (CmEventKind::Disconnected, libc::ECONNRESET);
-            assert_eq!(told, is_told.then_some(wanted));
+            assert_eq!(found, is_notified.then_some(wanted));
             id.destroy();
         }
     }

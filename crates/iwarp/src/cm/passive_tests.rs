@@ -1,4 +1,4 @@
-//! Requests whose peer has gone, and the order of requests.
+//! The order and the limits of requests, and requests whose peer is gone.
 
 use super::super::create_event_channel;
 use super::*;
@@ -15,7 +15,7 @@ fn half_open_of(listener: &CmId) -> Arc<HalfOpen> {
     }
 }
 
-/// A peer's socket, and what is accepted for it, with the peer's address.
+/// Returns a peer's socket, the accepted one, and the peer's address.
 fn connect(tcp: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream, SocketAddr) {
     let peer = std::net::TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
     let (accepted, address) = tcp.accept().unwrap();
@@ -29,7 +29,8 @@ fn has_come(at: &std::net::TcpStream) {
     while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
 }
 
-/// A peer's socket, what is accepted for it, and the connection in start-up, which the poller does not know.
+/// Returns a peer's socket, the accepted one, and the connection in start-up, which the poller does
+/// not watch.
 fn await_request(
     half_open: &Arc<HalfOpen>,
     ctx: &Context,
@@ -45,7 +46,7 @@ fn await_request(
             peer: address,
         },
     };
-    // Its time is over: the clock began when the machine did.
+    // Its time is over: it began at the start of the clock.
     let pending = Arc::new(Pending {
         half_open: Arc::clone(half_open),
         ctx: ctx.clone(),
@@ -62,7 +63,7 @@ fn await_request(
 
 /// A process that was stopped finds the request and the expired timer at the same moment.
 #[test]
-fn a_request_that_has_come_counts_although_its_time_is_over() {
+fn request_beats_expired_timer() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
@@ -82,9 +83,10 @@ fn a_request_that_has_come_counts_although_its_time_is_over() {
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// Two requests have come before either is read, and the second connection is accepted only now. The program gets the first one first.
+/// Two requests have come before either is read, and then the second connection is accepted. The
+/// program gets the request of the first one first.
 #[test]
-fn a_request_does_not_overtake_that_of_an_older_connection() {
+fn requests_keep_the_order_of_connections() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
@@ -112,9 +114,10 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     channel.next(Some(Duration::from_secs(10))).unwrap();
 }
 
-/// The oldest connection is given up where there are too many, but not if its request has come and only nobody has read it.
+/// If there are too many connections, the oldest is given up, unless its request has come and was not
+/// read yet.
 #[test]
-fn a_connection_whose_request_has_come_is_not_given_up() {
+fn unread_request_is_not_given_up() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
@@ -139,16 +142,16 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// Peers that come while nothing is accepted wait in the kernel. If it had no room, it would drop what they send, and they would try again only
-/// after a second.
+/// Peers that connect while nothing is accepted wait in the kernel. If it had no room, it would drop
+/// their packets, and they would try again only after a second.
 #[test]
-fn a_crowd_that_comes_at_once_is_connected_at_once() {
+fn kernel_queues_a_crowd() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(1).unwrap();
-    // As many requests wait for the program's answer as may: no connection is accepted.
+    // The backlog is used up, so no connection is accepted.
     half_open_of(&id)
         .waiting
         .store(BACKLOG_LEAST, Ordering::Relaxed);
@@ -161,9 +164,9 @@ fn a_crowd_that_comes_at_once_is_connected_at_once() {
     assert_eq!(all.unwrap().len(), crowd as usize);
 }
 
-/// A peer that asks and resets at once: its request is an event like any other, and says who it was.
+/// The request of a peer that resets immediately is an event like any other, with the peer's address.
 #[test]
-fn a_request_names_its_peer_even_if_that_has_gone() {
+fn reset_request_names_its_peer() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
@@ -198,7 +201,7 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     assert_eq!(event.id.addresses().1, Some(address));
 }
 
-/// A listener on 127.0.0.1 with this admission. Peers have all the time that they like.
+/// Returns a listener on 127.0.0.1 with this admission and without time limits for peers.
 fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<HalfOpen>) {
     let channel = create_event_channel().unwrap();
     let patient = testing::context_with(Config {
@@ -213,7 +216,8 @@ fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<Half
     (id, channel, half_open)
 }
 
-/// Waits for the end of a connection. If the peer was sending when it was reset, it has learnt of that there already, and reads the end.
+/// Waits for the end of a connection. If the peer was sending when the connection was reset, it has
+/// got the error then, and reads the end now.
 fn is_over(peer: &mut std::net::TcpStream) -> bool {
     peer.set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
@@ -223,7 +227,7 @@ fn is_over(peer: &mut std::net::TcpStream) -> bool {
     }
 }
 
-/// Asks from a source address of the loopback network.
+/// Sends a request from a source address of the loopback network.
 fn ask_from(source: [u8; 4], listener: &CmId) -> std::net::TcpStream {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -235,9 +239,9 @@ fn ask_from(source: [u8; 4], listener: &CmId) -> std::net::TcpStream {
     stream
 }
 
-/// RFC 5042 section 5.1.1: of two peers that ask for the same, only the one of a network that was named reaches the program.
+/// RFC 5042 section 5.1.1: only peers of the configured networks reach the program.
 #[test]
-fn only_peers_of_the_networks_that_were_named_are_let_in() {
+fn only_configured_networks_are_admitted() {
     let admission = Admission {
         peers: "127.0.0.64/26".parse().unwrap(),
         ..Admission::default()
@@ -252,9 +256,10 @@ fn only_peers_of_the_networks_that_were_named_are_let_in() {
     assert!(channel.try_next().is_none(), "the others never got here");
 }
 
-/// RFC 5042 section 6.4.1: one address that opens many connections and says nothing loses its own oldest ones, and no other address does.
+/// RFC 5042 section 6.4.1: an address that opens many silent connections loses its own oldest ones,
+/// and no other address does.
 #[test]
-fn an_address_with_too_many_silent_connections_loses_its_own() {
+fn silent_crowd_loses_its_own_connections() {
     let admission = Admission {
         half_open: 6,
         half_open_per_address: 3,
@@ -266,7 +271,7 @@ fn an_address_with_too_many_silent_connections_loses_its_own() {
         let socket = socket.unwrap();
         socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
         socket.connect(&id.addresses().0.unwrap().into()).unwrap();
-        // The next one comes only when this one has been seen, so that it is known which is the oldest.
+        // The next one connects after this one was accepted, so that their order is known.
         let seen = || {
             let all = half_open.starting.lock();
             let own = std::net::TcpStream::from(socket.try_clone().unwrap()).local_addr();
@@ -295,15 +300,16 @@ fn an_address_with_too_many_silent_connections_loses_its_own() {
     other.set_nonblocking(true).unwrap();
     let end = other.read(&mut [0]).unwrap_err().kind();
     assert_eq!(end, std::io::ErrorKind::WouldBlock, "it is still there");
-    // In all, the oldest leaves.
+    // If there are too many in all, the oldest is given up.
     let _more: Vec<_> = [4, 5, 6].map(|n| silent([127, 0, 0, n])).into();
     other.set_nonblocking(false).unwrap();
     assert!(is_over(&mut other), "the oldest of all");
 }
 
-/// The limit of connections counts requests and connections until they are over, and the reason comes with the rejection.
+/// The limit of connections counts requests and connections until they are over. The rejection
+/// carries the reason.
 #[test]
-fn a_listener_with_too_many_connections_rejects_further_ones() {
+fn full_listener_rejects_requests() {
     let admission = Admission {
         connections: 2,
         ..Admission::default()
@@ -329,9 +335,9 @@ fn a_listener_with_too_many_connections_rejects_further_ones() {
     assert_eq!(half_open.connections.load(Ordering::Relaxed), 0);
 }
 
-/// A request says where it came to, which a listener at all addresses does not know beforehand.
+/// A request has the local address, which a listener at all addresses does not know beforehand.
 #[test]
-fn a_request_names_the_address_that_it_came_to() {
+fn request_names_its_local_address() {
     for (own, at, to) in [
         (true, "127.0.0.1:0", "127.0.0.1"),
         (true, "0.0.0.0:0", "127.0.0.1"),
@@ -358,7 +364,7 @@ fn a_request_names_the_address_that_it_came_to() {
 }
 
 #[test]
-fn a_request_tells_when_its_peer_has_gone() {
+fn requester_is_gone_after_close() {
     let (id, channel, _) = listening(Admission::default());
     let peer = ask_from([127, 0, 0, 1], &id);
     let request = channel.next(Some(Duration::from_secs(20))).unwrap().id;
@@ -372,9 +378,9 @@ fn a_request_tells_when_its_peer_has_gone() {
     assert!(!id.requester_is_gone());
 }
 
-/// While as many requests as there is room for wait for the program, further connections are left to the kernel.
+/// If the backlog is used up, further connections are left to the kernel.
 #[test]
-fn a_listener_without_room_pauses_until_there_is_some() {
+fn full_backlog_pauses_the_listener() {
     let (id, channel, half_open) = listening(Admission::default());
     let listening = match &id.inner.state.lock().phase {
         Phase::Listening(listening) => Arc::clone(listening),
@@ -396,9 +402,9 @@ fn a_listener_without_room_pauses_until_there_is_some() {
     assert!(!*listening.paused.lock());
 }
 
-/// Requests that wait are counted against the backlog, and connections are not.
+/// The backlog limits waiting requests and not connections.
 #[test]
-fn connections_take_no_room_of_requests() {
+fn backlog_ignores_connections() {
     let (id, channel, half_open) = listening(Admission::default());
     let many = 2 * BACKLOG_LEAST;
     half_open.connections.fetch_add(many, Ordering::Relaxed);
@@ -409,9 +415,9 @@ fn connections_take_no_room_of_requests() {
     half_open.connections.fetch_sub(many, Ordering::Relaxed);
 }
 
-/// Whichever way a connection ends, or comes to nothing, it is not counted afterwards.
+/// However a connection or an attempt ends, it is not counted afterwards.
 #[test]
-fn each_end_of_a_connection_gives_its_seat_back() {
+fn ended_connections_are_not_counted() {
     use crate::conn::qp::CmSink;
     use iwarp_rnic::qp::Events;
     type End = fn(&CmId);
@@ -432,7 +438,7 @@ fn each_end_of_a_connection_gives_its_seat_back() {
         (Phase::Connected(false), |id| {
             id.inner.first_message_overdue();
         }),
-        // It ends before it is told of.
+        // The end comes before the event Established.
         (Phase::Accepting, |id| {
             id.inner.qp_event(Events::DISCONNECTED, None);
             id.established(super::super::id::Reply::default());
@@ -456,9 +462,9 @@ fn each_end_of_a_connection_gives_its_seat_back() {
     }
 }
 
-/// The peer of a request goes before the program accepts: that is no connection, and takes no counted of one.
+/// If the peer closes before the program accepts, there is no connection, and none is counted.
 #[test]
-fn a_request_whose_peer_has_gone_becomes_no_connection() {
+fn accept_fails_after_peer_reset() {
     use iwarp_rnic::qp::State;
     let (listener, channel, half_open) = listening(Admission::default());
     let peer = ask_from([127, 0, 0, 1], &listener);
@@ -482,7 +488,7 @@ fn a_request_whose_peer_has_gone_becomes_no_connection() {
     qp.destroy();
 }
 
-/// A listener that moves to another channel takes the requests along that its program has not seen.
+/// A listener that moves to another channel takes the pending request events along.
 #[test]
 fn requests_move_with_their_listener() {
     let (id, before, half_open) = listening(Admission::default());
@@ -497,7 +503,7 @@ fn requests_move_with_their_listener() {
     let after = create_event_channel().unwrap();
     id.migrate(&after);
     assert_eq!((before.len(), after.len()), (1, 2));
-    let stays = before.try_next().expect("that of the other");
+    let stays = before.try_next().expect("the other listener's event");
     assert_eq!(stays.id.addresses().1, Some(peers[1].local_addr().unwrap()));
     assert!(
         stays

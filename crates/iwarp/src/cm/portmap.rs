@@ -1,14 +1,17 @@
-//! Asks a peer's port mapper for the TCP port at which a listener really is (`iwpmd(8)`).
+//! The client of a peer's port mapper (`iwpmd(8)`), which knows the real TCP port of a listener.
 //!
-//! iWARP cards share the address of their host but not its TCP. So Linux lets a card listen on a port of its own, and a daemon
-//! on UDP port 3935 tells peers the port. The connecting peer sends a request with the port that the program named. It gets an
-//! accept with the real port, or a reject if the port is not mapped. It then sends an acknowledgement, so that the daemon stops
-//! repeating itself. No RFC describes this; the messages here are those of rdma-core's daemon. We need no mapping for
-//! ourselves: our ports are TCP's.
+//! iWARP cards share the address of their host but not its TCP. Therefore Linux lets a card listen on
+//! a port of its own, and a daemon on UDP port 3935 maps the program's port to it. The connecting
+//! peer sends a request with the program's port. The reply is an accept with the real port, or a
+//! reject if the port is not mapped. The connecting peer then sends an acknowledgement, so that the
+//! daemon stops repeating the reply. No RFC describes this; the messages here are those of
+//! rdma-core's daemon. Our own ports need no mapping: they are TCP ports of the host.
 //!
-//! One message is 48 octets, a request 64, in network order: version (2 bits, 0), type (2 bits), IP version (4 bits); a time, 0;
-//! the connecting peer's mapped port (requests only); the accepting peer's port; the connecting peer's port; an association handle of
-//! 64 bits; addresses of 16 octets each, IPv4 in the first four: connecting, accepting, and in requests the connecting peer's mapped one.
+//! A message has 48 octets, a request 64, in network order: version (2 bits, 0), type (2 bits), IP
+//! version (4 bits); a time, 0; the connecting peer's mapped port (requests only); the accepting
+//! peer's port; the connecting peer's port; an association handle of 64 bits; addresses of 16 octets
+//! each, IPv4 in the first four: connecting, accepting, and in requests the connecting peer's mapped
+//! one.
 
 mod message;
 
@@ -19,20 +22,22 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// The daemon repeats its messages each second; a host without a daemon should not cost much time.
+/// The pause before a request is repeated. The daemon repeats its messages each second, but a host
+/// without a daemon should not cost much time.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
-/// Requests sent before the port is taken as not mapped.
+/// Requests that are sent before the port counts as not mapped.
 const REQUESTS: u32 = 4;
-/// The state of a question.
+
+/// The result of a look-up so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// No answer yet: wait for the socket, and call [`Lookup::again`] after [`PAUSE`].
+    /// No reply yet: wait for the socket, and call [`Lookup::again`] after [`PAUSE`].
     Wait,
     /// The address to connect to.
     At(SocketAddr),
 }
 
-/// One question. It never blocks.
+/// A look-up of one port. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     socket: UdpSocket,
@@ -41,7 +46,7 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Asks the mapper at `port` of the peer's host. `local` is the address that the connection will come from.
+    /// Asks the mapper at `port` of the peer's host. The connection will come from `local`.
     ///
     /// # Errors
     /// No socket, or no route to the peer.
@@ -70,18 +75,18 @@ impl Lookup {
         Ok(lookup)
     }
 
-    /// Call this if nothing has come for [`PAUSE`].
+    /// Repeats the request after a [`PAUSE`] without a reply, or gives up.
     pub(crate) fn again(&mut self) -> Found {
         if self.sent == REQUESTS {
             return Found::At(self.request.accepting);
         }
         self.sent += 1;
-        // What cannot be sent now is sent the next time. A refusal shows at the next look.
+        // A request that cannot be sent now is sent next time. The next `look` returns a refusal.
         let _ = self.socket.send(&self.request.octets());
         Found::Wait
     }
 
-    /// Call this when something may have come.
+    /// Reads the messages that have come.
     pub(crate) fn look(&mut self) -> Found {
         let unmapped = Found::At(self.request.accepting);
         let mut octets = [0; REQUEST_LEN];
@@ -92,7 +97,7 @@ impl Lookup {
                 Err(e) if e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
                     return unmapped;
                 }
-                // Nothing has come yet, or the error says nothing about the daemon.
+                // There is no message yet, or the error is not about the daemon.
                 Err(_) => return Found::Wait,
             };
             let Some(message) = Message::parse(octets.get(..n).unwrap_or_default()) else {
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn all_kinds_there_and_back() {
+    fn all_kinds_round_trip() {
         for (kind, first) in [
             (Kind::Accept, 0x14),
             (Kind::Ack, 0x24),
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message() {
+    fn malformed_messages_are_ignored() {
         let good = message(Kind::Accept).octets();
         for len in 0..good.len() {
             assert_eq!(Message::parse(&good[..len]), None);
@@ -187,7 +192,8 @@ mod tests {
         }
     }
 
-    /// A mapper that answers the first request with what `answer` makes of it; returns it and the question.
+    /// Starts a mapper that replies to the first request with the result of `answer`. Returns it, the
+    /// look-up and the request.
     fn asked(answer: impl Fn(Message) -> Vec<Message>) -> (UdpSocket, Lookup, Message) {
         let mapper = UdpSocket::bind("127.0.0.1:0").unwrap();
         mapper
@@ -208,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn an_accept_names_the_port_and_is_acknowledged() {
+    fn accept_is_acknowledged() {
         let (mapper, mut lookup, request) = asked(|request| {
             let accept = Message {
                 kind: Kind::Accept,
                 accepting: "127.0.0.1:555".parse().unwrap(),
                 ..request
             };
-            // One of another question, one of another peer, one that names no port, and noise do not matter.
+            // Messages without a port, of other look-ups and of other peers, and requests are ignored.
             let nowhere = Message {
                 accepting: "127.0.0.1:0".parse().unwrap(),
                 ..accept
@@ -251,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_mapping_the_port_is_the_programs() {
+    fn unmapped_port_is_the_programs() {
         let peer = Found::At("127.0.0.1:18515".parse().unwrap());
         let (_mapper, mut lookup, _) = asked(|request| {
             vec![Message {
@@ -260,7 +266,7 @@ mod tests {
             }]
         });
         assert_eq!(lookup.look(), peer);
-        // Silence: the request is repeated, and then given up.
+        // A silent mapper is asked again, and then given up.
         let (mapper, mut lookup, request) = asked(|_| Vec::new());
         for _ in 1..REQUESTS {
             assert_eq!(lookup.look(), Found::Wait);
@@ -270,7 +276,7 @@ mod tests {
             assert_eq!(Message::parse(&octets[..n]), Some(request));
         }
         assert_eq!(lookup.again(), peer);
-        // Nobody there.
+        // There is no mapper.
         let (mapper, mut lookup, _) = asked(|_| Vec::new());
         drop(mapper);
         assert_eq!(lookup.again(), Found::Wait);
@@ -278,10 +284,6 @@ mod tests {
         while lookup.look() == Found::Wait {
             assert!(std::time::Instant::now() < end);
         }
-        assert_eq!(
-            lookup.again(),
-            Found::Wait,
-            "it was not given up for its number"
-        );
+        assert_eq!(lookup.again(), Found::Wait, "the requests were not used up");
     }
 }

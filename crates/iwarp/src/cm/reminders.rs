@@ -1,26 +1,28 @@
-//! When the next connection of this process reminds a responder that stays silent ([`StreamTimes::reminders`]).
+//! When an initiator reminds a silent responder ([`StreamTimes::reminders`]).
 //!
-//! A reminder costs both ends a sixth of what a set-up costs. A process that makes very many connections at once would send the first
-//! reminders of the earlier ones in the middle of that, so in such a burst there is no early reminder. A siw that has overlooked a
-//! message is then reminded after a second.
+//! A reminder costs both ends a sixth of a set-up. A process that makes very many connections in a
+//! short time would send the first reminders of the earlier ones in the middle of that. Therefore
+//! connections in such a burst have no early reminder. A siw that has overlooked a message is then
+//! reminded after a second.
 
 use crate::sys::clock::now_ns;
 use iwarp_rnic::qp::StreamTimes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// More recent connections than this are a burst.
+/// The number of recent connections above which there is a burst.
 const BURST: u64 = 256;
-/// After each period half of the recent connections count as long ago. In nanoseconds.
+/// The time in nanoseconds after which the number of recent connections is halved.
 const PERIOD: u64 = 50_000_000;
-/// The bits of [`RECENT`] that count connections; those above are the period in which the last one was made.
+/// The bits of [`RECENT`] that count connections. The bits above are the period of the last one.
 const COUNT_BITS: u32 = 20;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 
-/// The recent connections that this process has made. One number and no lock, which a forked child could inherit as held.
+/// Recent connections of this process: one number without a lock, because a forked child could
+/// inherit a lock that is held.
 static RECENT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the times of reminders for a connection that is made now, and counts it.
+/// Counts a new connection. Returns when it sends reminders.
 pub(super) fn next() -> [Option<Duration>; 3] {
     let now = now_ns();
     let add = |recent| Some(one_more(recent, now));
@@ -48,8 +50,8 @@ fn times(recent: u64) -> [Option<Duration>; 3] {
 mod tests {
     use super::*;
 
-    /// Makes a connection each so many nanoseconds for a second from `begin` on. Returns how many of them have an early reminder, and how
-    /// many have not.
+    /// Makes a connection every `pause` nanoseconds, for a second from `begin` on. Returns how many of
+    /// them have an early reminder, and how many do not.
     fn made(recent: &mut u64, begin: u64, pause: u64) -> (usize, usize) {
         let early = (begin..begin + 1_000_000_000)
             .step_by(pause as usize)
@@ -62,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_burst_has_no_early_reminders() {
+    fn burst_has_no_early_reminders() {
         let mut recent = 0;
         let now = 77_777_777_777_777;
         assert_eq!(made(&mut recent, now, 1_000_000), (1000, 0));
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn counting_has_an_end_and_forgets() {
+    fn count_is_limited_and_decays() {
         let now = 5_000_000 * PERIOD;
         let mut recent = 0;
         for _ in 0..COUNT_MAX + 10 {
@@ -87,12 +89,12 @@ mod tests {
             times(one_more(recent, now + 100 * PERIOD)),
             StreamTimes::REMINDERS
         );
-        // Two threads may have read the clock in another order.
+        // Two threads may read the clock in one order and count in the other.
         assert!(one_more(recent, now - 1) & COUNT_MAX > BURST);
     }
 
     #[test]
-    fn a_burst_still_has_reminders() {
+    fn burst_has_late_reminders() {
         let [_, late, later] = StreamTimes::REMINDERS;
         for count in [BURST + 1, COUNT_MAX] {
             assert_eq!(times(count), [late, later, None]);

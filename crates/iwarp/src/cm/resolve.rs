@@ -1,7 +1,9 @@
-//! Resolving a peer's address (`rdma_resolve_addr(3)`): the source address and the device at once, and the next hop when it answers.
+//! Resolution of a peer's address (`rdma_resolve_addr(3)`): first the source address and the device,
+//! then the next hop.
 //!
-//! The kernel's connection manager asks for the link address of the next hop, and a host that is down is an event of resolving the
-//! address, after the time that the program gave. Here TCP would find that out, seconds later and as another event.
+//! The kernel's connection manager asks for the link address of the next hop. If the host is down, it
+//! reports that as a failed resolution, after the program's time limit. TCP would report it seconds
+//! later and as a different event, so the next hop is checked here, too.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, IdState, Phase, engine};
@@ -15,17 +17,18 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Pauses between two looks at the next hop; on a local network it answers within the first.
+/// Pauses between two checks of the next hop. On a local network it answers within the first.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 
 impl CmId {
-    /// Resolves a peer's address: finds the source address and so the device. The event [`CmEventKind::AddrResolved`] follows.
-    /// If the next hop does not answer, connecting fails.
+    /// Resolves a peer's address: finds the source address, and by it the device. The event
+    /// [`CmEventKind::AddrResolved`] follows. If the next hop does not answer, connecting fails.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]; [`Error::InvalidArgument`]: addresses of two families; [`Error::NoDevice`]; the operating system's: no
-    /// route, and for a source address not of this host or in use.
+    /// [`Error::InvalidState`]; [`Error::InvalidArgument`]: addresses of two families;
+    /// [`Error::NoDevice`]; the operating system's: no route, or a source address that is not of this
+    /// host or in use.
     pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
         self.check_process()?;
         self.inner.state.lock().prepare(source, peer)?;
@@ -33,10 +36,11 @@ impl CmId {
         Ok(())
     }
 
-    /// Resolves a peer's address as [`resolve_addr`](Self::resolve_addr) does, and waits until the next hop has answered
-    /// (`rdma_resolve_addr(3)`). If it has not within `limit`, the event is [`CmEventKind::AddrError`] with `ETIMEDOUT`, and the identifier
-    /// may resolve an address again. The local port is known afterwards, unless all of them are in
-    /// use. Does not block.
+    /// Resolves a peer's address as [`resolve_addr`](Self::resolve_addr) does, and delays the event
+    /// until the next hop has answered (`rdma_resolve_addr(3)`). If it does not answer within
+    /// `limit`, the event is [`CmEventKind::AddrError`] with `ETIMEDOUT`, and the identifier may
+    /// resolve an address again. The local port is known afterwards, unless all ports are in use.
+    /// Does not block.
     ///
     /// # Errors
     /// As [`resolve_addr`](Self::resolve_addr).
@@ -64,8 +68,8 @@ impl CmId {
 }
 
 impl IdState {
-    /// Binds an identifier that connects from any port to one that is free, because programs ask
-    /// which it is. If there is none, the kernel may still find one for the connection.
+    /// Binds an identifier without a port to a free one, because programs ask for the port. If there
+    /// is none, the kernel may still find one for the connection.
     fn choose_port(&mut self, local: SocketAddr) {
         if self.datagrams.is_none()
             && !self.is_bound()
@@ -86,18 +90,17 @@ impl IdState {
         }
         let of_one_family = |a: &SocketAddr| canonical(*a).is_ipv4() == canonical(peer).is_ipv4();
         let any = |a: &SocketAddr| a.ip().is_unspecified();
-        // A socket that is bound to `::` connects to IPv4 peers, too.
+        // A socket that is bound to `::` can also connect to IPv4 peers.
         let usable = |a: &SocketAddr| of_one_family(a) || (any(a) && a.is_ipv6());
-        // The address of an earlier attempt stays if it can.
         if self.port_chosen && !self.is_bound() {
-            // An earlier attempt has used the port.
+            // An earlier attempt has used up the port. Its address stays if it is usable.
             self.local.iter_mut().for_each(|local| local.set_port(0));
             self.port_chosen = false;
         }
         let own = self.local.filter(|a| self.is_bound() || usable(a));
         if !own.as_ref().is_none_or(usable) || !source.as_ref().is_none_or(of_one_family) {
             return Err(Error::InvalidArgument(
-                "source and destination are of two address families",
+                "source and destination have different address families",
             ));
         }
         let source_ip = match (own, source) {
@@ -127,7 +130,8 @@ impl IdState {
     }
 }
 
-/// An address of another host is an error of its own, which comes before that of an address without a device.
+/// Fails if the address is not of this host. This error takes precedence over
+/// [`Error::NoDevice`].
 fn check_is_local(source: SocketAddr) -> Result<()> {
     let mut free = source;
     free.set_port(0);

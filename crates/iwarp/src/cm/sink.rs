@@ -1,4 +1,4 @@
-//! What becomes of events of an identifier's queue pair: the connection is established, or has ended.
+//! Events of an identifier's queue pair: the connection is established, or has ended.
 
 use super::id::{CmId, CmIdInner, IdState, Phase, Reply};
 use super::{CmEventKind, overtaken, timewait};
@@ -24,7 +24,7 @@ impl CmSink for CmIdInner {
             }
             Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
                 s.established();
-                // First message and end may come together: the program has to see both.
+                // The first message and the end may come together. The program gets both events.
                 if over {
                     s.disconnected();
                 }
@@ -36,7 +36,7 @@ impl CmSink for CmIdInner {
             }
             Phase::Connected(false) if over => {
                 s.disconnected();
-                self.tell(s, CmEventKind::ConnectError, libc::ECONNRESET);
+                self.notify(s, CmEventKind::ConnectError, libc::ECONNRESET);
                 false
             }
             _ => false,
@@ -52,12 +52,12 @@ impl CmSink for CmIdInner {
         let mut s = self.state.lock();
         if matches!(s.phase, Phase::Connected(false)) {
             s.disconnected();
-            self.tell(s, CmEventKind::Unreachable, libc::ETIMEDOUT);
+            self.notify(s, CmEventKind::Unreachable, libc::ETIMEDOUT);
         }
     }
 }
 
-/// A disconnect has status zero unless the connection broke.
+/// Returns the status of the event Disconnected: zero unless the connection broke.
 fn status_of(fault: Option<Fault>) -> i32 {
     match fault {
         Some(Fault {
@@ -73,7 +73,7 @@ impl CmIdInner {
         self.put_after_the_end(CmEventKind::TimewaitExit, 0);
     }
 
-    /// Gives the event of the connection's end.
+    /// Adds the event of the connection's end.
     pub(super) fn disconnected(&self, status: i32) {
         self.put_after_the_end(CmEventKind::Disconnected, status);
         timewait::begin(Weak::clone(&self.this));
@@ -82,12 +82,13 @@ impl CmIdInner {
     fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
         let s = self.state.lock();
         if matches!(s.phase, Phase::Disconnected) {
-            self.tell(s, kind, status);
+            self.notify(s, kind, status);
         }
     }
 
-    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages. A stand-in's program has
-    /// messages on other queue pairs, which nobody knows here, so it may always have some left.
+    /// Returns `true` if the peer has ended the connection and completions of its messages may not
+    /// have been polled. The messages of a stand-in's program use other queue pairs, which are not
+    /// known here, so there may always be some.
     pub(super) fn has_unseen_success(&self) -> bool {
         let s = self.state.lock();
         let by_peer = !s.leaving;
@@ -97,8 +98,8 @@ impl CmIdInner {
         by_peer && (is_stand_in || qp.is_some_and(|qp| qp.has_unseen_success()))
     }
 
-    /// Gives an event by [`CmId::give`].
-    pub(super) fn tell(&self, state: MutexGuard<'_, IdState>, kind: CmEventKind, status: i32) {
+    /// Adds an event by [`CmId::give`].
+    pub(super) fn notify(&self, state: MutexGuard<'_, IdState>, kind: CmEventKind, status: i32) {
         if let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) {
             id.give(state, id.event(kind, status));
         }
@@ -106,7 +107,7 @@ impl CmIdInner {
 }
 
 impl IdState {
-    /// The peer's first message has come.
+    /// Records that the peer's first message has come.
     fn established(&mut self) {
         self.phase = Phase::Connected(true);
         if let Some((local, peer)) = self.qp.as_ref().and_then(QueuePair::addresses) {

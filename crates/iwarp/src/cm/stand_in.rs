@@ -1,14 +1,17 @@
-//! Stand-in queue pairs: connections of identifiers whose program has no queue pair for them.
+//! Placeholder queue pairs of identifiers whose program has no queue pair for the connection.
 //!
-//! On InfiniBand and RoCE the connection manager does not touch queue pairs. Some programs (UCX) use a connection of it only to exchange
-//! private data and to learn of the other end's death. They hand over the number of some queue pair that no message ever uses, and
-//! connect their real queue pairs by number. With iWARP a connection is a TCP stream, which only a queue pair can serve. So the
-//! identifier has a queue pair of its own, which nothing can be posted to: no peer can reach memory through it, because its protection
-//! domain has none, and a peer's Send ends the connection, because there is no receive.
+//! On InfiniBand and RoCE the connection manager does not touch queue pairs. Some programs (UCX) use
+//! its connections only to exchange private data and to notice the death of the other end. They pass
+//! the number of a queue pair that no message ever uses, and connect their real queue pairs by
+//! number. With iWARP a connection is a TCP stream, which only a queue pair can serve. Therefore the
+//! identifier has a queue pair of its own, to which nothing can be posted. A peer cannot reach
+//! memory through it, because its protection domain has none, and a peer's Send ends the connection,
+//! because there is no receive.
 //!
-//! On InfiniBand the accepting program hears that the connection is up when the connecting program has taken the answer and says so
-//! (`rdma_establish(3)`). UCX relies on that: it fails if data of the accepting end come first. So the initiator's first message, which tells
-//! the responder the same (RFC 6581 section 9.2), waits for the program, too.
+//! On InfiniBand the accepting program gets the event Established after the connecting program has
+//! called `rdma_establish(3)`. UCX relies on that: it fails if data of the accepting end comes
+//! first. Therefore the initiator's first message, which has the same effect (RFC 6581 section 9.2),
+//! also waits for that call.
 
 use super::id::{CmId, Phase, Reply};
 use crate::conn::qp::{Handover, QpAttributes, QueuePair};
@@ -19,9 +22,10 @@ use crate::objects::context::Context;
 pub(super) struct StandIn(QueuePair);
 
 impl StandIn {
-    /// Creates the queue pair. `depth` is the number of RDMA Reads that it says to serve and to issue.
+    /// Creates the queue pair. `depth` is the number of RDMA Reads that it offers to serve and to
+    /// issue.
     fn create(ctx: &Context, depth: u16) -> Result<Self> {
-        // A queue pair needs room for a request, although there will be none.
+        // No request will be posted, but a queue pair needs room for one.
         let cq = ctx.create_cq(1, None)?;
         let attributes = QpAttributes {
             pd: ctx.allocate_pd(),
@@ -49,32 +53,33 @@ impl Drop for StandIn {
 }
 
 impl CmId {
-    /// Gives the connection a queue pair of the identifier's own instead of one of the program's. It carries no messages. The connection
-    /// has private data, and its end is told at both ends. It takes the place of an earlier queue pair, and is destroyed with the
-    /// identifier.
+    /// Uses a queue pair of the identifier for the connection, in place of one of the program. It
+    /// carries no messages: the connection only exchanges private data and reports its end. It
+    /// replaces an earlier queue pair, and is destroyed with the identifier.
     ///
-    /// `depth` is what the other end is told of RDMA Reads at most, if the program asks for more or for as many as possible.
+    /// `depth` is the largest number of RDMA Reads that the peer is offered.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] before the address is resolved; else as [`Context::create_qp`].
+    /// [`Error::NoDevice`] before the address is resolved; otherwise as [`Context::create_qp`].
     pub fn use_stand_in(&self, depth: u16) -> Result<()> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
         let stand_in = StandIn::create(&ctx, depth)?;
         let mut s = self.inner.state.lock();
         s.qp = Some(stand_in.0.clone());
         let before = s.stand_in.replace(stand_in);
-        // Its end may be told to this identifier, so the lock is dropped first.
+        // The end of the earlier one may notify this identifier, so the lock is dropped first.
         drop(s);
         drop(before);
         Ok(())
     }
 
-    /// Takes a connection without a queue pair of the program's own ([`use_stand_in`](Self::use_stand_in)) that the peer has accepted
-    /// (`rdma_establish(3)`). Only then the peer gets the event Established. For other connections
-    /// that are up there is nothing to do.
+    /// Establishes a connection without a queue pair of the program
+    /// ([`use_stand_in`](Self::use_stand_in)) that the peer has accepted (`rdma_establish(3)`). The
+    /// peer gets the event Established only then. Does nothing for other connections that are up.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: there is no connection. [`Error::ConnectionLost`]: it cannot be watched.
+    /// [`Error::InvalidState`]: there is no connection. [`Error::ConnectionLost`]: it cannot be
+    /// watched.
     pub fn establish(&self) -> Result<()> {
         let (handover, qp) = {
             let mut s = self.inner.state.lock();
@@ -98,13 +103,14 @@ impl CmId {
         Ok(())
     }
 
-    /// Returns `true` if the connection will be that of a stand-in.
+    /// Returns `true` if its queue pair is a placeholder.
     pub(super) fn has_stand_in(&self) -> bool {
         self.inner.state.lock().stand_in.is_some()
     }
 
-    /// The peer has accepted. The program is told, and the stream waits for [`establish`](Self::establish). Nothing watches it meanwhile, so
-    /// its end is seen afterwards. If the identifier was destroyed, the stream is closed.
+    /// Notifies the program that the peer has accepted. The stream waits for
+    /// [`establish`](Self::establish), and is not watched until then. If the identifier was
+    /// destroyed, the stream is closed.
     pub(super) fn answered(&self, handover: Handover, reply: Reply) {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connecting(_)) {
@@ -116,7 +122,8 @@ impl CmId {
         self.give(s, event);
     }
 
-    /// Closes a connection that waits for [`establish`](Self::establish), and gives the event of its end. Returns `false` if none waits.
+    /// Closes a connection that waits for [`establish`](Self::establish), and adds the event of its
+    /// end. Returns `false` if there is no such connection.
     pub(super) fn give_up_answer(&self) -> bool {
         let handover = {
             let mut s = self.inner.state.lock();
@@ -128,7 +135,7 @@ impl CmId {
                 }
             }
         };
-        // In this order, as at the end of other connections: the program knows of the end before the peer does.
+        // The program is notified before the peer, as at the end of other connections.
         self.inner.disconnected(0);
         drop(handover);
         true
@@ -146,7 +153,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Wake, Waker};
 
-    /// An identifier whose peer has answered, and that peer.
+    /// Returns an identifier whose peer has accepted, with its channel and the peer's socket.
     fn answered() -> (CmId, CmEventChannel, TcpStream) {
         let channel = create_event_channel().unwrap();
         let id = CmId::create(&channel, Some(&testing::context()));
@@ -156,9 +163,9 @@ mod tests {
         (id, channel, peer)
     }
 
-    /// A connection that the queue pair does not take is over, and not one that waits to be ended.
+    /// If the queue pair does not take the connection, it is over.
     #[test]
-    fn an_answer_is_taken_by_a_queue_pair_that_is_there() {
+    fn establish_needs_the_queue_pair() {
         for is_there in [true, false] {
             let (id, _channel, mut peer) = answered();
             if !is_there {
@@ -177,13 +184,13 @@ mod tests {
         }
     }
 
-    /// Notes whether the peer has seen the end when the program is told of it.
-    struct Told {
+    /// Records whether the connection was still open at the peer when the program was notified.
+    struct Notified {
         peer: TcpStream,
         early: AtomicBool,
     }
 
-    impl Wake for Told {
+    impl Wake for Notified {
         fn wake(self: Arc<Self>) {
             let seen = self.peer.peek(&mut [0]);
             let is_open = matches!(seen, Err(error) if error.kind() == ErrorKind::WouldBlock);
@@ -192,21 +199,21 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_take_an_answer_knows_of_the_end_before_the_peer() {
+    fn program_is_notified_before_the_peer() {
         let (id, channel, peer) = answered();
         peer.set_nonblocking(true).unwrap();
-        let told = Arc::new(Told {
+        let notified = Arc::new(Notified {
             peer,
             early: AtomicBool::new(false),
         });
-        channel.wake_at_next(&Waker::from(Arc::clone(&told)));
+        channel.wake_at_next(&Waker::from(Arc::clone(&notified)));
         assert!(id.give_up_answer() && !id.give_up_answer());
-        assert!(told.early.load(Ordering::SeqCst));
+        assert!(notified.early.load(Ordering::SeqCst));
         let event = channel.try_next().unwrap();
         assert_eq!((event.kind, event.status), (CmEventKind::Disconnected, 0));
         testing::until(
-            "the peer is not told",
-            || !matches!(told.peer.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
+            "the peer does not see the end",
+            || !matches!(notified.peer.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
         );
         id.destroy();
     }

@@ -1,4 +1,4 @@
-//! What both sides of MPA start-up share.
+//! The common parts of the initiator's and the responder's MPA start-up.
 
 use super::id::ConnectionParameters;
 use super::{reminders, xrc};
@@ -28,20 +28,20 @@ pub(super) struct Starting {
 
 /// The result of reading a frame.
 pub(super) enum Read<T> {
-    /// The frame is whole, and means this.
+    /// The frame is complete.
     Frame(T),
-    /// More has to come.
+    /// The frame is not complete.
     NeedMore,
-    /// The peer closed its direction.
+    /// The peer has closed its direction.
     Closed,
-    /// It is no MPA frame, or cannot be used.
+    /// The octets are no MPA frame, or one that cannot be used.
     Bad(Failure),
     /// The stream broke.
     Broken(io::Error),
 }
 
 impl Starting {
-    /// Reads the frame and not an octet more: the octets behind it belong to full operation.
+    /// Reads the frame and no octet behind it, because those belong to full operation.
     pub(super) fn read<S: Reading>(&self, session: &mut S) -> Read<S::Outcome> {
         //= rfc5044 section 7.1
         //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
@@ -74,13 +74,13 @@ impl Starting {
         }
     }
 
-    /// Writes a frame in one call, so that it is sent in one segment: some receivers require that.
+    /// Writes a frame in one call, so that it is sent in one segment, which some receivers require.
     pub(super) fn write(&self, frame: &[u8]) -> io::Result<()> {
         let n = self.stream.send(frame)?;
         self.written(frame, n)
     }
 
-    /// This many octets of a frame have been written.
+    /// Checks that all octets of a frame were written, and records them.
     pub(super) fn written(&self, frame: &[u8], n: usize) -> io::Result<()> {
         if let Some(flow) = &self.flow {
             flow.sent(&[io::IoSlice::new(&frame[..n])]);
@@ -88,7 +88,7 @@ impl Starting {
         if n == frame.len() {
             Ok(())
         } else {
-            // The socket is new and its buffer holds kilobytes.
+            // This does not happen: the buffer of a new socket holds kilobytes.
             Err(io::Error::new(
                 ErrorKind::WriteZero,
                 "the socket did not take a whole MPA frame",
@@ -130,7 +130,7 @@ impl Starting {
     }
 }
 
-/// Our side of the negotiation.
+/// Returns the local parameters of the negotiation.
 pub(super) fn local_params(
     ctx: &Context,
     p: &ConnectionParameters,
@@ -153,8 +153,7 @@ pub(super) fn local_params(
     }
 }
 
-/// Returns the private data of a request or a reply: the program's, and what the ends tell each
-/// other beyond MPA.
+/// Returns the private data of a request or a reply: the program's, and that of the extensions.
 pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> {
     let mut data = xrc::wrap(qp.xrc_end(), &p.private_data);
     if let Some(infiniband) = &p.infiniband {
@@ -163,8 +162,8 @@ pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> 
     data
 }
 
-/// Returns the RDMA Reads and atomics that each end may have outstanding: outbound, and inbound.
-/// The IRD may be larger than what the peer uses.
+/// Returns the RDMA Reads and atomics that may be outstanding: outbound, and inbound. The IRD may be
+/// larger than the peer's ORD.
 pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
     let least = |ours: u16, peers: u16| match peers {
         NO_NEGOTIATION => ours,
@@ -176,7 +175,7 @@ pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
     )
 }
 
-/// Returns what a queue pair has to know of the agreement.
+/// Returns the configuration of the queue pair's stream.
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
     let reminders = match initiator {
         true => reminders::next(),
@@ -186,7 +185,7 @@ pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> 
     limits(ctx.config()).stream(agreed, initiator, emss, reminders)
 }
 
-/// Returns the time limits that the settings have for a start-up.
+/// Returns the time limits of a start-up.
 pub(super) const fn limits(config: &Config) -> Limits {
     Limits {
         connect: config.connect_timeout,
@@ -198,7 +197,7 @@ pub(super) const fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Starts to record a new connection if the device records.
+/// Starts to capture a new connection if the device captures.
 pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Box<dyn Observer>> {
     let recorder = ctx.inner.hooks.recorder.as_ref()?;
     Some(recorder.connection(ends.local, ends.peer, active))
@@ -211,7 +210,7 @@ mod tests {
     use crate::testing;
 
     #[test]
-    fn a_connection_is_recorded_if_its_device_records() {
+    fn connection_is_captured_with_its_device() {
         let ends = Ends {
             local: "127.0.0.1:1".parse().unwrap(),
             peer: "127.0.0.1:2".parse().unwrap(),

@@ -1,15 +1,16 @@
-//! The event after the end: `RDMA_CM_EVENT_TIMEWAIT_EXIT`.
+//! The event `RDMA_CM_EVENT_TIMEWAIT_EXIT` after the end of a connection.
 //!
-//! On InfiniBand a queue pair's number is not used again for a while, and an event tells when that time is over. With iWARP TCP
-//! waits instead, and kernel drivers give no such event. But some programs that were written for InfiniBand need it: tgt frees
-//! a connection only then. So it is given here after the same time, when most programs have destroyed the identifier long ago.
+//! On InfiniBand a queue pair's number is not used again for a while, and this event marks the end
+//! of that time. With iWARP TCP waits instead, and kernel drivers have no such event. Some programs
+//! that were written for InfiniBand need it: tgt frees a connection only then. It comes here after a
+//! time in which most programs have destroyed the identifier.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A program has finished everything that follows a disconnect by then.
+/// Enough for a program to finish everything that follows a disconnect.
 const WAIT: Duration = Duration::from_secs(1);
 
 struct Timewait {
@@ -18,7 +19,7 @@ struct Timewait {
     token: u64,
 }
 
-/// The identifier's connection has ended, and the event for that was given.
+/// Starts the time after the event Disconnected of an identifier.
 pub(super) fn begin(id: Weak<CmIdInner>) {
     let Ok(engine) = Engine::current() else {
         return;

@@ -1,6 +1,6 @@
 //! Requests whose initiator gives up before the program has answered. InfiniBand's connection
-//! manager tells the program, by a rejection; that of iWARP does not, and the program learns of it
-//! when it accepts.
+//! manager notifies the program by the event Rejected. iWARP's does not, and the program learns of
+//! it when it accepts.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, Phase};
@@ -15,7 +15,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Ends it: somebody else takes the stream.
+    /// Ends the watch, because the stream is handed over.
     pub(super) fn end(self, stream: &crate::sys::stream::TcpStream) {
         self.engine.remove(stream, self.token);
     }
@@ -28,8 +28,8 @@ struct Requester {
 }
 
 impl CmId {
-    /// Gives the event [`CmEventKind::Rejected`] with `ECONNABORTED` if the initiator of its
-    /// request gives up.
+    /// Watches for the initiator of its request to give up. The event is then
+    /// [`CmEventKind::Rejected`] with `ECONNABORTED`.
     pub(super) fn watch_requester(&self, engine: &Arc<Engine>) {
         let mut s = self.inner.state.lock();
         let Phase::Requested(requested) = &mut s.phase else {
@@ -43,7 +43,7 @@ impl CmId {
         });
         let stream = &requested.starting.stream;
         let watched = engine.add(stream, token, Interest::READ, requester);
-        // Without the watch the program learns of it later, as on iWARP.
+        // Without a watch the program learns of it later, as on iWARP.
         requested.watch = watched.is_ok().then(|| Watch {
             engine: Arc::clone(engine),
             token,
@@ -62,8 +62,8 @@ impl Source for Requester {
         };
         let stream = &requested.starting.stream;
         if !stream.peer_closed() {
-            // Octets that no initiator sends before the reply. They are looked at when the program
-            // has answered.
+            // Initiators do not send octets before the reply. They are read when the program has
+            // answered.
             let _ = self.engine.modify(stream, self.token, Interest::NONE);
             return true;
         }

@@ -1,5 +1,6 @@
-//! Extended reliable connections in MPA start-up. Their two ends are not alike, and an ordinary queue pair at the other end would understand no
-//! note about shared receive queues. So request and reply say in front of the program's private data which end their sender is.
+//! Extended reliable connections in MPA start-up. Their two ends differ, and an ordinary queue pair
+//! does not understand their notes about shared receive queues. Therefore the private data of
+//! request and reply begins with a mark of the sender's end.
 
 use crate::error::{Error, Result};
 use iwarp_rnic::qp::XrcEnd;
@@ -8,7 +9,7 @@ const MAGIC_LEN: usize = 8;
 const INITIATOR: [u8; MAGIC_LEN] = *b"iwarp-xs";
 const TARGET: [u8; MAGIC_LEN] = *b"iwarp-xr";
 
-/// Returns the private data to send: the program's, behind what says which end the sender is.
+/// Returns the private data to send: the mark of the sender's end, and the program's private data.
 pub(super) fn wrap(end: Option<XrcEnd>, private_data: &[u8]) -> Vec<u8> {
     let mut data = match end {
         None => Vec::new(),
@@ -19,7 +20,7 @@ pub(super) fn wrap(end: Option<XrcEnd>, private_data: &[u8]) -> Vec<u8> {
     data
 }
 
-/// Returns which end the sender of private data is, and the program's part of them.
+/// Returns the sender's end, and the program's part of the private data.
 pub(super) fn unwrap(data: &[u8]) -> (Option<XrcEnd>, &[u8]) {
     match data.split_first_chunk() {
         Some((&INITIATOR, rest)) => (Some(XrcEnd::Initiator), rest),
@@ -28,17 +29,17 @@ pub(super) fn unwrap(data: &[u8]) -> (Option<XrcEnd>, &[u8]) {
     }
 }
 
-/// Checks that the two ends of a connection fit together.
+/// Checks that the two ends of a connection match.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`]: they do not.
+/// [`Error::InvalidArgument`] if they do not.
 pub(super) fn check(ours: Option<XrcEnd>, peers: Option<XrcEnd>) -> Result<()> {
     match (ours, peers) {
         (None, None)
         | (Some(XrcEnd::Initiator), Some(XrcEnd::Target))
         | (Some(XrcEnd::Target), Some(XrcEnd::Initiator)) => Ok(()),
         _ => Err(Error::InvalidArgument(
-            "the initiator of an extended reliable connection is connected to a target, and other queue pairs to their like",
+            "an XRC initiator is connected to an XRC target, and other queue pairs to their own kind",
         )),
     }
 }
@@ -50,7 +51,7 @@ mod tests {
     const ENDS: [Option<XrcEnd>; 3] = [None, Some(XrcEnd::Initiator), Some(XrcEnd::Target)];
 
     #[test]
-    fn what_is_wrapped_is_unwrapped() {
+    fn unwrap_inverts_wrap() {
         for end in ENDS {
             for data in [&b""[..], b"iwarp-x", b"anything at all"] {
                 let wrapped = wrap(end, data);
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ends_that_fit_are_connected() {
+    fn only_matching_ends_are_connected() {
         let fit = ENDS.map(|ours| ENDS.map(|peers| check(ours, peers).is_ok()));
         let expected = [
             [true, false, false],

@@ -1,13 +1,13 @@
-//! One message of a port mapper, in octets.
+//! The octets of a port mapper's message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Octets of a message that is no request.
+/// Octets of a message other than a request.
 pub(crate) const MESSAGE_LEN: usize = 48;
 /// Octets of a request, the longest message.
 pub(crate) const REQUEST_LEN: usize = 64;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Request,
@@ -19,13 +19,12 @@ pub(crate) enum Kind {
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// What it is.
     pub(crate) kind: Kind,
-    /// The association handle: the same in all messages about one question.
+    /// The association handle: the same in all messages of one look-up.
     pub(crate) handle: u64,
     /// The connecting peer, as its program sees it.
     pub(crate) connecting: SocketAddr,
-    /// The listener: as the program knows it in requests, as it really is in accepts.
+    /// The listener: the program's address in requests, the real one in accepts.
     pub(crate) accepting: SocketAddr,
 }
 
@@ -56,7 +55,7 @@ impl Message {
         out
     }
 
-    /// Returns `None` if it is no message of version 0, or too short.
+    /// Decodes a message. Returns `None` if it is too short or not of version 0.
     pub(crate) fn parse(octets: &[u8]) -> Option<Self> {
         let octets = octets.get(..MESSAGE_LEN)?;
         let first = *octets.first()?;

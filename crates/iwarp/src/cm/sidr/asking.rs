@@ -1,4 +1,4 @@
-//! The requester: sends the request until there is an answer, and gives the event.
+//! The requester: sends the request until there is an answer, and adds the event.
 
 use super::super::CmEventKind;
 use super::super::id::{CmId, CmIdInner, Phase, engine};
@@ -19,8 +19,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Pauses before a request is sent again to a port that nobody is bound to. Some programs tell their peer a port and listen on it only
-/// afterwards.
+/// Pauses before a request is sent again to a port to which nothing is bound. Some programs send their
+/// peer a port and listen on it only afterwards.
 const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -29,12 +29,12 @@ const REFUSED_PAUSES: [Duration; 4] = [
 ];
 const TIMER_DUE: u32 = 0;
 const TIMER_AGAIN: u32 = 1;
-/// Messages that are read in a row. Then other sockets get their turn.
+/// Messages that are read in a row before other sockets are served.
 const TURN: usize = 64;
 
 struct State {
     requester: Requester,
-    /// How often the peer's host has said that nobody is bound to the port.
+    /// How often the peer's host has reported that nothing is bound to the port.
     refused: usize,
     is_over: bool,
 }
@@ -45,16 +45,16 @@ pub(in crate::cm) struct Asking {
     engine: Arc<Engine>,
     token: u64,
     socket: Arc<ServiceSocket>,
-    /// The listener's address as the socket knows it.
+    /// The listener's address as the socket reports it.
     peer: SocketAddr,
     private_data: Vec<u8>,
     state: Mutex<State>,
 }
 
-/// How an attempt ends.
+/// The end of an attempt.
 enum End {
     Answered(Answer, Vec<u8>),
-    /// With an errno, and the number that stands for it if that is one of the messages' own.
+    /// With an errno, and the SIDR status if there is one for it.
     Unreachable(i32, Option<Refusal>),
 }
 
@@ -73,7 +73,7 @@ impl Asking {
             answer_ns: ns(config.answer_timeout),
         };
         let requester = Requester::new(random_u64()?, patience, now_ns());
-        // Whether the private data fit is found out before anything is sent.
+        // The size of the private data is checked before anything is sent.
         requester.request(crc32c_append, private_data)?;
         socket.connect(peer)?;
         let peer = socket.peer_addr()?;
@@ -94,7 +94,7 @@ impl Asking {
         }))
     }
 
-    /// Sends the first request. What the peer does comes as an event.
+    /// Sends the first request. The result is an event.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let source = Arc::clone(self) as Arc<dyn Source>;
         self.engine
@@ -109,7 +109,7 @@ impl Asking {
         self.engine.remove(&*self.socket, self.token);
     }
 
-    /// Does what is due by time.
+    /// Does what is due now.
     fn step(&self) {
         let mut s = self.state.lock();
         if s.is_over {
@@ -126,12 +126,12 @@ impl Asking {
                 self.send(&mut s)
             }
         };
-        self.settle(s, end);
+        self.finish(s, end);
     }
 
-    /// Sends the request. Returns the end of the attempt if it cannot be sent at all.
+    /// Sends the request. Returns the end of the attempt if no request can be sent.
     fn send(&self, s: &mut State) -> Option<End> {
-        // It could be sealed when the attempt began.
+        // The size of the private data was checked when the attempt began.
         let request = s
             .requester
             .request(crc32c_append, &self.private_data)
@@ -142,7 +142,7 @@ impl Asking {
         }
     }
 
-    /// Handles an error of the socket. Most are about one message, which is then as good as lost.
+    /// Handles an error of the socket. Most errors are about one message, which then counts as lost.
     fn failed(&self, s: &mut State, e: &io::Error) -> Option<End> {
         match (e.kind(), e.raw_os_error()) {
             (ErrorKind::ConnectionRefused, Some(errno)) => {
@@ -163,7 +163,7 @@ impl Asking {
         }
     }
 
-    /// Takes what has come. Returns the end of the attempt, if it is over.
+    /// Reads the messages that have come. Returns the end of the attempt, if it is over.
     fn read(&self, s: &mut State) -> Option<End> {
         let mut octets = [0; MESSAGE_LEN];
         for _ in 0..TURN {
@@ -198,8 +198,8 @@ impl Asking {
         None
     }
 
-    /// Drops the lock, and gives the event of the end.
-    fn settle(&self, mut s: parking_lot::MutexGuard<'_, State>, end: Option<End>) {
+    /// Releases the lock, and adds the event of the end if there is one.
+    fn finish(&self, mut s: parking_lot::MutexGuard<'_, State>, end: Option<End>) {
         let Some(end) = end else { return };
         s.is_over = true;
         drop(s);
@@ -211,7 +211,7 @@ impl Asking {
 }
 
 impl CmId {
-    /// An attempt has ended.
+    /// Adds the event of an attempt that has ended.
     fn asked(&self, asking: &Asking, end: End) {
         let (phase, event) = match end {
             End::Answered(Answer::QueuePair { num, qkey }, private_data) => {
@@ -259,7 +259,7 @@ impl Source for Asking {
         let mut s = self.state.lock();
         if !s.is_over {
             let end = self.read(&mut s);
-            self.settle(s, end);
+            self.finish(s, end);
         }
         true
     }
@@ -271,7 +271,7 @@ impl Source for Asking {
         let mut s = self.state.lock();
         if !s.is_over {
             let end = self.send(&mut s);
-            self.settle(s, end);
+            self.finish(s, end);
         }
     }
 }
@@ -284,7 +284,7 @@ mod tests {
     use iwarp_proto::sidr::Kind;
     use std::net::UdpSocket;
 
-    /// A question to a socket that does not answer, before it is asked.
+    /// Returns an attempt that has sent nothing yet, to a socket that does not answer.
     fn asking(peer: &UdpSocket) -> (CmId, Arc<Asking>) {
         let ctx = crate::testing::context();
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
@@ -294,9 +294,10 @@ mod tests {
         (id, asking)
     }
 
-    /// A peer that is asked while it is not bound yet is asked again by a timer of its own, as long as the question is open.
+    /// If nothing was bound to the port, a separate timer sends the request again, until the attempt
+    /// ends.
     #[test]
-    fn a_question_is_sent_again_after_a_refusal() {
+    fn refused_request_is_repeated() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (_id, asking) = asking(&peer);
         peer.set_nonblocking(true).unwrap();
@@ -310,8 +311,8 @@ mod tests {
         assert!(!came());
     }
 
-    /// Takes the question from the peer's socket, with the address of its sender.
-    fn question(peer: &UdpSocket) -> ([u8; MESSAGE_LEN], SocketAddr) {
+    /// Reads the request from the peer's socket, with the address of its sender.
+    fn request(peer: &UdpSocket) -> ([u8; MESSAGE_LEN], SocketAddr) {
         let mut octets = [0; MESSAGE_LEN];
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
@@ -319,14 +320,13 @@ mod tests {
         (octets, from)
     }
 
-    /// What is a message except for its length is none.
     #[test]
-    fn only_messages_of_the_right_length_are_heard() {
+    fn messages_of_wrong_length_are_ignored() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (_id, asking) = asking(&peer);
         let mut s = asking.state.lock();
         assert!(asking.send(&mut s).is_none());
-        let (octets, from) = question(&peer);
+        let (octets, from) = request(&peer);
         let request = Message::open(crc32c_append, &octets).unwrap();
         let sealed = |kind| {
             let message = Message {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_socket_end_the_question_or_not() {
+    fn unreachable_peer_ends_the_attempt() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (_id, asking) = asking(&peer);
         let mut s = asking.state.lock();
@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(end(unreachable), Some((unreachable, None)));
         }
         assert_eq!(end(libc::ENOBUFS), None);
-        // Refusals are borne for a while.
+        // A few refusals do not end the attempt.
         let refused = libc::ECONNREFUSED;
         for _ in REFUSED_PAUSES {
             assert_eq!(end(refused), None);

@@ -1,7 +1,8 @@
 //! Multicast groups of an identifier (`rdma_join_multicast(3)`).
 //!
-//! The kernel's connection manager joins groups on the network, and the library attaches the queue pair. Here attaching does both, so an
-//! identifier without a queue pair joins when it gets one.
+//! With the kernel, the connection manager joins groups on the network, and the library attaches the
+//! queue pair. Here attaching does both, so an identifier without a queue pair joins when it gets
+//! one.
 
 use super::super::id::{CmId, Phase};
 use super::super::{CmEvent, CmEventKind};
@@ -17,11 +18,11 @@ use std::net::{IpAddr, SocketAddr};
 /// A group that an identifier has joined.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Membership {
-    /// As the program has named it.
+    /// The program's address of the group.
     group: SocketAddr,
-    /// A value of the program's own.
+    /// The program's value for its events.
     user: u64,
-    /// It sends to the group and receives nothing.
+    /// The identifier sends to the group and receives nothing from it.
     send_only: bool,
 }
 
@@ -40,12 +41,14 @@ impl Membership {
 }
 
 impl CmId {
-    /// Joins a multicast group (`rdma_join_multicast(3)`): its queue pair receives what is sent to the group, unless `send_only`. The event
-    /// [`CmEventKind::MulticastJoin`] or [`CmEventKind::MulticastError`] follows, with `user`, and says where to send to.
+    /// Joins a multicast group (`rdma_join_multicast(3)`). Its queue pair receives the group's
+    /// datagrams, unless `send_only`. The event [`CmEventKind::MulticastJoin`] or
+    /// [`CmEventKind::MulticastError`] follows, with `user` and the destination of datagrams.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections, is not bound to a device and not resolved, or listens.
-    /// [`Error::InvalidArgument`]: the address is no group of the device's IP version.
+    /// [`Error::InvalidState`]: the identifier is for connections, is not bound to a device and not
+    /// resolved, or listens. [`Error::InvalidArgument`]: the address is no group of the device's IP
+    /// version.
     pub fn join_multicast(&self, group: SocketAddr, send_only: bool, user: u64) -> Result<()> {
         let member = Membership {
             group,
@@ -91,11 +94,12 @@ impl CmId {
         Ok(())
     }
 
-    /// Leaves a group (`rdma_leave_multicast(3)`) that it has joined by this address; of several, the one that it joined last. Events about that
-    /// which nobody has taken are dropped. Returns the value that it was joined with.
+    /// Leaves the group that it has joined last by this address (`rdma_leave_multicast(3)`). Pending
+    /// events of that membership are dropped. Returns the value that it was joined with.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections. The operating system's `EADDRNOTAVAIL`: it has not joined the group.
+    /// [`Error::InvalidState`]: the identifier is for connections. The operating system's
+    /// `EADDRNOTAVAIL`: it has not joined the group.
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<u64> {
         let (left, qp) = {
             let mut s = self.inner.state.lock();
@@ -113,8 +117,11 @@ impl CmId {
         }
         self.channel().retain(|event| {
             use CmEventKind::{MulticastError, MulticastJoin};
-            let is_about = matches!(event.kind, MulticastJoin(user) | MulticastError(user) if user == left.user);
-            !(is_about && event.id.is_same(self))
+            let user = match event.kind {
+                MulticastJoin(user) | MulticastError(user) => Some(user),
+                _ => None,
+            };
+            !(user == Some(left.user) && event.id.is_same(self))
         });
         Ok(left.user)
     }

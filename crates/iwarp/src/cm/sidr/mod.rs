@@ -1,8 +1,10 @@
-//! Identifiers for datagrams (`RDMA_PS_UDP`): the connection manager tells a requester which datagram queue pair serves a UDP port, and no
-//! connection comes of it. docs/wire.md describes the messages, `iwarp_proto::sidr` has them.
+//! Identifiers for datagrams (`RDMA_PS_UDP`): a requester asks which datagram queue pair serves a UDP
+//! port, and no connection is set up. docs/wire.md describes the messages; `iwarp_proto::sidr`
+//! encodes them.
 //!
-//! An identifier is bound to a UDP port, so datagrams have ports of their own beside connections. `asking` is the requester's side,
-//! `serving` the listener's, `request_table` the listener's decisions, `groups` has multicast.
+//! An identifier is bound to a UDP port, so its ports do not collide with those of connections.
+//! `asking` is the requester, `serving` the listener, `request_table` the listener's decisions,
+//! `groups` multicast.
 
 mod asking;
 mod groups;
@@ -22,11 +24,11 @@ use iwarp_proto::sidr::{Answer, Refusal, Unsendable};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-/// Where datagrams of an identifier go: the queue pair that a peer has named, or a multicast group.
+/// The destination of an identifier's datagrams: the peer's queue pair, or a multicast group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramEnd {
-    /// The address, which is a GID, too.
+    /// The address, which is also a GID.
     pub ip: IpAddr,
     /// The queue pair's number; 0xffffff for a group.
     pub num: u32,
@@ -34,10 +36,10 @@ pub struct DatagramEnd {
     pub qkey: u32,
 }
 
-/// What an identifier for datagrams has besides.
+/// The additional state of an identifier for datagrams.
 #[derive(Default)]
 pub(super) struct Datagrams {
-    /// It holds the port. A listener and a requester use it, too.
+    /// Holds the port. Listener and requester share it.
     socket: Option<Arc<ServiceSocket>>,
     qp: Option<UdQueuePair>,
     groups: Vec<Membership>,
@@ -69,7 +71,8 @@ impl Datagrams {
 impl From<Unsendable> for Error {
     fn from(_: Unsendable) -> Self {
         Self::InvalidArgument(
-            "private data: at most 180 octets with a request, 136 with an answer; numbers of queue pairs have 24 bits",
+            "private data: at most 180 octets with a request, 136 with an answer; \
+             numbers of queue pairs have 24 bits",
         )
     }
 }
@@ -81,11 +84,12 @@ impl CmId {
         s.datagrams.as_ref()?.qp.clone()
     }
 
-    /// Sets the queue pair that it names to peers, and attaches it to the groups that the identifier has joined. It replaces an earlier one,
-    /// which stays attached.
+    /// Sets the queue pair that it names to peers, and attaches it to the groups that the identifier
+    /// has joined. It replaces an earlier one, which stays attached.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections. As [`UdQueuePair::attach_group`]; the queue pair is set nevertheless.
+    /// [`Error::InvalidState`]: the identifier is for connections. As [`UdQueuePair::attach_group`],
+    /// but then the queue pair is set nevertheless.
     pub fn set_datagram_queue_pair(&self, qp: Option<&UdQueuePair>) -> Result<()> {
         let groups = {
             let mut s = self.inner.state.lock();
@@ -97,17 +101,17 @@ impl CmId {
         groups.iter().try_for_each(|group| group.attach(qp))
     }
 
-    /// Answers a peer's request with the number and the key of a queue pair, whether or not that is the identifier's own.
+    /// Answers a peer's request with the number and the key of any queue pair.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: there is no request. [`Error::InvalidArgument`]: private data too long, or the number has more than 24 bits; the
-    /// request stays.
+    /// [`Error::InvalidState`]: there is no request. [`Error::InvalidArgument`]: private data too
+    /// long, or the number has more than 24 bits; the request stays.
     pub fn accept_datagrams(&self, num: u32, qkey: u32, private_data: &[u8]) -> Result<()> {
         let answer = Answer::QueuePair { num, qkey };
         self.answer(answer, private_data, Phase::Connected(true))
     }
 
-    /// [`accept`](Self::accept) of an identifier for datagrams.
+    /// Performs [`accept`](Self::accept) for an identifier for datagrams.
     pub(super) fn accept_with_own(&self, parameters: &ConnectionParameters) -> Result<()> {
         let qp = self
             .datagram_queue_pair()
@@ -115,7 +119,7 @@ impl CmId {
         self.accept_datagrams(qp.num(), qp.qkey(), &parameters.private_data)
     }
 
-    /// [`reject`](Self::reject) of an identifier for datagrams.
+    /// Performs [`reject`](Self::reject) for an identifier for datagrams.
     pub(super) fn reject_datagrams(&self, private_data: &[u8]) -> Result<()> {
         let answer = Answer::Refused(Refusal::REJECTED);
         self.answer(answer, private_data, Phase::Disconnected)
@@ -134,7 +138,7 @@ impl CmId {
         Ok(())
     }
 
-    /// [`connect`](Self::connect) of an identifier for datagrams.
+    /// Performs [`connect`](Self::connect) for an identifier for datagrams.
     pub(super) fn ask(&self, parameters: &ConnectionParameters) -> Result<()> {
         let asking = {
             let mut s = self.inner.state.lock();
@@ -158,7 +162,7 @@ impl CmId {
         })
     }
 
-    /// [`listen`](Self::listen) of an identifier for datagrams.
+    /// Performs [`listen`](Self::listen) for an identifier for datagrams.
     pub(super) fn serve(&self, backlog: u32) -> Result<()> {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Idle) {
@@ -169,7 +173,8 @@ impl CmId {
         let peers = s.admission().peers;
         let local = s.local.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into());
         let datagrams = s.for_datagrams()?;
-        // Of several that share a port, the first one to listen claims it: the others can then neither bind a new socket nor listen.
+        // The first one to listen on a shared port claims it. Others can then neither bind a new
+        // socket nor listen.
         if sharing == Sharing::Shared || !datagrams.is_bound() {
             datagrams.bind(local, only_v6, sharing)?;
         }
@@ -183,7 +188,10 @@ impl CmId {
 }
 
 impl IdState {
-    /// Returns what only an identifier for datagrams has.
+    /// Returns the state of an identifier for datagrams.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] if it is for connections.
     pub(super) fn for_datagrams(&mut self) -> Result<&mut Datagrams> {
         self.datagrams.as_mut().ok_or(Error::InvalidState(
             "the identifier is for connections (RDMA_PS_TCP)",

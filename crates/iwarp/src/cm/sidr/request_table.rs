@@ -1,26 +1,28 @@
-//! What a listener for datagrams does with a request: whom it challenges, which requests are copies, and when it has enough.
+//! The requests of a listener for datagrams: which senders are challenged, which requests are
+//! repeated, and how many may wait.
 //!
-//! It keeps nothing for a sender that has not returned a cookie, so nobody fills it in the name of others. A reply is kept for a
-//! while, because it may be lost, and then the request comes again.
+//! Nothing is kept for a sender that has not returned a cookie, so that spoofed addresses cannot fill
+//! the table. A reply is kept for some time: if it is lost, the request comes again.
 
 use iwarp_proto::sidr::{MESSAGE_LEN, Message};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 
-/// Replies that are kept, and for how long at most. A requester sends again for 64 s at most, unless it is configured otherwise.
+/// The largest number of replies that are kept.
 const REPLIES_MAX: usize = 1024;
+/// How long a reply is kept. By default a requester repeats its request for at most 64 s.
 const REPLY_LIFE_NS: u64 = 64_000_000_000;
-/// A cookie holds for once to twice this time.
+/// A cookie is valid for at least this time, and less than twice as long.
 const COOKIE_LIFE_NS: u64 = 64_000_000_000;
 
-/// Which request a message is about: the requester's address, and its number for it.
+/// Identifies a request: the requester's address, and the number that it has given the request.
 pub(super) type Key = (SocketAddr, u64);
 
 /// A sealed reply.
 pub(super) type Reply = Box<[u8; MESSAGE_LEN]>;
 
-/// What has to be done about a request.
+/// What to do about a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Advice {
     /// Send a challenge with this cookie.
@@ -29,7 +31,7 @@ pub(super) enum Advice {
     Ignore,
     /// Send this reply again.
     Again(Reply),
-    /// It is new, and counts as waiting until it is answered.
+    /// Pass it to the program. It counts as waiting until it is answered.
     New,
 }
 
@@ -38,18 +40,19 @@ enum Entry {
     Answered(Reply),
 }
 
+/// See the module.
 pub(super) struct RequestTable {
     /// A key that no peer knows.
     secret: RandomState,
     entries: HashMap<Key, Entry>,
-    /// Those that are answered, with the times of their replies, the oldest first.
+    /// Answered requests with the times of their replies, the oldest first.
     answered: VecDeque<(Key, u64)>,
     waiting: usize,
     waiting_max: usize,
 }
 
 impl RequestTable {
-    /// Makes one at which `waiting_max` requests can wait for the program's answer.
+    /// Creates a table in which `waiting_max` requests can wait for the program's answer.
     pub(super) fn new(waiting_max: usize) -> Self {
         Self {
             secret: RandomState::new(),
@@ -65,7 +68,7 @@ impl RequestTable {
         self.secret.hash_one((key, epoch)) | 1
     }
 
-    /// Takes a request that came at the time `now`, in nanoseconds.
+    /// Decides about a request that came at the time `now`, in nanoseconds.
     pub(super) fn take(&mut self, peer: SocketAddr, request: &Message<'_>, now: u64) -> Advice {
         let key = (peer, request.id);
         let epoch = now / COOKIE_LIFE_NS;
@@ -79,7 +82,7 @@ impl RequestTable {
             Some(Entry::Answered(reply)) => return Advice::Again(reply.clone()),
             None => {}
         }
-        // It comes again, and there may be room then.
+        // The peer repeats it, and there may be room then.
         if self.waiting >= self.waiting_max {
             return Advice::Ignore;
         }
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_needs_the_cookie_that_was_sent_to_its_address() {
+    fn request_needs_its_cookie() {
         let mut requests = RequestTable::new(9);
         let cookie = cookie_for(&mut requests, peer(1), 5, 0);
         for (from, id) in [(peer(2), 5), (peer(1), 6)] {
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_comes_again_gets_its_reply_again() {
+    fn repeated_request_gets_its_reply() {
         let mut requests = RequestTable::new(9);
         assert_eq!(arrive(&mut requests, 5, 0), Advice::New);
         assert_eq!(arrive(&mut requests, 5, 1), Advice::Ignore, "it waits");
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn table_is_bounded() {
         let mut requests = RequestTable::new(3);
         for id in 0..3 {
             assert_eq!(arrive(&mut requests, id, 0), Advice::New);
@@ -185,7 +188,7 @@ mod tests {
         }
         assert_eq!(requests.entries.len(), REPLIES_MAX);
         assert_eq!(arrive(&mut requests, 2999, 0), Advice::Again(reply()));
-        // Old ones go when the next is answered.
+        // Old replies are dropped at the next answer.
         let late = REPLY_LIFE_NS;
         arrive(&mut requests, 9999, late);
         requests.answer((peer(1), 9999), reply(), late);

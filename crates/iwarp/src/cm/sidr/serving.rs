@@ -1,4 +1,4 @@
-//! The listener: reads requests, hands them to the program, and sends its answers.
+//! The listener: reads requests, passes them to the program, and sends its answers.
 
 use super::super::id::{CmId, CmIdInner, Phase, engine, shared_context};
 use super::super::{CmEvent, CmEventKind};
@@ -18,11 +18,11 @@ use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
-/// Requests that may wait for an answer if the program asks for fewer.
+/// Limits of the number of requests that wait for an answer, whatever the program asks for. Each
+/// request is an identifier and an event.
 const BACKLOG_MIN: u32 = 128;
-/// Requests that may wait at most. Each is an identifier and an event.
 const BACKLOG_MAX: u32 = 65_536;
-/// Messages that are read in a row. Then other sockets get their turn.
+/// Messages that are read in a row before other sockets are served.
 const TURN: usize = 64;
 
 /// A listener's socket.
@@ -31,14 +31,15 @@ pub(in crate::cm) struct Serving {
     replier: Arc<Replier>,
 }
 
-/// What requests need of their listener to be answered. They keep the socket, and with it the port, because an answer comes from there.
+/// The part of a listener that answers requests. Requests keep it, and with it the socket and the
+/// port, because answers have to come from there.
 struct Replier {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
     socket: Arc<ServiceSocket>,
-    /// The device that the listener is confined to, if the program chose it.
+    /// The device that the listener is confined to, if the program has chosen one.
     ctx: Option<Context>,
-    /// Who gets an answer.
+    /// The peers that get an answer.
     peers: Networks,
     requests: Mutex<RequestTable>,
 }
@@ -84,7 +85,7 @@ impl Source for Serving {
             match self.replier.socket.receive(&mut octets) {
                 Ok(None) => break,
                 Ok(Some(came)) => self.replier.arrived(&octets, &came),
-                // About an answer that was sent before: what has come is still there.
+                // The error is about an earlier answer. Messages that have come are still there.
                 Err(_) => {}
             }
         }
@@ -125,14 +126,15 @@ impl Replier {
         }
     }
 
-    /// Sends a message. If it cannot be sent it is lost, and the requester asks again.
+    /// Sends a message. If that fails, the message is lost, and the requester asks again.
     fn send(&self, octets: &[u8; MESSAGE_LEN], from: IpAddr, to: SocketAddr) {
         if let Err(error) = self.socket.send_from(octets, from, to) {
             tracing::debug!(%to, %error, "an answer is not sent");
         }
     }
 
-    /// Finds the device that has this address among its GIDs. Datagrams to other addresses of this host would reach no queue pair.
+    /// Returns the device that has this address among its GIDs. Datagrams to other addresses of this
+    /// host would reach no queue pair.
     fn context_of(&self, ip: IpAddr) -> Result<Context> {
         let ctx = match &self.ctx {
             Some(ctx) => ctx.clone(),
@@ -146,7 +148,7 @@ impl Replier {
         Err(Error::NoDevice)
     }
 
-    /// Tells the program of a new request.
+    /// Notifies the program of a new request.
     fn deliver(self: &Arc<Self>, request: &Message<'_>, to: IpAddr, peer: SocketAddr) {
         let mut asked = Asked {
             replier: Arc::clone(self),
@@ -160,7 +162,7 @@ impl Replier {
         let (Some(listener), Ok(ctx)) = (listener, self.context_of(to)) else {
             tracing::debug!(%to, "a request came to an address without a device");
             let answer = Answer::Refused(Refusal::UNSUPPORTED);
-            // An answer without private data can always be made.
+            // An answer without private data always fits.
             let _ = asked.answer(answer, &[]);
             return;
         };
@@ -190,14 +192,14 @@ pub(in crate::cm) struct Asked {
     replier: Arc<Replier>,
     key: Key,
     cookie: u64,
-    /// The address that the request came to.
+    /// The local address of the request.
     to: IpAddr,
     is_answered: bool,
     origin: Origin,
 }
 
 impl Asked {
-    /// Sends the answer, and keeps it for the case that the request comes again.
+    /// Sends the answer, and keeps it in case the request comes again.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the answer cannot be sent; the request stays.
@@ -223,7 +225,7 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        // In a forked child it is the parent's, who will answer it.
+        // In a forked child the request is the parent's, which will answer it.
         if !self.is_answered && !self.origin.is_foreign() {
             let _ = self.answer(Answer::Refused(Refusal::REJECTED), &[]);
         }
@@ -237,9 +239,10 @@ mod tests {
     use crate::config::Config;
     use crate::testing;
 
-    /// The device may have lost or got an address since it was opened. Queue pairs are reached at those of either time.
+    /// The device may have lost or got an address since it was opened. Queue pairs are reached at its
+    /// earlier and at its present addresses.
     #[test]
-    fn a_device_serves_the_addresses_that_it_has_and_those_that_it_had() {
+    fn earlier_and_present_addresses_are_served() {
         let opened = testing::device_at(&["192.0.2.7"]);
         let ctx = Context::open(&opened, Config::default()).unwrap();
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
@@ -263,9 +266,10 @@ mod tests {
         id.destroy();
     }
 
-    /// A peer whose program here fails to answer, or answers nothing, is told so: it does not ask for ever.
+    /// If the program does not answer, or its answer cannot be sent, the request is rejected, so that
+    /// the peer does not repeat it.
     #[test]
-    fn a_request_that_nobody_answers_is_refused() {
+    fn unanswered_request_is_rejected() {
         const CAME_TO: [u8; 4] = [127, 0, 0, 1];
         let too_long = [0; MESSAGE_LEN];
         let attempts: [Option<(u32, &[u8])>; 3] =
