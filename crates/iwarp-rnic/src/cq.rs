@@ -111,6 +111,7 @@ impl CompletionQueue {
         self.overflowed
     }
 
+    /// Appends a completion.
     #[inline]
     pub fn push(&mut self, cqe: Cqe) -> Pushed {
         if self.overflowed || self.ring.push(cqe).is_err() {
@@ -451,7 +452,11 @@ mod tests {
         /// A purge in steps drops exactly what it should, whatever is pushed, popped or resized
         /// meanwhile.
         #[test]
-        fn purge_in_steps(before in proptest::collection::vec(0u32..3, 0..19), turn in 0usize..20, steps in steps()) {
+        fn purge_in_steps(
+            before in proptest::collection::vec(0u32..3, 0..19),
+            turn in 0usize..20,
+            steps in steps(),
+        ) {
             let mut cq = CompletionQueue::new(20).unwrap();
             // Start at any position of the ring: these completions are popped before the next push.
             for _ in 0..turn {
@@ -478,7 +483,10 @@ mod tests {
                         prop_assert_eq!(got.is_none(), was_empty);
                         match got {
                             Some(got) if got.qp_num == 0 => prop_assert!(!done),
-                            got => prop_assert_eq!(got.map(|c| (c.wr_id, c.qp_num)), kept.pop_front()),
+                            got => {
+                            let got = got.map(|c| (c.wr_id, c.qp_num));
+                            prop_assert_eq!(got, kept.pop_front());
+                        }
                         }
                     }
                     Step::Write(_) if cq.ring.is_full() => {}
@@ -523,7 +531,11 @@ mod tests {
             });
         }
         assert_eq!(cq.purge(0, 1), Work::More);
-        assert_eq!(cq.purge(1, 100), Work::More, "this call finished the first purge");
+        assert_eq!(
+            cq.purge(1, 100),
+            Work::More,
+            "this call finished the first purge"
+        );
         assert_eq!(cq.len(), 4);
         assert_eq!(cq.purge(1, 100), Work::Done);
         assert_eq!(cq.purge(0, 100), Work::Done);

@@ -98,6 +98,7 @@ impl ReceiveQueue {
         self.room() == 0
     }
 
+    /// Appends a request.
     #[inline]
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if wr.sges.len() > self.max_sge as usize {
@@ -283,6 +284,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
+    /// Appends a request.
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.queue.post(wr)
     }

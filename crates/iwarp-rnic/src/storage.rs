@@ -190,7 +190,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ring_is_bounded_queue(ops in proptest::collection::vec(any::<Option<u16>>(), 0..200), cap in 0u32..9) {
+        fn ring_is_bounded_queue(
+            ops in proptest::collection::vec(any::<Option<u16>>(), 0..200),
+            cap in 0u32..9,
+        ) {
             let mut ring = Ring::new(cap).unwrap();
             let mut model = VecDeque::new();
             for op in ops {

@@ -576,7 +576,7 @@ impl core::fmt::Display for PostError {
             Self::InlineTooLong => "more inline data than the queue pair was created for",
             Self::MessageTooLong => "the message is longer than 2^31 bytes",
             Self::InvalidRequest => "the operation or its parameters do not fit this queue pair",
-            Self::InvalidState => "the queue pair does not accept such a request in its present state",
+            Self::InvalidState => "the queue pair accepts no such request in its present state",
             Self::UsesSharedReceiveQueue => {
                 "this queue pair receives through a shared receive queue: post there"
             }

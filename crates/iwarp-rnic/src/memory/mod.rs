@@ -119,7 +119,9 @@ impl core::fmt::Display for MemoryError {
             Self::OutOfRange => "the range is not inside the region",
             Self::Busy => "memory windows are bound to the region: unbind them first",
             Self::InUse => "the memory is being read or written: try again",
-            Self::StillValid => "the key is still valid: invalidate it before you bind or register it again",
+            Self::StillValid => {
+                "the key is still valid: invalidate it before binding or registering it again"
+            }
             Self::NotInvalidatable => "this kind of region cannot be invalidated",
         })
     }

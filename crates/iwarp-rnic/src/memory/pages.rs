@@ -368,7 +368,14 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn pages_behave_like_flat_memory(first in 0usize..SIZE, len in 0usize..1500, order: u64, from in 0usize..1500, n in 0usize..1500, at in 0u32..1500) {
+        fn pages_behave_like_flat_memory(
+            first in 0usize..SIZE,
+            len in 0usize..1500,
+            order: u64,
+            from in 0usize..1500,
+            n in 0usize..1500,
+            at in 0u32..1500,
+        ) {
             let scattered = Scattered::new(first, len, order);
             let mut flat = pattern(len);
             scattered.fill(&flat);
@@ -394,7 +401,8 @@ pub(crate) mod tests {
             // SAFETY: the function reads only what it is given.
             let in_place = unsafe { copied.with_shared(sum_in_place) };
             for f in [copied, in_place] {
-                prop_assert_eq!(span.crc32c(f, 7, &mut room), Some(crc32c::append(7, &flat[from..from + n])));
+                let expected = crc32c::append(7, &flat[from..from + n]);
+                prop_assert_eq!(span.crc32c(f, 7, &mut room), Some(expected));
             }
             let parts: Vec<_> = span.fragments().map(|f| (f.as_ptr().addr(), f.len())).collect();
             prop_assert_eq!(parts.iter().map(|p| p.1).sum::<usize>(), n);

@@ -292,7 +292,10 @@ mod tests {
         let [first, second_room] = rooms;
         let slots = first.slots.as_ptr();
         assert!(table.attach(first).is_none());
-        assert!(table.attach(second_room).is_some(), "another caller came first");
+        assert!(
+            table.attach(second_room).is_some(),
+            "another caller came first"
+        );
         for random in randoms.by_ref().take(FIRST / 2) {
             assert_eq!(table.lacks_room(), None);
             register(&mut table, random).unwrap();

@@ -13,8 +13,8 @@
 //! Terminate about a later request. An orderly end of the stream does not: octets acknowledged by
 //! TCP may lie in a buffer that nobody reads.
 
+use super::by_number::Rnr;
 use super::farewell::Parting;
-use super::numbered::Rnr;
 use super::plan::TxPlan;
 use super::segment::Wire;
 use super::send_queue::Awaited;
@@ -33,9 +33,9 @@ const BURST: u32 = 16;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Acknowledge {
     /// Whether the mode is enabled.
-    pub(super) on: bool,
+    pub(super) enabled: bool,
     /// Whether the program does not know about the connection.
-    connectionless: bool,
+    by_number: bool,
     /// Messages of Sends and Writes planned since the start of the stream; wraps.
     pub(super) sent: u32,
     /// The value of `sent` at the last planned request that has a response.
@@ -44,7 +44,7 @@ pub(super) struct Acknowledge {
     /// since.
     probing: bool,
     /// The peer has refused a request, and the search for it is not finished.
-    sought: Option<(Sought, Verdict)>,
+    search: Option<(Search, Verdict)>,
     /// The stream is connected to this queue pair itself.
     pub(super) own_peer: bool,
     /// How Sends that find no receive are retried.
@@ -52,7 +52,7 @@ pub(super) struct Acknowledge {
     /// Progress of the farewell to the peer.
     pub(super) parting: Parting,
     /// The peer has sent its farewell.
-    pub(super) peer_left: bool,
+    pub(super) peer_gone: bool,
     /// The end of the current stream does not change the queue pair.
     end_hidden: bool,
 }
@@ -63,7 +63,7 @@ impl Acknowledge {
     pub(super) const fn reset(&mut self) {
         self.asked = self.sent;
         self.probing = false;
-        self.sought = None;
+        self.search = None;
         self.parting = Parting::No;
     }
 
@@ -72,7 +72,7 @@ impl Acknowledge {
         self.sent = 0;
         self.asked = 0;
         self.parting = Parting::No;
-        self.peer_left = false;
+        self.peer_gone = false;
         self.end_hidden = false;
         self.rnr.start();
     }
@@ -96,7 +96,7 @@ impl Acknowledge {
     /// Returns `true` if a probe is needed and none is in flight.
     #[inline]
     pub(super) const fn is_due(&self) -> bool {
-        self.on && self.unasked() > 0 && !self.probing
+        self.enabled && self.unasked() > 0 && !self.probing
     }
 
     /// Returns `true` after `BURST` messages without a probe, so that a program that never pauses
@@ -111,8 +111,8 @@ impl QueuePair {
     /// them, or with the peer's error status if it refuses them. This costs a zero-length RDMA Read
     /// for each burst of requests.
     pub fn complete_when_placed(&mut self) {
-        if !self.acknowledge.on {
-            self.acknowledge.on = true;
+        if !self.acknowledge.enabled {
+            self.acknowledge.enabled = true;
             let open = u32::from(self.has_open_messages());
             self.acknowledge.asked = self.acknowledge.sent.wrapping_sub(open);
         }
@@ -131,12 +131,12 @@ impl QueuePair {
 
     /// Returns `true` if the program knows the peer by its number only, and no connection.
     pub const fn is_connectionless(&self) -> bool {
-        self.acknowledge.connectionless
+        self.acknowledge.by_number
     }
 
     /// Hides the connection from the program; see [`is_connectionless`](Self::is_connectionless).
     pub const fn hide_connection(&mut self) {
-        self.acknowledge.connectionless = true;
+        self.acknowledge.by_number = true;
     }
 
     /// Hides the end of the current stream from the queue pair, as InfiniBand does for connections
@@ -152,8 +152,7 @@ impl QueuePair {
     /// pending for too long. It is unknown whether pending requests were placed. If the stream ends
     /// inside a message, its receive stays in use until the queue pair ends, and is then flushed.
     pub const fn hides_end(&self) -> bool {
-        (self.acknowledge.connectionless || self.acknowledge.end_hidden)
-            && self.life.is_up_for_good()
+        (self.acknowledge.by_number || self.acknowledge.end_hidden) && self.life.is_up_for_good()
     }
 
     /// Plans a probe: a zero-length Read.
@@ -193,7 +192,7 @@ impl QueuePair {
     /// Completes the requests before `seq` that have no response of their own. The peer has
     /// processed them in order.
     pub(super) fn complete_before<H: Host>(&mut self, seq: u32, host: &mut H) {
-        if !self.acknowledge.on {
+        if !self.acknowledge.enabled {
             return;
         }
         let end = match self.first_unanswered() {
@@ -228,21 +227,21 @@ impl QueuePair {
 
     /// Returns how to find the Send or Write that a Terminate is about. Without a header in it,
     /// this is the oldest one.
-    pub(super) fn sought(&self, terminate: &Terminate) -> Option<Sought> {
-        if !self.acknowledge.on {
+    pub(super) fn search(&self, terminate: &Terminate) -> Option<Search> {
+        if !self.acknowledge.enabled {
             return None;
         }
         match terminate.ddp_header {
             Some(Header::Untagged(h)) if h.qn == 0 => {
-                Some(Sought::message(h.msn, self.next_send_msn()))
+                Some(Search::message(h.msn, self.next_send_msn()))
             }
-            Some(Header::Tagged(header)) if header.opcode == Opcode::WRITE => Some(Sought::Write {
+            Some(Header::Tagged(header)) if header.opcode == Opcode::WRITE => Some(Search::Write {
                 header,
                 segment_len: terminate.ddp_segment_len,
                 older: 0,
             }),
             None if terminate.code.layer == TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => {
-                Some(Sought::Oldest { older: 0 })
+                Some(Search::Oldest { older: 0 })
             }
             _ => None,
         }
@@ -254,30 +253,30 @@ impl QueuePair {
     }
 
     /// Starts the search for a refused request. Nothing is flushed before it is found.
-    pub(super) const fn seek(&mut self, sought: Option<Sought>, verdict: Verdict) {
-        self.acknowledge.sought = match sought {
-            Some(sought) => Some((sought, verdict)),
+    pub(super) const fn start_search(&mut self, search: Option<Search>, verdict: Verdict) {
+        self.acknowledge.search = match search {
+            Some(search) => Some((search, verdict)),
             None => None,
         };
     }
 
     /// Examines up to `most` more requests in the search for the refused one. Returns `false` if it
     /// has to be continued.
-    pub(super) fn look_for_refused<H: Host>(&mut self, most: u32, host: &mut H) -> bool {
-        let Some((mut sought, verdict)) = self.acknowledge.sought.take() else {
+    pub(super) fn search_refused<H: Host>(&mut self, most: u32, host: &mut H) -> bool {
+        let Some((mut search, verdict)) = self.acknowledge.search.take() else {
             return true;
         };
         for _ in 0..most {
-            match self.look_at(&mut sought) {
-                Look::Other => {}
-                Look::End => return true,
-                Look::Found(seq) => {
+            match self.examine(&mut search) {
+                Examined::Other => {}
+                Examined::End => return true,
+                Examined::Found(seq) => {
                     self.refuse(seq, verdict, host);
                     return true;
                 }
             }
         }
-        self.acknowledge.sought = Some((sought, verdict));
+        self.acknowledge.search = Some((search, verdict));
         false
     }
 
@@ -291,37 +290,41 @@ impl QueuePair {
     ///
     /// If several requests match, the oldest one is taken, so that no request that may have been
     /// refused is reported as placed.
-    pub(super) fn look_at(&self, sought: &mut Sought) -> Look {
-        let (fits, seq) = match sought {
-            Sought::Message { msn, next, newer } => {
+    pub(super) fn examine(&self, search: &mut Search) -> Examined {
+        let (fits, seq) = match search {
+            Search::Message { msn, next, newer } => {
                 let Some((seq, slot)) = self.sq.started_from_end(*newer) else {
-                    return Look::End;
+                    return Examined::End;
                 };
                 *newer = newer.saturating_add(1);
                 let n = self.messages_begun(seq, slot);
                 *next = next.wrapping_sub(n);
                 (msn.wrapping_sub(*next) < n, seq)
             }
-            Sought::Write {
+            Search::Write {
                 header,
                 segment_len,
                 older,
             } => {
                 let Some((seq, slot)) = self.sq.started_from(*older) else {
-                    return Look::End;
+                    return Examined::End;
                 };
                 *older = older.saturating_add(1);
                 (may_have_sent(slot, header, *segment_len), seq)
             }
-            Sought::Oldest { older } => {
+            Search::Oldest { older } => {
                 let Some((seq, slot)) = self.sq.started_from(*older) else {
-                    return Look::End;
+                    return Examined::End;
                 };
                 *older = older.saturating_add(1);
                 (!slot.done && !slot.op.has_response(), seq)
             }
         };
-        if fits { Look::Found(seq) } else { Look::Other }
+        if fits {
+            Examined::Found(seq)
+        } else {
+            Examined::Other
+        }
     }
 
     /// Returns how many messages on queue 0 a request has started.
@@ -339,7 +342,7 @@ impl QueuePair {
 
 /// What to search for among the started, unacknowledged requests, and the progress of the search.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Sought {
+pub(super) enum Search {
     /// The request that sent this message on queue 0. The search runs from newest to oldest.
     Message {
         msn: u32,
@@ -359,7 +362,7 @@ pub(super) enum Sought {
     Oldest { older: u32 },
 }
 
-impl Sought {
+impl Search {
     /// Searches for a message on queue 0; `next` is the MSN after the last one sent.
     pub(super) const fn message(msn: u32, next: u32) -> Self {
         let newer = 0;
@@ -375,7 +378,7 @@ pub(super) struct Verdict {
 }
 
 /// The result of examining one request.
-pub(super) enum Look {
+pub(super) enum Examined {
     Other,
     Found(u32),
     End,

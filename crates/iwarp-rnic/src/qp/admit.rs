@@ -196,7 +196,7 @@ impl QueuePair {
         }
         if !self.rx.receiving {
             if self.rx.rtr_send_expected && Self::may_be_rtr(h, payload) {
-                // The RTR message is consumed by the RNIC and takes no receive (RFC 6581 section 9.2).
+                // The RNIC consumes the RTR message, without a receive (RFC 6581 section 9.2).
                 return Ok(true);
             }
             //= rfc5040 section 5.3

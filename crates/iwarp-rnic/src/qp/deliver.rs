@@ -18,24 +18,24 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
 impl QueuePair {
     /// Returns `true` while the arrival of the next FPDU has an effect regardless of its contents
-    /// ([`hear`](Self::hear)).
+    /// ([`on_first_fpdu`](Self::on_first_fpdu)).
     #[inline]
-    pub(super) const fn listens(&self) -> bool {
-        !self.life.has_heard() || self.rx.rtr_send_expected
+    pub(super) const fn expects_first_fpdu(&self) -> bool {
+        !self.life.has_first_fpdu() || self.rx.rtr_send_expected
     }
 
     /// Applies the effects of a stream's first FPDUs. Returns `true` if this FPDU needs no further
     /// processing.
     #[cold]
-    pub(super) fn hear(&mut self, ulpdu: &[u8]) -> bool {
-        if self.life.has_heard() {
+    pub(super) fn on_first_fpdu(&mut self, ulpdu: &[u8]) -> bool {
+        if self.life.has_first_fpdu() {
             // Only the first FPDU can be the RTR message.
             self.rx.rtr_send_expected = false;
             return false;
         }
         //= rfc5044 section 7.1.2
         //# MPA Responder mode implementations MUST receive and validate at least one FPDU before sending any FPDUs or Markers.
-        if self.life.hear() == Heard::Established {
+        if self.life.fpdu_arrived() == Heard::Established {
             self.events |= Events::ESTABLISHED;
         }
         // RFC 6581 section 9.2 specifies a zero-length FULPDU; an FPDU without a header is
@@ -164,7 +164,7 @@ impl QueuePair {
                 // Notes and the like are not messages of the peer's program.
                 self.rx.writes = self.rx.writes.wrapping_sub(1);
             }
-            return match self.heed(h, env.host) {
+            return match self.process_note(h, env.host) {
                 Ok(()) => Step::Next,
                 Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
             };
@@ -464,7 +464,7 @@ impl QueuePair {
         //# This simplifies Local Peer Completion processing for RDMA Reads in that
         //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
         //# Read operation.
-        if self.acknowledge.on {
+        if self.acknowledge.enabled {
             self.acknowledged(awaited, host);
         } else {
             self.complete_request(awaited.seq, host);

@@ -124,8 +124,8 @@ impl QueuePair {
             return Ok(Begun::No);
         }
         let header = Header::parse(ulpdu).map_err(Refusal::Header)?;
-        if !self.life.has_heard() {
-            self.hear(ulpdu);
+        if !self.life.has_first_fpdu() {
+            self.on_first_fpdu(ulpdu);
         }
         if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
             return Ok(Begun::No);

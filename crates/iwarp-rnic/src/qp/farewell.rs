@@ -7,7 +7,7 @@
 //! the message in the stream. A queue pair destroyed in between never reads the probe, and the
 //! request would fail although its message has arrived.
 //!
-//! The leaving end therefore sends one more note (see `numbered`) after its responses: how many
+//! The leaving end therefore sends one more note (see `by_number`) after its responses: how many
 //! messages of the peer it has processed. The peer completes exactly these. Messages are Sends,
 //! immediate data and RDMA Writes; both ends count them from the start of the stream. Zero-length
 //! Writes with the reserved STag belong to the protocol and are not counted.
@@ -41,7 +41,7 @@ impl QueuePair {
     /// [`close`](Self::close), or [`modify`](Self::modify) with ERR or RESET.
     pub fn say_farewell(&mut self, then_silent: bool) -> bool {
         let is_wanted = self.is_connectionless()
-            && self.acknowledge.on
+            && self.acknowledge.enabled
             && !self.acknowledge.own_peer
             && self.life.may_send()
             && self.tx.job.is_none()
@@ -72,7 +72,7 @@ impl QueuePair {
     pub(super) fn peer_says_farewell<H: Host>(&mut self, arrived: u32, host: &mut H) {
         // Only the first farewell counts, and it must not claim more than was sent.
         let beyond = arrived.wrapping_sub(self.acknowledge.sent) as i32;
-        if core::mem::replace(&mut self.acknowledge.peer_left, true) || beyond > 0 {
+        if core::mem::replace(&mut self.acknowledge.peer_gone, true) || beyond > 0 {
             return;
         }
         let mut end = self.acknowledge.sent;

@@ -360,7 +360,7 @@ impl QueuePair {
         //# NOT be terminated until the Local Peer ULP indicates to the DDP layer that
         //# the DDP Stream should be abortively torn down.
         let message = TerminateOctets::new(terminate);
-        self.turn(|life| life.fail(message), host);
+        self.step_and_flush(|life| life.fail(message), host);
     }
 
     /// Fails the request that a Terminate is about if this queue pair is its own peer: nobody will
@@ -438,7 +438,7 @@ impl QueuePair {
         }
         plan.clear();
         if self.life.has_unwritten() {
-            self.turn(Life::abandon, host);
+            self.step_and_flush(Life::abandon, host);
         }
     }
 
@@ -472,7 +472,7 @@ impl QueuePair {
         //# The peer SHOULD perform a graceful LLP
         //# teardown to ensure the Terminate Message is successfully Delivered.
         // A stream has only one Terminate: it is not answered.
-        self.turn(Life::terminated, host);
+        self.step_and_flush(Life::terminated, host);
     }
 
     /// Fails the request that a Terminate of the peer is about, or starts the search for it.
@@ -490,7 +490,7 @@ impl QueuePair {
         };
         match self.request_meant_by(terminate) {
             Some(seq) => self.refuse(seq, verdict, host),
-            None => self.seek(self.sought(terminate), verdict),
+            None => self.start_search(self.search(terminate), verdict),
         }
     }
 

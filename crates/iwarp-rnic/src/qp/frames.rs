@@ -93,7 +93,7 @@ impl QueuePair {
         most: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
-        if self.listens() {
+        if self.expects_first_fpdu() {
             return self.take_first(octets, env);
         }
         let mut run = Run {
@@ -187,7 +187,7 @@ impl QueuePair {
         if !fpdu.is_intact(crc) {
             return (0, self.refuse_crc(env.host));
         }
-        let step = match self.hear(fpdu.ulpdu) {
+        let step = match self.on_first_fpdu(fpdu.ulpdu) {
             true => Step::Next,
             false => self.receive_ulpdu(fpdu.ulpdu, env),
         };
@@ -238,7 +238,7 @@ impl QueuePair {
         if let Err(e) = decode_fpdu(fpdu, &options, &mut clock, ulpdu) {
             return (0, self.refuse_framing(e, env.host));
         }
-        let step = match self.listens() && self.hear(ulpdu) {
+        let step = match self.expects_first_fpdu() && self.on_first_fpdu(ulpdu) {
             true => Step::Next,
             false => self.receive_ulpdu(ulpdu, env),
         };

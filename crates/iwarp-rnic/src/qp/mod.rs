@@ -2,8 +2,8 @@
 //!
 //! The type [`QueuePair`] explains how it is driven, with a whole driver as an example.
 //!
-//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge`
-//! (completion when placed), `numbered` (peers that are known by number), `farewell` (the last note
+//! Files: `create`, `post`, `queries`, `send_queue` (in-order completion, flush), `acknowledge`
+//! (completion when placed), `by_number` (peers that are known by number), `farewell` (the last note
 //! to such a peer), `xrc` (extended reliable connections), `next` (which message goes next), `tx`,
 //! `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`,
 //! `direct`, `admit`, `place`, `deliver` and `control` (FPDUs in), `tagged` (tag matching),
@@ -27,11 +27,11 @@ mod timing;
 
 mod acknowledge;
 
-mod numbered;
+mod by_number;
 
 mod xrc;
 
-mod look;
+mod queries;
 
 // Modules without public methods.
 mod admit;

@@ -4,8 +4,8 @@
 //! starts, because some receivers cannot handle interleaved tagged messages. Then follow the RTR
 //! message, a limited number of responses to the peer, and the send queue.
 
+use super::by_number::Note;
 use super::farewell::Parting;
-use super::numbered::Note;
 use super::send_queue::Slot;
 use super::tx::Job;
 use super::{QueuePair, Rtr};
@@ -73,7 +73,7 @@ impl QueuePair {
                 return Next::Responses(most);
             }
         }
-        if self.acknowledge.on
+        if self.acknowledge.enabled
             && let Some(next) = self.next_about_requests(request.is_some())
         {
             return next;
@@ -82,7 +82,11 @@ impl QueuePair {
             None => Next::Nothing,
             Some((_, slot)) if slot.op.is_local() => Next::Local,
             // A response or a probe may be due after each.
-            Some(_) if self.acknowledge.on || !self.responses.is_empty() || self.names_queues() => {
+            Some(_)
+                if self.acknowledge.enabled
+                    || !self.responses.is_empty()
+                    || self.names_queues() =>
+            {
                 Next::Requests(1)
             }
             Some(_) => Next::Requests(u32::MAX),
@@ -110,7 +114,7 @@ impl QueuePair {
         }
         // A responder that awaits the initiator's first FPDU sends nothing, but may change the
         // table.
-        match self.life.waits() && self.startable().is_some() {
+        match self.life.awaits_first_fpdu() && self.startable().is_some() {
             true => Next::Local,
             false => Next::Nothing,
         }
@@ -123,7 +127,7 @@ impl QueuePair {
             return None;
         }
         let (seq, slot) = self.sq.next()?;
-        let waits = self.life.waits() && !slot.op.is_local();
+        let waits = self.life.awaits_first_fpdu() && !slot.op.is_local();
         (self.may_start(slot) && !waits && !self.waits_to_name(slot)).then_some((seq, slot))
     }
 

@@ -184,11 +184,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_cover_range_once(lens in proptest::collection::vec(0u32..20, 0..6), off in 0u32..60, len in 0u32..60) {
-            let sges: Vec<Sge> = lens.iter().enumerate().map(|(i, l)| Sge { addr: 1000 * i as u64, len: *l, lkey: i as u32 }).collect();
-            let all: Vec<u64> = sges.iter().flat_map(|s| (0..u64::from(s.len)).map(|o| s.addr + o)).collect();
+        fn parts_cover_range_once(
+            lens in proptest::collection::vec(0u32..20, 0..6),
+            off in 0u32..60,
+            len in 0u32..60,
+        ) {
+            let sge = |(i, len): (usize, &u32)| Sge {
+                addr: 1000 * i as u64,
+                len: *len,
+                lkey: i as u32,
+            };
+            let sges: Vec<Sge> = lens.iter().enumerate().map(sge).collect();
+            let addresses = |s: &Sge| {
+                let addr = s.addr;
+                (0..u64::from(s.len)).map(move |o| addr + o)
+            };
+            let all: Vec<u64> = sges.iter().flat_map(addresses).collect();
             let mut got = Vec::new();
-            let r = for_each_part(&sges, off, len, |_, addr, n| { got.extend((0..u64::from(n)).map(|o| addr + o)); Ok(()) });
+            let r = for_each_part(&sges, off, len, |_, addr, n| {
+                got.extend((0..u64::from(n)).map(|o| addr + o));
+                Ok(())
+            });
             let want = all.get(off as usize..(off + len) as usize);
             match want {
                 Some(w) => { prop_assert!(r.is_ok()); prop_assert_eq!(&got[..], w); }

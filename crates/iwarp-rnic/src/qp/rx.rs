@@ -437,7 +437,7 @@ impl QueuePair {
         // The verbs have no half-close (see the exceptions to RFC 5041 section 6.2.1): outstanding
         // requests are flushed, and our direction is closed as well.
         let mut news = false;
-        self.turn(|life| news = life.eof(), host);
+        self.step_and_flush(|life| news = life.eof(), host);
         //= rfc5044 section 7.2
         //# A mechanism SHOULD be provided by MPA to DDP for DDP to be made aware that a
         //# graceful close of the TCP connection has been received by the TCP (e.g., FIN

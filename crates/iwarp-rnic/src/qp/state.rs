@@ -70,7 +70,7 @@ impl QueuePair {
         if !self.state().may_become(to) {
             return Err(InvalidTransition);
         }
-        self.turn(|life| life.modify(to), host);
+        self.step_and_flush(|life| life.modify(to), host);
         if to == State::Reset {
             self.sq.reset();
             self.rq.clear();
@@ -149,18 +149,18 @@ impl QueuePair {
             // the end.
             self.tx.answer_until = Some(self.responses.mark());
         }
-        self.turn(Life::close, host);
+        self.step_and_flush(Life::close, host);
         self.note_drained();
     }
 
     /// Gives the stream up and flushes everything ([`StreamWish::Leave`]).
     pub fn leave<H: Host>(&mut self, host: &mut H) {
-        self.turn(Life::abandon, host);
+        self.step_and_flush(Life::abandon, host);
     }
 
     /// Ends the stream with a reset and flushes everything.
     pub fn abort<H: Host>(&mut self, host: &mut H) {
-        self.turn(Life::abort, host);
+        self.step_and_flush(Life::abort, host);
     }
 
     /// Returns what should be done with the stream. `ShutdownWrite` is returned until
@@ -173,7 +173,7 @@ impl QueuePair {
     /// Records that the sending direction was shut down, as requested by
     /// [`stream_wish`](Self::stream_wish). All pending requests are flushed.
     pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
-        self.turn(Life::shutdown_done, host);
+        self.step_and_flush(Life::shutdown_done, host);
     }
 
     /// Returns `true` if the sending direction was shut down
@@ -185,7 +185,7 @@ impl QueuePair {
     /// Records that the stream is closed. The end of a stream that was given up does not change the
     /// state.
     pub fn stream_gone<H: Host>(&mut self, host: &mut H) {
-        self.turn(Life::gone, host);
+        self.step_and_flush(Life::gone, host);
     }
 
     /// Checks whether nothing is left to send, for SQD and for a graceful end.
@@ -211,7 +211,7 @@ impl QueuePair {
     fn queue_is_done(&self) -> bool {
         let requests = self.sq.nothing_unsent()
             || !self.life.starts_requests()
-            || self.life.waits() && !self.has_startable();
+            || self.life.awaits_first_fpdu() && !self.has_startable();
         let answers = self.tx.answer_until;
         let farewell = matches!(self.acknowledge.parting, Parting::Due { .. });
         requests && !farewell && answers.is_none_or(|mark| self.responses.has_served(mark))
@@ -226,7 +226,7 @@ impl QueuePair {
     //# additional FPDUs on that half connection.
     /// Makes a step of the life. If it leads to ERR, all outstanding requests are flushed in order;
     /// those beyond the budget of a call are due ([`completions_due`](Self::completions_due)).
-    pub(super) fn turn<H: Host>(&mut self, step: impl FnOnce(&mut Life), host: &mut H) {
+    pub(super) fn step_and_flush<H: Host>(&mut self, step: impl FnOnce(&mut Life), host: &mut H) {
         let before = self.state();
         step(&mut self.life);
         if self.state() != State::Error {
@@ -276,7 +276,7 @@ impl QueuePair {
             self.complete_receive(self.rx.receive.wr_id, WcStatus::Flushed, host);
         }
         let most = self.config.budget.completions();
-        if !self.look_for_refused(most, host) {
+        if !self.search_refused(most, host) {
             return Work::More;
         }
         self.tx.job = None;

@@ -20,7 +20,7 @@ impl QueuePair {
     /// Does everything that is due at `now`. Afterwards [`poll_at`](Self::poll_at) returns a later
     /// time or `None`.
     pub fn on_time<H: Host>(&mut self, now: Time, host: &mut H) {
-        self.heed_own_hold(host);
+        self.apply_own_hold(host);
         let held = self.receiver_not_ready();
         while let Some(due) = self.life.due(now, &self.times, held) {
             match due {

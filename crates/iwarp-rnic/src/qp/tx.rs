@@ -25,7 +25,8 @@ pub enum TxFill {
     Idle,
     /// The plan has octets: write them.
     Ready,
-    /// A bind is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill again.
+    /// A bind is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill
+    /// again.
     Memory,
     /// Nothing is to be written yet, but the budget of one call is used up
     /// ([`Budget::local_requests`](super::Budget)): fill again. Locks may be released in between.
@@ -197,7 +198,10 @@ impl QueuePair {
     /// Returns `true` if the next message has several segments, so that their size matters.
     pub fn is_segmenting(&self) -> bool {
         let most = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
-        let long = |response: &Response| matches!(response, Response::Read(ReadRequest { size, .. }) if *size > most);
+        let long = |response: &Response| match response {
+            Response::Read(ReadRequest { size, .. }) => *size > most,
+            Response::Atomic { .. } => false,
+        };
         self.tx.job.is_some()
             || self.responses.front().is_some_and(long)
             || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
@@ -223,7 +227,7 @@ impl QueuePair {
     /// [`tx_written`](Self::tx_written) after each; only then fill again.
     pub fn tx_fill<H: Host>(&mut self, plan: &mut TxPlan, env: &mut Env<'_, H>) -> TxFill {
         let may_send = self.life.may_send() || self.life.has_octets_due();
-        if !may_send && !self.life.waits() {
+        if !may_send && !self.life.awaits_first_fpdu() {
             return TxFill::Idle;
         }
         let wire = Wire {
@@ -309,7 +313,7 @@ impl QueuePair {
                 //# Local Peer (Data Source) until it has been successfully completed at the
                 //# DDP layer.
                 // It completes when the peer has acknowledged it.
-                Milestone::Request(_) if self.acknowledge.on => {}
+                Milestone::Request(_) if self.acknowledge.enabled => {}
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
                 Milestone::Terminate => {

@@ -234,7 +234,8 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        4 => (0u64..4, prop_oneof![Just(3u64), Just(1), Just(0)]).prop_map(|(tag, mask)| Op::Add(tag & mask, mask)),
+        4 => (0u64..4, prop_oneof![Just(3u64), Just(1), Just(0)])
+            .prop_map(|(tag, mask)| Op::Add(tag & mask, mask)),
         1 => (0usize..20).prop_map(Op::Remove),
         2 => (0u64..4).prop_map(Op::Eager),
         2 => (0u32..2, 0u64..4).prop_map(|(qp, tag)| Op::Request(qp, tag)),
@@ -304,7 +305,9 @@ proptest! {
                 Op::Eager(tag) => {
                     let arrival = eager(&mut list, tag, 8, &mut taken);
                     match model.take(tag) {
-                        Some(wr_id) => prop_assert_eq!((arrival, taken.wr_id), (Arrival::Eager, wr_id)),
+                        Some(wr_id) => {
+                            prop_assert_eq!((arrival, taken.wr_id), (Arrival::Eager, wr_id));
+                        }
                         None => prop_assert_eq!(arrival, Arrival::Unexpected),
                     }
                 }

@@ -28,7 +28,7 @@ impl Life {
         let is_due = |at: &Option<Time>| at.is_some_and(|at| at <= now);
         match self {
             Self::Up { flow, .. } => {
-                if let Flow::Waits {
+                if let Flow::AwaitsFirstFpdu {
                     closing,
                     speak,
                     overdue,
@@ -36,7 +36,7 @@ impl Life {
                     && is_due(speak)
                 {
                     *flow = Flow::Sends {
-                        peer: Peer::Unheard { overdue: *overdue },
+                        peer: Peer::AwaitingFirstFpdu { overdue: *overdue },
                         closing: *closing,
                         unwritten: false,
                     };
@@ -79,7 +79,7 @@ impl Flow {
                 Peer::Heard {
                     hold: Hold::Since { until, look, .. },
                 } => Some(look.map_or(until, |look| look.min(until))),
-                Peer::Unheard { overdue } => overdue,
+                Peer::AwaitingFirstFpdu { overdue } => overdue,
                 Peer::Unanswered {
                     reminder,
                     not_before,
@@ -88,20 +88,22 @@ impl Flow {
                     _ => reminder.at,
                 },
             },
-            Self::Waits { speak, overdue, .. } => earlier(speak, overdue),
+            Self::AwaitsFirstFpdu { speak, overdue, .. } => earlier(speak, overdue),
         }
     }
 
     fn due(&mut self, now: Time, times: &StreamTimes, held: ReceiverNotReady) -> Option<Due> {
         let drained = matches!(self, Self::Drained { .. });
         let peer = match self {
-            Self::Waits { overdue, .. } => {
+            Self::AwaitsFirstFpdu { overdue, .. } => {
                 return overdue.take_if(|at| *at <= now).map(|_| Due::FirstFpdu);
             }
             Self::Sends { peer, .. } | Self::Drained { peer } => peer,
         };
         match peer {
-            Peer::Unheard { overdue } => overdue.take_if(|at| *at <= now).map(|_| Due::FirstFpdu),
+            Peer::AwaitingFirstFpdu { overdue } => {
+                overdue.take_if(|at| *at <= now).map(|_| Due::FirstFpdu)
+            }
             Peer::Unanswered {
                 reminder,
                 not_before,

@@ -1,4 +1,4 @@
-//! The life of a queue pair: its state as the verbs have it and the phase of its stream, in one type.
+//! The life of a queue pair: its verbs state and the phase of its stream, in one type.
 //!
 //! ```text
 //!             start                fail, eof, terminated, shutdown_done
@@ -25,7 +25,7 @@
 //! disappears with its purpose.
 
 mod due;
-mod look;
+mod queries;
 mod steps;
 
 use super::fault::TerminateOctets;
@@ -83,7 +83,7 @@ pub(super) enum Ready {
     /// SQD: starts no requests.
     Drain {
         /// The program was notified that nothing is outstanding.
-        told: bool,
+        notified: bool,
     },
 }
 
@@ -105,7 +105,7 @@ pub(super) enum Old {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     /// No FPDU: a responder awaits the initiator's first FPDU (RFC 5044 section 7.1.2).
-    Waits {
+    AwaitsFirstFpdu {
         /// The program has closed: the sending direction is shut down once local requests are done.
         closing: bool,
         /// When it stops waiting and sends.
@@ -135,7 +135,7 @@ pub(super) enum Peer {
         not_before: Option<Time>,
     },
     /// Nothing yet; we are a responder that did not wait, or will send nothing more.
-    Unheard {
+    AwaitingFirstFpdu {
         /// When its first FPDU is overdue.
         overdue: Option<Time>,
     },

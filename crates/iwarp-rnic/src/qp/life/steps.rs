@@ -27,7 +27,7 @@ impl Life {
             }
             State::Rtr => Ready::Receive,
             State::Rts | State::Sqe => Ready::Send,
-            State::Sqd => Ready::Drain { told: false },
+            State::Sqd => Ready::Drain { notified: false },
         };
         match self {
             Self::Up { ready: now, .. }
@@ -101,7 +101,7 @@ impl Life {
                 unwritten: false,
             }
         } else {
-            Flow::Waits {
+            Flow::AwaitsFirstFpdu {
                 closing: false,
                 speak: times.speak_first.map(|wait| now.after(wait)),
                 overdue: times.first_fpdu.map(|wait| now.after(wait)),
@@ -115,7 +115,7 @@ impl Life {
     pub(in crate::qp) const fn close(&mut self) {
         match self {
             Self::Up {
-                flow: Flow::Waits { closing, .. } | Flow::Sends { closing, .. },
+                flow: Flow::AwaitsFirstFpdu { closing, .. } | Flow::Sends { closing, .. },
                 ..
             } => *closing = true,
             Self::Apart { .. } => self.abandon(),
@@ -158,12 +158,12 @@ impl Life {
     // Steps of the peer.
 
     /// Records the arrival of a valid FPDU.
-    pub(in crate::qp) const fn hear(&mut self) -> Heard {
+    pub(in crate::qp) const fn fpdu_arrived(&mut self) -> Heard {
         let Self::Up { flow, .. } = self else {
             return Heard::Before;
         };
         let peer = match flow {
-            Flow::Waits { closing, .. } => {
+            Flow::AwaitsFirstFpdu { closing, .. } => {
                 *flow = Flow::Sends {
                     peer: Peer::Heard { hold: Hold::No },
                     closing: *closing,
@@ -176,7 +176,7 @@ impl Life {
         let heard = match peer {
             Peer::Heard { .. } => return Heard::Before,
             Peer::Unanswered { .. } => Heard::Answer,
-            Peer::Unheard { .. } => Heard::Established,
+            Peer::AwaitingFirstFpdu { .. } => Heard::Established,
         };
         *peer = Peer::Heard { hold: Hold::No };
         heard
@@ -250,7 +250,7 @@ impl Life {
             // A responder must not send anything, not even a Terminate, before a valid FPDU has
             // arrived.
             Self::Up {
-                flow: Flow::Waits { .. },
+                flow: Flow::AwaitsFirstFpdu { .. },
                 ..
             } => self.abort(),
             Self::Up {
@@ -365,17 +365,17 @@ impl Life {
                 ..
             } => false,
             Self::Up {
-                ready: Ready::Drain { told },
+                ready: Ready::Drain { notified },
                 ..
             }
             | Self::Apart {
                 state:
                     Idle::Ready {
-                        ready: Ready::Drain { told },
+                        ready: Ready::Drain { notified },
                         ..
                     },
                 ..
-            } => !core::mem::replace(told, true),
+            } => !core::mem::replace(notified, true),
             _ => false,
         }
     }
@@ -386,7 +386,7 @@ impl Life {
         matches!(
             self,
             Self::Up {
-                flow: Flow::Waits { closing: true, .. }
+                flow: Flow::AwaitsFirstFpdu { closing: true, .. }
                     | Flow::Sends {
                         closing: true,
                         unwritten: false,
@@ -406,7 +406,7 @@ impl Life {
         if let Self::Up { flow, .. } = self {
             let peer = match *flow {
                 Flow::Sends { peer, .. } | Flow::Drained { peer } => peer,
-                Flow::Waits { overdue, .. } => Peer::Unheard { overdue },
+                Flow::AwaitsFirstFpdu { overdue, .. } => Peer::AwaitingFirstFpdu { overdue },
             };
             *flow = Flow::Drained { peer };
         }

@@ -1,4 +1,4 @@
-//! Atomic writes (`IBV_WR_ATOMIC_WRITE`): an RDMA Write of eight octets that completes when it is placed.
+//! Atomic writes (`IBV_WR_ATOMIC_WRITE`): RDMA Writes of eight octets that complete when placed.
 
 use super::harness::*;
 use crate::qp::*;

@@ -360,7 +360,8 @@ proptest! {
             if *status == WcStatus::Success && matches!(ask.kind, Kind::Write | Kind::WriteImm) {
                 let (to, from) = (places[i] as usize, LEN_MAX as usize * i);
                 let len = ask.len as usize;
-                prop_assert_eq!(&memory[to..to + len], &sent[from..from + len], "Write {} is not placed", i);
+                let (placed, written) = (&memory[to..to + len], &sent[from..from + len]);
+                prop_assert_eq!(placed, written, "Write {} is not placed", i);
             }
         }
         // A response is lost only because the peer ended the stream.

@@ -285,7 +285,8 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (any::<bool>(), any::<bool>()).prop_map(|(read, signaled)| Step::Post { read, signaled }),
+        4 => (any::<bool>(), any::<bool>())
+            .prop_map(|(read, signaled)| Step::Post { read, signaled }),
         1 => Just(Step::Fill),
         2 => Just(Step::Transmit),
         1 => Just(Step::Answer),
@@ -483,7 +484,12 @@ fn refused_request_is_searched_in_steps() {
 proptest! {
     /// A small budget writes the same completions in the same order.
     #[test]
-    fn small_budget_changes_nothing(steps in steps(), placed: bool, terminated: bool, budget in 1u32..4) {
+    fn small_budget_changes_nothing(
+        steps in steps(),
+        placed: bool,
+        terminated: bool,
+        budget in 1u32..4,
+    ) {
         let all = run(u32::MAX, placed, &steps, terminated);
         prop_assert_eq!(run(budget, placed, &steps, terminated), all);
     }

@@ -69,7 +69,12 @@ struct Seen {
 
 proptest! {
     #[test]
-    fn segmentation_has_no_effect(segments in segments(), crc in 0usize..2, receives in 0u64..40, piece in 1usize..4000) {
+    fn segmentation_has_no_effect(
+        segments in segments(),
+        crc in 0usize..2,
+        receives in 0u64..40,
+        piece in 1usize..4000,
+    ) {
         let config = QpConfig { max_recv_sge: 2, ..QpConfig::default() };
         let mut seen: Vec<Seen> = Vec::new();
         for one_by_one in [false, true] {

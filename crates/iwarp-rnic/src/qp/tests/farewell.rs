@@ -120,7 +120,11 @@ fn arrived_messages_complete_requests() {
         ];
         assert_eq!(opcodes(&segments), sent);
         give(&mut b, &segments[..arrived]);
-        assert_eq!(send_farewell_and_close(&mut b, &mut a), arrived > 1, "{arrived}");
+        assert_eq!(
+            send_farewell_and_close(&mut b, &mut a),
+            arrived > 1,
+            "{arrived}"
+        );
         assert_eq!(done(&a), *expected, "{arrived}");
         assert_eq!(a.qp.state(), State::Rts);
     }

@@ -66,7 +66,10 @@ impl Host for TestHost {
     type Memory = HostRange;
 
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
-        assert_ne!(cqe.qp_num, 0, "the completion has no queue pair number: {cqe:?}");
+        assert_ne!(
+            cqe.qp_num, 0,
+            "the completion has no queue pair number: {cqe:?}"
+        );
         // Programs read the opcode even where the manual leaves it undefined, to tell sends from
         // receives.
         use WcOpcode::{Recv, RecvWriteImm, TagNone, TagRecv};

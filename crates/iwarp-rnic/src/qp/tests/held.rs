@@ -66,10 +66,16 @@ fn sent_requests_hold_their_slots() {
 fn completion_frees_silent_requests_before_it() {
     let mut rig = holding(false);
     let mut from = rig.qp.send_position();
-    assert_eq!(send_all(&mut rig, &[UNSIGNALED, UNSIGNALED, SIGNALED, UNSIGNALED]), 4);
+    assert_eq!(
+        send_all(&mut rig, &[UNSIGNALED, UNSIGNALED, SIGNALED, UNSIGNALED]),
+        4
+    );
     assert_eq!(freed(&mut rig, &mut from), [3]);
     rig.qp.release_sends(3);
-    assert_eq!(send_all(&mut rig, &[SIGNALED, SIGNALED, UNSIGNALED, SIGNALED]), 3);
+    assert_eq!(
+        send_all(&mut rig, &[SIGNALED, SIGNALED, UNSIGNALED, SIGNALED]),
+        3
+    );
     assert_eq!(freed(&mut rig, &mut from), [2, 1]);
     rig.qp.release_sends(3);
     assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 3);

@@ -201,8 +201,14 @@ proptest! {
     #[test]
     fn input_equals_planned_reads(
         stream in 0usize..4,
-        lens in proptest::collection::vec(prop_oneof![0u32..100, 1000u32..3000, 20_000u32..30_000], 1..9),
-        pieces in proptest::collection::vec(prop_oneof![1usize..100, 100usize..2000, 2000usize..70_000], 1..9),
+        lens in proptest::collection::vec(
+            prop_oneof![0u32..100, 1000u32..3000, 20_000u32..30_000],
+            1..9,
+        ),
+        pieces in proptest::collection::vec(
+            prop_oneof![1usize..100, 100usize..2000, 2000usize..70_000],
+            1..9,
+        ),
         emss in prop_oneof![Just(300u32), Just(1460), Just(65483)],
         budget in prop_oneof![Just(1u32), Just(3), Just(u32::MAX)],
     ) {

@@ -68,8 +68,8 @@ fn readies() -> [Ready; 4] {
     [
         Ready::Receive,
         Ready::Send,
-        Ready::Drain { told: false },
-        Ready::Drain { told: true },
+        Ready::Drain { notified: false },
+        Ready::Drain { notified: true },
     ]
 }
 
@@ -102,7 +102,7 @@ fn flows() -> Vec<Flow> {
         until_if_closed: Time::from_nanos(u64::MAX),
         look: None,
     };
-    let mut peers = Vec::from([Peer::Unheard { overdue }]);
+    let mut peers = Vec::from([Peer::AwaitingFirstFpdu { overdue }]);
     peers.extend([Hold::No, Hold::Begins, since].map(|hold| Peer::Heard { hold }));
     peers.extend(TIMES.map(|not_before| Peer::Unanswered {
         reminder,
@@ -110,7 +110,7 @@ fn flows() -> Vec<Flow> {
     }));
     let mut all = Vec::new();
     for closing in [false, true] {
-        all.push(Flow::Waits {
+        all.push(Flow::AwaitsFirstFpdu {
             closing,
             speak: None,
             overdue,
@@ -184,7 +184,7 @@ const EVENTS: [Event; 26] = [
     ("close", Life::close),
     ("leave", Life::abandon),
     ("abort", Life::abort),
-    ("hear", |life| _ = life.hear()),
+    ("hear", |life| _ = life.fpdu_arrived()),
     ("hold", |life| hold(life, Hold::Begins)),
     ("resume", |life| hold(life, Hold::No)),
     ("fail", |life| life.fail(message())),
@@ -233,7 +233,7 @@ fn label(life: &Life) -> String {
         _ => {}
     }
     for (ready, awaits) in ready_words {
-        add("told", ready == Ready::Drain { told: true });
+        add("told", ready == Ready::Drain { notified: true });
         add("awaits", awaits);
     }
     match *life {
@@ -247,7 +247,7 @@ fn label(life: &Life) -> String {
         },
         Life::Up { flow, .. } => {
             let (phase, peer, closing, unwritten) = match flow {
-                Flow::Waits { closing, .. } => ("waits", None, closing, false),
+                Flow::AwaitsFirstFpdu { closing, .. } => ("waits", None, closing, false),
                 Flow::Sends {
                     peer,
                     closing,
@@ -262,7 +262,7 @@ fn label(life: &Life) -> String {
                     add("unanswered", true);
                     add("early", not_before.is_some());
                 }
-                Some(Peer::Unheard { .. }) => add("unheard", true),
+                Some(Peer::AwaitingFirstFpdu { .. }) => add("unheard", true),
                 Some(Peer::Heard { hold }) => {
                     add("held", matches!(hold, Hold::Since { .. }));
                     add("held-anew", hold == Hold::Begins);
@@ -300,7 +300,7 @@ fn label(life: &Life) -> String {
 
 #[test]
 fn every_event_in_every_state() {
-    let told = Ready::Drain { told: true };
+    let told = Ready::Drain { notified: true };
     let shown = everything().into_iter().filter(|life| match *life {
         Life::Apart { old: None, .. } => true,
         Life::Apart { state, .. } => matches!(state, Idle::Reset | Idle::Init | Idle::Error),
@@ -438,7 +438,9 @@ fn drain_is_reported_once() {
             | Life::Apart {
                 state: Idle::Ready { ready, .. },
                 ..
-            } => ready == Ready::Drain { told: false } && !(life.is_up() && life.has_unwritten()),
+            } => {
+                ready == Ready::Drain { notified: false } && !(life.is_up() && life.has_unwritten())
+            }
             _ => false,
         };
         assert_eq!({ life }.idle(), told, "{life:?}");

@@ -208,7 +208,7 @@ fn next_requests_are_flushed_in_order() {
             rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
         }
         // They wait for the peer's acknowledgement, in that mode, or to be written.
-        if rig.qp.acknowledge.on {
+        if rig.qp.acknowledge.enabled {
             assert!(!rig.sent().is_empty());
         }
         rig.qp.modify(State::Error, &mut rig.host).unwrap();

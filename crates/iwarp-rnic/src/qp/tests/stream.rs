@@ -88,8 +88,16 @@ fn octet_by_octet() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn stream_in_any_pieces(crc: bool, tx: bool, rx: bool, piece in 1usize..5000, len in 1u32..40_000, emss in prop_oneof![Just(536u32), Just(1460), Just(9000), Just(65483)]) {
-        all_operations(StreamConfig { crc, markers_tx: tx, markers_rx: rx, emss, ..STREAM }, piece, len);
+    fn stream_in_any_pieces(
+        crc: bool,
+        tx: bool,
+        rx: bool,
+        piece in 1usize..5000,
+        len in 1u32..40_000,
+        emss in prop_oneof![Just(536u32), Just(1460), Just(9000), Just(65483)],
+    ) {
+        let stream = StreamConfig { crc, markers_tx: tx, markers_rx: rx, emss, ..STREAM };
+        all_operations(stream, piece, len);
     }
 }
 

@@ -255,7 +255,11 @@ fn excess_rendezvous_wait() {
         shuttle(&mut a, &mut b, 700);
         let done = round * MANY as usize + MANY as usize;
         let completed = completed(&b);
-        let valid: Vec<u64> = completed.iter().filter(|c| c.4 == DATA).map(|c| c.0).collect();
+        let valid: Vec<u64> = completed
+            .iter()
+            .filter(|c| c.4 == DATA)
+            .map(|c| c.0)
+            .collect();
         assert_eq!(completed.len(), 2 * done);
         assert_eq!(valid.len(), done);
         assert!(valid[done - MANY as usize..].iter().copied().eq(0..MANY));

@@ -1,4 +1,4 @@
-//! Recorded vectors: what a queue pair did with fixed sequences of requests, octets of the peer and pauses.
+//! Recorded vectors: a queue pair's behaviour for fixed sequences of requests and peer octets.
 //!
 //! Each line of `vectors/recorded.txt` has a kind of sequence, a seed, and the length and CRC of
 //! all observable state. The lines were recorded when the crate had a second path for runs of small

@@ -338,7 +338,6 @@ fn data_after_terminate_is_dropped() {
 
 /// A host that injects faults lets this end give up, or treats the peer as one that broke a rule.
 /// The program observes the same as with a real fault, and the peer gets the Terminate.
-/// see of a real fault, and the peer gets the Terminate.
 #[test]
 fn injected_faults_act_like_real_ones() {
     type Inject = fn(&mut Rig);

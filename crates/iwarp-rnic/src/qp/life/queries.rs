@@ -42,7 +42,8 @@ impl Life {
         matches!(
             self,
             Self::Up {
-                flow: Flow::Waits { closing: false, .. } | Flow::Sends { closing: false, .. },
+                flow: Flow::AwaitsFirstFpdu { closing: false, .. }
+                    | Flow::Sends { closing: false, .. },
                 ..
             }
         )
@@ -55,10 +56,11 @@ impl Life {
         matches!(
             self,
             Self::Up {
-                ready: Ready::Drain { told: false },
+                ready: Ready::Drain { notified: false },
                 ..
             } | Self::Up {
-                flow: Flow::Waits { closing: true, .. } | Flow::Sends { closing: true, .. },
+                flow: Flow::AwaitsFirstFpdu { closing: true, .. }
+                    | Flow::Sends { closing: true, .. },
                 ..
             } | Self::Apart { .. }
         )
@@ -78,11 +80,11 @@ impl Life {
 
     /// Returns `true` if a responder waits for the initiator's first FPDU.
     #[inline]
-    pub(in crate::qp) const fn waits(&self) -> bool {
+    pub(in crate::qp) const fn awaits_first_fpdu(&self) -> bool {
         matches!(
             self,
             Self::Up {
-                flow: Flow::Waits { .. },
+                flow: Flow::AwaitsFirstFpdu { .. },
                 ..
             }
         )
@@ -167,7 +169,7 @@ impl Life {
 
     /// Returns `true` if the peer's first FPDU has arrived on the operational stream.
     #[inline]
-    pub(in crate::qp) const fn has_heard(&self) -> bool {
+    pub(in crate::qp) const fn has_first_fpdu(&self) -> bool {
         matches!(
             self,
             Self::Up {

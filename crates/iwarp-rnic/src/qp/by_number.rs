@@ -18,7 +18,7 @@
 //! A note is a zero-length RDMA Write whose tagged offset holds its content. A zero-length Write is
 //! never refused (RFC 5040 section 7.2), and peers that do not know notes ignore it.
 
-use super::acknowledge::{Look, Sought};
+use super::acknowledge::{Examined, Search};
 use super::admit::Refusal;
 use super::headers::empty_write_header;
 use super::plan::TxPlan;
@@ -47,7 +47,7 @@ pub(super) struct Rnr {
     /// Number of retries of our Sends.
     ours: u8,
     /// The number that the peer was notified of.
-    told: u8,
+    notified: u8,
     /// Number of retries of the peer's Sends.
     peers: u8,
     /// How long the peer waits before each retry.
@@ -100,7 +100,7 @@ impl Default for Rnr {
     fn default() -> Self {
         Self {
             ours: FOR_EVER,
-            told: FOR_EVER,
+            notified: FOR_EVER,
             peers: FOR_EVER,
             timer: Duration::ZERO,
             holds: None,
@@ -113,7 +113,7 @@ impl Default for Rnr {
 impl Rnr {
     /// Starts a new stream: neither side has sent a note.
     pub(super) const fn start(&mut self) {
-        self.told = FOR_EVER;
+        self.notified = FOR_EVER;
         self.peers = FOR_EVER;
         self.holds = None;
         self.held = 0;
@@ -209,12 +209,17 @@ impl QueuePair {
     #[inline]
     pub(super) const fn note(&self, request: Option<&Slot>) -> Option<Note> {
         let Rnr {
-            ours, told, holds, ..
+            ours,
+            notified,
+            holds,
+            ..
         } = self.acknowledge.rnr;
         match holds {
             Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
             _ => match request {
-                Some(_) if ours != told && self.is_connectionless() => Some(Note::Retries(ours)),
+                Some(_) if ours != notified && self.is_connectionless() => {
+                    Some(Note::Retries(ours))
+                }
                 Some(slot) => match self.queue_to_note(slot) {
                     Some(number) => Some(Note::Queue(number)),
                     None => None,
@@ -229,9 +234,9 @@ impl QueuePair {
     #[inline(never)]
     pub(super) fn emit_note(&mut self, note: Note, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         match note {
-            Note::Retries(count) => self.acknowledge.rnr.told = count,
+            Note::Retries(count) => self.acknowledge.rnr.notified = count,
             Note::Held(_) => self.acknowledge.rnr.holds = None,
-            Note::Queue(number) => self.xrc.has_told(number),
+            Note::Queue(number) => self.xrc.note_sent(number),
             Note::Done(_) => self.farewell_said(),
         }
         let header = empty_write_header(note.tagged_offset());
@@ -242,7 +247,11 @@ impl QueuePair {
     /// Handles a zero-length Write, which may be a note. Fails if the note is not allowed here.
     #[cold]
     #[inline(never)]
-    pub(super) fn heed<H: Host>(&mut self, h: TaggedHeader, host: &mut H) -> Result<(), Refusal> {
+    pub(super) fn process_note<H: Host>(
+        &mut self,
+        h: TaggedHeader,
+        host: &mut H,
+    ) -> Result<(), Refusal> {
         match Note::of(h.to) {
             Some(Note::Queue(number)) => return self.is_named(number, host),
             _ if !self.is_connectionless() => {}
@@ -256,7 +265,7 @@ impl QueuePair {
 
     /// Applies a note about a held message directly if the queue pair is its own peer; sent as a
     /// note it would queue behind that message.
-    pub(super) fn heed_own_hold<H: Host>(&mut self, host: &mut H) {
+    pub(super) fn apply_own_hold<H: Host>(&mut self, host: &mut H) {
         if self.acknowledge.own_peer
             && let Some(msn) = self.acknowledge.rnr.holds.take()
         {
@@ -273,12 +282,12 @@ impl QueuePair {
             return;
         }
         self.acknowledge.rnr.held = msn;
-        let mut sought = Sought::message(msn, self.next_send_msn());
+        let mut search = Search::message(msn, self.next_send_msn());
         loop {
-            match self.look_at(&mut sought) {
-                Look::Other => {}
-                Look::End => return,
-                Look::Found(seq) => return self.complete_before(seq, host),
+            match self.examine(&mut search) {
+                Examined::Other => {}
+                Examined::End => return,
+                Examined::Found(seq) => return self.complete_before(seq, host),
             }
         }
     }
