@@ -1,4 +1,4 @@
-//! What the calls of a connection cost beside the explicit verbs: 64-octet RDMA Writes, in
+//! The cost of a connection's calls compared with the explicit verbs: 64-octet RDMA Writes, in
 //! alternating rounds.
 //!
 //! ```sh
@@ -6,10 +6,10 @@
 //! cargo run --release --example cost 5 20000     # 5 rounds of 20,000 Writes
 //! ```
 //!
-//! Both programs do the same: Writes with a completion each, one after the other; the same with 64
-//! on their way; 64 that are begun and awaited together, as futures and by completions; and lists
-//! of 16 with one completion. Printed are the medians of the rates, and the median of the ratios of
-//! rounds that followed each other.
+//! Both programs do the same: Writes with a completion each, one after the other; Writes with 64 in
+//! flight; 64 that are started and awaited together, as futures and by completions; and lists of 16
+//! with one completion. Prints the medians of the rates, and the median of the ratios of adjacent
+//! rounds.
 
 use iwarp::verbs::cm::{Connector, ListeningId};
 use iwarp::verbs::{
@@ -78,8 +78,8 @@ impl Explicit {
         Ok(n * writes)
     }
 
-    /// Posts Writes one by one, and looks for completions when `window` are on their way: for
-    /// `least` at a time.
+    /// Posts Writes one by one. With `window` in flight, waits until at least `least` have
+    /// completed.
     fn windowed(&self, writes: usize, window: usize, least: usize) -> Result<()> {
         let elements = [self.source.sge(..)?];
         let wr = SendWr::write(1, self.there.addr, self.there.rkey, &elements).signaled();
@@ -227,14 +227,14 @@ fn block_on<F: Future>(future: F) -> F::Output {
     })
 }
 
-/// Returns millions of Writes in a second.
+/// Returns the rate in millions of Writes per second.
 fn rate(writes: usize, round: impl FnOnce(usize) -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     round(writes)?;
     Ok(writes as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Returns the median of the rounds, of which there is at least one.
+/// Returns the median of at least one round.
 fn median(values: Vec<f64>) -> f64 {
     Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }

@@ -1,5 +1,5 @@
-//! A counter in the server's memory that any number of clients increment by RDMA atomics (RFC 7306
-//! section 5). The server's program takes no part in the additions.
+//! A counter in the server's memory that clients increment by RDMA atomics (RFC 7306 section 5).
+//! The server's program takes no part in the additions.
 //!
 //! ```sh
 //! cargo run --example counter                           # server and four clients in this process

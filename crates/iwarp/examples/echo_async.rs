@@ -1,5 +1,5 @@
-//! An echo server and its clients as asynchronous tasks. The futures of this crate work on any
-//! runtime; this example uses tokio.
+//! An echo server and its clients as asynchronous tasks. The crate's futures run on any runtime;
+//! this example uses tokio.
 //!
 //! ```sh
 //! cargo run --example echo_async                           # server and eight clients in this process

@@ -44,8 +44,7 @@ impl End {
         Ok((Self { ctx, cq, inbox }, qp))
     }
 
-    /// Posts a Send of a line. Inline data are copied when posted, so the caller may drop the line
-    /// at once.
+    /// Posts a Send of a line. Inline data is copied when posted, so the line may be dropped.
     fn say(&self, qp: &QueuePair, line: &str) -> Result<()> {
         Ok(qp.post_send(&[SendWr::inline(2, &[line.as_bytes()]).signaled()])?)
     }

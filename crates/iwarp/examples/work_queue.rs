@@ -41,7 +41,7 @@ fn work(at: SocketAddr) -> Result<usize> {
         // No two workers get the same number.
         let number = connection.fetch_add(&queue.next, 1).wait()? as usize;
         if number >= queue.items.len() {
-            // The answer to a Read tells that the Writes before it are placed.
+            // The answer to a Read proves that the Writes before it are placed.
             connection.get(&queue.next).wait()?;
             return Ok(had);
         }

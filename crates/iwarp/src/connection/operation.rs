@@ -2,7 +2,7 @@
 
 #![allow(
     private_interfaces,
-    reason = "the trait is sealed: programs name the types of operations, but cannot call its functions"
+    reason = "the trait is sealed: programs name the types, but cannot call its functions"
 )]
 
 use super::handle::{Connection, Inner};

@@ -2,12 +2,12 @@
 //! polls.
 //!
 //! A poll sends what was posted, which is a system call. If many requests are awaited together, it
-//! pays to post all of them and then to poll once. A future cannot see whether others are about to
-//! be polled. So it asks to be polled again at once, which puts it behind the others, and polls the
-//! queue then. If a task awaits one request after the other, this costs a turn of its executor and
-//! gains nothing. It is therefore given up after some turns in which no other task posted, and
-//! tried again now and then. The thresholds are in [`policy`](crate::engine::policy). All counters
-//! are hints, without order.
+//! pays to post all of them and then to poll once. A future cannot know whether others are about to
+//! be polled. So it wakes itself, which puts it behind the others, and polls the queue on its next
+//! turn. If a task awaits one request after the other, this costs a turn of its executor and gains
+//! nothing. It is therefore given up after some turns in which no other task posted, and tried
+//! again from time to time. The thresholds are in [`policy`](crate::engine::policy). All counters
+//! are hints, accessed with relaxed ordering.
 
 use crate::engine::policy;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

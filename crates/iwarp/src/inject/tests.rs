@@ -265,7 +265,7 @@ fn a_time_comes_by_itself() {
         }
         let end = peer.read(&mut [0; 64]);
         assert!(end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
-        soon("the program is told", || {
+        soon("the error state", || {
             qp.state() == iwarp_rnic::qp::State::Error
         });
         qp.post_send(&[SEND]).unwrap();
@@ -363,7 +363,7 @@ fn only_device_fatal_ends_connections() {
         qp.state() == iwarp_rnic::qp::State::Error
     });
     let end = peer.read(&mut [0; 64]);
-    assert!(!matches!(end, Ok(1..)), "the peer is told");
+    assert!(!matches!(end, Ok(1..)), "the peer reads no data");
     qp.destroy();
 }
 

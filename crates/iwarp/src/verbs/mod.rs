@@ -30,7 +30,9 @@
 //! further calls for programs that manage their own memory.
 //!
 //! ```
-//! use iwarp::verbs::{Access, Config, Context, Cqe, Device, ProtectionDomain, QpInitAttr, RecvWr, SendWr, WcStatus};
+//! use iwarp::verbs::{
+//!     Access, Config, Context, Cqe, Device, ProtectionDomain, QpInitAttr, RecvWr, SendWr, WcStatus,
+//! };
 //! use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
 //!
 //! # fn main() -> iwarp::Result<()> {

@@ -16,8 +16,12 @@ use std::ops::RangeBounds;
 /// use iwarp::verbs::{Access, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, SendWr};
 /// # use iwarp::verbs::MemoryWindow;
 ///
-/// /// Lets the peer read the first 100 octets, after the bind that is posted here.
-/// fn lend(pd: &ProtectionDomain, qp: &QueuePair, mr: &MemoryRegion) -> iwarp::Result<(MemoryWindow, RemoteMemory)> {
+/// /// Grants the peer read access to the first 100 bytes once the bind posted here completes.
+/// fn lend(
+///     pd: &ProtectionDomain,
+///     qp: &QueuePair,
+///     mr: &MemoryRegion,
+/// ) -> iwarp::Result<(MemoryWindow, RemoteMemory)> {
 ///     let window = pd.alloc_mw(mr)?;
 ///     let (bind, there) = window.bind_mw(..100, Access::REMOTE_READ)?;
 ///     qp.post_send(&[SendWr::new(1, bind, &[]).signaled()])?;

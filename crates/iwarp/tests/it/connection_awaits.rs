@@ -36,8 +36,8 @@ impl Wake for Flag {
     }
 }
 
-/// Two wait for one thing. The one that is woken for it is dropped before it looks, and then the
-/// other one has to be woken.
+/// Of two waiters, the one that is woken is dropped before it polls. The other one must be woken
+/// then.
 fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl FnOnce()) {
     let mut waiting = [(); 2].map(|()| (make(), Arc::new(Flag(AtomicBool::new(false)))));
     let poll = |(future, flag): &mut (F, Arc<Flag>)| {
@@ -91,8 +91,8 @@ fn dropped_waiter_passes_wakeup_on() {
         || b.recv().into_future(),
         || a.send("x").wait().unwrap(),
     );
-    // Another call takes the message out of the connection's inbox, and wakes one of those who wait
-    // at the channel.
+    // Another call takes the message from the connection's inbox, and wakes a waiter of the
+    // channel.
     let (a, b) = channels(&Options::new());
     let region = b.connection().share::<u64>(1, iwarp::Access::REMOTE_READ);
     let token = region.as_ref().unwrap().remote();

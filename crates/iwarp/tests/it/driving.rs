@@ -337,7 +337,8 @@ fn completion_events_by_watching_the_descriptor() {
     let echo = Echo::new();
     echo.run(ROUNDS, |cq, done| {
         by_events(cq, done, || {
-            // This thread waits without a call of the library, so only the descriptor can tell it.
+            // This thread waits without a call of the library, so only the descriptor can notify
+            // it.
             until("an event", || echo.channel.try_event().is_some());
         })
     });

@@ -102,8 +102,8 @@ fn destroyed_qp_does_not_overflow_cq() {
     });
 }
 
-/// Tells the other threads of a test to stop when it is dropped, also if the test panics. Otherwise
-/// the scope would wait for those threads for ever.
+/// Stops the other threads of a test when dropped, even if the test panics. Otherwise the scope
+/// would wait for those threads forever.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

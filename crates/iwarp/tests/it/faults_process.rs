@@ -99,9 +99,9 @@ fn read_for_ever(end: &End, theirs: &Mem) {
     }
 }
 
-/// A child gets a copy of every lock as it was at the time of the fork. A lock that was held then
-/// stays locked for ever in the child, because its holder does not exist there. So dropping
-/// inherited objects must not take any lock.
+/// A child has a copy of every lock at the time of the fork. A lock that was held then stays locked
+/// forever in the child, because its holder does not exist there. So dropping inherited objects
+/// must not take any lock.
 #[test]
 fn child_forked_under_traffic_drops_inheritance() {
     alone("child_forked_under_traffic_drops_inheritance", || {
@@ -133,9 +133,8 @@ fn child_forked_under_traffic_drops_inheritance() {
             if child == 0 {
                 let stag = inherited.as_ref().unwrap().region.lkey();
                 drop(inherited.take());
-                // The raw interface may not know that the region belongs to the parent, but it must
-                // not wait for ever. The call may take a second, so only every tenth child makes
-                // it.
+                // `runtime` may not know that the region belongs to the parent, but it must not
+                // block forever. The call may take a second, so only every tenth child makes it.
                 if round % 10 == 0 {
                     let _ = ctx.deregister(stag);
                 }

@@ -214,7 +214,7 @@ fn stream_end_within_message_is_error() {
 }
 
 /// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our
-/// side can then close gracefully, but the program must still be told that the connection was lost.
+/// side can then close gracefully, but must still report the lost connection.
 #[test]
 fn stream_end_within_both_messages_is_error() {
     others_are_served(|| {

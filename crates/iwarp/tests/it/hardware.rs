@@ -54,8 +54,8 @@ fn request_offers_write_and_read_rtr() {
     assert_eq!(&frame[24..], b"hello");
 }
 
-/// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is
-/// the kind of RTR message that it is configured for.
+/// cxgb4 checks flag C before D, and terminates the stream unless the first flag that is set is the
+/// kind of RTR message that it is configured for.
 #[test]
 fn reply_selects_one_offered_rtr() {
     let server = Server::new(V4, &config());

@@ -73,7 +73,7 @@ fn mapped_listener_reached_at_mapped_port() {
     let (ack, _) = receive(&socket, ACK, 48);
     assert_eq!(ack[1..], accept[1..]);
     let request_event = server.request();
-    // The request told the mapper the port from which the connection came.
+    // The request contained the port from which the connection came.
     let (_, peer) = request_event.id.addresses();
     assert_eq!(port_at(&request, 6), peer.unwrap().port());
     assert_eq!(port_at(&request, 2), peer.unwrap().port());

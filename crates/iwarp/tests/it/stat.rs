@@ -251,8 +251,8 @@ fn entry_of(dir: &Path) -> PathBuf {
     entry
 }
 
-/// While a program polls the whole `epoll` set in a loop, the progress thread does not look at the
-/// set. Questions must be answered nevertheless.
+/// While a program polls the whole `epoll` set in a loop, the progress thread does not poll it. The
+/// process must answer nevertheless.
 #[test]
 fn busy_polling_program_answers() {
     alone("busy_polling_program_answers", || {

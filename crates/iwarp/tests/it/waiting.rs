@@ -385,7 +385,7 @@ fn maximum_duration_is_valid_timeout() {
         assert!(matches!(event.kind, AsyncEventKind::QpAccessError(_)));
         connection.disconnect().unwrap();
     });
-    // The same for the events of an identifier that is not connected.
+    // Also for events of an identifier that is not connected.
     let events = create_event_channel().unwrap();
     let pd = ctx.allocate_pd();
     let cq = ctx.create_cq(1, None).unwrap();
