@@ -55,6 +55,7 @@ extern "C" fn at_exit() {
     let _ = std::panic::catch_unwind(|| close_all_at_exit(table::all_streams()));
 }
 
+/// Returns `true` if this is the number of an rsocket.
 pub fn is_rsocket(fd: RawFd) -> bool {
     table::find(fd).is_some()
 }

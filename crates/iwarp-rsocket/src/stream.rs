@@ -578,11 +578,11 @@ mod tests {
             // All requests are in flight, as with a peer that accepts nothing for a while.
             let all = std::mem::take(&mut stream.sq_free);
             stream.shut(read, true);
-            stream.settle();
+            stream.send_due();
             assert_eq!(stream.farewell, Some(last));
             assert!(!stream.is_drained());
             stream.sq_free = all;
-            stream.settle();
+            stream.send_due();
             assert_eq!(stream.farewell, None);
         }
     }

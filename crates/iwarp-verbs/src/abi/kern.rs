@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn path_record_survives_both_copies() {
-        let mut kernel: ib_user_path_rec = numbered();
+        let mut kernel: ib_user_path_rec = distinct_bytes();
         // The public field has a single byte.
         kernel.mtu = 4;
         // SAFETY: both structures live.
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn attributes_copy_field_by_field() {
-        let kernel: ib_uverbs_qp_attr = numbered();
+        let kernel: ib_uverbs_qp_attr = distinct_bytes();
         // SAFETY: both structures live.
         let to = unsafe {
             let mut to: ibv_qp_attr = std::mem::zeroed();
