@@ -1,6 +1,6 @@
-//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination, and
-//! nothing else. It is the upper limit for `iwarp`: a real RNIC has to do all of this and more,
-//! because here are no queues, no STags, no completions and no error handling.
+//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination. This is
+//! the upper limit for `iwarp`: a real RNIC does all of this, and also has queues, STags,
+//! completions and error handling.
 //!
 //! RFC 5044 section 4 describes the framing, RFC 5041 section 4.2 the tagged segments.
 
@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 const TAGGED: usize = 14;
 /// MPA length field and tagged header.
 const HEAD: usize = 2 + TAGGED;
-/// Payload up to this size is copied beside its header.
+/// Payload up to this size is copied next to its header.
 const LINEAR_MAX: usize = 2048;
-/// Octets that are given to the kernel at a time.
+/// Octets per `sendmsg`.
 const SEND: usize = 256 * 1024;
-/// Octets of the destination. Each message is placed after the one before.
+/// Size of the destination. Each message is placed after the previous one.
 const TARGET: usize = 1 << 20;
-/// Most FPDUs of one `sendmsg` that are sent without a copy.
+/// Largest number of FPDUs that one `sendmsg` sends without a copy.
 const GATHER: usize = 2 * SEND / LINEAR_MAX;
 /// After this many small FPDUs in a row, the receiver no longer expects large ones. It is more than
 /// one, because long messages end with a short FPDU.

@@ -39,7 +39,7 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
     let mut first = Some(open()?);
     copy(args, peer, |link, progress| {
         let source = first.take().map_or_else(open, Ok)?;
-        session::put(link, source, wish(args, path), progress)
+        session::put(link, source, request(args, path), progress)
     })
 }
 
@@ -57,12 +57,12 @@ pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> 
     Place::local(&target)?.check_target()?;
     copy(args, peer, |link, progress| {
         let place = Place::local(&target)?;
-        session::get(link, place, wish(args, path), progress)
+        session::get(link, place, request(args, path), progress)
     })
 }
 
-fn wish<'a>(args: &CpArgs, path: &'a str) -> session::Wish<'a> {
-    session::Wish {
+fn request<'a>(args: &CpArgs, path: &'a str) -> session::Request<'a> {
+    session::Request {
         path,
         resume: !args.no_resume,
     }
@@ -89,9 +89,9 @@ fn copy(
     let begun = Arc::new(AtomicBool::new(false));
     let current = Arc::new(Mutex::new(None));
     let mut took = 0.0;
-    let outcome = patience::ask(|| {
+    let outcome = retry::retry_while_busy(|| {
         let (ctx, mut link) =
-            rdma::first_that_answers(&addresses, &crate::config(args), |ctx, peer| {
+            rdma::try_addresses(&addresses, &crate::config(args), |ctx, peer| {
                 let (half, qp) = Half::new(ctx, &budget)?;
                 let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
                 Ok((ctx.clone(), link))
@@ -111,7 +111,7 @@ fn copy(
         });
         let outcome = outcome.map_err(|e| match answered {
             true => e,
-            false => link.turned_away(e),
+            false => link.busy_if_refused(e),
         });
         link.close();
         took = start.elapsed().as_secs_f64();

@@ -86,7 +86,7 @@ impl Link for Client<'_> {
 
     fn peer_waits(&mut self, _: bool) {}
 
-    fn welcomed(&mut self) {}
+    fn authenticated(&mut self) {}
 
     fn grant(&mut self) -> Result<Grant> {
         Ok(Grant {

@@ -35,7 +35,7 @@ pub(crate) trait Link {
 
     /// Server: records that the handshake is complete. Before, its total time is limited. Until the
     /// first request, data from the client do not count as progress.
-    fn welcomed(&mut self);
+    fn authenticated(&mut self);
 
     /// Receiver: returns the slots that the peer may write to, and registers them at the first
     /// call.
@@ -77,7 +77,7 @@ pub(crate) trait Link {
 }
 
 /// Returns the next message about the copy, or `None` if the peer has closed.
-pub(crate) fn hear(link: &mut impl Link) -> Result<Option<Message>> {
+pub(crate) fn receive_message(link: &mut impl Link) -> Result<Option<Message>> {
     loop {
         match link.recv()? {
             Some(Message::Working) => {}
@@ -86,21 +86,21 @@ pub(crate) fn hear(link: &mut impl Link) -> Result<Option<Message>> {
     }
 }
 
-/// Like [`hear`], but fails if the peer has closed.
+/// Like [`receive_message`], but fails if the peer has closed.
 pub(crate) fn expect(link: &mut impl Link) -> Result<Message> {
-    hear(link)?
+    receive_message(link)?
         .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))
 }
 
 /// Returns the error for a message that is invalid in the current state.
 pub(crate) fn unexpected(m: &Message) -> Error {
     match m {
-        Message::Error { text } => peer_says(text),
+        Message::Error { text } => peer_error(text),
         other => Error::failed(format!("unexpected message from the peer: {other:?}")),
     }
 }
 
 /// Returns the error that the peer has reported.
-pub(crate) fn peer_says(text: &str) -> Error {
+pub(crate) fn peer_error(text: &str) -> Error {
     Error::failed(format!("the peer says: {text}"))
 }

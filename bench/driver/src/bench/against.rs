@@ -1,5 +1,5 @@
-//! `cargo xtask bench --against PROGRAM`: the same points by two builds of our program, turn by
-//! turn one after the other, and how much better the new one is.
+//! `cargo xtask bench --against PROGRAM`: measures the same points with two builds of our program
+//! alternately, and prints how much better the new one is.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use super::samples::Samples;
 use super::sizes::{digits, show};
 use super::{Bench, progress};
 
-/// What is compared, and whether more of it is better.
+/// The compared metrics, and whether larger values are better.
 const METRICS: &[(&str, bool)] = &[
     ("mmsg", true),
     ("med_us", false),
@@ -19,9 +19,9 @@ const METRICS: &[(&str, bool)] = &[
     ("setup_us", false),
     ("bytes", false),
 ];
-/// Behind the name of a series that the old program measured.
+/// Suffix of the series of the old program.
 const OLD: &str = " old";
-/// A ratio below this is named at the end.
+/// Ratios below this are listed at the end.
 const WORSE: f64 = 0.97;
 
 /// Returns `true` if a point is measured by code that differs between the two programs.
@@ -40,7 +40,7 @@ fn is_ours(point: &Point) -> bool {
 /// Measures our points with both programs and prints the ratios.
 ///
 /// # Errors
-/// When nothing could be measured. A point that fails is named and left out.
+/// Fails if nothing could be measured. A point that fails is reported and omitted.
 pub(super) fn compare(
     bench: &mut Bench,
     old: &Path,
@@ -58,7 +58,7 @@ pub(super) fn compare(
             progress(round, rounds, step, plan.len(), start, &point.name());
             let turn = round * turns + turn;
             let mut both = [(&*new, ""), (old, OLD)];
-            // Neither of them always comes after the other.
+            // Alternate, so that neither always follows the other.
             if (turn + step as u32).is_multiple_of(2) {
                 both.reverse();
             }
@@ -79,9 +79,9 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// The ratios of all series, as Markdown. Above one the new program is better.
+/// Returns the ratios of all series as Markdown. Above one, the new program is better.
 fn table(samples: &Samples, old: &str) -> String {
-    let mut text = format!("Old: {old}. A ratio above 1 says that the new one is better.\n\n");
+    let mut text = format!("Old: {old}. A ratio above 1 means that the new one is better.\n\n");
     text += "| series | size | what | old | new | ratio | least | most |\n";
     text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n";
     let mut worse = Vec::new();

@@ -17,11 +17,11 @@ pub(super) struct Report<'a> {
     pub(super) quick: bool,
 }
 
-/// Formats JSON with one line for each sample. There are thousands of samples with a dozen figures
-/// each, so pretty-printing them would make the file many times longer.
+/// Formats JSON with one line per sample. Pretty-printing thousands of samples with a dozen figures
+/// each would make the file many times larger.
 ///
 /// # Errors
-/// When a figure cannot be written as JSON.
+/// Fails if a figure cannot be represented in JSON.
 pub(super) fn lines(all: &Value) -> serde_json::Result<String> {
     let mut rest = all.clone();
     let Some(Value::Array(samples)) = rest.get_mut("samples").map(Value::take) else {
@@ -91,8 +91,9 @@ impl Report<'_> {
         let _ = writeln!(text, "{}.\n", facts_line(self.facts));
         let _ = writeln!(
             text,
-            "Rounds: {}, of {} turns{}; {kept} of {all} samples undisturbed. Median [least–most]; ratios are formed inside \
-             turns, which go through what is compared there and back. (!): only disturbed samples.\n",
+            "Rounds: {}, of {} turns{}; {kept} of {all} samples undisturbed. Median [least–most]; \
+             ratios are formed inside turns, which go through what is compared there and back. \
+             (!): only disturbed samples.\n",
             self.samples.rounds(),
             self.samples.turns(),
             if self.quick {

@@ -111,7 +111,7 @@ pub(crate) struct Control {
 
 /// Sends `busy` to a client that loses its place, and closes the connection. Does not wait for
 /// clients that do not read.
-pub(crate) fn turn_away(stream: &TcpStream) {
+pub(crate) fn send_busy(stream: &TcpStream) {
     if let Ok(mut line) = serde_json::to_vec(&Reply::Busy {}) {
         line.push(b'\n');
         let _ = send(stream, &line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -145,12 +145,12 @@ impl Control {
             .context(format_args!("cannot connect to {addr}"))?;
         let mut c = Self::new(stream)?;
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        c.say(&Request::Hello {
+        c.send(&Request::Hello {
             protocol: PROTOCOL,
             version: version.clone(),
         })?;
         match c
-            .hear::<Reply>(ANSWER)
+            .receive::<Reply>(ANSWER)
             .map_err(|e| e.during(addr))?
             .ok_or_else(|| Error::failed(format!("{addr} closed the connection")))?
         {
@@ -223,7 +223,7 @@ impl Control {
     ///
     /// # Errors
     /// Fails if the connection is broken or the peer does not read.
-    pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
+    pub(crate) fn send(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
         let written = self.lines.get_mut().write_all(&line);
@@ -234,7 +234,7 @@ impl Control {
     ///
     /// # Errors
     /// Fails after the timeout, if the connection is broken, and if a line is not a message.
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
         let line = self.read_line(timeout).map_err(|e| match e.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 Error::failed(format!("no answer within {} seconds", timeout.as_secs()))
@@ -284,14 +284,14 @@ impl Control {
     /// Waits for the server's answer.
     ///
     /// # Errors
-    /// Fails if [`hear`](Self::hear) fails, if the server reports an error or is busy, and if the
-    /// answer is not the expected one.
+    /// Fails if [`receive`](Self::receive) fails, if the server reports an error or is busy, and if
+    /// the answer is not the expected one.
     pub(crate) fn expect(
         &mut self,
         what: &str,
         accept: impl FnOnce(&Reply) -> bool,
     ) -> Result<Reply> {
-        match self.hear(ANSWER)? {
+        match self.receive(ANSWER)? {
             Some(Reply::Error { message }) => {
                 Err(Error::failed(format!("server error: {message}")))
             }
@@ -382,7 +382,7 @@ mod tests {
             }
         });
         let e = control
-            .hear::<Request>(Duration::from_millis(100))
+            .receive::<Request>(Duration::from_millis(100))
             .unwrap_err();
         assert!(e.to_string().contains("no answer within"), "{e}");
         drop(control);
@@ -418,11 +418,11 @@ mod tests {
                 let listener = listener.try_clone().unwrap();
                 move || {
                     let mut served = Control::new(listener.accept().unwrap().0).unwrap();
-                    served.hear::<Request>(HELLO).unwrap();
+                    served.receive::<Request>(HELLO).unwrap();
                     let (protocol, version) = (PROTOCOL, String::new());
                     let host = None;
                     served
-                        .say(&Reply::Hello {
+                        .send(&Reply::Hello {
                             protocol,
                             version,
                             host,
@@ -439,7 +439,7 @@ mod tests {
                 client.begun();
             }
             server.join().unwrap();
-            let e = client.hear::<Reply>(ANSWER).unwrap_err();
+            let e = client.receive::<Reply>(ANSWER).unwrap_err();
             assert_eq!(matches!(e, Error::Busy(_)), !begun, "{e}");
         }
     }

@@ -214,7 +214,7 @@ impl Runner {
             return Err(Error::failed("the link is not open"));
         };
         session.prepare(Role::Client, point, iters)?;
-        self.control.say(&Request::Run {
+        self.control.send(&Request::Run {
             id: *id,
             point: *point,
             iters,
@@ -263,7 +263,7 @@ impl Runner {
 
     fn open(&mut self, link: &Link) -> Result<(u32, Box<dyn Session>)> {
         let id = u32::try_from(self.links.len()).context("links")?;
-        self.control.say(&Request::Open {
+        self.control.send(&Request::Open {
             id,
             link: link.clone(),
         })?;
