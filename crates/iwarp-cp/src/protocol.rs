@@ -224,25 +224,7 @@ impl Message {
             return Err(malformed());
         }
         let message = match kind {
-            1 => {
-                if r.u32()? != MAGIC {
-                    return Err(Error::failed(
-                        "the peer does not speak the iwarp cp protocol",
-                    ));
-                }
-                let version = r.u16()?;
-                // Other versions may have other fields, so read only the version.
-                let (secret, nonce) = match version {
-                    VERSION => (r.bool()?, r.array()?),
-                    _ => (false, Nonce::default()),
-                };
-                r.0 = &[];
-                Self::Hello {
-                    version,
-                    secret,
-                    nonce,
-                }
-            }
+            1 => Self::decode_hello(&mut r)?,
             2 => Self::Put {
                 size: r.u64()?,
                 mode: r.u32()?,
@@ -284,6 +266,26 @@ impl Message {
         } else {
             Err(malformed())
         }
+    }
+
+    fn decode_hello(r: &mut Reader<'_>) -> Result<Self> {
+        if r.u32()? != MAGIC {
+            return Err(Error::failed(
+                "the peer does not speak the iwarp cp protocol",
+            ));
+        }
+        let version = r.u16()?;
+        // Other versions may have other fields, so read only the version.
+        let (secret, nonce) = match version {
+            VERSION => (r.bool()?, r.array()?),
+            _ => (false, Nonce::default()),
+        };
+        r.0 = &[];
+        Ok(Self::Hello {
+            version,
+            secret,
+            nonce,
+        })
     }
 }
 
@@ -555,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_messages_are_refused() {
+    fn damaged_messages_are_refused() {
         for m in samples() {
             let octets = m.encode().unwrap();
             for n in 0..octets.len() {
@@ -582,6 +584,10 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn hello_of_other_protocols_is_distinguished() {
         assert!(
             Message::decode(&[1, 0, b'I', b'W', b'C', b'P', 0, 1]).is_ok(),
             "the first version is understood well enough to be refused by name"
@@ -592,6 +598,10 @@ mod tests {
                 .to_string()
                 .contains("protocol")
         );
+    }
+
+    #[test]
+    fn malformed_messages_are_refused() {
         let wide = Message::Ready {
             have: Have {
                 len: 0,
@@ -626,6 +636,10 @@ mod tests {
         let padded = |len| [&hello[..], &vec![0; len - hello.len()]].concat();
         assert!(Message::decode(&padded(MAX_MESSAGE)).is_ok());
         assert!(Message::decode(&padded(MAX_MESSAGE + 1)).is_err());
+    }
+
+    #[test]
+    fn error_texts_are_escaped_and_truncated() {
         let rude = Message::Error {
             text: "\u{1b}[2Jgpj.\u{202e}exe\n".into(),
         };

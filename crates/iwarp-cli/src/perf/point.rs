@@ -325,34 +325,23 @@ mod tests {
             max_size: 64,
         };
         assert!(check_link(&link).is_ok());
-        assert!(
-            check_link(&Link {
-                qps: 0,
-                ..link.clone()
-            })
-            .is_err()
-        );
-        assert!(
-            check_link(&Link {
-                qps: 65,
-                ..link.clone()
-            })
-            .is_err()
-        );
-        assert!(
-            check_link(&Link {
-                depth: 4097,
-                ..link.clone()
-            })
-            .is_err()
-        );
-        assert!(
-            check_link(&Link {
-                max_size: MAX_SIZE + 1,
-                ..link.clone()
-            })
-            .is_err()
-        );
+        let refused = |link: Link| assert!(check_link(&link).is_err(), "{link:?}");
+        refused(Link {
+            qps: 0,
+            ..link.clone()
+        });
+        refused(Link {
+            qps: 65,
+            ..link.clone()
+        });
+        refused(Link {
+            depth: 4097,
+            ..link.clone()
+        });
+        refused(Link {
+            max_size: MAX_SIZE + 1,
+            ..link.clone()
+        });
         let p = Point {
             op: Op::Tcp,
             size: 64,
@@ -368,26 +357,11 @@ mod tests {
             wire: Wire::Rdma,
             ..link
         };
-        assert!(
-            check_point(
-                &Point {
-                    op: Op::FetchAdd,
-                    ..p
-                },
-                &rdma
-            )
-            .is_err()
-        );
-        assert!(
-            check_point(
-                &Point {
-                    op: Op::FetchAdd,
-                    size: 8,
-                    ..p
-                },
-                &rdma
-            )
-            .is_ok()
-        );
+        let add = Point {
+            op: Op::FetchAdd,
+            ..p
+        };
+        assert!(check_point(&add, &rdma).is_err());
+        assert!(check_point(&Point { size: 8, ..add }, &rdma).is_ok());
     }
 }

@@ -161,8 +161,20 @@ impl End {
             cut: false,
             events: Events::empty(),
         };
-        let octets: Vec<u8> = (0..ARENA).map(|at| pattern(side, at)).collect();
-        end.arena.write(0, &octets);
+        end.register_memory();
+        end.post_receive();
+        if side == 0 {
+            let initiator = Initiator::new(mode.params(side), b"set-up").expect("sound parameters");
+            end.frame_len = initiator.request_octets().len() as u64;
+            end.out.extend(initiator.request_octets());
+            end.initiator = Some(Box::new(initiator));
+        }
+        end
+    }
+
+    fn register_memory(&mut self) {
+        let octets: Vec<u8> = (0..ARENA).map(|at| pattern(self.side, at)).collect();
+        self.arena.write(0, &octets);
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let rights = [
             Access::REMOTE_READ,
@@ -175,21 +187,13 @@ impl End {
             .zip(rights)
             .enumerate()
         {
-            let range = end.arena.range(at, len);
+            let range = self.arena.range(at, len);
             // Both ends use the same numbers, so that each knows the peer's STags.
             let random = 0x1000_0000 + 0x10100 * (i as u32 + 1);
-            let stag = end.table.register(range, at as u64, PD, access, random);
-            end.keys[i] = stag.expect("room in the table").0;
+            let stag = self.table.register(range, at as u64, PD, access, random);
+            self.keys[i] = stag.expect("room in the table").0;
         }
-        end.peer = end.keys;
-        end.post_receive();
-        if side == 0 {
-            let initiator = Initiator::new(mode.params(side), b"set-up").expect("sound parameters");
-            end.frame_len = initiator.request_octets().len() as u64;
-            end.out.extend(initiator.request_octets());
-            end.initiator = Some(Box::new(initiator));
-        }
-        end
+        self.peer = self.keys;
     }
 
     fn sge(&self, region: usize, (at, _): (usize, usize)) -> Sge {
