@@ -5,9 +5,6 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Binds this thread and its future children to one CPU.
-///
-/// # Errors
-/// Fails if this process may not use the CPU.
 pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         bail!("there is no CPU {cpu}");

@@ -17,9 +17,6 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts this program again as the receiver.
-    ///
-    /// # Errors
-    /// Fails if it cannot be started.
     pub(crate) fn start() -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("--peer")
@@ -46,9 +43,6 @@ impl Peer {
     }
 
     /// Waits for the address that the receiver listens on.
-    ///
-    /// # Errors
-    /// Fails if the receiver exits without printing an address.
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         self.line()?
             .trim()
@@ -57,17 +51,11 @@ impl Peer {
     }
 
     /// Waits for a line of JSON from the receiver.
-    ///
-    /// # Errors
-    /// Fails if the receiver exits without printing one.
     pub(crate) fn report(&mut self) -> Result<Value> {
         serde_json::from_str(&self.line()?).context("the receiving process printed no JSON")
     }
 
     /// Sends a line to the receiver.
-    ///
-    /// # Errors
-    /// Fails if the receiver has exited.
     pub(crate) fn say(&mut self, word: &str) -> Result<()> {
         let input = self.input.as_mut().context("the pipe is closed")?;
         writeln!(input, "{word}")?;
@@ -95,9 +83,6 @@ impl Drop for Peer {
 }
 
 /// Receiver: sends a line to the sender.
-///
-/// # Errors
-/// Fails if the sender has exited.
 pub(crate) fn send_line(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
@@ -106,9 +91,6 @@ pub(crate) fn send_line(text: impl std::fmt::Display) -> Result<()> {
 
 /// Receiver: waits for a line from the sender. Also returns at the end of the pipe, so that the
 /// receiver does not outlive the sender.
-///
-/// # Errors
-/// Fails if the pipe cannot be read.
 pub(crate) fn read_line() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
@@ -121,9 +103,6 @@ pub(crate) fn number(report: &Value, name: &str) -> f64 {
 }
 
 /// Parses `"0,1"` as two CPUs and `""` as none.
-///
-/// # Errors
-/// Fails for any other text.
 pub(crate) fn parse_cpus(text: &str) -> Result<(Option<usize>, Option<usize>)> {
     if text.is_empty() {
         return Ok((None, None));

@@ -439,9 +439,6 @@ impl<'a> PingPong<'a> {
     }
 
     /// Sends a message and waits for the answer.
-    ///
-    /// # Errors
-    /// When the peer has left, or a CRC is wrong.
     pub(crate) fn ask(&mut self) -> Result<()> {
         self.sender.message()?;
         self.sender.flush()?;
@@ -452,9 +449,6 @@ impl<'a> PingPong<'a> {
     }
 
     /// Waits for a message and answers it. Returns `false` at the end of the stream.
-    ///
-    /// # Errors
-    /// When a socket call fails, or a CRC is wrong.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         if !self.receiver.message(self.size)? {
             return Ok(false);

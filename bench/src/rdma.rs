@@ -131,9 +131,6 @@ impl LatencyArgs {
 
 impl Link {
     /// Opens the loopback device with these settings.
-    ///
-    /// # Errors
-    /// Fails if there is no loopback device.
     pub(crate) fn open(&self) -> Result<Context> {
         let device = Device::by_address(Ipv4Addr::LOCALHOST.into())?;
         let mut config = Config::from_env();
@@ -598,9 +595,6 @@ pub(crate) struct PingPong {
 
 impl PingPong {
     /// Connects as the asking end.
-    ///
-    /// # Errors
-    /// Fails if the connection cannot be set up.
     pub(crate) fn connect(args: &LatencyArgs, to: SocketAddr) -> Result<Self> {
         check_size(args.op, args.size)?;
         Ok(Self {
@@ -611,9 +605,6 @@ impl PingPong {
     }
 
     /// Listens, sends the address to the other end, and accepts a connection as the answering end.
-    ///
-    /// # Errors
-    /// Fails if no connection arrives within [`STALL`].
     pub(crate) fn accept(args: &LatencyArgs) -> Result<Self> {
         Ok(Self {
             wire: End::new(&args.link, 16, args.size)?.accept()?,
@@ -623,9 +614,6 @@ impl PingPong {
     }
 
     /// Makes one round trip: a message and its answer, or a Read or FetchAdd.
-    ///
-    /// # Errors
-    /// Fails if the peer has closed the connection.
     pub(crate) fn ask(&mut self) -> Result<()> {
         if self.args.op.is_answered() {
             return self.wire.fetch(&self.args);

@@ -17,10 +17,6 @@ pub(crate) struct Samples {
 impl Samples {
     /// Measures `iters` calls of `ask`, each of which is a round trip, after a tenth as many to
     /// warm up.
-    ///
-    /// # Errors
-    /// Returns the first error of `ask`.
-    /// The first error that `ask` returns.
     pub(crate) fn of(iters: u64, mut ask: impl FnMut() -> Result<()>) -> Result<Self> {
         for _ in 0..iters / 10 {
             ask()?;

@@ -44,9 +44,6 @@ pub(crate) struct LatencyArgs {
 }
 
 /// Listens on a free port of 127.0.0.1 and sends the address to the sender.
-///
-/// # Errors
-/// Fails if a socket call fails.
 pub(crate) fn listen() -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
@@ -59,9 +56,6 @@ pub(crate) fn listen() -> Result<TcpListener> {
 }
 
 /// Accepts one connection.
-///
-/// # Errors
-/// Fails if a socket call fails.
 pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
     let stream = listen()?.accept().context("cannot accept")?.0;
     stream.set_nodelay(nodelay)?;
@@ -69,9 +63,6 @@ pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
 }
 
 /// Connects to the receiver.
-///
-/// # Errors
-/// Fails if a socket call fails.
 pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
     let stream = TcpStream::connect(to).context("cannot connect")?;
     stream.set_nodelay(nodelay)?;
@@ -103,9 +94,6 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
 }
 
 /// Combines the sender's CPU time with the receiver's report.
-///
-/// # Errors
-/// Fails if the receiver failed.
 pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Result<Value> {
     let report = peer.report()?;
     if let Some(error) = report.get("error") {
@@ -157,9 +145,6 @@ impl PingPong {
     }
 
     /// Sends a message and waits for the answer.
-    ///
-    /// # Errors
-    /// Fails if the peer has closed the connection.
     pub(crate) fn ask(&mut self) -> Result<()> {
         send_all(&self.stream, &self.buf, self.spin)?;
         if !recv_all(&self.stream, &mut self.buf, self.spin)? {
@@ -169,9 +154,6 @@ impl PingPong {
     }
 
     /// Waits for a message and answers it. Returns `false` at the end of the stream.
-    ///
-    /// # Errors
-    /// Fails if a socket call fails.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         if !recv_all(&self.stream, &mut self.buf, self.spin)? {
             return Ok(false);
@@ -196,9 +178,6 @@ pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
 }
 
 /// Sends all octets.
-///
-/// # Errors
-/// Fails if `send` fails.
 pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
     let flags = if spin {
         SendFlags::NOSIGNAL | SendFlags::DONTWAIT
@@ -216,9 +195,6 @@ pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()>
 }
 
 /// Receives at least one octet. Returns how many, or 0 at the end of the stream.
-///
-/// # Errors
-/// Fails if `recv` fails.
 pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usize> {
     let flags = if spin {
         RecvFlags::DONTWAIT
@@ -237,9 +213,6 @@ pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usi
 }
 
 /// Fills the buffer. Returns `false` at the end of the stream.
-///
-/// # Errors
-/// Fails if `recv` fails.
 pub(crate) fn recv_all(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<bool> {
     let mut got = 0;
     while let Some(rest) = buf.get_mut(got..).filter(|r| !r.is_empty()) {

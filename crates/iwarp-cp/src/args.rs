@@ -228,9 +228,6 @@ impl CpArgs {
     }
 
     /// Returns the form of the command.
-    ///
-    /// # Errors
-    /// Returns a usage error if the arguments match none.
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
             if self.no_resume {

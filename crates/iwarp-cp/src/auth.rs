@@ -177,9 +177,6 @@ pub(crate) fn client_handshake(link: &mut impl Link, secret: Option<&Secret>) ->
 }
 
 /// Performs the server's handshake. Returns `false` if the client closed without a message.
-///
-/// # Errors
-/// See [`client_handshake`].
 pub(crate) fn server_handshake(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
     let Some(first) = link.recv()? else {
         return Ok(false);

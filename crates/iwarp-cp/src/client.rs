@@ -25,9 +25,6 @@ const RESUME_WITHOUT: &str =
     "the received data are kept: repeat the command without --no-resume to continue";
 
 /// Uploads a file.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
     // Open the file before connecting, so that a bad name fails early.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -44,9 +41,6 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
 }
 
 /// Downloads a file.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> Result<()> {
     let target = if file.is_dir() {
         let name = path.rsplit('/').next().unwrap_or(path);

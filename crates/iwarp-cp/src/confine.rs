@@ -83,9 +83,6 @@ impl Root {
 
 impl Place {
     /// Returns a place in the local file system, without confinement.
-    ///
-    /// # Errors
-    /// Fails if the path has no name or its directory does not exist.
     pub(crate) fn local(path: &Path) -> Result<Self> {
         let name = path
             .file_name()

@@ -159,9 +159,6 @@ pub(crate) enum Message {
 
 impl Message {
     /// Encodes the message, in at most [`MAX_MESSAGE`] octets.
-    ///
-    /// # Errors
-    /// Fails if a text is too long.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut w = Writer(Vec::with_capacity(64));
         match self {

@@ -57,9 +57,6 @@ pub(crate) fn begin(link: &mut impl Link, secret: Option<&Secret>) -> Result<()>
 }
 
 /// Client: writes a file below the served directory.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(crate) fn put(
     link: &mut impl Link,
     mut source: Source,
@@ -92,9 +89,6 @@ fn put_inner(
 }
 
 /// Client: reads a file below the served directory into a local place.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(crate) fn get(
     link: &mut impl Link,
     place: Place,
@@ -136,9 +130,6 @@ fn get_inner(
 
 /// Server: serves one client until it closes. A failure is reported to the client and ends the
 /// connection.
-///
-/// # Errors
-/// Returns the failure that ended the connection.
 pub(crate) fn serve(
     link: &mut impl Link,
     root: &Root,

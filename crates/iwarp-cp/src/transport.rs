@@ -11,9 +11,6 @@ pub(crate) const STILL_THERE: Duration = Duration::from_secs(5);
 pub(crate) trait Link {
     /// Sends one message. Each end has at most twice as many messages in flight as there are slots,
     /// plus four.
-    ///
-    /// # Errors
-    /// Fails if the connection is broken.
     fn send(&mut self, message: &Message) -> Result<()>;
 
     /// Waits for one message; returns `None` if the peer has closed. The time limit must exceed
@@ -24,9 +21,6 @@ pub(crate) trait Link {
     fn recv(&mut self) -> Result<Option<Message>>;
 
     /// Returns a message if one has arrived.
-    ///
-    /// # Errors
-    /// See [`Link::recv`].
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
     /// Records whether the peer, which has made a valid request, is waiting for this end. While it
@@ -39,15 +33,9 @@ pub(crate) trait Link {
 
     /// Receiver: returns the slots that the peer may write to, and registers them at the first
     /// call.
-    ///
-    /// # Errors
-    /// Fails if memory cannot be registered.
     fn grant(&mut self) -> Result<Grant>;
 
     /// Receiver: passes the first `len` bytes of a slot to `f`.
-    ///
-    /// # Errors
-    /// Fails if `f` fails or the slot does not exist.
     fn read_slot(
         &mut self,
         slot: u16,
@@ -57,16 +45,10 @@ pub(crate) trait Link {
 
     /// Sender: returns the largest number of bytes for one [`write_slot`](Self::write_slot). The
     /// sender decides: a peer that grants large slots must not determine its memory use.
-    ///
-    /// # Errors
-    /// Fails if there is no memory.
     fn chunk(&mut self, to: &Grant) -> Result<u32>;
 
     /// Sender: lets `fill` produce `len` bytes and writes them to `slot` of the peer. They must be
     /// placed before a later message arrives.
-    ///
-    /// # Errors
-    /// Fails if `fill` fails or the connection is broken.
     fn write_slot(
         &mut self,
         to: &Grant,

@@ -365,9 +365,6 @@ impl Plan {
 }
 
 /// Returns all points of a round.
-///
-/// # Errors
-/// Fails if a group is unknown.
 pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     for name in only {
         if !GROUPS.contains(&name.as_str()) {

@@ -116,9 +116,6 @@ const DRAWINGS: &[Drawing] = &[
 ];
 
 /// Returns file names and pictures. A picture without any measured series is omitted.
-///
-/// # Errors
-/// Fails if a picture cannot be drawn.
 pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
     let facts = facts_line(facts);
     DRAWINGS

@@ -19,9 +19,6 @@ pub(super) struct Report<'a> {
 
 /// Formats JSON with one line per sample. Pretty-printing thousands of samples with a dozen figures
 /// each would make the file many times larger.
-///
-/// # Errors
-/// Fails if a figure cannot be represented in JSON.
 pub(super) fn lines(all: &Value) -> serde_json::Result<String> {
     let mut rest = all.clone();
     let Some(Value::Array(samples)) = rest.get_mut("samples").map(Value::take) else {

@@ -158,9 +158,6 @@ impl OnOff {
 
 impl PerfArgs {
     /// Checks the measurement options.
-    ///
-    /// # Errors
-    /// Fails if [`Plan::new`] fails.
     #[cfg(test)]
     pub(crate) fn check(&self) -> iwarp_cli_common::error::Result<()> {
         match &self.command {

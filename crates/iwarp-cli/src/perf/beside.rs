@@ -36,9 +36,6 @@ pub(crate) struct Beside {
 
 /// Measures all operations alternately, `rounds` times, beside a computing thread on each of
 /// `cpus`.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(crate) fn measure(
     runner: &mut Runner,
     plan: &Plan,

@@ -121,9 +121,6 @@ pub(crate) fn send_busy(stream: &TcpStream) {
 
 impl Control {
     /// Wraps a connected socket.
-    ///
-    /// # Errors
-    /// Fails if the socket options cannot be set.
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream
             .set_nodelay(true)
@@ -220,9 +217,6 @@ impl Control {
     }
 
     /// Sends one message.
-    ///
-    /// # Errors
-    /// Fails if the connection is broken or the peer does not read.
     pub(crate) fn send(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
@@ -306,9 +300,6 @@ impl Control {
 }
 
 /// Resolves `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT` or a bare IPv6 address.
-///
-/// # Errors
-/// Fails if the name is unknown or the port is invalid.
 pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> {
     let (host, port) = host_and_port(text);
     let port = match port {

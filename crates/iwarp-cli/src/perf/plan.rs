@@ -83,9 +83,6 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Returns the plan for these arguments.
-    ///
-    /// # Errors
-    /// Returns a usage error if they contradict each other.
     pub(crate) fn new(a: &MeasureArgs) -> Result<Self> {
         let mut ops: Vec<Op> = if a.op.is_empty() {
             vec![Op::Send, Op::Write, Op::Read, Op::FetchAdd]

@@ -141,9 +141,6 @@ pub(crate) struct Point {
 }
 
 /// Checks the values from a peer before anything is allocated.
-///
-/// # Errors
-/// Names the first value that is out of range.
 pub(crate) fn check_link(l: &Link) -> Result<()> {
     in_range("qps", u64::from(l.qps), u64::from(MAX_QPS))?;
     in_range("depth", u64::from(l.depth), u64::from(MAX_DEPTH))?;
@@ -156,9 +153,6 @@ pub(crate) fn memory_of(l: &Link) -> u64 {
 }
 
 /// Checks a point against its link.
-///
-/// # Errors
-/// Names the first value that does not fit.
 pub(crate) fn check_point(p: &Point, l: &Link) -> Result<()> {
     in_range("size", p.size, l.max_size)?;
     if p.op.is_tcp() != (l.wire == Wire::Tcp) {
@@ -195,15 +189,9 @@ pub(crate) enum Role {
 pub(crate) trait Transport {
     /// Server: listens on `at` for the connections of `link` from the address `from`. TCP
     /// connections identify themselves.
-    ///
-    /// # Errors
-    /// Fails if the address cannot be bound or the link cannot be offered.
     fn listen(&self, link: &Link, at: SocketAddr, from: IpAddr) -> Result<Box<dyn Pending>>;
 
     /// Client: connects to the listening peer, within [`STALL`].
-    ///
-    /// # Errors
-    /// Fails if the peer cannot be reached or refuses.
     fn connect(&self, link: &Link, to: SocketAddr) -> Result<Box<dyn Session>>;
 }
 
@@ -212,9 +200,6 @@ pub(crate) trait Pending: Send {
     /// Returns the port for the client.
     fn port(&self) -> u16;
     /// Waits, at most [`STALL`], for all connections of the link.
-    ///
-    /// # Errors
-    /// Fails if they are not set up in time.
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>>;
 }
 
@@ -222,9 +207,6 @@ pub(crate) trait Pending: Send {
 /// arguments. The control connection ensures that the server prepares before the client starts.
 pub(crate) trait Session: Send {
     /// Prepares `iters` operations of `point`: posts receives, clears buffers.
-    ///
-    /// # Errors
-    /// Fails if resources are missing.
     fn prepare(&mut self, role: Role, point: &Point, iters: u64) -> Result<()> {
         let _ = (role, point, iters);
         Ok(())
@@ -233,9 +215,6 @@ pub(crate) trait Session: Send {
     /// Performs `iters` round trips, one at a time. The client records the duration of each in
     /// nanoseconds. Sends and Writes are answered by the same operation. Reads and FetchAdds are
     /// round trips by themselves, and the server only waits until they are over.
-    ///
-    /// # Errors
-    /// Fails if a connection breaks or stalls.
     fn latency(
         &mut self,
         role: Role,
@@ -247,9 +226,6 @@ pub(crate) trait Session: Send {
     /// Transfers `iters` messages in all, spread over the connections. The client returns the time
     /// from its first operation until it *knows* that the last byte has arrived: by an in-band
     /// acknowledgement, or by the last Read's completion. The server's value is ignored.
-    ///
-    /// # Errors
-    /// Fails if a connection breaks or stalls.
     fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration>;
 }
 
@@ -271,9 +247,6 @@ impl SpinGuard {
 
     /// Like [`turn`](Self::turn), for a turn that polled no completion queue. Yields, because the
     /// peer may be waiting for this processor; polling a completion queue yields by itself.
-    ///
-    /// # Errors
-    /// See [`turn`](Self::turn).
     pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
         after_empty_poll();
         self.turn()

@@ -99,9 +99,6 @@ impl Runner {
     }
 
     /// Runs the whole plan.
-    ///
-    /// # Errors
-    /// Returns the first failure of either end.
     pub(crate) fn run(&mut self, plan: &Plan, quiet: bool) -> Result<Vec<Sample>> {
         let bar = if !quiet && std::io::stderr().is_terminal() {
             ProgressBar::new(plan.slots())
@@ -139,9 +136,6 @@ impl Runner {
     }
 
     /// Measures one point within `limit`, after a short run that warms up and determines the pace.
-    ///
-    /// # Errors
-    /// Returns the first failure of either end.
     pub(crate) fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
         let slot = match limit {
             Limit::Iters(n) => {

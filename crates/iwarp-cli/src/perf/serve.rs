@@ -30,9 +30,6 @@ const OPENING: Duration = Duration::from_secs(1);
 const TAKE_OVER: Duration = Duration::from_millis(500);
 
 /// Serves until killed, or as a child until the parent exits.
-///
-/// # Errors
-/// Fails if the address cannot be bound.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     if let Some(cpu) = args.cpu {
         pin::pin_to(cpu);

@@ -125,9 +125,6 @@ fn directory(named: Option<&PathBuf>, set: Option<OsString>) -> Option<PathBuf> 
 }
 
 /// Asks all processes that this user may ask, and omits those that do not answer.
-///
-/// # Errors
-/// Fails if the directories of their sockets cannot be read.
 pub(crate) fn all_processes() -> std::io::Result<Vec<ProcessStats>> {
     let mut question = Question::default();
     question.directory = directory(None, std::env::var_os("IWARP_STAT"));
