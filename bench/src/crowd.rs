@@ -51,7 +51,6 @@ pub(crate) struct CrowdArgs {
     time: Time,
 }
 
-/// The stream of a peer.
 struct Writer {
     stream: TcpStream,
     piece: Vec<u8>,

@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 const CONNECTIONS: usize = 10;
 /// Octets of each Write.
 const PIECE: usize = 64 * 1024;
-/// Number of outstanding Writes.
 const DEPTH: u64 = 16;
 
 #[derive(Debug, Args)]

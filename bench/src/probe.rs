@@ -382,7 +382,6 @@ fn check(field: &[u8], parts: &[&[u8]]) -> Result<()> {
     Ok(())
 }
 
-/// The sending side.
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     a.framing.check(a.size)?;
     let mut peer = Peer::start()?;
@@ -409,7 +408,6 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     finish_flow(&mut peer, a.size, tx_cpu_us)
 }
 
-/// The receiving side.
 pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let stream = tcp::accept(true)?;
     let cpu0 = cpu::process_us();
@@ -422,7 +420,6 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
 }
 
-/// One end of a ping-pong.
 pub(crate) struct PingPong<'a> {
     sender: Sender<'a>,
     receiver: Receiver<'a>,
@@ -468,7 +465,6 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     Ok(Samples::of(a.iters.into(), || end.ask())?.report())
 }
 
-/// The side that answers.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let stream = tcp::accept(true)?;
     let mut end = PingPong::new(&stream, &a.framing, a.size, a.wait);

@@ -230,7 +230,6 @@ struct Wire {
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    /// Posted receives.
     ready: u32,
     /// Posted send requests.
     started: u64,
@@ -571,7 +570,6 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     Ok(out)
 }
 
-/// The receiving side.
 pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let mut wire = End::new(&a.link, depth(a), a.size)?.accept()?;
     let cpu0 = cpu::process_us();
@@ -586,7 +584,6 @@ const fn tag(i: u32) -> u8 {
     (i % 255) as u8 + 1
 }
 
-/// One end of a ping-pong.
 pub(crate) struct PingPong {
     wire: Wire,
     args: LatencyArgs,

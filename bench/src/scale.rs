@@ -260,7 +260,6 @@ impl Rdma {
         Ok(())
     }
 
-    /// Accepts `n` queue pairs.
     fn accept(&mut self, listener: &CmId, n: u32) -> Result<()> {
         let parameters = ConnectionParameters::default();
         listener.listen(4096)?;

@@ -109,7 +109,6 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
     Ok(Value::Object(rows))
 }
 
-/// Returns the durations of the operations.
 fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latencies> {
     let remote =
         RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;

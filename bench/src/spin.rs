@@ -23,7 +23,6 @@ const NAMES: [&str; 5] = [
     "write-spin",
     "write-spin-crc",
 ];
-/// Number of turns of each program.
 const TURNS: u32 = 40;
 
 #[derive(Debug, Args)]

@@ -32,7 +32,6 @@ impl Samples {
         Ok(samples)
     }
 
-    /// Records a round trip.
     pub(crate) fn round_trip(&mut self, took: Duration) {
         self.halves.record(took / 2);
     }
@@ -56,7 +55,6 @@ impl Samples {
 /// The result of a measurement in one direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flow {
-    /// Payload octets.
     pub(crate) bytes: f64,
     /// Octets per message.
     pub(crate) size: f64,

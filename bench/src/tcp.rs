@@ -55,14 +55,12 @@ pub(crate) fn listen() -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts one connection.
 pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
     let stream = listen()?.accept().context("cannot accept")?.0;
     stream.set_nodelay(nodelay)?;
     Ok(stream)
 }
 
-/// Connects to the receiver.
 pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
     let stream = TcpStream::connect(to).context("cannot connect")?;
     stream.set_nodelay(nodelay)?;
@@ -128,7 +126,6 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
 }
 
-/// One end of a ping-pong.
 pub(crate) struct PingPong {
     stream: TcpStream,
     buf: Vec<u8>,
@@ -177,7 +174,6 @@ pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     Ok(json!({}))
 }
 
-/// Sends all octets.
 pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
     let flags = if spin {
         SendFlags::NOSIGNAL | SendFlags::DONTWAIT

@@ -21,9 +21,7 @@ use xtask::context::{Context, find_program};
 use xtask::outcome::Outcome;
 use xtask::process::{Log, cargo};
 
-/// The recorded values.
 const RECORD: &str = "bench/instructions.toml";
-/// The measured program.
 const PROGRAM: &str = "iwarp-instructions";
 /// The function of the program in which callgrind counts.
 const MEASURED: &str = "*iwarp_instructions::measured*";

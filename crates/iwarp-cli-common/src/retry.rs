@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 /// How long a client keeps retrying.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The shortest delay.
 const SHORTEST: Duration = Duration::from_millis(20);
 /// A delay is the elapsed time divided by this.
 const PART: u32 = 50;

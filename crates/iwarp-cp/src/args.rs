@@ -84,7 +84,6 @@ pub struct CpArgs {
     pub(crate) serve: ServeOptions,
 }
 
-/// Options that are valid only with `serve`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of `serve`")]
 pub(crate) struct ServeOptions {
@@ -150,7 +149,6 @@ pub(crate) enum Crc {
     Off,
 }
 
-/// The form of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Serves a directory.
@@ -158,18 +156,13 @@ pub(crate) enum Call {
         /// The served directory. Clients cannot reach files outside of it.
         dir: PathBuf,
     },
-    /// Uploads a file.
     Put {
-        /// Local file.
         file: PathBuf,
-        /// Peer.
         host: String,
         /// Path below the served directory.
         path: String,
     },
-    /// Downloads a file.
     Get {
-        /// Peer.
         host: String,
         /// Path below the served directory.
         path: String,
@@ -227,7 +220,6 @@ impl CpArgs {
         self.serve.anonymous && !self.serve.is_local()
     }
 
-    /// Returns the form of the command.
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
             if self.no_resume {

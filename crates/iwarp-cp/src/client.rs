@@ -24,7 +24,6 @@ const RESUME: &str = "the received data are kept: repeat the command to continue
 const RESUME_WITHOUT: &str =
     "the received data are kept: repeat the command without --no-resume to continue";
 
-/// Uploads a file.
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
     // Open the file before connecting, so that a bad name fails early.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -40,7 +39,6 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
     })
 }
 
-/// Downloads a file.
 pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> Result<()> {
     let target = if file.is_dir() {
         let name = path.rsplit('/').next().unwrap_or(path);

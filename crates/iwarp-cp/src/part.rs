@@ -117,7 +117,6 @@ impl Part {
         Ok(())
     }
 
-    /// Appends data.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
         self.file
             .write_all(data)
@@ -239,7 +238,6 @@ pub(crate) struct Source {
     file: File,
     hash: Sha256,
     size: u64,
-    /// Permission bits.
     pub(crate) mode: u32,
 }
 
@@ -281,7 +279,6 @@ impl Source {
         Ok(0)
     }
 
-    /// Fills `buf`.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
         self.file.read_exact(buf).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {

@@ -29,7 +29,6 @@ use iwarp_cli_common::text::printable;
 
 /// Protocol version. Both ends must have the same.
 pub(crate) const VERSION: u16 = 2;
-/// A random number.
 pub(crate) type Nonce = [u8; 32];
 /// A message authentication code.
 pub(crate) type Proof = [u8; 32];
@@ -74,7 +73,6 @@ pub(crate) struct Have {
     pub(crate) hash: Hash,
 }
 
-/// All messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     /// 1: magic, version. Version 2 added the other fields; later versions may add more.
@@ -90,7 +88,6 @@ pub(crate) enum Message {
     Put {
         /// Size of the file in octets.
         size: u64,
-        /// Permission bits.
         mode: u32,
         /// Continue an existing partial file.
         resume: bool,
@@ -119,12 +116,10 @@ pub(crate) enum Message {
         offset: u64,
         /// Size of the whole file.
         size: u64,
-        /// Permission bits.
         mode: u32,
     },
     /// 6: a slot contains data now.
     Filled {
-        /// The slot.
         slot: u16,
         /// Offset in the file: the end of the previous data.
         offset: u64,
@@ -133,7 +128,6 @@ pub(crate) enum Message {
     },
     /// 7: a slot may be reused.
     Free {
-        /// The slot.
         slot: u16,
     },
     /// 8: all data have been sent.

@@ -17,10 +17,8 @@ use std::time::Duration;
 /// Called after every step with the bytes done and the total.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Size of the file.
     pub(crate) size: u64,
     /// The part that the receiver already had, in bytes.
     pub(crate) resumed: u64,
@@ -28,7 +26,6 @@ pub(crate) struct Summary {
     pub(crate) hash: Hash,
 }
 
-/// The request of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// Path below the served directory.

@@ -20,7 +20,6 @@ pub(crate) trait Link {
     /// Fails if the connection is broken, a message is malformed or the limit is exceeded.
     fn recv(&mut self) -> Result<Option<Message>>;
 
-    /// Returns a message if one has arrived.
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
     /// Records whether the peer, which has made a valid request, is waiting for this end. While it
@@ -82,7 +81,6 @@ pub(crate) fn unexpected(m: &Message) -> Error {
     }
 }
 
-/// Returns the error that the peer has reported.
 pub(crate) fn peer_error(text: &str) -> Error {
     Error::failed(format!("the peer says: {text}"))
 }

@@ -40,7 +40,6 @@ const INSIDE: &str = "IWARP_BENCH_INSIDE";
 const TRIES: u32 = 3;
 /// Time limit of a single measurement.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit of the build.
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Arguments of `cargo xtask bench`.

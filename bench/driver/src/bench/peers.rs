@@ -118,7 +118,6 @@ impl Peer {
         Self { list, ..self }
     }
 
-    /// Returns the name of the program.
     pub(super) const fn program(&self) -> &'static str {
         match self.kind {
             Kind::Ucx => "ucx_perftest",

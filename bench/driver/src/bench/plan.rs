@@ -25,7 +25,6 @@ pub(super) const GROUPS: &[&str] = &[
 pub(super) enum What {
     /// By our own program with these arguments.
     Own(Vec<String>),
-    /// By other software.
     Peer(Peer),
 }
 
@@ -38,7 +37,6 @@ impl fmt::Display for What {
     }
 }
 
-/// One point of a round.
 #[derive(Debug, Clone)]
 pub(super) struct Point {
     /// The groups that need it; the first is its own.
@@ -364,7 +362,6 @@ impl Plan {
     }
 }
 
-/// Returns all points of a round.
 pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     for name in only {
         if !GROUPS.contains(&name.as_str()) {

@@ -6,7 +6,6 @@ use iwarp_figures::load::{Watch, Watched};
 
 /// How many CPUs other programs may use during a sample.
 pub(super) const LIMIT: f64 = 0.15;
-/// Duration of one check.
 const LOOK: Duration = Duration::from_millis(250);
 
 fn watch() -> Watch {
@@ -33,7 +32,6 @@ impl Quiet {
         }
     }
 
-    /// Starts a sample.
     pub(super) fn begin(&mut self) {
         self.watch = watch();
     }

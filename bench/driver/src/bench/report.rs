@@ -8,7 +8,6 @@ use super::samples::{Measured, Samples};
 use super::sizes::{digits, show};
 use super::targets::{self, Verdict};
 
-/// The results of a run.
 pub(super) struct Report<'a> {
     pub(super) facts: &'a Value,
     pub(super) samples: &'a Samples,
@@ -81,7 +80,6 @@ fn short(spread: Option<Measured>) -> String {
 type Column<'a> = (&'a str, Box<dyn Fn(&str, u64) -> String + 'a>);
 
 impl Report<'_> {
-    /// Returns all tables as Markdown.
     pub(super) fn markdown(&self) -> String {
         let mut text = String::new();
         let (kept, all) = self.samples.kept();

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use iwarp_figures::Spread;
 use serde_json::{Map, Value, json};
 
-/// One measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     /// Number of the turn, counted over all rounds.
@@ -83,15 +82,12 @@ impl std::ops::Deref for Measured {
     }
 }
 
-/// A series at a size.
 pub(super) type Key<'a> = (&'a str, u64);
 
-/// All samples of a run.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     all: Vec<Sample>,
     rounds: u32,
-    /// Turns of each round.
     turns: u32,
 }
 
@@ -162,7 +158,6 @@ impl Samples {
         names
     }
 
-    /// Returns the sizes of the series with this prefix.
     pub(super) fn sizes(&self, prefix: &str) -> Vec<u64> {
         let mut sizes: Vec<u64> = self
             .all
@@ -194,7 +189,6 @@ impl Samples {
         Measured::of(collect(false), false).or_else(|| Measured::of(collect(true), true))
     }
 
-    /// Returns a metric of a series.
     pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Measured> {
         self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }

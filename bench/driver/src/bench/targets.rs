@@ -154,7 +154,6 @@ impl List {
 
 const M: u64 = 1 << 20;
 
-/// Returns all targets.
 pub(super) fn all() -> Vec<Target> {
     let mut l = List(Vec::new());
     for add in [bandwidth, latency, ops, verbs, peers, scale, cpu] {
@@ -171,7 +170,6 @@ fn value(a: &[Key<'static>]) -> Measure {
     Measure::Value(a.to_vec())
 }
 
-/// Writes against TCP.
 fn bandwidth(l: &mut List) {
     l.bandwidth(
         "64 B, many outstanding",
@@ -246,7 +244,6 @@ fn latency(l: &mut List) {
     l.latency("1 MiB", M, (1.05, 1.15), (1.10, 1.20));
 }
 
-/// Sends and Reads against Writes.
 fn ops(l: &mut List) {
     for size in [64, 4096, 65_536, M] {
         let s = super::sizes::show(size);
@@ -393,7 +390,6 @@ fn peers(l: &mut List) {
     );
 }
 
-/// Many connections.
 fn scale(l: &mut List) {
     let iwarp = |n| [("scale:iwarp-spin", n), ("scale:iwarp-event", n)];
     let tcp = |n| [("scale:tcp", n)];

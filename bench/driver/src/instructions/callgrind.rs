@@ -9,7 +9,6 @@ use std::collections::HashMap;
 
 use anyhow::{Context as _, Result};
 
-/// The cost of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
     /// Instructions in our own object.

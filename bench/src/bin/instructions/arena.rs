@@ -29,7 +29,6 @@ impl Arena {
         }
     }
 
-    /// Returns the first address.
     pub(crate) const fn addr(&self) -> u64 {
         self.addr
     }

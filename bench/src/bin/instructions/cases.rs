@@ -18,7 +18,6 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     /// Repetitions inside `measured`, by which the counts are divided.
     pub(crate) count: u32,
-    /// A description of the work.
     pub(crate) about: &'static str,
     /// Performs the work `count` times.
     pub(crate) run: fn(),
@@ -34,7 +33,6 @@ const LIST: usize = 64;
 /// Size of a small message in octets.
 const SMALL: usize = 64;
 
-/// All cases.
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "header-tagged-emit",

@@ -104,12 +104,10 @@ impl End {
         }
     }
 
-    /// Posts one request.
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) {
         self.qp.post_send(wr, &mut self.host).expect("room");
     }
 
-    /// Posts one receive.
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) {
         self.qp.post_recv(wr, &mut self.host).expect("room");
     }

@@ -81,7 +81,6 @@ const TCP: u32 = 0x0106;
 /// Tables are split at this length, so that each message fits a datagram.
 const TABLE_MAX: usize = DATAGRAM_MAX / 2;
 
-/// Returns the datagrams that answer a datagram of requests.
 pub(super) fn datagrams(request: &[u8]) -> Vec<Vec<u8>> {
     let all = Request::all(request).into_iter();
     all.flat_map(|request| {

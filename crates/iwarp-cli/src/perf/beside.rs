@@ -22,7 +22,6 @@ const SLOT: Duration = Duration::from_millis(150);
 /// One operation, measured beside a computing program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Beside {
-    /// The operation.
     pub(crate) op: Op,
     /// Message size in octets.
     pub(crate) size: u64,

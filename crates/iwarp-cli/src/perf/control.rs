@@ -29,7 +29,6 @@ pub(crate) const HELLO: Duration = Duration::from_secs(5);
 /// How long a server waits for the client's next request.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
-/// Messages of the client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Request {
@@ -49,16 +48,12 @@ pub(crate) enum Request {
     },
     /// Runs one measurement.
     Run {
-        /// Number of an open link.
         id: u32,
-        /// The measurement to run.
         point: Point,
-        /// Number of operations.
         iters: u64,
     },
 }
 
-/// Messages of the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Reply {
@@ -75,7 +70,6 @@ pub(crate) enum Reply {
     Busy {},
     /// The server listens for the link's connections, at the address of the control connection.
     Listening {
-        /// TCP port.
         port: u16,
     },
     /// All connections of the link are set up.
@@ -87,7 +81,6 @@ pub(crate) enum Reply {
         /// Processor time that the server process used for it, in microseconds.
         cpu_us: f64,
     },
-    /// The request failed.
     Error {
         /// The reason, for the user.
         message: String,
@@ -95,7 +88,6 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Returns `true` if it is [`Done`](Self::Done).
     pub(crate) const fn is_done(&self) -> bool {
         matches!(self, Self::Done { .. })
     }
@@ -216,7 +208,6 @@ impl Control {
         Ok(peer.context("control connection")?.ip())
     }
 
-    /// Sends one message.
     pub(crate) fn send(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');

@@ -10,7 +10,6 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
-/// A running peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
     child: Child,

@@ -41,7 +41,6 @@ pub(crate) fn run(args: PerfArgs) -> Result<()> {
     }
 }
 
-/// Returns the implementation of a wire.
 fn transport(wire: Wire) -> &'static dyn Transport {
     match wire {
         Wire::Tcp => &tcp::Tcp,

@@ -84,7 +84,6 @@ impl Poll {
     }
 }
 
-/// Latency or bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Metric {
@@ -98,9 +97,7 @@ pub(crate) enum Metric {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wire {
-    /// Plain TCP.
     Tcp,
-    /// iWARP.
     Rdma,
 }
 
@@ -108,7 +105,6 @@ pub(crate) enum Wire {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {
-    /// TCP or RDMA.
     pub(crate) wire: Wire,
     /// MPA CRC (RDMA only).
     pub(crate) crc: bool,
@@ -124,11 +120,9 @@ pub(crate) struct Link {
     pub(crate) max_size: u64,
 }
 
-/// One measured point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Point {
-    /// Operation.
     pub(crate) op: Op,
     /// Message size in bytes, at least 1.
     pub(crate) size: u64,
@@ -136,7 +130,6 @@ pub(crate) struct Point {
     pub(crate) crc: bool,
     /// How both ends wait.
     pub(crate) poll: Poll,
-    /// Latency or bandwidth.
     pub(crate) metric: Metric,
 }
 
@@ -152,7 +145,6 @@ pub(crate) fn memory_of(l: &Link) -> u64 {
     u64::from(l.qps) * 2 * l.max_size.max(MIN_BUFFER)
 }
 
-/// Checks a point against its link.
 pub(crate) fn check_point(p: &Point, l: &Link) -> Result<()> {
     in_range("size", p.size, l.max_size)?;
     if p.op.is_tcp() != (l.wire == Wire::Tcp) {
@@ -181,7 +173,6 @@ fn in_range(what: &str, v: u64, max: u64) -> Result<()> {
 pub(crate) enum Role {
     /// Starts operations and measures the time.
     Client,
-    /// Answers.
     Server,
 }
 
@@ -197,7 +188,6 @@ pub(crate) trait Transport {
 
 /// A listening server, before its client has connected.
 pub(crate) trait Pending: Send {
-    /// Returns the port for the client.
     fn port(&self) -> u16;
     /// Waits, at most [`STALL`], for all connections of the link.
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>>;

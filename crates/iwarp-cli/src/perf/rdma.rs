@@ -35,7 +35,6 @@ const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// iWARP.
 #[derive(Debug)]
 pub(crate) struct Rdma;
 
@@ -108,7 +107,6 @@ struct Conn {
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    /// Posted receives.
     ready: u32,
     /// Operations of the point that are started and not complete.
     started: u64,

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::io::IsTerminal as _;
 use std::time::Instant;
 
-/// Result of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Value {
     /// Half round trips in microseconds.
@@ -21,7 +20,6 @@ pub(crate) enum Value {
         /// Processor time of both ends per half round trip, in microseconds.
         cpu: f64,
     },
-    /// A rate.
     Bandwidth {
         /// Payload bytes per second.
         bytes_per_s: f64,
@@ -32,7 +30,6 @@ pub(crate) enum Value {
     },
 }
 
-/// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sample {
     /// Ratios are computed only between samples of one round.
@@ -245,7 +242,6 @@ impl Runner {
         }
     }
 
-    /// Returns the link of a point, and opens it if necessary.
     fn link_of(&mut self, plan: &Plan, point: &Point) -> Result<Link> {
         let link = plan.link(point);
         if !self.links.contains_key(&link) {

@@ -73,7 +73,6 @@ impl Half {
     }
 }
 
-/// A connection.
 pub(super) struct Link {
     half: Half,
     connection: ConnectedId,
@@ -82,7 +81,6 @@ pub(super) struct Link {
     unsent: u32,
 }
 
-/// A completion, by its kind.
 enum Seen {
     Sent,
     Message(Info),

@@ -156,7 +156,6 @@ fn fill_verbs(dir: &Path, devices: &[Device]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the entries of each device.
 fn fill(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {

@@ -78,7 +78,6 @@ pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// The answer of one process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProcessStats {
     /// The process number from the kernel, or the process's own if it is not visible from this

@@ -5,7 +5,6 @@
 use super::document::{Connection, Counters, Device, ProcessStats, QueuePair, counter};
 use std::fmt::{Display, Write as _};
 
-/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -121,7 +120,6 @@ struct Writer<'a> {
 type Labels<'a> = Vec<(&'static str, &'a dyn Display)>;
 
 impl Writer<'_> {
-    /// Writes the header of a metric.
     fn family(&mut self, name: &str, kind: Kind, unit: &str, help: &str) {
         let _ = writeln!(self.out, "# TYPE {name} {}", kind.name());
         if !unit.is_empty() {
@@ -236,7 +234,6 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// Returns the text about all processes.
 pub(super) fn text(stats: &[ProcessStats]) -> String {
     let mut w = Writer {
         out: String::new(),

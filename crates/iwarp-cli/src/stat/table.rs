@@ -7,7 +7,6 @@ use iwarp_cli_common::text::visible;
 use iwarp_cli_common::units::{digits3, rate};
 use std::fmt::Write as _;
 
-/// Width of a terminal.
 const COLUMNS: usize = 100;
 
 /// Escapes text of another program for the terminal. If the result is longer than `max` characters,
@@ -45,7 +44,6 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// Returns the table of all processes, with rates since the answers in `before`.
 pub(super) fn table(stats: &[ProcessStats], before: &Since) -> String {
     let mut out = String::new();
     for (at, one) in stats.iter().enumerate() {

@@ -361,7 +361,6 @@ fn send(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion) {
     post(qp, SendWr::send(0, &[memory.sge(..).unwrap()]));
 }
 
-/// Opens a context that records its connections in `file`.
 fn recorded(file: &Path) -> Context {
     let mut config = Config::default();
     config.capture = Some(file.to_path_buf());

@@ -45,7 +45,6 @@ const fn pattern(side: usize, at: usize) -> u8 {
     (at as u8).wrapping_mul(7).wrapping_add(side as u8 * 101)
 }
 
-/// Progress of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// It waits for the peer's frame until this time.
@@ -61,11 +60,9 @@ pub(super) enum Phase {
 /// The effect of a call on the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Nothing.
     Nothing,
     /// The sending side was shut down.
     Fin,
-    /// A reset.
     Reset,
 }
 
@@ -84,7 +81,6 @@ impl Host for Completions {
     }
 }
 
-/// One end.
 #[derive(Debug)]
 pub(super) struct End {
     side: usize,
@@ -464,7 +460,6 @@ impl End {
                 .all(|(_, cqe)| cqe.status == WcStatus::Success)
     }
 
-    /// Closes gracefully.
     pub(super) fn close(&mut self) -> Seen {
         self.qp.close(&mut self.host);
         self.serve()

@@ -46,7 +46,6 @@ pub(super) struct Row {
     pub(super) bw_ratio: Option<Spread>,
 }
 
-/// A finished run.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
     host: HostInfo,

@@ -55,7 +55,6 @@ pub(crate) struct Decoded {
 }
 
 impl Decoded {
-    /// Returns all opcodes that occur.
     pub(crate) fn opcodes(&self) -> std::collections::BTreeSet<u8> {
         self.fpdus.values().flatten().map(|(_, op)| *op).collect()
     }
