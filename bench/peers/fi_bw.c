@@ -1,17 +1,21 @@
 /*
- * Bandwidth of libfabric's tcp provider between two processes: one-sided writes, or messages into posted receives.
+ * Bandwidth of libfabric's tcp provider between two processes: one-sided writes, or messages into
+ * posted receives.
  *
  *   fi_bw rma|msg OCTETS COUNT DEPTH PORT            serves one client
  *   fi_bw rma|msg OCTETS COUNT DEPTH PORT ADDRESS    is that client and prints one line:
- *                                                    octets, count, depth, GB/s, million messages/s
+ *                                                    octets, count, depth, GB/s,
+ *                                                    million messages/s
  *
- * Up to DEPTH operations are outstanding, in a sliding window. The time ends when the server has confirmed that everything has
- * arrived.
+ * Up to DEPTH operations are outstanding, in a sliding window. The time ends when the server has
+ * confirmed that everything has arrived.
  *
- * The program uses the provider in the fastest way that was found. Kept: injecting small operations (some percent faster), and one
- * completion for a quarter of the window (at least as fast as one for each operation). Without effect: a window of 1024 instead of the
- * provider's 256 for small operations, and larger buffers of the provider, because it writes each operation to the socket by itself
- * unless the socket is full. TCP_NODELAY is on, which is the provider's default and the same in all benchmarks here.
+ * The program uses the provider in the fastest way that was found. Kept: injecting small operations
+ * (a few percent faster), and one completion per quarter of the window (at least as fast as one per
+ * operation). Without effect: a window of 1024 instead of the provider's 256 for small operations,
+ * and larger buffers of the provider, because it writes each operation to the socket separately
+ * unless the socket is full. TCP_NODELAY is on: it is the provider's default and the same in all
+ * benchmarks here.
  */
 #include <netinet/in.h>
 #include <rdma/fabric.h>
@@ -29,14 +33,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Octets of memory that small messages use one after another, as in the other benchmarks. */
+/* Small messages cycle through this many octets, as in the other benchmarks. */
 #define WINDOW (256 * 1024)
-/* Most completions that are taken at a time. */
+/* Largest number of completions taken at a time. */
 #define TAKEN 64
 /* Time limit of the whole run, in seconds. */
 #define LIMIT 35
 
-/* The memory that the client may write to. The server sends this when it accepts. */
+/* The memory that the client may write to, which the server sends when it accepts. */
 struct target {
 	uint64_t address;
 	uint64_t key;
@@ -50,7 +54,7 @@ static struct fid_ep *ep;
 static struct target target;
 static char *memory;
 static size_t size, slots;
-/* The window; operations started and completed; messages that have arrived; receives that are posted. */
+/* Window; started and completed operations; received messages; posted receives. */
 static uint64_t depth, sent, done, arrived, ready;
 static int is_rma;
 
@@ -82,7 +86,10 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Takes completions, which also drives the endpoint. The context of a completion is the number of operations that it stands for. */
+/*
+ * Takes completions, which also drives the endpoint. The context of a completion is the number of
+ * operations that it covers.
+ */
 static uint64_t completed(struct fid_cq *cq)
 {
 	struct fi_cq_entry entries[TAKEN];
@@ -110,12 +117,12 @@ static void drive_receives(void)
 
 	arrived += n;
 	ready -= n;
-	/* Receives are posted several at a time, but before the peer can use up all of them. */
+	/* Post receives in batches, but before the peer runs out of them. */
 	for (int run = ready <= depth / 2; run && ready < depth; ready++)
 		check("fi_recv", fi_recv(ep, slot(ready), size, NULL, 0, (void *)1));
 }
 
-/* Starts one operation. Returns 0 if the provider has no room for it. */
+/* Starts one operation. Returns 0 if the provider has no room. */
 static int start(int write, size_t length, uint64_t ends, int inject)
 {
 	char *from = slot(sent);
@@ -128,7 +135,8 @@ static int start(int write, size_t length, uint64_t ends, int inject)
 	long r;
 
 	if (write)
-		r = inject ? fi_inject_write(ep, from, length, 0, there.addr, target.key) : fi_writemsg(ep, &writing, flags);
+		r = inject ? fi_inject_write(ep, from, length, 0, there.addr, target.key)
+			   : fi_writemsg(ep, &writing, flags);
 	else
 		r = inject ? fi_inject(ep, from, length, 0) : fi_sendmsg(ep, &sending, flags);
 	if (r == -FI_EAGAIN)
@@ -153,7 +161,7 @@ static void client(uint64_t count)
 	for (uint64_t i = 0; i < count;) {
 		uint64_t ends = !inject && (unsignalled + 1 == run || i + 1 == count) ? unsignalled + 1 : 0;
 
-		/* Injected operations make no completion. For them the provider itself reports when its window is full. */
+		/* Injected operations have no completion; the provider reports when its window is full. */
 		if (sent - done < depth && start(is_rma, size, ends, inject)) {
 			unsignalled = ends ? 0 : unsignalled + 1;
 			done += inject;
@@ -191,7 +199,7 @@ static void await_event(uint32_t wanted, struct fi_eq_cm_entry *entry, size_t ro
 		fail("connecting", n == -FI_EAVAIL || n >= 0 ? error.err : n);
 }
 
-/* Opens the endpoint and posts receives, which must be there before the peer sends. */
+/* Opens the endpoint and posts receives, which must precede the peer's messages. */
 static void open_endpoint(void)
 {
 	struct fi_cq_attr attributes = {.format = FI_CQ_FORMAT_CONTEXT, .size = 2 * depth + 64};
@@ -211,7 +219,7 @@ static void open_endpoint(void)
 		fail("memory", FI_ENOMEM);
 	memset(memory, 1, length);
 	check("fi_mr_reg", fi_mr_reg(domain, memory, length, FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
-	/* The provider's mode says whether the client uses the address or the offset in the region. */
+	/* The provider's mode decides between the address and the offset in the region. */
 	target.address = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)memory : 0;
 	target.key = fi_mr_key(mr);
 	check("fi_enable", fi_enable(ep));
@@ -230,13 +238,13 @@ static void open_fabric(const char *address, const char *port, uint64_t flags)
 	hints->caps = FI_MSG | FI_RMA;
 	hints->addr_format = FI_SOCKADDR_IN;
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-	/* Only the thread that polls makes progress: the provider needs no thread and no locks. */
+	/* Progress is made by polling only, without threads and locks of the provider. */
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
 	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
 	check("fi_getinfo", fi_getinfo(FI_VERSION(1, 17), address, port, flags, hints, &info));
 	fi_freeinfo(hints);
-	/* The provider's own limit may be lower; FI_TCP_TX_SIZE and FI_TCP_RX_SIZE change it. */
+	/* The provider's limit may be lower; see FI_TCP_TX_SIZE and FI_TCP_RX_SIZE. */
 	depth = depth < info->tx_attr->size ? depth : info->tx_attr->size;
 	depth = depth < info->rx_attr->size ? depth : info->rx_attr->size;
 	check("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));

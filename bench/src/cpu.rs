@@ -4,10 +4,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Binds this thread, and every thread it starts later, to one CPU.
-///
-/// # Errors
-/// When there is no such CPU for this process.
+/// Binds this thread and its future children to one CPU.
 pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         bail!("there is no CPU {cpu}");
@@ -33,13 +30,12 @@ fn us(clock: ClockId) -> f64 {
 }
 
 /// Returns the resident anonymous memory of this process, in octets. Pages of the program and its
-/// libraries do not count: they may be read at any time and are no cost of a connection.
+/// libraries are excluded, because they are no cost of a connection.
 pub(crate) fn resident() -> u64 {
     status_field("/proc/self/status", "RssAnon:").unwrap_or(0) * 1024
 }
 
-/// Returns how often threads of this process went to sleep. Each wake-up follows a sleep, so this
-/// also counts wake-ups.
+/// Returns how often threads of this process went to sleep, which equals the number of wake-ups.
 pub(crate) fn sleeps() -> u64 {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else {
         return 0;
@@ -53,8 +49,7 @@ pub(crate) fn sleeps() -> u64 {
         .sum()
 }
 
-/// Returns the slab memory of the kernel in octets, for the whole machine. Sockets are in this
-/// memory.
+/// Returns the kernel's slab memory in octets, for the whole machine. It contains the sockets.
 pub(crate) fn slab() -> u64 {
     status_field("/proc/meminfo", "Slab:").unwrap_or(0) * 1024
 }

@@ -1,9 +1,9 @@
-//! Measures how many RDMA Writes a process serves whose program waits: the target of many peers, by
+//! Measures the rate of RDMA Writes to a process whose program waits: the target of many peers, by
 //! the number of its progress threads.
 //!
-//! Writes to the same place are the same octets each time, so the peers are plain TCP streams that
-//! repeat a piece of FPDUs framed beforehand (RFC 5044 section 4, RFC 5041 section 4.2). They cost
-//! the sending process little, and the rate is that of the target.
+//! Writes to the same place are identical octets, so the peers are plain TCP streams that repeat a
+//! block of FPDUs framed beforehand (RFC 5044 section 4, RFC 5041 section 4.2). They cost the
+//! sending process little, and the rate is that of the target.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, STALL};
@@ -31,14 +31,14 @@ use std::time::{Duration, Instant};
 const TAGGED: usize = 14;
 /// A request of MPA revision 1 with CRCs and without private data (RFC 5044 section 7.1.1).
 const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
-/// A piece has about so many octets.
+/// Approximate length of a block.
 const PIECE: usize = 64 * 1024;
 /// Octets of the target's memory.
 const TARGET: usize = 64 * 1024;
 
 #[derive(Debug, Args)]
 pub(crate) struct CrowdArgs {
-    /// Peers
+    /// Number of peers
     #[arg(long, default_value_t = 64)]
     n: usize,
     /// Octets of each Write
@@ -51,11 +51,10 @@ pub(crate) struct CrowdArgs {
     time: Time,
 }
 
-/// The stream of a peer.
 struct Writer {
     stream: TcpStream,
     piece: Vec<u8>,
-    /// Octets of the piece that are sent.
+    /// Octets of the block that have been sent.
     sent: usize,
 }
 
@@ -79,7 +78,8 @@ impl Writer {
         })
     }
 
-    /// Sends the rest of a piece, as much as the socket takes. Then it is the next peer's turn.
+    /// Sends the rest of a block, as much as the socket takes, and leaves the turn to the next
+    /// peer.
     fn write(&mut self) -> Result<()> {
         match send(&self.stream, &self.piece[self.sent..], SendFlags::NOSIGNAL) {
             Ok(n) => self.sent = (self.sent + n) % self.piece.len(),
@@ -90,7 +90,7 @@ impl Writer {
     }
 }
 
-/// Whole FPDUs with a Write of `size` octets each.
+/// Returns whole FPDUs with a Write of `size` octets each.
 fn piece(remote: &RemoteMemory, size: usize) -> Vec<u8> {
     let mut fpdu = ((TAGGED + size) as u16).to_be_bytes().to_vec();
     let mut head = [0; TAGGED];
@@ -108,7 +108,7 @@ fn piece(remote: &RemoteMemory, size: usize) -> Vec<u8> {
     fpdu.repeat(PIECE.div_ceil(fpdu.len()))
 }
 
-/// The peers of the target.
+/// Runs the peers of the target.
 pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
     if a.n == 0 || a.size == 0 || a.size > TARGET - 1024 {
         bail!("at least one peer, 1 to {} octets", TARGET - 1024);
@@ -131,7 +131,7 @@ pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
     let (after, elapsed) = (ask(&mut target)?, begin.elapsed());
     target.say("end")?;
     if target.report()?.get("written") != Some(&json!(true)) {
-        bail!("what was written is not there");
+        bail!("the written data are missing");
     }
     let more = |name| peer::number(&after, name) - peer::number(&before, name);
     let us = elapsed.as_secs_f64() * 1e6;
@@ -142,13 +142,13 @@ pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
     }))
 }
 
-/// Asks the target how far it is.
+/// Asks the target for its progress.
 fn ask(target: &mut Peer) -> Result<Value> {
     target.say("count")?;
     target.report()
 }
 
-/// All peers write for so long.
+/// Lets all peers write for `time`.
 fn crowd(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> {
     let mut events = Vec::with_capacity(writers.len());
     let patience = Timespec {
@@ -164,13 +164,16 @@ fn crowd(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> 
         }
         for event in &events {
             let at = { event.data }.u64() as usize;
-            writers.get_mut(at).context("an event of nobody")?.write()?;
+            writers
+                .get_mut(at)
+                .context("an event for an unknown stream")?
+                .write()?;
         }
     }
     Ok(())
 }
 
-/// The target. Its program does nothing but wait.
+/// Runs the target, whose program only waits.
 pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
     let mut config = Config::from_env();
     config.progress_threads = a.threads;
@@ -179,7 +182,7 @@ pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
     let cq = ctx.create_cq(64, None)?;
     let memory = pd.reg_mr(TARGET, ALL)?;
     let listener = ListeningId::bind(&ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
-    peer::tell(listener.local_addr())?;
+    peer::send_line(listener.local_addr())?;
     let parameters = ConnectionParameters {
         private_data: memory.remote().to_bytes().to_vec(),
         ..ConnectionParameters::default()
@@ -189,13 +192,13 @@ pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
         Ok(listener.accept(Some(STALL))?.accept(qp, &parameters)?)
     };
     let connections = (0..a.n).map(accept).collect::<Result<Vec<_>>>()?;
-    while peer::hear()? == "count" {
+    while peer::read_line()? == "count" {
         let writes: u64 = connections.iter().map(|c| c.counters().rx_fpdus).sum();
-        peer::tell(json!({ "writes": writes, "cpu_us": cpu::process_us() }))?;
+        peer::send_line(json!({ "writes": writes, "cpu_us": cpu::process_us() }))?;
     }
     let mut first = vec![0; a.size];
     memory.read_at(0, &mut first)?;
     let written = first.iter().all(|octet| *octet == 0x5a);
-    peer::tell(json!({ "written": written }))?;
+    peer::send_line(json!({ "written": written }))?;
     Ok(json!({}))
 }

@@ -1,10 +1,9 @@
-//! Facts about the machine, which are printed beside its figures.
+//! Describes the machine, for the report.
 
 use serde_json::{Value, json};
 use std::fs;
 
-/// Returns the facts as this process sees them. In a network namespace these are the settings of
-/// the namespace.
+/// Returns the facts as this process sees them; in a network namespace, with its settings.
 pub(crate) fn facts() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpuinfo

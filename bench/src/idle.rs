@@ -1,5 +1,5 @@
-//! Measures CPU time that should be nearly zero: of connected processes that do nothing, and of a
-//! process that is only the target of RDMA Writes.
+//! Measures CPU time that should be nearly zero: of connected, idle processes, and of a process
+//! that is only the target of RDMA Writes.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -15,16 +15,15 @@ use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-/// Connections of the idle processes.
+/// Number of connections of the idle processes.
 const CONNECTIONS: usize = 10;
 /// Octets of each Write.
 const PIECE: usize = 64 * 1024;
-/// Writes outstanding.
 const DEPTH: u64 = 16;
 
 #[derive(Debug, Args)]
 pub(crate) struct IdleArgs {
-    /// Seconds to do nothing
+    /// Seconds to be idle
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     #[command(flatten)]
@@ -79,16 +78,16 @@ impl Base {
 
     fn listen(&self) -> Result<ListeningId> {
         let listener = ListeningId::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
-        peer::tell(listener.local_addr())?;
+        peer::send_line(listener.local_addr())?;
         Ok(listener)
     }
 }
 
 /// Sleeps for `time` and returns the CPU time and the wake-ups of this process meanwhile.
 fn nothing(time: Duration) -> Value {
-    // First wait until set-up is over. An initiator that has received nothing sends up to three
-    // reminders, because siw may have overlooked its first message. The last one is sent 4.25 s
-    // after connecting, or up to 5.3 s with a coarse clock.
+    // Wait until set-up is over. An initiator that has received nothing sends up to three
+    // reminders, because siw may have missed its first message. The last one is sent 4.25 s after
+    // connecting, or up to 5.3 s with a coarse clock.
     std::thread::sleep(Duration::from_secs(6));
     let sleeps0 = cpu::sleeps();
     let cpu0 = cpu::process_us();
@@ -101,7 +100,7 @@ fn nothing(time: Duration) -> Value {
     })
 }
 
-/// The connecting side, doing nothing.
+/// Runs the idle connecting end.
 pub(crate) fn idle(a: &IdleArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let base = Base::new(&a.link)?;
@@ -121,21 +120,21 @@ pub(crate) fn idle(a: &IdleArgs) -> Result<Value> {
     }))
 }
 
-/// The listening side, doing nothing.
+/// Runs the idle listening end.
 pub(crate) fn idle_peer(a: &IdleArgs) -> Result<Value> {
     let base = Base::new(&a.link)?;
     let listener = base.listen()?;
     let connections = (0..CONNECTIONS)
         .map(|_| base.accept(&listener))
         .collect::<Result<Vec<_>>>()?;
-    peer::tell(nothing(Duration::from_secs_f64(a.seconds)))?;
-    // Keep the connections until the other side has finished counting, too.
-    peer::hear()?;
+    peer::send_line(nothing(Duration::from_secs_f64(a.seconds)))?;
+    // Keep the connections until the other end has finished counting, too.
+    peer::read_line()?;
     drop(connections);
     Ok(json!({}))
 }
 
-/// The side that writes.
+/// Runs the writing end.
 pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let base = Base::new(&a.link)?;
@@ -165,7 +164,7 @@ pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
         }
         done_so_far += n as u64;
         if start.elapsed() > time + STALL {
-            bail!("nothing happens any more");
+            bail!("no progress");
         }
         if !more && done_so_far == posted_so_far {
             break;
@@ -186,24 +185,24 @@ pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
     }))
 }
 
-/// The target: its only application thread waits for the end of the measurement.
+/// Runs the target, whose only application thread waits for the end of the measurement.
 pub(crate) fn passive_peer(a: &PassiveArgs) -> Result<Value> {
     let base = Base::new(&a.link)?;
     let connection = base.accept(&base.listen()?)?;
-    peer::hear()?;
-    peer::tell(json!({}))?;
+    peer::read_line()?;
+    peer::send_line(json!({}))?;
     let (process0, thread0) = (cpu::process_us(), cpu::thread_us());
-    peer::hear()?;
+    peer::read_line()?;
     let thread_us = cpu::thread_us() - thread0;
     let end = Instant::now() + STALL;
     let (mut placed, mut before) = (connection.counters().rx_payload, u64::MAX);
-    // Wait until the octets that are still in the sockets have been placed.
+    // Wait until the octets in the sockets have been placed.
     while placed != before && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(20));
         before = placed;
         placed = connection.counters().rx_payload;
     }
-    peer::tell(json!({
+    peer::send_line(json!({
         "placed": placed,
         "thread_us": thread_us,
         "process_us": cpu::process_us() - process0,

@@ -1,9 +1,9 @@
-//! One measurement per run, as one line of JSON: the building blocks of `cargo xtask bench`.
+//! One measurement per run, printed as one line of JSON, for `cargo xtask bench`.
 //!
-//! Every measurement has two processes on two CPUs. This process sends and measures the time, and
-//! starts itself a second time as the receiver, called the peer. Plain TCP and bare framing (FPDUs
-//! without an RNIC behind them) show what the machine can reach. `iwarp` is measured beside them
-//! through its public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
+//! Each measurement has two processes on two CPUs. This process sends and measures the time, and
+//! starts itself again as the receiver, called the peer. Plain TCP and bare framing (FPDUs without
+//! an RNIC) show what the machine can reach; `iwarp` is measured beside them through its public
+//! interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
 
 mod cpu;
 mod crowd;
@@ -28,7 +28,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
     version
 )]
 struct Cli {
-    /// CPU of the sending process and CPU of the receiving one; empty to leave it to the kernel
+    /// CPUs of the sending and of the receiving process; empty to let the kernel choose
     #[arg(long, value_name = "A,B", default_value = "0,1", global = true)]
     cpus: String,
     /// This process is the receiver (started by the sender).
@@ -44,32 +44,32 @@ enum Command {
     TcpBw(tcp::BandwidthArgs),
     /// Plain TCP ping-pong: half of the round trip
     TcpLat(tcp::LatencyArgs),
-    /// FPDU framing with direct placement and nothing else, in one direction: the ceiling
+    /// FPDU framing with direct placement only, in one direction: the upper limit
     ProbeBw(probe::BandwidthArgs),
     /// FPDU framing ping-pong
     ProbeLat(probe::LatencyArgs),
     /// iWARP in one direction
     IwarpBw(rdma::BandwidthArgs),
-    /// iWARP ping-pong, or half of the time of a Read or FetchAdd
+    /// iWARP ping-pong, or half the time of a Read or FetchAdd
     IwarpLat(rdma::LatencyArgs),
-    /// Ping-pongs of plain TCP, bare framing and RDMA Writes in turns, so that changes of the
-    /// machine affect all alike
+    /// Ping-pongs of plain TCP, bare framing and RDMA Writes, alternately, so that changes of the
+    /// machine affect all of them
     SpinLat(spin::SpinArgs),
     /// Many connections: set-up, memory, 64-octet echo
     Scale(scale::ScaleArgs),
-    /// CPU time of connected processes that do nothing
+    /// CPU time of idle connected processes
     Idle(idle::IdleArgs),
     /// CPU time of a process that is the target of RDMA Writes
     Passive(idle::PassiveArgs),
-    /// How soon a process serves FetchAdds, by what its program does meanwhile
+    /// Latency of FetchAdds at a target, by what its program does meanwhile
     Served(served::ServedArgs),
-    /// RDMA Writes of many peers to a process that waits, by the number of its progress threads
+    /// RDMA Writes of many peers to a waiting process, by the number of its progress threads
     Crowd(crowd::CrowdArgs),
     /// Facts about this machine
     Host,
 }
 
-/// A switch that is written as `on` or `off`.
+/// A switch: `on` or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OnOff {
     /// Used
@@ -84,7 +84,7 @@ impl OnOff {
     }
 }
 
-/// How a side waits.
+/// How an end waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Wait {
     /// Poll without sleeping
@@ -93,7 +93,7 @@ enum Wait {
     Event,
 }
 
-/// How long a measurement in one direction takes.
+/// Duration of a measurement in one direction.
 #[derive(Debug, Clone, Args)]
 struct Time {
     /// Milliseconds

@@ -1,5 +1,5 @@
-//! The second process of a measurement, the receiver. It is started with the same arguments, and
-//! the two exchange lines of text through pipes.
+//! The second process of a measurement, the receiver. It is started with the same arguments; the
+//! two processes exchange lines of text through pipes.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -16,10 +16,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts this program a second time, as the receiver.
-    ///
-    /// # Errors
-    /// When it cannot be started.
+    /// Starts this program again as the receiver.
     pub(crate) fn start() -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("--peer")
@@ -29,7 +26,7 @@ impl Peer {
             .spawn()
             .context("cannot start the receiving process")?;
         let input = child.stdin.take();
-        let output = child.stdout.take().context("the pipe was asked for")?;
+        let output = child.stdout.take().context("the pipe was requested")?;
         Ok(Self {
             child,
             input,
@@ -46,30 +43,21 @@ impl Peer {
     }
 
     /// Waits for the address that the receiver listens on.
-    ///
-    /// # Errors
-    /// When the receiver ends without printing an address.
     pub(crate) fn address(&mut self) -> Result<SocketAddr> {
         self.line()?
             .trim()
             .parse()
-            .context("the receiving process says no address")
+            .context("the receiving process printed no address")
     }
 
     /// Waits for a line of JSON from the receiver.
-    ///
-    /// # Errors
-    /// When the receiver ends without printing one.
     pub(crate) fn report(&mut self) -> Result<Value> {
-        serde_json::from_str(&self.line()?).context("the receiving process says no JSON")
+        serde_json::from_str(&self.line()?).context("the receiving process printed no JSON")
     }
 
     /// Sends a line to the receiver.
-    ///
-    /// # Errors
-    /// When the receiver has ended.
     pub(crate) fn say(&mut self, word: &str) -> Result<()> {
-        let input = self.input.as_mut().context("nothing follows the end")?;
+        let input = self.input.as_mut().context("the pipe is closed")?;
         writeln!(input, "{word}")?;
         Ok(input.flush()?)
     }
@@ -78,8 +66,8 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.input = None;
-        // After a successful measurement the receiver ends by itself. After a failure it is killed
-        // when it has not ended within 5 s.
+        // After a successful measurement the receiver exits by itself. Otherwise it is killed after
+        // 5 s.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
             while std::time::Instant::now() < patience {
@@ -94,43 +82,34 @@ impl Drop for Peer {
     }
 }
 
-/// Called by the receiver: sends a line to the sender.
-///
-/// # Errors
-/// When the sender has ended.
-pub(crate) fn tell(text: impl std::fmt::Display) -> Result<()> {
+/// Receiver: sends a line to the sender.
+pub(crate) fn send_line(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }
 
-/// Called by the receiver: waits for a line from the sender. Also returns at the end of the pipe,
-/// so that the receiver does not outlive the sender.
-///
-/// # Errors
-/// When the pipe cannot be read.
-pub(crate) fn hear() -> Result<String> {
+/// Receiver: waits for a line from the sender. Also returns at the end of the pipe, so that the
+/// receiver does not outlive the sender.
+pub(crate) fn read_line() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     Ok(line.trim().to_owned())
 }
 
-/// Returns a number of a report, or 0 if the report does not have it.
+/// Returns a number of a report, or 0 if it is missing.
 pub(crate) fn number(report: &Value, name: &str) -> f64 {
     report.get(name).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
 /// Parses `"0,1"` as two CPUs and `""` as none.
-///
-/// # Errors
-/// For any other text.
 pub(crate) fn parse_cpus(text: &str) -> Result<(Option<usize>, Option<usize>)> {
     if text.is_empty() {
         return Ok((None, None));
     }
     let (a, b) = text
         .split_once(',')
-        .context("two CPUs, please, as in 0,1")?;
+        .context("expected two CPUs, as in 0,1")?;
     Ok((Some(a.trim().parse()?), Some(b.trim().parse()?)))
 }
 

@@ -1,6 +1,6 @@
-//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination, and
-//! nothing else. It is the upper limit for `iwarp`: a real RNIC has to do all of this and more,
-//! because here are no queues, no STags, no completions and no error handling.
+//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination. This is
+//! the upper limit for `iwarp`: a real RNIC does all of this, and also has queues, STags,
+//! completions and error handling.
 //!
 //! RFC 5044 section 4 describes the framing, RFC 5041 section 4.2 the tagged segments.
 
@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 const TAGGED: usize = 14;
 /// MPA length field and tagged header.
 const HEAD: usize = 2 + TAGGED;
-/// Payload up to this size is copied beside its header.
+/// Payload up to this size is copied next to its header.
 const LINEAR_MAX: usize = 2048;
-/// Octets that are given to the kernel at a time.
+/// Octets per `sendmsg`.
 const SEND: usize = 256 * 1024;
-/// Octets of the destination. Each message is placed after the one before.
+/// Size of the destination. Each message is placed after the previous one.
 const TARGET: usize = 1 << 20;
-/// Most FPDUs of one `sendmsg` that are sent without a copy.
+/// Largest number of FPDUs that one `sendmsg` sends without a copy.
 const GATHER: usize = 2 * SEND / LINEAR_MAX;
 /// After this many small FPDUs in a row, the receiver no longer expects large ones. It is more than
 /// one, because long messages end with a short FPDU.
@@ -382,7 +382,6 @@ fn check(field: &[u8], parts: &[&[u8]]) -> Result<()> {
     Ok(())
 }
 
-/// The sending side.
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     a.framing.check(a.size)?;
     let mut peer = Peer::start()?;
@@ -409,7 +408,6 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     finish_flow(&mut peer, a.size, tx_cpu_us)
 }
 
-/// The receiving side.
 pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let stream = tcp::accept(true)?;
     let cpu0 = cpu::process_us();
@@ -422,7 +420,6 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
 }
 
-/// One end of a ping-pong.
 pub(crate) struct PingPong<'a> {
     sender: Sender<'a>,
     receiver: Receiver<'a>,
@@ -439,9 +436,6 @@ impl<'a> PingPong<'a> {
     }
 
     /// Sends a message and waits for the answer.
-    ///
-    /// # Errors
-    /// When the peer has left, or a CRC is wrong.
     pub(crate) fn ask(&mut self) -> Result<()> {
         self.sender.message()?;
         self.sender.flush()?;
@@ -452,9 +446,6 @@ impl<'a> PingPong<'a> {
     }
 
     /// Waits for a message and answers it. Returns `false` at the end of the stream.
-    ///
-    /// # Errors
-    /// When a socket call fails, or a CRC is wrong.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         if !self.receiver.message(self.size)? {
             return Ok(false);
@@ -474,7 +465,6 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     Ok(Samples::of(a.iters.into(), || end.ask())?.report())
 }
 
-/// The side that answers.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let stream = tcp::accept(true)?;
     let mut end = PingPong::new(&stream, &a.framing, a.size, a.wait);

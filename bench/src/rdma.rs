@@ -1,9 +1,9 @@
 //! `iwarp` through its public interface, as a program would use it.
 //!
-//! Each process has one completion queue. A spinning side polls it, which drives the socket; a
-//! sleeping side waits for completions and leaves the socket to the progress thread. An RDMA Write
-//! makes no completion at its target. Therefore a spinning target watches the last octet while it
-//! polls, and for a sleeping target Writes with immediate data are used.
+//! Each process has one completion queue. A spinning end polls it, which drives the socket; a
+//! sleeping end waits for completions and leaves the socket to the progress thread. An RDMA Write
+//! creates no completion at its target. So a spinning target watches the last octet while it polls,
+//! and for a sleeping target, Writes with immediate data are used.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -20,16 +20,16 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Most work requests of one posting call.
+/// Largest number of work requests per posting call.
 const LIST: usize = 64;
-/// Most completions that are taken at a time.
+/// Largest number of completions per poll.
 const POLL: usize = 64;
 /// Octets of memory that small messages use one after another, instead of always the same cache
 /// line.
 const WINDOW: usize = 256 * 1024;
 /// Most Reads in flight, whatever the depth.
 const MAX_READS: u32 = 4096;
-/// A measurement without progress for this long is given up.
+/// A measurement without progress for this long fails.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
 /// All access rights.
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -72,7 +72,7 @@ pub(crate) struct BandwidthArgs {
     time: Time,
     #[command(flatten)]
     link: Link,
-    /// Operations outstanding
+    /// Number of outstanding operations
     #[arg(long, default_value_t = 64)]
     depth: u32,
     /// How work requests are posted
@@ -131,9 +131,6 @@ impl LatencyArgs {
 
 impl Link {
     /// Opens the loopback device with these settings.
-    ///
-    /// # Errors
-    /// When there is no loopback device.
     pub(crate) fn open(&self) -> Result<Context> {
         let device = Device::by_address(Ipv4Addr::LOCALHOST.into())?;
         let mut config = Config::from_env();
@@ -146,7 +143,7 @@ impl Link {
 /// Converts the result of a posting call.
 ///
 /// # Errors
-/// The error of the first request that was not posted.
+/// Returns the error of the first request that was not posted.
 pub(crate) fn posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
     r.map_err(iwarp::Error::from)
         .context("posting a work request")
@@ -202,7 +199,7 @@ impl End {
 
     fn accept(self) -> Result<Wire> {
         let listener = ListeningId::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
-        peer::tell(listener.local_addr())?;
+        peer::send_line(listener.local_addr())?;
         let request = listener.accept(Some(STALL))?;
         let memory = self.memory()?;
         let remote = RemoteMemory::from_bytes(request.private_data());
@@ -214,8 +211,7 @@ impl End {
         Wire::new(self, connection, memory, remote)
     }
 
-    /// Allocates the memory to send from, and the memory that the peer writes to and that receives
-    /// fill.
+    /// Registers the memory to send from, and the memory for receives and for the peer's Writes.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let make = || -> Result<MemoryRegion> {
             let mr = self.pd.reg_mr(self.len, ALL)?;
@@ -228,25 +224,23 @@ impl End {
 
 /// One end of the connection under test.
 struct Wire {
-    // The first field, so that the connection is dropped before the objects that its queue pair
-    // uses.
+    // The first field, so that the connection is dropped before the objects of its queue pair.
     connection: ConnectedId,
     end: End,
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    /// Receives posted.
     ready: u32,
-    /// Send requests posted so far.
+    /// Posted send requests.
     started: u64,
     /// Send requests that are not complete.
     outstanding: u64,
     /// Messages that have arrived and are not yet handled.
     arrived: u64,
-    /// The peer's last message (see [`Wire::tell`]) has arrived.
-    told: bool,
-    /// Room for completions. It is kept, because clearing it for each poll would cost as much as
-    /// the poll.
+    /// The peer's last message (see [`Wire::send_end`]) has arrived.
+    end_received: bool,
+    /// Room for completions, which is reused: clearing it for each poll would cost as much as the
+    /// poll.
     done: Box<[Cqe; POLL]>,
 }
 
@@ -268,14 +262,14 @@ impl Wire {
             started: 0,
             outstanding: 0,
             arrived: 0,
-            told: false,
+            end_received: false,
             done: Box::new([Cqe::default(); POLL]),
         };
         wire.refill()?;
         Ok(wire)
     }
 
-    /// Posts the receives that are missing.
+    /// Posts the missing receives.
     fn refill(&mut self) -> Result<()> {
         let sges = [self.target.sge(..)?];
         let list = [RecvWr {
@@ -290,8 +284,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Takes the completions that are there. If `may_sleep`, a sleeping side waits for at least
-    /// one. Returns their number.
+    /// Takes the pending completions. If `may_sleep`, a sleeping end waits for at least one.
+    /// Returns their number.
     fn take(&mut self, may_sleep: bool) -> Result<usize> {
         let cq = &self.end.cq;
         let n = if may_sleep && self.end.wait == Wait::Event {
@@ -307,7 +301,7 @@ impl Wire {
     }
 
     fn account(&mut self, cqe: &Cqe) -> Result<()> {
-        if self.told && cqe.status == WcStatus::Flushed {
+        if self.end_received && cqe.status == WcStatus::Flushed {
             // After its last message the peer disconnects, which flushes the receives.
             return Ok(());
         }
@@ -321,7 +315,7 @@ impl Wire {
                 // Plain Sends and Writes with immediate data are messages. A Send with immediate
                 // data is the peer's last message.
                 if cqe.opcode == WcOpcode::Recv && cqe.flags.contains(WcFlags::WITH_IMM) {
-                    self.told = true;
+                    self.end_received = true;
                 } else {
                     self.arrived += 1;
                 }
@@ -330,7 +324,7 @@ impl Wire {
                     self.refill()?;
                 }
             }
-            // The `wr_id` is the number of requests that this completion stands for.
+            // The `wr_id` is the number of requests that this completion covers.
             _ => self.outstanding -= cqe.wr_id,
         }
         Ok(())
@@ -355,9 +349,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends the last message: from the sender it means "that was all", from the receiver "all of
-    /// it has arrived".
-    fn tell(&mut self) -> Result<()> {
+    /// Sends the last message: "end of data" from the sender, "all data arrived" from the receiver.
+    fn send_end(&mut self) -> Result<()> {
         self.outstanding += 1;
         let wr = SendWr {
             op: SendOp::SendImm(0),
@@ -366,12 +359,12 @@ impl Wire {
         posted(self.connection.post_send(&[wr.signaled()]))
     }
 
-    fn await_told(&mut self) -> Result<()> {
-        self.wait_until(|w| w.told)
+    fn await_end(&mut self) -> Result<()> {
+        self.wait_until(|w| w.end_received)
     }
 
-    /// Posts as many operations as the depth allows. It waits until a list of a quarter of the
-    /// depth has room, because with shorter lists the calls would take most of the time.
+    /// Posts as many operations as the depth allows, in lists of a quarter of the depth: with
+    /// shorter ones, the calls would take most of the time.
     fn fill(&mut self, a: &BandwidthArgs, depth: u64) -> Result<()> {
         let every = (depth / 4).clamp(1, LIST as u64);
         if depth - self.outstanding < every {
@@ -405,7 +398,7 @@ impl Wire {
             self.started += n as u64;
             self.outstanding += n as u64;
             // Only the last request of a list is signaled, and of single requests every `every`th.
-            // Its completion stands for all before it.
+            // Its completion covers all requests before it.
             let answers_for = match a.post {
                 Post::List => n as u64,
                 Post::Single if self.started.is_multiple_of(every) => every,
@@ -420,8 +413,8 @@ impl Wire {
         Ok(())
     }
 
-    /// Counts the last single requests as complete. They are not signaled; the completion of the
-    /// last message implies theirs.
+    /// Counts the last single requests as complete. They are unsignaled; the completion of the last
+    /// message implies theirs.
     fn close_list(&mut self, a: &BandwidthArgs, every: u64) {
         if a.post == Post::Single {
             self.outstanding -= self.started % every;
@@ -457,14 +450,14 @@ impl Wire {
             let mut idle = Idle::default();
             while self.target.load_u8(a.size - 1)? != tag {
                 let n = self.take(false)?;
-                if self.told {
+                if self.end_received {
                     return Ok(false);
                 }
                 idle.check(n)?;
             }
             return Ok(true);
         }
-        self.wait_until(|w| w.arrived > 0 || w.told)?;
+        self.wait_until(|w| w.arrived > 0 || w.end_received)?;
         if self.arrived == 0 {
             return Ok(false);
         }
@@ -486,7 +479,7 @@ impl Wire {
     }
 }
 
-/// Ends a loop that has made no progress for [`STALL`]. It reads the clock only every 16384th turn.
+/// Ends a loop without progress for [`STALL`]. Reads the clock only every 16384th turn.
 #[derive(Debug, Default)]
 struct Idle {
     turns: u32,
@@ -503,7 +496,7 @@ impl Idle {
         if self.turns.is_multiple_of(1 << 14) {
             let since = *self.since.get_or_insert_with(Instant::now);
             if since.elapsed() > STALL {
-                bail!("nothing happens any more");
+                bail!("no progress");
             }
         }
         Ok(())
@@ -513,7 +506,7 @@ impl Idle {
 fn check_size(op: Op, size: usize) -> Result<()> {
     match (op, size) {
         (Op::Fetchadd, 8) => Ok(()),
-        (Op::Fetchadd, _) => bail!("FetchAdd works on 8 octets"),
+        (Op::Fetchadd, _) => bail!("FetchAdd needs a size of 8 octets"),
         (_, 1..=0x400_0000) => Ok(()),
         _ => bail!("1 to 64 Mi octets per message"),
     }
@@ -553,9 +546,9 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     if a.op.is_answered() {
         wire.await_idle()?;
     }
-    // This message arrives after the data, so the peer's answer means that all data have arrived.
-    wire.tell()?;
-    wire.await_told()?;
+    // This message follows the data, so the peer's answer means that all data have arrived.
+    wire.send_end()?;
+    wire.await_end()?;
     let ns = start.elapsed().as_nanos() as f64;
     let tx_cpu_us = cpu::process_us() - cpu0;
     wire.await_idle()?;
@@ -577,12 +570,11 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     Ok(out)
 }
 
-/// The receiving side.
 pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let mut wire = End::new(&a.link, depth(a), a.size)?.accept()?;
     let cpu0 = cpu::process_us();
-    wire.await_told()?;
-    wire.tell()?;
+    wire.await_end()?;
+    wire.send_end()?;
     let cpu_us = cpu::process_us() - cpu0;
     wire.await_idle()?;
     Ok(json!({ "cpu_us": cpu_us, "arrived": wire.arrived }))
@@ -592,7 +584,6 @@ const fn tag(i: u32) -> u8 {
     (i % 255) as u8 + 1
 }
 
-/// One end of a ping-pong.
 pub(crate) struct PingPong {
     wire: Wire,
     args: LatencyArgs,
@@ -600,10 +591,7 @@ pub(crate) struct PingPong {
 }
 
 impl PingPong {
-    /// Connects as the side that asks.
-    ///
-    /// # Errors
-    /// When the connection cannot be made.
+    /// Connects as the asking end.
     pub(crate) fn connect(args: &LatencyArgs, to: SocketAddr) -> Result<Self> {
         check_size(args.op, args.size)?;
         Ok(Self {
@@ -613,11 +601,7 @@ impl PingPong {
         })
     }
 
-    /// Listens, tells the other side the address, and accepts a connection as the side that
-    /// answers.
-    ///
-    /// # Errors
-    /// When no connection comes within [`STALL`].
+    /// Listens, sends the address to the other end, and accepts a connection as the answering end.
     pub(crate) fn accept(args: &LatencyArgs) -> Result<Self> {
         Ok(Self {
             wire: End::new(&args.link, 16, args.size)?.accept()?,
@@ -627,9 +611,6 @@ impl PingPong {
     }
 
     /// Makes one round trip: a message and its answer, or a Read or FetchAdd.
-    ///
-    /// # Errors
-    /// When the peer has left.
     pub(crate) fn ask(&mut self) -> Result<()> {
         if self.args.op.is_answered() {
             return self.wire.fetch(&self.args);
@@ -638,7 +619,7 @@ impl PingPong {
         self.turn = self.turn.wrapping_add(1);
         self.wire.ping(&self.args, tag)?;
         if !self.wire.pong(&self.args, tag)? {
-            bail!("the receiver has left");
+            bail!("the receiver closed the connection");
         }
         Ok(())
     }
@@ -646,7 +627,7 @@ impl PingPong {
     /// Waits for a message and answers it. Returns `false` if the peer's last message has arrived
     /// instead.
     ///
-    /// # Errors
+    /// Fails if the connection has failed.
     /// When the connection has failed.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         let tag = tag(self.turn);
@@ -660,38 +641,38 @@ impl PingPong {
 
     /// Sends the last message and waits for the peer's answer.
     ///
-    /// # Errors
+    /// Fails if the connection has failed.
     /// When the connection has failed.
-    pub(crate) fn leave(mut self) -> Result<()> {
-        self.wire.tell()?;
-        self.wire.await_told()?;
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.wire.send_end()?;
+        self.wire.await_end()?;
         self.wire.await_idle()
     }
 
     /// Waits for the peer's last message and answers it.
     ///
-    /// # Errors
+    /// Fails if the connection has failed.
     /// When the connection has failed.
-    pub(crate) fn see_off(mut self) -> Result<()> {
-        self.wire.await_told()?;
-        self.wire.tell()?;
+    pub(crate) fn answer_end(mut self) -> Result<()> {
+        self.wire.await_end()?;
+        self.wire.send_end()?;
         self.wire.await_idle()
     }
 }
 
-/// The side that measures the time.
+/// Runs the end that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::connect(a, peer.address()?)?;
     let samples = Samples::of(a.iters.into(), || end.ask())?;
-    end.leave()?;
+    end.finish()?;
     Ok(samples.report())
 }
 
-/// The side that answers, until the peer's last message.
+/// Runs the answering end, until the peer's last message.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let mut end = PingPong::accept(a)?;
     while !a.op.is_answered() && end.answer()? {}
-    end.see_off()?;
+    end.answer_end()?;
     Ok(json!({}))
 }

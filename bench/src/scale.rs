@@ -1,10 +1,10 @@
-//! Measures many connections between two processes: the time of set-up, the memory of an idle
-//! connection, and a 64-octet echo with one message outstanding per connection. Plain TCP uses
-//! `epoll`; `iwarp` uses one completion queue per process.
+//! Measures many connections between two processes: set-up time, memory of an idle connection, and
+//! a 64-octet echo with one outstanding message per connection. Plain TCP uses `epoll`; `iwarp`
+//! uses one completion queue per process.
 //!
-//! The connections of `iwarp` are made as a server with thousands of connections would make them:
-//! with the identifiers of `iwarp::runtime::cm`, whose events all come through one channel, and
-//! with several attempts to connect in progress at a time.
+//! The connections of `iwarp` are set up as in a server with thousands of connections: with the
+//! identifiers of `iwarp::runtime::cm`, whose events use a single channel, and with several
+//! attempts to connect at a time.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 /// Octets of an echoed message.
 const MESSAGE: usize = 64;
-/// Most events or completions that are taken at a time.
+/// Largest number of events or completions taken at a time.
 const BATCH: usize = 256;
 /// Depths of the queues of a queue pair. One message is outstanding, and every fourth Send is
 /// signaled.
@@ -46,10 +46,10 @@ enum Kind {
 
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArgs {
-    /// What is connected
+    /// Kind of connection
     #[arg(long)]
     kind: Kind,
-    /// Connections
+    /// Number of connections
     #[arg(long)]
     n: u32,
     /// Milliseconds of echo; a fifth more to warm up
@@ -57,7 +57,7 @@ pub(crate) struct ScaleArgs {
     ms: u64,
     #[command(flatten)]
     link: Link,
-    /// Attempts to connect in progress at a time (iwarp)
+    /// Concurrent attempts to connect (iwarp)
     #[arg(long, default_value_t = 64)]
     window: usize,
 }
@@ -79,7 +79,7 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Memory and open files of a process before it has connections.
+/// Memory and open files of a process without connections.
 struct Before {
     resident: u64,
     files: usize,
@@ -93,7 +93,7 @@ impl Before {
         }
     }
 
-    /// Returns the octets and the open files that each connection has added.
+    /// Returns the octets and the open files per connection.
     fn per_connection(&self, n: u32) -> (f64, f64) {
         let n = f64::from(n);
         (
@@ -157,10 +157,13 @@ impl End for Tcp {
         let mut buf = [0u8; 4096];
         for event in &self.events {
             let at = { event.data }.u64() as usize;
-            let stream = self.streams.get(at).context("an event of nobody")?;
+            let stream = self
+                .streams
+                .get(at)
+                .context("an event for an unknown stream")?;
             let n = recv_some(stream, &mut buf, false)?;
             if n == 0 {
-                // The side that measures is finished and has closed the connection.
+                // The measuring end has finished and has closed the connection.
                 epoll::delete(&self.epoll, stream)?;
                 continue;
             }
@@ -231,7 +234,7 @@ impl Rdma {
         Ok(qp)
     }
 
-    /// Connects `n` queue pairs. At most `window` attempts are in progress at a time.
+    /// Connects `n` queue pairs, with at most `window` concurrent attempts.
     fn connect(&mut self, to: SocketAddr, n: u32, window: usize) -> Result<()> {
         let parameters = ConnectionParameters::default();
         let device = self.ctx.device();
@@ -257,12 +260,11 @@ impl Rdma {
         Ok(())
     }
 
-    /// Accepts `n` queue pairs.
     fn accept(&mut self, listener: &CmId, n: u32) -> Result<()> {
         let parameters = ConnectionParameters::default();
         listener.listen(4096)?;
         let (local, _) = listener.addresses();
-        peer::tell(local.context("a listener has an address")?)?;
+        peer::send_line(local.context("a listener has an address")?)?;
         let mut up = 0;
         while up < n {
             let event = self.channel.next(Some(STALL))?;
@@ -315,18 +317,17 @@ impl End for Rdma {
         for at in 0..n {
             let cqe = self.done[at];
             if cqe.status == WcStatus::Flushed {
-                // The side that measures is finished and has disconnected.
+                // The measuring end has finished and has disconnected.
                 continue;
             }
             if cqe.status != WcStatus::Success {
-                bail!("a work request ended with {:?}", cqe.status);
+                bail!("a work request failed with {:?}", cqe.status);
             }
             if cqe.opcode == WcOpcode::Recv {
                 messages += 1;
                 let at = cqe.wr_id as usize;
-                // The answer is sent from the memory into which the next message will be received.
-                // That is safe: the peer sends the next message only after it has received the
-                // answer.
+                // The answer is sent from the memory that receives the next message. That is safe:
+                // the peer sends the next message only after it has received the answer.
                 posted(self.connections[at].qp.post_recv(&[RecvWr {
                     wr_id: cqe.wr_id,
                     sges: &[self.slot(at)?],
@@ -338,7 +339,7 @@ impl End for Rdma {
     }
 }
 
-/// The side that measures the time. It connects.
+/// Runs the end that connects and measures the time.
 pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
     raise_file_limit()?;
     let slab = cpu::slab();
@@ -387,7 +388,7 @@ fn echo(
             if n > 0 {
                 last = Instant::now();
             } else if last.elapsed() > STALL {
-                bail!("nothing comes back any more");
+                bail!("no more answers");
             }
             if start.elapsed() >= time {
                 return Ok((messages, start.elapsed()));
@@ -399,7 +400,7 @@ fn echo(
     let (messages, time) = turns(&mut end, Duration::from_millis(a.ms))?;
     let cpu_us = cpu::process_us() - cpu0;
     peer.say("enough")?;
-    // Both sides measure the memory of a connection. The larger value counts.
+    // Both ends measure the memory of a connection; the larger value counts.
     let their_bytes = peer::number(&theirs, "bytes");
     Ok(json!({
         "setup_s": setup.as_secs_f64(),
@@ -415,7 +416,7 @@ fn echo(
     }))
 }
 
-/// The side that answers, until it is told that this was enough.
+/// Runs the answering end until the sender ends the measurement.
 pub(crate) fn peer(a: &ScaleArgs) -> Result<Value> {
     raise_file_limit()?;
     match a.kind {
@@ -442,19 +443,19 @@ pub(crate) fn peer(a: &ScaleArgs) -> Result<Value> {
 
 fn answer(a: &ScaleArgs, mut end: impl End, before: &Before) -> Result<Value> {
     let (bytes, files) = before.per_connection(a.n);
-    peer::tell(json!({ "bytes": bytes, "files": files }))?;
+    peer::send_line(json!({ "bytes": bytes, "files": files }))?;
     let enough = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&enough);
     std::thread::spawn(move || {
-        // The end of the pipe means the same as a line.
-        let _ = peer::hear();
+        // The end of the pipe has the same meaning as a line.
+        let _ = peer::read_line();
         flag.store(true, Ordering::Relaxed);
     });
     while !enough.load(Ordering::Relaxed) {
         match end.turn() {
             Ok(_) => {}
-            // The other side needs some time to close ten thousand connections. Errors during that
-            // time are ignored.
+            // The other end needs some time to close ten thousand connections; ignore errors
+            // meanwhile.
             Err(_) if enough.load(Ordering::Relaxed) => break,
             Err(e) => return Err(e),
         }

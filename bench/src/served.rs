@@ -1,5 +1,5 @@
-//! Measures how soon a process serves one-sided operations, by what its program does meanwhile: it
-//! waits, it polls now and then and sleeps or works between, or another of its threads polls
+//! Measures the latency of one-sided operations at a target, by what its program does meanwhile: it
+//! waits, it polls now and then and sleeps or works in between, or another of its threads polls
 //! another queue. The initiator sleeps between its operations, and waits for each completion
 //! without polling, as most programs do.
 
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServedArgs {
-    /// Operations for each habit of the target; 200 more to warm up
+    /// Operations per habit of the target; 200 more to warm up
     #[arg(long, default_value_t = 2000)]
     iters: u32,
-    /// Only this habit and `waits`, to which the others are compared
+    /// Only this habit, and `waits` as the base of comparison
     #[arg(long)]
     only: Option<String>,
     #[command(flatten)]
     link: Link,
 }
 
-/// What the target's program does. The first one is what the others are compared to.
+/// What the target's program does. The first one is the base of comparison.
 const HABITS: [(&str, Habit); 7] = [
     ("waits", Habit::Waits),
     ("polls 16 times, sleeps 450 µs", Habit::Sleeps(450)),
@@ -52,15 +52,15 @@ enum Habit {
     Loop,
 }
 
-/// Operations before those that count.
+/// Operations to warm up.
 const WARM_UP: u32 = 200;
-/// Microseconds between two operations, at most.
+/// Longest pause between two operations, in microseconds.
 const PAUSE: u64 = 300;
 
 struct End {
     pd: ProtectionDomain,
     ctx: Context,
-    /// The queues of the two connections: the first one is used, the other one is idle.
+    /// The queues of the two connections: the first one is in use, the other one idle.
     cqs: [CompletionQueue; 2],
 }
 
@@ -84,7 +84,7 @@ fn is_chosen(a: &ServedArgs, name: &str, habit: Habit) -> bool {
     matches!(habit, Habit::Waits) || only.is_none_or(|only| name.contains(only))
 }
 
-/// The initiator.
+/// Runs the initiator.
 pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let end = End::new(&a.link)?;
@@ -109,7 +109,6 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
     Ok(Value::Object(rows))
 }
 
-/// Returns how long the operations took.
 fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latencies> {
     let remote =
         RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
@@ -146,11 +145,11 @@ fn summary(times: &Latencies) -> Value {
     })
 }
 
-/// The target.
+/// Runs the target.
 pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
     let end = End::new(&a.link)?;
     let listener = ListeningId::bind(&end.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
-    peer::tell(listener.local_addr())?;
+    peer::send_line(listener.local_addr())?;
     let memory = end.pd.reg_mr(8, ALL)?;
     let parameters = ConnectionParameters {
         private_data: memory.remote().to_bytes().to_vec(),
@@ -165,26 +164,26 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
         if !is_chosen(a, name, habit) {
             continue;
         }
-        let asked = peer::hear()?;
+        let asked = peer::read_line()?;
         if asked != name {
-            bail!("the initiator asks for {asked:?} instead of {name:?}");
+            bail!("the initiator requested {asked:?} instead of {name:?}");
         }
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| -> Result<()> {
             let program = scope.spawn(|| follow(habit, &end.cqs, &enough));
-            peer::tell(json!({}))?;
-            let heard = peer::hear();
+            peer::send_line(json!({}))?;
+            let heard = peer::read_line();
             enough.store(true, Ordering::Relaxed);
             program.join().expect("the program's thread")?;
             heard.map(drop)
         })?;
-        peer::tell(json!({}))?;
+        peer::send_line(json!({}))?;
     }
     drop(connections);
     Ok(json!({}))
 }
 
-/// Does what the program does, until it is enough.
+/// Does what the program does, until `enough` is set.
 fn follow(habit: Habit, cqs: &[CompletionQueue; 2], enough: &AtomicBool) -> Result<()> {
     let [used, idle] = cqs;
     while !enough.load(Ordering::Relaxed) {
@@ -212,7 +211,7 @@ fn follow(habit: Habit, cqs: &[CompletionQueue; 2], enough: &AtomicBool) -> Resu
     Ok(())
 }
 
-/// Waits for a completion; none comes.
+/// Waits for a completion, which must not occur.
 fn wait(cq: &CompletionQueue, time: Duration) -> Result<()> {
     match cq.wait(&mut [Cqe::default()], Some(time)) {
         Ok(_) => bail!("a completion at the target"),

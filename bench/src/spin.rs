@@ -1,9 +1,9 @@
-//! Ping-pongs that take turns: plain TCP, bare framing and RDMA Writes, both ends spinning.
+//! Alternating ping-pongs: plain TCP, bare framing and RDMA Writes, with both ends spinning.
 //!
-//! The speed of a virtual processor changes several times a second, by half and more, when other
+//! The speed of a virtual processor changes several times a second, by half or more, when other
 //! virtual machines use the same hardware. Programs that are measured one after the other would see
-//! different speeds. Here each runs for some milliseconds, then the next one, many times over, so
-//! that all see the same mixture of speeds.
+//! different speeds. Here each runs for some milliseconds, many times over, so that all see the
+//! same mixture of speeds.
 
 use crate::peer::Peer;
 use crate::probe::{self, Framing};
@@ -15,7 +15,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
-/// The programs that take turns, by their names in the results.
+/// The programs, by their names in the results.
 const NAMES: [&str; 5] = [
     "tcp-spin",
     "probe-spin",
@@ -23,7 +23,6 @@ const NAMES: [&str; 5] = [
     "write-spin",
     "write-spin-crc",
 ];
-/// How often each has its turn.
 const TURNS: u32 = 40;
 
 #[derive(Debug, Args)]
@@ -31,7 +30,7 @@ pub(crate) struct SpinArgs {
     /// Octets per message
     #[arg(long)]
     size: usize,
-    /// Round trips of each; every turn begins with a tenth more to warm up
+    /// Round trips of each; each turn starts with a tenth more to warm up
     #[arg(long, default_value_t = 20_000)]
     iters: u32,
 }
@@ -41,20 +40,19 @@ impl SpinArgs {
         self.iters.div_ceil(TURNS)
     }
 
-    /// Round trips at the beginning of a turn that are not counted. They are slower, because the
-    /// caches are full of the other programs' data.
+    /// Round trips at the beginning of a turn that are not counted: they are slower, because the
+    /// caches contain the other programs' data.
     const fn warm(&self) -> u32 {
         self.per_turn().div_ceil(10)
     }
 }
 
-/// Calls `turn` for every round trip, with the index of the program and whether the round trip
+/// Calls `turn` for each round trip, with the index of the program and whether the round trip
 /// counts.
 fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
     for turn_of_all in 0..TURNS {
         for at in 0..NAMES.len() {
-            // Every second time in reverse order, so that a program does not always follow the same
-            // other one.
+            // Reverse every second turn, so that a program does not always follow the same one.
             let who = match turn_of_all % 2 {
                 0 => at,
                 _ => NAMES.len() - 1 - at,
@@ -67,7 +65,7 @@ fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> 
     Ok(())
 }
 
-/// The side with the clock.
+/// Runs the end that measures the time.
 pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut stream = || tcp::connect(peer.address()?, true);
@@ -95,8 +93,8 @@ pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
         }
         Ok(())
     })?;
-    write.leave()?;
-    write_crc.leave()?;
+    write.finish()?;
+    write_crc.finish()?;
     let named = NAMES.iter().zip(&samples);
     Ok(Value::Object(
         named
@@ -105,7 +103,7 @@ pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
     ))
 }
 
-/// The side that answers.
+/// Runs the answering end.
 pub(crate) fn peer(a: &SpinArgs) -> Result<Value> {
     let (plain, off, on) = (tcp::accept(true)?, tcp::accept(true)?, tcp::accept(true)?);
     let mut tcp = tcp::PingPong::new(plain, a.size, Wait::Spin);
@@ -123,12 +121,12 @@ pub(crate) fn peer(a: &SpinArgs) -> Result<Value> {
             _ => write_crc.answer(),
         }?;
         if !answered {
-            bail!("the sender has left in the middle");
+            bail!("the sender closed the connection during a turn");
         }
         Ok(())
     })?;
-    write.see_off()?;
-    write_crc.see_off()?;
+    write.answer_end()?;
+    write_crc.answer_end()?;
     Ok(json!({}))
 }
 

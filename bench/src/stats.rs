@@ -1,4 +1,4 @@
-//! Quantiles of round trips, and the figures that all measurements print in the same form.
+//! Quantiles of round trips, and the common form of the figures of all measurements.
 
 use crate::cpu;
 use anyhow::Result;
@@ -6,7 +6,7 @@ use iwarp_figures::Latencies;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Times of half round trips.
+/// Durations of half round trips.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     halves: Latencies,
@@ -15,11 +15,8 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Measures `iters` calls of `ask`, each of which is a round trip. A tenth as many are made
-    /// before them to warm up.
-    ///
-    /// # Errors
-    /// The first error that `ask` returns.
+    /// Measures `iters` calls of `ask`, each of which is a round trip, after a tenth as many to
+    /// warm up.
     pub(crate) fn of(iters: u64, mut ask: impl FnMut() -> Result<()>) -> Result<Self> {
         for _ in 0..iters / 10 {
             ask()?;
@@ -35,7 +32,6 @@ impl Samples {
         Ok(samples)
     }
 
-    /// Records a round trip.
     pub(crate) fn round_trip(&mut self, took: Duration) {
         self.halves.record(took / 2);
     }
@@ -59,7 +55,6 @@ impl Samples {
 /// The result of a measurement in one direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flow {
-    /// Payload octets.
     pub(crate) bytes: f64,
     /// Octets per message.
     pub(crate) size: f64,

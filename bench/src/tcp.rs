@@ -1,4 +1,4 @@
-//! Plain TCP as a careful program would use it. The other measurements are compared with it.
+//! Plain TCP as a careful program would use it: the base of comparison.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Octets that one `recv` asks for.
+/// Octets requested by one `recv`.
 pub(crate) const RECV: usize = 256 * 1024;
 
 #[derive(Debug, Args)]
@@ -43,42 +43,31 @@ pub(crate) struct LatencyArgs {
     wait: Wait,
 }
 
-/// Listens on a free port of 127.0.0.1 and tells the sender the address.
-///
-/// # Errors
-/// When a socket call fails.
+/// Listens on a free port of 127.0.0.1 and sends the address to the sender.
 pub(crate) fn listen() -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
-    // If the queue of new connections overflowed, a SYN would have to be sent again after a
-    // time-out, which would spoil the measurement.
+    // If the accept queue overflowed, a SYN would be retransmitted after a time-out, which would
+    // spoil the measurement.
     socket.listen(4096).context("cannot listen")?;
     let listener = TcpListener::from(socket);
-    peer::tell(listener.local_addr()?)?;
+    peer::send_line(listener.local_addr()?)?;
     Ok(listener)
 }
 
-/// Accepts one connection.
-///
-/// # Errors
-/// When a socket call fails.
 pub(crate) fn accept(nodelay: bool) -> Result<TcpStream> {
     let stream = listen()?.accept().context("cannot accept")?.0;
     stream.set_nodelay(nodelay)?;
     Ok(stream)
 }
 
-/// Connects to the receiver.
-///
-/// # Errors
-/// When a socket call fails.
 pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
     let stream = TcpStream::connect(to).context("cannot connect")?;
     stream.set_nodelay(nodelay)?;
     Ok(stream)
 }
 
-/// The sending side.
+/// Runs the sending end.
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let stream = connect(peer.address()?, !a.nagle)?;
@@ -103,9 +92,6 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
 }
 
 /// Combines the sender's CPU time with the receiver's report.
-///
-/// # Errors
-/// When the receiver failed.
 pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Result<Value> {
     let report = peer.report()?;
     if let Some(error) = report.get("error") {
@@ -121,7 +107,7 @@ pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Resul
     .report())
 }
 
-/// The receiving side.
+/// Runs the receiving end.
 pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let stream = accept(!a.nagle)?;
     let mut buf = vec![1u8; RECV];
@@ -140,7 +126,6 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     Ok(json!({ "bytes": bytes, "ns": ns, "cpu_us": cpu::process_us() - cpu0 }))
 }
 
-/// One end of a ping-pong.
 pub(crate) struct PingPong {
     stream: TcpStream,
     buf: Vec<u8>,
@@ -157,21 +142,15 @@ impl PingPong {
     }
 
     /// Sends a message and waits for the answer.
-    ///
-    /// # Errors
-    /// When the peer has left.
     pub(crate) fn ask(&mut self) -> Result<()> {
         send_all(&self.stream, &self.buf, self.spin)?;
         if !recv_all(&self.stream, &mut self.buf, self.spin)? {
-            bail!("the receiver has left");
+            bail!("the receiver closed the connection");
         }
         Ok(())
     }
 
     /// Waits for a message and answers it. Returns `false` at the end of the stream.
-    ///
-    /// # Errors
-    /// When a socket call fails.
     pub(crate) fn answer(&mut self) -> Result<bool> {
         if !recv_all(&self.stream, &mut self.buf, self.spin)? {
             return Ok(false);
@@ -181,24 +160,20 @@ impl PingPong {
     }
 }
 
-/// The side that measures the time.
+/// Runs the end that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::new(connect(peer.address()?, true)?, a.size, a.wait);
     Ok(Samples::of(a.iters.into(), || end.ask())?.report())
 }
 
-/// The side that answers, until the other one closes.
+/// Runs the answering end, until the other one closes.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let mut end = PingPong::new(accept(true)?, a.size, a.wait);
     while end.answer()? {}
     Ok(json!({}))
 }
 
-/// Sends all octets.
-///
-/// # Errors
-/// When `send` fails.
 pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
     let flags = if spin {
         SendFlags::NOSIGNAL | SendFlags::DONTWAIT
@@ -216,9 +191,6 @@ pub(crate) fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()>
 }
 
 /// Receives at least one octet. Returns how many, or 0 at the end of the stream.
-///
-/// # Errors
-/// When `recv` fails.
 pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usize> {
     let flags = if spin {
         RecvFlags::DONTWAIT
@@ -229,7 +201,7 @@ pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usi
         match rustix::net::recv(s, &mut *buf, flags) {
             Ok((n, _)) => return Ok(n),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // The side that measures closes the connection when it is finished, which may reset it.
+            // The measuring end closes the connection when it has finished, which may reset it.
             Err(Errno::CONNRESET) => return Ok(0),
             Err(e) => return Err(e).context("recv"),
         }
@@ -237,9 +209,6 @@ pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usi
 }
 
 /// Fills the buffer. Returns `false` at the end of the stream.
-///
-/// # Errors
-/// When `recv` fails.
 pub(crate) fn recv_all(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<bool> {
     let mut got = 0;
     while let Some(rest) = buf.get_mut(got..).filter(|r| !r.is_empty()) {

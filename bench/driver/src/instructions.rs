@@ -1,9 +1,9 @@
 //! `cargo xtask instructions`: counts the instructions of fixed work under callgrind and compares
 //! them with recorded values.
 //!
-//! Times on a shared machine vary by a quarter. These counts do not vary, so a regression of a few
-//! per cent is noticed. Only instructions of our own code are counted. The C library's functions
-//! have other versions for other processors, so only the number of their calls is compared.
+//! Times on a shared machine vary by a quarter. These counts do not, so a regression of a few per
+//! cent is detected. Only instructions of our own code are counted. The C library selects different
+//! functions on other processors, so only the number of its calls is compared.
 
 mod callgrind;
 
@@ -21,38 +21,34 @@ use xtask::context::{Context, find_program};
 use xtask::outcome::Outcome;
 use xtask::process::{Log, cargo};
 
-/// The recorded values.
 const RECORD: &str = "bench/instructions.toml";
-/// The program that does the work.
 const PROGRAM: &str = "iwarp-instructions";
 /// The function of the program in which callgrind counts.
 const MEASURED: &str = "*iwarp_instructions::measured*";
-/// A count may exceed the recorded one by this share, because inlining may change when other code
-/// changes.
+/// Allowed relative increase of a count: inlining may change when other code changes.
 const TOLERANCE: f64 = 0.03;
-/// In addition a count may exceed the recorded one by this much, which matters for the shortest
-/// work.
+/// Allowed absolute increase in addition, which matters for the shortest work.
 const SLACK: f64 = 0.5;
-/// The time limit, far above the time that the run needs.
+/// Time limit, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Arguments of `cargo xtask instructions`.
 #[derive(Args)]
 pub(crate) struct InstructionsArgs {
-    /// Record what is counted now
+    /// Record the current counts
     #[arg(long)]
     bless: bool,
-    /// Exit with 77 if nothing can be compared here, which a step of `cargo xtask test` has to tell
-    /// from success
+    /// Exit with 77 if nothing can be compared here, so that a step of `cargo xtask test` can
+    /// distinguish that from success
     #[arg(long, hide = true)]
     step: bool,
 }
 
-/// One line of the program's list.
+/// A line of the program's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Case {
     name: String,
-    /// How often the work is done while counting.
+    /// How often the work is repeated while counting.
     count: u32,
     about: String,
 }
@@ -75,7 +71,7 @@ struct Record {
 /// Counts the instructions, and compares or records the counts.
 ///
 /// # Errors
-/// When valgrind is missing, the build or a run fails, the record cannot be read, or something
+/// Fails if valgrind is missing, the build or a run fails, the record cannot be read, or a count
 /// regressed.
 pub(crate) fn command(context: &Context, args: &InstructionsArgs) -> Result<Outcome> {
     if find_program("valgrind").is_none() {
@@ -125,7 +121,8 @@ fn check(context: &Context, log: &mut Log) -> Result<Outcome> {
     }
     if bad > 0 {
         bail!(
-            "{bad} of {} counts regressed by more than {} %. If that is meant: cargo xtask instructions --bless",
+            "{bad} of {} counts regressed by more than {} %. If that is intended: \
+             cargo xtask instructions --bless",
             cases.len(),
             TOLERANCE * 100.0
         );
@@ -144,7 +141,7 @@ fn compiler(context: &Context) -> Result<String> {
 }
 
 fn count(context: &Context, log: &mut Log) -> Result<(Vec<Case>, BTreeMap<String, Cost>)> {
-    // Compiler flags of the caller would change every count.
+    // The caller's compiler flags would change every count.
     log.run(cargo(&context.root).env_remove("RUSTFLAGS").args([
         "build",
         "--release",
@@ -162,7 +159,7 @@ fn count(context: &Context, log: &mut Log) -> Result<(Vec<Case>, BTreeMap<String
         let counts = count_one(&program, case, &dir, log)?;
         if counts.own == 0 {
             bail!(
-                "{}: nothing was counted; is {MEASURED} still its name?",
+                "{}: nothing was counted; was {MEASURED} renamed?",
                 case.name
             );
         }
@@ -197,7 +194,7 @@ fn count_one(program: &Path, case: &Case, dir: &Path, log: &mut Log) -> Result<C
 }
 
 fn cases(text: &str) -> Result<Vec<Case>> {
-    // Lines without a tab are not cases: the text begins with the command.
+    // Lines without a tab are not cases: the text starts with the command.
     text.lines()
         .filter(|line| line.contains('\t'))
         .map(|line| {
@@ -269,8 +266,10 @@ fn compare(record: &Record, cases: &[Case], costs: &BTreeMap<String, Cost>) -> (
 
 fn write(record: &Record, cases: &[Case]) -> String {
     let mut text = format!(
-        "# Instructions per piece of work, of our own code only, and calls of the C library's functions.\n\
-         # Written by `cargo xtask instructions --bless`; compared by `cargo xtask instructions` within {} %.\n\
+        "# Instructions per piece of work, of our own code only, and calls of the C library's \
+         functions.\n\
+         # Written by `cargo xtask instructions --bless`; compared by `cargo xtask instructions` \
+         within {} %.\n\
          rustc = {:?}\narch = {:?}\n",
         TOLERANCE * 100.0,
         record.rustc,
@@ -291,25 +290,25 @@ fn write(record: &Record, cases: &[Case]) -> String {
 fn read(text: &str) -> Result<Record> {
     let table: toml::Table = text
         .parse()
-        .with_context(|| format!("{RECORD} is no TOML"))?;
+        .with_context(|| format!("{RECORD} is not valid TOML"))?;
     let string = |name: &str| {
         table
             .get(name)
             .and_then(toml::Value::as_str)
             .map(str::to_owned)
-            .with_context(|| format!("{RECORD} says no {name}"))
+            .with_context(|| format!("{RECORD} has no {name}"))
     };
     let work = table
         .get("work")
         .and_then(toml::Value::as_table)
-        .with_context(|| format!("{RECORD} says no work"))?;
+        .with_context(|| format!("{RECORD} has no work"))?;
     let mut costs = BTreeMap::new();
     for (name, entry) in work {
         let number = |field: &str| {
             let value = entry.get(field);
             value
                 .and_then(toml::Value::as_float)
-                .with_context(|| format!("{RECORD}: {name} says no {field}"))
+                .with_context(|| format!("{RECORD}: {name} has no {field}"))
         };
         costs.insert(
             name.clone(),
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn new_and_lost_work_is_noticed() {
+    fn new_and_lost_work_is_detected() {
         let (cases, mut record) = example();
         let costs = record.costs.clone();
         record.costs.remove("a");

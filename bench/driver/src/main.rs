@@ -1,9 +1,9 @@
 //! `cargo xtask bench` and `cargo xtask instructions`: run the measurements, compare them with
 //! targets, and draw curves.
 //!
-//! The measured programs are in the package `iwarp-bench` and are built in release mode. This
-//! program only starts them and processes their figures, so it does not link the libraries that it
-//! measures.
+//! The package `iwarp-bench` has the measured programs, which are built in release mode. This
+//! program only starts them and processes their figures, so it does not link the measured
+//! libraries.
 
 mod bench;
 mod instructions;

@@ -2,7 +2,7 @@
 //! described for the user.
 
 use crate::error::{Context as _, Error, Result};
-use crate::patience;
+use crate::retry;
 use iwarp::verbs::cm::{ConnectedId, Connector};
 use iwarp::verbs::{Context, QueuePair, WcStatus};
 use iwarp::{Blame, Config, Device};
@@ -34,7 +34,7 @@ pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 
 /// Converts the error of a connection that ended before the server answered the first request. A
 /// server evicts a client by a reset, so a reset means that it was busy and the client may retry.
-pub fn before_the_first_answer(e: Error, qp: &iwarp::runtime::QueuePair) -> Error {
+pub fn busy_if_reset(e: Error, qp: &iwarp::runtime::QueuePair) -> Error {
     match qp.fault() {
         Some(fault) if fault.blame == Blame::Transport => Error::Busy(format!(
             "{e}: perhaps the server needed the place for another client"
@@ -54,13 +54,13 @@ pub fn config() -> Config {
 /// Tries the addresses of a peer in turn; `attempt` gets the device that reaches the address.
 ///
 /// # Errors
-/// See [`patience::first_that_answers`].
-pub fn first_that_answers<T>(
+/// See [`retry::try_addresses`].
+pub fn try_addresses<T>(
     addresses: &[SocketAddr],
     config: &Config,
     mut attempt: impl FnMut(&Context, SocketAddr) -> Result<T>,
 ) -> Result<T> {
-    patience::first_that_answers(addresses, |peer| {
+    retry::try_addresses(addresses, |peer| {
         let device = Device::route_to(peer).map_err(|e| cannot_connect(peer, &e));
         device
             .and_then(|d| Context::open(&d, config.clone()).map_err(|e| cannot_connect(peer, &e)))

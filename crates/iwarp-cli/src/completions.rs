@@ -15,7 +15,6 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Writes the completion script of `command` to stdout.
 pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
     // Generate into memory first, so that a closed pipe is an error and not a panic.
     let mut script = Vec::new();

@@ -22,7 +22,6 @@ pub(crate) struct DevicesArgs {
     pub(crate) json: bool,
 }
 
-/// Lists the devices.
 pub(crate) fn run(args: &DevicesArgs) -> Result<()> {
     let list = Device::list().context("cannot list the network interfaces")?;
     let face = Config::from_env().face;
@@ -91,7 +90,6 @@ fn shown(d: &Device, a: &DeviceAddress) -> String {
     }
 }
 
-/// Returns the indices of the address in the GID table.
 fn gid_indices(d: &Device, a: &DeviceAddress, face: Face) -> Vec<u32> {
     let table = d.gids(face).into_iter();
     table

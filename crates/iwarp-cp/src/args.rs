@@ -22,10 +22,10 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
        iwarp cp [OPTIONS] serve DIR")]
 #[command(
     after_help = "The sender writes the data by RDMA Write directly into the receiver's registered \
-memory. If a copy is interrupted, the received part stays as .NAME.iwarp-part; the next copy verifies \
-it by SHA-256 and continues. The file gets its own name only when it is complete and verified. A \
-download replaces a local file of the same name, as cp and scp do. If a file is named 'serve' or '-', \
-or its name contains a colon, write ./serve, ./- or ./a:b.
+memory. If a copy is interrupted, the received part stays as .NAME.iwarp-part; the next copy \
+verifies it by SHA-256 and continues. The file gets its own name only when it is complete and \
+verified. A download replaces a local file of the same name, as cp and scp do. If a file is named \
+'serve' or '-', or its name contains a colon, write ./serve, ./- or ./a:b.
 
 By default only this host can reach a server, and clients can only read the files below DIR. \
 --writable lets clients write new files, and --overwrite also lets them replace files. Files and \
@@ -84,7 +84,6 @@ pub struct CpArgs {
     pub(crate) serve: ServeOptions,
 }
 
-/// Options that are valid only with `serve`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of `serve`")]
 pub(crate) struct ServeOptions {
@@ -150,7 +149,6 @@ pub(crate) enum Crc {
     Off,
 }
 
-/// The form of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Call {
     /// Serves a directory.
@@ -158,18 +156,13 @@ pub(crate) enum Call {
         /// The served directory. Clients cannot reach files outside of it.
         dir: PathBuf,
     },
-    /// Uploads a file.
     Put {
-        /// Local file.
         file: PathBuf,
-        /// Peer.
         host: String,
         /// Path below the served directory.
         path: String,
     },
-    /// Downloads a file.
     Get {
-        /// Peer.
         host: String,
         /// Path below the served directory.
         path: String,
@@ -210,8 +203,8 @@ impl CpArgs {
         let secret = self.secret()?;
         if secret.is_none() && !self.serve.anonymous && !self.serve.is_local() {
             return Err(Error::usage(
-                "with --bind other hosts can reach the server: give --secret-file FILE with a secret \
-                 that clients need, too, or --anonymous to admit everybody who can reach it",
+                "with --bind other hosts can reach the server: give --secret-file FILE with a \
+                 secret that clients need, too, or --anonymous to admit everybody who can reach it",
             ));
         }
         let writing = match (self.serve.writable, self.serve.overwrite) {
@@ -227,10 +220,6 @@ impl CpArgs {
         self.serve.anonymous && !self.serve.is_local()
     }
 
-    /// Returns the form of the command.
-    ///
-    /// # Errors
-    /// Returns a usage error if the arguments match none.
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
             if self.no_resume {

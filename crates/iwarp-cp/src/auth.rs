@@ -137,7 +137,7 @@ fn nonce() -> Result<Nonce> {
 ///
 /// # Errors
 /// Fails if the versions differ, or if one end requires a proof that the other cannot give.
-pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
+pub(crate) fn client_handshake(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
     let mine = nonce()?;
     link.send(&Message::Hello {
         version: VERSION,
@@ -177,10 +177,7 @@ pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()>
 }
 
 /// Performs the server's handshake. Returns `false` if the client closed without a message.
-///
-/// # Errors
-/// See [`greet`].
-pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
+pub(crate) fn server_handshake(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
     let Some(first) = link.recv()? else {
         return Ok(false);
     };

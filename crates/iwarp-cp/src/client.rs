@@ -24,10 +24,6 @@ const RESUME: &str = "the received data are kept: repeat the command to continue
 const RESUME_WITHOUT: &str =
     "the received data are kept: repeat the command without --no-resume to continue";
 
-/// Uploads a file.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
     // Open the file before connecting, so that a bad name fails early.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -39,14 +35,10 @@ pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> 
     let mut first = Some(open()?);
     copy(args, peer, |link, progress| {
         let source = first.take().map_or_else(open, Ok)?;
-        session::put(link, source, wish(args, path), progress)
+        session::put(link, source, request(args, path), progress)
     })
 }
 
-/// Downloads a file.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> Result<()> {
     let target = if file.is_dir() {
         let name = path.rsplit('/').next().unwrap_or(path);
@@ -57,12 +49,12 @@ pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> 
     Place::local(&target)?.check_target()?;
     copy(args, peer, |link, progress| {
         let place = Place::local(&target)?;
-        session::get(link, place, wish(args, path), progress)
+        session::get(link, place, request(args, path), progress)
     })
 }
 
-fn wish<'a>(args: &CpArgs, path: &'a str) -> session::Wish<'a> {
-    session::Wish {
+fn request<'a>(args: &CpArgs, path: &'a str) -> session::Request<'a> {
+    session::Request {
         path,
         resume: !args.no_resume,
     }
@@ -89,9 +81,9 @@ fn copy(
     let begun = Arc::new(AtomicBool::new(false));
     let current = Arc::new(Mutex::new(None));
     let mut took = 0.0;
-    let outcome = patience::ask(|| {
+    let outcome = retry::retry_while_busy(|| {
         let (ctx, mut link) =
-            rdma::first_that_answers(&addresses, &crate::config(args), |ctx, peer| {
+            rdma::try_addresses(&addresses, &crate::config(args), |ctx, peer| {
                 let (half, qp) = Half::new(ctx, &budget)?;
                 let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
                 Ok((ctx.clone(), link))
@@ -111,7 +103,7 @@ fn copy(
         });
         let outcome = outcome.map_err(|e| match answered {
             true => e,
-            false => link.turned_away(e),
+            false => link.busy_if_refused(e),
         });
         link.close();
         took = start.elapsed().as_secs_f64();

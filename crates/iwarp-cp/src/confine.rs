@@ -21,7 +21,6 @@ pub(crate) const MAX_PATH: usize = 1024;
 /// Longest component; leaves room for the prefix and suffix of partial files.
 const MAX_COMPONENT: usize = 200;
 
-/// A served directory.
 #[derive(Debug)]
 pub(crate) struct Root {
     dir: Dir,
@@ -30,9 +29,7 @@ pub(crate) struct Root {
 /// Location of one file: its opened directory and its checked name.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// The directory that contains it.
     pub(crate) dir: OwnedFd,
-    /// A single component.
     pub(crate) name: String,
 }
 
@@ -83,9 +80,6 @@ impl Root {
 
 impl Place {
     /// Returns a place in the local file system, without confinement.
-    ///
-    /// # Errors
-    /// Fails if the path has no name or its directory does not exist.
     pub(crate) fn local(path: &Path) -> Result<Self> {
         let name = path
             .file_name()
@@ -155,7 +149,6 @@ pub(crate) fn regular(fd: OwnedFd, name: &str) -> Result<File> {
     Ok(File::from(fd))
 }
 
-/// Checks the text of a path.
 fn check(path: &str) -> Result<()> {
     let refuse = |why: &str| Err(Error::failed(format!("'{path}' is refused: {why}")));
     if path.is_empty() || path.len() > MAX_PATH {

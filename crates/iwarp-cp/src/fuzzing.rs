@@ -33,7 +33,6 @@ pub fn message(data: &[u8]) {
 /// The slots that the server grants.
 const SLOT: u32 = 64;
 const SLOTS: u16 = 3;
-/// A file on the server.
 const FILE: (&str, &[u8]) = (
     "file",
     b"what the server has to give, a few octets that are not the same",
@@ -86,7 +85,7 @@ impl Link for Client<'_> {
 
     fn peer_waits(&mut self, _: bool) {}
 
-    fn welcomed(&mut self) {}
+    fn authenticated(&mut self) {}
 
     fn grant(&mut self) -> Result<Grant> {
         Ok(Grant {

@@ -40,12 +40,12 @@ const _: () = assert!(2 * STILL_THERE.as_secs() <= SILENCE.as_secs());
 const STALL: Duration = Duration::from_secs(30);
 
 /// How long a client may take to prove that it knows the secret, whatever it sends meanwhile.
-const GREETING: Duration = Duration::from_secs(10);
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long closing may take, whatever the peer sends meanwhile.
 const CLOSE: Duration = Duration::from_secs(5);
 
 /// Interval of checks for moving data. Shorter than the time after which a client counts as idle.
-const LOOK: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 const WRITE: u64 = 1 << 32;
 
@@ -71,7 +71,7 @@ impl Patience {
     ///
     /// # Errors
     /// Fails if it has not changed for longer than the limit.
-    fn look(&mut self, moved: u64, now: Instant) -> Result<bool> {
+    fn check(&mut self, moved: u64, now: Instant) -> Result<bool> {
         if moved != self.moved {
             (self.moved, self.since) = (moved, now);
             return Ok(true);
@@ -133,7 +133,7 @@ impl Half {
         RdmaLink {
             half: self,
             connection,
-            deadline: guest.is_some().then(|| Instant::now() + GREETING),
+            deadline: guest.is_some().then(|| Instant::now() + HANDSHAKE),
             guest,
             inbox: VecDeque::new(),
             closed: false,
@@ -254,7 +254,7 @@ impl RdmaLink {
         }
     }
 
-    /// Processes completions. With `patience`, waits for at least one.
+    /// Processes completions. With `retry`, waits for at least one.
     fn pump(&mut self, mut patience: Option<&mut Patience>) -> Result<()> {
         let mut done = [Cqe::default(); 16];
         let n = loop {
@@ -264,11 +264,11 @@ impl RdmaLink {
             }
             let n = match patience {
                 None => self.half.cq.poll(&mut done).map_err(iwarp::Error::from),
-                Some(_) => self.half.cq.wait(&mut done, Some(LOOK)),
+                Some(_) => self.half.cq.wait(&mut done, Some(CHECK_INTERVAL)),
             };
             match (n, patience.as_deref_mut()) {
                 (Err(iwarp::Error::TimedOut(_)), Some(patience)) => {
-                    if patience.look(self.moved(), Instant::now())? {
+                    if patience.check(self.moved(), Instant::now())? {
                         self.progress();
                     }
                 }
@@ -277,7 +277,7 @@ impl RdmaLink {
         };
         if let Some(guest) = self.guest.as_ref().filter(|_| n > 0) {
             self.progress();
-            service::still_welcome(guest)?;
+            service::check_not_evicted(guest)?;
         }
         for cqe in done.iter().take(n) {
             match cqe.status {
@@ -325,8 +325,8 @@ impl RdmaLink {
 
     /// Client: converts the error `e` of an unanswered request to [`Error::Busy`] if the server had
     /// no place for this client after all.
-    pub(super) fn turned_away(&self, e: Error) -> Error {
-        rdma::before_the_first_answer(e, &self.connection)
+    pub(super) fn busy_if_refused(&self, e: Error) -> Error {
+        rdma::busy_if_reset(e, &self.connection)
     }
 
     /// Returns `true` if TCP has accepted all messages and data.
@@ -400,7 +400,7 @@ impl Link for RdmaLink {
         }
     }
 
-    fn welcomed(&mut self) {
+    fn authenticated(&mut self) {
         self.deadline = None;
         if let Some(guest) = &self.guest {
             guest.advance();

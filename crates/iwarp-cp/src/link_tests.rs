@@ -59,7 +59,7 @@ fn crowd_leaves_memory_for_others() {
 fn stranger_cannot_keep_its_place() {
     let (mut client, mut server) = pair();
     let begin = Instant::now();
-    assert!(server.deadline.is_some_and(|end| end <= begin + GREETING));
+    assert!(server.deadline.is_some_and(|end| end <= begin + HANDSHAKE));
     server.deadline = Some(begin + Duration::from_secs(1));
     let over = std::sync::atomic::AtomicBool::new(false);
     let ended = std::thread::scope(|scope| {
@@ -90,7 +90,7 @@ fn stranger_cannot_keep_its_place() {
 fn peer_data_do_not_prevent_closing() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let (mut client, mut server) = pair();
-    server.welcomed();
+    server.authenticated();
     let grant = server.grant().unwrap();
     let (closed, hung) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn proof_ends_the_time_limit() {
         let served = std::thread::scope(|scope| {
             scope.spawn(move || {
                 if proves {
-                    crate::auth::greet(&mut client, None).unwrap();
+                    crate::auth::client_handshake(&mut client, None).unwrap();
                 } else {
                     client.send(&Message::Working).unwrap();
                 }
@@ -149,7 +149,7 @@ fn proof_ends_the_time_limit() {
 #[test]
 fn sending_end_detects_closed_peer() {
     let (client, mut server) = pair();
-    server.welcomed();
+    server.authenticated();
     server.peer_waits(true);
     for _ in 0..RECVS / 2 {
         server.send(&Message::Working).unwrap();
@@ -171,14 +171,14 @@ fn sending_end_detects_closed_peer() {
 fn patience_lasts_while_data_move() {
     let mut patience = Patience::new(SILENCE, 7);
     let mut now = patience.since;
-    assert!(!patience.look(7, now + SILENCE / 2).unwrap());
+    assert!(!patience.check(7, now + SILENCE / 2).unwrap());
     // Data move slowly, for longer than silence is tolerated.
     for moved in 8..20 {
         now += SILENCE / 2;
-        assert!(patience.look(moved, now).unwrap());
+        assert!(patience.check(moved, now).unwrap());
     }
-    assert!(!patience.look(19, now + SILENCE / 2).unwrap());
-    assert!(patience.look(19, now + SILENCE).is_err());
+    assert!(!patience.check(19, now + SILENCE / 2).unwrap());
+    assert!(patience.check(19, now + SILENCE).is_err());
 }
 
 /// No byte beyond a slot is touched, and data arrive where they belong.
@@ -307,7 +307,7 @@ fn little_memory_gives_small_rooms() {
 #[test]
 fn idle_time_starts_after_work() {
     let (_client, mut server) = pair();
-    server.welcomed();
+    server.authenticated();
     server.peer_waits(true);
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(server.guest.as_ref().unwrap().idle(), Duration::ZERO);
@@ -362,7 +362,7 @@ fn posted_is_unsent_until_completed() {
 #[test]
 fn data_in_both_directions_are_progress() {
     let (mut client, mut server) = pair();
-    server.welcomed();
+    server.authenticated();
     server.guest.as_ref().unwrap().served();
     let idle = |server: &RdmaLink| server.guest.as_ref().unwrap().idle();
     std::thread::sleep(Duration::from_millis(30));

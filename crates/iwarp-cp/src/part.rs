@@ -108,9 +108,6 @@ impl Part {
     }
 
     /// Truncates the partial file.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be truncated.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.file
             .set_len(0)
@@ -120,10 +117,6 @@ impl Part {
         Ok(())
     }
 
-    /// Appends data.
-    ///
-    /// # Errors
-    /// Fails if the disk is full or broken.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
         self.file
             .write_all(data)
@@ -245,15 +238,11 @@ pub(crate) struct Source {
     file: File,
     hash: Sha256,
     size: u64,
-    /// Permission bits.
     pub(crate) mode: u32,
 }
 
 impl Source {
     /// Wraps an open file.
-    ///
-    /// # Errors
-    /// Fails if it cannot be examined.
     pub(crate) fn new(file: File) -> Result<Self> {
         let stat = rustix::fs::fstat(&file).context("file")?;
         let size = u64::try_from(stat.st_size).context("file size")?;
@@ -290,10 +279,6 @@ impl Source {
         Ok(0)
     }
 
-    /// Fills `buf`.
-    ///
-    /// # Errors
-    /// Fails if the file has become shorter or cannot be read.
     pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
         self.file.read_exact(buf).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => {

@@ -29,7 +29,6 @@ use iwarp_cli_common::text::printable;
 
 /// Protocol version. Both ends must have the same.
 pub(crate) const VERSION: u16 = 2;
-/// A random number.
 pub(crate) type Nonce = [u8; 32];
 /// A message authentication code.
 pub(crate) type Proof = [u8; 32];
@@ -74,7 +73,6 @@ pub(crate) struct Have {
     pub(crate) hash: Hash,
 }
 
-/// All messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     /// 1: magic, version. Version 2 added the other fields; later versions may add more.
@@ -90,7 +88,6 @@ pub(crate) enum Message {
     Put {
         /// Size of the file in octets.
         size: u64,
-        /// Permission bits.
         mode: u32,
         /// Continue an existing partial file.
         resume: bool,
@@ -119,12 +116,10 @@ pub(crate) enum Message {
         offset: u64,
         /// Size of the whole file.
         size: u64,
-        /// Permission bits.
         mode: u32,
     },
     /// 6: a slot contains data now.
     Filled {
-        /// The slot.
         slot: u16,
         /// Offset in the file: the end of the previous data.
         offset: u64,
@@ -133,7 +128,6 @@ pub(crate) enum Message {
     },
     /// 7: a slot may be reused.
     Free {
-        /// The slot.
         slot: u16,
     },
     /// 8: all data have been sent.
@@ -159,9 +153,6 @@ pub(crate) enum Message {
 
 impl Message {
     /// Encodes the message, in at most [`MAX_MESSAGE`] octets.
-    ///
-    /// # Errors
-    /// Fails if a text is too long.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
         let mut w = Writer(Vec::with_capacity(64));
         match self {
@@ -224,25 +215,7 @@ impl Message {
             return Err(malformed());
         }
         let message = match kind {
-            1 => {
-                if r.u32()? != MAGIC {
-                    return Err(Error::failed(
-                        "the peer does not speak the iwarp cp protocol",
-                    ));
-                }
-                let version = r.u16()?;
-                // Other versions may have other fields, so read only the version.
-                let (secret, nonce) = match version {
-                    VERSION => (r.bool()?, r.array()?),
-                    _ => (false, Nonce::default()),
-                };
-                r.0 = &[];
-                Self::Hello {
-                    version,
-                    secret,
-                    nonce,
-                }
-            }
+            1 => Self::decode_hello(&mut r)?,
             2 => Self::Put {
                 size: r.u64()?,
                 mode: r.u32()?,
@@ -284,6 +257,26 @@ impl Message {
         } else {
             Err(malformed())
         }
+    }
+
+    fn decode_hello(r: &mut Reader<'_>) -> Result<Self> {
+        if r.u32()? != MAGIC {
+            return Err(Error::failed(
+                "the peer does not speak the iwarp cp protocol",
+            ));
+        }
+        let version = r.u16()?;
+        // Other versions may have other fields, so read only the version.
+        let (secret, nonce) = match version {
+            VERSION => (r.bool()?, r.array()?),
+            _ => (false, Nonce::default()),
+        };
+        r.0 = &[];
+        Ok(Self::Hello {
+            version,
+            secret,
+            nonce,
+        })
     }
 }
 
@@ -555,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_messages_are_refused() {
+    fn damaged_messages_are_refused() {
         for m in samples() {
             let octets = m.encode().unwrap();
             for n in 0..octets.len() {
@@ -582,6 +575,10 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn hello_of_other_protocols_is_distinguished() {
         assert!(
             Message::decode(&[1, 0, b'I', b'W', b'C', b'P', 0, 1]).is_ok(),
             "the first version is understood well enough to be refused by name"
@@ -592,6 +589,10 @@ mod tests {
                 .to_string()
                 .contains("protocol")
         );
+    }
+
+    #[test]
+    fn malformed_messages_are_refused() {
         let wide = Message::Ready {
             have: Have {
                 len: 0,
@@ -626,6 +627,10 @@ mod tests {
         let padded = |len| [&hello[..], &vec![0; len - hello.len()]].concat();
         assert!(Message::decode(&padded(MAX_MESSAGE)).is_ok());
         assert!(Message::decode(&padded(MAX_MESSAGE + 1)).is_err());
+    }
+
+    #[test]
+    fn error_texts_are_escaped_and_truncated() {
         let rude = Message::Error {
             text: "\u{1b}[2Jgpj.\u{202e}exe\n".into(),
         };

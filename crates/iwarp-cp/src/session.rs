@@ -4,11 +4,11 @@
 //! expected ones, lengths must fit the slot and the file, and slots must be used and freed in turn.
 //! See `protocol.rs` for the order of messages.
 
-use crate::auth::{Secret, greet, welcome};
+use crate::auth::{Secret, client_handshake, server_handshake};
 use crate::confine::{Place, Root};
 use crate::part::{Existing, Hash, Part, Source};
 use crate::protocol::{Grant, Have, MAX_SLOTS, Message};
-use crate::transport::{Link, STILL_THERE, expect, hear, peer_says, unexpected};
+use crate::transport::{Link, STILL_THERE, expect, peer_error, receive_message, unexpected};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -17,10 +17,8 @@ use std::time::Duration;
 /// Called after every step with the bytes done and the total.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
-    /// Size of the file.
     pub(crate) size: u64,
     /// The part that the receiver already had, in bytes.
     pub(crate) resumed: u64,
@@ -28,9 +26,8 @@ pub(crate) struct Summary {
     pub(crate) hash: Hash,
 }
 
-/// The request of a client.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct Request<'a> {
     /// Path below the served directory.
     pub(crate) path: &'a str,
     /// Continue an existing partial file.
@@ -53,34 +50,31 @@ pub(crate) struct Terms {
 /// Fails if the versions differ, if one end requires a proof that the other cannot give, or if
 /// the connection breaks.
 pub(crate) fn begin(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
-    greet(link, secret).map_err(|e| cause(link, e))
+    client_handshake(link, secret).map_err(|e| cause(link, e))
 }
 
 /// Client: writes a file below the served directory.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(crate) fn put(
     link: &mut impl Link,
     mut source: Source,
-    wish: Wish<'_>,
+    request: Request<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    put_inner(link, &mut source, wish, progress).map_err(|e| cause(link, e))
+    put_inner(link, &mut source, request, progress).map_err(|e| cause(link, e))
 }
 
 fn put_inner(
     link: &mut impl Link,
     source: &mut Source,
-    wish: Wish<'_>,
+    request: Request<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
     let (size, mode) = (source.size(), source.mode);
     link.send(&Message::Put {
         size,
         mode,
-        resume: wish.resume,
-        path: wish.path.to_owned(),
+        resume: request.resume,
+        path: request.path.to_owned(),
     })?;
     let (have, grant) = match expect(link)? {
         Message::Ready { have, grant } => (have, grant),
@@ -92,27 +86,24 @@ fn put_inner(
 }
 
 /// Client: reads a file below the served directory into a local place.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(crate) fn get(
     link: &mut impl Link,
     place: Place,
-    wish: Wish<'_>,
+    request: Request<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    get_inner(link, place, wish, progress).map_err(|e| cause(link, e))
+    get_inner(link, place, request, progress).map_err(|e| cause(link, e))
 }
 
 fn get_inner(
     link: &mut impl Link,
     place: Place,
-    wish: Wish<'_>,
+    request: Request<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
     // The user's own file is replaced, as by `cp` and `scp`.
     let part = at_work(link, |gone| {
-        Part::open(place, wish.resume, u64::MAX, Existing::Replace, gone)
+        Part::open(place, request.resume, u64::MAX, Existing::Replace, gone)
     })?;
     let (have, grant) = (
         Have {
@@ -124,7 +115,7 @@ fn get_inner(
     link.send(&Message::Get {
         have,
         grant,
-        path: wish.path.to_owned(),
+        path: request.path.to_owned(),
     })?;
     match expect(link)? {
         Message::Start { offset, size, mode } => {
@@ -136,9 +127,6 @@ fn get_inner(
 
 /// Server: serves one client until it closes. A failure is reported to the client and ends the
 /// connection.
-///
-/// # Errors
-/// Returns the failure that ended the connection.
 pub(crate) fn serve(
     link: &mut impl Link,
     root: &Root,
@@ -161,11 +149,11 @@ fn serve_requests(
     terms: &Terms,
     log: &mut dyn FnMut(&str, Summary),
 ) -> Result<()> {
-    if !welcome(link, terms.secret.as_ref())? {
+    if !server_handshake(link, terms.secret.as_ref())? {
         return Ok(());
     }
-    link.welcomed();
-    while let Some(request) = hear(link)? {
+    link.authenticated();
+    while let Some(request) = receive_message(link)? {
         match request {
             Message::Put {
                 size, resume, path, ..
@@ -186,7 +174,7 @@ fn serve_requests(
                     transmit(link, &mut source, offset, &grant, &mut |_, _| {})?,
                 );
             }
-            Message::Error { text } => return Err(peer_says(&text)),
+            Message::Error { text } => return Err(peer_error(&text)),
             other => return Err(unexpected(&other)),
         }
     }
@@ -236,11 +224,11 @@ pub(super) fn at_work<T: Send>(
     link: &mut impl Link,
     work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
 ) -> Result<T> {
-    at_work_telling(link, STILL_THERE, work)
+    at_work_every(link, STILL_THERE, work)
 }
 
 /// Like [`at_work`]; sends a message once per `pause`.
-pub(super) fn at_work_telling<T: Send>(
+pub(super) fn at_work_every<T: Send>(
     link: &mut impl Link,
     pause: Duration,
     work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
@@ -440,7 +428,7 @@ fn cause(link: &mut impl Link, mine: Error) -> Error {
     // At most this many messages can be in flight.
     for _ in 0..2 * usize::from(MAX_SLOTS) + 4 {
         match link.try_recv() {
-            Ok(Some(Message::Error { text })) => return peer_says(&text),
+            Ok(Some(Message::Error { text })) => return peer_error(&text),
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => break,
         }

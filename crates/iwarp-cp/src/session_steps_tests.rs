@@ -4,9 +4,9 @@ use crate::confine::{Place, Root};
 use crate::part::tests::{TempDir, sha};
 use crate::part::{Existing, Source};
 use crate::protocol::{Have, Message, VERSION};
-use crate::session::{Terms, at_work_telling, begin, get, put, serve};
+use crate::session::{Terms, at_work_every, begin, get, put, serve};
 use crate::session_tests::{
-    Memory, data, download, hello, pair, secret, upload, wish, with_server, with_terms,
+    Memory, data, download, hello, pair, request, secret, upload, with_server, with_terms,
 };
 use crate::transport::Link as _;
 use iwarp_cli_common::error::Error;
@@ -42,7 +42,7 @@ fn uploads_report_progress() {
             |l| {
                 let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
                 begin(l, None)?;
-                put(l, source, wish("f", true), &mut |done, all| {
+                put(l, source, request("f", true), &mut |done, all| {
                     assert_eq!(all, 2500);
                     seen.push(done);
                 })
@@ -75,7 +75,7 @@ fn server_logs_each_copy() {
         });
         upload(&mut a, &t, "f", true).unwrap();
         let place = Place::local(&t.path("back")).unwrap();
-        get(&mut a, place, wish("f", true), &mut |_, _| {}).unwrap();
+        get(&mut a, place, request("f", true), &mut |_, _| {}).unwrap();
         drop(a);
         server.join().unwrap().unwrap();
     });
@@ -118,7 +118,7 @@ fn download_restarts_without_resume() {
             |_, _| {},
             |l| {
                 begin(l, None)?;
-                get(l, place, wish("f", resume), &mut |_, _| {})
+                get(l, place, request("f", resume), &mut |_, _| {})
             },
         );
         assert_eq!(down.unwrap().resumed, resumed);
@@ -173,7 +173,7 @@ fn work_ends_when_the_client_has_gone() {
     let (mut a, b) = pair();
     drop(b);
     let mut told = false;
-    let outcome = at_work_telling(&mut a, Duration::from_millis(10), |gone| {
+    let outcome = at_work_every(&mut a, Duration::from_millis(10), |gone| {
         let end = Instant::now() + Duration::from_secs(60);
         while !gone.load(Ordering::Relaxed) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(10));
@@ -189,7 +189,7 @@ fn work_ends_when_the_client_has_gone() {
 #[test]
 fn peer_is_notified_of_work() {
     let (mut a, mut b) = pair();
-    let outcome = at_work_telling(&mut a, Duration::from_millis(5), |gone| {
+    let outcome = at_work_every(&mut a, Duration::from_millis(5), |gone| {
         for _ in 0..3 {
             let told = b.recv()?;
             assert_eq!(told, Some(Message::Working));
@@ -200,7 +200,7 @@ fn peer_is_notified_of_work() {
     assert_eq!(outcome.unwrap(), 7);
     assert_eq!(a.waits, [true, false]);
     // Failing work returns its error and ends the wait, too.
-    let outcome = at_work_telling(&mut a, Duration::from_secs(60), |_| {
+    let outcome = at_work_every(&mut a, Duration::from_secs(60), |_| {
         Err::<(), _>(Error::failed("no disk"))
     });
     assert!(outcome.unwrap_err().to_string().contains("no disk"));

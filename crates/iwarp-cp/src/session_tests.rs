@@ -6,7 +6,7 @@ use crate::confine::{Place, Root};
 use crate::part::tests::{TempDir, sha};
 use crate::part::{Existing, Hash, Source};
 use crate::protocol::{Grant, Have, Message, VERSION};
-use crate::session::{Summary, Terms, Wish, begin, get, put, serve};
+use crate::session::{Request, Summary, Terms, begin, get, put, serve};
 use crate::transport::Link;
 use iwarp_cli_common::error::{Error, Result};
 use std::fs::File;
@@ -89,7 +89,7 @@ impl Link for Memory {
         self.waits.push(yes);
     }
 
-    fn welcomed(&mut self) {}
+    fn authenticated(&mut self) {}
 
     fn grant(&mut self) -> Result<Grant> {
         Ok(Grant {
@@ -171,7 +171,7 @@ pub(super) fn with_terms<T>(
 pub(super) fn upload(link: &mut Memory, t: &TempDir, path: &str, resume: bool) -> Result<Summary> {
     let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
     begin(link, None)?;
-    put(link, source, wish(path, resume), &mut |_, _| {})
+    put(link, source, request(path, resume), &mut |_, _| {})
 }
 
 pub(super) fn download(link: &mut Memory, t: &TempDir, path: &str) -> Result<Summary> {
@@ -179,13 +179,13 @@ pub(super) fn download(link: &mut Memory, t: &TempDir, path: &str) -> Result<Sum
     get(
         link,
         Place::local(&t.path("back")).unwrap(),
-        wish(path, true),
+        request(path, true),
         &mut |_, _| {},
     )
 }
 
-pub(super) const fn wish(path: &str, resume: bool) -> Wish<'_> {
-    Wish { path, resume }
+pub(super) const fn request(path: &str, resume: bool) -> Request<'_> {
+    Request { path, resume }
 }
 
 pub(super) const fn hello(version: u16) -> Message {
@@ -218,7 +218,7 @@ fn all_lengths_are_copied_both_ways() {
             |_, _| {},
             |l| {
                 begin(l, None)?;
-                get(l, place, wish("f", true), &mut |done, all| {
+                get(l, place, request("f", true), &mut |done, all| {
                     seen.push((done, all))
                 })
             },
@@ -525,7 +525,7 @@ fn servers_accept_only_permitted_files() {
             |l| {
                 let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
                 begin(l, None)?;
-                let up = put(l, source, wish(path, true), &mut |_, _| {});
+                let up = put(l, source, request(path, true), &mut |_, _| {});
                 moved = l.writes;
                 up
             },
@@ -590,7 +590,7 @@ fn wrong_secret_gives_no_access() {
             |_, _| {},
             |l| {
                 begin(l, mine.as_ref())?;
-                get(l, place, wish("f", false), &mut |_, _| {})
+                get(l, place, request("f", false), &mut |_, _| {})
             },
         );
         match why {

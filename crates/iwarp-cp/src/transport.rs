@@ -11,9 +11,6 @@ pub(crate) const STILL_THERE: Duration = Duration::from_secs(5);
 pub(crate) trait Link {
     /// Sends one message. Each end has at most twice as many messages in flight as there are slots,
     /// plus four.
-    ///
-    /// # Errors
-    /// Fails if the connection is broken.
     fn send(&mut self, message: &Message) -> Result<()>;
 
     /// Waits for one message; returns `None` if the peer has closed. The time limit must exceed
@@ -23,10 +20,6 @@ pub(crate) trait Link {
     /// Fails if the connection is broken, a message is malformed or the limit is exceeded.
     fn recv(&mut self) -> Result<Option<Message>>;
 
-    /// Returns a message if one has arrived.
-    ///
-    /// # Errors
-    /// See [`Link::recv`].
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
     /// Records whether the peer, which has made a valid request, is waiting for this end. While it
@@ -35,19 +28,13 @@ pub(crate) trait Link {
 
     /// Server: records that the handshake is complete. Before, its total time is limited. Until the
     /// first request, data from the client do not count as progress.
-    fn welcomed(&mut self);
+    fn authenticated(&mut self);
 
     /// Receiver: returns the slots that the peer may write to, and registers them at the first
     /// call.
-    ///
-    /// # Errors
-    /// Fails if memory cannot be registered.
     fn grant(&mut self) -> Result<Grant>;
 
     /// Receiver: passes the first `len` bytes of a slot to `f`.
-    ///
-    /// # Errors
-    /// Fails if `f` fails or the slot does not exist.
     fn read_slot(
         &mut self,
         slot: u16,
@@ -57,16 +44,10 @@ pub(crate) trait Link {
 
     /// Sender: returns the largest number of bytes for one [`write_slot`](Self::write_slot). The
     /// sender decides: a peer that grants large slots must not determine its memory use.
-    ///
-    /// # Errors
-    /// Fails if there is no memory.
     fn chunk(&mut self, to: &Grant) -> Result<u32>;
 
     /// Sender: lets `fill` produce `len` bytes and writes them to `slot` of the peer. They must be
     /// placed before a later message arrives.
-    ///
-    /// # Errors
-    /// Fails if `fill` fails or the connection is broken.
     fn write_slot(
         &mut self,
         to: &Grant,
@@ -77,7 +58,7 @@ pub(crate) trait Link {
 }
 
 /// Returns the next message about the copy, or `None` if the peer has closed.
-pub(crate) fn hear(link: &mut impl Link) -> Result<Option<Message>> {
+pub(crate) fn receive_message(link: &mut impl Link) -> Result<Option<Message>> {
     loop {
         match link.recv()? {
             Some(Message::Working) => {}
@@ -86,21 +67,20 @@ pub(crate) fn hear(link: &mut impl Link) -> Result<Option<Message>> {
     }
 }
 
-/// Like [`hear`], but fails if the peer has closed.
+/// Like [`receive_message`], but fails if the peer has closed.
 pub(crate) fn expect(link: &mut impl Link) -> Result<Message> {
-    hear(link)?
+    receive_message(link)?
         .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))
 }
 
 /// Returns the error for a message that is invalid in the current state.
 pub(crate) fn unexpected(m: &Message) -> Error {
     match m {
-        Message::Error { text } => peer_says(text),
+        Message::Error { text } => peer_error(text),
         other => Error::failed(format!("unexpected message from the peer: {other:?}")),
     }
 }
 
-/// Returns the error that the peer has reported.
-pub(crate) fn peer_says(text: &str) -> Error {
+pub(crate) fn peer_error(text: &str) -> Error {
     Error::failed(format!("the peer says: {text}"))
 }

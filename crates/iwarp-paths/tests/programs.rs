@@ -87,7 +87,8 @@ fn programs_find_the_devices() {
 #[test]
 fn everything_else_stays_where_it_is() {
     let tree = Tree::new("others");
-    let script = "ls /sys/class/net; cat /proc/self/comm; ls -d /dev/null; readlink /proc/self/exe | wc -l; umask 077; \
+    let script = "ls /sys/class/net; cat /proc/self/comm; ls -d /dev/null; \
+                  readlink /proc/self/exe | wc -l; umask 077; \
                   f=$(mktemp) && echo x > $f && stat -c %a $f && rm $f";
     let wanted = run(script, None);
     assert!(wanted.ends_with("600\n"), "{wanted}");

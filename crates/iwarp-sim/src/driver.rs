@@ -358,7 +358,7 @@ impl World {
                 return;
             }
             let interest = ep.qp.rx_interest();
-            let found = self.pipes[e ^ 1].look(self.now);
+            let found = self.pipes[e ^ 1].peek(self.now);
             if found == Found::Reset {
                 self.log(|| format!("ep {e}: reset by peer"));
                 self.eps[e].gone = true;
@@ -504,7 +504,7 @@ impl World {
     }
 
     /// Passes the time to a queue pair whose timer may have expired.
-    pub fn tell_time(&mut self, e: usize) {
+    pub fn advance_time(&mut self, e: usize) {
         self.eps[e].timer = None;
         if self.eps[e].gone {
             return;

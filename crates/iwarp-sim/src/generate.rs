@@ -511,7 +511,6 @@ impl World {
         }
     }
 
-    /// Starts an endpoint.
     fn start(&mut self, e: usize) {
         let stream = self.eps[e].stream;
         let patient = self.eps[e].qp.config().receiver_not_ready != ReceiverNotReady::Terminate;

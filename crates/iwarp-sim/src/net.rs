@@ -141,7 +141,7 @@ impl Pipe {
     }
 
     /// Returns what a read would return at time `now`.
-    pub fn look(&self, now: u64) -> Found {
+    pub fn peek(&self, now: u64) -> Found {
         if self.reset.is_some_and(|at| at <= now) {
             return Found::Reset;
         }
@@ -215,20 +215,20 @@ mod tests {
         });
         assert_eq!(n, 1000);
         assert_eq!(pipe.write(0, &octets[n..], |_| ()), 0);
-        assert_eq!(pipe.look(4), Found::Nothing);
+        assert_eq!(pipe.peek(4), Found::Nothing);
         pipe.shutdown(1);
         let (mut all, mut some) = (Vec::new(), Vec::new());
         let mut now = 0;
         while all.len() < 1000 {
             now += 10;
-            while let Found::Octets(n) = pipe.look(now) {
+            while let Found::Octets(n) = pipe.peek(now) {
                 pipe.read(now, n, &mut some);
                 assert!(!some.is_empty() && some.len() <= n);
                 all.extend_from_slice(&some);
             }
         }
         assert_eq!(all, &octets[..1000]);
-        assert_eq!(pipe.look(last), Found::Fin);
+        assert_eq!(pipe.peek(last), Found::Fin);
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
         pipe.write(0, &[0; 20], |_| ());
         let mut out = Vec::new();
         let mut all = Vec::new();
-        while let Found::Octets(n) = pipe.look(1000) {
+        while let Found::Octets(n) = pipe.peek(1000) {
             assert_eq!(pipe.flip_was_read(), all.len() > 10);
             pipe.read(1000, n, &mut out);
             all.extend_from_slice(&out);
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(all, want);
         assert!(pipe.flip_was_read());
         pipe.reset_at(2000);
-        assert_eq!(pipe.look(1999), Found::Nothing);
-        assert_eq!(pipe.look(2000), Found::Reset);
+        assert_eq!(pipe.peek(1999), Found::Nothing);
+        assert_eq!(pipe.peek(2000), Found::Reset);
     }
 }

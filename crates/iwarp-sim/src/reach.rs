@@ -249,6 +249,40 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
 ];
 
+const STATUSES: [WcStatus; 17] = [
+    WcStatus::Success,
+    WcStatus::LocalLength,
+    WcStatus::LocalQpOperation,
+    WcStatus::LocalProtection,
+    WcStatus::Flushed,
+    WcStatus::MwBind,
+    WcStatus::BadResponse,
+    WcStatus::LocalAccess,
+    WcStatus::RemoteInvalidRequest,
+    WcStatus::RemoteAccess,
+    WcStatus::RemoteOperation,
+    WcStatus::TransportRetryExceeded,
+    WcStatus::ReceiverNotReady,
+    WcStatus::Fatal,
+    WcStatus::ResponseTimeout,
+    WcStatus::General,
+    WcStatus::TagMatching,
+];
+
+const OPCODES: [WcOpcode; 11] = [
+    WcOpcode::Send,
+    WcOpcode::Write,
+    WcOpcode::Read,
+    WcOpcode::CmpSwap,
+    WcOpcode::FetchAdd,
+    WcOpcode::Bind,
+    WcOpcode::LocalInvalidate,
+    WcOpcode::FastRegister,
+    WcOpcode::AtomicWrite,
+    WcOpcode::Recv,
+    WcOpcode::RecvWriteImm,
+];
+
 /// Returns everything that a queue pair can reach, where an enumeration exists.
 fn universe() -> Vec<String> {
     use State::{Error, Init, Reset, Rtr, Rts, Sqd};
@@ -261,40 +295,8 @@ fn universe() -> Vec<String> {
     }
     all.push(transition(Some(Error), Reset));
     all.push(transition(Some(Reset), Init));
-    let statuses = [
-        WcStatus::Success,
-        WcStatus::LocalLength,
-        WcStatus::LocalQpOperation,
-        WcStatus::LocalProtection,
-        WcStatus::Flushed,
-        WcStatus::MwBind,
-        WcStatus::BadResponse,
-        WcStatus::LocalAccess,
-        WcStatus::RemoteInvalidRequest,
-        WcStatus::RemoteAccess,
-        WcStatus::RemoteOperation,
-        WcStatus::TransportRetryExceeded,
-        WcStatus::ReceiverNotReady,
-        WcStatus::Fatal,
-        WcStatus::ResponseTimeout,
-        WcStatus::General,
-        WcStatus::TagMatching,
-    ];
-    all.extend(statuses.map(|status| named("status", status)));
-    let opcodes = [
-        WcOpcode::Send,
-        WcOpcode::Write,
-        WcOpcode::Read,
-        WcOpcode::CmpSwap,
-        WcOpcode::FetchAdd,
-        WcOpcode::Bind,
-        WcOpcode::LocalInvalidate,
-        WcOpcode::FastRegister,
-        WcOpcode::AtomicWrite,
-        WcOpcode::Recv,
-        WcOpcode::RecvWriteImm,
-    ];
-    all.extend(opcodes.map(|opcode| named("completes", opcode)));
+    all.extend(STATUSES.map(|status| named("status", status)));
+    all.extend(OPCODES.map(|opcode| named("completes", opcode)));
     for name in ["Read", "Held", "Discard", "Waits", "None"] {
         all.push(format!("reads {name}"));
     }

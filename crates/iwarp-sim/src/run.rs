@@ -160,7 +160,7 @@ impl World {
             Event::PostShared(n) => self.post_shared(n),
             Event::Complete(e) => self.complete(e),
             Event::Poll(n, cq) => self.poll(n, cq),
-            Event::Time(e) => self.tell_time(e),
+            Event::Time(e) => self.advance_time(e),
             Event::Fate(conn) => self.apply_fate(conn),
             Event::Pause(e) => self.pause(e),
             Event::Resume(e) => self.resume(e),

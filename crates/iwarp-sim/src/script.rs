@@ -8,6 +8,7 @@ use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
 
 use crate::memory::{Region, cut};
+use crate::rng::Rng;
 use crate::world::{Effect, Expect, Message, Op, World};
 
 /// The memory of one side of a connection, and the generator's knowledge about its use.
@@ -41,6 +42,62 @@ pub enum Target {
     Exposed,
     /// A range that the peer has granted by another STag.
     Through(Region),
+}
+
+/// Returns a random atomic on a word with the value `old`, and the word's new value.
+fn random_atomic(rng: &mut Rng, remote_addr: u64, rkey: u32, old: u64) -> (SendOp, u64) {
+    let a = rng.next_u64();
+    let b = rng.next_u64();
+    match rng.below(4) {
+        0 => {
+            let add = SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add: a,
+                mask: 0,
+            };
+            (add, old.wrapping_add(a))
+        }
+        1 => {
+            // The mask makes two 32-bit fields that are added separately.
+            let mask = 1 << 31;
+            let low = (old as u32).wrapping_add(a as u32);
+            let high = ((old >> 32) as u32).wrapping_add((a >> 32) as u32);
+            let add = SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add: a,
+                mask,
+            };
+            (add, u64::from(high) << 32 | u64::from(low))
+        }
+        2 => {
+            let compare = if rng.chance(70) { old } else { a };
+            let swap = SendOp::CmpSwap {
+                remote_addr,
+                rkey,
+                compare,
+                swap: b,
+                compare_mask: u64::MAX,
+                swap_mask: u64::MAX,
+            };
+            (swap, if compare == old { b } else { old })
+        }
+        _ => {
+            let (cm, sm) = (rng.next_u64() & a, rng.next_u64());
+            let compare = if rng.chance(70) { old ^ !cm } else { b };
+            let swap = SendOp::CmpSwap {
+                remote_addr,
+                rkey,
+                compare,
+                swap: a,
+                compare_mask: cm,
+                swap_mask: sm,
+            };
+            let hit = (compare ^ old) & cm == 0;
+            (swap, if hit { old & !sm | a & sm } else { old })
+        }
+    }
 }
 
 const fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
@@ -309,58 +366,7 @@ impl Side {
         let model = &mut w.nodes[peer.n].model;
         let old = u64::from_ne_bytes(std::array::from_fn(|i| model[off + i]));
         let (remote_addr, rkey) = (region.tagged(off), region.stag);
-        let a = w.rng.next_u64();
-        let b = w.rng.next_u64();
-        let (op, new) = match w.rng.below(4) {
-            0 => {
-                let add = SendOp::FetchAdd {
-                    remote_addr,
-                    rkey,
-                    add: a,
-                    mask: 0,
-                };
-                (add, old.wrapping_add(a))
-            }
-            1 => {
-                // The mask makes two 32-bit fields that are added separately.
-                let mask = 1 << 31;
-                let low = (old as u32).wrapping_add(a as u32);
-                let high = ((old >> 32) as u32).wrapping_add((a >> 32) as u32);
-                let add = SendOp::FetchAdd {
-                    remote_addr,
-                    rkey,
-                    add: a,
-                    mask,
-                };
-                (add, u64::from(high) << 32 | u64::from(low))
-            }
-            2 => {
-                let compare = if w.rng.chance(70) { old } else { a };
-                let swap = SendOp::CmpSwap {
-                    remote_addr,
-                    rkey,
-                    compare,
-                    swap: b,
-                    compare_mask: u64::MAX,
-                    swap_mask: u64::MAX,
-                };
-                (swap, if compare == old { b } else { old })
-            }
-            _ => {
-                let (cm, sm) = (w.rng.next_u64() & a, w.rng.next_u64());
-                let compare = if w.rng.chance(70) { old ^ !cm } else { b };
-                let swap = SendOp::CmpSwap {
-                    remote_addr,
-                    rkey,
-                    compare,
-                    swap: a,
-                    compare_mask: cm,
-                    swap_mask: sm,
-                };
-                let hit = (compare ^ old) & cm == 0;
-                (swap, if hit { old & !sm | a & sm } else { old })
-            }
-        };
+        let (op, new) = random_atomic(&mut w.rng, remote_addr, rkey, old);
         let mut flags = self.random_flags(w);
         if self.reading.iter().any(|r| overlap(*r, (off, 8))) {
             flags |= SendFlags::FENCE;

@@ -184,8 +184,8 @@ impl World {
                     let got = ep.first_bad;
                     self.fail(|| {
                         format!(
-                            "endpoint {e}: request {index} should fail with {status:?}, but the first \
-                             failure is {got:?}"
+                            "endpoint {e}: request {index} should fail with {status:?}, but the \
+                             first failure is {got:?}"
                         )
                     });
                 }
@@ -199,7 +199,8 @@ impl World {
                     let got = ep.first_bad_recv;
                     self.fail(|| {
                         format!(
-                            "endpoint {e}: a receive should end with {want:?}, but ended with {got:?}"
+                            "endpoint {e}: a receive should end with {want:?}, but ended with \
+                             {got:?}"
                         )
                     });
                 }

@@ -1,5 +1,5 @@
-//! `cargo xtask bench --against PROGRAM`: the same points by two builds of our program, turn by
-//! turn one after the other, and how much better the new one is.
+//! `cargo xtask bench --against PROGRAM`: measures the same points with two builds of our program
+//! alternately, and prints how much better the new one is.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use super::samples::Samples;
 use super::sizes::{digits, show};
 use super::{Bench, progress};
 
-/// What is compared, and whether more of it is better.
+/// The compared metrics, and whether larger values are better.
 const METRICS: &[(&str, bool)] = &[
     ("mmsg", true),
     ("med_us", false),
@@ -19,9 +19,9 @@ const METRICS: &[(&str, bool)] = &[
     ("setup_us", false),
     ("bytes", false),
 ];
-/// Behind the name of a series that the old program measured.
+/// Suffix of the series of the old program.
 const OLD: &str = " old";
-/// A ratio below this is named at the end.
+/// Ratios below this are listed at the end.
 const WORSE: f64 = 0.97;
 
 /// Returns `true` if a point is measured by code that differs between the two programs.
@@ -40,7 +40,7 @@ fn is_ours(point: &Point) -> bool {
 /// Measures our points with both programs and prints the ratios.
 ///
 /// # Errors
-/// When nothing could be measured. A point that fails is named and left out.
+/// Fails if nothing could be measured. A point that fails is reported and omitted.
 pub(super) fn compare(
     bench: &mut Bench,
     old: &Path,
@@ -60,7 +60,7 @@ pub(super) fn compare(
             progress(round, rounds, step, plan.len(), start, &point.name());
             let turn = round * turns + turn;
             let mut both = [(&new, ""), (&old, OLD)];
-            // Neither of them always comes after the other.
+            // Alternate, so that neither always follows the other.
             if (turn + step as u32).is_multiple_of(2) {
                 both.reverse();
             }
@@ -83,8 +83,8 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// Copies both programs into `folder`. Where the pages of a program lie in memory changes the rate of
-/// small messages by up to a third, so each round uses other pages.
+/// Copies both programs into `folder`. The physical pages of a program change the rate of small
+/// messages by up to a third, so each round uses other pages.
 fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[PathBuf; 2]> {
     std::fs::create_dir_all(folder)?;
     let copies = [0, 1].map(|side| folder.join(format!("{round}-{side}")));
@@ -95,9 +95,9 @@ fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[P
     Ok(copies)
 }
 
-/// The ratios of all series, as Markdown. Above one the new program is better.
+/// Returns the ratios of all series as Markdown. Above one, the new program is better.
 fn table(samples: &Samples, old: &str) -> String {
-    let mut text = format!("Old: {old}. A ratio above 1 says that the new one is better.\n\n");
+    let mut text = format!("Old: {old}. A ratio above 1 means that the new one is better.\n\n");
     text += "| series | size | what | old | new | ratio | least | most |\n";
     text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n";
     let mut worse = Vec::new();

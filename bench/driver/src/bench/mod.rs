@@ -1,12 +1,11 @@
 //! `cargo xtask bench`: measures everything in rounds and turns, beside plain TCP and other
 //! software.
 //!
-//! In a round each point is measured in one or several turns. A turn measures the points of one
-//! size soon after each other. Ratios are formed of samples of the same turn, because the speed of
-//! a shared machine changes. A sample during which other programs used the CPUs is taken again.
-//! Files: `plan` (what is measured), `peers` (other software), `quiet` (use of the CPUs by other
-//! programs), `samples` (medians and ratios), `targets`, `report`, `plot`, and `against` (two
-//! builds of our program).
+//! A round measures each point in one or several turns. A turn measures the points of one size in
+//! quick succession. Ratios are computed from samples of the same turn, because the speed of a
+//! shared machine changes. A sample that other programs disturb is repeated. Files: `plan` (what is
+//! measured), `peers` (other software), `quiet` (load by other programs), `samples` (medians and
+//! ratios), `targets`, `report`, `plot`, and `against` (two builds of our program).
 
 mod against;
 mod peers;
@@ -33,18 +32,17 @@ use samples::{Sample, Samples};
 use xtask::context::{Context, find_program};
 use xtask::process::{Log, cargo};
 
-/// Where recorded results are kept.
+/// Directory of recorded results.
 const RESULTS: &str = "bench/results";
 /// The variable that is set for the copy of this program inside the namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
-/// Set to text of another length for each sample. The size of the environment decides where the
-/// stack begins, and its alignment changes the rate of small messages by up to a third.
+/// Set to text of another length for each sample. The size of the environment changes the
+/// alignment of the stack, which changes the rate of small messages by up to a third.
 const PADDING: &str = "IWARP_BENCH_PADDING";
-/// How often a sample is taken at most, if other programs disturb it.
+/// Largest number of attempts for a sample that other programs disturb.
 const TRIES: u32 = 3;
 /// Time limit of a single measurement.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Time limit of the build.
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Arguments of `cargo xtask bench`.
@@ -56,38 +54,38 @@ pub(crate) struct BenchArgs {
     /// Only these groups: bandwidth, latency, ops, peers, verbs, scale, cpu
     #[arg(long, value_name = "GROUP", num_args = 1.., value_delimiter = ',')]
     only: Vec<String>,
-    /// Write all samples and facts here, too
+    /// Also write all samples and facts to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How often everything is measured, in up to six turns [default: 5, quick: 3]
+    /// Rounds; each measures everything in up to six turns [default: 5, quick: 3]
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
-    /// Seconds to spend in all waiting for other programs to end [default: 300, quick: 10]
+    /// Seconds in all to wait for an idle machine [default: 300, quick: 10]
     #[arg(long, value_name = "S")]
     wait: Option<u64>,
     /// Keep the results in bench/results and the tables in bench/RESULTS.md
     #[arg(long)]
     record: bool,
-    /// Draw the results in bench/results once more, without measuring
+    /// Draw the results in bench/results again, without measuring
     #[arg(long, conflicts_with_all = ["quick", "only", "json", "rounds", "wait", "record", "list"])]
     draw: bool,
-    /// Measure only our own points, in turns with another build of `iwarp-bench`, and print how
+    /// Measure only our own points, alternately with another build of `iwarp-bench`, and print how
     /// much better the new one is
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["json", "record", "draw"])]
     against: Option<PathBuf>,
     /// Do not install peers from Debian packages, even as root
     #[arg(long)]
     no_install: bool,
-    /// Show what would be measured
+    /// List what would be measured
     #[arg(long)]
     list: bool,
 }
 
-/// Runs the measurements. A target that is not met is shown in the report and is no error.
+/// Runs the measurements. A missed target is reported, but is no error.
 ///
 /// # Errors
-/// When the build fails, a group is unknown, nothing could be measured, or results cannot be
-/// written.
+/// Fails if the build fails, a group is unknown, nothing could be measured, or the results cannot
+/// be written.
 pub(crate) fn command(args: &BenchArgs) -> Result<()> {
     let context = Context::new(args.quick, !args.no_install)?;
     if args.draw {
@@ -138,8 +136,8 @@ fn build(context: &Context) -> Result<()> {
         .with_context(|| format!("see {}", log.path().display()))
 }
 
-/// Runs this program a second time in a new network namespace, which has no other traffic. Returns
-/// `false` if that is not possible.
+/// Runs this program again in a new network namespace, which has no other traffic. Returns `false`
+/// if that is not possible.
 fn in_namespace() -> Result<bool> {
     let possible = rustix::process::geteuid().is_root()
         && find_program("ip").is_some()
@@ -186,14 +184,14 @@ impl Bench {
                     .map_or_else(String::new, |(a, b)| format!("{a},{b}"));
                 command.arg("--cpus").arg(cpus).args(args);
                 let text = output(&mut command, LIMIT)?;
-                serde_json::from_str(text.trim()).context("a measurement said no JSON")
+                serde_json::from_str(text.trim()).context("a measurement printed no JSON")
             }
             What::Peer(peer) => peer.measure(point.size, self.cpus, &self.programs),
         }
     }
 
-    /// Measures a point, again if other programs disturb that, and keeps the samples, with `suffix`
-    /// behind the names of their series.
+    /// Measures a point, repeatedly if other programs disturb it, and adds the samples, with
+    /// `suffix` after the names of their series.
     fn sample(
         &mut self,
         point: &Point,
@@ -223,7 +221,7 @@ impl Bench {
 /// Runs a command with a time limit and returns its standard output.
 ///
 /// # Errors
-/// When the command fails. The error contains the first line of its standard error.
+/// Fails if the command fails. The error contains the first line of its stderr.
 pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let mut child = command
         .stdin(Stdio::null())
@@ -236,7 +234,7 @@ pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
         let mut from = from;
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // After an error, what was read so far is kept.
+            // After an error, keep what was read so far.
             let _ = from.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).into_owned()
         })
@@ -264,7 +262,7 @@ pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
             .lines()
             .chain(out.lines())
             .find(|l| !l.trim().is_empty());
-        bail!("{status}: {}", line.unwrap_or("it said nothing").trim());
+        bail!("{status}: {}", line.unwrap_or("no output").trim());
     }
     Ok(out)
 }
@@ -288,7 +286,7 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     }
     let (points, left_out) = available(points, &bench.programs);
     for (who, why) in &left_out {
-        println!("left out: {who}: {why}");
+        println!("omitted: {who}: {why}");
     }
     let (plan, turns) = (plan::in_turns(&points), plan::turns_of_a_round(&points));
     let mut samples = Samples::new(rounds, turns);
@@ -370,8 +368,7 @@ fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name:
     }
 }
 
-/// Returns the points that can be measured, and the peers that are missing with the reason. Each
-/// peer is named once.
+/// Returns the points that can be measured, and the missing peers with the reason, each once.
 fn available(points: &[Point], programs: &peers::Programs) -> (Vec<Point>, Vec<(String, String)>) {
     let mut left_out: Vec<(String, String)> = Vec::new();
     let mut kept = Vec::new();
@@ -412,7 +409,7 @@ fn facts(context: &Context, program: &Path) -> Result<Value> {
     Ok(facts)
 }
 
-/// The line in `RESULTS.md` at which the hand-written text ends and the tables begin.
+/// The line in `RESULTS.md` between the hand-written text and the tables.
 const MARK: &str = "<!-- tables: written by `cargo xtask bench --record` -->";
 
 fn record(path: &Path, tables: &str) -> Result<()> {

@@ -1,9 +1,9 @@
-//! Other software over TCP: UCX, libfabric, and the verbs' own benchmarks on our C libraries.
+//! Other software over TCP: UCX, libfabric, and perftest on our C libraries.
 //!
-//! Debian has no bandwidth test of libfabric, so our own `bench/peers/fi_bw.c` is compiled against
+//! Debian has no bandwidth test for libfabric, so our own `bench/peers/fi_bw.c` is compiled against
 //! libfabric's headers.
 //!
-//! A peer that is not installed or does not run is left out, and the report names it.
+//! A peer that is not installed or does not run is omitted, and named in the report.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -35,15 +35,15 @@ enum Kind {
 pub(super) struct Peer {
     kind: Kind,
     test: &'static str,
-    /// Work requests of one posting call.
+    /// Work requests per posting call.
     list: u32,
 }
 
-/// Programs that peers need and that are in no package.
+/// Programs that peers need and that no package has.
 pub(super) struct Programs {
     /// The `iwarp` command, which runs perftest on our libraries.
     pub(super) iwarp: PathBuf,
-    /// Our program on libfabric, or the reason why there is none.
+    /// Our program for libfabric, or the reason why there is none.
     fabric: std::result::Result<PathBuf, String>,
 }
 
@@ -77,7 +77,7 @@ fn compile(source: &Path, into: &Path) -> Result<PathBuf> {
 }
 
 impl Peer {
-    /// A test of `ucx_perftest`, for its option `-t`.
+    /// Returns a test of `ucx_perftest`, for its option `-t`.
     pub(super) const fn ucx(test: &'static str) -> Self {
         Self {
             kind: Kind::Ucx,
@@ -86,7 +86,7 @@ impl Peer {
         }
     }
 
-    /// libfabric's own ping-pong.
+    /// Returns libfabric's own ping-pong.
     pub(super) const fn pingpong() -> Self {
         Self {
             kind: Kind::Pingpong,
@@ -95,7 +95,7 @@ impl Peer {
         }
     }
 
-    /// libfabric in our own program: `rma` writes, `msg` sends into posted receives.
+    /// Returns a test of our program for libfabric: `rma` writes, `msg` sends into posted receives.
     pub(super) const fn fabric(test: &'static str) -> Self {
         Self {
             kind: Kind::Fabric,
@@ -104,7 +104,7 @@ impl Peer {
         }
     }
 
-    /// A program of perftest, under `iwarp run`.
+    /// Returns a program of perftest, under `iwarp run`.
     pub(super) const fn verbs(test: &'static str) -> Self {
         Self {
             kind: Kind::Verbs,
@@ -113,12 +113,11 @@ impl Peer {
         }
     }
 
-    /// The same test, which posts lists of this many work requests.
+    /// Returns the same test with lists of this many work requests.
     pub(super) const fn in_lists(self, list: u32) -> Self {
         Self { list, ..self }
     }
 
-    /// Returns the name of the program.
     pub(super) const fn program(&self) -> &'static str {
         match self.kind {
             Kind::Ucx => "ucx_perftest",
@@ -204,9 +203,9 @@ impl Peer {
             Kind::Verbs => {
                 let mut both = format!("-R -F -p {port} -s {size} -n {n}");
                 if !self.is_latency() {
-                    // One completion for a quarter of the window, as in our own programs. By
-                    // default perftest asks for only one per window if the window is small, and
-                    // then each window waits for the end of the one before.
+                    // One completion per quarter of the window, as in our own programs. By default,
+                    // perftest requests only one per window if the window is small, and each window
+                    // then waits for the end of the previous one.
                     let depth = depth(size);
                     let every = (depth / 4).clamp(1, 64).max(self.list);
                     both.push_str(&format!(" -t {depth} --cq-mod {every}"));
@@ -246,7 +245,7 @@ impl Peer {
     /// Runs both ends and returns the client's figures.
     ///
     /// # Errors
-    /// When one end fails, or the client's output cannot be parsed.
+    /// Fails if an end fails or the client's output cannot be parsed.
     pub(super) fn measure(
         &self,
         size: u64,
@@ -266,7 +265,7 @@ impl Peer {
         drop(server);
         self.parse(&text).with_context(|| {
             format!(
-                "what {} said is not understood: {:?}",
+                "cannot parse the output of {}: {:?}",
                 self.program(),
                 text.lines().last()
             )
@@ -312,7 +311,7 @@ fn free_port() -> Result<u16> {
         .port())
 }
 
-/// A server of one client. Dropping it waits 0.5 s for its end and then kills it.
+/// A server for one client. Dropping it waits 0.5 s for its end and then kills it.
 struct Server(Child);
 
 impl Server {
@@ -327,7 +326,7 @@ impl Server {
         let end = Instant::now() + Duration::from_secs(5);
         while !listens(port) {
             if let Some(status) = server.0.try_wait()? {
-                bail!("the server ended at once: {status}");
+                bail!("the server exited: {status}");
             }
             if Instant::now() > end {
                 bail!("the server does not listen");
@@ -348,7 +347,7 @@ impl Drop for Server {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Some servers do not end by themselves.
+        // Some servers do not exit by themselves.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -380,9 +379,11 @@ mod tests {
         let v = Peer::ucx("tag_bw").parse(ucx).unwrap();
         assert!((v["gbps"].as_f64().unwrap() - 2.097).abs() < 0.001 && v["mmsg"] == 0.4);
         assert_eq!(Peer::ucx("tag_lat").parse(ucx).unwrap()["med_us"], 0.5);
-        let fi = "bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec\n64 10k =10k 1.2m 0.11s 11.9 5.35 0.19\n";
+        let fi = "bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec\n\
+                  64 10k =10k 1.2m 0.11s 11.9 5.35 0.19\n";
         assert_eq!(Peer::pingpong().parse(fi).unwrap()["med_us"], 5.35);
-        let ib = " #bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n 65536 5000 4000.1 3900.0 0.0624\n---\n";
+        let ib = " #bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n \
+                  65536 5000 4000.1 3900.0 0.0624\n---\n";
         assert_eq!(
             Peer::verbs("ib_write_bw").parse(ib).unwrap()["mmsg"],
             0.0624

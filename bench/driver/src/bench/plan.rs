@@ -1,6 +1,6 @@
-//! The plan of a round: which points are measured, and in which order. Points of one size follow
-//! each other, each near the points that it is compared with. They are measured in several turns,
-//! every second one in reverse order, because the speed of a shared machine changes within seconds.
+//! The plan of a round: which points are measured, and in which order. Points of one size, and the
+//! points that they are compared with, are neighbours. They are measured in several turns,
+//! alternately in reverse order, because the speed of a shared machine changes within seconds.
 
 use std::fmt;
 
@@ -25,7 +25,6 @@ pub(super) const GROUPS: &[&str] = &[
 pub(super) enum What {
     /// By our own program with these arguments.
     Own(Vec<String>),
-    /// By other software.
     Peer(Peer),
 }
 
@@ -38,22 +37,21 @@ impl fmt::Display for What {
     }
 }
 
-/// One point of a round.
 #[derive(Debug, Clone)]
 pub(super) struct Point {
     /// The groups that need it; the first is its own.
     pub(super) groups: &'static [&'static str],
-    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name. If a run measures several series, this is the
-    /// name of the run.
+    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name: the series, or the run if that measures
+    /// several series.
     pub(super) series: &'static str,
     /// Octets per message, or number of connections.
     pub(super) size: u64,
     pub(super) what: What,
-    /// The number of rounds in which it is measured at most.
+    /// Largest number of rounds in which it is measured.
     pub(super) max_rounds: u32,
-    /// The number of its block. Points with the same number take their turns together.
+    /// Number of its block. Points of a block take turns together.
     pub(super) block: u32,
-    /// How often it is measured in a round.
+    /// Measurements per round.
     pub(super) turns: u32,
 }
 
@@ -68,7 +66,7 @@ impl Point {
         self.series == SPIN && SPINNING.contains(&series)
     }
 
-    /// Returns the measured values by series. A run that measures several series names them itself.
+    /// Returns the values by series. A run of several series names them itself.
     pub(super) fn results<'a>(&self, values: &'a Value) -> Vec<(String, &'a Value)> {
         let of_run = |name: &str| {
             let kind = self.series.split(':').next().unwrap_or_default();
@@ -102,7 +100,7 @@ const fn turns(quick: bool) -> u32 {
     if quick { 1 } else { 3 }
 }
 
-/// The name of the run that measures all spinning ping-pongs. It names their series itself.
+/// The run that measures all spinning ping-pongs and names their series itself.
 const SPIN: &str = "lat:spin";
 /// The series of that run.
 #[cfg(test)]
@@ -160,8 +158,8 @@ impl Plan {
     }
 
     fn bandwidth(&mut self, size: u64) {
-        // Twice as many turns, which are shorter: large messages go at one of two speeds, and each
-        // turn meets only one of them.
+        // Twice as many, shorter turns: large messages run at one of two speeds, and each turn
+        // shows only one of them.
         self.begin(2 * turns(self.quick));
         let s = format!("--size {size} --ms 100");
         let w = format!("iwarp-bw --op write {s}");
@@ -201,7 +199,7 @@ impl Plan {
         }
     }
 
-    /// Adds bare framing, which is the upper limit.
+    /// Adds bare framing, the upper limit.
     fn bare_framing(&mut self, size: u64, s: &str) {
         let batch = (256 * 1024 / size).clamp(1, 1024);
         for (off, on, more, used) in [
@@ -258,8 +256,8 @@ impl Plan {
         let p: Groups = &["peers"];
         let v: Groups = &["verbs"];
         if size == 64 {
-            // Posted one by one, as perftest does. 64 is also the number of Reads in flight that
-            // the C library's queue pairs allow.
+            // Posted one by one, as in perftest. The C library's queue pairs allow 64 Reads in
+            // flight, too.
             let single = format!("{s} --depth {} --post single --crc on", depth(size));
             let read = format!("iwarp-bw --op read {single} --reads 64");
             self.own(v, "bw:read-single-crc", size, &read);
@@ -316,8 +314,8 @@ impl Plan {
             let f = op("fetchadd").replace("--size 4", "--size 8");
             self.own(o, "lat:fetchadd-spin-crc", 8, &f);
         }
-        // One run measures all spinning ping-pongs in turns, because they differ less than the
-        // machine's speed from one second to the next.
+        // One run measures all spinning ping-pongs alternately: their differences are smaller than
+        // the machine's changes of speed within a second.
         let spin = format!("spin-lat --size {size} --iters {}", 2 * iters);
         self.own(LAT_BASE, SPIN, size, &spin);
         self.peer(p, "lat:ucx-tag", size, Peer::ucx("tag_lat"));
@@ -356,7 +354,7 @@ impl Plan {
             0,
             &format!("idle --seconds {seconds} --wait event"),
         );
-        // Three rounds are enough, because the figures of an idle process hardly vary.
+        // Three rounds suffice, because the figures of an idle process hardly vary.
         if let Some(idle) = self.points.last_mut() {
             idle.max_rounds = 3;
         }
@@ -364,15 +362,11 @@ impl Plan {
     }
 }
 
-/// Returns all points of a round.
-///
-/// # Errors
-/// When a group is unknown.
 pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     for name in only {
         if !GROUPS.contains(&name.as_str()) {
             bail!(
-                "no group is called {name:?}; there are: {}",
+                "unknown group {name:?}; the groups are: {}",
                 GROUPS.join(", ")
             );
         }
@@ -413,13 +407,13 @@ pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     Ok(plan.points)
 }
 
-/// Returns the number of turns of a round, which is that of the points with the most turns.
+/// Returns the number of turns of a round: that of the points with the most turns.
 pub(super) fn turns_of_a_round(points: &[Point]) -> u32 {
     points.iter().map(|p| p.turns).max().unwrap_or(1)
 }
 
-/// Returns the turns and points of a round in order. Every second turn is in reverse order, so that
-/// a point does not always follow the same other one.
+/// Returns the turns and points of a round in order. Every second turn is reversed, so that a point
+/// does not always follow the same one.
 pub(super) fn in_turns(points: &[Point]) -> Vec<(u32, usize)> {
     let mut round = Vec::new();
     let mut from = 0;
@@ -474,7 +468,7 @@ mod tests {
         assert!(back.len() > 3);
         back.reverse();
         assert_eq!((&of_64(0), &of_64(2)), (&back, &back));
-        // All turns of one size come before the next size.
+        // All turns of one size precede the next size.
         let blocks: Vec<u32> = taken.iter().map(|(_, at)| all[*at].block).collect();
         assert!(blocks.is_sorted());
     }

@@ -1,4 +1,4 @@
-//! Draws curves over the message size. The tables here say which series are drawn, and how.
+//! Draws curves over the message size. The tables define which series are drawn, and how.
 
 use anyhow::{Result, anyhow};
 use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
@@ -18,8 +18,8 @@ struct Drawing {
     series: &'static [Series],
 }
 
-/// Series, name in the legend, colour (Okabe–Ito, which colour-blind readers can tell apart), mark,
-/// dashed.
+/// Series, name in the legend, colour (Okabe–Ito, for colour-blind readers), mark, and whether it
+/// is dashed.
 type Series = (&'static str, &'static str, (u8, u8, u8), Mark, bool);
 
 const BLACK: (u8, u8, u8) = (0, 0, 0);
@@ -115,10 +115,7 @@ const DRAWINGS: &[Drawing] = &[
     },
 ];
 
-/// Returns file names and pictures. A picture without any measured series is left out.
-///
-/// # Errors
-/// When something cannot be drawn.
+/// Returns file names and pictures. A picture without any measured series is omitted.
 pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
     let facts = facts_line(facts);
     DRAWINGS

@@ -1,5 +1,4 @@
-//! Waits until other programs leave the CPUs idle, and measures how much they use the CPUs during a
-//! sample.
+//! Waits until the CPUs are idle, and measures the load by other programs during a sample.
 
 use std::time::Duration;
 
@@ -7,12 +6,11 @@ use iwarp_figures::load::{Watch, Watched};
 
 /// How many CPUs other programs may use during a sample.
 pub(super) const LIMIT: f64 = 0.15;
-/// Time of one check whether the machine is quiet.
 const LOOK: Duration = Duration::from_millis(250);
 
 fn watch() -> Watch {
-    // The measured programs are children of this process and have ended when a sample is over, so
-    // their CPU time is known. Interrupts are part of the load.
+    // The measured programs are children of this process and have ended after a sample, so their
+    // CPU time is known. Interrupts count as load.
     Watch::start(Watched {
         interrupts: true,
         ..Watched::default()
@@ -34,18 +32,17 @@ impl Quiet {
         }
     }
 
-    /// Marks the beginning of a sample.
     pub(super) fn begin(&mut self) {
         self.watch = watch();
     }
 
-    /// Returns how many CPUs other programs used since the beginning of the sample. All processes
+    /// Returns how many CPUs other programs have used since the start of the sample. All processes
     /// of the sample must have ended.
     pub(super) fn others(&self) -> f64 {
         self.watch.others()
     }
 
-    /// Waits until the machine is quiet, or until the waiting time of the whole run is used up.
+    /// Waits until the machine is quiet, or until the total waiting time is used up.
     pub(super) fn wait(&mut self) {
         while !self.patience.is_zero() {
             let watch = watch();

@@ -8,7 +8,6 @@ use super::samples::{Measured, Samples};
 use super::sizes::{digits, show};
 use super::targets::{self, Verdict};
 
-/// The results of a run.
 pub(super) struct Report<'a> {
     pub(super) facts: &'a Value,
     pub(super) samples: &'a Samples,
@@ -17,11 +16,8 @@ pub(super) struct Report<'a> {
     pub(super) quick: bool,
 }
 
-/// Formats JSON with one line for each sample. There are thousands of samples with a dozen figures
-/// each, so pretty-printing them would make the file many times longer.
-///
-/// # Errors
-/// When a figure cannot be written as JSON.
+/// Formats JSON with one line per sample. Pretty-printing thousands of samples with a dozen figures
+/// each would make the file many times larger.
 pub(super) fn lines(all: &Value) -> serde_json::Result<String> {
     let mut rest = all.clone();
     let Some(Value::Array(samples)) = rest.get_mut("samples").map(Value::take) else {
@@ -84,15 +80,15 @@ fn short(spread: Option<Measured>) -> String {
 type Column<'a> = (&'a str, Box<dyn Fn(&str, u64) -> String + 'a>);
 
 impl Report<'_> {
-    /// Returns all tables as Markdown.
     pub(super) fn markdown(&self) -> String {
         let mut text = String::new();
         let (kept, all) = self.samples.kept();
         let _ = writeln!(text, "{}.\n", facts_line(self.facts));
         let _ = writeln!(
             text,
-            "Rounds: {}, of {} turns{}; {kept} of {all} samples undisturbed. Median [least–most]; ratios are formed inside \
-             turns, which go through what is compared there and back. (!): only disturbed samples.\n",
+            "Rounds: {}, of {} turns{}; {kept} of {all} samples undisturbed. Median [least–most]; \
+             ratios are formed inside turns, which go through what is compared there and back. \
+             (!): only disturbed samples.\n",
             self.samples.rounds(),
             self.samples.turns(),
             if self.quick {

@@ -1,22 +1,21 @@
-//! Samples, their medians, and ratios. Ratios are formed of samples of the same turn, which were
-//! taken soon after each other.
+//! Samples, their medians, and ratios. Ratios use samples of the same turn, which were taken in
+//! quick succession.
 
 use std::collections::BTreeMap;
 
 use iwarp_figures::Spread;
 use serde_json::{Map, Value, json};
 
-/// One measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
-    /// The number of the turn, counted over all rounds.
+    /// Number of the turn, counted over all rounds.
     pub(super) turn: u32,
     pub(super) series: String,
     pub(super) size: u64,
     pub(super) values: BTreeMap<String, f64>,
     /// How many CPUs other programs used meanwhile.
     pub(super) others: f64,
-    /// `true` if other programs did not disturb the sample.
+    /// Other programs did not disturb the sample.
     pub(super) good: bool,
 }
 
@@ -83,15 +82,12 @@ impl std::ops::Deref for Measured {
     }
 }
 
-/// A series at a size.
 pub(super) type Key<'a> = (&'a str, u64);
 
-/// All samples of a run.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     all: Vec<Sample>,
     rounds: u32,
-    /// Turns of each round.
     turns: u32,
 }
 
@@ -104,7 +100,7 @@ impl Samples {
         }
     }
 
-    /// Reads samples from the content of `results.json`. Returns `None` if it has another form.
+    /// Reads samples from the content of `results.json`. Returns `None` if the format is different.
     pub(super) fn of_results(results: &Value) -> Option<Self> {
         let count = |name: &str| u32::try_from(results.get(name)?.as_u64()?).ok();
         let mut samples = Self::new(count("rounds")?, count("turns")?);
@@ -162,7 +158,6 @@ impl Samples {
         names
     }
 
-    /// Returns the sizes of the series with this prefix.
     pub(super) fn sizes(&self, prefix: &str) -> Vec<u64> {
         let mut sizes: Vec<u64> = self
             .all
@@ -175,8 +170,8 @@ impl Samples {
         sizes
     }
 
-    /// Returns the value of a turn, from its last undisturbed sample. With `noisy` disturbed
-    /// samples count as well.
+    /// Returns the value of a turn, from its last undisturbed sample. With `noisy`, disturbed
+    /// samples count, too.
     fn in_turn(&self, key: Key<'_>, metric: &str, turn: u32, noisy: bool) -> Option<f64> {
         self.all
             .iter()
@@ -194,7 +189,6 @@ impl Samples {
         Measured::of(collect(false), false).or_else(|| Measured::of(collect(true), true))
     }
 
-    /// Returns a metric of a series.
     pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Measured> {
         self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }
@@ -219,8 +213,7 @@ impl Samples {
         }
     }
 
-    /// Returns the ratio of the best of `above` to the best of `below`, which is formed in each
-    /// turn.
+    /// Returns the ratio of the best of `above` to the best of `below`, computed in each turn.
     pub(super) fn ratio(
         &self,
         above: &[Key<'_>],

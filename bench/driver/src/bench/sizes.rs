@@ -1,4 +1,4 @@
-//! Formats sizes and numbers for people.
+//! Formats sizes and numbers.
 
 /// Formats 65536 as `64K`, and 0 as an empty text.
 pub(super) fn show(octets: u64) -> String {

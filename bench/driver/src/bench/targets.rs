@@ -1,5 +1,5 @@
-//! The targets and the check whether they are met. Most are ratios to plain TCP and to other
-//! software in the same turns.
+//! The targets, and whether they are met. Most are ratios to plain TCP and to other software in the
+//! same turns.
 
 use super::samples::{Key, Measured, Samples};
 
@@ -19,7 +19,7 @@ pub(super) struct Target {
     pub(super) what: String,
     pub(super) metric: &'static str,
     measure: Measure,
-    /// `true` if the value must be at least `limit`, `false` if it must be at most `limit`.
+    /// The value must be at least `limit`; otherwise, at most.
     pub(super) at_least: bool,
     pub(super) limit: f64,
 }
@@ -154,7 +154,6 @@ impl List {
 
 const M: u64 = 1 << 20;
 
-/// Returns all targets.
 pub(super) fn all() -> Vec<Target> {
     let mut l = List(Vec::new());
     for add in [bandwidth, latency, ops, verbs, peers, scale, cpu] {
@@ -171,7 +170,6 @@ fn value(a: &[Key<'static>]) -> Measure {
     Measure::Value(a.to_vec())
 }
 
-/// Writes against TCP.
 fn bandwidth(l: &mut List) {
     l.bandwidth(
         "64 B, many outstanding",
@@ -246,7 +244,6 @@ fn latency(l: &mut List) {
     l.latency("1 MiB", M, (1.05, 1.15), (1.10, 1.20));
 }
 
-/// Sends and Reads against Writes.
 fn ops(l: &mut List) {
     for size in [64, 4096, 65_536, M] {
         let s = super::sizes::show(size);
@@ -284,7 +281,7 @@ fn verbs(l: &mut List) {
         ("bw:ib-write", "bw:write-crc", 65_536),
         ("bw:ib-send", "bw:send-crc", 65_536),
         ("bw:ib-read", "bw:read-crc", 65_536),
-        // Both sides post in the same way: one by one, which is perftest's default, or in lists.
+        // Both sides post in the same way: one by one, perftest's default, or in lists.
         ("bw:ib-write", "bw:write-single-crc", 64),
         ("bw:ib-write-list", "bw:write-crc", 64),
         ("bw:ib-send", "bw:send-single-crc", 64),
@@ -326,7 +323,7 @@ fn verbs(l: &mut List) {
 
 /// Other software in user space.
 fn peers(l: &mut List) {
-    // The peers compute no CRC. We are compared with CRC, which is our default.
+    // The peers compute no CRC. Ours is measured with CRC, our default.
     let ucx = |size| {
         [
             ("bw:ucx-tag", size),
@@ -393,7 +390,6 @@ fn peers(l: &mut List) {
     );
 }
 
-/// Many connections.
 fn scale(l: &mut List) {
     let iwarp = |n| [("scale:iwarp-spin", n), ("scale:iwarp-event", n)];
     let tcp = |n| [("scale:tcp", n)];
@@ -437,7 +433,7 @@ fn scale(l: &mut List) {
     );
 }
 
-/// Processor time of those that wait.
+/// Processor time of waiting processes.
 fn cpu(l: &mut List) {
     let wakeups = value(&[("cpu:idle", 0)]);
     l.add(
@@ -457,7 +453,7 @@ fn cpu(l: &mut List) {
         false,
         100.0,
     );
-    // The thread wakes up once at the end, when the measurement tells it so by a pipe.
+    // The thread wakes up once at the end, when a pipe signals the end of the measurement.
     let passive = value(&[("cpu:passive", 65_536)]);
     l.add(
         "cpu",

@@ -1,15 +1,14 @@
 //! Reads two figures from callgrind's output: the cost in our own object file, and the calls from
-//! it into other objects.
+//! it to other objects.
 //!
 //! The format is described in the Valgrind manual, "Callgrind Format Specification". Names are
-//! compressed: `ob=(1) name` defines what `ob=(1)` means later. A line after `calls=` carries the
-//! callee's cost, which belongs to the callee.
+//! compressed: `ob=(1) name` defines what `ob=(1)` means later. The line after `calls=` contains
+//! the callee's cost.
 
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result};
 
-/// The cost of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
     /// Instructions in our own object.
@@ -18,7 +17,7 @@ pub(super) struct Counts {
     pub(super) calls: u64,
 }
 
-/// Adds up the costs of a profile. Our own object is the one whose file name is `program`.
+/// Adds up the costs of a profile. Our own object is the one whose file is named `program`.
 pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut counts = Counts::default();
@@ -33,7 +32,7 @@ pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
             callee_own = Some(is_own(resolve(&mut names, name)));
         } else if let Some(call) = line.strip_prefix("calls=") {
             let times: u64 = first(call)?;
-            // Without a `cob=` line the callee is in the caller's object.
+            // Without a `cob=` line, the callee is in the caller's object.
             if own && !callee_own.take().unwrap_or(own) {
                 counts.calls += times;
             }

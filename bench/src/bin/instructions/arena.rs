@@ -1,7 +1,7 @@
-//! Memory that can be registered, and the copy that the kernel does in a real program. This is the
+//! Memory for registration, and the copy that the kernel performs in a real program. This is the
 //! only `unsafe` of the benchmarks.
 //!
-//! Invariant: an arena is accessed through raw pointers only, and is never freed, so that no memory
+//! Invariant: an arena is accessed through raw pointers only, and is never freed, so no memory
 //! table can outlive it.
 #![allow(unsafe_code)]
 
@@ -17,10 +17,9 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates `len` octets of zeros at a page boundary, so that the counts do not depend on the
-    /// alignment.
+    /// Allocates `len` zero octets at a page boundary: the counts must not depend on the alignment.
     pub(crate) fn new(len: usize) -> Self {
-        let layout = Layout::from_size_align(len.max(1), 4096).expect("a length that can be");
+        let layout = Layout::from_size_align(len.max(1), 4096).expect("a valid length");
         // SAFETY: the layout is not empty.
         let at = unsafe { alloc_zeroed(layout) };
         assert!(!at.is_null(), "out of memory");
@@ -30,7 +29,6 @@ impl Arena {
         }
     }
 
-    /// Returns the first address.
     pub(crate) const fn addr(&self) -> u64 {
         self.addr
     }
@@ -54,8 +52,7 @@ impl Arena {
     }
 }
 
-/// Copies the octets into the runs, in order, as the kernel does in a `readv`. Returns how many
-/// fitted.
+/// Copies the octets into the runs, in order, like the kernel in `readv`. Returns how many fitted.
 pub(crate) fn read_into(runs: &[Run<'_>], src: &[u8]) -> usize {
     let mut at = 0;
     for fragment in runs.iter().map(|run| run.fragment) {

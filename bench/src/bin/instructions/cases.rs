@@ -1,5 +1,5 @@
-//! The table of cases. Each case prepares, warms up, and then does its work inside `measured`. It
-//! also checks the result, so that a case that does nothing fails instead of looking fast.
+//! The table of cases. Each case prepares, warms up, and then performs its work inside `measured`.
+//! It also checks the result, so that a case without effect fails instead of appearing fast.
 
 use crate::arena::Arena;
 use crate::link::{ALL, End, link};
@@ -16,11 +16,10 @@ use std::hint::black_box;
 pub(crate) struct Case {
     /// The name on the command line and in the table of recorded values.
     pub(crate) name: &'static str,
-    /// How often the work is done inside `measured`. Counts are divided by this number.
+    /// Repetitions inside `measured`, by which the counts are divided.
     pub(crate) count: u32,
-    /// A description of the work.
     pub(crate) about: &'static str,
-    /// Does the work `count` times.
+    /// Performs the work `count` times.
     pub(crate) run: fn(),
 }
 
@@ -29,12 +28,11 @@ const LOOPBACK: u32 = 65_483;
 /// Effective maximum segment size of Ethernet.
 const ETHERNET: u32 = 1460;
 const MI: usize = 1 << 20;
-/// Number of small messages of a list.
+/// Number of small messages in a list.
 const LIST: usize = 64;
-/// Octets of a small message.
+/// Size of a small message in octets.
 const SMALL: usize = 64;
 
-/// All cases.
 pub(crate) const CASES: &[Case] = &[
     Case {
         name: "header-tagged-emit",
@@ -195,7 +193,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "read-4k-list",
         count: 64,
-        about: "the same for 4 KiB, which is sent from where it lies, with the pieces for the system call",
+        about: "the same for 4 KiB, which is sent in place, with the pieces for the system call",
         run: || reads(4096),
     },
 ];
@@ -275,7 +273,7 @@ fn crc(len: usize, count: usize) {
     assert_eq!(last, crc32c::append(crc32c::append(0, a), b));
 }
 
-/// Which part of sending is counted.
+/// The part of sending that is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Post,
@@ -335,7 +333,7 @@ fn large_tx(emss: u32) {
     }
 }
 
-/// Returns everything that `a` has to send.
+/// Returns all pending octets of `a`.
 fn drain(a: &mut End) -> Vec<u8> {
     let mut octets = Vec::new();
     while a.fill() {
@@ -418,7 +416,7 @@ fn mr_register() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
     let mut random = Scrambled(2);
-    // Fill the table first. Otherwise its growth would be counted as well.
+    // Fill the table first, so that its growth is not counted.
     for number in random.by_ref().take(1000) {
         table
             .register(arena.range(), 0, 1, ALL, number)

@@ -1,4 +1,4 @@
-//! Two queue pairs whose streams are joined by a vector of octets instead of sockets.
+//! Two queue pairs whose streams are connected by a vector of octets instead of sockets.
 
 use crate::arena::{Arena, read_into};
 use crate::measured;
@@ -12,9 +12,9 @@ use iwarp_rnic::qp::{
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, Time, WcStatus};
 
-/// Most requests that may be outstanding.
+/// Largest number of outstanding requests.
 const DEPTH: u32 = 256;
-/// Most runs of one write.
+/// Largest number of runs per write.
 const RUNS: usize = 1024;
 /// All access rights.
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -104,17 +104,15 @@ impl End {
         }
     }
 
-    /// Posts one request.
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) {
         self.qp.post_send(wr, &mut self.host).expect("room");
     }
 
-    /// Posts one receive.
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) {
         self.qp.post_recv(wr, &mut self.host).expect("room");
     }
 
-    /// Builds a plan for sending. Returns `false` if there is nothing to send.
+    /// Fills the plan for sending. Returns `false` if there is nothing to send.
     pub(crate) fn fill(&mut self) -> bool {
         let mut env = Env {
             memory: &self.memory,
@@ -124,7 +122,7 @@ impl End {
         self.qp.tx_fill(&mut self.tx, &mut env) == TxFill::Ready
     }
 
-    /// Finds where the octets of the plan lie. Returns how many runs that are.
+    /// Locates the octets of the plan. Returns the number of runs.
     pub(crate) fn runs(&mut self) -> usize {
         let Self {
             qp,
@@ -142,14 +140,14 @@ impl End {
         runs.len()
     }
 
-    /// Tells the queue pair that the stream has taken the whole plan.
+    /// Notifies the queue pair that the stream has taken the whole plan.
     pub(crate) fn written(&mut self) {
         let n = self.tx.remaining();
         self.qp.tx_written(&mut self.tx, n, &mut self.host);
     }
 
-    /// Appends the octets of the plan to `out`. This is not counted, because in a real program the
-    /// kernel does it.
+    /// Appends the octets of the plan to `out`. Not counted: the kernel does this in a real
+    /// program.
     pub(crate) fn copy_out(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.tx.remaining(), 0);
@@ -158,8 +156,8 @@ impl End {
             .expect("registered memory");
     }
 
-    /// Receives all octets, up to `most` at a time. The copy is not counted, because in a real
-    /// program the kernel does it.
+    /// Receives all octets, at most `most` at a time. The copy is not counted: the kernel does it
+    /// in a real program.
     pub(crate) fn take(&mut self, mut octets: &[u8], most: usize) {
         while !octets.is_empty() {
             let mut runs = Vec::with_capacity(64);
@@ -199,8 +197,8 @@ impl End {
     }
 }
 
-/// Returns both ends. The first one, the initiator, has already sent a message; before that the
-/// second one may not send.
+/// Returns both ends. The initiator, the first one, has already sent a message, because the second
+/// one may not send before that.
 pub(crate) fn link(crc: bool, emss: u32, len: usize) -> (End, End) {
     let mut a = End::new(true, crc, emss, len);
     let mut b = End::new(false, crc, emss, len);

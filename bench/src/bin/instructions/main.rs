@@ -1,10 +1,9 @@
-//! Fixed work, whose instructions `cargo xtask instructions` counts under callgrind. callgrind
-//! counts only inside [`measured`].
+//! Fixed work whose instructions `cargo xtask instructions` counts with callgrind, inside
+//! [`measured`] only.
 //!
-//! Times depend on what else the machine does; numbers of instructions do not. Only code that is
-//! the same on every machine is counted: the portable CRC32C, and no system calls. Files: `arena`
-//! (memory that can be registered), `link` (two queue pairs joined without sockets), `cases` (the
-//! table).
+//! Times depend on the load of the machine; numbers of instructions do not. Only code that is the
+//! same on every machine is counted: the portable CRC32C, and no system calls. Files: `arena`
+//! (memory for registration), `link` (two queue pairs without sockets), `cases` (the table).
 
 mod arena;
 mod cases;
@@ -12,13 +11,13 @@ mod link;
 
 use std::process::ExitCode;
 
-/// Runs `f`. callgrind counts instructions only inside this function; `cargo xtask instructions`
-/// passes it the function's name.
+/// Runs `f`. callgrind counts instructions only inside this function, which `cargo xtask
+/// instructions` passes by name.
 #[inline(never)]
 pub(crate) fn measured<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
-    // Without a statement after the call the compiler could make the call a jump, and callgrind
-    // would not see this function return.
+    // Without a statement after the call, the compiler could turn the call into a jump, and
+    // callgrind would not detect the return of this function.
     std::hint::black_box(());
     result
 }
@@ -37,7 +36,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         None => {
-            eprintln!("no case {name:?}; --list shows them");
+            eprintln!("no case is named {name:?}; see --list");
             ExitCode::FAILURE
         }
     }

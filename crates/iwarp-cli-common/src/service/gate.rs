@@ -138,7 +138,6 @@ impl Clock {
     }
 }
 
-/// A taken place.
 struct Place {
     /// The address by which the client is [`counted`].
     address: IpAddr,

@@ -209,7 +209,7 @@ pub fn accept(
     parameters: &ConnectionParameters,
     guest: &Guest,
 ) -> Result<ConnectedId> {
-    if let Err(e) = still_welcome(guest) {
+    if let Err(e) = check_not_evicted(guest) {
         // The client is not connected yet, so a reject can say that it may retry.
         return Err(refuse(request, e));
     }
@@ -217,7 +217,7 @@ pub fn accept(
     guest.on_evict(move || handle.abort());
     guest.advance();
     let connection = request.accept(qp, parameters).context("accept")?;
-    still_welcome(guest)?;
+    check_not_evicted(guest)?;
     guest.advance();
     Ok(connection)
 }
@@ -226,7 +226,7 @@ pub fn accept(
 ///
 /// # Errors
 /// Returns [`Error::Busy`] if the client has been evicted.
-pub fn still_welcome(guest: &Guest) -> Result<()> {
+pub fn check_not_evicted(guest: &Guest) -> Result<()> {
     match guest.is_evicted() {
         true => Err(Error::Busy(
             "it was idle, and its place was needed for another client".to_owned(),

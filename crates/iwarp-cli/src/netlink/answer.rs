@@ -7,7 +7,7 @@
 //! are empty.
 
 use super::message::{Attributes, DATAGRAM_MAX, Reply, Request};
-use crate::stat::{QueuePair, Told, told_by_all};
+use crate::stat::{ProcessStats, QueuePair, all_processes};
 use iwarp::{Config, Device, Face};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -81,7 +81,6 @@ const TCP: u32 = 0x0106;
 /// Tables are split at this length, so that each message fits a datagram.
 const TABLE_MAX: usize = DATAGRAM_MAX / 2;
 
-/// Returns the datagrams that answer a datagram of requests.
 pub(super) fn datagrams(request: &[u8]) -> Vec<Vec<u8>> {
     let all = Request::all(request).into_iter();
     all.flat_map(|request| {
@@ -124,16 +123,16 @@ fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
     if request.kind == number::PORT_GET && port != PORT {
         return Err(Errno::INVAL);
     }
-    let told = match request.kind {
+    let stats = match request.kind {
         number::GET | number::PORT_GET => Vec::new(),
-        _ => told_by_all().map_err(|_| Errno::IO)?,
+        _ => all_processes().map_err(|_| Errno::IO)?,
     };
     for device in chosen {
         match request.kind {
             number::GET => reply.message(&about_device(device, face)),
             number::PORT_GET => reply.message(&about_port(device)),
-            number::RES_GET => reply.message(&summary(device, &told)),
-            _ => objects(request, device, &told, reply)?,
+            number::RES_GET => reply.message(&summary(device, &stats)),
+            _ => objects(request, device, &stats, reply)?,
         }
     }
     Ok(())
@@ -184,9 +183,9 @@ fn about_port(device: &Device) -> Attributes {
 /// Returns the queue pairs of a device, each with its process number.
 fn queue_pairs<'a>(
     device: &'a Device,
-    told: &'a [Told],
+    stats: &'a [ProcessStats],
 ) -> impl Iterator<Item = (u32, &'a QueuePair)> {
-    told.iter().flat_map(|one| {
+    stats.iter().flat_map(|one| {
         let own = one.document.queue_pairs.iter();
         own.filter(|qp| qp.device == device.name)
             .map(|qp| (one.pid, qp))
@@ -194,25 +193,25 @@ fn queue_pairs<'a>(
 }
 
 /// Returns the protection domains that queue pairs use, with the number of users.
-fn domains(device: &Device, told: &[Told]) -> BTreeMap<(u32, u32), u64> {
+fn domains(device: &Device, stats: &[ProcessStats]) -> BTreeMap<(u32, u32), u64> {
     let mut domains = BTreeMap::new();
-    for (process, qp) in queue_pairs(device, told) {
+    for (process, qp) in queue_pairs(device, stats) {
         *domains.entry((process, qp.pd)).or_default() += 1;
     }
     domains
 }
 
-fn summary(device: &Device, told: &[Told]) -> Attributes {
+fn summary(device: &Device, stats: &[ProcessStats]) -> Attributes {
     let figures = || {
-        let all = told.iter().flat_map(|one| &one.document.devices);
+        let all = stats.iter().flat_map(|one| &one.document.devices);
         all.filter(|figures| figures.name == device.name)
     };
-    let connected = queue_pairs(device, told).filter(|(_, qp)| is_managed(qp));
+    let connected = queue_pairs(device, stats).filter(|(_, qp)| is_managed(qp));
     let mut table = Attributes::default();
     for (name, current) in [
-        ("pd", domains(device, told).len() as u64),
+        ("pd", domains(device, stats).len() as u64),
         ("cq", figures().map(|f| f.completion_queues).sum()),
-        ("qp", queue_pairs(device, told).count() as u64),
+        ("qp", queue_pairs(device, stats).count() as u64),
         ("cm_id", connected.count() as u64),
         ("mr", figures().map(|f| f.registrations).sum()),
         ("ctx", figures().map(|f| f.opened).sum()),
@@ -237,13 +236,13 @@ fn is_managed(qp: &QueuePair) -> bool {
 fn objects(
     request: &Request<'_>,
     device: &Device,
-    told: &[Told],
+    stats: &[ProcessStats],
     reply: &mut Reply<'_>,
 ) -> Result<(), Errno> {
     let (table, entry, all): (u16, u16, Vec<Attributes>) = match request.kind {
         number::RES_QP_GET if !request.is_dump() => {
             let wanted = request.number(number::LOCAL_QPN).ok_or(Errno::INVAL)?;
-            let mut all = queue_pairs(device, told);
+            let mut all = queue_pairs(device, stats);
             let found = all
                 .find(|(_, qp)| qp.number == wanted)
                 .ok_or(Errno::NOENT)?;
@@ -254,7 +253,7 @@ fn objects(
         }
         _ if !request.is_dump() => return Err(Errno::OPNOTSUPP),
         number::RES_QP_GET => {
-            let all = queue_pairs(device, told).map(|(process, qp)| {
+            let all = queue_pairs(device, stats).map(|(process, qp)| {
                 let mut entry = Attributes::default();
                 about_queue_pair(process, qp, &mut entry);
                 entry
@@ -262,12 +261,12 @@ fn objects(
             (number::QP, number::QP_ENTRY, all.collect())
         }
         number::RES_CM_ID_GET => {
-            let all = queue_pairs(device, told).filter(|(_, qp)| is_managed(qp));
+            let all = queue_pairs(device, stats).filter(|(_, qp)| is_managed(qp));
             let all = all.map(|(process, qp)| about_identifier(process, qp));
             (number::CM_ID, number::CM_ID_ENTRY, all.collect())
         }
         number::RES_PD_GET => {
-            let all = domains(device, told).into_iter();
+            let all = domains(device, stats).into_iter();
             let all = all.map(|((process, domain), uses)| {
                 let mut entry = Attributes::default();
                 entry
@@ -430,18 +429,18 @@ mod tests {
                 {{"device":"{0}","number":6,"state":"ERR","pd":1}},{{"device":"other"}}]}}"#,
             lo.name
         );
-        let told = [Told::read(Some(7), 0, document.as_bytes()).unwrap()];
-        assert_eq!(queue_pairs(&lo, &told).count(), 2);
-        assert_eq!(domains(&lo, &told), BTreeMap::from([((7, 1), 2)]));
+        let stats = [ProcessStats::read(Some(7), 0, document.as_bytes()).unwrap()];
+        assert_eq!(queue_pairs(&lo, &stats).count(), 2);
+        assert_eq!(domains(&lo, &stats), BTreeMap::from([((7, 1), 2)]));
         let octets = request(number::RES_QP_GET, 5, &[(number::LOCAL_QPN, 6)]);
         let request = Request::all(&octets)[0];
         let mut reply = Reply::new(request);
-        assert_eq!(objects(&request, &lo, &told, &mut reply), Ok(()));
+        assert_eq!(objects(&request, &lo, &stats, &mut reply), Ok(()));
         let datagrams = reply.end(Ok(()));
         let answer = Request::all(&datagrams[0])[0];
         assert_eq!(answer.number(number::LOCAL_QPN), Some(6));
         assert_eq!(answer.number(number::PROCESS), Some(7));
-        let identifier = about_identifier(7, &told[0].document.queue_pairs[0]);
+        let identifier = about_identifier(7, &stats[0].document.queue_pairs[0]);
         assert!(identifier.len() > 60);
         let v4 = socket_address("127.0.0.1:7".parse().unwrap());
         assert_eq!(v4[2..8], [0, 7, 127, 0, 0, 1]);
@@ -457,7 +456,7 @@ mod tests {
         let lo = lo();
         let mut qp = QueuePair::default();
         qp.device.clone_from(&lo.name);
-        let mut one = Told::default();
+        let mut one = ProcessStats::default();
         one.document.queue_pairs = vec![qp; 500];
         let octets = request(number::RES_QP_GET, DUMP, &[]);
         let request = Request::all(&octets)[0];

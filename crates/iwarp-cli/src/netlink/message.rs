@@ -20,14 +20,12 @@ const MULTI: u16 = 2;
 /// `NLA_F_NESTED`: the attribute contains attributes.
 const NESTED: u16 = 1 << 15;
 
-/// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request<'a> {
     pub(super) kind: u16,
     flags: u16,
     sequence: u32,
     port: u32,
-    /// The whole message.
     octets: &'a [u8],
 }
 
@@ -54,7 +52,6 @@ impl<'a> Request<'a> {
         requests
     }
 
-    /// Returns `true` if all objects are requested.
     pub(super) const fn is_dump(&self) -> bool {
         self.flags & DUMP == DUMP
     }
@@ -78,7 +75,6 @@ const fn aligned(len: usize) -> usize {
     len.next_multiple_of(4)
 }
 
-/// The attributes of a message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Attributes(Vec<u8>);
 

@@ -140,7 +140,6 @@ pub(crate) struct MeasureArgs {
     pub(crate) verbose: u8,
 }
 
-/// On or off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
     /// Used
@@ -158,9 +157,6 @@ impl OnOff {
 
 impl PerfArgs {
     /// Checks the measurement options.
-    ///
-    /// # Errors
-    /// Fails if [`Plan::new`] fails.
     #[cfg(test)]
     pub(crate) fn check(&self) -> iwarp_cli_common::error::Result<()> {
         match &self.command {
@@ -170,7 +166,6 @@ impl PerfArgs {
         }
     }
 
-    /// Returns the number of `-v`.
     pub(crate) fn verbose(&self) -> u8 {
         match &self.command {
             None => self.measure.verbose,

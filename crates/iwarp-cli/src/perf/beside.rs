@@ -22,7 +22,6 @@ const SLOT: Duration = Duration::from_millis(150);
 /// One operation, measured beside a computing program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Beside {
-    /// The operation.
     pub(crate) op: Op,
     /// Message size in octets.
     pub(crate) size: u64,
@@ -36,9 +35,6 @@ pub(crate) struct Beside {
 
 /// Measures all operations alternately, `rounds` times, beside a computing thread on each of
 /// `cpus`.
-///
-/// # Errors
-/// Returns the first failure of either end.
 pub(crate) fn measure(
     runner: &mut Runner,
     plan: &Plan,

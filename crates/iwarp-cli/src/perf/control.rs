@@ -29,7 +29,6 @@ pub(crate) const HELLO: Duration = Duration::from_secs(5);
 /// How long a server waits for the client's next request.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
-/// Messages of the client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Request {
@@ -49,16 +48,12 @@ pub(crate) enum Request {
     },
     /// Runs one measurement.
     Run {
-        /// Number of an open link.
         id: u32,
-        /// The measurement to run.
         point: Point,
-        /// Number of operations.
         iters: u64,
     },
 }
 
-/// Messages of the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Reply {
@@ -75,7 +70,6 @@ pub(crate) enum Reply {
     Busy {},
     /// The server listens for the link's connections, at the address of the control connection.
     Listening {
-        /// TCP port.
         port: u16,
     },
     /// All connections of the link are set up.
@@ -87,7 +81,6 @@ pub(crate) enum Reply {
         /// Processor time that the server process used for it, in microseconds.
         cpu_us: f64,
     },
-    /// The request failed.
     Error {
         /// The reason, for the user.
         message: String,
@@ -95,7 +88,6 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// Returns `true` if it is [`Done`](Self::Done).
     pub(crate) const fn is_done(&self) -> bool {
         matches!(self, Self::Done { .. })
     }
@@ -111,7 +103,7 @@ pub(crate) struct Control {
 
 /// Sends `busy` to a client that loses its place, and closes the connection. Does not wait for
 /// clients that do not read.
-pub(crate) fn turn_away(stream: &TcpStream) {
+pub(crate) fn send_busy(stream: &TcpStream) {
     if let Ok(mut line) = serde_json::to_vec(&Reply::Busy {}) {
         line.push(b'\n');
         let _ = send(stream, &line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -121,9 +113,6 @@ pub(crate) fn turn_away(stream: &TcpStream) {
 
 impl Control {
     /// Wraps a connected socket.
-    ///
-    /// # Errors
-    /// Fails if the socket options cannot be set.
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream
             .set_nodelay(true)
@@ -145,12 +134,12 @@ impl Control {
             .context(format_args!("cannot connect to {addr}"))?;
         let mut c = Self::new(stream)?;
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        c.say(&Request::Hello {
+        c.send(&Request::Hello {
             protocol: PROTOCOL,
             version: version.clone(),
         })?;
         match c
-            .hear::<Reply>(ANSWER)
+            .receive::<Reply>(ANSWER)
             .map_err(|e| e.during(addr))?
             .ok_or_else(|| Error::failed(format!("{addr} closed the connection")))?
         {
@@ -219,11 +208,7 @@ impl Control {
         Ok(peer.context("control connection")?.ip())
     }
 
-    /// Sends one message.
-    ///
-    /// # Errors
-    /// Fails if the connection is broken or the peer does not read.
-    pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
+    pub(crate) fn send(&mut self, message: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
         let written = self.lines.get_mut().write_all(&line);
@@ -234,7 +219,7 @@ impl Control {
     ///
     /// # Errors
     /// Fails after the timeout, if the connection is broken, and if a line is not a message.
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
         let line = self.read_line(timeout).map_err(|e| match e.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 Error::failed(format!("no answer within {} seconds", timeout.as_secs()))
@@ -284,14 +269,14 @@ impl Control {
     /// Waits for the server's answer.
     ///
     /// # Errors
-    /// Fails if [`hear`](Self::hear) fails, if the server reports an error or is busy, and if the
-    /// answer is not the expected one.
+    /// Fails if [`receive`](Self::receive) fails, if the server reports an error or is busy, and if
+    /// the answer is not the expected one.
     pub(crate) fn expect(
         &mut self,
         what: &str,
         accept: impl FnOnce(&Reply) -> bool,
     ) -> Result<Reply> {
-        match self.hear(ANSWER)? {
+        match self.receive(ANSWER)? {
             Some(Reply::Error { message }) => {
                 Err(Error::failed(format!("server error: {message}")))
             }
@@ -306,9 +291,6 @@ impl Control {
 }
 
 /// Resolves `HOST`, `HOST:PORT`, `[V6]`, `[V6]:PORT` or a bare IPv6 address.
-///
-/// # Errors
-/// Fails if the name is unknown or the port is invalid.
 pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> {
     let (host, port) = host_and_port(text);
     let port = match port {
@@ -382,7 +364,7 @@ mod tests {
             }
         });
         let e = control
-            .hear::<Request>(Duration::from_millis(100))
+            .receive::<Request>(Duration::from_millis(100))
             .unwrap_err();
         assert!(e.to_string().contains("no answer within"), "{e}");
         drop(control);
@@ -418,11 +400,11 @@ mod tests {
                 let listener = listener.try_clone().unwrap();
                 move || {
                     let mut served = Control::new(listener.accept().unwrap().0).unwrap();
-                    served.hear::<Request>(HELLO).unwrap();
+                    served.receive::<Request>(HELLO).unwrap();
                     let (protocol, version) = (PROTOCOL, String::new());
                     let host = None;
                     served
-                        .say(&Reply::Hello {
+                        .send(&Reply::Hello {
                             protocol,
                             version,
                             host,
@@ -439,7 +421,7 @@ mod tests {
                 client.begun();
             }
             server.join().unwrap();
-            let e = client.hear::<Reply>(ANSWER).unwrap_err();
+            let e = client.receive::<Reply>(ANSWER).unwrap_err();
             assert_eq!(matches!(e, Error::Busy(_)), !begun, "{e}");
         }
     }

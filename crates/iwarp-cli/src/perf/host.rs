@@ -18,7 +18,6 @@ pub(crate) struct HostInfo {
     pub(crate) congestion_control: String,
     /// Current time, RFC 3339, UTC.
     pub(crate) date: String,
-    /// Version of this command.
     pub(crate) iwarp: String,
 }
 

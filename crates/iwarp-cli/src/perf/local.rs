@@ -10,7 +10,6 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
-/// A running peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
     child: Child,
@@ -20,9 +19,6 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts the peer and waits until it listens.
-    ///
-    /// # Errors
-    /// Fails if it cannot be started or exits immediately.
     pub(crate) fn spawn(cpu: Option<usize>) -> Result<Self> {
         let exe = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(exe);
@@ -75,9 +71,6 @@ impl Drop for Peer {
 }
 
 /// Child: makes this process end with its parent.
-///
-/// # Errors
-/// Fails if the watching thread cannot be started.
 pub(crate) fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot bind to the parent process")?;
@@ -94,9 +87,6 @@ pub(crate) fn end_with_parent() -> Result<()> {
 }
 
 /// Child: reports its listening address to the parent.
-///
-/// # Errors
-/// Fails if the parent has exited.
 pub(crate) fn announce(at: SocketAddr) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{{\"listening\":\"{at}\"}}")

@@ -20,7 +20,7 @@ use args::{ConnectArgs, MeasureArgs, PerfCommand};
 use control::{Control, DEFAULT_PORT};
 use host::HostInfo;
 use iwarp_cli_common::error::{Context as _, Result};
-use iwarp_cli_common::patience;
+use iwarp_cli_common::retry;
 use iwarp_figures::load::{self, Watch, Watched};
 use plan::Plan;
 use point::{Transport, Wire};
@@ -41,7 +41,6 @@ pub(crate) fn run(args: PerfArgs) -> Result<()> {
     }
 }
 
-/// Returns the implementation of a wire.
 fn transport(wire: Wire) -> &'static dyn Transport {
     match wire {
         Wire::Tcp => &tcp::Tcp,
@@ -75,8 +74,8 @@ fn run_remote(c: &ConnectArgs) -> Result<()> {
     let plan = Plan::new(&c.measure)?;
     let outputs = Outputs::open(&c.measure)?;
     let addresses = control::resolve(&c.addr, DEFAULT_PORT)?;
-    let (mut runner, peer) = patience::ask(|| {
-        patience::first_that_answers(&addresses, |address| {
+    let (mut runner, peer) = retry::retry_while_busy(|| {
+        retry::try_addresses(&addresses, |address| {
             let (control, peer) = Control::connect(address)?;
             Ok((run::Runner::begin(&plan, control)?, peer))
         })

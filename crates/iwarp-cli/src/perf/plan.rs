@@ -22,7 +22,6 @@ const SLOT_MIN: Duration = Duration::from_millis(3);
 const DEFAULT_SIZES: [u64; 6] = [4, 64, 1024, 8192, 65536, 1 << 20];
 const QUICK_SIZES: [u64; 3] = [4, 65536, 1 << 20];
 const DEFAULT_ROUNDS: u32 = 3;
-/// The only size of atomics.
 const ATOMIC_SIZE: u64 = 8;
 
 /// How long each measurement lasts.
@@ -44,7 +43,6 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Returns all points that are compared with `tcp`.
     fn of(tcp: Point, ops: impl Iterator<Item = Op>, crcs: &[bool]) -> Self {
         let mut rdma: Vec<_> = ops
             .flat_map(|op| crcs.iter().map(move |&crc| Point { op, crc, ..tcp }))
@@ -66,14 +64,12 @@ impl Group {
     }
 }
 
-/// The whole run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Groups in the order of measurement, visited once per round.
     pub(crate) groups: Vec<Group>,
     pub(crate) rounds: u32,
     pub(crate) limit: Limit,
-    /// Parallel connections.
     pub(crate) qps: u32,
     /// Outstanding operations per connection.
     pub(crate) depth: u32,
@@ -83,9 +79,6 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Returns the plan for these arguments.
-    ///
-    /// # Errors
-    /// Returns a usage error if they contradict each other.
     pub(crate) fn new(a: &MeasureArgs) -> Result<Self> {
         let mut ops: Vec<Op> = if a.op.is_empty() {
             vec![Op::Send, Op::Write, Op::Read, Op::FetchAdd]
@@ -151,17 +144,14 @@ impl Plan {
         })
     }
 
-    /// Returns the number of measurements per round.
     pub(crate) fn slots_per_round(&self) -> u64 {
         self.groups.iter().map(|g| g.points.len() as u64).sum()
     }
 
-    /// Returns the total number of measurements.
     pub(crate) fn slots(&self) -> u64 {
         self.slots_per_round() * u64::from(self.rounds)
     }
 
-    /// Returns the link that a point needs.
     pub(crate) fn link(&self, p: &Point) -> Link {
         let max_size = self
             .groups

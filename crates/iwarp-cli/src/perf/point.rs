@@ -84,7 +84,6 @@ impl Poll {
     }
 }
 
-/// Latency or bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Metric {
@@ -98,9 +97,7 @@ pub(crate) enum Metric {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wire {
-    /// Plain TCP.
     Tcp,
-    /// iWARP.
     Rdma,
 }
 
@@ -108,7 +105,6 @@ pub(crate) enum Wire {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {
-    /// TCP or RDMA.
     pub(crate) wire: Wire,
     /// MPA CRC (RDMA only).
     pub(crate) crc: bool,
@@ -124,11 +120,9 @@ pub(crate) struct Link {
     pub(crate) max_size: u64,
 }
 
-/// One measured point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Point {
-    /// Operation.
     pub(crate) op: Op,
     /// Message size in bytes, at least 1.
     pub(crate) size: u64,
@@ -136,14 +130,10 @@ pub(crate) struct Point {
     pub(crate) crc: bool,
     /// How both ends wait.
     pub(crate) poll: Poll,
-    /// Latency or bandwidth.
     pub(crate) metric: Metric,
 }
 
 /// Checks the values from a peer before anything is allocated.
-///
-/// # Errors
-/// Names the first value that is out of range.
 pub(crate) fn check_link(l: &Link) -> Result<()> {
     in_range("qps", u64::from(l.qps), u64::from(MAX_QPS))?;
     in_range("depth", u64::from(l.depth), u64::from(MAX_DEPTH))?;
@@ -155,10 +145,6 @@ pub(crate) fn memory_of(l: &Link) -> u64 {
     u64::from(l.qps) * 2 * l.max_size.max(MIN_BUFFER)
 }
 
-/// Checks a point against its link.
-///
-/// # Errors
-/// Names the first value that does not fit.
 pub(crate) fn check_point(p: &Point, l: &Link) -> Result<()> {
     in_range("size", p.size, l.max_size)?;
     if p.op.is_tcp() != (l.wire == Wire::Tcp) {
@@ -187,7 +173,6 @@ fn in_range(what: &str, v: u64, max: u64) -> Result<()> {
 pub(crate) enum Role {
     /// Starts operations and measures the time.
     Client,
-    /// Answers.
     Server,
 }
 
@@ -195,26 +180,16 @@ pub(crate) enum Role {
 pub(crate) trait Transport {
     /// Server: listens on `at` for the connections of `link` from the address `from`. TCP
     /// connections identify themselves.
-    ///
-    /// # Errors
-    /// Fails if the address cannot be bound or the link cannot be offered.
     fn listen(&self, link: &Link, at: SocketAddr, from: IpAddr) -> Result<Box<dyn Pending>>;
 
     /// Client: connects to the listening peer, within [`STALL`].
-    ///
-    /// # Errors
-    /// Fails if the peer cannot be reached or refuses.
     fn connect(&self, link: &Link, to: SocketAddr) -> Result<Box<dyn Session>>;
 }
 
 /// A listening server, before its client has connected.
 pub(crate) trait Pending: Send {
-    /// Returns the port for the client.
     fn port(&self) -> u16;
     /// Waits, at most [`STALL`], for all connections of the link.
-    ///
-    /// # Errors
-    /// Fails if they are not set up in time.
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>>;
 }
 
@@ -222,9 +197,6 @@ pub(crate) trait Pending: Send {
 /// arguments. The control connection ensures that the server prepares before the client starts.
 pub(crate) trait Session: Send {
     /// Prepares `iters` operations of `point`: posts receives, clears buffers.
-    ///
-    /// # Errors
-    /// Fails if resources are missing.
     fn prepare(&mut self, role: Role, point: &Point, iters: u64) -> Result<()> {
         let _ = (role, point, iters);
         Ok(())
@@ -233,9 +205,6 @@ pub(crate) trait Session: Send {
     /// Performs `iters` round trips, one at a time. The client records the duration of each in
     /// nanoseconds. Sends and Writes are answered by the same operation. Reads and FetchAdds are
     /// round trips by themselves, and the server only waits until they are over.
-    ///
-    /// # Errors
-    /// Fails if a connection breaks or stalls.
     fn latency(
         &mut self,
         role: Role,
@@ -247,9 +216,6 @@ pub(crate) trait Session: Send {
     /// Transfers `iters` messages in all, spread over the connections. The client returns the time
     /// from its first operation until it *knows* that the last byte has arrived: by an in-band
     /// acknowledgement, or by the last Read's completion. The server's value is ignored.
-    ///
-    /// # Errors
-    /// Fails if a connection breaks or stalls.
     fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration>;
 }
 
@@ -271,9 +237,6 @@ impl SpinGuard {
 
     /// Like [`turn`](Self::turn), for a turn that polled no completion queue. Yields, because the
     /// peer may be waiting for this processor; polling a completion queue yields by itself.
-    ///
-    /// # Errors
-    /// See [`turn`](Self::turn).
     pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
         after_empty_poll();
         self.turn()
@@ -325,34 +288,23 @@ mod tests {
             max_size: 64,
         };
         assert!(check_link(&link).is_ok());
-        assert!(
-            check_link(&Link {
-                qps: 0,
-                ..link.clone()
-            })
-            .is_err()
-        );
-        assert!(
-            check_link(&Link {
-                qps: 65,
-                ..link.clone()
-            })
-            .is_err()
-        );
-        assert!(
-            check_link(&Link {
-                depth: 4097,
-                ..link.clone()
-            })
-            .is_err()
-        );
-        assert!(
-            check_link(&Link {
-                max_size: MAX_SIZE + 1,
-                ..link.clone()
-            })
-            .is_err()
-        );
+        let refused = |link: Link| assert!(check_link(&link).is_err(), "{link:?}");
+        refused(Link {
+            qps: 0,
+            ..link.clone()
+        });
+        refused(Link {
+            qps: 65,
+            ..link.clone()
+        });
+        refused(Link {
+            depth: 4097,
+            ..link.clone()
+        });
+        refused(Link {
+            max_size: MAX_SIZE + 1,
+            ..link.clone()
+        });
         let p = Point {
             op: Op::Tcp,
             size: 64,
@@ -368,26 +320,11 @@ mod tests {
             wire: Wire::Rdma,
             ..link
         };
-        assert!(
-            check_point(
-                &Point {
-                    op: Op::FetchAdd,
-                    ..p
-                },
-                &rdma
-            )
-            .is_err()
-        );
-        assert!(
-            check_point(
-                &Point {
-                    op: Op::FetchAdd,
-                    size: 8,
-                    ..p
-                },
-                &rdma
-            )
-            .is_ok()
-        );
+        let add = Point {
+            op: Op::FetchAdd,
+            ..p
+        };
+        assert!(check_point(&add, &rdma).is_err());
+        assert!(check_point(&Point { size: 8, ..add }, &rdma).is_ok());
     }
 }

@@ -35,7 +35,6 @@ const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// iWARP.
 #[derive(Debug)]
 pub(crate) struct Rdma;
 
@@ -108,7 +107,6 @@ struct Conn {
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    /// Posted receives.
     ready: u32,
     /// Operations of the point that are started and not complete.
     started: u64,
@@ -254,7 +252,7 @@ impl RdmaSession {
     }
 
     /// Sends an empty message on each connection: "end of data", or "all data arrived".
-    fn tell(&mut self) -> Result<()> {
+    fn send_end(&mut self) -> Result<()> {
         for c in &mut self.conns {
             c.outstanding += 1;
             posted(
@@ -265,7 +263,7 @@ impl RdmaSession {
         Ok(())
     }
 
-    fn await_told(&mut self, poll: Poll, messages: u64) -> Result<()> {
+    fn await_ends(&mut self, poll: Poll, messages: u64) -> Result<()> {
         let want = messages + self.conns.len() as u64;
         self.wait_until(poll, |s| s.arrived >= want)?;
         self.arrived -= want;
@@ -410,12 +408,12 @@ impl Session for RdmaSession {
                     self.fetch(point)?;
                     hist.record(start.elapsed());
                 }
-                self.tell()?;
-                self.await_told(point.poll, 0)?;
+                self.send_end()?;
+                self.await_ends(point.poll, 0)?;
             }
             (Role::Server, Op::Read | Op::FetchAdd) => {
-                self.await_told(point.poll, 0)?;
-                self.tell()?;
+                self.await_ends(point.poll, 0)?;
+                self.send_end()?;
             }
             (Role::Client, _) => {
                 for i in 0..iters {
@@ -441,8 +439,8 @@ impl Session for RdmaSession {
         match role {
             Role::Server => {
                 let messages = if point.op == Op::Send { iters } else { 0 };
-                self.await_told(point.poll, messages)?;
-                self.tell()?;
+                self.await_ends(point.poll, messages)?;
+                self.send_end()?;
             }
             Role::Client => {
                 let conns = self.conns.len() as u64;
@@ -464,8 +462,8 @@ impl Session for RdmaSession {
                 if matches!(point.op, Op::Read | Op::FetchAdd) {
                     self.await_idle(point.poll)?;
                 }
-                self.tell()?;
-                self.await_told(point.poll, 0)?;
+                self.send_end()?;
+                self.await_ends(point.poll, 0)?;
             }
         }
         let elapsed = start.elapsed();

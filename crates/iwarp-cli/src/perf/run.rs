@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::io::IsTerminal as _;
 use std::time::Instant;
 
-/// Result of one measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Value {
     /// Half round trips in microseconds.
@@ -21,7 +20,6 @@ pub(crate) enum Value {
         /// Processor time of both ends per half round trip, in microseconds.
         cpu: f64,
     },
-    /// A rate.
     Bandwidth {
         /// Payload bytes per second.
         bytes_per_s: f64,
@@ -32,7 +30,6 @@ pub(crate) enum Value {
     },
 }
 
-/// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sample {
     /// Ratios are computed only between samples of one round.
@@ -99,9 +96,6 @@ impl Runner {
     }
 
     /// Runs the whole plan.
-    ///
-    /// # Errors
-    /// Returns the first failure of either end.
     pub(crate) fn run(&mut self, plan: &Plan, quiet: bool) -> Result<Vec<Sample>> {
         let bar = if !quiet && std::io::stderr().is_terminal() {
             ProgressBar::new(plan.slots())
@@ -139,9 +133,6 @@ impl Runner {
     }
 
     /// Measures one point within `limit`, after a short run that warms up and determines the pace.
-    ///
-    /// # Errors
-    /// Returns the first failure of either end.
     pub(crate) fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
         let slot = match limit {
             Limit::Iters(n) => {
@@ -214,7 +205,7 @@ impl Runner {
             return Err(Error::failed("the link is not open"));
         };
         session.prepare(Role::Client, point, iters)?;
-        self.control.say(&Request::Run {
+        self.control.send(&Request::Run {
             id: *id,
             point: *point,
             iters,
@@ -251,7 +242,6 @@ impl Runner {
         }
     }
 
-    /// Returns the link of a point, and opens it if necessary.
     fn link_of(&mut self, plan: &Plan, point: &Point) -> Result<Link> {
         let link = plan.link(point);
         if !self.links.contains_key(&link) {
@@ -263,7 +253,7 @@ impl Runner {
 
     fn open(&mut self, link: &Link) -> Result<(u32, Box<dyn Session>)> {
         let id = u32::try_from(self.links.len()).context("links")?;
-        self.control.say(&Request::Open {
+        self.control.send(&Request::Open {
             id,
             link: link.clone(),
         })?;

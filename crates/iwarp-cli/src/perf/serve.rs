@@ -2,7 +2,7 @@
 
 use super::args::ServeArgs;
 use super::control::{
-    Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve, turn_away,
+    Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve, send_busy,
 };
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
@@ -30,9 +30,6 @@ const OPENING: Duration = Duration::from_secs(1);
 const TAKE_OVER: Duration = Duration::from_millis(500);
 
 /// Serves until killed, or as a child until the parent exits.
-///
-/// # Errors
-/// Fails if the address cannot be bound.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     if let Some(cpu) = args.cpu {
         pin::pin_to(cpu);
@@ -76,7 +73,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                 Err(e) => {
                     tracing::info!(%from, "refused: {e}");
                     // The answer fits into the buffer of a new socket, so this does not block.
-                    let _ = Control::new(stream).and_then(|mut c| c.say(&Reply::Busy {}));
+                    let _ = Control::new(stream).and_then(|mut c| c.send(&Reply::Busy {}));
                     continue;
                 }
             };
@@ -103,7 +100,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 fn admit(gate: &Arc<Gate>, stream: &TcpStream, from: SocketAddr) -> Result<Guest> {
     let guest = gate.admit(from.ip()).context("no place")?;
     let other = stream.try_clone().context("control connection")?;
-    guest.on_evict(move || turn_away(&other));
+    guest.on_evict(move || send_busy(&other));
     Ok(guest)
 }
 
@@ -223,11 +220,11 @@ fn one_client(
 ) -> Result<()> {
     let mut c = Control::new(stream)?;
     guest.advance();
-    match c.hear(HELLO)? {
+    match c.receive(HELLO)? {
         Some(Request::Hello { protocol, .. }) => {
             guest.advance();
             let version = env!("CARGO_PKG_VERSION").to_owned();
-            c.say(&Reply::Hello {
+            c.send(&Reply::Hello {
                 protocol: PROTOCOL,
                 version,
                 host: Some(HostInfo::here()),
@@ -238,7 +235,7 @@ fn one_client(
                 Ok(())
             }
         }
-        Some(_) => c.say(&Reply::Error {
+        Some(_) => c.send(&Reply::Error {
             message: "the first message must be hello".to_owned(),
         }),
         None => Ok(()),
@@ -263,7 +260,7 @@ fn serve_requests(
     let mut hist = Latencies::new();
     loop {
         guest.touch();
-        let Some(request) = c.hear::<Request>(IDLE)? else {
+        let Some(request) = c.receive::<Request>(IDLE)? else {
             return Ok(());
         };
         if turn.is_some() {
@@ -275,7 +272,7 @@ fn serve_requests(
                 if turn.is_none() && check_link(&link).is_ok() {
                     turn = turns.take(guest);
                     if turn.is_none() {
-                        return c.say(&Reply::Busy {});
+                        return c.send(&Reply::Busy {});
                     }
                     guest.at_work();
                 }
@@ -296,7 +293,7 @@ fn serve_requests(
         };
         if let Err(e) = result {
             tracing::warn!("{e}");
-            c.say(&Reply::Error {
+            c.send(&Reply::Error {
                 message: e.to_string(),
             })?;
         }
@@ -318,7 +315,7 @@ fn open(
     }
     let share = budget.take(memory_of(&link) as usize)?;
     let pending = transport(link.wire).listen(&link, c.here()?, c.there()?)?;
-    c.say(&Reply::Listening {
+    c.send(&Reply::Listening {
         port: pending.port(),
     })?;
     let session = pending.accept()?;
@@ -328,7 +325,7 @@ fn open(
         session,
     };
     links.insert(id, opened);
-    c.say(&Reply::Opened {})
+    c.send(&Reply::Opened {})
 }
 
 fn measure(
@@ -344,13 +341,13 @@ fn measure(
         .ok_or_else(|| Error::failed(format!("link {id} is not open")))?;
     check_point(point, &o.link)?;
     o.session.prepare(Role::Server, point, iters)?;
-    c.say(&Reply::Ready {})?;
+    c.send(&Reply::Ready {})?;
     let before = host::cpu_us();
     match point.metric {
         Metric::Latency => o.session.latency(Role::Server, point, iters, hist)?,
         Metric::Bandwidth => drop(o.session.bandwidth(Role::Server, point, iters)?),
     }
-    c.say(&Reply::Done {
+    c.send(&Reply::Done {
         cpu_us: host::cpu_us() - before,
     })
 }

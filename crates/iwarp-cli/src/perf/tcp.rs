@@ -20,7 +20,6 @@ const RECV: usize = 256 * 1024;
 /// Connections to the measuring port that have not identified themselves yet.
 const MAX_FRESH: usize = 256;
 
-/// Plain TCP.
 #[derive(Debug)]
 pub(crate) struct Tcp;
 
@@ -33,11 +32,9 @@ struct Waiting {
 /// How an end waits for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wait {
-    /// Sleeps in the kernel.
     Sleep,
     /// Polls for this long, then sleeps.
     Window(Duration),
-    /// Polls.
     Spin,
 }
 

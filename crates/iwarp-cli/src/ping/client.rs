@@ -67,9 +67,9 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     let addresses = rdma::resolve(&args.target, args.port)?;
     let times = Arc::new(Mutex::new(Times::new(args.size())));
     let current = Arc::new(Mutex::new(None));
-    let outcome = patience::ask(|| {
+    let outcome = retry::retry_while_busy(|| {
         let (ctx, peer, mut link) =
-            rdma::first_that_answers(&addresses, &rdma::config(), |ctx, peer| {
+            rdma::try_addresses(&addresses, &rdma::config(), |ctx, peer| {
                 let (half, qp) = Half::new(ctx)?;
                 let connector = Connector::new(ctx).reads(1, 1);
                 let link = half.connected(rdma::connect(&connector, peer, qp)?, None);
@@ -80,7 +80,7 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
         }
         let outcome = pings(args, peer, &mut link, &times);
         let outcome = outcome.map_err(|e| match lock(&times).all.count() {
-            0 => link.turned_away(e),
+            0 => link.busy_if_refused(e),
             _ => e,
         });
         link.close();

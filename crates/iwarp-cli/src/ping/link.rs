@@ -73,7 +73,6 @@ impl Half {
     }
 }
 
-/// A connection.
 pub(super) struct Link {
     half: Half,
     connection: ConnectedId,
@@ -82,7 +81,6 @@ pub(super) struct Link {
     unsent: u32,
 }
 
-/// A completion, by its kind.
 enum Seen {
     Sent,
     Message(Info),
@@ -134,8 +132,8 @@ impl Link {
 
     /// Client: converts the error `e` of an unanswered first ping to [`Error::Busy`] if the server
     /// had no place for this client after all.
-    pub(super) fn turned_away(&self, e: Error) -> Error {
-        rdma::before_the_first_answer(e, &self.connection)
+    pub(super) fn busy_if_refused(&self, e: Error) -> Error {
+        rdma::busy_if_reset(e, &self.connection)
     }
 
     /// Reads the peer's buffer.
@@ -183,7 +181,7 @@ impl Link {
         let [cqe] = done;
         if let Some(guest) = &self.guest {
             guest.touch();
-            service::still_welcome(guest)?;
+            service::check_not_evicted(guest)?;
         }
         match cqe.status {
             WcStatus::Success => {}

@@ -125,7 +125,6 @@ impl PingArgs {
         }
     }
 
-    /// Returns `true` if this is the answering end.
     pub(crate) fn is_server(&self) -> bool {
         self.target == "serve"
     }

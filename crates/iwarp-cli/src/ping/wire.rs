@@ -18,10 +18,8 @@ pub(super) struct Info {
 }
 
 impl Info {
-    /// Length of a message.
     pub(super) const LEN: usize = 16;
 
-    /// Encodes the message.
     pub(super) fn encode(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -30,7 +28,6 @@ impl Info {
         out
     }
 
-    /// Decodes a message.
     pub(super) fn decode(octets: [u8; Self::LEN]) -> Self {
         let n = u128::from_be_bytes(octets);
         Self {

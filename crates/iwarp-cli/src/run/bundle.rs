@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 
 /// The last bytes of a bundle, after the lengths of the parts.
 const MAGIC: &[u8; 8] = b"iwarplib";
-/// Number of parts of a bundle.
 const PARTS: usize = 4;
 /// Length of the end of a bundle: eight little-endian bytes per part for its length, and [`MAGIC`].
 const TAIL: usize = PARTS * 8 + MAGIC.len();

@@ -128,7 +128,6 @@ fn is_verbs(name: &OsStr) -> bool {
         .any(|stem| matches!(name.strip_prefix(*stem), Some([b'.' | b'-', ..])))
 }
 
-/// Returns the path of our library.
 fn target(libraries: &Libraries) -> PathBuf {
     match &libraries.verbs {
         Verbs::Folder(folder) => folder.join("libibverbs.so.1"),

@@ -117,9 +117,6 @@ fn clone_of(path: &Path) -> Result<OwnedFd> {
 }
 
 /// Mounts a file over another file.
-///
-/// # Errors
-/// Returns the kernel's error.
 pub(super) fn bind(from: &Path, to: &Path) -> Result<()> {
     Ok(move_mount(clone_of(from)?, "", CWD, to, BY_DESCRIPTOR)?)
 }

@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 /// Largest string table that is read. Those of programs have kilobytes; C++ symbols, megabytes.
 const STRINGS_MAX: u64 = 64 << 20;
 
-/// An ELF file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Elf {
     /// The file is for this command's processor, and for 64 bits.

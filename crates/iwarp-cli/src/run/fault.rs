@@ -6,7 +6,6 @@ use iwarp_cli_common::error::{Context as _, Error, Result};
 /// The value of one `--fault`.
 #[derive(Debug, Clone)]
 pub(super) enum Asked {
-    /// List the faults.
     Help,
     /// Faults, as written by the user.
     Faults(String),

@@ -19,17 +19,12 @@ const CAPABILITIES: &str = "security.capability";
 
 /// Why a program cannot load our libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-/// Why a program cannot load our libraries.
 pub(super) enum Obstacle {
-    /// It is statically linked.
     Static,
-    /// It is linked with musl.
     Musl,
     /// It is for another processor, or for 32 bits.
     Foreign,
-    /// It is setuid or setgid.
     SetId,
-    /// Its file has capabilities.
     Capabilities,
     /// It is started by `env -i`.
     Cleared,

@@ -31,7 +31,6 @@ pub(super) fn advice(exe: &Path) -> String {
     )
 }
 
-/// Quotes a path for a shell if necessary.
 fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%,:=".contains(c);
     if path.chars().all(plain) {

@@ -43,9 +43,6 @@ pub(super) enum Shown {
 
 /// Shows the devices. `preload` means that a library is available for machines that allow neither
 /// mounts nor user namespaces.
-///
-/// # Errors
-/// Fails if the machine does not allow mounts and there is no such library or no writable folder.
 pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Shown> {
     match cover::enter() {
         Ok(()) => mount(devices, face).map(|()| Shown::Mounted),
@@ -159,7 +156,6 @@ fn fill_verbs(dir: &Path, devices: &[Device]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the entries of each device.
 fn fill(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {

@@ -78,9 +78,8 @@ pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// The answer of one process.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Told {
+pub(crate) struct ProcessStats {
     /// The process number from the kernel, or the process's own if it is not visible from this
     /// pid namespace.
     pub(crate) pid: u32,
@@ -91,7 +90,7 @@ pub(crate) struct Told {
     pub(crate) document: Document,
 }
 
-impl Told {
+impl ProcessStats {
     /// Parses an answer.
     ///
     /// # Errors
@@ -128,21 +127,21 @@ mod tests {
 
     #[test]
     fn unknown_format_fails_unknown_members_pass() {
-        let error = Told::read(None, 0, br#"{"format":2}"#).unwrap_err();
+        let error = ProcessStats::read(None, 0, br#"{"format":2}"#).unwrap_err();
         assert!(error.contains("format 2"), "{error}");
-        let error = Told::read(None, 0, b"{").unwrap_err();
+        let error = ProcessStats::read(None, 0, b"{").unwrap_err();
         assert!(error.contains("not JSON"), "{error}");
-        let error = Told::read(None, 0, br#"{"format":1,"devices":7}"#).unwrap_err();
+        let error = ProcessStats::read(None, 0, br#"{"format":1,"devices":7}"#).unwrap_err();
         assert!(error.contains("not understood"), "{error}");
-        let told = Told::read(
+        let stats = ProcessStats::read(
             None,
             5,
             br#"{"format":1,"new":[],"process":{"pid":9,"colour":"red"}}"#,
         )
         .unwrap();
-        assert_eq!((told.pid, told.uid), (9, 5));
+        assert_eq!((stats.pid, stats.uid), (9, 5));
         // The kernel's number takes precedence.
-        let told = Told::read(Some(7), 5, br#"{"format":1,"process":{"pid":9}}"#).unwrap();
-        assert_eq!(told.pid, 7);
+        let stats = ProcessStats::read(Some(7), 5, br#"{"format":1,"process":{"pid":9}}"#).unwrap();
+        assert_eq!(stats.pid, 7);
     }
 }

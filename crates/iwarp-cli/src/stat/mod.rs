@@ -9,7 +9,7 @@ mod rates;
 mod table;
 
 use clap::Args;
-pub(crate) use document::{QueuePair, Told};
+pub(crate) use document::{ProcessStats, QueuePair};
 use iwarp::stat::{Answer, Question};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rates::Since;
@@ -84,8 +84,8 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
     let mut again = 0;
     loop {
         let answers = question.ask().context("cannot ask")?;
-        let (told, silent) = sorted(answers);
-        if let Some(pid) = args.pid.filter(|_| told.is_empty()) {
+        let (stats, silent) = sorted(answers);
+        if let Some(pid) = args.pid.filter(|_| stats.is_empty()) {
             if seen && again < AGAIN && silent.iter().any(|s| !s.overdue) {
                 again += 1;
                 std::thread::sleep(AGAIN_PAUSE);
@@ -97,14 +97,14 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
         for s in &silent {
             eprintln!("iwarp: {}", s.sentence());
         }
-        let text = show(args, &told, &silent, &before)?;
+        let text = show(args, &stats, &silent, &before)?;
         if !print(args, &text) {
             return Ok(());
         }
         let Some(pause) = args.watch else {
             return Ok(());
         };
-        before = Since::remember(&told);
+        before = Since::remember(&stats);
         std::thread::sleep(pause);
     }
 }
@@ -125,10 +125,7 @@ fn directory(named: Option<&PathBuf>, set: Option<OsString>) -> Option<PathBuf> 
 }
 
 /// Asks all processes that this user may ask, and omits those that do not answer.
-///
-/// # Errors
-/// Fails if the directories of their sockets cannot be read.
-pub(crate) fn told_by_all() -> std::io::Result<Vec<Told>> {
+pub(crate) fn all_processes() -> std::io::Result<Vec<ProcessStats>> {
     let mut question = Question::default();
     question.directory = directory(None, std::env::var_os("IWARP_STAT"));
     Ok(sorted(question.ask()?).0)
@@ -155,17 +152,17 @@ impl Silent {
 }
 
 /// Separates the answers, sorted by user and process number, from the failures.
-fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
-    let (mut told, mut silent) = (Vec::new(), Vec::new());
+fn sorted(answers: Vec<Answer>) -> (Vec<ProcessStats>, Vec<Silent>) {
+    let (mut stats, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
         let overdue = matches!(&answer.document, Err(e) if e.kind() == ErrorKind::TimedOut);
         let document = answer.document.map_err(|e| match overdue {
             true => "it is stopped, or busy with other queries".to_owned(),
             false => e.to_string(),
         });
-        let read = document.and_then(|text| Told::read(answer.pid, answer.uid, &text));
+        let read = document.and_then(|text| ProcessStats::read(answer.pid, answer.uid, &text));
         match read {
-            Ok(one) => told.push(one),
+            Ok(one) => stats.push(one),
             Err(why) => silent.push(Silent {
                 pid: answer.pid,
                 uid: answer.uid,
@@ -175,8 +172,8 @@ fn sorted(answers: Vec<Answer>) -> (Vec<Told>, Vec<Silent>) {
             }),
         }
     }
-    told.sort_by_key(|one| (one.uid, one.pid));
-    (told, silent)
+    stats.sort_by_key(|one| (one.uid, one.pid));
+    (stats, silent)
 }
 
 /// Decides what to report if process `pid` did not answer. If it answered before (`seen`) and its
@@ -198,12 +195,17 @@ fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
     )))
 }
 
-fn show(args: &StatArgs, told: &[Told], silent: &[Silent], before: &Since) -> Result<String> {
+fn show(
+    args: &StatArgs,
+    stats: &[ProcessStats],
+    silent: &[Silent],
+    before: &Since,
+) -> Result<String> {
     if args.openmetrics {
-        return Ok(openmetrics::text(told));
+        return Ok(openmetrics::text(stats));
     }
     if args.json {
-        let value = as_json(told, silent);
+        let value = as_json(stats, silent);
         // With --watch, print one document per line, so that a program can read them one by one.
         let text = match args.watch {
             Some(_) => serde_json::to_string(&value),
@@ -211,14 +213,14 @@ fn show(args: &StatArgs, told: &[Told], silent: &[Silent], before: &Since) -> Re
         };
         return Ok(text.context("JSON")? + "\n");
     }
-    if told.is_empty() {
+    if stats.is_empty() {
         return Ok("no process that uses iwarp\n".to_owned());
     }
-    Ok(table::table(told, before))
+    Ok(table::table(stats, before))
 }
 
-fn as_json(told: &[Told], silent: &[Silent]) -> Value {
-    let told: Vec<_> = told
+fn as_json(stats: &[ProcessStats], silent: &[Silent]) -> Value {
+    let stats: Vec<_> = stats
         .iter()
         .map(|one| json!({ "pid": one.pid, "uid": one.uid, "statistics": one.raw }))
         .collect();
@@ -226,7 +228,7 @@ fn as_json(told: &[Told], silent: &[Silent]) -> Value {
         .iter()
         .map(|one| json!({ "pid": one.pid, "uid": one.uid, "why": one.why }))
         .collect();
-    json!({ "format": document::FORMAT, "processes": told, "silent": silent })
+    json!({ "format": document::FORMAT, "processes": stats, "silent": silent })
 }
 
 /// Prints a table or a document. Returns `false` if stdout has been closed.

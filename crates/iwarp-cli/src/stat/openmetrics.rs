@@ -2,10 +2,9 @@
 //!
 //! All samples of a metric must be adjacent, so the writer visits all processes once per metric.
 
-use super::document::{Connection, Counters, Device, QueuePair, Told, counter};
+use super::document::{Connection, Counters, Device, ProcessStats, QueuePair, counter};
 use std::fmt::{Display, Write as _};
 
-/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -114,14 +113,13 @@ const COUNTERS: [(&str, &str, &str, &str); 16] = [
 /// The text so far, and the processes that it describes.
 struct Writer<'a> {
     out: String,
-    told: &'a [Told],
+    stats: &'a [ProcessStats],
 }
 
 /// The labels of a sample, in order.
 type Labels<'a> = Vec<(&'static str, &'a dyn Display)>;
 
 impl Writer<'_> {
-    /// Writes the header of a metric.
     fn family(&mut self, name: &str, kind: Kind, unit: &str, help: &str) {
         let _ = writeln!(self.out, "# TYPE {name} {}", kind.name());
         if !unit.is_empty() {
@@ -144,10 +142,16 @@ impl Writer<'_> {
     }
 
     /// Writes a metric with one sample per process.
-    fn processes(&mut self, name: &str, unit: &str, help: &str, value: impl Fn(&Told) -> f64) {
+    fn processes(
+        &mut self,
+        name: &str,
+        unit: &str,
+        help: &str,
+        value: impl Fn(&ProcessStats) -> f64,
+    ) {
         self.family(name, Kind::Gauge, unit, help);
-        for (copy, told) in copies(self.told) {
-            self.sample(name, Kind::Gauge, &of_process(told, &copy), value(told));
+        for (copy, stats) in copies(self.stats) {
+            self.sample(name, Kind::Gauge, &of_process(stats, &copy), value(stats));
         }
     }
 
@@ -158,9 +162,9 @@ impl Writer<'_> {
         value: impl Fn(&Device) -> u64,
     ) {
         self.family(name, kind, unit, help);
-        for (copy, told) in copies(self.told) {
-            for device in &told.document.devices {
-                let mut labels = of_process(told, &copy);
+        for (copy, stats) in copies(self.stats) {
+            for device in &stats.document.devices {
+                let mut labels = of_process(stats, &copy);
                 labels.push(("device", &device.name));
                 self.sample(name, kind, &labels, value(device));
             }
@@ -174,10 +178,10 @@ impl Writer<'_> {
         value: impl Fn(&QueuePair) -> Option<V>,
     ) {
         self.family(name, kind, unit, help);
-        for (copy, told) in copies(self.told) {
-            for qp in &told.document.queue_pairs {
+        for (copy, stats) in copies(self.stats) {
+            for qp in &stats.document.queue_pairs {
                 let Some(value) = value(qp) else { continue };
-                let mut labels = of_process(told, &copy);
+                let mut labels = of_process(stats, &copy);
                 labels.push(("device", &qp.device));
                 labels.push(("qp", &qp.number));
                 self.sample(name, kind, &labels, value);
@@ -197,15 +201,15 @@ impl Writer<'_> {
 
 /// Returns the processes. A repeated process number gets a distinguishing label: a program may load
 /// the library twice, and samples must be unique.
-fn copies(told: &[Told]) -> impl Iterator<Item = (Option<usize>, &Told)> {
-    told.iter().enumerate().map(|(at, one)| {
-        let before = told.iter().take(at).filter(|t| t.pid == one.pid).count();
+fn copies(stats: &[ProcessStats]) -> impl Iterator<Item = (Option<usize>, &ProcessStats)> {
+    stats.iter().enumerate().map(|(at, one)| {
+        let before = stats.iter().take(at).filter(|t| t.pid == one.pid).count();
         ((before > 0).then_some(before), one)
     })
 }
 
-fn of_process<'a>(told: &'a Told, copy: &'a Option<usize>) -> Labels<'a> {
-    let mut labels: Labels<'a> = vec![("pid", &told.pid)];
+fn of_process<'a>(stats: &'a ProcessStats, copy: &'a Option<usize>) -> Labels<'a> {
+    let mut labels: Labels<'a> = vec![("pid", &stats.pid)];
     if let Some(copy) = copy {
         labels.push(("copy", copy));
     }
@@ -230,18 +234,17 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// Returns the text about all processes.
-pub(super) fn text(told: &[Told]) -> String {
+pub(super) fn text(stats: &[ProcessStats]) -> String {
     let mut w = Writer {
         out: String::new(),
-        told,
+        stats,
     };
     infos(&mut w);
     w.processes(
         "iwarp_process_age_seconds",
         "seconds",
         "Time since the process began to use the library.",
-        |told| seconds(told.document.process.age_ns),
+        |stats| seconds(stats.document.process.age_ns),
     );
     devices(&mut w);
     queue_pairs(&mut w);
@@ -254,19 +257,19 @@ pub(super) fn text(told: &[Told]) -> String {
 fn infos(w: &mut Writer<'_>) {
     let name = "iwarp_process";
     w.family(name, Kind::Info, "", "Processes that use the library.");
-    for (copy, told) in copies(w.told) {
-        let p = &told.document.process;
-        let mut labels = of_process(told, &copy);
-        labels.push(("uid", &told.uid));
+    for (copy, stats) in copies(w.stats) {
+        let p = &stats.document.process;
+        let mut labels = of_process(stats, &copy);
+        labels.push(("uid", &stats.uid));
         labels.push(("command", &p.command));
         labels.push(("version", &p.version));
         w.sample(name, Kind::Info, &labels, 1);
     }
     let name = "iwarp_queue_pair";
     w.family(name, Kind::Info, "", "Queue pairs, their states and peers.");
-    for (copy, told) in copies(w.told) {
-        for qp in &told.document.queue_pairs {
-            let mut labels = of_process(told, &copy);
+    for (copy, stats) in copies(w.stats) {
+        for qp in &stats.document.queue_pairs {
+            let mut labels = of_process(stats, &copy);
             labels.push(("device", &qp.device));
             labels.push(("qp", &qp.number));
             labels.push(("state", &qp.state));
@@ -434,7 +437,7 @@ mod tests {
     use serde_json::json;
     use std::collections::HashSet;
 
-    fn told(pid: u32, command: &str) -> Told {
+    fn stats(pid: u32, command: &str) -> ProcessStats {
         let text = json!({
             "format": 1,
             "process": {"command": command, "version": "0.1.0", "age_ns": 1_500_000_000u64},
@@ -450,14 +453,14 @@ mod tests {
                  "receives_posted": 4, "counters": {}},
             ],
         });
-        Told::read(Some(pid), 1000, text.to_string().as_bytes()).unwrap()
+        ProcessStats::read(Some(pid), 1000, text.to_string().as_bytes()).unwrap()
     }
 
     /// Checks the format's rules: one header per metric, adjacent samples, counters end in
     /// `_total`, names end in the unit, samples are unique, and the end is marked.
     #[test]
     fn text_obeys_the_format() {
-        let text = text(&[told(1, "a"), told(2, "b"), told(2, "c")]);
+        let text = text(&[stats(1, "a"), stats(2, "b"), stats(2, "c")]);
         assert!(text.ends_with("\n# EOF\n"));
         let (mut families, mut samples) = (HashSet::new(), HashSet::new());
         let (mut family, mut kind) = (String::new(), String::new());
@@ -519,7 +522,7 @@ mod tests {
     #[test]
     fn labels_are_escaped() {
         assert_eq!(escaped("a\\b\"c\nd"), "a\\\\b\\\"c\\nd");
-        let text = text(&[told(1, "x\"} 1\niwarp_evil 1")]);
+        let text = text(&[stats(1, "x\"} 1\niwarp_evil 1")]);
         assert!(!text.lines().any(|l| l.starts_with("iwarp_evil")), "{text}");
     }
 

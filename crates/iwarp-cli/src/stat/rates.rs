@@ -1,6 +1,6 @@
 //! Computes rates from two successive answers of a process.
 
-use super::document::{QueuePair, Told, counter};
+use super::document::{ProcessStats, QueuePair, counter};
 use std::collections::HashMap;
 
 /// Bytes per second of a queue pair, framing included.
@@ -22,13 +22,13 @@ pub(super) struct Since {
     known: Option<HashMap<Key, (u64, u64, u64)>>,
 }
 
-fn key(told: &Told, qp: &QueuePair) -> Key {
-    (told.pid, qp.device.clone(), qp.number)
+fn key(stats: &ProcessStats, qp: &QueuePair) -> Key {
+    (stats.pid, qp.device.clone(), qp.number)
 }
 
-fn figures(told: &Told, qp: &QueuePair) -> (u64, u64, u64) {
+fn figures(stats: &ProcessStats, qp: &QueuePair) -> (u64, u64, u64) {
     (
-        told.document.process.age_ns,
+        stats.document.process.age_ns,
         counter(&qp.counters, "tx_bytes"),
         counter(&qp.counters, "rx_bytes"),
     )
@@ -36,8 +36,8 @@ fn figures(told: &Told, qp: &QueuePair) -> (u64, u64, u64) {
 
 impl Since {
     /// Keeps the figures of these answers for the next call of [`of`](Self::of).
-    pub(super) fn remember(told: &[Told]) -> Self {
-        let all = told.iter().flat_map(|one| {
+    pub(super) fn remember(stats: &[ProcessStats]) -> Self {
+        let all = stats.iter().flat_map(|one| {
             let qps = one.document.queue_pairs.iter();
             qps.map(move |qp| (key(one, qp), figures(one, qp)))
         });
@@ -53,10 +53,10 @@ impl Since {
 
     /// Returns the rates of a queue pair, or `None` without previous answers. The rates of a new
     /// queue pair are 0.
-    pub(super) fn of(&self, told: &Told, qp: &QueuePair) -> Option<Rates> {
+    pub(super) fn of(&self, stats: &ProcessStats, qp: &QueuePair) -> Option<Rates> {
         let known = self.known.as_ref()?;
-        let now = figures(told, qp);
-        let (then, sent, received) = known.get(&key(told, qp)).copied().unwrap_or(now);
+        let now = figures(stats, qp);
+        let (then, sent, received) = known.get(&key(stats, qp)).copied().unwrap_or(now);
         // If the age decreased, the number belongs to another process now.
         let seconds = now.0.checked_sub(then).map_or(0.0, |ns| ns as f64 / 1e9);
         let per_second = |now: u64, then: u64| match now.checked_sub(then) {
@@ -75,12 +75,12 @@ mod tests {
     use super::super::document::{Document, Process};
     use super::*;
 
-    fn told(age_ns: u64, sent: u64) -> Told {
+    fn stats(age_ns: u64, sent: u64) -> ProcessStats {
         let mut qp = QueuePair::default();
         qp.counters.insert("tx_bytes".to_owned(), sent);
         // Receives seven times as much as it sends.
         qp.counters.insert("rx_bytes".to_owned(), 7 * sent);
-        Told {
+        ProcessStats {
             document: Document {
                 process: Process {
                     age_ns,
@@ -89,11 +89,11 @@ mod tests {
                 queue_pairs: vec![qp],
                 ..Document::default()
             },
-            ..Told::default()
+            ..ProcessStats::default()
         }
     }
 
-    fn sent(before: &Since, now: &Told) -> Option<f64> {
+    fn sent(before: &Since, now: &ProcessStats) -> Option<f64> {
         let rates = before.of(now, &now.document.queue_pairs[0])?;
         assert_eq!(rates.received_octets, 7.0 * rates.sent_octets);
         Some(rates.sent_octets)
@@ -101,15 +101,15 @@ mod tests {
 
     #[test]
     fn rates_use_process_time() {
-        let first = told(1_000_000_000, 500);
+        let first = stats(1_000_000_000, 500);
         assert_eq!(sent(&Since::default(), &first), None);
         let before = Since::remember(&[first]);
-        assert_eq!(sent(&before, &told(1_500_000_000, 1500)), Some(2000.0));
+        assert_eq!(sent(&before, &stats(1_500_000_000, 1500)), Some(2000.0));
         // Another process with that number, another queue pair with that number, and the same
         // answer twice.
-        assert_eq!(sent(&before, &told(500_000_000, 1500)), Some(0.0));
-        assert_eq!(sent(&before, &told(2_000_000_000, 100)), Some(0.0));
-        assert_eq!(sent(&before, &told(1_000_000_000, 500)), Some(0.0));
-        assert_eq!(sent(&Since::remember(&[]), &told(1, 7)), Some(0.0));
+        assert_eq!(sent(&before, &stats(500_000_000, 1500)), Some(0.0));
+        assert_eq!(sent(&before, &stats(2_000_000_000, 100)), Some(0.0));
+        assert_eq!(sent(&before, &stats(1_000_000_000, 500)), Some(0.0));
+        assert_eq!(sent(&Since::remember(&[]), &stats(1, 7)), Some(0.0));
     }
 }

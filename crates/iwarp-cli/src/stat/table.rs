@@ -1,13 +1,12 @@
 //! Formats the statistics as a table of at most 100 columns, unless a name or an address is longer
 //! than usual.
 
-use super::document::{Counters, Device, Document, QueuePair, Told, counter};
+use super::document::{Counters, Device, Document, ProcessStats, QueuePair, counter};
 use super::rates::{Rates, Since};
 use iwarp_cli_common::text::visible;
 use iwarp_cli_common::units::{digits3, rate};
 use std::fmt::Write as _;
 
-/// Width of a terminal.
 const COLUMNS: usize = 100;
 
 /// Escapes text of another program for the terminal. If the result is longer than `max` characters,
@@ -45,10 +44,9 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// Returns the table of all processes, with rates since the answers in `before`.
-pub(super) fn table(told: &[Told], before: &Since) -> String {
+pub(super) fn table(stats: &[ProcessStats], before: &Since) -> String {
     let mut out = String::new();
-    for (at, one) in told.iter().enumerate() {
+    for (at, one) in stats.iter().enumerate() {
         if at > 0 {
             out.push('\n');
         }
@@ -60,18 +58,18 @@ pub(super) fn table(told: &[Told], before: &Since) -> String {
     out
 }
 
-fn process(out: &mut String, told: &Told) {
-    let p = &told.document.process;
+fn process(out: &mut String, stats: &ProcessStats) {
+    let p = &stats.document.process;
     let head = format!(
         "process {}, user {}, for {}, iwarp {}: ",
-        told.pid,
-        told.uid,
+        stats.pid,
+        stats.uid,
         duration(p.age_ns),
         harmless(&p.version, 20),
     );
     let rest = COLUMNS.saturating_sub(head.chars().count() + 1);
     let _ = writeln!(out, "{head}{}", harmless(&p.command, rest));
-    if told.document.devices.is_empty() {
+    if stats.document.devices.is_empty() {
         out.push_str("  no device is open\n");
     }
 }
@@ -107,14 +105,14 @@ const HEADS: [(&str, bool); 9] = [
     ("RTT", true),
 ];
 
-fn queue_pairs(out: &mut String, told: &Told, before: &Since) {
-    let all = &told.document.queue_pairs;
+fn queue_pairs(out: &mut String, stats: &ProcessStats, before: &Since) {
+    let all = &stats.document.queue_pairs;
     if all.is_empty() {
         return;
     }
     let mut rows = vec![HEADS.map(|(head, _)| head.to_owned())];
     for qp in all {
-        rows.push(cells(qp, before.of(told, qp)));
+        rows.push(cells(qp, before.of(stats, qp)));
     }
     if before.is_some() {
         rows[0][3] = "SENDING".to_owned();
@@ -219,7 +217,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn told() -> Told {
+    fn stats() -> ProcessStats {
         let counters = json!({"tx_bytes": 1_234_567_890u64, "rx_bytes": 42, "crc_errors": 2,
             "terminates_sent": 1});
         let text = json!({
@@ -239,12 +237,12 @@ mod tests {
                  "sends_outstanding": 0, "end": "connection lost", "counters": {}},
             ],
         });
-        Told::read(Some(4_194_304), 1000, text.to_string().as_bytes()).unwrap()
+        ProcessStats::read(Some(4_194_304), 1000, text.to_string().as_bytes()).unwrap()
     }
 
     #[test]
     fn table_is_narrow_and_complete() {
-        let text = table(&[told()], &Since::default());
+        let text = table(&[stats()], &Since::default());
         for line in text.lines() {
             assert!(line.chars().count() <= COLUMNS, "{line}");
         }
@@ -269,7 +267,7 @@ mod tests {
 
     #[test]
     fn untrusted_text_is_escaped() {
-        let text = table(&[told()], &Since::default());
+        let text = table(&[stats()], &Since::default());
         assert!(
             text.chars().all(|c| c == '\n' || !c.is_control()),
             "{text:?}"
@@ -291,8 +289,8 @@ mod tests {
         };
         let text = json!({"format": 1, "devices": [device(0, 20), device(1, 9), device(2, 4)],
             "queue_pairs": [qp(0, 1, 2), qp(1, 1, 3), qp(0, 2, 5), qp(1, 2, 6)]});
-        let told = Told::read(Some(1), 0, text.to_string().as_bytes()).unwrap();
-        let text = table(&[told], &Since::default());
+        let stats = ProcessStats::read(Some(1), 0, text.to_string().as_bytes()).unwrap();
+        let text = table(&[stats], &Since::default());
         let gone: Vec<_> = text.lines().filter(|l| l.contains("are gone")).collect();
         assert_eq!(
             gone,

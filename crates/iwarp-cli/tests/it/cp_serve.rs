@@ -218,33 +218,11 @@ fn both_ends_need_the_same_secret() {
         1,
     );
     assert!(err.contains("the server has no secret"), "{err}");
+    let serve = ["cp", "serve", str(&dir), "-p", "0", "--secret-file"];
     for file in [&open, &short] {
-        fail(
-            &[
-                "cp",
-                "serve",
-                str(&dir),
-                "-p",
-                "0",
-                "--secret-file",
-                str(file),
-            ],
-            1,
-        );
+        fail(&[&serve[..], &[str(file)]].concat(), 1);
     }
-    fail(
-        &[
-            "cp",
-            "serve",
-            str(&dir),
-            "-p",
-            "0",
-            "--secret-file",
-            str(&good),
-            "--anonymous",
-        ],
-        2,
-    );
+    fail(&[&serve[..], &[str(&good), "--anonymous"]].concat(), 2);
 }
 
 /// Starts a server. Returns its output after the first line, and its port.

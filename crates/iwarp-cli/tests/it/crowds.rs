@@ -315,7 +315,6 @@ fn start_limited(command: Command) -> Option<(Running, SocketAddr)> {
     }
 }
 
-/// Returns the command under a limit of the kernel.
 fn limited(limit: &str, args: &[&str]) -> Command {
     let mut c = Command::new("prlimit");
     c.arg(limit);

@@ -61,7 +61,6 @@ impl Set {
     }
 }
 
-/// The path of `rdma`.
 fn path() -> PathBuf {
     let folders = std::env::var_os("PATH").unwrap();
     let all: Vec<_> = std::env::split_paths(&folders).collect();

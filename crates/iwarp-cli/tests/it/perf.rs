@@ -153,19 +153,20 @@ fn line(mut stream: &std::net::TcpStream) -> String {
     text(&line)
 }
 
+/// Returns the request for a link of plain TCP.
+fn open_request(id: u32, qps: u32, max_size: u64) -> String {
+    let link = serde_json::json!({
+        "wire": "tcp", "crc": false, "markers": false, "poll": "event", "qps": qps, "depth": 1,
+        "max_size": max_size,
+    });
+    serde_json::json!({ "type": "open", "id": id, "link": link }).to_string()
+}
+
 /// Connects a client, requests a link, and returns where it has to connect to.
 fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     let mut stream = std::net::TcpStream::connect(addr).unwrap();
     let hello = r#"{"type":"hello","protocol":2,"version":"0"}"#;
-    let link = r#"{"wire":"tcp","crc":false,"markers":false,"poll":"event",
-        "qps":1,"depth":1,"max_size":4}"#
-        .replace(['\n', ' '], "");
-    writeln!(
-        stream,
-        r#"{hello}{}{{"type":"open","id":0,"link":{link}}}"#,
-        '\n'
-    )
-    .unwrap();
+    writeln!(stream, "{hello}\n{}", open_request(0, 1, 4)).unwrap();
     assert!(line(&stream).contains("\"hello\""));
     let listening = line(&stream);
     let port = listening.split("\"port\":").nth(1);
@@ -215,11 +216,17 @@ fn server_survives_garbage() {
         let _ = s.read_to_end(&mut answer);
     }
     let requests = [
-        r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1000000,"depth":1,"max_size":4}}"#,
-        r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":99999999999999}}"#,
+        open_request(0, 1_000_000, 4),
+        open_request(0, 1, 99_999_999_999_999),
         // Each number is within its limit, but together they need 8 GiB.
-        r#"{"type":"open","id":0,"link":{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":64,"depth":1,"max_size":67108864}}"#,
-        r#"{"type":"run","id":3,"point":{"op":"tcp","size":4,"crc":false,"poll":"spin","metric":"latency"},"iters":1}"#,
+        open_request(0, 64, 64 << 20),
+        serde_json::json!({
+            "type": "run", "id": 3, "iters": 1,
+            "point": {
+                "op": "tcp", "size": 4, "crc": false, "poll": "spin", "metric": "latency",
+            },
+        })
+        .to_string(),
     ];
     let mut s = std::net::TcpStream::connect(&addr).unwrap();
     s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -349,10 +356,7 @@ fn uneven_message_counts_are_sent() {
 
 /// Requests another link and returns the server's answer.
 fn open_another(stream: &mut std::net::TcpStream, id: u32, max_size: u64) -> String {
-    let link = format!(
-        r#"{{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":{max_size}}}"#
-    );
-    writeln!(stream, r#"{{"type":"open","id":{id},"link":{link}}}"#).unwrap();
+    writeln!(stream, "{}", open_request(id, 1, max_size)).unwrap();
     line(stream)
 }
 

@@ -199,7 +199,8 @@ fn invalid_answers_are_reported_and_escaped() {
     for (at, answer) in [
         "nonsense \u{1b}[2J",
         r#"{"format":99}"#,
-        r#"{"format":1,"process":{"command":"\u001b]0;evil\u0007"},"queue_pairs":[{"end":"\u001b[2J","state":"\u202e"}]}"#,
+        r#"{"format":1,"process":{"command":"\u001b]0;evil\u0007"},
+            "queue_pairs":[{"end":"\u001b[2J","state":"\u202e"}]}"#,
     ]
     .into_iter()
     .enumerate()
@@ -229,9 +230,12 @@ fn invalid_answers_are_reported_and_escaped() {
 #[test]
 fn rates_are_since_last_answer() {
     const SAID: [&str; 4] = [
-        r#"{"format":1,"process":{"age_ns":1000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":0}}]}"#,
-        r#"{"format":1,"process":{"age_ns":2000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":8000}}]}"#,
-        r#"{"format":1,"process":{"age_ns":4000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":9000}}]}"#,
+        r#"{"format":1,"process":{"age_ns":1000000000},
+            "queue_pairs":[{"number":5,"counters":{"tx_bytes":0}}]}"#,
+        r#"{"format":1,"process":{"age_ns":2000000000},
+            "queue_pairs":[{"number":5,"counters":{"tx_bytes":8000}}]}"#,
+        r#"{"format":1,"process":{"age_ns":4000000000},
+            "queue_pairs":[{"number":5,"counters":{"tx_bytes":9000}}]}"#,
         "",
     ];
     let scratch = Scratch::new();

@@ -15,8 +15,10 @@ fn only_the_program_sees_devices() {
     std::fs::write(&library, b"").unwrap();
     let script = "cd /sys/class/infiniband && ls; cat iwarp0/node_type iwarp0/ports/1/gids/0; \
                   ls iwarp0/device/net; cat iwarp0/device/net/lo/mtu /sys/class/net/lo/mtu; id -u; \
-                  ls /dev/infiniband; stat -c %F /dev/infiniband/*; echo x > /dev/infiniband/uverbs0 && echo written; \
-                  echo x > /dev/null && head -c 3 /dev/zero | wc -c; cat ../infiniband_verbs/uverbs0/ibdev";
+                  ls /dev/infiniband; stat -c %F /dev/infiniband/*; \
+                  echo x > /dev/infiniband/uverbs0 && echo written; \
+                  echo x > /dev/null && head -c 3 /dev/zero | wc -c; \
+                  cat ../infiniband_verbs/uverbs0/ibdev";
     let args = [
         "run",
         "--sysfs",
@@ -75,7 +77,7 @@ fn roce_shows_devices_without_option() {
     let scratch = Scratch::new();
     let library = scratch.path("libiwarp_verbs.so");
     std::fs::write(&library, b"").unwrap();
-    let script = "cat /sys/class/infiniband/iwarp0/node_type /sys/class/infiniband/iwarp0/ports/1/gid_attrs/types/[01]; \
+    let script = "cd /sys/class/infiniband/iwarp0; cat node_type ports/1/gid_attrs/types/[01]; \
                   test -c /dev/infiniband/uverbs0 && echo node; echo $IWARP_AS";
     let args = [
         "run",
@@ -130,8 +132,9 @@ fn devices_without_mounts_are_in_folder() {
     let scratch = Scratch::new();
     let library = scratch.path("libiwarp_verbs.so");
     std::fs::write(&library, b"").unwrap();
-    let script = "echo $IWARP_PATHS; cd $IWARP_PATHS; cat sys/class/infiniband/iwarp0/node_type; test -c dev/infiniband/rdma_cm && \
-                  echo node; echo $LD_PRELOAD";
+    let script = "echo $IWARP_PATHS; cd $IWARP_PATHS; \
+                  cat sys/class/infiniband/iwarp0/node_type; \
+                  test -c dev/infiniband/rdma_cm && echo node; echo $LD_PRELOAD";
     let run = |option: &str, value: &str| {
         let args = ["run", "--bind", "127.0.0.1", option, value];
         let args: Vec<&str> = args.into_iter().filter(|word| !word.is_empty()).collect();

@@ -5,8 +5,8 @@ use crate::common::capture;
 use crate::common::{Scratch, noise, serve, str, succeed};
 use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
-    Bind, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, RecvWr,
-    RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
+    Bind, CompletionQueue, Context, Counters, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr,
+    RecvWr, RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
 };
 use iwarp::{Access, Config, Device, ReceiverNotReady};
 use iwarp_proto::crc32c;
@@ -112,78 +112,62 @@ fn next(cq: &CompletionQueue) -> Cqe {
     done[0]
 }
 
-/// Uses every operation once between two ends in this process, and ends with a Terminate.
-fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
-    let mut config = Config::default();
-    config.crc = crc;
-    config.markers = markers;
-    config.capture = Some(file.to_path_buf());
-    // With loopback's segment size, most messages would fit one segment.
-    config.mss = Some(9000);
-    let ip = ip.parse().unwrap();
-    let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
-    let listener = ListeningId::bind(&ctx, SocketAddr::new(ip, 0)).unwrap();
-    let address = listener.local_addr();
-    let receives = 8;
-    let server = std::thread::spawn({
-        let ctx = ctx.clone();
-        move || {
-            let pd = ProtectionDomain::new(&ctx);
-            let cq = ctx.create_cq(64, None).unwrap();
-            let access = Access::all() - Access::ZERO_BASED;
-            let memory = pd.reg_mr(SIZE, access).unwrap();
-            let request = listener.accept(WAIT).unwrap();
-            let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
-            let sink = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
-            for wr_id in 0..receives {
-                let sges = &[sink.sge(..).unwrap()];
-                qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
-            }
-            let parameters = ConnectionParameters {
-                private_data: memory.remote().to_bytes().to_vec(),
-                ..ConnectionParameters::default()
-            };
-            let connection = request.accept(qp, &parameters).unwrap();
-            // The Send carries the STags of the windows. It is posted after the Binds, so the
-            // windows are bound when it arrives.
-            let windows = [(); 2].map(|()| bind(&ctx, &pd, &connection, &memory));
-            let told = windows.map(|window| window.0.to_be_bytes()).concat();
-            connection
-                .post_send(&[SendWr::inline(99, &[&told])])
-                .unwrap();
-            for _ in windows {
-                let done = next(&cq);
-                assert_eq!((done.wr_id, done.status), (99, WcStatus::Success));
-            }
-            for _ in 0..receives {
-                let done = next(&cq);
-                let fault = connection.fault();
-                assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
-            }
-            // The client's last request violates the protection, so the connection ends with an
-            // error.
-            let end = connection.wait_disconnected(WAIT).unwrap_err();
-            assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
-            for window in windows {
-                ctx.deallocate_window(window).unwrap();
-            }
-            connection.counters()
-        }
-    });
+/// Messages that the server of [`every_opcode`] receives.
+const RECEIVES: u64 = 8;
 
-    let pd = ProtectionDomain::new(&ctx);
+/// Serves the client of [`every_opcode`]. Returns the counters of its connection.
+fn serve_every_opcode(ctx: &Context, listener: &ListeningId) -> Counters {
+    let pd = ProtectionDomain::new(ctx);
     let cq = ctx.create_cq(64, None).unwrap();
+    let access = Access::all() - Access::ZERO_BASED;
+    let memory = pd.reg_mr(SIZE, access).unwrap();
+    let request = listener.accept(WAIT).unwrap();
     let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
-    let told = pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
-    let sges = &[told.sge(..).unwrap()];
-    qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
-    let connection = Connector::new(&ctx).connect(address, qp).unwrap();
-    let memory = RemoteMemory::from_bytes(connection.private_data()).unwrap();
-    assert_eq!((next(&cq).status, told.len()), (WcStatus::Success, 8));
-    let told = told.to_vec(..).unwrap();
-    let window = |i: usize| u32::from_be_bytes(told[4 * i..][..4].try_into().unwrap());
-    let local = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
-    local.write_at(0, &noise(SIZE)).unwrap();
+    let sink = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
+    for wr_id in 0..RECEIVES {
+        let sges = &[sink.sge(..).unwrap()];
+        qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+    }
+    let parameters = ConnectionParameters {
+        private_data: memory.remote().to_bytes().to_vec(),
+        ..ConnectionParameters::default()
+    };
+    let connection = request.accept(qp, &parameters).unwrap();
+    // The Send carries the STags of the windows. It is posted after the Binds, so the
+    // windows are bound when it arrives.
+    let windows = [(); 2].map(|()| bind(ctx, &pd, &connection, &memory));
+    let stags = windows.map(|window| window.0.to_be_bytes()).concat();
+    connection
+        .post_send(&[SendWr::inline(99, &[&stags])])
+        .unwrap();
+    for _ in windows {
+        let done = next(&cq);
+        assert_eq!((done.wr_id, done.status), (99, WcStatus::Success));
+    }
+    for _ in 0..RECEIVES {
+        let done = next(&cq);
+        let fault = connection.fault();
+        assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
+    }
+    // The client's last request violates the protection, so the connection ends with an
+    // error.
+    let end = connection.wait_disconnected(WAIT).unwrap_err();
+    assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
+    for window in windows {
+        ctx.deallocate_window(window).unwrap();
+    }
+    connection.counters()
+}
+
+/// Posts every operation once, and then a Read outside of the server's memory, which ends the
+/// connection. `window` returns the STag of a window.
+fn request_every_opcode(
+    connection: &iwarp::runtime::QueuePair,
+    cq: &CompletionQueue,
+    local: &MemoryRegion,
+    memory: RemoteMemory,
+    window: impl Fn(usize) -> u32,
+) {
     let (remote_addr, rkey) = (memory.addr, memory.rkey);
     let (large, small, word) = (
         [local.sge(..SIZE - 1).unwrap()],
@@ -221,13 +205,46 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
         SendWr::new(0, swap, &word),
     ] {
         connection.post_send(&[wr.signaled()]).unwrap();
-        let done = next(&cq);
+        let done = next(cq);
         assert_eq!(done.status, WcStatus::Success, "{:?}", wr.op);
     }
     // This Read is outside the region, so the server answers with a Terminate.
     let outside = SendWr::read(0, remote_addr + SIZE as u64, rkey, &small);
     connection.post_send(&[outside.signaled()]).unwrap();
-    assert_eq!(next(&cq).status, WcStatus::RemoteAccess);
+    assert_eq!(next(cq).status, WcStatus::RemoteAccess);
+}
+
+/// Uses every operation once between two ends in this process, and ends with a Terminate.
+fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
+    let mut config = Config::default();
+    config.crc = crc;
+    config.markers = markers;
+    config.capture = Some(file.to_path_buf());
+    // With loopback's segment size, most messages would fit one segment.
+    config.mss = Some(9000);
+    let ip = ip.parse().unwrap();
+    let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
+    let listener = ListeningId::bind(&ctx, SocketAddr::new(ip, 0)).unwrap();
+    let address = listener.local_addr();
+    let server = std::thread::spawn({
+        let ctx = ctx.clone();
+        move || serve_every_opcode(&ctx, &listener)
+    });
+
+    let pd = ProtectionDomain::new(&ctx);
+    let cq = ctx.create_cq(64, None).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+    let told = pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
+    let sges = &[told.sge(..).unwrap()];
+    qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
+    let connection = Connector::new(&ctx).connect(address, qp).unwrap();
+    let memory = RemoteMemory::from_bytes(connection.private_data()).unwrap();
+    assert_eq!((next(&cq).status, told.len()), (WcStatus::Success, 8));
+    let told = told.to_vec(..).unwrap();
+    let window = |i: usize| u32::from_be_bytes(told[4 * i..][..4].try_into().unwrap());
+    let local = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
+    local.write_at(0, &noise(SIZE)).unwrap();
+    request_every_opcode(&connection, &cq, &local, memory, window);
     drop(connection);
     let counters = server.join().unwrap();
     assert_eq!((counters.terminates_sent, counters.crc_errors), (1, 0));
@@ -344,7 +361,6 @@ fn send(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion) {
     post(qp, SendWr::send(0, &[memory.sge(..).unwrap()]));
 }
 
-/// Opens a context that records its connections in `file`.
 fn recorded(file: &Path) -> Context {
     let mut config = Config::default();
     config.capture = Some(file.to_path_buf());

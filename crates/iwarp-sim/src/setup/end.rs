@@ -45,7 +45,6 @@ const fn pattern(side: usize, at: usize) -> u8 {
     (at as u8).wrapping_mul(7).wrapping_add(side as u8 * 101)
 }
 
-/// Progress of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// It waits for the peer's frame until this time.
@@ -61,11 +60,9 @@ pub(super) enum Phase {
 /// The effect of a call on the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Nothing.
     Nothing,
     /// The sending side was shut down.
     Fin,
-    /// A reset.
     Reset,
 }
 
@@ -84,7 +81,6 @@ impl Host for Completions {
     }
 }
 
-/// One end.
 #[derive(Debug)]
 pub(super) struct End {
     side: usize,
@@ -161,8 +157,20 @@ impl End {
             cut: false,
             events: Events::empty(),
         };
-        let octets: Vec<u8> = (0..ARENA).map(|at| pattern(side, at)).collect();
-        end.arena.write(0, &octets);
+        end.register_memory();
+        end.post_receive();
+        if side == 0 {
+            let initiator = Initiator::new(mode.params(side), b"set-up").expect("sound parameters");
+            end.frame_len = initiator.request_octets().len() as u64;
+            end.out.extend(initiator.request_octets());
+            end.initiator = Some(Box::new(initiator));
+        }
+        end
+    }
+
+    fn register_memory(&mut self) {
+        let octets: Vec<u8> = (0..ARENA).map(|at| pattern(self.side, at)).collect();
+        self.arena.write(0, &octets);
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let rights = [
             Access::REMOTE_READ,
@@ -175,21 +183,13 @@ impl End {
             .zip(rights)
             .enumerate()
         {
-            let range = end.arena.range(at, len);
+            let range = self.arena.range(at, len);
             // Both ends use the same numbers, so that each knows the peer's STags.
             let random = 0x1000_0000 + 0x10100 * (i as u32 + 1);
-            let stag = end.table.register(range, at as u64, PD, access, random);
-            end.keys[i] = stag.expect("room in the table").0;
+            let stag = self.table.register(range, at as u64, PD, access, random);
+            self.keys[i] = stag.expect("room in the table").0;
         }
-        end.peer = end.keys;
-        end.post_receive();
-        if side == 0 {
-            let initiator = Initiator::new(mode.params(side), b"set-up").expect("sound parameters");
-            end.frame_len = initiator.request_octets().len() as u64;
-            end.out.extend(initiator.request_octets());
-            end.initiator = Some(Box::new(initiator));
-        }
-        end
+        self.peer = self.keys;
     }
 
     fn sge(&self, region: usize, (at, _): (usize, usize)) -> Sge {
@@ -460,7 +460,6 @@ impl End {
                 .all(|(_, cqe)| cqe.status == WcStatus::Success)
     }
 
-    /// Closes gracefully.
     pub(super) fn close(&mut self) -> Seen {
         self.qp.close(&mut self.host);
         self.serve()

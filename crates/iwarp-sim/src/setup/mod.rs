@@ -132,7 +132,6 @@ pub enum SetupPlant {
     StrayOctet,
 }
 
-/// The connection of a run.
 struct Run {
     ends: [End; 2],
     delivered: [u64; 2],
@@ -145,7 +144,6 @@ struct Run {
     pool: Pool,
 }
 
-/// The result of a run.
 #[derive(Debug)]
 struct Played {
     /// Number of octets of each end that arrived.
@@ -318,7 +316,6 @@ pub struct Swept {
     pub failures: Vec<String>,
 }
 
-/// Number of failures that are kept.
 const FAILURES_MAX: usize = 10;
 
 /// Runs each mode with each fault at each octet of each direction.

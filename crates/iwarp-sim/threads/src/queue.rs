@@ -24,7 +24,6 @@ const READ: u64 = 400;
 /// How long waits poll before they sleep.
 const WINDOW: Duration = Duration::from_micros(100);
 
-/// A completion queue.
 pub(crate) struct Queue {
     /// Completions that have not been polled.
     ring: Mutex<usize>,
@@ -33,9 +32,7 @@ pub(crate) struct Queue {
     pollers: Pollers,
     wakers: Wakers,
     busy: BusyPoll,
-    /// Number of polled completions.
     taken: AtomicUsize,
-    /// Number of completions in all.
     wanted: usize,
     /// Number of sleeping programs, for the checks only.
     asleep: std::sync::atomic::AtomicUsize,

@@ -38,7 +38,7 @@ impl Random {
 
 /// How the next thread is selected.
 #[derive(Debug)]
-enum Way {
+enum Strategy {
     Chance,
     Priorities {
         /// Priorities; the lowest number runs first.
@@ -54,7 +54,7 @@ enum Way {
 pub(crate) struct Order {
     seed: u64,
     random: Random,
-    way: Way,
+    way: Strategy,
     points: u64,
     has_begun: bool,
 }
@@ -63,12 +63,12 @@ impl Order {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let way = match random.below(2) {
-            0 => Way::Chance,
+            0 => Strategy::Chance,
             _ => {
                 // Some of the changes are close to the beginning.
                 let within = POINTS >> random.below(8);
                 let changes = random.below(CHANGES);
-                Way::Priorities {
+                Strategy::Priorities {
                     of: HashMap::new(),
                     last: i64::from(u32::MAX),
                     changes: (0..changes).map(|_| random.below(within)).collect(),
@@ -88,7 +88,7 @@ impl Order {
     fn choose(&mut self, tasks: &[TaskId], current: Option<TaskId>, is_yielding: bool) -> TaskId {
         self.points += 1;
         let chance = |random: &mut Random| tasks[random.below(tasks.len() as u64) as usize];
-        let Way::Priorities { of, last, changes } = &mut self.way else {
+        let Strategy::Priorities { of, last, changes } = &mut self.way else {
             return chance(&mut self.random);
         };
         for task in tasks {

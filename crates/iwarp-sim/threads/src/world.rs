@@ -29,14 +29,12 @@ pub enum Plant {
     LeavesNoNote,
 }
 
-/// A descriptor.
 #[derive(Debug, Default)]
 struct Descriptor {
     /// Arrival times of everything that has not been taken.
     arrived: Vec<u64>,
 }
 
-/// A member of a set.
 #[derive(Debug)]
 struct Member {
     set: usize,
@@ -62,7 +60,6 @@ struct World {
     polled: u64,
     /// When each thread last read the clock.
     looks: HashMap<ThreadId, u64>,
-    /// Sleeping threads, each with the end of its sleep.
     sleepers: Vec<(Option<u64>, Thread)>,
 }
 
@@ -219,12 +216,10 @@ pub(crate) fn take_all(fd: usize) -> usize {
     })
 }
 
-/// Returns the number of waiting arrivals.
 pub(crate) fn waiting(fd: usize) -> usize {
     with(|w| w.descriptors[fd].arrived.len())
 }
 
-/// A set of descriptors.
 #[derive(Debug)]
 pub(crate) struct Set(usize);
 

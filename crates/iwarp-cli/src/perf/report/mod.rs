@@ -46,7 +46,6 @@ pub(super) struct Row {
     pub(super) bw_ratio: Option<Spread>,
 }
 
-/// A finished run.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
     host: HostInfo,
@@ -222,8 +221,8 @@ pub(super) mod tests {
     use super::super::plan::{Group, Limit};
     use super::*;
 
-    /// Returns a plausible report of 3 rounds; the machine gets 10 % slower in each round.
-    pub(crate) fn example() -> Report {
+    /// Returns plausible samples of 3 rounds; the machine gets 10 % slower in each round.
+    fn samples() -> Vec<Sample> {
         let mut samples = Vec::new();
         for round in 0..3 {
             let drift = 1.0 + f64::from(round) * 0.1;
@@ -270,6 +269,11 @@ pub(super) mod tests {
                 }
             }
         }
+        samples
+    }
+
+    /// Returns a report of [`samples`].
+    pub(crate) fn example() -> Report {
         let plan = Plan {
             groups: vec![Group { points: vec![] }],
             rounds: 3,
@@ -294,7 +298,7 @@ pub(super) mod tests {
             p99: Spread::of(vec![12.0]),
             left: Spread::of(vec![0.61]),
         });
-        Report::new(&plan, &samples, host, None, others).with_beside(beside.into())
+        Report::new(&plan, &samples(), host, None, others).with_beside(beside.into())
     }
 
     #[test]

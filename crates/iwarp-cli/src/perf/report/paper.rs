@@ -8,98 +8,93 @@ use super::table::align;
 use super::{Report, Row};
 use crate::perf::point::{Op, Poll};
 use iwarp_cli_common::units::digits3;
+use iwarp_figures::Spread;
 
 const SMALL: u64 = 4;
 const LARGE: u64 = 64 << 10;
 
+const MISSING: &str = "–";
+
+/// Measured cells of a line: the blocking figures, their ratios, and the same for spinning.
+type Cells = [String; 4];
+
+/// Formats the values of both sizes in one cell.
+fn both(value: impl Fn(u64) -> Option<String>) -> String {
+    match (value(SMALL), value(LARGE)) {
+        (None, None) => MISSING.to_owned(),
+        (small, large) => {
+            let [small, large] = [small, large].map(|v| v.unwrap_or_else(|| MISSING.to_owned()));
+            format!("{small} / {large}")
+        }
+    }
+}
+
+fn find(rows: &[Row], op: Op, crc: bool, poll: Poll, size: u64) -> Option<&Row> {
+    rows.iter()
+        .find(|r| (r.op, r.crc, r.poll, r.size) == (op, crc, poll, size))
+}
+
+fn median(spread: Spread) -> String {
+    digits3(spread.median)
+}
+
 impl Report {
-    /// `None` when this run has neither size.
+    /// Returns the table, or `None` if this run has neither size.
     pub(super) fn paper(&self) -> Option<String> {
-        // The paper's ping-pong sent messages; Write stands in when Send was not measured.
-        let op = [Op::Send, Op::Write, Op::Read]
-            .into_iter()
-            .find(|&op| self.rows.iter().any(|r| r.op == op));
         let has = |s: u64| self.tcp.iter().any(|t| t.size == s && t.p50.is_some());
         if !has(SMALL) && !has(LARGE) {
             return None;
         }
-        let find = |rows: &[Row], op: Op, crc: bool, poll: Poll, size: u64| {
-            rows.iter()
-                .find(|r| (r.op, r.crc, r.poll, r.size) == (op, crc, poll, size))
-                .cloned()
-        };
-        let both = |f: &dyn Fn(u64) -> Option<String>| match (f(SMALL), f(LARGE)) {
-            (None, None) => "–".to_owned(),
-            (a, b) => format!(
-                "{} / {}",
-                a.unwrap_or_else(|| "–".to_owned()),
-                b.unwrap_or_else(|| "–".to_owned())
-            ),
-        };
-        let mut lines = vec![
+        // The paper's ping-pong sent messages; without Sends, compare another operation.
+        let op = [Op::Send, Op::Write, Op::Read]
+            .into_iter()
+            .find(|&op| self.rows.iter().any(|r| r.op == op));
+        let line = |name: &str, then: &str, then_ratio: &str, cells: Cells| {
+            let [blocking, blocking_ratio, spinning, spinning_ratio] = cells;
             [
-                "",
-                "2005",
-                "÷ tcp-tcp",
-                "blocking",
-                "÷ tcp-tcp",
-                "spinning",
-                "÷ tcp-tcp",
-            ]
-            .map(str::to_owned),
-        ];
-        for (name, crc, then, then_ratio) in [
-            ("sw-sw, no CRC", false, "62.7 / 687.5", "1.00 / 1.10"),
-            ("sw-sw, with CRC", true, "62.2 / 1401.9", "0.99 / 2.24"),
-        ] {
-            let Some(op) = op else { continue };
-            let of = |poll| {
-                let row = |size| find(&self.rows, op, crc, poll, size);
-                (
-                    both(&|s| row(s)?.p50.map(|x| digits3(x.median))),
-                    both(&|s| row(s)?.lat_ratio.map(|x| format!("{:.2}", x.median))),
-                )
-            };
-            let ((b, br), (s, sr)) = (of(Poll::Event), of(Poll::Spin));
-            lines.push([
                 name.to_owned(),
                 then.to_owned(),
                 then_ratio.to_owned(),
-                b,
-                br,
-                s,
-                sr,
-            ]);
+                blocking,
+                blocking_ratio,
+                spinning,
+                spinning_ratio,
+            ]
+        };
+        let heads = ["blocking", "÷ tcp-tcp", "spinning", "÷ tcp-tcp"];
+        let mut lines = vec![line("", "2005", "÷ tcp-tcp", heads.map(str::to_owned))];
+        if let Some(op) = op {
+            let (off, on) = (self.iwarp_cells(op, false), self.iwarp_cells(op, true));
+            lines.push(line("sw-sw, no CRC", "62.7 / 687.5", "1.00 / 1.10", off));
+            lines.push(line("sw-sw, with CRC", "62.2 / 1401.9", "0.99 / 2.24", on));
         }
-        let tcp = |poll| {
-            both(&|size| {
-                find(&self.tcp, Op::Tcp, false, poll, size)?
-                    .p50
-                    .map(|x| digits3(x.median))
-            })
-        };
-        let one = |cell: &str| {
-            if cell == "–" {
-                "–".to_owned()
-            } else {
-                "1".to_owned()
-            }
-        };
-        let (b, s) = (tcp(Poll::Event), tcp(Poll::Spin));
-        lines.push([
-            "tcp-tcp".to_owned(),
-            "62.7 / 624.5".to_owned(),
-            "1".to_owned(),
-            b.clone(),
-            one(&b),
-            s.clone(),
-            one(&s),
-        ]);
+        lines.push(line("tcp-tcp", "62.7 / 624.5", "1", self.tcp_cells()));
         let what = op.map_or(String::new(), |op| format!(", this run: {}", op.name()));
         Some(format!(
             "Half round trip in µs, 4 B / 64 KiB, beside the software iWARP of 2005{what}\n{}",
             align(&lines, 1)
         ))
+    }
+
+    fn iwarp_cells(&self, op: Op, crc: bool) -> Cells {
+        let of = |poll| {
+            let row = |size| find(&self.rows, op, crc, poll, size);
+            [
+                both(|s| row(s)?.p50.map(median)),
+                both(|s| row(s)?.lat_ratio.map(|x| format!("{:.2}", x.median))),
+            ]
+        };
+        let ([blocking, blocking_ratio], [spinning, spinning_ratio]) =
+            (of(Poll::Event), of(Poll::Spin));
+        [blocking, blocking_ratio, spinning, spinning_ratio]
+    }
+
+    fn tcp_cells(&self) -> Cells {
+        let of = |poll| both(|size| find(&self.tcp, Op::Tcp, false, poll, size)?.p50.map(median));
+        let one = |cell: &str| if cell == MISSING { MISSING } else { "1" }.to_owned();
+        let (blocking, spinning) = (of(Poll::Event), of(Poll::Spin));
+        let ratios = (one(&blocking), one(&spinning));
+        [blocking, ratios.0, spinning, ratios.1]
     }
 }
 

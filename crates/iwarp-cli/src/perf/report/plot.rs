@@ -33,9 +33,6 @@ fn name(op: Op, crc: bool) -> String {
 
 impl Report {
     /// Returns the drawing as an SVG document.
-    ///
-    /// # Errors
-    /// Fails if it cannot be drawn.
     pub(crate) fn svg(&self) -> Result<String> {
         let us = |row: &Row| row.p50.map(|spread| spread.times(1e-6));
         let rate = |row: &Row| row.bytes_per_s;

@@ -55,7 +55,6 @@ pub(crate) struct Decoded {
 }
 
 impl Decoded {
-    /// Returns all opcodes that occur.
     pub(crate) fn opcodes(&self) -> std::collections::BTreeSet<u8> {
         self.fpdus.values().flatten().map(|(_, op)| *op).collect()
     }
@@ -76,7 +75,33 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     }
     assert_eq!(decoded.fpdus.len(), 2, "one connection has two directions");
 
-    let mut seen: BTreeMap<u16, Vec<Fpdu>> = expected.keys().map(|p| (*p, Vec::new())).collect();
+    let seen = fpdus_in_tshark(file, expected.keys().copied())?;
+    for (port, expected) in &expected {
+        let seen = &seen[port];
+        let differ = expected.iter().zip(seen).position(|(a, b)| a != b);
+        assert!(
+            seen == expected,
+            "port {port}: {} FPDUs and {} in tshark, different from {differ:?} on",
+            expected.len(),
+            seen.len()
+        );
+    }
+    check_frames(file);
+
+    let text = tshark(file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
+    let visible: usize = expected.values().map(Vec::len).sum();
+    let good = text.matches("(Good CRC32)").count();
+    assert_eq!(good, if crc { visible } else { 0 });
+    assert_eq!(text.matches("Bad CRC32").count(), 0);
+    Some(decoded)
+}
+
+/// Returns the FPDUs that tshark decodes, by source port.
+fn fpdus_in_tshark(
+    file: &Path,
+    ports: impl Iterator<Item = u16>,
+) -> Option<BTreeMap<u16, Vec<Fpdu>>> {
+    let mut seen: BTreeMap<u16, Vec<Fpdu>> = ports.map(|p| (p, Vec::new())).collect();
     let fields = tshark(
         file,
         &[
@@ -107,17 +132,11 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
             list.push((len.parse().expect("a length"), op));
         }
     }
-    for (port, expected) in &expected {
-        let seen = &seen[port];
-        let differ = expected.iter().zip(seen).position(|(a, b)| a != b);
-        assert!(
-            seen == expected,
-            "port {port}: {} FPDUs and {} in tshark, different from {differ:?} on",
-            expected.len(),
-            seen.len()
-        );
-    }
+    Some(seen)
+}
 
+/// Checks the set-up frames, and that tshark finds no errors, warnings or TCP anomalies.
+fn check_frames(file: &Path) {
     let count = |filter: &str| {
         let lines = tshark(file, &["-Y", filter, "-T", "fields", "-e", "frame.number"]);
         lines.expect("ran before").lines().count()
@@ -136,13 +155,6 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
         0
     );
     assert_eq!(count("tcp.analysis.flags && !tcp.flags.reset"), 0);
-
-    let text = tshark(file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
-    let visible: usize = expected.values().map(Vec::len).sum();
-    let good = text.matches("(Good CRC32)").count();
-    assert_eq!(good, if crc { visible } else { 0 });
-    assert_eq!(text.matches("Bad CRC32").count(), 0);
-    Some(decoded)
 }
 
 /// Decodes one direction with our decoder. Returns all FPDUs, and those that tshark can decode.

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Threads of a crowd.
 const THREADS: usize = 4;
 /// Longest duration of a client's connection.
 const STAY: Duration = Duration::from_secs(1);

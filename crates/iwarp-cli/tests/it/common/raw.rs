@@ -39,7 +39,6 @@ impl Raw {
         Ok(Self { stream, msn: 1 })
     }
 
-    /// Sends one message by RDMA Send.
     pub(crate) fn send(&mut self, message: &[u8]) -> io::Result<()> {
         let mut ulpdu = vec![0; 18];
         let header = Header::Untagged(UntaggedHeader {
@@ -63,7 +62,6 @@ impl Raw {
         self.stream.write_all(&fpdu[..n])
     }
 
-    /// Reads the next FPDU.
     pub(crate) fn hear(&mut self) -> io::Result<Heard> {
         let mut head = [0; 2];
         self.stream.read_exact(&mut head)?;

@@ -3,7 +3,6 @@
 
 use crate::world;
 
-/// Time of one reading.
 const LOOK: u64 = 20;
 
 pub(crate) fn now_ns() -> u64 {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 /// How long a client keeps retrying.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The shortest delay.
 const SHORTEST: Duration = Duration::from_millis(20);
 /// A delay is the elapsed time divided by this.
 const PART: u32 = 50;
@@ -39,7 +38,7 @@ pub fn ask<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
 ///
 /// # Errors
 /// Returns [`Error::Busy`] if the server was full at any address, otherwise the last error.
-pub fn first_that_answers<T>(
+pub fn try_addresses<T>(
     addresses: &[SocketAddr],
     mut attempt: impl FnMut(SocketAddr) -> Result<T>,
 ) -> Result<T> {
@@ -92,7 +91,7 @@ mod tests {
     #[test]
     fn only_busy_servers_are_retried() {
         let mut asked = 0;
-        let got = ask(|| {
+        let got = retry_while_busy(|| {
             asked += 1;
             match asked {
                 1 | 2 => Err(Error::Busy("no place".into())),
@@ -101,7 +100,7 @@ mod tests {
         });
         assert_eq!(got, Ok(3));
         let mut asked = 0;
-        let failed = ask(|| {
+        let failed = retry_while_busy(|| {
             asked += 1;
             Err::<(), _>(Error::failed("nobody listens"))
         });
@@ -114,18 +113,18 @@ mod tests {
         let addresses: [SocketAddr; 2] = ["[::1]:7", "127.0.0.1:7"].map(|a| a.parse().unwrap());
         let busy = || Error::Busy("no place".into());
         for at in 0..2 {
-            let outcome = first_that_answers(&addresses, |a| match a == addresses[at] {
+            let outcome = try_addresses(&addresses, |a| match a == addresses[at] {
                 true => Err::<(), _>(busy()),
                 false => Err(Error::failed("nobody listens")),
             });
             assert_eq!(outcome, Err(busy()));
         }
-        let found = first_that_answers(&addresses, |a| match a == addresses[1] {
+        let found = try_addresses(&addresses, |a| match a == addresses[1] {
             true => Ok(a),
             false => Err(busy()),
         });
         assert_eq!(found, Ok(addresses[1]));
-        let none = first_that_answers(&[], |_| Ok(())).unwrap_err();
+        let none = try_addresses(&[], |_| Ok(())).unwrap_err();
         assert!(none.to_string().contains("no address"), "{none}");
     }
 }
