@@ -44,8 +44,8 @@ impl Network {
         }
     }
 
-    /// Converts a network of IPv4-mapped addresses to an IPv4 network, because the addresses of peers
-    /// are converted, too.
+    /// Converts a network of IPv4-mapped addresses to an IPv4 network, because the addresses of
+    /// peers are converted, too.
     fn canonical(self) -> Self {
         match (self.base.to_canonical(), self.prefix) {
             (base @ IpAddr::V4(_), 96..) if self.base.is_ipv6() => Self {
@@ -129,8 +129,8 @@ impl Networks {
     /// No peers.
     pub const NONE: Self = Self(Some(Vec::new()));
 
-    /// Returns `true` if a peer with this address is in the set. An IPv4-mapped IPv6 address counts as
-    /// the IPv4 address.
+    /// Returns `true` if a peer with this address is in the set. An IPv4-mapped IPv6 address counts
+    /// as the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         self.0
@@ -162,17 +162,17 @@ impl FromStr for Networks {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admission {
-    /// Peers that are admitted (`IWARP_ALLOW`; default all). Connections of others are reset before an
-    /// octet is read.
+    /// Peers that are admitted (`IWARP_ALLOW`; default all). Connections of others are reset before
+    /// an octet is read.
     pub peers: Networks,
-    /// Connections whose MPA request has not come yet (`IWARP_HALF_OPEN`; 1 to 65,536; default 1024),
-    /// but at most a quarter of the process's descriptors, or 16 if that is more. Each has
-    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are more, the oldest
-    /// is reset: an honest peer sends its request immediately.
+    /// Connections whose MPA request has not come yet (`IWARP_HALF_OPEN`; 1 to 65,536; default
+    /// 1024), but at most a quarter of the process's descriptors, or 16 if that is more. Each has
+    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are more, the
+    /// oldest is reset: an honest peer sends its request immediately.
     pub half_open: u32,
     /// The same limit for the peers of one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default 256), so
-    /// that one host cannot cause resets of others. IPv6 addresses with the same first 64 bits count
-    /// as one.
+    /// that one host cannot cause resets of others. IPv6 addresses with the same first 64 bits
+    /// count as one.
     pub half_open_per_address: u32,
     /// Connections, and requests that wait for the program (`IWARP_CONNECTIONS`; from 1; default
     /// 65,536). Further requests are rejected with a reason, without asking the program.

@@ -8,8 +8,8 @@ static SAID: ProcessLock<Vec<String>> = ProcessLock::new("complain::SAID", Vec::
 /// The largest number of different texts. Further ones are not reported.
 const MANY: usize = 64;
 
-/// Reports `text` once per process: by a `tracing` warning, or on standard error in a program without
-/// a subscriber.
+/// Reports `text` once per process: by a `tracing` warning, or on standard error in a program
+/// without a subscriber.
 pub fn once(text: String) {
     {
         let mut said = SAID.lock();

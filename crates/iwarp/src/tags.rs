@@ -1,7 +1,7 @@
 //! Shared receive queues that match messages with tags (`IBV_SRQT_TM`, `ibv_post_srq_ops(3)`).
 //!
-//! The rules are the engine's ([`iwarp_rnic::tags`]). Here the list is locked with its queue, and completes in one completion queue what becomes
-//! of its buffers, whichever queue pair a message has come to.
+//! [`iwarp_rnic::tags`] has the rules. Here the list is protected by the lock of its queue, and its
+//! buffers complete in one completion queue, whichever queue pair receives a message.
 
 use crate::conn::effects::overflowed;
 use crate::error::{Error, Result};
@@ -11,34 +11,36 @@ use crate::objects::srq::SharedReceiveQueue;
 use iwarp_rnic::tags::{MAX_TAGS, TagError, TagList, TaggedBuffer};
 use iwarp_rnic::{Cqe, WcFlags, WcOpcode, WcStatus};
 
-/// What is to be done with the list of tagged buffers.
+/// An operation on the list of tagged buffers.
 #[derive(Debug, Clone, Copy)]
 pub enum TagOperation<'a> {
     /// Post a buffer (`IBV_WR_TAG_ADD`).
     Add(TaggedBuffer<'a>),
-    /// Take the buffer with this handle away (`IBV_WR_TAG_DEL`).
+    /// Remove the buffer with this handle (`IBV_WR_TAG_DEL`).
     Remove(u32),
-    /// Nothing but what [`TagRequest::handled`] says (`IBV_WR_TAG_SYNC`).
+    /// Only report [`TagRequest::handled`] (`IBV_WR_TAG_SYNC`).
     Synchronize,
 }
 
 /// A request to the list of tagged buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct TagRequest<'a> {
-    /// A number of the program's, which comes back in the completion.
+    /// The program's identifier of the request, which its completion contains.
     pub wr_id: u64,
-    /// What is to be done.
+    /// The operation.
     pub operation: TagOperation<'a>,
-    /// Writes a completion. One that tells of an error is written in any case.
+    /// Writes a completion. Errors write one in any case.
     pub signaled: bool,
-    /// How many messages that matched no buffer the program knows, since the queue was made, modulo 2^32. Until it knows all of them, buffers
-    /// that it posts are not matched.
+    /// How many messages without a matching buffer the program has handled since the queue was
+    /// created, modulo 2^32. Until it has handled all of them, buffers that it posts are not
+    /// matched.
     pub handled: Option<u32>,
 }
 
 impl Context {
-    /// Makes a shared receive queue that matches messages with up to `max_tags` tagged buffers. What comes to its queue pairs completes in `cq`, whichever
-    /// completion queue they have for receives. They are reliable connections.
+    /// Creates a shared receive queue that matches messages with up to `max_tags` tagged buffers.
+    /// Messages to its queue pairs complete in `cq`, whichever completion queue these have for
+    /// receives. The queue pairs have to be reliable connections.
     ///
     /// # Errors
     /// As [`create_srq`](Self::create_srq).
@@ -67,23 +69,26 @@ impl Context {
 
 /// Tag matching.
 impl SharedReceiveQueue {
-    /// Returns the completion queue of a queue that matches tags; `None` if it is another queue.
+    /// Returns its completion queue if it matches tags.
     pub fn tag_cq(&self) -> Option<&CompletionQueue> {
         self.inner.tags.as_ref()
     }
 
-    /// Carries out a request to the list of tagged buffers (`ibv_post_srq_ops(3)`). Never blocks. Returns the handle of a buffer that was posted.
+    /// Performs a request to the list of tagged buffers (`ibv_post_srq_ops(3)`). Never blocks.
+    /// Returns the handle of a posted buffer.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the list is full; [`Error::InvalidArgument`] for more elements than [`MAX_TAG_SGE`](iwarp_rnic::tags::MAX_TAG_SGE), for
-    /// a handle that was never given, and for a queue that does not match tags. A buffer that a message has taken already is no error of
-    /// this call: the completion says so ([`WcStatus::TagMatching`]).
+    /// [`Error::OutOfMemory`] if the list is full; [`Error::InvalidArgument`] for more elements
+    /// than [`MAX_TAG_SGE`](iwarp_rnic::tags::MAX_TAG_SGE), for an unknown handle, and for a queue
+    /// that does not match tags. If a message has already taken the buffer, the call succeeds and
+    /// the completion has the error [`WcStatus::TagMatching`].
     pub fn post_tag(&self, request: &TagRequest<'_>) -> Result<Option<u32>> {
         let Some(cq) = self.tag_cq() else {
             return Err(Error::InvalidArgument("the queue does not match tags"));
         };
         let mut owed = Owed::default();
-        // The completion is written before the list is unlocked, so that no message completes in the buffer earlier.
+        // The completion is written before the list is unlocked, so that no message completes in
+        // the buffer earlier.
         let result = self.inner.with_queue(|queue| {
             let tags = queue.tags()?;
             Some(carry_out(tags, request).map(|(handle, cqe)| {
@@ -107,7 +112,7 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Carries a request out, and makes its completion.
+/// Performs a request, and creates its completion.
 fn carry_out(
     tags: &mut TagList,
     request: &TagRequest<'_>,
@@ -150,13 +155,13 @@ mod tests {
     use crate::testing;
 
     #[test]
-    fn a_list_is_not_empty_and_not_too_long() {
+    fn list_size_is_limited() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         for (tags, fits) in [(0, false), (1, true), (1024, true), (1025, false)] {
             match ctx.create_tag_srq(&cq, 1, 4, 1, tags) {
                 Ok(queue) => assert!(fits && queue.tag_cq().is_some_and(|own| own.is_same(&cq))),
-                // The program learns which of the sizes is wrong.
+                // The error names the wrong size.
                 Err(error) => assert!(!fits && error.to_string().contains("1 to 1024"), "{error}"),
             }
         }

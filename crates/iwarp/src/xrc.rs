@@ -1,11 +1,11 @@
-//! XRC domains, and the targets of extended reliable connections (`IBV_QPT_XRC_RECV`), which take receives from any shared receive queue of
-//! their domain.
+//! XRC domains, and the targets of extended reliable connections (`IBV_QPT_XRC_RECV`), which take
+//! receives from any shared receive queue of their domain.
 //!
-//! A domain belongs to one opened device of one process, because the memory of a process is the process's own. Who opens the same file
-//! again on that device gets the same domain.
+//! A domain belongs to one opened device of one process, because processes do not share their
+//! memory. Opening the same file again on that device returns the same domain.
 //!
-//! Locks: the register of a device's domains and the queue that a target has selected are looked at with the state of a queue pair locked. Their
-//! locks are taken last, and no other lock inside of them.
+//! Locks: the register of a device's domains and the selected queue of a target are used with the
+//! state of a queue pair locked. Their locks are taken last, and no other lock is taken under them.
 
 use crate::conn::effects::{DriveHost, Due, Effects};
 use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
@@ -26,7 +26,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Weak};
 
-/// Numbers of shared receive queues have 24 bits, as those of queue pairs.
+/// Numbers of shared receive queues have 24 bits, like those of queue pairs.
 const NUMBER_MASK: u32 = 0x00ff_ffff;
 
 /// The XRC domains of an opened device.
@@ -37,31 +37,34 @@ impl Registry for Domains {}
 
 #[derive(Default)]
 struct Register {
-    /// By device and inode of the file that they were opened with.
+    /// Domains by the device and inode of their file.
     by_file: HashMap<(u64, u64), Weak<DomainInner>>,
-    /// Queues that exist, by number.
+    /// Existing queues by number.
     queues: HashMap<u32, Entry>,
-    /// The last number that was given; 0 if there was none.
+    /// The last number that was used; 0 if there was none.
     last: u32,
 }
 
-/// A shared receive queue. It is upgraded only to be used, because its end takes the register's lock.
+/// A shared receive queue. The reference is weak and upgraded only for use, because the end of the
+/// queue takes the register's lock.
 struct Entry {
     queue: Weak<SrqInner>,
-    /// Address of the domain, which lives as long as the queue.
+    /// The domain's address. The domain lives as long as the queue.
     domain: usize,
     pd: u32,
 }
 
 struct DomainInner {
     ctx: Arc<ContextInner>,
-    /// Keeps the file, so that its inode has no other meaning while the domain lives.
+    /// Keeps the file open, so that its inode is not reused while the domain lives.
     _file: Option<File>,
-    /// A target is made with completion queues like any queue pair, and completes nothing in them: it has none of its own.
+    /// A queue pair needs completion queues, but a target completes nothing in its own. This one
+    /// stands for them.
     unused: CompletionQueue,
 }
 
-/// A domain of extended reliable connections (`ibv_open_xrcd(3)`): targets, and the shared receive queues that their peers may name.
+/// A domain of extended reliable connections (`ibv_open_xrcd(3)`): targets, and the shared receive
+/// queues that the targets' peers may name.
 #[derive(Clone)]
 pub struct XrcDomain {
     inner: Arc<DomainInner>,
@@ -72,8 +75,9 @@ pub struct XrcDomain {
 pub struct XrcSendWr<'a> {
     /// The request.
     pub wr: SendWr<'a>,
-    /// Number of the shared receive queue at the peer that it is for ([`SharedReceiveQueue::num`]). RDMA Writes, Reads and atomics need none,
-    /// and may have 0 here; then the target accesses memory with the protection domain of the queue that was named last.
+    /// Number of the peer's shared receive queue ([`SharedReceiveQueue::num`]). It may be 0 for
+    /// RDMA Writes, Reads and atomics, which need no queue; the target then accesses memory with
+    /// the protection domain of the last queue that was named.
     pub srq: u32,
 }
 
@@ -95,19 +99,21 @@ impl Request for XrcSendWr<'_> {
 /// The sizes of a target.
 #[derive(Debug, Clone, Copy)]
 pub struct XrcTargetAttributes {
-    /// Most inbound RDMA Reads and atomics that it will ever serve at a time.
+    /// The largest number of inbound RDMA Reads and atomics that it serves at a time.
     pub max_ird: u16,
     /// It can be connected by GID and number ([`QueuePair::connect_peer`]).
     pub addressable: bool,
 }
 
 impl Context {
-    /// Opens an XRC domain (`ibv_open_xrcd(3)`). With a file, it is the domain that was opened with the same file before, if it still exists,
-    /// and otherwise a new one if `create` is `true`. Without a file it is a new one that nobody else gets.
+    /// Opens an XRC domain (`ibv_open_xrcd(3)`). With a file, returns the existing domain of that
+    /// file, or a new one if there is none and `create` is `true`. Without a file, returns a new
+    /// domain that cannot be opened again.
     ///
     /// # Errors
-    /// As the kernel: [`Error::InvalidArgument`] if the domain exists and `exclusive` is `true`, or without a file if `create` is not; `EAGAIN` if it does not
-    /// exist and `create` is `false`; the operating system's error if the descriptor is none.
+    /// As the kernel: [`Error::InvalidArgument`] if the domain exists and `exclusive` is `true`, or
+    /// without a file if `create` is not; `EAGAIN` if it does not exist and `create` is `false`;
+    /// the operating system's error if the descriptor is invalid.
     pub fn open_xrc_domain(
         &self,
         file: Option<BorrowedFd<'_>>,
@@ -140,10 +146,12 @@ impl Context {
         }
     }
 
-    /// Makes a shared receive queue of an XRC domain (`ibv_create_srq_ex(3)` with `IBV_SRQT_XRC`). Its receives complete in `cq`.
+    /// Creates a shared receive queue of an XRC domain (`ibv_create_srq_ex(3)` with
+    /// `IBV_SRQT_XRC`). Its receives complete in `cq`.
     ///
     /// # Errors
-    /// As [`create_srq`](Self::create_srq); [`Error::InvalidArgument`] if the domain is another device's.
+    /// As [`create_srq`](Self::create_srq); [`Error::InvalidArgument`] if the domain belongs to
+    /// another device.
     pub fn create_xrc_srq(
         &self,
         domain: &XrcDomain,
@@ -158,7 +166,7 @@ impl Context {
         let mut register = domains.0.lock();
         let number = register.number(random).ok_or(Error::OutOfMemory)?;
         let address = domain.address();
-        // The queue keeps its domain: the address of the domain tells whose queue an entry is.
+        // The queue keeps its domain, whose address identifies the domain of an entry.
         let (registered, domain) = (Arc::clone(&domains), domain.clone());
         let xrc = XrcMembership {
             number,
@@ -179,10 +187,12 @@ impl Context {
         Ok(srq)
     }
 
-    /// Makes the initiator of an extended reliable connection (`IBV_QPT_XRC_SEND`). Of the attributes those of receives have no meaning.
+    /// Creates the initiator of an extended reliable connection (`IBV_QPT_XRC_SEND`). The
+    /// attributes of receives are ignored.
     ///
     /// # Errors
-    /// As [`create_qp`](Self::create_qp) and, if it is `addressable`, [`create_addressable_qp`](Self::create_addressable_qp).
+    /// As [`create_qp`](Self::create_qp) and, if it is `addressable`,
+    /// [`create_addressable_qp`](Self::create_addressable_qp).
     pub fn create_xrc_initiator(
         &self,
         attributes: &QpAttributes,
@@ -198,10 +208,11 @@ impl Context {
         QueuePair::create_xrc(&self.inner, &attributes, None, addressable)
     }
 
-    /// Makes the target of an extended reliable connection (`IBV_QPT_XRC_RECV`).
+    /// Creates the target of an extended reliable connection (`IBV_QPT_XRC_RECV`).
     ///
     /// # Errors
-    /// As [`create_xrc_initiator`](Self::create_xrc_initiator); [`Error::InvalidArgument`] if the domain is another device's.
+    /// As [`create_xrc_initiator`](Self::create_xrc_initiator); [`Error::InvalidArgument`] if the
+    /// domain belongs to another device.
     pub fn create_xrc_target(
         &self,
         domain: &XrcDomain,
@@ -210,7 +221,7 @@ impl Context {
         self.check(domain)?;
         let unused = domain.inner.unused.clone();
         let sizes = QpAttributes {
-            // Until the peer names a queue. No protection domain has this number.
+            // Applies until the peer names a queue. No protection domain has this number.
             pd: 0,
             send_cq: unused.clone(),
             recv_cq: unused,
@@ -244,7 +255,7 @@ impl Context {
 
 /// Extended reliable connections.
 impl QueuePair {
-    /// One end of an extended reliable connection: the target, or the initiator.
+    /// Creates one end of an extended reliable connection: a target, or an initiator without one.
     pub(crate) fn create_xrc(
         ctx: &Arc<ContextInner>,
         a: &QpAttributes,
@@ -265,7 +276,7 @@ impl QueuePair {
         Ok(qp)
     }
 
-    /// Returns which end of an extended reliable connection it is; `None` if it is an ordinary queue pair.
+    /// Returns its end of an extended reliable connection; `None` for an ordinary queue pair.
     pub fn xrc_end(&self) -> Option<XrcEnd> {
         self.inner.state.lock().machine.xrc_end()
     }
@@ -283,7 +294,8 @@ impl QueuePair {
         self.post_list(wrs)
     }
 
-    /// As [`post_send_all`](Self::post_send_all), for requests that name shared receive queues of the peer.
+    /// As [`post_send_all`](Self::post_send_all), for requests that name shared receive queues of
+    /// the peer.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
@@ -293,10 +305,10 @@ impl QueuePair {
 }
 
 impl Register {
-    /// Returns a number that no queue has.
+    /// Returns a number that is not in use.
     fn number(&mut self, random: u32) -> Option<u32> {
         if self.last == 0 {
-            // A random start keeps stale numbers from meeting new queues.
+            // A random start keeps stale numbers from reaching new queues.
             self.last = random & NUMBER_MASK;
         }
         if self.queues.len() >= NUMBER_MASK as usize {
@@ -312,7 +324,7 @@ impl Register {
 }
 
 impl DomainInner {
-    // The type's handle is what programs share.
+    // Programs share the handle, not this value.
     #[expect(clippy::new_ret_no_self)]
     fn new(ctx: &Arc<ContextInner>, file: Option<File>) -> Result<XrcDomain> {
         let inner = Self {
@@ -327,7 +339,7 @@ impl DomainInner {
 }
 
 impl XrcDomain {
-    /// Returns `true` if both handles mean the same domain.
+    /// Returns `true` if both handles refer to the same domain.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -347,7 +359,7 @@ impl XrcDomain {
         }
     }
 
-    /// Returns the protection domain of one of its shared receive queues: of the one with the lowest number.
+    /// Returns the protection domain of its shared receive queue with the lowest number.
     fn default_pd(&self) -> Option<u32> {
         let domains = self.inner.ctx.registry::<Domains>();
         let register = domains.0.lock();
@@ -358,14 +370,14 @@ impl XrcDomain {
     }
 }
 
-/// What makes a queue pair the target of an extended reliable connection.
+/// The additional state of a queue pair that is a target.
 pub(crate) struct Target {
     domain: XrcDomain,
-    /// The queue that its peer has named last, if it exists.
+    /// The queue that the peer has named last, if it exists.
     selected: Mutex<Option<Arc<SrqInner>>>,
-    /// What is owed to the queues that it has used, after all locks are dropped.
+    /// Effects on the queues that it has used, applied when all locks are dropped.
     delivered: Mutex<Delivered>,
-    /// The completion queues whose polls drive the socket: those that have got completions.
+    /// The completion queues that have got completions. Their polls drive the socket.
     drivers: Mutex<Vec<Weak<CqInner>>>,
 }
 
@@ -395,7 +407,7 @@ impl XrcTarget for Target {
 
     fn complete(&self, cqe: Cqe, effects: &mut Effects) {
         let queue = self.selected.lock().clone();
-        // Without a queue nothing was taken, so there is nothing to complete.
+        // Without a queue no receive was taken, so there is nothing to complete.
         let Some(cq) = queue.as_ref().and_then(|q| q.xrc.as_ref()).map(|q| &q.cq) else {
             return;
         };
@@ -406,7 +418,7 @@ impl XrcTarget for Target {
     }
 
     fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
-        // One by one, so that the lists keep their memory.
+        // Taken one by one, so that the lists keep their memory.
         while let Some(queue) = self.next_limit() {
             queue.tell_limit();
         }
@@ -435,7 +447,7 @@ impl XrcTarget for Target {
 }
 
 impl Target {
-    /// Returns what makes a queue pair a target, if it is one.
+    /// Returns the additional state of a target; `None` for other queue pairs.
     fn of(qp: &QpInner) -> Option<&Self> {
         let target: &dyn Any = &**qp.xrc.as_ref()?;
         target.downcast_ref()
@@ -462,7 +474,7 @@ impl Target {
     }
 }
 
-/// What a target owes to the queues that it has used.
+/// The effects of a target on the queues that it has used.
 #[derive(Default)]
 struct Delivered {
     owed: Vec<(CompletionQueue, Owed)>,

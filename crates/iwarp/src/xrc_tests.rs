@@ -1,4 +1,4 @@
-//! XRC domains and targets: numbers, what is found by them, and which completion queues drive a target.
+//! XRC domains and targets: numbers, look-ups, and the completion queues that drive a target.
 
 use super::*;
 use crate::objects::events::AsyncEventKind;
@@ -16,7 +16,7 @@ fn domain(ctx: &Context) -> XrcDomain {
 }
 
 #[test]
-fn numbers_rise_from_a_random_one_and_are_used_once() {
+fn numbers_are_unique() {
     let mut register = Register::default();
     assert_eq!(register.number(0xab12_3456), Some(0x12_3457));
     assert_eq!(register.number(7), Some(0x12_3458), "random is the first");
@@ -30,16 +30,16 @@ fn numbers_rise_from_a_random_one_and_are_used_once() {
     };
     taken(&mut register, 0x12_3459);
     assert_eq!(register.number(7), Some(0x12_345a));
-    // No queue has the number 0.
+    // The number 0 is not used.
     (register.last, _) = (0xff_fffe, taken(&mut register, 1));
     for next in [0xff_ffff, 2, 3] {
         assert_eq!(register.number(7), Some(next));
     }
 }
 
-/// Numbers of queues are those of a device, and a target finds those of its domain.
+/// Numbers of queues are unique on a device, and a target finds only the queues of its domain.
 #[test]
-fn a_domain_knows_its_queues_until_they_are_destroyed() {
+fn domain_finds_its_queues() {
     let ctx = context();
     let [ours, other] = [(); 2].map(|()| domain(&ctx));
     let cq = ctx.create_cq(4, None).unwrap();
@@ -60,7 +60,7 @@ fn a_domain_knows_its_queues_until_they_are_destroyed() {
     assert_eq!(found(), [None, Some(7), Some(8), None]);
     assert_eq!(default_pd(), (Some(7), 7));
     first.destroy();
-    // A handle is left, but the queue is gone.
+    // There is still a handle, but the queue was destroyed.
     assert_eq!(found(), [None, None, Some(8), None]);
     assert_eq!(default_pd(), (Some(8), 8));
     second.destroy();
@@ -69,9 +69,9 @@ fn a_domain_knows_its_queues_until_they_are_destroyed() {
     target.destroy();
 }
 
-/// Domains that are gone leave nothing behind, however many files a program opens.
+/// Domains that have ended leave no entries, however many files a program opens.
 #[test]
-fn the_register_keeps_the_files_of_domains_that_exist() {
+fn register_forgets_ended_domains() {
     let ctx = context();
     let open = |path| {
         let file = File::open(path).unwrap();
@@ -86,9 +86,10 @@ fn the_register_keeps_the_files_of_domains_that_exist() {
     assert!(open("/dev/null").is_same(&kept));
 }
 
-/// Polls of the queues in which a target has completed something drive its socket, until it is gone.
+/// Polls of the queues in which a target has completed receives drive its socket, until it is
+/// destroyed.
 #[test]
-fn completion_queues_drive_a_target_once_and_not_when_it_is_gone() {
+fn completion_queues_drive_a_target_once() {
     let ctx = context();
     let qp = ctx.create_xrc_target(&domain(&ctx), TARGET).unwrap();
     let target = Target::of(&qp.inner).unwrap();
@@ -110,9 +111,9 @@ fn completion_queues_drive_a_target_once_and_not_when_it_is_gone() {
     assert_eq!([drivers(), b.queue_pairs()], [0; 2]);
 }
 
-/// An initiator receives nothing and serves nothing, whatever its program asks for.
+/// An initiator receives and serves nothing, whatever its attributes are.
 #[test]
-fn an_initiator_has_no_use_for_attributes_of_receives() {
+fn initiator_ignores_receive_attributes() {
     let ctx = context();
     let [send, recv] = [(); 2].map(|()| ctx.create_cq(4, None).unwrap());
     let pd = ctx.allocate_pd();
@@ -137,9 +138,9 @@ fn an_initiator_has_no_use_for_attributes_of_receives() {
     }
 }
 
-/// A target that has used several queues at once owes something to each of them.
+/// Each of several queues that a target has used gets its effects.
 #[test]
-fn what_is_owed_to_several_queues_is_given_to_each() {
+fn each_used_queue_gets_its_effects() {
     let ctx = context();
     let domain = domain(&ctx);
     let qp = ctx.create_xrc_target(&domain, TARGET).unwrap();
@@ -153,7 +154,7 @@ fn what_is_owed_to_several_queues_is_given_to_each() {
     let mut effects = Effects::default();
     for queue in &queues {
         target.select(queue.num().unwrap()).unwrap();
-        // More than there is room for.
+        // More completions than the queue has room for.
         for _ in 0..2 {
             target.complete(Cqe::default(), &mut effects);
         }

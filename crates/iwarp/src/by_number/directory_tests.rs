@@ -330,7 +330,8 @@ fn directory_belongs_to_its_process() {
     qp.destroy();
 }
 
-/// A queue pair in RTS without a stream, whose peer connects. `by_number`: it is connected by number.
+/// A queue pair in RTS without a stream, whose peer connects. `by_number`: it is connected by
+/// number.
 fn lonely(by_number: bool) -> (Arc<Directory>, QueuePair) {
     let (directory, qp) = rig();
     qp.modify(QpState::Init).unwrap();

@@ -11,8 +11,8 @@
 //! - `connect_peer`: the calls of the program.
 //! - `ports`: the ports of a device, and the numbers that contain them.
 //! - `partner`: what one queue pair knows of its peer, as one state with a table of transitions.
-//! - `directory`: the partners of all queue pairs of a device. It feeds them with events and carries
-//!   out what they decide.
+//! - `directory`: the partners of all queue pairs of a device. It feeds them with events and
+//!   carries out what they decide.
 //!
 //! A queue pair that is its own peer gets a TCP socket that is connected to itself. MPA start-up,
 //! which needs two ends, is left out: there is nothing to agree on.

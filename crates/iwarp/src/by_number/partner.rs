@@ -21,13 +21,14 @@
 //! | `Expire` | – | None | – | drops (5) | – | – | – | drops (5) |
 //! | `GivenUp` | – | None | None | None | None | None | None | None |
 //!
-//! 1. If the request that was kept is the peer's. Any other is refused, and the state is `Expected`.
+//! 1. If the request that was kept is the peer's. Any other is refused, and the state is
+//!    `Expected`.
 //! 2. Nothing changes if the queue pair has named this peer in this epoch already. Otherwise as in
 //!    the column None; a request that was kept is treated as in the column `Early`.
 //! 3. A request of any other peer is refused.
 //! 4. A peer asks again only after it has given up its earlier request. If nothing has come on the
-//!    stream of the earlier one, the new one is accepted in its place. Otherwise the new one is kept
-//!    until the end of the earlier one is noticed.
+//!    stream of the earlier one, the new one is accepted in its place. Otherwise the new one is
+//!    kept until the end of the earlier one is noticed.
 //! 5. With the request that is kept, if there is one.
 //! 6. The queue pair fails if its requests have waited for the limit. Otherwise a timer is set for
 //!    the rest of it.

@@ -127,7 +127,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Records that the stream was lost before the connection was up. Returns the error of the call.
+    /// Records that the stream was lost before the connection was up. Returns the error of the
+    /// call.
     fn lost(&self, why: String) -> Error {
         let mut s = self.inner.state.lock();
         s.disconnected();

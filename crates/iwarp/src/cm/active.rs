@@ -26,7 +26,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-// The queue pair takes over the attempt's token and its remaining timers, so these differ from its own.
+// The queue pair takes over the attempt's token and its remaining timers, so these differ from its
+// own.
 const TIMER_SESSION: u32 = TIMERS_END;
 const TIMER_AGAIN: u32 = TIMERS_END + 1;
 const TIMER_MAPPER: u32 = TIMERS_END + 2;
@@ -166,7 +167,8 @@ impl Active {
         }))
     }
 
-    /// Starts the TCP connect. Errors of the peer become events, even if they are known immediately.
+    /// Starts the TCP connect. Errors of the peer become events, even if they are known
+    /// immediately.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
         let mut s = self.state.lock();
         let faults = self.ctx.inner.hooks.faults.as_ref();
@@ -300,8 +302,8 @@ impl Active {
         }
     }
 
-    /// Continues with a TCP connect. To a peer on this host it has succeeded already, and the request
-    /// is sent immediately, so that no other thread has to wake.
+    /// Continues with a TCP connect. To a peer on this host it has succeeded already, and the
+    /// request is sent immediately, so that no other thread has to wake.
     fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
         let octets = s.session.request();
         let (connecting, sent) = match connecting.send_now(octets) {
@@ -450,7 +452,8 @@ impl Active {
             (Err(Failure::Closed { begun: true }), _) => {
                 return Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET));
             }
-            // A lost route or a program on this host has ended it, which says nothing about the peer.
+            // A lost route or a program on this host has ended it, which says nothing about the
+            // peer.
             (_, Some(e)) if !reset.contains(&e.raw_os_error()) => {
                 return Next::End(End::of_io(e));
             }
@@ -579,7 +582,8 @@ impl Active {
 
 impl Source for Active {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // The lock is kept, so that neither `cancel` nor a timer finds the attempt between two states.
+        // The lock is kept, so that neither `cancel` nor a timer finds the attempt between two
+        // states.
         let next = {
             let mut s = self.state.lock();
             match std::mem::replace(&mut s.stage, Stage::Done) {

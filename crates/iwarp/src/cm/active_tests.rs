@@ -1,4 +1,4 @@
-//! Attempts that end for a reason of this host's.
+//! Attempts that fail locally, the order of events, and port mappers.
 
 use super::super::create_event_channel;
 use super::super::id::Phase;
@@ -7,7 +7,7 @@ use crate::testing;
 use iwarp_rnic::qp::{Blame, Events, Fault, State as QpState};
 use std::time::Instant;
 
-/// The attempt of an identifier, which has sent its request.
+/// Returns the attempt of an identifier that has sent its request.
 fn asking(id: &CmId) -> Arc<Active> {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -21,9 +21,10 @@ fn asking(id: &CmId) -> Arc<Active> {
     }
 }
 
-/// Somebody on this host takes the socket away. That is no sign of a peer that knows revision 1 only.
+/// A program on this host ends the socket. That does not mean that the peer supports only revision
+/// 1.
 #[test]
-fn a_local_error_of_the_socket_ends_the_attempt() {
+fn local_error_ends_the_attempt() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -39,7 +40,7 @@ fn a_local_error_of_the_socket_ends_the_attempt() {
     let _peer = listener.accept().unwrap();
     let active = asking(&id);
     if let Stage::Reply(starting) = &mut active.state.lock().stage {
-        // A socket without a connection fails in a way in which no peer can make it fail.
+        // An unconnected socket has an error that a peer cannot cause.
         let lost = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
         starting.stream = TcpStream::from_socket(lost.unwrap()).unwrap();
     }
@@ -62,9 +63,9 @@ fn a_local_error_of_the_socket_ends_the_attempt() {
     qp.destroy();
 }
 
-/// What a queue pair and the set-up say of a connection that is accepted, in this order, and the events that the program gets.
+/// Events of the queue pair and of the set-up in this order, and the events that the program gets.
 #[test]
-fn a_connection_that_ends_before_its_event_is_established_and_over() {
+fn early_end_follows_established() {
     let lost = Fault {
         blame: Blame::Transport,
         code: TerminateCode::MPA_CONNECTION_LOST,
@@ -91,7 +92,7 @@ fn a_connection_that_ends_before_its_event_is_established_and_over() {
             private_data: b"data".to_vec(),
             infiniband: None,
         }));
-        // Without the event that comes a second after the end.
+        // Without TimewaitExit, which comes a second after the end.
         let told = || -> Vec<_> {
             let events = std::iter::from_fn(|| channel.try_next());
             events
@@ -112,7 +113,7 @@ fn a_connection_that_ends_before_its_event_is_established_and_over() {
 }
 
 #[test]
-fn a_destroyed_identifier_is_not_established() {
+fn destroyed_identifier_is_not_established() {
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, None);
     id.inner.state.lock().phase = Phase::Accepting;
@@ -121,9 +122,10 @@ fn a_destroyed_identifier_is_not_established() {
     assert!(channel.is_empty());
 }
 
-/// What a queue pair says of a connection that its program has accepted and whose peer has to speak first, and the events that come of it.
+/// Events of a queue pair whose connection waits for the peer's first message, and the events that
+/// the program gets.
 #[test]
-fn an_accepted_connection_is_established_by_its_first_message_alone() {
+fn first_message_establishes_the_connection() {
     use CmEventKind::{ConnectError, Disconnected, Established};
     for (events, wanted) in [
         (Events::ESTABLISHED, &[(Established, 0)][..]),
@@ -140,7 +142,7 @@ fn an_accepted_connection_is_established_by_its_first_message_alone() {
         let id = CmId::create(&channel, None);
         id.inner.state.lock().phase = Phase::Connected(false);
         id.inner.qp_event(events, None);
-        // Without the event that comes a second after the end.
+        // Without TimewaitExit, which comes a second after the end.
         let told = std::iter::from_fn(|| channel.try_next())
             .filter(|event| event.kind != CmEventKind::TimewaitExit)
             .map(|event| (event.kind, event.status));
@@ -149,9 +151,10 @@ fn an_accepted_connection_is_established_by_its_first_message_alone() {
     }
 }
 
-/// The socket of the question to a port mapper is reported although nothing has come: the mapper is not asked again before its time.
+/// If the socket is reported although the port mapper has not replied, the mapper is not asked
+/// again before the pause is over.
 #[test]
-fn a_mapper_is_asked_again_only_when_it_is_silent() {
+fn silent_mapper_is_asked_again() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -182,10 +185,10 @@ fn a_mapper_is_asked_again_only_when_it_is_silent() {
     qp.destroy();
 }
 
-/// Whoever can see a change finds its event: no later event overtakes it, and `destroy` drops it. Here nobody can give an event, because the
-/// channel's lock is held, so the change has to stay hidden.
+/// A visible change has its event in the channel: no later event overtakes it, and `destroy` drops
+/// it. Here the channel is locked, so the change has to stay invisible.
 #[test]
-fn a_change_is_not_seen_before_its_event() {
+fn change_is_not_visible_before_its_event() {
     type Before = fn() -> Phase;
     type Change = fn(&CmId);
     let first: Change = |id| id.inner.qp_event(Events::ESTABLISHED, None);
@@ -223,7 +226,7 @@ fn a_change_is_not_seen_before_its_event() {
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| change(&id));
             let mut hidden = 0;
-            // A thread that holds the lock of the state for so many looks waits for the channel's.
+            // A thread that holds the state's lock for this many checks waits for the channel's.
             while hidden < 20 {
                 match id.inner.state.try_lock() {
                     Some(s) => {
@@ -244,9 +247,10 @@ fn a_change_is_not_seen_before_its_event() {
     }
 }
 
-/// A port mapper has said where the listener is. Whatever is tried again is tried there, and not at the port that the program has named.
+/// If a port mapper has returned the listener's address, attempts are repeated there, and not at
+/// the program's port.
 #[test]
-fn what_is_tried_again_goes_to_the_mapped_port() {
+fn retries_use_the_mapped_port() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);

@@ -2,14 +2,15 @@
 //! first FPDU comes.
 //!
 //! Queue pairs that are connected by number need this. The initiator's queue pair may have been
-//! reset after it sent its request. Then the stream ends although the responder has replied, and the
-//! initiator may already be connecting with another stream. Between two resets a queue pair takes
-//! only one stream, which must not be the one that the initiator has given up. The first FPDU shows
-//! that the initiator's queue pair has taken the stream: in the peer-to-peer model it has to send
-//! one (RFC 6581 section 9.2).
+//! reset after it sent its request. Then the stream ends although the responder has replied, and
+//! the initiator may already be connecting with another stream. Between two resets a queue pair
+//! takes only one stream, which must not be the one that the initiator has given up. The first FPDU
+//! shows that the initiator's queue pair has taken the stream: in the peer-to-peer model it has to
+//! send one (RFC 6581 section 9.2).
 //!
 //! The time limit is that of the start-up session in its state `FirstFpdu`. The session itself is
-//! not kept: the octets that come belong to the queue pair, and a session holds a buffer for a frame.
+//! not kept: the octets that come belong to the queue pair, and a session holds a buffer for a
+//! frame.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, ConnectionParameters, IdState, Phase, engine};
@@ -38,8 +39,8 @@ impl CmId {
     /// As [`accept`](Self::accept), but in the peer-to-peer model the queue pair takes the stream
     /// only when the peer's first FPDU comes, and only if it was not reset since it was set
     /// ([`set_queue_pair_of`](Self::set_queue_pair_of)). If the stream ends before that, or no FPDU
-    /// comes in time, the event is ConnectError or Unreachable, as with `accept`, but the queue pair
-    /// can take another stream.
+    /// comes in time, the event is ConnectError or Unreachable, as with `accept`, but the queue
+    /// pair can take another stream.
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
@@ -56,7 +57,8 @@ impl CmId {
             engine,
             handover: Mutex::new(None),
         });
-        // Locked until the stream is in its place, so that `destroy` either prevents it or finds it.
+        // Locked until the stream is in its place, so that `destroy` either prevents it or finds
+        // it.
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connected(false)) {
             drop(s);
@@ -71,8 +73,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Returns `true` if it has accepted a request ([`accept_at_first_fpdu`](Self::accept_at_first_fpdu))
-    /// and the peer has sent nothing since.
+    /// Returns `true` if it has accepted a request
+    /// ([`accept_at_first_fpdu`](Self::accept_at_first_fpdu)) and the peer has sent nothing since.
     pub(crate) fn awaits_first_fpdu(&self) -> bool {
         matches!(self.inner.state.lock().phase, Phase::AwaitingFirstFpdu(_))
     }

@@ -71,7 +71,8 @@ pub(super) enum Phase {
     /// An attempt has failed. It may connect again, to the same address or to another.
     Failed,
     Connecting(Arc<Active>),
-    /// The peer has accepted, and the program has not taken the connection yet ([`CmId::establish`]).
+    /// The peer has accepted, and the program has not taken the connection yet
+    /// ([`CmId::establish`]).
     Answered(Box<Handover>),
     Listening(Arc<Listening>),
     /// In the client-server model: the reply is sent, and the event follows immediately.
@@ -151,8 +152,8 @@ impl IdState {
     pub(super) fn admission(&self) -> Admission {
         let own = self.admission.as_ref();
         let device = self.ctx.as_ref().map(|ctx| &ctx.config().admission);
-        // If a listener has no context, those of its connections are opened with the settings of the
-        // environment.
+        // If a listener has no context, those of its connections are opened with the settings of
+        // the environment.
         own.or(device)
             .cloned()
             .unwrap_or_else(|| Config::from_env().admission)
@@ -392,8 +393,8 @@ impl CmId {
         self.set_queue_pair_of(qp, None);
     }
 
-    /// As [`set_queue_pair`](Self::set_queue_pair), for this epoch of the queue pair. If it was reset
-    /// since, it does not take the connection.
+    /// As [`set_queue_pair`](Self::set_queue_pair), for this epoch of the queue pair. If it was
+    /// reset since, it does not take the connection.
     pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, epoch: Option<u64>) {
         let mut s = self.inner.state.lock();
         s.qp = qp.cloned();
@@ -415,8 +416,8 @@ impl CmId {
     }
 
     /// Returns `true` if [`set_reuse_address`](Self::set_reuse_address) is allowed in its state, as
-    /// in the kernel: a listener may not start to share its port, and only an unbound identifier may
-    /// stop doing so.
+    /// in the kernel: a listener may not start to share its port, and only an unbound identifier
+    /// may stop doing so.
     pub fn may_reuse_address(&self, reuse: bool) -> bool {
         let s = self.inner.state.lock();
         let listens = matches!(s.phase, Phase::Listening(_) | Phase::Serving(_));
@@ -441,8 +442,8 @@ impl CmId {
     }
 
     /// Binds it to an address of this host (`rdma_bind_addr(3)`); port 0 picks a free one. With a
-    /// specific address the device is known afterwards. Old connections of an earlier program do not
-    /// block the port.
+    /// specific address the device is known afterwards. Old connections of an earlier program do
+    /// not block the port.
     ///
     /// # Errors
     /// [`Error::InvalidState`]; [`Error::NoDevice`] if no device has the address; the operating
@@ -514,8 +515,9 @@ impl CmId {
             let peer = s
                 .peer
                 .ok_or(Error::InvalidState("resolve the address first"))?;
-            // A bound socket connects from its port; otherwise the kernel picks one. An address that
-            // the program has not chosen need not be bound: it is the one that the kernel prefers.
+            // A bound socket connects from its port; otherwise the kernel picks one. An address
+            // that the program has not chosen need not be bound: it is the one that the kernel
+            // prefers.
             let bound = s.bound.take();
             if bound.is_none() && std::mem::take(&mut s.port_chosen) {
                 // An earlier attempt has used up the port.
@@ -652,9 +654,9 @@ impl CmId {
         }
     }
 
-    /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is rejected, an attempt ends.
-    /// Pending events are dropped. The program destroys its queue pair itself. In a forked child
-    /// this does nothing, because the identifier is the parent's.
+    /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is rejected, an attempt
+    /// ends. Pending events are dropped. The program destroys its queue pair itself. In a forked
+    /// child this does nothing, because the identifier is the parent's.
     pub fn destroy(&self) {
         if self.inner.origin.is_foreign() {
             return;
@@ -688,8 +690,8 @@ impl CmId {
     /// that waits for events. `status` is passed on unchanged.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: programs may not write events of this kind, or the identifier was
-    /// destroyed.
+    /// [`Error::InvalidArgument`]: programs may not write events of this kind, or the identifier
+    /// was destroyed.
     pub fn write_event(&self, kind: CmEventKind, status: i32) -> Result<()> {
         use CmEventKind::{AddrinfoError, AddrinfoResolved, User};
         if !matches!(kind, User(_) | AddrinfoResolved | AddrinfoError) {
@@ -753,9 +755,9 @@ impl CmId {
         Arc::clone(&channel)
     }
 
-    /// Adds the event of a change that was made under this lock. The lock is released after that, so
-    /// that events come in the order of the changes, and [`destroy`](Self::destroy) either prevents
-    /// the event or finds it.
+    /// Adds the event of a change that was made under this lock. The lock is released after that,
+    /// so that events come in the order of the changes, and [`destroy`](Self::destroy) either
+    /// prevents the event or finds it.
     pub(super) fn give(&self, state: MutexGuard<'_, IdState>, event: CmEvent) {
         let channel = self.put(event);
         drop(state);
@@ -787,8 +789,8 @@ impl CmId {
         true
     }
 
-    /// Handles an attempt that has failed. `refusal` is the private data of the peer's rejection, if
-    /// there is one.
+    /// Handles an attempt that has failed. `refusal` is the private data of the peer's rejection,
+    /// if there is one.
     pub(super) fn failed(&self, kind: CmEventKind, status: i32, refusal: Option<Vec<u8>>) {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connecting(_)) {

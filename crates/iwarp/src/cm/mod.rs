@@ -4,8 +4,8 @@
 //! channel.
 //!
 //! - `id`: identifiers; `resolve`: resolution of addresses; `portmap`: the port mapper's client.
-//! - `active` and `passive`: the initiator's and the responder's MPA start-up (RFC 5044 section 7.1,
-//!   RFC 6581); `startup`: what they share. `accept`: the responder's last step, and
+//! - `active` and `passive`: the initiator's and the responder's MPA start-up (RFC 5044 section
+//!   7.1, RFC 6581); `startup`: what they share. `accept`: the responder's last step, and
 //!   `awaiting_first_fpdu` the same for queue pairs that are connected by number. `refused`:
 //!   rejected connections; `withdrawn`: requests that are given up; `reminders`: when a silent
 //!   responder is reminded.

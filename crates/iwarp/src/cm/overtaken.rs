@@ -29,8 +29,8 @@ struct Overtaken {
     status: Mutex<Option<i32>>,
 }
 
-/// Delays the event of the end of the connection of `id`. Returns `false` if that is impossible; the
-/// caller then adds the event.
+/// Delays the event of the end of the connection of `id`. Returns `false` if that is impossible;
+/// the caller then adds the event.
 pub(super) fn begin(id: Weak<CmIdInner>, status: i32) -> bool {
     let Ok(engine) = Engine::current() else {
         return false;

@@ -519,7 +519,8 @@ impl Source for Pending {
     }
 
     fn timer(self: Arc<Self>, _: u32) {
-        // The process may have been stopped meanwhile, so the socket is read before the clock counts.
+        // The process may have been stopped meanwhile, so the socket is read before the clock
+        // counts.
         Arc::clone(&self).ready(true, false, false);
         let now = Time::from_nanos(now_ns());
         let result = match self.incoming.lock().as_mut() {

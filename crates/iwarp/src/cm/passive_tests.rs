@@ -114,8 +114,8 @@ fn requests_keep_the_order_of_connections() {
     channel.next(Some(Duration::from_secs(10))).unwrap();
 }
 
-/// If there are too many connections, the oldest is given up, unless its request has come and was not
-/// read yet.
+/// If there are too many connections, the oldest is given up, unless its request has come and was
+/// not read yet.
 #[test]
 fn unread_request_is_not_given_up() {
     let ctx = testing::context();
@@ -142,8 +142,8 @@ fn unread_request_is_not_given_up() {
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// Peers that connect while nothing is accepted wait in the kernel. If it had no room, it would drop
-/// their packets, and they would try again only after a second.
+/// Peers that connect while nothing is accepted wait in the kernel. If it had no room, it would
+/// drop their packets, and they would try again only after a second.
 #[test]
 fn kernel_queues_a_crowd() {
     let ctx = testing::context();
@@ -164,7 +164,8 @@ fn kernel_queues_a_crowd() {
     assert_eq!(all.unwrap().len(), crowd as usize);
 }
 
-/// The request of a peer that resets immediately is an event like any other, with the peer's address.
+/// The request of a peer that resets immediately is an event like any other, with the peer's
+/// address.
 #[test]
 fn reset_request_names_its_peer() {
     let ctx = testing::context();

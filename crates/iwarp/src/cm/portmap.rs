@@ -1,17 +1,17 @@
 //! The client of a peer's port mapper (`iwpmd(8)`), which knows the real TCP port of a listener.
 //!
-//! iWARP cards share the address of their host but not its TCP. Therefore Linux lets a card listen on
-//! a port of its own, and a daemon on UDP port 3935 maps the program's port to it. The connecting
-//! peer sends a request with the program's port. The reply is an accept with the real port, or a
-//! reject if the port is not mapped. The connecting peer then sends an acknowledgement, so that the
-//! daemon stops repeating the reply. No RFC describes this; the messages here are those of
-//! rdma-core's daemon. Our own ports need no mapping: they are TCP ports of the host.
+//! iWARP cards share the address of their host but not its TCP. Therefore Linux lets a card listen
+//! on a port of its own, and a daemon on UDP port 3935 maps the program's port to it. The
+//! connecting peer sends a request with the program's port. The reply is an accept with the real
+//! port, or a reject if the port is not mapped. The connecting peer then sends an acknowledgement,
+//! so that the daemon stops repeating the reply. No RFC describes this; the messages here are those
+//! of rdma-core's daemon. Our own ports need no mapping: they are TCP ports of the host.
 //!
 //! A message has 48 octets, a request 64, in network order: version (2 bits, 0), type (2 bits), IP
 //! version (4 bits); a time, 0; the connecting peer's mapped port (requests only); the accepting
-//! peer's port; the connecting peer's port; an association handle of 64 bits; addresses of 16 octets
-//! each, IPv4 in the first four: connecting, accepting, and in requests the connecting peer's mapped
-//! one.
+//! peer's port; the connecting peer's port; an association handle of 64 bits; addresses of 16
+//! octets each, IPv4 in the first four: connecting, accepting, and in requests the connecting
+//! peer's mapped one.
 
 mod message;
 
@@ -192,8 +192,8 @@ mod tests {
         }
     }
 
-    /// Starts a mapper that replies to the first request with the result of `answer`. Returns it, the
-    /// look-up and the request.
+    /// Starts a mapper that replies to the first request with the result of `answer`. Returns it,
+    /// the look-up and the request.
     fn asked(answer: impl Fn(Message) -> Vec<Message>) -> (UdpSocket, Lookup, Message) {
         let mapper = UdpSocket::bind("127.0.0.1:0").unwrap();
         mapper
@@ -221,7 +221,8 @@ mod tests {
                 accepting: "127.0.0.1:555".parse().unwrap(),
                 ..request
             };
-            // Messages without a port, of other look-ups and of other peers, and requests are ignored.
+            // Messages without a port, of other look-ups and of other peers, and requests are
+            // ignored.
             let nowhere = Message {
                 accepting: "127.0.0.1:0".parse().unwrap(),
                 ..accept

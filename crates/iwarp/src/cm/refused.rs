@@ -2,8 +2,9 @@
 //! them (RFC 5044 section 7.1.2, rules 4 and 5), for a limited time. A listener keeps a limited
 //! number of them.
 //!
-//! The time limit is that of the start-up session in its state `Rejected`. The session itself is not
-//! kept: what the initiator sends now does not matter, and a session holds a buffer for a frame.
+//! The time limit is that of the start-up session in its state `Rejected`. The session itself is
+//! not kept: what the initiator sends now does not matter, and a session holds a buffer for a
+//! frame.
 
 use crate::engine::{Engine, Source};
 use crate::sys::poller::Interest;

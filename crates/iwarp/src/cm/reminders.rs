@@ -50,8 +50,8 @@ fn times(recent: u64) -> [Option<Duration>; 3] {
 mod tests {
     use super::*;
 
-    /// Makes a connection every `pause` nanoseconds, for a second from `begin` on. Returns how many of
-    /// them have an early reminder, and how many do not.
+    /// Makes a connection every `pause` nanoseconds, for a second from `begin` on. Returns how many
+    /// of them have an early reminder, and how many do not.
     fn made(recent: &mut u64, begin: u64, pause: u64) -> (usize, usize) {
         let early = (begin..begin + 1_000_000_000)
             .step_by(pause as usize)

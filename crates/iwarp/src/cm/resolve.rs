@@ -1,9 +1,9 @@
-//! Resolution of a peer's address (`rdma_resolve_addr(3)`): first the source address and the device,
-//! then the next hop.
+//! Resolution of a peer's address (`rdma_resolve_addr(3)`): first the source address and the
+//! device, then the next hop.
 //!
-//! The kernel's connection manager asks for the link address of the next hop. If the host is down, it
-//! reports that as a failed resolution, after the program's time limit. TCP would report it seconds
-//! later and as a different event, so the next hop is checked here, too.
+//! The kernel's connection manager asks for the link address of the next hop. If the host is down,
+//! it reports that as a failed resolution, after the program's time limit. TCP would report it
+//! seconds later and as a different event, so the next hop is checked here, too.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, IdState, Phase, engine};
@@ -27,8 +27,8 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::InvalidState`]; [`Error::InvalidArgument`]: addresses of two families;
-    /// [`Error::NoDevice`]; the operating system's: no route, or a source address that is not of this
-    /// host or in use.
+    /// [`Error::NoDevice`]; the operating system's: no route, or a source address that is not of
+    /// this host or in use.
     pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
         self.check_process()?;
         self.inner.state.lock().prepare(source, peer)?;
@@ -68,8 +68,8 @@ impl CmId {
 }
 
 impl IdState {
-    /// Binds an identifier without a port to a free one, because programs ask for the port. If there
-    /// is none, the kernel may still find one for the connection.
+    /// Binds an identifier without a port to a free one, because programs ask for the port. If
+    /// there is none, the kernel may still find one for the connection.
     fn choose_port(&mut self, local: SocketAddr) {
         if self.datagrams.is_none()
             && !self.is_bound()

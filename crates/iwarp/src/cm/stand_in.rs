@@ -1,17 +1,17 @@
 //! Placeholder queue pairs of identifiers whose program has no queue pair for the connection.
 //!
-//! On InfiniBand and RoCE the connection manager does not touch queue pairs. Some programs (UCX) use
-//! its connections only to exchange private data and to notice the death of the other end. They pass
-//! the number of a queue pair that no message ever uses, and connect their real queue pairs by
-//! number. With iWARP a connection is a TCP stream, which only a queue pair can serve. Therefore the
-//! identifier has a queue pair of its own, to which nothing can be posted. A peer cannot reach
-//! memory through it, because its protection domain has none, and a peer's Send ends the connection,
-//! because there is no receive.
+//! On InfiniBand and RoCE the connection manager does not touch queue pairs. Some programs (UCX)
+//! use its connections only to exchange private data and to notice the death of the other end. They
+//! pass the number of a queue pair that no message ever uses, and connect their real queue pairs by
+//! number. With iWARP a connection is a TCP stream, which only a queue pair can serve. Therefore
+//! the identifier has a queue pair of its own, to which nothing can be posted. A peer cannot reach
+//! memory through it, because its protection domain has none, and a peer's Send ends the
+//! connection, because there is no receive.
 //!
 //! On InfiniBand the accepting program gets the event Established after the connecting program has
 //! called `rdma_establish(3)`. UCX relies on that: it fails if data of the accepting end comes
-//! first. Therefore the initiator's first message, which has the same effect (RFC 6581 section 9.2),
-//! also waits for that call.
+//! first. Therefore the initiator's first message, which has the same effect (RFC 6581 section
+//! 9.2), also waits for that call.
 
 use super::id::{CmId, Phase, Reply};
 use crate::conn::qp::{Handover, QpAttributes, QueuePair};
@@ -211,10 +211,12 @@ mod tests {
         assert!(notified.early.load(Ordering::SeqCst));
         let event = channel.try_next().unwrap();
         assert_eq!((event.kind, event.status), (CmEventKind::Disconnected, 0));
-        testing::until(
-            "the peer does not see the end",
-            || !matches!(notified.peer.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
-        );
+        testing::until("the peer does not see the end", || {
+            match notified.peer.peek(&mut [0]) {
+                Err(error) => error.kind() != ErrorKind::WouldBlock,
+                Ok(_) => true,
+            }
+        });
         id.destroy();
     }
 }

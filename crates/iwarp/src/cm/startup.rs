@@ -162,8 +162,8 @@ pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> 
     data
 }
 
-/// Returns the RDMA Reads and atomics that may be outstanding: outbound, and inbound. The IRD may be
-/// larger than the peer's ORD.
+/// Returns the RDMA Reads and atomics that may be outstanding: outbound, and inbound. The IRD may
+/// be larger than the peer's ORD.
 pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
     let least = |ours: u16, peers: u16| match peers {
         NO_NEGOTIATION => ours,

@@ -2,8 +2,8 @@
 //!
 //! On InfiniBand a queue pair's number is not used again for a while, and this event marks the end
 //! of that time. With iWARP TCP waits instead, and kernel drivers have no such event. Some programs
-//! that were written for InfiniBand need it: tgt frees a connection only then. It comes here after a
-//! time in which most programs have destroyed the identifier.
+//! that were written for InfiniBand need it: tgt frees a connection only then. It comes here after
+//! a time in which most programs have destroyed the identifier.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};

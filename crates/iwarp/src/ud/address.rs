@@ -1,7 +1,8 @@
-//! Where datagrams go: address handles, how GIDs stand for addresses and groups of IP, and the global routing header that a receiver
-//! finds in front of a datagram.
+//! The destinations of datagrams: address handles, the mapping of GIDs to IP addresses and groups,
+//! and the global routing header in front of a received datagram.
 //!
-//! As on RoCE v2, a GID is an IPv6 address, or an IPv4 address mapped into IPv6, and the routing header is the IP header of the packet.
+//! As on RoCE v2, a GID is an IPv6 address, or an IPv4 address mapped into IPv6, and the routing
+//! header is the IP header of the packet.
 
 use crate::device::gid_of;
 use crate::error::{Error, Result};
@@ -10,24 +11,25 @@ use iwarp_proto::datagram::HEADER_LEN;
 use iwarp_rnic::WcFlags;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Octets in front of each datagram in its receive.
+/// Octets of the routing header in front of each received datagram.
 pub(super) const GRH_LEN: usize = 40;
 const IPV4_LEN: usize = 20;
 const UDP_LEN: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
 
-/// A peer or a multicast group, and how datagrams to it are carried (`ibv_create_ah(3)`).
+/// A peer or a multicast group, and how datagrams are sent to it (`ibv_create_ah(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdAddress {
-    /// The address of the device that it is sent from.
+    /// The source address, which is one of the device's.
     pub(super) source: IpAddr,
     pub(super) ip: IpAddr,
     pub(super) route: Route,
 }
 
 impl UdAddress {
-    /// Makes the address of `gid`, for datagrams from the GID `source` of a device. `traffic_class` and `hop_limit` go into the IP header; 0
-    /// stands for the system's default.
+    /// Creates the address of `gid`, for datagrams from the GID `source` of a device.
+    /// `traffic_class` and `hop_limit` are fields of the IP header; 0 stands for the system's
+    /// default.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: datagrams cannot be sent to this GID, or not from this source.
@@ -50,14 +52,14 @@ impl UdAddress {
         Ok(Self { source, ip, route })
     }
 
-    /// Returns the address that its GID stands for.
+    /// Returns the IP address of its GID.
     pub const fn ip(&self) -> IpAddr {
         self.ip
     }
 }
 
-/// Returns the address that a GID stands for. The GID of an IPv4 group is the mapped address, or begins with ff0e as on RoCE v1, or is
-/// made as for IP over InfiniBand (RFC 4391 section 4).
+/// Returns the IP address of a GID. The GID of an IPv4 group is the mapped address, or begins with
+/// ff0e as on RoCE v1, or has the form of IP over InfiniBand (RFC 4391 section 4).
 pub(super) fn ip_of(gid: [u8; 16]) -> IpAddr {
     let ip = Ipv6Addr::from(gid).to_canonical();
     let IpAddr::V6(v6) = ip else { return ip };
@@ -78,8 +80,8 @@ pub(super) fn ip_of(gid: [u8; 16]) -> IpAddr {
     ip
 }
 
-/// Writes the routing header of a datagram with `payload` octets. An IPv4 header is in the last 20 octets, behind zeros. Returns the
-/// flags that tell the program of the header.
+/// Writes the routing header of a datagram with `payload` octets. An IPv4 header is in the last 20
+/// octets, behind zeros. Returns the completion flags for the header.
 pub(super) fn write_grh(
     to: &mut [u8; GRH_LEN],
     from: IpAddr,
@@ -112,7 +114,7 @@ pub(super) fn write_grh(
     WcFlags::GRH
 }
 
-/// RFC 1071.
+/// Computes the checksum of RFC 1071.
 fn internet_checksum(header: &[u8]) -> u16 {
     let words = header.chunks_exact(2);
     let sum: u32 = words
@@ -127,11 +129,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gids_stand_for_addresses() {
+    fn gids_map_to_addresses() {
         let ip = |text: &str| ip_of(text.parse::<Ipv6Addr>().unwrap().octets()).to_string();
         assert_eq!(ip("::ffff:10.1.2.3"), "10.1.2.3");
         assert_eq!(ip("2001:db8::1"), "2001:db8::1");
-        // Groups of IPv4, as the three kinds of networks name them.
+        // IPv4 groups, in the forms of the three kinds of networks.
         assert_eq!(ip("::ffff:239.1.2.3"), "239.1.2.3");
         assert_eq!(ip("ff0e::ffff:239.1.2.3"), "239.1.2.3");
         assert_eq!(ip("ff12:401b:ffff::f01:203"), "239.1.2.3");
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn some_gids_are_no_destination() {
+    fn invalid_destinations_are_refused() {
         let gid = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
         let made = |text: &str| UdAddress::new(gid("fe80::2"), gid(text), 0, 1);
         let of_v4 = UdAddress::new(gid("::ffff:10.0.0.1"), gid("::ffff:255.255.255.255"), 0, 1);
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_routing_header_is_that_of_ip() {
+    fn routing_header_is_an_ip_header() {
         let mut grh = [0xa5; GRH_LEN];
         let route = Route {
             traffic_class: 0x48,
@@ -179,15 +181,15 @@ mod tests {
         assert_eq!(grh[24..], gid_of(v6(2)));
     }
 
-    /// The sum of 16-bit words to which each carry is added, inverted.
+    /// The reference: the inverted sum of 16-bit words, to which each carry is added.
     #[test]
-    fn the_checksum_is_that_of_rfc_1071() {
+    fn checksum_matches_rfc_1071() {
         let rows: [(&[u8], u16); 5] = [
             (&[0, 0], 0xffff),
             (&[0x12, 0x34], 0xedcb),
             // The example of section 3.
             (&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7], 0x220d),
-            // The carry of a carry.
+            // Adding the carry causes another carry.
             (&[0xff, 0xff, 0xff, 0xff, 0, 1], 0xfffe),
             (&[0xff, 0xff, 0, 1], 0xfffe),
         ];

@@ -1,7 +1,8 @@
 //! Multicast: the groups that a queue pair is attached to (`ibv_attach_mcast(3)`), by IP multicast.
 //!
-//! Each attachment has a socket of its own at the group's address and a port that all of them share, so the kernel gives each a copy. A
-//! datagram to a group also reaches the queue pairs of this host that are attached, and among them its sender, as on InfiniBand.
+//! Each attachment has a socket of its own at the group's address. All of them share a port, so the
+//! kernel delivers a copy to each. A datagram to a group also reaches the attached queue pairs of
+//! this host, including its sender, as on InfiniBand.
 
 use super::address::ip_of;
 use super::source::Watch;
@@ -15,12 +16,13 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The UDP port of datagrams to groups. No service has it, and the system gives it to no socket that does not ask for it.
+/// The UDP port of datagrams to groups. No service is registered for it, and the system does not
+/// choose it for other sockets.
 pub(super) const GROUP_PORT: u16 = 62_811;
-/// Most groups of one queue pair: each is a socket with its buffer.
+/// The largest number of groups of a queue pair. Each needs a socket with its buffer.
 const GROUPS_MAX: usize = 32;
 
-/// A group that a queue pair is attached to.
+/// A group to which a queue pair is attached.
 pub(super) struct Group {
     ip: IpAddr,
     socket: DatagramSocket,
@@ -41,7 +43,7 @@ impl Group {
 #[derive(Default)]
 pub(super) struct Groups {
     list: Mutex<Vec<Arc<Group>>>,
-    /// A hint, so that queue pairs without groups take no lock.
+    /// Whether there may be groups, so that queue pairs without groups take no lock.
     any: AtomicBool,
 }
 
@@ -63,12 +65,13 @@ impl Groups {
 }
 
 impl UdQueuePair {
-    /// Attaches it to a multicast group: datagrams to the group fill its receives, too, if their Q_Key is its own. It does nothing if it is
-    /// attached already. At most 32 groups.
+    /// Attaches it to a multicast group: it also receives the group's datagrams that have its
+    /// Q_Key. Does nothing if it is attached already. At most 32 groups.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: not a group, or of a family of which the device has no address; [`Error::OutOfMemory`]: too many groups; the
-    /// operating system's: no descriptors, or too many memberships (`net.ipv4.igmp_max_memberships`).
+    /// [`Error::InvalidArgument`]: not a group, or of a family of which the device has no address;
+    /// [`Error::OutOfMemory`]: too many groups; the operating system's: no descriptors, or too many
+    /// memberships (`net.ipv4.igmp_max_memberships`).
     pub fn attach_group(&self, gid: [u8; 16]) -> Result<()> {
         self.inner.attach_group(ip_of(gid))
     }
@@ -76,7 +79,7 @@ impl UdQueuePair {
     /// Detaches it from a group.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: it is not attached to it.
+    /// [`Error::InvalidArgument`]: it is not attached to the group.
     pub fn detach_group(&self, gid: [u8; 16]) -> Result<()> {
         self.inner.detach_group(ip_of(gid))
     }
@@ -142,9 +145,10 @@ mod tests {
     use crate::testing::datagram_queue_pair;
     use std::net::Ipv6Addr;
 
-    /// A handle may be kept for long after the queue pair is destroyed; its groups are left at once.
+    /// A program may keep the handle of a destroyed queue pair, but its groups are left
+    /// immediately.
     #[test]
-    fn one_that_is_destroyed_leaves_its_groups() {
+    fn destroy_leaves_groups() {
         let qp = datagram_queue_pair();
         let groups = || {
             let mut list = Vec::new();
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_of_a_family_of_the_device() {
+    fn group_needs_the_device_family() {
         let qp = datagram_queue_pair();
         qp.inner.forget_address(Ipv6Addr::LOCALHOST.into());
         for ip in ["ff0e::77", "::1", "127.0.0.1"] {

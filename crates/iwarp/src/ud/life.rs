@@ -1,6 +1,6 @@
-//! States of a datagram queue pair, what completes when they change, and its end.
+//! Changes of a datagram queue pair's state, the completions that they cause, and its end.
 
-use super::{Due, Guarded, UdInner, UdQueuePair};
+use super::{Due, UdInner, UdQueuePair, UdState};
 use crate::conn::effects;
 use crate::objects::events::AsyncEventKind;
 use crate::objects::events::UdEvent;
@@ -12,12 +12,12 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Completions that a flush writes before other threads may have the queue pair.
+/// Completions that a flush writes before it releases the queue pair's lock for other threads.
 const FLUSH_STEP: usize = 1024;
 
 impl UdInner {
-    /// Does what a change to the state `to` does.
-    pub(super) fn enter(&self, g: &mut MutexGuard<'_, Guarded>, to: State, due: &mut Due) {
+    /// Performs the change to the state `to`.
+    pub(super) fn enter(&self, g: &mut MutexGuard<'_, UdState>, to: State, due: &mut Due) {
         let before = std::mem::replace(&mut g.state, to);
         match to {
             State::Reset => {
@@ -40,10 +40,10 @@ impl UdInner {
         }
     }
 
-    /// A local error ended the request in front: the send queue is in error, and receives go on.
+    /// Handles a local error of the oldest request: the send queue is in error, and receives go on.
     pub(super) fn fail_send(
         &self,
-        g: &mut MutexGuard<'_, Guarded>,
+        g: &mut MutexGuard<'_, UdState>,
         status: WcStatus,
         due: &mut Due,
     ) {
@@ -55,7 +55,7 @@ impl UdInner {
     }
 
     /// Completes all requests as flushed: the send queue, then the receive queue.
-    pub(super) fn flush(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
+    pub(super) fn flush(&self, g: &mut MutexGuard<'_, UdState>, due: &mut Due) {
         self.flush_sends(g, due);
         loop {
             for _ in 0..FLUSH_STEP {
@@ -68,7 +68,7 @@ impl UdInner {
         }
     }
 
-    pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
+    pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, UdState>, due: &mut Due) {
         g.epoch += 1;
         g.blocked_since = None;
         loop {
@@ -82,7 +82,7 @@ impl UdInner {
 
     pub(super) fn complete_send(
         &self,
-        g: &mut Guarded,
+        g: &mut UdState,
         wr_id: u64,
         status: WcStatus,
         due: &mut Due,
@@ -98,7 +98,7 @@ impl UdInner {
         cq.push(&mut cq.ring.lock(), cqe, &mut due.send);
     }
 
-    pub(super) fn complete_receive(&self, g: &mut Guarded, cqe: Cqe, due: &mut Due) {
+    pub(super) fn complete_receive(&self, g: &mut UdState, cqe: Cqe, due: &mut Due) {
         g.counters.completions += 1;
         let mut cqe = Cqe {
             qp_num: self.num,
@@ -109,7 +109,7 @@ impl UdInner {
         cq.push(&mut cq.ring.lock(), cqe, &mut due.recv);
     }
 
-    /// Raises events and wakes waiting threads. Call it without locks.
+    /// Raises events and wakes waiting threads. The caller holds no lock.
     pub(super) fn settle(self: &Arc<Self>, due: Due) {
         if !due.recv.is_nothing() || !due.send.is_nothing() {
             let mut overflow = self.send_cq.inner.settle(due.send);
@@ -130,7 +130,8 @@ impl UdInner {
         }
     }
 
-    /// A completion queue of it has overflowed: it cannot report reliably any more.
+    /// Fails the queue pair, because one of its completion queues has overflowed and cannot report
+    /// reliably any more.
     fn enter_error(self: &Arc<Self>) {
         let mut due = Due::default();
         {
@@ -166,7 +167,7 @@ impl UdInner {
         self.forget_events();
     }
 
-    /// Gives its number and its sockets back.
+    /// Releases its number and its sockets.
     fn leave(&self) {
         self.groups.leave_all(&self.engine);
         for local in self.locals.all().iter() {
@@ -177,7 +178,8 @@ impl UdInner {
         self.ctx.leave_ud(self.num, &counters);
     }
 
-    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
+    /// Drops its asynchronous events that no thread has taken: they would keep it, and through it
+    /// the device, forever.
     fn forget_events(self: &Arc<Self>) {
         self.ctx.async_events.retain(|event| {
             let qp = event.kind.queue_pair();
@@ -196,7 +198,8 @@ impl Member for UdInner {
     }
 
     fn poll_sockets(self: Arc<Self>) -> PollOutcome {
-        // In a forked child the queue pair is the parent's, and its locks may have been copied while they were held.
+        // In a forked child the queue pair is the parent's, and its locks may have been copied
+        // while they were held.
         if !self.origin.is_foreign() {
             self.drive_rx();
             if self.is_blocked() {
@@ -225,7 +228,8 @@ impl UdQueuePair {
         of.is(&self.inner)
     }
 
-    /// Returns the queue pair that an asynchronous event is about; `None` if it is not a datagram queue pair.
+    /// Returns the datagram queue pair of an asynchronous event; `None` if the event is about
+    /// something else.
     pub fn of_event(qp: &EventQp) -> Option<Self> {
         Some(Self {
             inner: qp.downcast()?,
@@ -242,7 +246,7 @@ impl Drop for UdInner {
     }
 }
 
-/// A completion without data.
+/// Returns a completion without data.
 pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
     Cqe {
         wr_id,
@@ -259,7 +263,7 @@ mod tests {
     use crate::testing::{context, datagram_queue_pair, datagram_queue_pair_of};
     use crate::ud::UdAttributes;
 
-    /// What has happened to datagram queue pairs of this device.
+    /// Returns the pending events of this device's datagram queue pairs.
     fn events(ctx: &Context) -> Vec<(u32, UdEvent)> {
         std::iter::from_fn(|| ctx.try_async_event())
             .filter_map(|event| match event.kind {
@@ -270,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn it_fails_once() {
+    fn failure_is_reported_once() {
         let qp = datagram_queue_pair();
         qp.inner.enter_error();
         qp.inner.enter_error();
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_queue_is_drained_once() {
+    fn drained_is_reported_once() {
         let qp = datagram_queue_pair();
         let drained = [(qp.num(), UdEvent::SqDrained)];
         for _ in 0..2 {
@@ -295,14 +299,14 @@ mod tests {
             qp.modify(State::Rts).unwrap();
             assert!(events(&qp.context()).is_empty(), "it sends");
         }
-        // The thread that sends a batch tells it when the socket has taken that.
+        // The thread that sends a batch records when the socket has taken it.
         qp.inner.state.lock().in_flight = 2;
         qp.modify(State::Sqd).unwrap();
         assert!(events(&qp.context()).is_empty());
     }
 
     #[test]
-    fn its_own_events_end_with_it() {
+    fn destroy_drops_events() {
         let ctx = context();
         let (gone, left) = (datagram_queue_pair_of(&ctx), datagram_queue_pair_of(&ctx));
         for qp in [&gone, &left] {
@@ -313,7 +317,10 @@ mod tests {
         gone.destroy();
         let first = ctx.try_async_event().unwrap().kind;
         assert!(
-            matches!(&first, AsyncEventKind::Datagram(of, UdEvent::SqDrained) if left.is_subject(of)),
+            matches!(
+                &first,
+                AsyncEventKind::Datagram(of, UdEvent::SqDrained) if left.is_subject(of)
+            ),
             "{first:?}"
         );
         let second = ctx.try_async_event().unwrap().kind;
@@ -321,9 +328,10 @@ mod tests {
         assert!(ctx.try_async_event().is_none());
     }
 
-    /// Completions that the program has not polled are dropped, wherever the receives came from.
+    /// Completions that the program has not polled are dropped, with and without a shared receive
+    /// queue.
     #[test]
-    fn its_completions_end_with_it() {
+    fn destroy_drops_completions() {
         for shared in [false, true] {
             let ctx = context();
             let pd = ctx.allocate_pd();

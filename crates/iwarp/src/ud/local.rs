@@ -1,7 +1,8 @@
-//! The addresses at which a queue pair is reached: a socket for each, all with the port that the queue pair's number contains.
+//! The addresses of a queue pair. Each has a socket with the port that the queue pair's number
+//! contains.
 //!
-//! A datagram leaves by the socket of the address that its handle names. No socket has an address of another interface, so nothing that
-//! was sent to one is received.
+//! A datagram is sent by the socket of its address handle's source. No socket has an address of
+//! another interface, so datagrams to such addresses are not received.
 
 use super::source::Watch;
 use super::{SOCKET_BUFFER, UdInner};
@@ -15,7 +16,7 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// One of the addresses.
+/// One address with its socket.
 pub(super) struct Local {
     pub(super) ip: IpAddr,
     pub(super) socket: DatagramSocket,
@@ -31,8 +32,8 @@ impl Local {
     }
 }
 
-/// Makes a socket at each address of the device that has a GID, with one port that the system chooses. `None` if the port is taken at one
-/// of them; another attempt gets another port.
+/// Creates a socket at each address of the device that has a GID, with one port that the system
+/// chooses. Returns `None` if the port is taken at one of them; another attempt gets another port.
 pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<Local>, u16)>> {
     let (mut list, mut port) = (Vec::new(), 0);
     for address in device.addresses.iter().filter(|a| a.place.is_some()) {
@@ -42,7 +43,7 @@ pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<L
                 list.push(local);
             }
             Err(e) if e.kind() == ErrorKind::AddrInUse && port != 0 => return Ok(None),
-            // It has just gone.
+            // The device has just lost the address.
             Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {}
             Err(e) => return Err(e.into()),
         }
@@ -53,7 +54,8 @@ pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<L
     }
 }
 
-/// The addresses of a queue pair. They become more, but not fewer: an address that the device has lost may come back.
+/// The addresses of a queue pair. None is removed, because an address that the device has lost may
+/// come back.
 pub(super) struct Locals(RwLock<Arc<[Arc<Local>]>>);
 
 impl Locals {
@@ -86,7 +88,8 @@ impl UdInner {
         Ok(())
     }
 
-    /// Makes it reachable at one more address, which the device has got since the queue pair was made. Does nothing if it is already.
+    /// Adds a socket at an address that the device has got since the queue pair was created. Does
+    /// nothing if there is one already.
     pub(super) fn reach_at(self: &Arc<Self>, ip: IpAddr) -> Result<()> {
         if self.locals.at(ip).is_some() {
             return Ok(());
@@ -103,14 +106,14 @@ impl UdInner {
             return Err(Error::InvalidState("the queue pair is destroyed"));
         }
         if self.locals.at(ip).is_some() {
-            // Another thread was quicker.
+            // Another thread has added it meanwhile.
             return Ok(());
         }
         let local = Local::bind(&device, ip, self.num as u16, &self.engine)?;
         let source = Watch::own(self);
         self.engine
             .add(&local.socket, local.token, Interest::READ, source)?;
-        if g.resting {
+        if g.driven_by_app {
             self.engine.pause(&local.socket);
         }
         self.locals.push(local);
@@ -129,7 +132,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     impl UdInner {
-        /// As if the device had not had the address when the queue pair was made.
+        /// Removes an address, as if the device had not had it when the queue pair was created.
         pub(in crate::ud) fn forget_address(&self, ip: IpAddr) {
             let local = self.locals.at(ip).unwrap();
             self.engine.remove(&local.socket, local.token);
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_came_later_is_used_when_a_handle_names_it() {
+    fn later_address_is_used_on_demand() {
         let (a, b) = (queue_pair(), queue_pair());
         let own = Ipv6Addr::LOCALHOST;
         a.inner.forget_address(own.into());
@@ -163,7 +166,8 @@ mod tests {
         a.post_send(&[wr]).unwrap();
         let local = a.inner.locals.at(own.into()).unwrap();
         assert_eq!(local.socket.local_addr().unwrap().port(), a.num() as u16);
-        // It came from the port that the sender's number names: only a receive was missing.
+        // The datagram came from its sender's port. It was dropped only because there was no
+        // receive.
         let came = || {
             b.inner.drive_rx();
             b.drops().no_receive == 1
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn all_sockets_of_a_queue_pair_have_one_port() {
+    fn sockets_share_one_port() {
         let engine = Engine::current().unwrap();
         let bound = |addresses: &[&str]| bind_all(&device_at(addresses), &engine);
         let (list, port) = bound(&["127.0.0.1", "127.0.0.2"]).unwrap().unwrap();
@@ -184,7 +188,7 @@ mod tests {
             let at = local.socket.local_addr().unwrap();
             assert_eq!(at, (local.ip, port).into());
         }
-        // An address that has just gone is left out.
+        // An address that the device has just lost is left out.
         for addresses in [["192.0.2.1", "127.0.0.1"], ["127.0.0.1", "192.0.2.1"]] {
             let (list, _) = bound(&addresses).unwrap().unwrap();
             assert_eq!(list.len(), 1, "{addresses:?}");
@@ -193,9 +197,9 @@ mod tests {
         for none in [&[][..], &["192.0.2.1"]] {
             assert!(matches!(bound(none), Err(Error::NoDevice)), "{none:?}");
         }
-        // Nobody else may have the port, at any of them.
+        // The port is taken at each of the addresses.
         assert!(bound(&["127.0.0.1", "127.0.0.1"]).unwrap().is_none());
-        // Other errors are the caller's: a link-local address without a scope cannot be bound to.
+        // Other errors are returned: a link-local address without a scope cannot be bound to.
         for addresses in [&["fe80::1"][..], &["127.0.0.1", "fe80::1"]] {
             let Err(error) = bound(addresses) else {
                 panic!("{addresses:?}")
@@ -204,9 +208,9 @@ mod tests {
         }
     }
 
-    /// The buffers are as large as those of any socket for which as much is asked as the kernel allows, up to a mebioctet.
+    /// The buffers have the largest size that the kernel allows, up to 1 MiB.
     #[test]
-    fn its_sockets_buffer_as_much_as_the_system_allows() {
+    fn socket_buffers_have_maximum_size() {
         let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let plain = socket2::SockRef::from(&plain);
         plain.set_recv_buffer_size(1 << 20).unwrap();

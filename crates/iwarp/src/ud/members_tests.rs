@@ -1,4 +1,4 @@
-//! The datagram queue pairs of a completion queue: who polls it drives them, if they are few.
+//! The datagram queue pairs of a completion queue: polls drive them, if they are few.
 
 use crate::engine::policy::POLL_DIRECTLY;
 use crate::objects::members::Members;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn polls_leave_the_rest_of_many_to_others() {
+fn poll_drives_few_queue_pairs() {
     let members = Members::default();
     assert!(!members.drive() && members.all().is_empty());
     let qps: Vec<_> = (0..7).map(|_| datagram_queue_pair()).collect();
@@ -34,7 +34,7 @@ fn polls_leave_the_rest_of_many_to_others() {
 }
 
 #[test]
-fn the_dropped_ones_do_not_count() {
+fn dropped_queue_pairs_do_not_count() {
     let members = Members::default();
     let gone: Vec<_> = (0..POLL_DIRECTLY).map(|_| datagram_queue_pair()).collect();
     gone.iter().for_each(|qp| members.attach(&qp.inner));
@@ -52,14 +52,14 @@ fn the_dropped_ones_do_not_count() {
     assert!(!members.are_many(), "they have left their places");
 }
 
-/// Whoever polls reads the sockets of those that are left when another one has gone.
+/// Polls read the sockets of the remaining queue pairs after another one was destroyed.
 #[test]
-fn who_is_left_is_driven() {
+fn remaining_queue_pairs_are_driven() {
     let members = Members::default();
     let (left, gone) = (datagram_queue_pair(), datagram_queue_pair());
     for qp in [&left, &gone] {
         members.attach(&qp.inner);
-        // Nobody else reads it.
+        // No other thread reads the socket.
         qp.inner.pause();
         let ip = qp.inner.locals.all()[0].ip;
         post_to_itself(qp, ip, SendFlags::empty(), 1);

@@ -1,19 +1,23 @@
 //! Unreliable datagrams (UD): queue pairs over UDP. docs/wire.md describes the framing.
 //!
-//! A datagram queue pair has UDP sockets of its own, one at each address of the device (`local`). The lower 16 bits of its number are their
-//! port, so that any GID of the device and the number are all that a sender needs. The other 8 bits are random: a datagram for an earlier queue pair at the same
-//! port does not reach a new one.
+//! A datagram queue pair has UDP sockets of its own, one at each address of the device (`local`).
+//! The lower 16 bits of its number are their port, so a sender needs only a GID of the device and
+//! the number. The other 8 bits are random, so that a datagram for an earlier queue pair with the
+//! same port does not reach a new one.
 //!
-//! Datagrams may be lost, also on one host: where no receive is posted, where the socket's buffer is full, or on the way. What is
-//! delivered is whole, is for this queue pair by number and key, and is delivered once (`seen`). A datagram can fill a posted receive and
-//! do nothing else; whatever else is wrong with it, it is dropped and counted, and no peer is told.
+//! Datagrams may be lost, even on one host: if no receive is posted, if the socket's buffer is
+//! full, or in the network. A delivered datagram is complete, has the number and key of this queue
+//! pair, and is delivered once (`seen`). A datagram can only fill a posted receive. If anything is
+//! wrong with it, it is dropped and counted, and no peer is notified.
 //!
-//! Locking. `state` guards all of it and is not held during a system call that moves data. Each direction has a baton, as that of a
-//! connection. Lock order: `state`, then the memory table, then shared receive queue, then completion queue. Which threads drive the
-//! sockets is decided as for connections (`source`).
+//! Locking. `state` guards all of it and is not held during a system call that moves data. Each
+//! direction has a baton, as in a connection. Lock order: `state`, then the memory table, then
+//! shared receive queue, then completion queue. The threads that drive the sockets are chosen as
+//! for connections (`source`).
 //!
-//! Files: `address` (GIDs, routing header), `numbers`, `local` (sockets), `life` (states, completions, the end), `queue` (send queue), `send`, `receive`, `seen`,
-//! `group` (multicast), `source`.
+//! Files: `address` (GIDs, routing header), `numbers`, `local` (sockets), `life` (states,
+//! completions, the end), `queue` (send queue), `send`, `receive`, `seen`, `group` (multicast),
+//! `source`.
 
 mod address;
 mod group;
@@ -56,7 +60,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Octets that a socket may buffer in each direction, if the system allows so many (`net.core.rmem_max`, `wmem_max`).
+/// Octets that a socket may buffer in each direction, if the system allows it (`net.core.rmem_max`,
+/// `wmem_max`).
 const SOCKET_BUFFER: usize = 1 << 20;
 
 /// The attributes of a new datagram queue pair.
@@ -84,31 +89,34 @@ pub struct UdAttributes {
     pub signal_all: bool,
 }
 
-/// Datagrams that came to nothing. All wrap at 2^64.
+/// Counters of dropped datagrams. All wrap at 2^64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct UdDrops {
-    /// Received, and not of our framing, or not for this queue pair, or from a port that is not its sender's.
+    /// Received without our framing, for another queue pair, or from a port that is not its
+    /// sender's.
     pub foreign: u64,
     /// Received with a wrong CRC.
     pub crc: u64,
-    /// Received with another Q_Key than that of the queue pair.
+    /// Received with a Q_Key that is not the queue pair's.
     pub qkey: u64,
     /// Received while the queue pair was not ready to receive.
     pub state: u64,
-    /// Received a second time, or so late that they may be copies: 1024 later ones of their sender have come.
+    /// Received a second time, or so late that they may be copies: 1024 later datagrams of the
+    /// sender have come.
     pub copies: u64,
     /// Received while no receive was posted.
     pub no_receive: u64,
-    /// Received, and larger than the posted receive, which has to have 40 octets for the routing header, too.
+    /// Received, and larger than the posted receive, which also needs 40 octets for the routing
+    /// header.
     pub too_long: u64,
-    /// Its own datagrams to groups, which [`UdQueuePair::set_deaf_to_itself`] keeps out.
+    /// Its own datagrams to groups, if [`UdQueuePair::set_deaf_to_itself`] is on.
     pub own: u64,
     /// Not sent, because the system refused them or its buffer was full for too long.
     pub unsent: u64,
 }
 
-struct Guarded {
+struct UdState {
     state: State,
     qkey: u32,
     seen_slots: SeenSlots,
@@ -117,12 +125,13 @@ struct Guarded {
     in_flight: usize,
     /// Changes when the send queue is emptied without sending.
     epoch: u64,
-    /// When the buffer of the socket that sends next was found full, in nanoseconds of the monotonic clock.
+    /// When the buffer of the socket that sends next became full, in nanoseconds of the monotonic
+    /// clock.
     blocked_since: Option<u64>,
     /// The engine watches for room in the buffer of this socket.
     watches_room: Option<Arc<Local>>,
     /// Application threads drive it, and the engine does not watch its sockets.
-    resting: bool,
+    driven_by_app: bool,
     /// The number of the next datagram.
     sequence: u32,
     rq: ReceiveQueue,
@@ -149,7 +158,7 @@ pub(crate) struct UdInner {
     engine: Arc<Engine>,
     /// The token of its timer.
     timer: u64,
-    state: Mutex<Guarded>,
+    state: Mutex<UdState>,
     groups: Groups,
     tx: Baton,
     rx: Baton,
@@ -160,7 +169,7 @@ pub(crate) struct UdInner {
     origin: Origin,
 }
 
-/// What is done after all locks are dropped.
+/// The effects of a call, applied when all locks are dropped.
 #[derive(Default)]
 struct Due {
     send: Owed,
@@ -178,7 +187,8 @@ impl Context {
     /// Creates a datagram queue pair (`ibv_create_qp(3)` with `IBV_QPT_UD`), in state RESET.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::NoDevice`]: the device has no address any more; the operating system's: no descriptors or ports left.
+    /// [`Error::OutOfMemory`]; [`Error::NoDevice`]: the device has lost its addresses; the
+    /// operating system's: no descriptors or ports left.
     pub fn create_ud_qp(&self, attributes: &UdAttributes) -> Result<UdQueuePair> {
         if attributes
             .srq
@@ -195,17 +205,18 @@ impl Context {
 }
 
 impl UdQueuePair {
-    /// Number, unique on the device at any time; 24 bits, of which the lower 16 are its UDP port at each address of the device.
+    /// Returns its number, which is unique on the device at any time. It has 24 bits; the lower 16
+    /// are its UDP port at each address of the device.
     pub fn num(&self) -> u32 {
         self.inner.num
     }
 
-    /// A value of the program's own.
+    /// Returns the program's value ([`set_user_data`](Self::set_user_data)).
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
 
-    /// Sets [`user_data`](Self::user_data).
+    /// Stores a value for the program ([`user_data`](Self::user_data)).
     pub fn set_user_data(&self, value: u64) {
         self.inner.user.store(value, Ordering::Release);
     }
@@ -237,8 +248,9 @@ impl UdQueuePair {
         self.inner.state.lock().qkey = qkey;
     }
 
-    /// Sets whether it receives what it sends itself to groups that it is attached to (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of
-    /// this host receive that in any case.
+    /// Sets whether it drops its own datagrams to groups that it is attached to
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of this host receive them in any
+    /// case.
     pub fn set_deaf_to_itself(&self, deaf: bool) {
         self.inner.deaf_to_itself.store(deaf, Ordering::Relaxed);
     }
@@ -253,12 +265,13 @@ impl UdQueuePair {
         self.inner.state.lock().counters
     }
 
-    /// Returns the counters of datagrams that came to nothing.
+    /// Returns the counters of dropped datagrams.
     pub fn drops(&self) -> UdDrops {
         self.inner.state.lock().drops
     }
 
-    /// Changes its state as `ibv_modify_qp(3)` does. ERR flushes all requests, RESET drops them. From SQE it comes back with RTS.
+    /// Changes its state as `ibv_modify_qp(3)` does. ERR flushes all requests, RESET drops them. A
+    /// change to RTS ends SQE.
     ///
     /// # Errors
     /// [`Error::InvalidState`] if the verbs do not allow the change.
@@ -267,7 +280,7 @@ impl UdQueuePair {
         let mut due = Due::default();
         {
             let mut g = qp.state.lock();
-            // SQE is entered by an error only.
+            // Only an error leads to SQE.
             if !g.state.may_become(to) || qp.is_destroyed() {
                 return Err(Error::InvalidState(
                     "the verbs do not allow this change of state",
@@ -277,7 +290,7 @@ impl UdQueuePair {
         }
         qp.settle(due);
         if to == State::Reset {
-            // Completions from before must not be taken for those of later requests.
+            // Earlier completions must not be taken for those of later requests.
             qp.send_cq.inner.purge(qp.num);
             qp.recv_cq.inner.purge(qp.num);
             let g = &mut *qp.state.lock();
@@ -289,7 +302,7 @@ impl UdQueuePair {
 
     /// Queues send work requests, in order, and sends them from this thread. Never blocks.
     ///
-    /// A request is complete when the socket has taken its datagram, which says nothing about its arrival.
+    /// A request completes when the socket has taken its datagram, whether or not that arrives.
     ///
     /// # Errors
     /// [`PostFailed`] for the first request that is not accepted.
@@ -309,7 +322,8 @@ impl UdQueuePair {
         result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
-    /// Queues receives, in order. Never blocks. The first 40 octets of a receive are filled with the routing header.
+    /// Queues receives, in order. Never blocks. The first 40 octets of a receive are filled with
+    /// the routing header.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
@@ -343,13 +357,14 @@ impl UdQueuePair {
         result
     }
 
-    /// Destroys it (`ibv_destroy_qp(3)`): its requests, completions and asynchronous events are dropped. Other handles to it can post
-    /// nothing. In a forked child it does nothing: the queue pair is the parent's.
+    /// Destroys it (`ibv_destroy_qp(3)`): its requests, completions and asynchronous events are
+    /// dropped. Other handles to it can post nothing. In a forked child this does nothing, because
+    /// the queue pair is the parent's.
     pub fn destroy(&self) {
         self.inner.destroy();
     }
 
-    /// Returns `true` if both handles mean the same queue pair.
+    /// Returns `true` if both handles refer to the same queue pair.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -361,7 +376,7 @@ impl UdInner {
         let engine = Engine::current()?;
         let mut rq = ReceiveQueue::new(a.max_recv_wr, a.max_recv_sge)?;
         rq.hold_slots(true);
-        let guarded = Mutex::new(Guarded {
+        let guarded = Mutex::new(UdState {
             state: State::Reset,
             qkey: 0,
             seen_slots: SeenSlots::default(),
@@ -370,7 +385,7 @@ impl UdInner {
             epoch: 0,
             blocked_since: None,
             watches_room: None,
-            resting: false,
+            driven_by_app: false,
             sequence: random_u32()?,
             rq,
             // A shared receive queue may have larger requests than this queue pair.
@@ -437,12 +452,12 @@ thread_local! {
     static ROOM: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
 }
 
-/// Lends this thread's room for datagrams.
+/// Calls `f` with this thread's buffer for datagrams.
 fn with_room<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
-    // Nothing is kept for a thread that is ending.
+    // A thread that is ending keeps no buffer.
     let kept = ROOM.try_with(Cell::take).ok().flatten();
     let mut room = kept.unwrap_or_else(|| {
-        // The thread's first: it may block the signals of faults.
+        // First the thread's own preparation, because it may block the signals of faults.
         guarded::keep();
         Box::default()
     });

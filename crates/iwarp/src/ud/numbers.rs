@@ -6,10 +6,11 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::objects::context::{ContextInner, random_u32};
 
-/// Ports that are tried before it is said that there is no number left.
+/// Ports that are tried before creation fails because no number is left.
 const PORTS_TRIED: u32 = 16;
 
-/// Makes sockets at the addresses of a device, whose port the system chooses, and takes a number that contains the port.
+/// Creates sockets at the addresses of a device with a port that the system chooses, and reserves a
+/// number that contains the port.
 pub(super) fn bind(
     ctx: &ContextInner,
     device: &Device,

@@ -1,4 +1,5 @@
-//! The send queue of a datagram queue pair: a ring of fixed size, with room for elements and inline data.
+//! The send queue of a datagram queue pair: a ring of fixed size, with room for elements and inline
+//! data.
 
 use super::address::UdAddress;
 use crate::error::{Error, Result};
@@ -8,28 +9,30 @@ use iwarp_rnic::memory::Accessor;
 use iwarp_rnic::{Access, PostError, SendFlags, Sge, WcStatus};
 use std::collections::VecDeque;
 
-/// A send work request of a datagram (`ibv_post_send(3)`). Its elements are copied when it is posted.
+/// A send work request of a datagram (`ibv_post_send(3)`). Its elements are copied when it is
+/// posted.
 #[derive(Debug, Clone, Copy)]
 pub struct UdSendWr<'a> {
-    /// A number of the program's, which comes back in the completion.
+    /// The program's identifier of the request, which its completion contains.
     pub wr_id: u64,
     /// Immediate data in host order.
     pub immediate: Option<u32>,
-    /// Options. A fence has no meaning here.
+    /// Options. A fence has no effect.
     pub flags: SendFlags,
-    /// Where it goes.
+    /// The destination.
     pub to: UdAddress,
-    /// Number of the queue pair that it is for; of no meaning for a group.
+    /// Number of the destination queue pair; ignored for a group.
     pub remote_qp: u32,
-    /// The key of that queue pair. If its highest bit is set, the key of the sending queue pair is used instead.
+    /// The key of that queue pair. If its highest bit is set, the key of the sending queue pair is
+    /// used instead.
     pub remote_qkey: u32,
     /// The payload, unless it is inline.
     pub sges: &'a [Sge],
-    /// The payload if [`SendFlags::INLINE`] is set; pieces are joined.
+    /// The payload if [`SendFlags::INLINE`] is set; the pieces are joined.
     pub inline: &'a [&'a [u8]],
 }
 
-/// A request that waits.
+/// A pending request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     pub(super) wr_id: u64,
@@ -40,16 +43,16 @@ pub(super) struct Waiting {
     pub(super) qkey: u32,
     /// Elements, or octets of inline data.
     count: usize,
-    /// Octets of payload. It may be more than a datagram carries.
+    /// Octets of payload, which may be more than a datagram can carry.
     pub(super) len: u64,
 }
 
 pub(super) struct SendQueue {
     ring: VecDeque<Waiting>,
     depth: usize,
-    /// Slots of requests that have completed and were not [released](Self::release). They count as used.
+    /// Slots of completed requests that were not [released](Self::release). They count as used.
     held: usize,
-    /// Requests that have completed or were dropped, in all.
+    /// Total number of requests that have completed or were dropped.
     position: u32,
     /// The slot of the oldest request.
     head: usize,
@@ -99,12 +102,13 @@ impl SendQueue {
         self.held = self.held.saturating_sub(n as usize);
     }
 
-    /// Returns how many requests have completed or were dropped: the position of a completion that would be written now.
+    /// Returns how many requests have completed or were dropped, which is the position of the next
+    /// completion.
     pub(super) const fn position(&self) -> u32 {
         self.position
     }
 
-    /// The request that is `at` places behind the oldest.
+    /// Returns the request at offset `at` from the oldest.
     pub(super) fn get(&self, at: usize) -> Option<&Waiting> {
         self.ring.get(at)
     }
@@ -113,7 +117,7 @@ impl SendQueue {
         (self.head + at) % self.depth
     }
 
-    /// Returns `Ok` if a request fits the queue, whether it is full or not.
+    /// Checks that a request fits the limits of the queue, whether it is full or not.
     pub(super) fn check(&self, wr: &UdSendWr<'_>) -> Result<(), PostError> {
         if wr.flags.contains(SendFlags::INLINE) {
             let len: usize = wr.inline.iter().map(|piece| piece.len()).sum();
@@ -161,10 +165,11 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Copies the payload of a request into `to`, which has as many octets.
+    /// Copies the payload of a request into `to`, which has the same length.
     ///
     /// # Errors
-    /// The status with which it completes: a message that is too long, or a key that does not allow it.
+    /// The status with which the request completes: the message is too long, or its key does not
+    /// allow the access.
     pub(super) fn copy_payload(
         &self,
         at: usize,
@@ -193,7 +198,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Takes the oldest request.
+    /// Removes and returns the oldest request.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         let wr = self.ring.pop_front()?;
         self.head = self.slot(1);
@@ -235,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_data_stay_with_their_request() {
+    fn inline_data_belongs_to_its_request() {
         let mut queue = SendQueue::new(3, 1, 4).unwrap();
         let (memory, who) = (MemoryTable::new(), Accessor { pd: 1, qp: 2 });
         for round in 0..10u8 {
@@ -245,9 +250,9 @@ mod tests {
                 queue.push(&inline(wr_id as u64, &pieces), 9).unwrap();
             }
             assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
-            // One is taken, and one more comes in its place.
+            // One request is taken, and another is posted in its place.
             assert_eq!(queue.pop().unwrap().wr_id, 0);
-            // Its slot is in use until its completion has been polled.
+            // The slot is in use until the completion has been polled.
             assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
             assert_eq!(
                 (queue.room(), queue.position()),
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_was_cleared_is_as_new() {
+    fn cleared_queue_is_empty() {
         let mut queue = SendQueue::new(3, 1, 4).unwrap();
         for round in 0..3 {
             assert_eq!((queue.len(), queue.room()), (0, 3));
@@ -287,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_queue_was_not_made_for_is_refused() {
+    fn oversized_requests_are_refused() {
         let queue = SendQueue::new(1, 1, 4).unwrap();
         assert_eq!(queue.check(&inline(0, &[&[0; 3], &[0; 1]])), Ok(()));
         let longer = inline(0, &[&[0; 3], &[0; 3]]);
@@ -303,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_not_registered_is_not_sent() {
+    fn unregistered_memory_is_not_sent() {
         let mut queue = SendQueue::new(1, 1, 0).unwrap();
         let sges = [Sge {
             addr: 0x1000,

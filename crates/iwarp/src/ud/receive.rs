@@ -1,11 +1,12 @@
 //! Receiving: datagrams are checked, and fill posted receives.
 //!
-//! Run by the holder of the direction's baton. Nothing here answers a datagram or lets it change anything but the receive that it fills, the
-//! counters and what is remembered of its sender. Memory is allocated for a new sender alone (`seen`).
+//! This runs in the thread that holds the direction's baton. A datagram is never answered, and
+//! changes only the receive that it fills, the counters and the window of its sender. Memory is
+//! allocated only for a new sender (`seen`).
 
 use super::address::{GRH_LEN, write_grh};
 use super::life::failed;
-use super::{Due, Guarded, UdInner, with_room};
+use super::{Due, UdInner, UdState, with_room};
 use crate::crc::crc32c_append;
 use crate::sys::datagram::{BATCH, Batch, DatagramSocket};
 use crate::sys::guarded::MemoryTable;
@@ -18,14 +19,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// System calls of one turn. Then other queue pairs get theirs.
+/// System calls in a row before other queue pairs are served.
 const TURNS: usize = 16;
 
 // The routing header takes the place of the datagram's header.
 const _: () = assert!(Batch::FRONT + HEADER_LEN == GRH_LEN);
 
 impl UdInner {
-    /// Reads the sockets, unless another thread does; that thread then looks again.
+    /// Reads the sockets, unless another thread does; that thread then reads once more.
     pub(super) fn drive_rx(self: &Arc<Self>) -> bool {
         if self.origin.is_foreign() {
             return false;
@@ -40,13 +41,14 @@ impl UdInner {
         })
     }
 
-    /// Takes what waits in a socket, which is for `number` at address `to`.
+    /// Reads the pending datagrams of a socket, which are for `number` at the address `to`.
     fn read(self: &Arc<Self>, socket: &DatagramSocket, to: IpAddr, number: u32) {
         let mut due = Due::default();
         with_room(|batch| {
             for _ in 0..TURNS {
                 let Ok(came) = socket.receive(batch, BATCH) else {
-                    // About a datagram that was sent before: what has come is still there.
+                    // The error is about a datagram that was sent before. Received ones are still
+                    // there.
                     continue;
                 };
                 if came == 0 {
@@ -70,7 +72,7 @@ impl UdInner {
     /// Delivers a datagram, or drops it.
     fn arrived(
         &self,
-        g: &mut MutexGuard<'_, Guarded>,
+        g: &mut MutexGuard<'_, UdState>,
         memory: &MemoryTable,
         (batch, at): (&mut Batch, usize),
         (to, number): (IpAddr, u32),
@@ -93,7 +95,7 @@ impl UdInner {
                 return;
             }
         };
-        // An answer has to reach the sender by its number.
+        // The port must match the number, so that an answer reaches the sender by its number.
         if header.destination != number || header.source as u16 != from.port() {
             g.drops.foreign += 1;
             return;
@@ -138,15 +140,16 @@ impl UdInner {
         if self.place(g, memory, octets) {
             self.complete_receive(g, cqe, due);
         } else {
-            // The program's own mistake: its receive names memory that it may not use.
+            // The program's error: its receive names memory that it may not use.
             let cqe = failed(cqe.wr_id, WcStatus::LocalProtection, WcOpcode::Recv);
             self.complete_receive(g, cqe, due);
             self.enter(g, State::Error, due);
         }
     }
 
-    /// Takes a receive with room for `len` octets. Returns `false`, and counts the datagram as dropped, if there is none.
-    fn take(&self, g: &mut Guarded, len: usize, due: &mut Due) -> bool {
+    /// Takes a receive with room for `len` octets. If there is none, counts the datagram as dropped
+    /// and returns `false`.
+    fn take(&self, g: &mut UdState, len: usize, due: &mut Due) -> bool {
         let len = len as u64;
         let taken = match &self.srq {
             None => g.rq.take_if_fits(&mut g.taken, len),
@@ -162,15 +165,16 @@ impl UdInner {
                 g.drops.no_receive += 1;
                 g.counters.receiver_not_ready += 1;
             }
-            // It stays for the next datagram, as on RoCE: a stranger's large datagram must not cost the program a receive.
+            // The receive stays for the next datagram, as on RoCE: a stranger's large datagram must
+            // not use up a receive.
             Taken::TooSmall => g.drops.too_long += 1,
         }
         false
     }
 
-    /// Copies a message into the elements of the receive that was taken. Returns `false` if they do not allow it. Then nothing is
-    /// written, unless a page is missing.
-    fn place(&self, g: &Guarded, memory: &MemoryTable, octets: &[u8]) -> bool {
+    /// Copies a message into the elements of the receive that was taken. Returns `false` if they do
+    /// not allow it; nothing is written then, unless a page is missing.
+    fn place(&self, g: &UdState, memory: &MemoryTable, octets: &[u8]) -> bool {
         let who = self.accessor();
         let parts = || {
             let mut rest = octets;
@@ -200,11 +204,11 @@ mod tests {
     use iwarp_rnic::SendFlags;
     use std::time::{Duration, Instant};
 
-    /// More may wait than a system call takes.
+    /// More datagrams may wait than one system call returns.
     #[test]
-    fn one_turn_takes_all_that_waits() {
+    fn one_turn_reads_all_datagrams() {
         let qp = datagram_queue_pair();
-        // Nobody else reads it.
+        // No other thread reads the socket.
         qp.inner.pause();
         let ip = qp.inner.locals.all()[0].ip;
         let start = Instant::now();
@@ -223,7 +227,8 @@ mod tests {
                 if taken() - before == count as u64 {
                     break;
                 }
-                // On a busy machine the kernel may deliver some of them later. Then it is tried again.
+                // On a busy machine the kernel may deliver some of them later. Then the test tries
+                // again.
                 while taken() - before < count as u64 {
                     assert!(start.elapsed() < Duration::from_secs(20), "{count}");
                     qp.inner.drive_rx();

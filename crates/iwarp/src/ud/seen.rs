@@ -1,18 +1,21 @@
-//! Which datagrams were delivered lately, so that a datagram that the network has doubled is delivered once.
+//! Recently delivered datagrams, so that a datagram that the network has duplicated is delivered
+//! once.
 //!
-//! Each sender counts its datagrams. For each of the last [`SENDERS_MAX`] senders there is a window of the [`WINDOW`] numbers up to the newest
-//! one that was delivered, with a bit for each. A number in the window with its bit set is a copy. An older number may be one, and is
-//! taken for one: what comes so late counts as lost. So memory is bounded whoever sends.
+//! Each sender numbers its datagrams. For each of the last [`SENDERS_MAX`] senders there is a
+//! window of the [`WINDOW`] numbers up to the newest delivered one, with a bit for each. A number
+//! in the window with its bit set is a copy. An older number may be one, and is treated as one: a
+//! datagram that comes so late counts as lost. Therefore memory is bounded, whoever sends.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-/// Numbers that are remembered of each sender.
+/// Numbers that are remembered for each sender.
 const WINDOW: usize = 1024;
-/// Senders that are remembered. If more send, the one that has been silent for longest is forgotten.
+/// Senders that are remembered. If there are more, the one that has been silent for longest is
+/// forgotten.
 const SENDERS_MAX: usize = 256;
-/// A number that is farther from the newest one than this belongs to another queue pair with the same number and address, which has begun
-/// to count somewhere else.
+/// A number that differs from the newest one by more than this belongs to another queue pair with
+/// the same number and address, which started at another value.
 const JUMP: u32 = 1 << 16;
 
 const BITS: usize = u64::BITS as usize;
@@ -23,24 +26,25 @@ type Sender = (SocketAddr, u32);
 
 struct Window {
     newest: u32,
-    /// Whether the numbers up to the newest were delivered. A number's place is its lower bits.
+    /// Whether each of the numbers up to the newest was delivered. The lower bits of a number are
+    /// its place.
     delivered: [u64; WINDOW / BITS],
-    /// When it was used last, counted in datagrams.
+    /// When the window was last used, counted in datagrams.
     used: u64,
 }
 
-// A bit for each number: programs may have very many senders.
+// One bit per number, because programs may have very many senders.
 const _: () = assert!(size_of::<Window>() <= WINDOW / 8 + 2 * size_of::<u64>());
 
-/// Where a number is, seen from the newest one.
+/// The position of a number relative to the newest one.
 enum Place {
-    /// So much newer.
+    /// Newer by this difference.
     Ahead(u32),
     /// In the window.
     Within,
     /// Older than the window.
     Behind,
-    /// Of another queue pair.
+    /// It belongs to another queue pair.
     Elsewhere,
 }
 
@@ -90,7 +94,7 @@ impl Window {
     fn note(&mut self, sequence: u32) {
         match self.place(sequence) {
             Place::Ahead(by) => {
-                // The places of the numbers in between belonged to others.
+                // The places of the numbers in between were used by older numbers.
                 for i in 0..by.min(WINDOW as u32) {
                     self.set(sequence.wrapping_sub(i), false);
                 }
@@ -105,9 +109,9 @@ impl Window {
 
 #[derive(Default)]
 pub(super) struct Seen {
-    /// Keyed by a secret, so that no peer can choose numbers that collide.
+    /// Its hash has a secret key, so that no peer can choose numbers that collide.
     windows: HashMap<Sender, Window>,
-    /// Datagrams that were noted.
+    /// Number of recorded datagrams.
     clock: u64,
 }
 
@@ -116,7 +120,7 @@ impl Seen {
         self.windows.clear();
     }
 
-    /// Returns `true` if a datagram was delivered already, or is so old that it may have been.
+    /// Returns `true` if a datagram was delivered before, or is so old that it may have been.
     pub(super) fn is_copy(&self, from: SocketAddr, source: u32, sequence: u32) -> bool {
         let Some(window) = self.windows.get(&(from, source)) else {
             return false;
@@ -128,7 +132,7 @@ impl Seen {
         }
     }
 
-    /// Notes that a datagram was delivered. It allocates for a sender that was not remembered.
+    /// Records that a datagram was delivered. Allocates memory for a new sender.
     pub(super) fn note(&mut self, from: SocketAddr, source: u32, sequence: u32) {
         self.clock += 1;
         let sender = (from, source);
@@ -165,7 +169,7 @@ mod tests {
         SocketAddr::from(([10, 0, 0, 1], port))
     }
 
-    /// Returns `true` if the datagram is new, and notes it.
+    /// Records a datagram. Returns `true` if it is new.
     fn arrives(seen: &mut Seen, port: u16, sequence: u32) -> bool {
         let is_new = !seen.is_copy(from(port), 3, sequence);
         if is_new {
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_noticed_however_late() {
+    fn late_copy_is_dropped() {
         let mut seen = Seen::default();
         let first = u32::MAX - 5;
         for i in 0..5000 {
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overtaken_is_delivered_within_the_window() {
+    fn reordered_datagrams_are_delivered() {
         let mut seen = Seen::default();
         let newest = 100 + WINDOW as u32;
         assert!(arrives(&mut seen, 7, 100));
@@ -195,13 +199,13 @@ mod tests {
         assert!(arrives(&mut seen, 7, 101));
         assert!(!arrives(&mut seen, 7, 101));
         assert!(!arrives(&mut seen, 7, 99), "it may be a copy");
-        // The place of a number that is out of the window is free again.
+        // The place of a number that has left the window is free again.
         assert!(arrives(&mut seen, 7, newest + 1));
         assert!(arrives(&mut seen, 7, newest - 1));
     }
 
     #[test]
-    fn another_queue_pair_with_the_same_number_is_heard() {
+    fn reused_number_is_accepted() {
         let mut seen = Seen::default();
         let begin = 1 << 30;
         assert!(arrives(&mut seen, 7, begin));
@@ -212,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn senders_are_told_apart() {
+    fn senders_are_distinguished() {
         let mut seen = Seen::default();
         seen.note(from(1), 3, 9);
         assert!(!seen.is_copy(from(2), 3, 9));
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sender_that_is_silent_for_longest_is_forgotten() {
+    fn oldest_sender_is_forgotten() {
         let mut seen = Seen::default();
         for port in 1..=SENDERS_MAX as u16 {
             assert!(arrives(&mut seen, port, 9));
@@ -237,9 +241,12 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of everything that was delivered.
+        /// Compares the window with a list of all delivered datagrams.
         #[test]
-        fn nothing_is_delivered_twice(begin in any::<u32>(), steps in proptest::collection::vec(-1500i32..1500, 1..400)) {
+        fn nothing_is_delivered_twice(
+            begin in any::<u32>(),
+            steps in proptest::collection::vec(-1500i32..1500, 1..400),
+        ) {
             let mut seen = Seen::default();
             let (mut delivered, mut at, mut newest) = (BTreeSet::new(), 0i32, 0i32);
             for step in steps {
@@ -250,7 +257,7 @@ mod tests {
                 if is_new {
                     newest = if delivered.len() == 1 { at } else { newest.max(at) };
                 }
-                // Nothing new within the window is lost.
+                // No new datagram within the window is lost.
                 prop_assert!(delivered.contains(&at) || newest - at >= WINDOW as i32);
             }
         }

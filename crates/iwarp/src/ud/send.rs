@@ -1,13 +1,14 @@
-//! Sending: requests become datagrams, several for each system call.
+//! Sending: several requests become datagrams of one system call.
 //!
-//! Run by the holder of the direction's baton. The payload is copied into the thread's room, so memory may be deregistered as soon as the
-//! copy is made, and what is sent is what the CRC was computed over.
+//! This runs in the thread that holds the direction's baton. The payload is copied into the
+//! thread's buffer. Therefore memory may be deregistered after the copy, and the octets that are
+//! sent are those over which the CRC was computed.
 
 use super::address::UdAddress;
 use super::group::GROUP_PORT;
 use super::local::Local;
 use super::queue::UdSendWr;
-use super::{Due, Guarded, UdInner, with_room};
+use super::{Due, UdInner, UdState, with_room};
 use crate::crc::crc32c_append;
 use crate::objects::events::UdEvent;
 use crate::sys::clock::now_ns;
@@ -22,16 +23,16 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long requests wait for room in the socket's buffer. Then they are dropped, as the network may do, so that a link that is stuck
-/// does not keep a program from its completions.
+/// How long requests wait for room in the socket's buffer. Then they are dropped, as the network
+/// might do, so that a blocked link does not withhold completions from the program.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The timer of that time.
+/// The timer of [`PATIENCE`].
 pub(super) const TIMER_BLOCKED: u32 = 1;
-/// The bit of a Q_Key in a request that asks for the queue pair's own.
+/// The bit of a request's Q_Key that stands for the queue pair's own key.
 const OWN_QKEY: u32 = 1 << 31;
 
 impl UdInner {
-    /// Sends what waits, or leaves it to the thread that sends already.
+    /// Sends the pending requests, or leaves them to the thread that is sending.
     pub(super) fn drive_tx(self: &Arc<Self>) -> bool {
         if self.origin.is_foreign() {
             return false;
@@ -39,13 +40,13 @@ impl UdInner {
         self.tx.drive(|| self.send_waiting())
     }
 
-    /// Queues requests, all of them or none if `whole`.
+    /// Queues requests; with `whole`, all of them or none.
     pub(super) fn post(
         self: &Arc<Self>,
         wrs: &[UdSendWr<'_>],
         whole: bool,
     ) -> Result<(), (usize, PostError)> {
-        // An address may be new. One that cannot be used is found out below.
+        // The source address may be new. If it is unusable, the check below fails.
         let mut locals = self.locals.all();
         for wr in wrs {
             if !is_among(&locals, wr) {
@@ -73,7 +74,7 @@ impl UdInner {
         if !takes || self.is_destroyed() {
             return Err((0, PostError::InvalidState));
         }
-        let check = |g: &Guarded, wr: &UdSendWr<'_>| match g.sends.check(wr) {
+        let check = |g: &UdState, wr: &UdSendWr<'_>| match g.sends.check(wr) {
             Ok(()) if !is_among(locals, wr) => Err(PostError::InvalidRequest),
             checked => checked,
         };
@@ -122,7 +123,8 @@ impl UdInner {
         self.settle(due);
     }
 
-    /// Makes datagrams of the next requests that leave by one socket. Returns the epoch of the send queue, and the socket.
+    /// Builds datagrams of the next requests with the same socket. Returns the epoch of the send
+    /// queue, and the socket.
     fn fill(&self, batch: &mut Batch, due: &mut Due) -> (u64, Option<Arc<Local>>) {
         let mut g = self.state.lock();
         let source = g.sends.get(0).map(|wr| wr.to.source);
@@ -135,7 +137,7 @@ impl UdInner {
             match self.make(&g, at, batch) {
                 Some(Ok(())) => {}
                 Some(Err(status)) if at == 0 => self.fail_send(&mut g, status, due),
-                // Those in front of the bad one are sent first.
+                // The requests before the bad one are sent first.
                 Some(Err(_)) | None => break,
             }
         }
@@ -143,8 +145,9 @@ impl UdInner {
         (g.epoch, local)
     }
 
-    /// Adds the request `at` places behind the oldest to the batch; `None` if there is none.
-    fn make(&self, g: &Guarded, at: usize, batch: &mut Batch) -> Option<Result<(), WcStatus>> {
+    /// Adds the request at offset `at` from the oldest to the batch. Returns `None` if there is
+    /// none.
+    fn make(&self, g: &UdState, at: usize, batch: &mut Batch) -> Option<Result<(), WcStatus>> {
         let wr = g.sends.get(at)?;
         if !wr.fits() {
             return Some(Err(WcStatus::LocalLength));
@@ -166,7 +169,7 @@ impl UdInner {
             solicited: wr.flags.contains(SendFlags::SOLICITED),
             sequence: g.sequence.wrapping_add(at as u32),
         };
-        // The number of the other queue pair is the program's, and may have more bits than there are.
+        // The program's number of the destination may have more bits than are valid.
         if header.seal(crc32c_append, datagram).is_err() {
             return Some(Err(WcStatus::LocalQpOperation));
         }
@@ -174,7 +177,7 @@ impl UdInner {
         Some(Ok(()))
     }
 
-    /// Returns the socket and the number that a datagram goes to.
+    /// Returns a datagram's destination: socket address and number.
     fn destination(&self, to: &UdAddress, remote_qp: u32) -> (SocketAddr, u32) {
         let (port, number) = match to.ip.is_multicast() {
             true => (GROUP_PORT, MULTICAST_QP),
@@ -183,7 +186,8 @@ impl UdInner {
         let socket = match to.ip {
             IpAddr::V4(ip) => (ip, port).into(),
             IpAddr::V6(ip) => {
-                // Of the addresses that need one: groups leave by the device's interface anyway.
+                // Only for addresses that need a scope: datagrams to groups use the device's
+                // interface anyway.
                 let scope = match ip.is_unicast_link_local() {
                     true => self.interface,
                     false => 0,
@@ -194,7 +198,7 @@ impl UdInner {
         (socket, number)
     }
 
-    /// Notes what the socket did with a batch. Returns `true` if there may be more to send.
+    /// Handles the result of sending a batch. Returns `true` if there may be more to send.
     fn account(
         self: &Arc<Self>,
         epoch: u64,
@@ -205,7 +209,7 @@ impl UdInner {
         let mut g = self.state.lock();
         g.in_flight = 0;
         if g.epoch != epoch {
-            // They were flushed meanwhile.
+            // The requests were flushed meanwhile.
             return true;
         }
         let goes_on = match sent {
@@ -226,10 +230,10 @@ impl UdInner {
         goes_on
     }
 
-    /// Completes the oldest `n` requests, which were sent, or are not going to be.
+    /// Completes the oldest `n` requests, which were sent or are given up.
     fn complete_sent(
         &self,
-        g: &mut MutexGuard<'_, Guarded>,
+        g: &mut MutexGuard<'_, UdState>,
         n: usize,
         were_sent: bool,
         due: &mut Due,
@@ -246,7 +250,7 @@ impl UdInner {
             } else {
                 g.drops.unsent += 1;
             }
-            // A number was used for it, whatever became of it.
+            // Its sequence number is used up, whether or not it was sent.
             g.sequence = g.sequence.wrapping_add(1);
             if self.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
                 self.complete_send(g, wr.wr_id, WcStatus::Success, due);
@@ -254,10 +258,11 @@ impl UdInner {
         }
     }
 
-    /// The socket's buffer is full. Returns `true` if requests were dropped, because it has been full for too long.
+    /// Handles a full socket buffer. Returns `true` if requests were dropped, because it has been
+    /// full for too long.
     fn wait_for_room(
         self: &Arc<Self>,
-        g: &mut MutexGuard<'_, Guarded>,
+        g: &mut MutexGuard<'_, UdState>,
         local: &Arc<Local>,
         due: &mut Due,
     ) -> bool {
@@ -276,14 +281,14 @@ impl UdInner {
         false
     }
 
-    /// Has the engine watch for room in the buffer of this socket, or of none any more.
-    fn watch_room(&self, g: &mut Guarded, wanted: Option<&Arc<Local>>) {
+    /// Has the engine watch for room in the buffer of this socket, or stop watching.
+    fn watch_room(&self, g: &mut UdState, wanted: Option<&Arc<Local>>) {
         let watched = g.watches_room.as_ref().map(|local| local.token);
         if watched == wanted.map(|local| local.token) {
             return;
         }
         if let Some(old) = g.watches_room.take() {
-            // If that fails, it is watched for once more than needed.
+            // If this fails, the engine reports room once more than needed.
             let _ = self.engine.modify(&old.socket, old.token, Interest::READ);
         }
         let Some(local) = wanted else { return };
@@ -297,11 +302,11 @@ impl UdInner {
         }
     }
 
-    /// The socket has room again, or the time for it is over.
+    /// Sends again: the socket has room, or the time limit is over.
     pub(super) fn room_or_late(self: &Arc<Self>) {
         {
             let mut g = self.state.lock();
-            // It is watched for again if it is still full.
+            // If the buffer is still full, it is watched again.
             self.watch_room(&mut g, None);
         }
         self.drive_tx();
@@ -330,7 +335,8 @@ mod tests {
         post_to_itself(qp, local.ip, SendFlags::SIGNALED, count);
     }
 
-    /// A queue pair whose datagrams wait, as if the buffer of the socket had been full when they were posted. With that socket.
+    /// Returns a queue pair whose datagrams wait as if the socket's buffer had been full when they
+    /// were posted, and that socket.
     fn waiting(count: usize) -> (UdQueuePair, Arc<Local>) {
         let qp = datagram_queue_pair();
         let local = Arc::clone(&qp.inner.locals.all()[0]);
@@ -356,10 +362,10 @@ mod tests {
     }
 
     #[test]
-    fn what_found_the_buffer_full_is_sent_when_there_is_room() {
+    fn full_buffer_resumes_with_room() {
         let (qp, local) = waiting(2);
         let mut due = Due::default();
-        // The lock keeps the engine, which finds room at once, from going on.
+        // The lock stops the engine, which finds room immediately.
         let mut g = qp.inner.state.lock();
         assert!(!qp.inner.wait_for_room(&mut g, &local, &mut due));
         let watched = g.watches_room.as_ref().map(|local| local.token);
@@ -370,9 +376,9 @@ mod tests {
         assert!(qp.inner.state.lock().watches_room.is_none());
     }
 
-    /// Nothing says that there is room, so the time after which they are given up has to come.
+    /// Room is not reported, so the requests wait until the time limit.
     #[test]
-    fn what_found_the_buffer_full_is_tried_again_after_a_while() {
+    fn full_buffer_is_retried_by_timer() {
         let (qp, local) = waiting(2);
         qp.inner.engine.remove(&local.socket, local.token);
         let epoch = qp.inner.state.lock().epoch;
@@ -383,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_too_long_is_dropped_and_done() {
+    fn overdue_requests_are_dropped() {
         let (qp, local) = waiting(3);
         let (epoch, sequence) = {
             let mut g = qp.inner.state.lock();
@@ -399,9 +405,9 @@ mod tests {
         assert_eq!(qp.inner.send_cq.len(), 3, "completions");
     }
 
-    /// The program has moved it to SQD while a batch was being sent.
+    /// The program changes the state to SQD while a batch is being sent.
     #[test]
-    fn a_send_queue_is_drained_when_the_socket_has_taken_its_batch() {
+    fn sqd_waits_for_the_batch() {
         let (qp, local) = waiting(2);
         qp.inner.state.lock().state = State::Sqd;
         let epoch = qp.inner.state.lock().epoch;
@@ -413,9 +419,9 @@ mod tests {
         assert_eq!(qp.counters().tx_messages, 2);
     }
 
-    /// The requests of a batch were dropped while the socket took it, and others have come.
+    /// The requests of a batch are dropped while it is being sent, and others are posted.
     #[test]
-    fn a_batch_from_before_a_reset_completes_nothing() {
+    fn reset_discards_batch_result() {
         let (qp, local) = waiting(2);
         let epoch = qp.inner.state.lock().epoch;
         for to in [
@@ -434,9 +440,9 @@ mod tests {
         assert_eq!(qp.counters().tx_messages, 0);
     }
 
-    /// They were flushed while the socket took them: nothing waits for room any more.
+    /// The requests of a batch are flushed while it is being sent, so none waits for room.
     #[test]
-    fn a_batch_from_before_an_error_waits_for_nothing() {
+    fn error_discards_batch_result() {
         let (qp, local) = waiting(2);
         let epoch = qp.inner.state.lock().epoch;
         qp.modify(State::Error).unwrap();
@@ -447,9 +453,10 @@ mod tests {
         assert_eq!(qp.drops().unsent, 0);
     }
 
-    /// Requests that leave by the same socket go in one system call, those behind them by another socket do not.
+    /// Requests with the same socket are sent in one system call. Later ones with another socket
+    /// are not.
     #[test]
-    fn neighbours_from_one_address_make_a_batch() {
+    fn batch_has_one_source() {
         let (qp, _) = waiting(0);
         let locals = qp.inner.locals.all();
         qp.modify(State::Sqd).unwrap();

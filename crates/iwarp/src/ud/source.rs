@@ -1,16 +1,17 @@
-//! A datagram queue pair as the engine sees it.
+//! The engine's interface to a datagram queue pair.
 
 use super::send::TIMER_BLOCKED;
-use super::{Guarded, UdInner};
+use super::{UdInner, UdState};
 use crate::conn::engine_events::driven_until;
 use crate::engine::Source;
 use crate::sys::poller::Interest;
 use std::sync::{Arc, Weak};
 
-/// Stands for a queue pair in the engine's table, so that the engine does not keep one that the program has dropped.
+/// The entry of a queue pair in the engine's table. It does not keep a queue pair that the program
+/// has dropped.
 pub(super) struct Watch {
     qp: Weak<UdInner>,
-    /// It watches one of the queue pair's own sockets, and not that of a group.
+    /// The socket is one of the queue pair's own, and not that of a group.
     own: bool,
 }
 
@@ -19,13 +20,13 @@ impl Watch {
         Self { qp, own }
     }
 
-    /// For the queue pair's own sockets.
+    /// Creates the entry of the queue pair's own sockets.
     pub(super) fn own(qp: &Arc<UdInner>) -> Arc<dyn Source> {
         let qp = Arc::downgrade(qp);
         Arc::new(Self::new(qp, true))
     }
 
-    /// For the socket of a group, which the engine always watches.
+    /// Creates the entry of a group's socket, which the engine always watches.
     pub(super) fn group(qp: &Arc<UdInner>) -> Arc<dyn Source> {
         let qp = Arc::downgrade(qp);
         Arc::new(Self::new(qp, false))
@@ -33,9 +34,9 @@ impl Watch {
 }
 
 impl UdInner {
-    /// Has the engine watch the sockets again, if application threads drove them.
-    pub(super) fn wake(&self, g: &mut Guarded) {
-        if !std::mem::take(&mut g.resting) || self.is_destroyed() {
+    /// Has the engine watch the sockets again, if application threads have driven them.
+    pub(super) fn wake(&self, g: &mut UdState) {
+        if !std::mem::take(&mut g.driven_by_app) || self.is_destroyed() {
             return;
         }
         for local in self.locals.all().iter() {
@@ -77,11 +78,11 @@ impl Source for Watch {
         if g.watches_room.is_some() || qp.is_destroyed() {
             return false;
         }
-        if !g.resting {
+        if !g.driven_by_app {
             for local in qp.locals.all().iter() {
                 qp.engine.pause(&local.socket);
             }
-            g.resting = true;
+            g.driven_by_app = true;
         }
         true
     }
@@ -112,7 +113,7 @@ mod tests {
         let engine = &qp.inner.engine;
         let locals = qp.inner.locals.all();
         let watched = locals.iter().filter(|local| {
-            // A descriptor that is not in the set cannot be changed there.
+            // A descriptor that is not in the set cannot be modified.
             engine
                 .modify(&local.socket, local.token, Interest::READ)
                 .is_ok()
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn it_rests_until_it_is_resumed() {
+    fn sockets_are_unwatched_until_resumed() {
         let qp = datagram_queue_pair();
         let watch = Watch::own(&qp.inner);
         watch.resume_watch();
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_room_does_not_rest() {
+    fn waiting_requests_keep_the_watch() {
         let qp = datagram_queue_pair();
         let watch = Watch::own(&qp.inner);
         let local = Arc::clone(&qp.inner.locals.all()[0]);
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_destroyed_is_not_watched_again() {
+    fn destroyed_queue_pair_stays_unwatched() {
         for rests in [false, true] {
             let qp = datagram_queue_pair();
             let watch = Watch::own(&qp.inner);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_whether_it_served_anything() {
+    fn drive_reports_progress() {
         let qp = datagram_queue_pair();
         for (readable, writable) in [(false, false), (true, false), (false, true), (true, true)] {
             let watch = Watch::own(&qp.inner);
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn pollers_of_its_completion_queues_drive_its_own_sockets() {
+    fn pollers_drive_own_sockets() {
         let qp = datagram_queue_pair();
         let pollers = &qp.inner.send_cq.inner.pollers;
         let own = Watch::own(&qp.inner);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_gone_does_nothing() {
+    fn dropped_queue_pair_does_nothing() {
         let watch = Arc::new(Watch::new(Weak::new(), true));
         assert!(!watch.pause_watch());
         assert_eq!(watch.driven_until(0), None);

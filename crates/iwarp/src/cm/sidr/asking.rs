@@ -19,8 +19,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Pauses before a request is sent again to a port to which nothing is bound. Some programs send their
-/// peer a port and listen on it only afterwards.
+/// Pauses before a request is sent again to a port to which nothing is bound. Some programs send
+/// their peer a port and listen on it only afterwards.
 const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -142,7 +142,8 @@ impl Asking {
         }
     }
 
-    /// Handles an error of the socket. Most errors are about one message, which then counts as lost.
+    /// Handles an error of the socket. Most errors are about one message, which then counts as
+    /// lost.
     fn failed(&self, s: &mut State, e: &io::Error) -> Option<End> {
         match (e.kind(), e.raw_os_error()) {
             (ErrorKind::ConnectionRefused, Some(errno)) => {
@@ -294,8 +295,8 @@ mod tests {
         (id, asking)
     }
 
-    /// If nothing was bound to the port, a separate timer sends the request again, until the attempt
-    /// ends.
+    /// If nothing was bound to the port, a separate timer sends the request again, until the
+    /// attempt ends.
     #[test]
     fn refused_request_is_repeated() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();

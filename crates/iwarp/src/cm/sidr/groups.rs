@@ -1,8 +1,8 @@
 //! Multicast groups of an identifier (`rdma_join_multicast(3)`).
 //!
-//! With the kernel, the connection manager joins groups on the network, and the library attaches the
-//! queue pair. Here attaching does both, so an identifier without a queue pair joins when it gets
-//! one.
+//! With the kernel, the connection manager joins groups on the network, and the library attaches
+//! the queue pair. Here attaching does both, so an identifier without a queue pair joins when it
+//! gets one.
 
 use super::super::id::{CmId, Phase};
 use super::super::{CmEvent, CmEventKind};
@@ -94,8 +94,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Leaves the group that it has joined last by this address (`rdma_leave_multicast(3)`). Pending
-    /// events of that membership are dropped. Returns the value that it was joined with.
+    /// Leaves the group that it has joined last by this address (`rdma_leave_multicast(3)`).
+    /// Pending events of that membership are dropped. Returns the value that it was joined with.
     ///
     /// # Errors
     /// [`Error::InvalidState`]: the identifier is for connections. The operating system's

@@ -1,5 +1,5 @@
-//! Identifiers for datagrams (`RDMA_PS_UDP`): a requester asks which datagram queue pair serves a UDP
-//! port, and no connection is set up. docs/wire.md describes the messages; `iwarp_proto::sidr`
+//! Identifiers for datagrams (`RDMA_PS_UDP`): a requester asks which datagram queue pair serves a
+//! UDP port, and no connection is set up. docs/wire.md describes the messages; `iwarp_proto::sidr`
 //! encodes them.
 //!
 //! An identifier is bound to a UDP port, so its ports do not collide with those of connections.
@@ -84,12 +84,12 @@ impl CmId {
         s.datagrams.as_ref()?.qp.clone()
     }
 
-    /// Sets the queue pair that it names to peers, and attaches it to the groups that the identifier
-    /// has joined. It replaces an earlier one, which stays attached.
+    /// Sets the queue pair that it names to peers, and attaches it to the groups that the
+    /// identifier has joined. It replaces an earlier one, which stays attached.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections. As [`UdQueuePair::attach_group`],
-    /// but then the queue pair is set nevertheless.
+    /// [`Error::InvalidState`]: the identifier is for connections. As
+    /// [`UdQueuePair::attach_group`], but then the queue pair is set nevertheless.
     pub fn set_datagram_queue_pair(&self, qp: Option<&UdQueuePair>) -> Result<()> {
         let groups = {
             let mut s = self.inner.state.lock();

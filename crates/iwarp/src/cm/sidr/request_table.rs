@@ -1,8 +1,8 @@
 //! The requests of a listener for datagrams: which senders are challenged, which requests are
 //! repeated, and how many may wait.
 //!
-//! Nothing is kept for a sender that has not returned a cookie, so that spoofed addresses cannot fill
-//! the table. A reply is kept for some time: if it is lost, the request comes again.
+//! Nothing is kept for a sender that has not returned a cookie, so that spoofed addresses cannot
+//! fill the table. A reply is kept for some time: if it is lost, the request comes again.
 
 use iwarp_proto::sidr::{MESSAGE_LEN, Message};
 use std::collections::{HashMap, VecDeque};

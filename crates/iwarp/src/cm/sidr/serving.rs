@@ -133,8 +133,8 @@ impl Replier {
         }
     }
 
-    /// Returns the device that has this address among its GIDs. Datagrams to other addresses of this
-    /// host would reach no queue pair.
+    /// Returns the device that has this address among its GIDs. Datagrams to other addresses of
+    /// this host would reach no queue pair.
     fn context_of(&self, ip: IpAddr) -> Result<Context> {
         let ctx = match &self.ctx {
             Some(ctx) => ctx.clone(),
@@ -239,8 +239,8 @@ mod tests {
     use crate::config::Config;
     use crate::testing;
 
-    /// The device may have lost or got an address since it was opened. Queue pairs are reached at its
-    /// earlier and at its present addresses.
+    /// The device may have lost or got an address since it was opened. Queue pairs are reached at
+    /// its earlier and at its present addresses.
     #[test]
     fn earlier_and_present_addresses_are_served() {
         let opened = testing::device_at(&["192.0.2.7"]);
@@ -266,8 +266,8 @@ mod tests {
         id.destroy();
     }
 
-    /// If the program does not answer, or its answer cannot be sent, the request is rejected, so that
-    /// the peer does not repeat it.
+    /// If the program does not answer, or its answer cannot be sent, the request is rejected, so
+    /// that the peer does not repeat it.
     #[test]
     fn unanswered_request_is_rejected() {
         const CAME_TO: [u8; 4] = [127, 0, 0, 1];
