@@ -185,7 +185,7 @@ enum rnic_tx {
 enum rnic_link {
 	RNIC_LINK_NONE,
 	RNIC_LINK_UP,
-	/* The stream ends before `deadline`, or it is reset. */
+	/* The stream is being ended; see `deadline` of the queue pair. */
 	RNIC_LINK_ENDING,
 	/* The next turn resets the stream, whatever the peer does. */
 	RNIC_LINK_GIVEN_UP,
