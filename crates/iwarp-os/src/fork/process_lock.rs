@@ -204,7 +204,6 @@ thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes the locks.
 pub(super) fn before_fork() {
     if MINE.get() {
         // The handlers are installed twice.
