@@ -18,7 +18,6 @@ fn set_by_cargo(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
 }
 
-/// Returns the command that compiles the library to `to`.
 fn compiler(to: &Path) -> Command {
     let mut command = Command::new(set_by_cargo("RUSTC"));
     let source: PathBuf = [&set_by_cargo("CARGO_MANIFEST_DIR"), "src/library.rs"]

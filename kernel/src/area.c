@@ -125,7 +125,6 @@ void rnic_area_give(struct rnic_qp *qp)
 		rk_area_lend(qp->engine, area);
 }
 
-/* Takes the area of a queue pair that is being freed. */
 void rnic_area_end(struct rnic_qp *qp)
 {
 	struct rk_area *area = rk_area_take_back(qp->engine);

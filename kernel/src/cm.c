@@ -141,7 +141,6 @@ void rnic_unwatch(struct rnic_connection *connection)
 	cancel_work(&connection->work);
 }
 
-/* Sets the timer for the next time limit. */
 void rnic_set_timer(struct rnic_connection *connection)
 {
 	u64 at = rk_mpa_poll_at(connection->mpa), now = ktime_get_ns();
@@ -233,7 +232,6 @@ static void addresses(struct socket *socket, struct iw_cm_event *event)
 	unmap(&event->remote_addr);
 }
 
-/* Fills in the addresses and the peer's private data. */
 void rnic_describe_peer(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
 			struct iw_cm_event *event)
 {

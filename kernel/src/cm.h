@@ -31,7 +31,6 @@ struct rnic_connection {
 	bool pushed_out;
 };
 
-/* Returns the MPA parameters for these depths. */
 struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord);
 size_t rnic_address_size(const struct sockaddr_storage *address);
 int rnic_make_socket(struct ib_device *base, const struct sockaddr_storage *address,

@@ -77,7 +77,6 @@ static struct siw_cqe *slot(const struct rnic_cq *cq, u32 index)
 	return &cq->ring[index & (cq->base.cqe - 1)];
 }
 
-/* Returns the flags of an entry besides SIW_WQE_VALID. */
 static u8 flags_of(const struct rnic_cq *cq, u32 flags)
 {
 	if (flags & RK_WC_WITH_INV)

@@ -42,7 +42,6 @@ static void forget_one(struct listener *listener)
 {
 	mutex_lock(&listener->lock);
 	listener->count--;
-	/* Room for another half-open connection. */
 	if (!listener->closing)
 		queue_work(rnic_order, &listener->work);
 	wake_up(&listener->changed);
@@ -147,7 +146,6 @@ static void accept_turn(struct work_struct *work)
 	}
 	if (kernel_accept(listener->socket, &socket, O_NONBLOCK))
 		return;
-	/* Inherited from the listener. */
 	write_lock_bh(&socket->sk->sk_callback_lock);
 	socket->sk->sk_data_ready = listener->data_ready;
 	socket->sk->sk_user_data = NULL;
@@ -251,7 +249,6 @@ int rnic_destroy_listen(struct iw_cm_id *id)
 	list_for_each_entry(connection, &listener->half_open, entry)
 		queue_work(rnic_order, &connection->work);
 	mutex_unlock(&listener->lock);
-	/* Nothing queues it again from now on. */
 	cancel_work_sync(&listener->work);
 	wait_event(listener->changed, !READ_ONCE(listener->count));
 	/* The last one may still hold the lock. */

@@ -83,7 +83,6 @@ static u32 enter(struct rk_device *engine, struct rnic_mr *mr, u32 pd, u32 right
 					 mr->base.length, mr->base.iova, pd, rights, random);
 	if (mr->pages)
 		return rk_allocate_fast(engine, mr->pages, mr->most, pd, random);
-	/* All of memory. */
 	return rk_register(engine, 0, U64_MAX, pd, rights, random);
 }
 

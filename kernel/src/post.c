@@ -46,7 +46,6 @@ static void name_pages(struct rk_send *send, const struct ib_reg_wr *request)
 	send->page_shift = ilog2(mr->base.page_size);
 }
 
-/* Translates the operation of a request. */
 static int translate(const struct ib_send_wr *request, struct rk_send *send)
 {
 	switch (request->opcode) {
@@ -188,7 +187,6 @@ void rnic_take_irq_posts(struct rnic_qp *qp)
 	}
 }
 
-/* Posts with interrupts off; the tasklet sends. */
 static int post_all_from_irq(struct rnic_qp *qp, const struct ib_send_wr *requests,
 			     const struct ib_send_wr **bad)
 {
@@ -258,7 +256,6 @@ static int fill(struct rnic_ring *ring, const struct ib_recv_wr *requests,
 
 	spin_lock_irqsave(&ring->filling, flags);
 	for (; requests; requests = requests->next) {
-		/* Programs fill their rings themselves. */
 		result = ring->mapping ? -EOPNOTSUPP : rnic_ring_add_receive(ring, requests);
 		if (result) {
 			*bad = requests;

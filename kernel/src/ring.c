@@ -53,7 +53,6 @@ void rnic_refuse(struct rnic_qp *qp, u64 wr_id)
 	rk_qp_modify(qp->engine, RK_STATE_ERROR);
 }
 
-/* Returns the next entry to take. */
 static struct siw_sqe *next_send(const struct rnic_qp *qp)
 {
 	return (struct siw_sqe *)qp->sq.at + (qp->sq.next & (qp->sq.count - 1));

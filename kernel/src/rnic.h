@@ -20,7 +20,6 @@
 
 #include "runtime.h"
 
-/* Each device has one port. */
 #define RNIC_PORT 1
 #define RNIC_MAX_CQE (1 << 20)
 #define RNIC_MAX_WR 32768
@@ -31,7 +30,6 @@
 #define RNIC_AREAS 16
 /* Pages of a region for fast registration: 4 MiB. */
 #define RNIC_MAX_FAST_PAGES 1024
-/* Access rights of regions. */
 #define RNIC_RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 
 /* Before 6.2, kernels use one constant for both directions of a copy. */
@@ -73,7 +71,6 @@ struct rnic_device {
 	atomic_t areas_made;
 	/* Serializes registrations, so that no other one takes the slots. */
 	struct mutex registering;
-	/* Queue pairs by number. */
 	struct xarray qps;
 	u32 next_qp;
 	/* Counters of destroyed queue pairs. Guarded by the lock of `qps`. */
@@ -94,7 +91,6 @@ struct rnic_ucontext {
 	struct ib_ucontext base;
 };
 
-/* A completion queue. See cq.c. */
 struct rnic_cq {
 	struct ib_cq base;
 	/* Guards the following fields and the order of the entries. */
@@ -120,7 +116,6 @@ struct rnic_cq {
 	u32 received;
 	u32 busy;
 	u32 crowded;
-	/* The processor of the completion vector. */
 	u32 processor;
 	/* Calls the handler on another processor, and the number of unfinished such calls. */
 	call_single_data_t call;
@@ -129,7 +124,6 @@ struct rnic_cq {
 	struct rdma_user_mmap_entry *mapping;
 };
 
-/* A ring of requests. See ring.c. */
 struct rnic_ring {
 	void *at;
 	u32 count;
@@ -143,7 +137,6 @@ struct rnic_ring {
 	struct rdma_user_mmap_entry *mapping;
 };
 
-/* A shared receive queue. See srq.c. */
 struct rnic_srq {
 	struct ib_srq base;
 	u32 max_sge;
@@ -185,13 +178,12 @@ enum rnic_tx {
 enum rnic_link {
 	RNIC_LINK_NONE,
 	RNIC_LINK_UP,
-	/* The stream ends before `deadline`, or it is reset. */
+	/* The stream is being ended; see `deadline` of the queue pair. */
 	RNIC_LINK_ENDING,
 	/* The next turn resets the stream, whatever the peer does. */
 	RNIC_LINK_GIVEN_UP,
 };
 
-/* A queue pair, with its connection. */
 struct rnic_qp {
 	struct ib_qp base;
 	struct ib_qp_cap cap;
@@ -218,7 +210,6 @@ struct rnic_qp {
 	 * stream.c.
 	 */
 	struct sock *sk;
-	/* Bits of `enum rnic_tx`. */
 	unsigned long tx;
 	struct tasklet_struct sender;
 	struct work_struct send_work;
@@ -245,7 +236,6 @@ struct rnic_qp {
 struct rnic_mr {
 	struct ib_mr base;
 	struct ib_umem *umem;
-	/* The address of each page. */
 	u64 *pages;
 	/*
 	 * For fast registration: how many pages there may be, and how many the client has listed.

@@ -126,7 +126,6 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 	}
 }
 
-/* Reports that TCP refuses to send. */
 void rnic_stream_fails(struct rnic_qp *qp)
 {
 	spin_lock_bh(&qp->lock);
@@ -134,7 +133,6 @@ void rnic_stream_fails(struct rnic_qp *qp)
 	spin_unlock_bh(&qp->lock);
 }
 
-/* Handles the result of rnic_transmit(). */
 static void after_transmit(struct rnic_qp *qp, int result)
 {
 	if (result && result != -EAGAIN)
@@ -144,7 +142,6 @@ static void after_transmit(struct rnic_qp *qp, int result)
 		rnic_stream_kick(qp);
 }
 
-/* Sends in the system call of the program. */
 int rnic_stream_send(struct rnic_qp *qp)
 {
 	struct sock *sk;

@@ -145,7 +145,6 @@ static void free_end(struct end *end)
 
 /* ---- requests ---- */
 
-/* A part of an end's buffer, in the region of all memory. */
 struct ib_sge part(const struct end *end, u32 from, u32 len)
 {
 	return (struct ib_sge){
@@ -178,7 +177,6 @@ int post_send(struct end *end, u64 wr_id, u32 from, u32 len, int flags)
 	return ib_post_send(end->id->qp, &request, NULL);
 }
 
-/* Writes to the peer, or reads from it. */
 int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sge sge,
 		     u64 remote_addr, u32 rkey)
 {
@@ -199,7 +197,6 @@ int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sg
 	return ib_post_send(end->id->qp, &request.wr, NULL);
 }
 
-/* Waits for the next completion. */
 int next(struct end *end, struct ib_wc *wc)
 {
 	unsigned long limit = jiffies + PATIENCE;
@@ -263,7 +260,6 @@ static int run(const struct test *test)
 	return error;
 }
 
-/* Runs tests, and returns how many have failed. */
 static int run_all(const struct test *list, int count)
 {
 	int i, failed = 0;

@@ -46,7 +46,6 @@ struct test {
 	bool srq;
 };
 
-/* The completion vector of all queues. */
 #define VECTOR 1
 
 /* client.c */

@@ -41,7 +41,6 @@ int held_too_long(struct pair *pair)
 	EXPECT(rk_poll_at(b->qp) == RK_NEVER);
 	EXPECT(!post(a, RK_SEND, 1, b));
 	EXPECT(carry(a, b, 1448) == RK_RX_HELD);
-	/* The limit starts at the next call. */
 	EXPECT(rk_poll_at(b->qp) <= now);
 	rk_on_time(b->qp, now);
 	for (i = 0; rk_qp_state(b->qp) == RK_STATE_RTS && i < 10; i++) {

@@ -191,7 +191,6 @@ int beyond_the_end(struct pair *pair)
 		EXPECT(!b->buffer[i]);
 	EXPECT(rk_qp_state(b->qp) == RK_STATE_ERROR);
 	EXPECT(b->receives == 1 && b->last_receive.status);
-	/* The sender gets a Terminate. */
 	EXPECT(carry(b, a, 1448) == -EPROTO);
 	EXPECT(rk_qp_state(a->qp) == RK_STATE_ERROR);
 	return 0;

@@ -84,7 +84,6 @@ static size_t wrong(const struct scattered *from, const struct scattered *to)
 	return bad;
 }
 
-/* Returns a request that registers these pages. */
 static struct rk_send all_of(const struct scattered *s, u32 stag)
 {
 	return (struct rk_send){

@@ -129,7 +129,6 @@ static int post_request(struct end *end, const struct rk_send *send)
 	return error;
 }
 
-/* Posts a signaled request with one element. */
 int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote_addr, u32 rkey)
 {
 	struct rk_send send = {
@@ -191,7 +190,6 @@ int invalidate(struct end *end, u32 stag)
 	return carry_out(end, &send);
 }
 
-/* Posts a receive into the whole buffer. */
 int post_receive(struct end *end, u64 wr_id)
 {
 	struct rk_sge sge = {

@@ -94,7 +94,6 @@ static int lead(struct pair *pair, const struct poster *posters, struct round *r
 	}
 }
 
-/* Two processors post at the same time, on these ends. */
 static int two_posters(struct pair *pair, struct end *first, struct end *second)
 {
 	struct round round = {};

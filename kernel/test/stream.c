@@ -103,7 +103,6 @@ static void write_space(struct sock *sk)
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* The peer's FIN or reset has arrived. */
 static void state_change(struct sock *sk)
 {
 	struct end *end;

@@ -12,7 +12,6 @@
 
 #include "runtime.h"
 
-/* Bytes of each end's buffer. */
 #define BUFFER 65536
 #define PD 7
 /* Start time of the streams. Tests without a network set the clock themselves. */

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Tests of the verbs of kernel clients. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/delay.h>
 #include <linux/hrtimer.h>
@@ -134,7 +133,6 @@ static int registration(struct pair *pair)
 	EXPECT(!expect(b, 4, IB_WC_RDMA_READ));
 	EXPECT(!memcmp(b->buffer, a->buffer + from, len));
 	EXPECT(!memcmp(b->buffer, b->buffer + 32768, len));
-	/* Send with Invalidate. */
 	EXPECT(!post_receive(a, 5, 40000, 64));
 	sge = part(b, 0, 64);
 	send.opcode = IB_WR_SEND_WITH_INV;
@@ -144,7 +142,6 @@ static int registration(struct pair *pair)
 	EXPECT(!next(a, &wc));
 	EXPECT(wc.wr_id == 5 && !wc.status && wc.wc_flags == IB_WC_WITH_INVALIDATE);
 	EXPECT(wc.ex.invalidate_rkey == a->mr->rkey);
-	/* The STag is invalid now. */
 	EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 6, part(b, 32768, len), a->mr->iova, a->mr->rkey));
 	EXPECT(!next(b, &wc));
 	EXPECT(wc.wr_id == 6 && wc.status == IB_WC_REM_ACCESS_ERR);
@@ -287,7 +284,6 @@ static int read_with_invalidate(struct pair *pair)
 		EXPECT(!expect(a, 3, IB_WC_RDMA_READ));
 		EXPECT(!memcmp(a->buffer + i * 100, b->buffer + 100, len));
 	}
-	/* Nothing is placed there any more. */
 	EXPECT(!post_rdma(a, IB_WR_RDMA_READ, 4, sink, b->mr->iova, b->mr->rkey));
 	EXPECT(!next(a, &wc));
 	EXPECT(wc.wr_id == 4 && wc.status == IB_WC_LOC_PROT_ERR);
@@ -490,7 +486,6 @@ static int vectors_under_load(struct pair *pair)
 	return 0;
 }
 
-/* Runs on a processor that is not the vector's. */
 static int vectors(struct pair *pair)
 {
 	int result;

@@ -26,7 +26,6 @@ const VARIABLES_MAX: usize = 2048;
 /// Room for the new value of `LD_PRELOAD`.
 const TEXT_MAX: usize = 16384;
 
-/// The new environment.
 struct Room {
     text: UnsafeCell<[u8; TEXT_MAX]>,
     list: UnsafeCell<[*const c_char; VARIABLES_MAX]>,

@@ -27,7 +27,6 @@ const NOW_VARIABLE: &[u8] = b"LD_BIND_NOW";
 const OWN_NAME: &[u8] = b"libiwarp_audit.so";
 /// The name of the target in the folder of this library.
 const TARGET_NAME: &[u8] = b"libibverbs.so.1";
-/// Libraries that are redirected.
 const STEMS: [&[u8]; 2] = [b"libibverbs", b"librdmacm"];
 /// Longest path including the final zero: Linux's `PATH_MAX`.
 const PATH_MAX: usize = 4096;
@@ -51,7 +50,6 @@ pub(crate) struct LinkMap {
     pub(crate) previous: *const Self,
 }
 
-/// The environment of the process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Variables(*const *const c_char);
 
@@ -117,7 +115,6 @@ pub(crate) fn is(text: &[u8], other: &[u8]) -> bool {
     without(text, other).is_some_and(<[u8]>::is_empty)
 }
 
-/// Splits a path before its last component.
 pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut at = path.len();
     while let Some(before) = at.checked_sub(1) {
@@ -232,7 +229,6 @@ struct Inner {
     loaded: [bool; SPACES],
 }
 
-/// [`Inner`], for the loader's calls.
 #[derive(Debug)]
 pub(crate) struct State(UnsafeCell<Inner>);
 
@@ -257,7 +253,6 @@ impl State {
         unsafe { &mut *self.0.get() }
     }
 
-    /// Finds the target.
     pub(crate) fn start(&self, variables: Variables) {
         let inner = self.inner();
         inner.binds_now = !variables.value(NOW_VARIABLE).is_empty();

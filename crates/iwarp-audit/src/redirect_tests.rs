@@ -7,7 +7,6 @@ use std::ptr;
 const ORIGINAL: u32 = 1;
 const LIBRARY_PATH: u32 = 2;
 
-/// Returns a state that has seen this environment.
 fn started(environment: &[&str]) -> State {
     let strings: Vec<CString> = environment
         .iter()
@@ -30,7 +29,6 @@ fn search(state: &State, name: &str, mut cookie: usize, flag: u32) -> String {
     }
 }
 
-/// Opens an object and returns its cookie.
 fn open(state: &State, name: &str, space: i64) -> usize {
     let name = CString::new(name).unwrap();
     let map = LinkMap {

@@ -363,7 +363,6 @@ fn lack_of_descriptors_has_own_error() {
     // SAFETY: `status` is a valid place for an int; the child is ours.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 9, "status {status:#x}");
-    // The connection was not lost.
     accept(&listener);
 }
 

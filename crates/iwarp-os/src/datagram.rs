@@ -303,7 +303,6 @@ pub struct Batch {
 }
 
 impl Default for Batch {
-    /// Returns an empty batch.
     fn default() -> Self {
         Self {
             len: 0,
@@ -416,7 +415,6 @@ mod tests {
         DatagramSocket::bind(Bind::Address(at), 1, 1 << 16).unwrap()
     }
 
-    /// Receives until `wanted` datagrams have arrived.
     fn receive(socket: &DatagramSocket, batch: &mut Batch, wanted: usize) {
         let start = Instant::now();
         while socket.receive(batch, BATCH).unwrap() != wanted {

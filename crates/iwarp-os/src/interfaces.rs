@@ -119,7 +119,6 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
-/// Owns the list that `getifaddrs` returned.
 struct List {
     first: *mut libc::ifaddrs,
 }
@@ -187,7 +186,6 @@ impl Entry<'_> {
         }
     }
 
-    /// Returns the index and Ethernet address of the interface.
     fn mac(&self) -> Option<(i32, [u8; 6])> {
         let address = self.raw.ifa_addr;
         // SAFETY: the pointer is null or a socket address of the list, which starts with its

@@ -28,7 +28,6 @@ const KNOWN: u16 = libc::NUD_PERMANENT
 /// The discard port (RFC 863); no service is expected.
 const DISCARD_PORT: u16 = 9;
 
-/// The state of a neighbour.
 enum Neighbour {
     /// Packets can be sent to it.
     Known,
@@ -186,7 +185,6 @@ fn resolves_addresses(netlink: &Socket, interface: u32) -> bool {
     flags & (libc::IFF_LOOPBACK | libc::IFF_NOARP) as u32 == 0
 }
 
-/// Sends a request and returns the body of the answer.
 fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut message = Vec::with_capacity(HEADER_LEN + body.len());
     message.extend(((HEADER_LEN + body.len()) as u32).to_ne_bytes());

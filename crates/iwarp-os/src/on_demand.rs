@@ -82,7 +82,6 @@ fn exchange(at: u64, old: u64, new: u64) -> Option<u64> {
     errand.run().then(|| errand.found.load(Ordering::Relaxed))
 }
 
-/// The result of a copy by the kernel.
 #[derive(Debug, PartialEq, Eq)]
 enum Copied {
     All,
@@ -111,7 +110,6 @@ fn in_parts(len: usize, mut copy: impl FnMut(u64, usize) -> isize) -> Copied {
     Copied::All
 }
 
-/// What the child does.
 #[derive(Debug, Clone, Copy)]
 enum Work {
     Copy { from: u64, to: u64, len: usize },
@@ -164,7 +162,6 @@ impl Errand {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Executes the errand, in the child.
     fn carry_out(&self) {
         match self.work {
             Work::Copy { from, to, len } => {

@@ -88,7 +88,6 @@ fn refusal_differs_from_missing_page() {
     assert_eq!(refuse(libc::EFAULT), Copied::Missing);
     assert_eq!(refuse(libc::ENOSYS), Copied::NotAllowed);
     assert_eq!(refuse(libc::EPERM), Copied::NotAllowed);
-    // A copy in several parts.
     let parts = AtomicUsize::new(0);
     let copied = in_parts(10, |done, left| {
         assert_eq!(done as usize + left, 10);

@@ -198,7 +198,6 @@ impl Poller {
         }
     }
 
-    /// One sleep.
     fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
         events.list.clear();
         if !time.is_zero() && time < PRECISE_BELOW {

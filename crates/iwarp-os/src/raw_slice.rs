@@ -65,7 +65,6 @@ impl RawSlice {
         }
     }
 
-    /// First address.
     #[cfg(test)]
     fn addr(&self) -> u64 {
         self.addr as u64

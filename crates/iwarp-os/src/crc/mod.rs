@@ -98,7 +98,6 @@ fn by_instruction(crc: u32, data: &[u8]) -> u32 {
     for word in words {
         wide = _mm_crc32_u64(wide, u64::from_le_bytes(*word));
     }
-    // The upper half is zero.
     let mut state = wide as u32;
     if let Some((half, after)) = rest.split_first_chunk::<4>() {
         state = _mm_crc32_u32(state, u32::from_le_bytes(*half));

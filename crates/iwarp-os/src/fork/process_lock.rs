@@ -6,7 +6,7 @@
 //! child finds complete values. They wait for a lock only for a bounded time, because its holder
 //! may need another lock that they have taken already, or may be stuck. A lock that they did not
 //! get is replaced in the child by a new one with the default value, and the old value is leaked.
-//! The same happens to a value that a child must not use, such as a list of engines whose threads
+//! Also replaced is a value that a child must not use, such as a list of engines whose threads
 //! do not exist there.
 //!
 //! The locks are those of the standard library: each is a single word. The locks of `parking_lot`
@@ -204,7 +204,6 @@ thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes the locks.
 pub(super) fn before_fork() {
     if MINE.get() {
         // The handlers are installed twice.

@@ -8,7 +8,6 @@
 
 use std::arch::naked_asm;
 
-/// The result of [`exchange`].
 #[repr(C)]
 pub(super) struct Exchanged {
     /// 1, or 0 if the word could not be accessed.

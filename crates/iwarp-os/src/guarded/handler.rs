@@ -39,7 +39,6 @@ const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// The levels.
 const HANDLERS: [Handler; 8] = [
     handle::<0>,
     handle::<1>,
@@ -72,7 +71,6 @@ static PREVIOUS: [[Previous; HANDLERS.len()]; SIGNALS.len()] = [const {
     }; HANDLERS.len()]
 }; SIGNALS.len()];
 
-/// Faults are caught.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Held while a level is installed.
 static INSTALLING: ProcessLock<()> = ProcessLock::new("sys::guarded::INSTALLING", ());
@@ -127,7 +125,6 @@ pub(super) fn keep() {
     }
 }
 
-/// Unblocks the signals of a fault in this thread.
 fn unblock() {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: the sets are local, and the calls change the mask of this thread only.

@@ -9,7 +9,6 @@ use std::time::Instant;
 
 type Copy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> u32;
 
-/// Returns the copy functions that this processor supports.
 fn copies() -> Vec<(&'static str, Copy)> {
     #[allow(unused_mut, reason = "one architecture has a second one")]
     let mut all: Vec<(&'static str, Copy)> = vec![("copy", machine::copy)];
