@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pair_is_built_in_its_box() {
+    fn queue_pair_is_boxed() {
         let config = QpConfig::default();
         let qp = QueuePair::boxed(config).unwrap();
         assert_eq!((qp.state(), *qp.config()), (State::Reset, config));

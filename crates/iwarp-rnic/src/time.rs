@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn about_is_at_most_a_quarter_later(now in 0u64..1 << 60, wait in 0u64..1 << 40) {
+        fn after_about_rounds_up_by_a_quarter(now in 0u64..1 << 60, wait in 0u64..1 << 40) {
             let (now, wait) = (Time::from_nanos(now), Duration::from_nanos(wait));
             let waited = now.after_about(wait).since(now);
             prop_assert!(waited >= wait && waited <= wait + wait / 4);

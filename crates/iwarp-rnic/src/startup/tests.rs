@@ -231,7 +231,7 @@ fn wrong_length_ends_with_the_header() {
 }
 
 #[test]
-fn unusable_frames_end_with_their_last_octet() {
+fn unusable_frames_fail_at_last_octet() {
     // A plain reply to an enhanced request, and an enhanced one to a plain request.
     let found = failure(asking(peer_to_peer()), &reply_to(plain()));
     assert_eq!(found.1, Failure::Frame(StartupError::NotEnhanced));
@@ -267,7 +267,7 @@ fn insufficient_ird_ends_with_terminate() {
 }
 
 #[test]
-fn nothing_is_read_before_the_request_is_sent() {
+fn nothing_is_read_before_request() {
     let mut initiator = Initiator::new(peer_to_peer(), OCTETS, LIMITS).unwrap();
     assert_eq!((initiator.wanted(), initiator.poll_at()), (0, None));
     let received = initiator.received(&reply_to(peer_to_peer())).unwrap();
@@ -378,7 +378,7 @@ fn unanswered_close_asks_again() {
 }
 
 #[test]
-fn close_fails_once_nothing_is_left_to_try() {
+fn close_fails_after_last_attempt() {
     let closed = |begun| Err(Failure::Closed { begun });
     assert_eq!(asking(plain()).peer_closed(), closed(false));
     // The revision is not the reason if part of the reply has arrived.
@@ -394,7 +394,7 @@ fn close_fails_once_nothing_is_left_to_try() {
 }
 
 #[test]
-fn responder_notices_the_close_at_each_step() {
+fn close_ends_each_responder_step() {
     let closed = |begun| Err(Failure::Closed { begun });
     assert_eq!(waiting().peer_closed(), closed(false));
     let mut begun = waiting();
@@ -469,7 +469,7 @@ fn rejected_initiator_has_time_to_close() {
 }
 
 #[test]
-fn decision_is_taken_once_and_not_before_the_request() {
+fn decision_needs_request_and_is_final() {
     let mut responder = waiting();
     assert_eq!(responder.accept(&peer_to_peer(), ANSWER), Ok(None));
     assert!(!responder.reject(ANSWER) && responder.reply().is_empty());
@@ -483,7 +483,7 @@ fn decision_is_taken_once_and_not_before_the_request() {
 }
 
 #[test]
-fn stream_has_the_times_of_its_model() {
+fn stream_times_follow_model() {
     let reminders = StreamTimes::REMINDERS;
     for (params, speak_first, first_fpdu) in [
         (peer_to_peer(), None, Some(LIMITS.first_fpdu)),

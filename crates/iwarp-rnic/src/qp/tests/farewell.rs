@@ -165,7 +165,7 @@ fn partial_message_is_not_done() {
 /// A Send or Write with immediate data is two messages. After only the first one, the request is
 /// not done.
 #[test]
-fn one_of_two_messages_is_not_done() {
+fn half_sent_request_is_not_done() {
     type Make = fn(&Mr) -> SendOp;
     let cases: [(Make, Opcode, Stage); 2] = [
         (|_| SendOp::SendImm(7), Opcode::IMMEDIATE, Stage::Body),

@@ -62,7 +62,7 @@ fn flush_waits_for_other_reads() {
 }
 
 #[test]
-fn flush_without_reads_or_with_data_is_refused() {
+fn invalid_flush_is_refused() {
     let refused = Err(PostError::InvalidRequest);
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);

@@ -118,7 +118,7 @@ fn pager_copies_and_reports_missing_pages() {
 }
 
 #[test]
-fn payload_is_copied_with_on_demand_region() {
+fn on_demand_region_forces_copies() {
     for copied in [false, true] {
         let mut stream = STREAM;
         (stream.crc, stream.emss) = (false, 60_000);

@@ -250,7 +250,7 @@ proptest! {
 }
 
 #[test]
-fn large_payload_is_read_directly_to_pages() {
+fn large_payload_is_read_to_pages() {
     for op in [Op::Send, Op::Write, Op::Read] {
         let direct = run(op, false, 65483, 77, 40_000, 2_000, 900);
         assert!(direct > 30_000, "{op:?}: {direct}");

@@ -347,7 +347,7 @@ fn one_octet_plan_holds_one_fpdu() {
 
 /// No segment of a message is sent that is known to fail.
 #[test]
-fn message_with_bad_element_is_not_started() {
+fn bad_element_prevents_message() {
     for op in [SendOp::Send, WRITE] {
         // One segment, a bit more, several; the good element is longer or shorter than a segment.
         for (good, bad) in [(100, 100), (1000, 600), (3000, 3000), (2000, 1), (1, 5000)] {

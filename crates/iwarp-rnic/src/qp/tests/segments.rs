@@ -193,7 +193,7 @@ fn response_segments_use_requested_sink() {
 /// The Invalidate STag field of messages that invalidate nothing is ignored on receipt and sent as
 /// zero.
 #[test]
-fn unused_invalidate_stag_is_zero_and_ignored() {
+fn unused_invalidate_stag_is_ignored() {
     //= rfc5040 section 4.1
     //= type=test
     //# For Send, Send with Solicited Event, RDMA Read Request, and Terminate, the

@@ -171,7 +171,7 @@ fn sent_octets_are_summed_once() {
 }
 
 #[test]
-fn inline_data_and_requests_are_summed_once() {
+fn inline_data_are_summed_once() {
     for markers in [false, true] {
         let mut rig = rig(markers, 1460, false);
         let mr = rig.mr(4096, Access::LOCAL_WRITE);

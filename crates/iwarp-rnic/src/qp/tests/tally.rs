@@ -108,7 +108,7 @@ fn atomic_write_counts_as_write() {
 /// A Write with immediate data counts as a Write and as a receive, whose completion has the Write's
 /// length.
 #[test]
-fn write_with_immediate_counts_twice_at_target() {
+fn write_immediate_counts_twice() {
     let ((mut a, from), (mut b, to)) = counting();
     b.recv(1, &[]);
     let op = SendOp::WriteImm {

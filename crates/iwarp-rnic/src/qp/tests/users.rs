@@ -533,7 +533,7 @@ fn empty_access_has_no_user() {
 /// A blocked stream uses no memory, so a region may be registered again under a plan with the same
 /// STag. The rest of a partly sent message must not come from the new registration.
 #[test]
-fn rest_is_not_sent_from_new_registration() {
+fn rest_ignores_new_registration() {
     const LEN: u32 = 9000;
     for written in [1, 100, 5000, 8999] {
         // The new registration contains the rest of the message, but not all of it.
