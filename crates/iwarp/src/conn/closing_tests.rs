@@ -7,6 +7,8 @@ use super::*;
 use crate::config::Config;
 use crate::engine::Source;
 use crate::objects::context::Context;
+use crate::objects::events::AsyncEventKind;
+use crate::objects::member::EventQp;
 use crate::testing::{
     EMPTY_SEND, attributes, break_off, connected, connected_as_responder, context, context_with,
     link, open, queue_pair, send_fpdu, until, unwatched_link,
@@ -346,4 +348,38 @@ fn destroy_without_memory_resets() {
     let end = peer.read_to_end(&mut Vec::new());
     let end = end.map_err(|error| error.kind());
     assert_eq!(end, Err(ErrorKind::ConnectionReset));
+}
+
+/// An event that is not taken would keep the queue pair, and through it the device.
+#[test]
+fn destroy_drops_pending_events() {
+    let ctx = context();
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let event = || AsyncEventKind::QpFatal(EventQp(Arc::clone(&qp.inner) as _));
+    ctx.inner.raise(event());
+    assert_eq!(ctx.inner.async_events.len(), 1);
+    qp.destroy();
+    assert!(ctx.try_async_event().is_none());
+}
+
+/// A peer that takes something gets more time, but not forever.
+#[test]
+fn linger_timer_is_set_again() {
+    let ctx = context_with(Config {
+        linger: Duration::from_millis(200),
+        ..Config::default()
+    });
+    let (qp, _peer) = connection(&ctx);
+    qp.disconnect();
+    {
+        let mut g = qp.inner.state.lock();
+        let ending = g.link.ending_mut().expect("the connection is ending");
+        // As if less had been acknowledged when the timer was set.
+        ending.acknowledged = ending.acknowledged.wrapping_sub(1);
+    }
+    until("the stream is not given up", || {
+        qp.inner.state.lock().link.is_none()
+    });
+    qp.destroy();
 }

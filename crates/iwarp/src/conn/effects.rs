@@ -550,4 +550,48 @@ mod tests {
             qps.iter().for_each(QueuePair::destroy);
         }
     }
+
+    /// Waiters are driven even if the same call makes the queue pair wait.
+    #[test]
+    fn memory_effects_are_independent() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
+        for (due, waiters) in [
+            (Due::WAIT_FOR_MEMORY, 2),
+            (Due::MEMORY_UNUSED, 0),
+            (Due::WAIT_FOR_MEMORY | Due::MEMORY_UNUSED, 0),
+        ] {
+            let waiting = &ctx.inner.waiting;
+            waiting.enter(&qps[1].inner);
+            let effects = Effects {
+                due,
+                ..Effects::default()
+            };
+            effects.apply(&qps[0].inner);
+            assert_eq!(waiting.0.lock().len(), waiters, "{due:?}");
+        }
+        qps.iter().for_each(QueuePair::destroy);
+    }
+
+    /// The fault of a completion acts when the locks are dropped.
+    #[test]
+    fn completion_fault_is_due() {
+        let ctx = testing::context_with(crate::Config {
+            fault: Some(
+                "seed=254;log=/dev/null;status=GENERAL_ERR,nth=2"
+                    .parse()
+                    .unwrap(),
+            ),
+            ..crate::Config::default()
+        });
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for is_due in [false, true] {
+            let mut effects = Effects::default();
+            DriveHost::new(&qp.inner, &mut effects).complete(Direction::Send, Cqe::default());
+            assert_eq!(effects.due == Due::FAULT, is_due);
+        }
+        qp.destroy();
+    }
 }

@@ -665,3 +665,25 @@ fn log_names_refused_objects() {
     ];
     assert_eq!(rules.collect::<Vec<_>>(), expected);
 }
+
+/// A slow connection does not end a longer hold.
+#[test]
+fn slow_step_keeps_longer_hold() {
+    let faults = faults("seed=230;slow=6400,dir=out", true);
+    let end = until(3_600_000_000_000);
+    {
+        let mut state = faults.state.lock();
+        state.rate[Way::Out.index()] = Some(6400);
+        state.held_until[Way::Out.index()] = end;
+    }
+    faults.passed_octets(Way::Out, 128);
+    assert_eq!(faults.state.lock().held_until[Way::Out.index()], end);
+}
+
+#[test]
+fn port_down_holds_both_directions() {
+    let faults = faults("seed=231;stall,nth=9", true);
+    assert!(!Way::BOTH.iter().any(|way| faults.holds(*way)));
+    faults.plan.port_down(u64::MAX);
+    assert!(Way::BOTH.iter().all(|way| faults.holds(*way)));
+}

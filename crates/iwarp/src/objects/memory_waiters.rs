@@ -47,3 +47,54 @@ impl ContextInner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::member::PollOutcome;
+    use crate::testing;
+    use iwarp_rnic::counters::Counters;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Counts its retries.
+    #[derive(Default)]
+    struct Waiter(AtomicU32);
+
+    impl Member for Waiter {
+        fn num(&self) -> u32 {
+            0
+        }
+
+        fn user_data(&self) -> u64 {
+            0
+        }
+
+        fn poll_sockets(self: Arc<Self>) -> PollOutcome {
+            PollOutcome::default()
+        }
+
+        fn fail(self: Arc<Self>) {}
+
+        fn counters(&self, _wait: bool) -> Option<Counters> {
+            None
+        }
+
+        fn retry_memory(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn unused_memory_drives_each_waiter_once() {
+        let ctx = testing::context();
+        let waiters = [(); 3].map(|()| Arc::new(Waiter::default()));
+        let retries = || waiters.each_ref().map(|w| w.0.load(Ordering::Relaxed));
+        for waiter in &waiters {
+            ctx.inner.wait_for_memory(waiter);
+        }
+        assert_eq!(retries(), [1; 3], "each tries again when it enters");
+        ctx.inner.memory_unused();
+        ctx.inner.memory_unused();
+        assert_eq!(retries(), [2; 3]);
+    }
+}

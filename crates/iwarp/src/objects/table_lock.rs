@@ -91,10 +91,11 @@ mod tests {
             while lock.try_read().is_some() {
                 std::thread::yield_now();
             }
+            let begin = now_ns();
             for _ in 0..3 {
                 drop(lock.read());
             }
-            assert!(lock.pass_until.load(Ordering::Relaxed) > 0);
+            assert!(lock.pass_until.load(Ordering::Relaxed) >= begin + PASS_WRITERS_NS);
             assert!(
                 wait.try_recv().is_err(),
                 "the table was changed during an access"

@@ -138,3 +138,80 @@ impl Future for Completions<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::cq::Owed;
+    use crate::objects::member::{Member, PollOutcome};
+    use crate::testing;
+    use iwarp_rnic::counters::Counters;
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    /// Writes a completion when the queue hands its sockets over, without waking anybody: as a
+    /// thread does that checked for wakers just before the task registered.
+    struct Late {
+        cq: CompletionQueue,
+        calls: AtomicU32,
+        mark: AtomicBool,
+    }
+
+    impl Member for Late {
+        fn num(&self) -> u32 {
+            0
+        }
+
+        fn user_data(&self) -> u64 {
+            0
+        }
+
+        fn poll_sockets(self: Arc<Self>) -> PollOutcome {
+            PollOutcome::default()
+        }
+
+        fn fail(self: Arc<Self>) {}
+
+        fn counters(&self, _wait: bool) -> Option<Counters> {
+            None
+        }
+
+        fn send_deferred(self: Arc<Self>) {
+            let cq = &self.cq.inner;
+            // The first call belongs to the poll before the registration.
+            match self.calls.fetch_add(1, Ordering::Relaxed) {
+                0 => cq.defer(&self),
+                _ => cq.push(&mut cq.ring.lock(), Cqe::default(), &mut Owed::default()),
+            }
+        }
+
+        fn deferred_mark(&self, _cq: &crate::objects::cq::CqInner) -> Option<&AtomicBool> {
+            Some(&self.mark)
+        }
+    }
+
+    #[test]
+    fn completion_before_registration_is_taken() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let late = Arc::new(Late {
+            cq: cq.clone(),
+            calls: AtomicU32::new(0),
+            mark: AtomicBool::new(false),
+        });
+        cq.inner.defer(&late);
+        let mut out = [Cqe::default(); 2];
+        let mut wait = std::pin::pin!(cq.completions(&mut out));
+        let mut task = TaskContext::from_waker(Waker::noop());
+        assert!(matches!(wait.as_mut().poll(&mut task), Poll::Ready(Ok(1))));
+        assert_eq!(late.calls.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn wait_without_completion_times_out() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let limit = Some(Duration::from_millis(1));
+        let end = cq.wait(&mut [Cqe::default()], limit);
+        assert!(matches!(end, Err(Error::TimedOut(_))), "{end:?}");
+    }
+}

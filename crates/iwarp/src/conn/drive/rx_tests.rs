@@ -1,6 +1,6 @@
 //! Which read is the first of a call, and what the end of a stream does to a queue pair.
 
-use super::super::super::qp::QpAttributes;
+use super::super::super::qp::{QpAttributes, QueuePair};
 use super::*;
 use crate::testing::{
     attributes, break_off, connected, context, queue_pair, send_fpdu_of, until, unwatched_link,
@@ -95,4 +95,31 @@ fn call_reads_everything() {
     assert!(qp.inner.drive_rx());
     assert_eq!(qp.counters().rx_messages, u64::from(messages));
     qp.destroy();
+}
+
+/// A part of an FPDU must not become a part of the next connection's stream.
+#[test]
+fn part_of_old_stream_is_dropped() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qps = [0; 2].map(|_| queue_pair(&ctx, &cq, &cq));
+    let mut peers = qps.each_ref().map(connected);
+    let [ours, old] = qps.each_ref().map(unwatched_link);
+    peers[0].write_all(&send_fpdu_of(1, &[])[..4]).unwrap();
+    let partial = || {
+        let mut g = qps[0].inner.state.lock();
+        g.link.open_mut().and_then(|open| open.partial.take())
+    };
+    let mut part = None;
+    until("the part does not arrive", || {
+        qps[0].inner.drive_rx();
+        part = partial();
+        part.is_some()
+    });
+    let part = part.expect("it has arrived");
+    keep_part(&qps[0].inner, &ours, part);
+    let part = partial().expect("it belongs to this stream");
+    keep_part(&qps[0].inner, &old, part);
+    assert!(partial().is_none());
+    qps.iter().for_each(QueuePair::destroy);
 }

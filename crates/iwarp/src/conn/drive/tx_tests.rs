@@ -189,3 +189,58 @@ fn mss_is_followed() {
         }
     }
 }
+
+/// The connection ends during the system call, and the queue pair has the next one already.
+#[test]
+fn plan_of_old_stream_is_dropped() {
+    let ctx = context();
+    let (qp, _peer) = connection(&ctx, 2);
+    let (other, _other_peer) = connection(&ctx, 2);
+    let old = unwatched_link(&other);
+    let start = std::time::Instant::now();
+    let mut refused = 0;
+    while refused < 50 {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        match old.stream.send(&[1; 4096]) {
+            Ok(_) => refused = 0,
+            Err(_) => {
+                refused += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    let mut effects = Effects::default();
+    let mut g = qp.inner.state.lock();
+    g.machine
+        .post_send(&SEND, &mut DriveHost::new(&qp.inner, &mut effects))
+        .unwrap();
+    let memory = qp.inner.ctx.memory.read();
+    let Filled::Ready(plan) = fill(&qp.inner, &mut g, &old, &memory, &mut effects) else {
+        panic!("there is a request");
+    };
+    let (g, more) = write(&qp.inner, g, &old, memory, (plan, true), &mut effects);
+    assert!(!more && g.link.open().is_some_and(|open| open.stalled.is_none()));
+    drop(g);
+    effects.apply(&qp.inner);
+    [qp, other].iter().for_each(QueuePair::destroy);
+}
+
+/// A receive that completed during the system call is reported after the sent request.
+#[test]
+fn sent_request_completes_before_held_receive() {
+    let ctx = context();
+    let (qp, _peer) = connection(&ctx, 2);
+    let answer = iwarp_rnic::Cqe {
+        wr_id: 7,
+        ..iwarp_rnic::Cqe::default()
+    };
+    qp.inner.held_receives.keep(answer);
+    qp.post_send(&[SEND.signaled()]).unwrap();
+    let mut cqes = [iwarp_rnic::Cqe::default(); 3];
+    testing::until("the request does not complete", || {
+        qp.inner.send_cq.len() == 2
+    });
+    assert_eq!(qp.inner.send_cq.take_ready(&mut cqes), Ok(2));
+    assert_eq!([cqes[0].wr_id, cqes[1].wr_id], [1, 7]);
+    qp.destroy();
+}
