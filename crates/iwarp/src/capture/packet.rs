@@ -22,7 +22,6 @@ pub(super) struct Addresses {
     v6: bool,
 }
 
-/// The properties of one segment.
 #[derive(Debug)]
 pub(super) struct Segment {
     /// `true` for a segment from the local end to the peer.
@@ -46,7 +45,6 @@ impl Addresses {
         if self.v6 { 40 } else { 20 }
     }
 
-    /// Length of the headers of a segment.
     pub(super) fn header_len(&self, segment: &Segment) -> usize {
         self.ip_header() + tcp_header(segment)
     }

@@ -152,7 +152,6 @@ fn who_waits_is_woken_for_something() {
     }
 }
 
-/// A message goes to the first waiter of the channel, not to a later caller.
 #[test]
 fn channel_message_goes_to_first_waiter() {
     let (a, b) = channels(&Options::new());
@@ -198,7 +197,6 @@ fn posted_message_takes_a_credit() {
     assert_eq!(credits(&a), 3, "it has finished");
 }
 
-/// An unused credit goes to the next waiter, which is woken.
 #[test]
 fn unused_credit_goes_to_next_waiter() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));

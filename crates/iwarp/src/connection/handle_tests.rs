@@ -12,7 +12,6 @@ fn has_staging(connection: &Connection) -> bool {
     connection.inner.staging.get().is_some()
 }
 
-/// Each outstanding answer has its own staging memory.
 #[test]
 fn answers_have_separate_staging() {
     let (a, b) = pair_with(&Options::new().message_size(64));
@@ -168,7 +167,6 @@ fn woken_waiter_sees_the_end() {
     }
 }
 
-/// All requests and receives may complete before the queue is polled.
 #[test]
 fn full_connection_does_not_overflow() {
     let options = Options::new().send_depth(64).receives(64);

@@ -103,7 +103,6 @@ fn once<T>(place: &mut Option<T>, value: T, name: Piece<'_>) -> Result<()> {
     }
 }
 
-/// Parses the value of an option.
 fn valued<T>(
     name: Piece<'_>,
     value: Option<Piece<'_>>,
@@ -195,7 +194,6 @@ fn kind(row: &Row, name: Piece<'_>, value: Option<Piece<'_>>) -> Result<Kind> {
     }
 }
 
-/// Parses one option.
 fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
     const TIME: &str = "a time with its unit, as 250us, 20ms or 3s";
     let (name, value) = part.pair();

@@ -43,7 +43,6 @@ pub(crate) struct Plan {
 /// An opportunity taken by a rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken {
-    /// The rule's index.
     pub(super) rule: usize,
     pub(super) kind: Kind,
     /// Number of the opportunity; 0 if it is not counted.
@@ -187,7 +186,6 @@ impl Plan {
         rules.filter(move |(_, rule)| rule.kind.point() == point)
     }
 
-    /// Counts an opportunity of the process.
     pub(super) fn process_wide(&self, rule: usize) -> Option<Taken> {
         let mut counts = self.counts.lock();
         self.opportunity(rule, PROCESS, counts.get_mut(rule)?)

@@ -19,7 +19,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Snapshot of a queue pair.
 pub(crate) struct QpReport {
     pub(crate) number: u32,
     pub(crate) state: &'static str,
@@ -43,7 +42,6 @@ pub(crate) struct QpReport {
     pub(crate) link: Option<LinkReport>,
 }
 
-/// Snapshot of a connection.
 pub(crate) struct LinkReport {
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
@@ -62,7 +60,6 @@ pub(crate) struct DeviceReport {
     pub(crate) opened: u32,
     pub(crate) queue_pairs: usize,
     pub(crate) completion_queues: u32,
-    /// Regions and windows.
     pub(crate) registrations: usize,
     pub(crate) registered_octets: u64,
     /// Sum over all queue pairs since the process began, including destroyed ones.
@@ -152,7 +149,6 @@ fn report(qp: &QpInner, g: &QpState) -> QpReport {
     }
 }
 
-/// Returns the name that the verbs use.
 const fn name_of(state: State) -> &'static str {
     match state {
         State::Reset => "RESET",
@@ -209,7 +205,6 @@ impl MemoryWalk {
     }
 }
 
-/// Returns the locked memory table of a device.
 fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
     if ctx.is_ours() {
         Some(ctx.memory.read())
