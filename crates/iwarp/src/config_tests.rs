@@ -249,7 +249,7 @@ fn environment_changes_defaults() {
 }
 
 #[test]
-fn nonsense_changes_nothing_and_is_named() {
+fn invalid_values_are_reported() {
     for (name, value) in [
         ("IWARP_CRC", "maybe"),
         ("IWARP_MARKERS", "ON"),

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_packet_sums_to_zero() {
+    fn finished_packet_sums_to_zero() {
         for (local, peer) in [
             ("10.1.2.3:4000", "10.9.8.7:5000"),
             ("[2001:db8::1]:4000", "[2001:db8::2]:5000"),

@@ -260,7 +260,7 @@ mod tests {
 
     /// Pending completions are counted, and receives only for a receive queue of its own.
     #[test]
-    fn what_waits_is_counted() {
+    fn pending_completions_are_counted() {
         let ctx = testing::context();
         let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
         let own = testing::queue_pair(&ctx, &send, &recv);

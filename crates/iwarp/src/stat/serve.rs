@@ -250,7 +250,7 @@ mod tests {
 
     /// A socket that cannot be accepted, for lack of descriptors, is tried again later.
     #[test]
-    fn who_cannot_accept_tries_again() {
+    fn failed_accept_is_retried() {
         let name = format!("iwarp-serve-{}", std::process::id());
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

@@ -75,7 +75,7 @@ fn messages_in_order_with_little_room() {
 
 /// A sender waits for a slow receiver longer than a Send would wait for a receive.
 #[test]
-fn a_slow_receiver_is_no_error() {
+fn slow_receiver_is_awaited() {
     let mut config = iwarp::Config::default();
     config.receiver_not_ready = iwarp::ReceiverNotReady::Terminate;
     let (a, b) = channels(&Options::new().receives(8).config(config));
@@ -329,7 +329,7 @@ fn credits_without_room_are_given_later() {
 }
 
 #[test]
-fn the_end_wakes_all_who_receive() {
+fn end_wakes_all_receivers() {
     let (a, b) = channels(&Options::new());
     std::thread::scope(|scope| {
         let waiting: Vec<_> = (0..4)
@@ -382,7 +382,7 @@ fn a_stream_in_threads() {
 }
 
 #[test]
-fn a_finished_stream_reads_on() {
+fn finished_stream_can_still_read() {
     use std::io::{Read, Write};
     let (mut a, mut b) = streams();
     assert_eq!(b.read(&mut []).unwrap(), 0);
@@ -433,7 +433,7 @@ fn a_stream_in_tasks() {
 }
 
 #[test]
-fn a_cut_stream_is_an_error() {
+fn truncated_stream_is_error() {
     use std::io::{Read, Write};
     let (a, mut b) = streams();
     a.channel().connection().close().unwrap();
