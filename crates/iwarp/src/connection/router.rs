@@ -369,9 +369,8 @@ impl Router {
         self.turns.begin(self.slots.version())
     }
 
-    /// Ensures that each completion from now on is routed, if necessary by the thread that writes
-    /// it. Call it after registering a waker. Returns `true` if the router's waker was already
-    /// registered; delayed requests are sent then.
+    /// Returns `true` if the router's waker is registered, so that every later completion is routed.
+    /// Call it after registering a waker.
     pub(super) fn is_watched(&self) -> bool {
         // Either the caller's waker is registered before this, or the thread that takes the
         // router's waker sees it: see `route_and_watch`.
