@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 /// Plans of this process and of its parents. They are never dropped, because a program may close
 /// its device and open it again.
 static PLANS: ProcessLock<Vec<(u32, Arc<Plan>)>> =
-    ProcessLock::new("raw::inject::PLANS", Vec::new());
+    ProcessLock::new("inject::plan::PLANS", Vec::new());
 
 /// Subject of opportunities without a queue pair.
 pub(super) const PROCESS: u32 = 0;
