@@ -30,7 +30,7 @@ fn queue_is_watched_until_next_completion() {
     // Another thread writes and routes it.
     let end = Instant::now() + LIMIT;
     while !router.has_message() {
-        assert!(Instant::now() < end, "nobody routes the message");
+        assert!(Instant::now() < end, "the message is not routed");
         std::thread::yield_now();
     }
     assert!(!router.is_watched());

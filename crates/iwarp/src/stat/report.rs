@@ -379,7 +379,7 @@ mod tests {
             .collect();
         assert_eq!(walks.len(), 2);
         let told = walks.iter_mut().flat_map(|walk| {
-            std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("nobody has it").number)
+            std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("not destroyed").number)
         });
         let mut told: Vec<_> = told.collect();
         let mut made = qps.each_ref().map(QueuePair::num);

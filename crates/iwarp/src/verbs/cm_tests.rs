@@ -77,7 +77,7 @@ fn every_call_reports_the_end() {
             &|| connection.wait_disconnected(Some(LIMIT)),
             &|| match poll_once(pin!(connection.disconnected())) {
                 Poll::Ready(end) => end,
-                Poll::Pending => panic!("the news is there"),
+                Poll::Pending => panic!("the event is pending"),
             },
             &|| connection.try_ended().unwrap(),
         ];

@@ -50,7 +50,7 @@ fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl Fn
     let is_woken = |one: &(F, Arc<Flag>)| one.1.0.load(Ordering::SeqCst);
     let end = Instant::now() + LIMIT;
     while !waiting.iter().any(is_woken) {
-        assert!(Instant::now() < end, "{what}: nobody was woken");
+        assert!(Instant::now() < end, "{what}: no waiter was woken");
         std::thread::yield_now();
     }
     let [first, second] = waiting;
@@ -153,7 +153,7 @@ fn setup_is_cancelled_at_every_await() {
                         Err(error) => assert!(!matches!(error, Error::TimedOut(_))),
                     }
                 }
-                Err(error) => assert!(!matches!(error, Error::TimedOut(_)), "nobody answered"),
+                Err(error) => assert!(!matches!(error, Error::TimedOut(_)), "no answer"),
             }
         };
         let accepted = server.join().unwrap();
@@ -494,7 +494,7 @@ fn message_goes_to_first_waiter() {
     b.send("one").wait_for(LIMIT).unwrap();
     let end = Instant::now() + LIMIT;
     while !flag.0.load(Ordering::SeqCst) {
-        assert!(Instant::now() < end, "nobody was woken");
+        assert!(Instant::now() < end, "no waiter was woken");
         std::thread::yield_now();
     }
     assert!(a.recv().now().unwrap().is_none());
