@@ -544,7 +544,6 @@ impl Flow {
         }
     }
 
-    /// Records data as one or more segments.
     fn segments(&self, state: &mut FlowState, outgoing: bool, octets: &[u8]) {
         for piece in octets.chunks(MAX_SEGMENT) {
             self.payload(state, outgoing, piece.len(), |out| {

@@ -207,7 +207,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// UDP port of port mappers.
     pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
     /// Linux's maximum of the keep-alive time.
     const PEER_TIMEOUT_MAX_S: u64 = 32_767;
@@ -301,7 +300,6 @@ impl Config {
 /// Reads environment variables; one method per type of value.
 struct Variables<'a> {
     get: &'a dyn Fn(&str) -> Option<OsString>,
-    /// One entry per invalid value.
     complaints: RefCell<Vec<String>>,
 }
 

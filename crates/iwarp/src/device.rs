@@ -16,9 +16,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 pub struct Limits {
     /// Work requests per queue.
     pub max_qp_wr: u32,
-    /// Bytes of inline data per work request.
+    /// Scatter/gather elements per work request.
     pub max_sge: u32,
-    /// Octets of inline data.
+    /// Bytes of inline data per work request.
     pub max_inline: u32,
     /// Completions per completion queue.
     pub max_cqe: u32,
@@ -333,7 +333,6 @@ const STEM_MAX: usize = 48;
 /// [`Device::is_stem`], described for messages.
 const STEM_RULE: &str = "letters, digits, '_', '-' and '.', at most 48";
 
-/// An entry of `IWARP_BIND`.
 struct Wanted<'a> {
     text: &'a str,
     /// Parsed, because an address can be written in several ways.

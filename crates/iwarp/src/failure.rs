@@ -230,7 +230,6 @@ impl OperationError {
     }
 }
 
-/// Returns the meaning of a status.
 const fn describe(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "it succeeded",

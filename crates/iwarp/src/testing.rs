@@ -31,7 +31,6 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Opens the loopback device.
 pub(crate) fn context() -> Context {
     context_with(Config::default())
 }

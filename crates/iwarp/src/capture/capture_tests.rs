@@ -7,7 +7,6 @@ use std::io::Write as _;
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
 
-/// A file that is removed after the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -371,7 +370,6 @@ fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
 /// Messages per connection in [`two_connections`], of two FPDUs each.
 const MESSAGES: u64 = 40;
 
-/// Records an active and a passive connection from start to end.
 fn two_connections(recorder: &Recorder) {
     for (local, peer, active) in [
         ("10.0.0.1:40001", "10.0.0.2:7174", true),

@@ -6,7 +6,6 @@
 
 use iwarp_proto::mpa::framing::{MARKER_LEN, MarkerClock, fpdu_len_with_markers};
 
-/// State of one direction, from its first FPDU.
 pub(super) struct Framing {
     /// `None` if this direction has no markers.
     clock: Option<MarkerClock>,
@@ -27,7 +26,6 @@ impl Framing {
         &mut self.pending
     }
 
-    /// Passes each complete FPDU to `out`.
     pub(super) fn cut(&mut self, mut out: impl FnMut(&[u8])) {
         let mut at = 0;
         while let Some(len) = self.next_len(at) {

@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::time::SystemTime;
 
-/// The file of a recording, and its write buffer.
 pub(super) struct Output {
     pub(super) file: File,
     /// Blocks not yet written. Whole blocks between two calls.
@@ -30,7 +29,6 @@ impl Output {
         }
     }
 
-    /// Writes the buffer.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let result = self.file.write_all(&self.buffer);
         if result.is_err() {

@@ -22,7 +22,6 @@ pub(super) struct Addresses {
     v6: bool,
 }
 
-/// The properties of one segment.
 #[derive(Debug)]
 pub(super) struct Segment {
     /// `true` for a segment from the local end to the peer.
@@ -46,7 +45,6 @@ impl Addresses {
         if self.v6 { 40 } else { 20 }
     }
 
-    /// Length of the headers of a segment.
     pub(super) fn header_len(&self, segment: &Segment) -> usize {
         self.ip_header() + tcp_header(segment)
     }
@@ -163,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_packet_sums_to_zero() {
+    fn finished_packet_sums_to_zero() {
         for (local, peer) in [
             ("10.1.2.3:4000", "10.9.8.7:5000"),
             ("[2001:db8::1]:4000", "[2001:db8::2]:5000"),

@@ -16,7 +16,6 @@ use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
-/// Requests per call of `post_send`.
 const CHUNK: usize = 16;
 
 #[derive(Debug)]

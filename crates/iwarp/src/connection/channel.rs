@@ -99,7 +99,6 @@ impl Channel {
             .min(self.shared.connection.message_size() - HEADER)
     }
 
-    /// Returns `true` if this end has finished.
     pub(super) fn is_finished(&self) -> bool {
         self.shared.state.lock().finished
     }
@@ -154,7 +153,6 @@ impl Shared {
         operation.started()
     }
 
-    /// Returns the operation of a control message.
     fn control(&self, kind: u8, number: u32) -> Operation<'_, Done> {
         let request = Request::empty().with_header(header(kind, 0, number));
         let operation = Operation::new(&self.connection, Ok(()), request, Done);

@@ -11,12 +11,10 @@ use std::task::Waker;
 
 /// Maximum of the credits that a peer may announce.
 pub(super) const MOST_CREDITS: u32 = 1 << 16;
-/// Version in a hello.
 pub(super) const VERSION: u8 = 1;
 /// Length of a hello: the header, and the message size.
 pub(super) const HELLO: usize = HEADER + 4;
 
-/// Kinds of messages.
 pub(super) mod kind {
     pub(in crate::connection) const HELLO: u8 = 1;
     pub(in crate::connection) const DATA: u8 = 2;
@@ -24,13 +22,11 @@ pub(super) mod kind {
     pub(in crate::connection) const FINISH: u8 = 4;
 }
 
-/// Returns the header of a message.
 pub(super) fn header(kind: u8, version: u8, number: u32) -> [u8; HEADER] {
     let [a, b, c, d] = number.to_be_bytes();
     [kind, version, 0, 0, a, b, c, d]
 }
 
-/// State of a channel.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Data messages that the peer can receive.
@@ -46,11 +42,8 @@ pub(super) struct State {
     pub(super) inbox: VecDeque<Message>,
     pub(super) writers: Waiters,
     pub(super) readers: Waiters,
-    /// The peer sends no more messages.
     pub(super) peer_finished: bool,
-    /// This end sends no more messages.
     pub(super) finished: bool,
-    /// Why the channel is broken.
     pub(super) broken: Option<&'static str>,
 }
 

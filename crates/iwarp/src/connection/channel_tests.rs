@@ -30,7 +30,7 @@ fn hello(version: u8, window: u32, size: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_header_has_these_octets() {
+fn header_encoding() {
     assert_eq!((HEADER, HELLO), (8, 12));
     assert_eq!(header(3, 2, 0x0405_0607), [3, 2, 0, 0, 4, 5, 6, 7]);
 }
@@ -68,7 +68,7 @@ fn hello_announces_credits_and_size() {
 /// For each kind of message: its effect on credits, on what the peer may send, on the inbox, and on
 /// the end of the peer's messages.
 #[test]
-fn each_message_has_its_rule() {
+fn messages_follow_protocol() {
     type Stand = (u32, u32, usize, bool);
     let [data, finish] = [kind::DATA, kind::FINISH].map(|kind| header(kind, 0, 0));
     let credit = |number| header(kind::CREDIT, 0, number);
@@ -129,7 +129,7 @@ fn each_message_has_its_rule() {
 }
 
 #[test]
-fn who_waits_is_woken_for_something() {
+fn waiters_wake_on_credit_or_message() {
     let post = Post::new();
     for (credits, messages, peer_finished) in [
         (0, 0, false),
@@ -152,7 +152,6 @@ fn who_waits_is_woken_for_something() {
     }
 }
 
-/// A message goes to the first waiter of the channel, not to a later caller.
 #[test]
 fn channel_message_goes_to_first_waiter() {
     let (a, b) = channels(&Options::new());
@@ -198,7 +197,6 @@ fn posted_message_takes_a_credit() {
     assert_eq!(credits(&a), 3, "it has finished");
 }
 
-/// An unused credit goes to the next waiter, which is woken.
 #[test]
 fn unused_credit_goes_to_next_waiter() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));

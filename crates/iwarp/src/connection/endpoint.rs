@@ -124,12 +124,10 @@ impl Options {
         })
     }
 
-    /// Opens the device with this address.
     pub(super) fn open_local(&self, ip: IpAddr) -> Result<Endpoint> {
         self.open(&Device::by_address(ip)?)
     }
 
-    /// Returns the parameters for the connection manager.
     pub(super) fn parameters(&self) -> ConnectionParameters {
         ConnectionParameters {
             private_data: self.private_data.clone(),
@@ -300,7 +298,6 @@ impl Endpoint {
     }
 }
 
-/// Resolves an address or a name.
 pub(super) fn resolve(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
     let all: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
     match all.is_empty() {

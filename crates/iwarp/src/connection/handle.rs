@@ -27,7 +27,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Wake, Waker};
 
-/// How a connection ended.
 #[derive(Debug, Clone)]
 enum Ended {
     Gracefully,
@@ -52,7 +51,6 @@ pub(super) struct Inner {
     pub(super) span: tracing::Span,
 }
 
-/// Parts of a new connection.
 pub(super) struct Parts {
     pub(super) cm: cm::ConnectedId,
     pub(super) router: Arc<Router>,

@@ -12,7 +12,6 @@ fn has_staging(connection: &Connection) -> bool {
     connection.inner.staging.get().is_some()
 }
 
-/// Each outstanding answer has its own staging memory.
 #[test]
 fn answers_have_separate_staging() {
     let (a, b) = pair_with(&Options::new().message_size(64));
@@ -38,7 +37,7 @@ fn answers_have_separate_staging() {
 
 /// Inline data needs no staging memory, which is not even allocated.
 #[test]
-fn short_octets_travel_in_the_request() {
+fn short_data_is_sent_inline() {
     let (a, b) = pair_with(&Options::new().max_inline(16));
     let there = b.share::<u8>(32, Access::REMOTE_WRITE).unwrap();
     let region = a.allocate::<u8>(32).unwrap();
@@ -108,7 +107,7 @@ fn octets_of_each_length_arrive() {
 
 /// Whether a request is posted, was ever posted, or was refused.
 #[test]
-fn a_request_knows_its_stage() {
+fn request_reports_its_stage() {
     let (a, b) = pair();
     let there = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
     let token = there.remote();
@@ -168,7 +167,6 @@ fn woken_waiter_sees_the_end() {
     }
 }
 
-/// All requests and receives may complete before the queue is polled.
 #[test]
 fn full_connection_does_not_overflow() {
     let options = Options::new().send_depth(64).receives(64);

@@ -87,7 +87,6 @@ impl<T: Pod> Payload<'_, T> {
         }
     }
 
-    /// Checks that a connection can send it.
     #[inline]
     pub(super) fn check(&self, connection: &Connection) -> Checked {
         let inner = &connection.inner;
@@ -101,13 +100,11 @@ impl<T: Pod> Payload<'_, T> {
 /// Whether a request can be posted. Boxed, so that success costs nothing.
 pub(super) type Checked = Result<(), Box<Error>>;
 
-/// Returns a refusal.
 #[cold]
 pub(super) fn refused<T>(refusal: Refusal) -> Result<T, Box<Error>> {
     Err(Box::new(Error::Refused(refusal)))
 }
 
-/// The kinds of requests that connections use.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
     Send,
@@ -203,10 +200,8 @@ impl Target {
     }
 }
 
-/// Local memory of a request.
 #[derive(Debug)]
 pub(super) enum Local<'a> {
-    /// No data.
     None,
     /// Copied when the request is posted: into the request or into the slot's staging memory.
     Copied(&'a [u8]),
@@ -227,7 +222,6 @@ impl<'a> Local<'a> {
         }
     }
 
-    /// Returns the memory to keep until the request completes.
     fn into_held(self) -> Option<Held> {
         match self {
             Local::Region(memory, _) => Some(Held::One(memory)),
@@ -261,7 +255,6 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns a Send without data.
     pub(super) const fn empty() -> Self {
         Self::new(Op::Send, Local::None, 0)
     }
@@ -293,7 +286,6 @@ impl<'a> Request<'a> {
         ))
     }
 
-    /// Posts the request with the ID of its slot.
     #[inline]
     fn post(&self, inner: &Inner, id: SlotId) -> Result<()> {
         let op = self.op.of_verbs(&self.local, self.octets);
@@ -573,14 +565,12 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         block(&mut self, Some(limit))
     }
 
-    /// Adds a header before the data.
     pub(super) const fn with_header(mut self, header: [u8; HEADER]) -> Self {
         self.request.header = header;
         self.request.octets += HEADER as u64;
         self
     }
 
-    /// Sets the priority for slots of the send queue.
     pub(super) fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
@@ -606,7 +596,6 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         self.posted
     }
 
-    /// Returns `true` if it was refused.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self.stage, Stage::Refused(_))
     }
@@ -625,7 +614,6 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         }
     }
 
-    /// Takes the result of a successful request.
     #[inline]
     fn take_result(&mut self, id: SlotId) -> Result<Y::Output> {
         let inner = self.inner;
@@ -640,7 +628,6 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         self.result.finish(&mut self.request.local)
     }
 
-    /// Posts the request if there is room.
     fn try_post(&mut self) {
         let inner = self.inner;
         let id = match inner.router.enter(1, self.priority, &mut self.ticket) {
@@ -693,7 +680,6 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         Poll::Ready(self.failure(status))
     }
 
-    /// Takes the error of an operation that was not posted.
     #[cold]
     fn give_error(&mut self) -> Error {
         match std::mem::replace(&mut self.stage, Stage::Over) {

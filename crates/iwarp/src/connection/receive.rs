@@ -44,7 +44,6 @@ impl Buffers {
         self.count as usize
     }
 
-    /// Posts all buffers to a new queue pair.
     pub(super) fn post_all(&self, qp: &QueuePair) -> Result<()> {
         (0..self.count).try_for_each(|buffer| self.post(qp, buffer))
     }
@@ -131,7 +130,6 @@ impl Drop for Message {
 }
 
 impl Inner {
-    /// Returns the message of an arrival.
     pub(super) fn message(self: &Arc<Self>, arrived: Arrived) -> Message {
         tracing::trace!(parent: &self.span, octets = arrived.len, "received");
         Message {

@@ -13,7 +13,6 @@ use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-/// Rights that can be granted to peers.
 pub(crate) const REMOTE: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);

@@ -208,19 +208,16 @@ impl<T: Pod> RemoteRegion<T> {
         }
     }
 
-    /// Returns the tagged offset of the first byte.
     pub(super) const fn address(&self) -> u64 {
         self.addr
     }
 
-    /// Returns the STag.
     pub(super) const fn rkey(&self) -> u32 {
         self.rkey
     }
 }
 
 impl RemoteRegion<u64> {
-    /// Checks the target of an atomic operation.
     pub(super) fn check_word(&self) -> Checked {
         self.check(Access::REMOTE_ATOMIC, 8)?;
         match self.octets == 8 && self.addr.is_multiple_of(8) {

@@ -91,7 +91,6 @@ pub(super) fn call_all(wakers: impl IntoIterator<Item = Waker>) {
     wakers.into_iter().for_each(call);
 }
 
-/// Slots: which requests may be posted, and their results.
 impl Router {
     /// Creates a router for a send queue of `depth` and `receives` receive buffers.
     pub(super) fn new(ctx: &Context, cq: CompletionQueue, depth: u32, receives: u32) -> Arc<Self> {
@@ -186,7 +185,6 @@ impl Router {
         next
     }
 
-    /// Wakes a waiter after room was returned.
     #[inline]
     fn gave_back(&self, crowded: bool) {
         if crowded {
@@ -200,7 +198,6 @@ impl Router {
         call_all(next);
     }
 
-    /// Registers a waker for room.
     pub(super) fn wait_for_room(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let mut state = self.state.lock();
@@ -210,7 +207,6 @@ impl Router {
         drop(old);
     }
 
-    /// Stops waiting for room.
     pub(super) fn leave_room(&self, ticket: Option<Ticket>) {
         if ticket.is_none() || self.origin.is_foreign() {
             return;
@@ -249,7 +245,6 @@ impl Router {
         Some(result)
     }
 
-    /// Frees the slot of a successful request.
     #[inline]
     pub(super) fn give_back(&self, id: SlotId) {
         self.gave_back(self.slots.withdraw(id.0));
@@ -276,9 +271,7 @@ impl Router {
     }
 }
 
-/// Messages, and the end.
 impl Router {
-    /// Takes the oldest message.
     pub(super) fn take_message(&self, ticket: &mut Option<Ticket>) -> Inbox {
         let mut state = self.state.lock();
         let ended = self.has_ended();
@@ -315,14 +308,12 @@ impl Router {
         !state.inbox.is_empty() || self.has_ended()
     }
 
-    /// Registers a waker for a message.
     pub(super) fn wait_for_message(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let old = self.state.lock().readers.wait(ticket, waker);
         drop(old);
     }
 
-    /// Stops waiting for a message.
     pub(super) fn leave_readers(&self, ticket: Option<Ticket>) {
         if ticket.is_none() || self.origin.is_foreign() {
             return;
@@ -338,14 +329,12 @@ impl Router {
         call_all(next);
     }
 
-    /// Registers a waker for the end of the connection.
     pub(super) fn wait_for_end(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let old = self.state.lock().end_waiters.wait(ticket, waker);
         drop(old);
     }
 
-    /// Stops waiting for the end of the connection.
     pub(super) fn leave_end_waiters(&self, ticket: Option<Ticket>) {
         if ticket.is_some() && !self.origin.is_foreign() {
             let gone = self.state.lock().end_waiters.leave(ticket);
@@ -367,7 +356,6 @@ impl Router {
     }
 }
 
-/// Completions.
 impl Router {
     /// Routes the completions in the queue. If there are none, first reads and writes the socket.
     pub(super) fn drive(&self) {
@@ -381,9 +369,8 @@ impl Router {
         self.turns.begin(self.slots.version())
     }
 
-    /// Ensures that each completion from now on is routed, if necessary by the thread that writes
-    /// it. Call it after registering a waker. Returns `true` if the router's waker was already
-    /// registered; delayed requests are sent then.
+    /// Returns `true` if the router's waker is registered, so that every later completion is routed.
+    /// Call it after registering a waker.
     pub(super) fn is_watched(&self) -> bool {
         // Either the caller's waker is registered before this, or the thread that takes the
         // router's waker sees it: see `route_and_watch`.

@@ -30,7 +30,7 @@ fn queue_is_watched_until_next_completion() {
     // Another thread writes and routes it.
     let end = Instant::now() + LIMIT;
     while !router.has_message() {
-        assert!(Instant::now() < end, "nobody routes the message");
+        assert!(Instant::now() < end, "the message is not routed");
         std::thread::yield_now();
     }
     assert!(!router.is_watched());
@@ -64,7 +64,7 @@ fn one_poll_routes_all_completions() {
 /// A failed request or receive ends the connection before the connection manager reports it; a
 /// successful one does not.
 #[test]
-fn a_failure_is_the_end() {
+fn failed_request_ends_connection() {
     for (wr_id, status, ends) in [
         (0, WcStatus::Success, false),
         (0, WcStatus::RemoteAccess, true),

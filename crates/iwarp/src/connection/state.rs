@@ -34,18 +34,15 @@ pub(super) enum Priority {
     First,
 }
 
-/// Result of requesting a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     /// The request may be posted with this slot.
     Taken(SlotId),
     /// There is no room, or others wait for it.
     Full,
-    /// The connection has ended.
     Ended,
 }
 
-/// Result of taking a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Inbox {
     Message(Arrived),
@@ -55,7 +52,6 @@ pub(super) enum Inbox {
     Ended,
 }
 
-/// A message in a receive buffer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived {
     /// Index of the receive buffer.
@@ -72,13 +68,10 @@ pub(super) struct State {
     /// Waiters for a slot and places.
     pub(super) room: Waiters,
     pub(super) inbox: VecDeque<Arrived>,
-    /// Waiters for a message.
     pub(super) readers: Waiters,
-    /// Waiters for the end of the connection.
     pub(super) end_waiters: Waiters,
 }
 
-/// ID of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotId(pub(super) u32);
 
@@ -129,7 +122,6 @@ impl State {
         }
     }
 
-    /// Adds a message to the inbox.
     pub(super) fn arrive(&mut self, cqe: &Cqe, wakers: &mut Vec<Waker>) {
         let value = |flag| cqe.flags.contains(flag).then_some(cqe.imm_or_stag);
         let of_write = cqe.opcode == WcOpcode::RecvWriteImm;

@@ -5,7 +5,6 @@ use crate::connection::Options;
 use crate::connection::testing::{channels, done, until};
 use iwarp_rnic::Access;
 
-/// Dropping a half while its task waits removes it from the lists.
 #[test]
 fn dropped_half_leaves_waiter_lists() {
     let (a, _b) = channels(&Options::new().send_depth(4).receives(6));

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Time after which an event counts as missing.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Connects two ends within this process. Returns the connecting and the accepting one.
@@ -35,7 +34,6 @@ pub(super) fn until(what: &str, ends: &[&Connection], mut look: impl FnMut() -> 
     }
 }
 
-/// Polls until an operation is complete.
 pub(super) fn done<W: Wait>(what: &mut W, ends: &[&Connection]) -> W::Output {
     let mut result = None;
     until("what is waited for", ends, || {
@@ -47,7 +45,6 @@ pub(super) fn done<W: Wait>(what: &mut W, ends: &[&Connection]) -> W::Output {
     result.unwrap()
 }
 
-/// Opens a channel between two ends.
 pub(super) fn channels(options: &Options) -> (Channel, Channel) {
     let (a, b) = pair_with(options);
     let ends = [&a, &b];
@@ -58,7 +55,6 @@ pub(super) fn channels(options: &Options) -> (Channel, Channel) {
     (done(&mut first, &ends), second)
 }
 
-/// Counts wake-ups.
 #[derive(Default)]
 pub(super) struct Calls(AtomicUsize);
 

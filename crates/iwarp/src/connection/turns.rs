@@ -12,7 +12,6 @@
 use crate::engine::policy;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Observations about the tasks of a router.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// Remaining turns without posts of other tasks.

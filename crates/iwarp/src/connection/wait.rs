@@ -6,7 +6,6 @@ use crate::objects::wait::with_thread_waker;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// An event to wait for.
 pub(super) trait Wait {
     type Output;
 
@@ -34,7 +33,6 @@ pub(super) trait Wait {
     fn router(&self) -> &Router;
 }
 
-/// Polls in a task.
 #[inline]
 pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
@@ -102,7 +100,6 @@ pub(super) fn block<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<
     }
 }
 
-/// Waits for an operation that is not complete.
 fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
     let begin = Instant::now();
     let deadline = timeout.and_then(|t| begin.checked_add(t));

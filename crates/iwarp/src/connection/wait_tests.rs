@@ -18,7 +18,7 @@ fn request_reports_its_steps() {
     let mut get = a.get(&token);
     assert_eq!(stands(&get), (false, 0));
     assert!(get.poll_now().is_pending());
-    assert_eq!(stands(&get), (false, 1), "nobody routes its completion");
+    assert_eq!(stands(&get), (false, 1), "its completion is not routed");
     until("the answer", &[&a], || get.is_likely());
     assert_eq!(stands(&get), (true, 1));
     assert_eq!(done(&mut get, &[]), 0);

@@ -10,10 +10,8 @@ use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::task::Waker;
 
-/// Identifies a waiter in a list.
 pub(super) type Ticket = NonZeroU64;
 
-/// Waiters for one resource.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     list: VecDeque<(Ticket, Waker)>,

@@ -19,7 +19,6 @@ struct Known {
 static KNOWN: ProcessLock<Option<HashMap<String, Vec<Known>>>> =
     ProcessLock::new("device::known::KNOWN", None);
 
-/// Returns the devices with these addresses.
 pub(super) fn devices(stem: &str, bind: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {
     let mut known = KNOWN.lock();
     let known = known.get_or_insert_with(HashMap::new);
@@ -61,7 +60,6 @@ fn number(known: &mut Vec<Known>, interface: &str) -> u32 {
     }) as u32
 }
 
-/// Assigns a position to each address.
 fn placed(places: &mut Vec<IpAddr>, own: &[&InterfaceAddress]) -> Vec<DeviceAddress> {
     let is_there = |ip: IpAddr| own.iter().any(|a| a.ip == ip);
     let mut place = |ip: IpAddr| {

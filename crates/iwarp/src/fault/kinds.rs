@@ -5,7 +5,6 @@ use super::values;
 use iwarp_rnic::WcStatus;
 use std::fmt;
 
-/// Effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Refuse,
@@ -38,7 +37,6 @@ pub(crate) struct Object {
     pub(crate) errno: i32,
 }
 
-/// Objects whose creation can fail.
 pub(crate) const OBJECTS: [&str; 7] = ["pd", "mr", "mw", "cq", "srq", "qp", "channel"];
 
 /// The opportunities of a rule.
@@ -54,11 +52,9 @@ pub(crate) enum Point {
     Completion,
     /// A message that consumes a receive arrives.
     Message,
-    /// An object is created.
     Creation,
 }
 
-/// A row of the table.
 pub(super) struct Row {
     pub(super) name: &'static str,
     /// Value after the name: none, optional (in brackets), or required.
@@ -70,7 +66,6 @@ pub(super) struct Row {
     pub(super) make: fn(&str) -> Option<Kind>,
 }
 
-/// Options of all faults.
 pub(super) const COMMON: [&str; 5] = ["nth", "every", "p", "times", "time"];
 
 fn plain(text: &str, kind: Kind) -> Option<Kind> {
@@ -287,7 +282,6 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Remainder of the help text.
 const GRAMMAR: &str = "\
 A specification is a list of rules separated by ';'. A rule is a fault with its value and options:
 

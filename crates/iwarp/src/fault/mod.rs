@@ -98,7 +98,6 @@ impl fmt::Display for Spec {
     }
 }
 
-/// One rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) kind: Kind,
@@ -108,7 +107,6 @@ pub(crate) struct Rule {
     pub(crate) not_before: Option<Span>,
     /// Maximum number of actions in the process; `None` is unlimited.
     pub(crate) times: Option<u64>,
-    /// Affected directions.
     pub(crate) directions: Directions,
 }
 
@@ -130,7 +128,6 @@ pub(crate) struct Select {
 /// Which opportunities of a rule are taken. Each queue pair counts its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
-    /// All.
     Any,
     /// The opportunity with this number, from 1.
     Nth(Span),

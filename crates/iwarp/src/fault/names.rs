@@ -106,7 +106,6 @@ pub(super) fn find<T: Copy>(table: &[(&str, T)], prefix: &str, name: &str) -> Op
     table.iter().find(|row| row.0 == name).map(|row| row.1)
 }
 
-/// Returns the name of a value.
 pub(crate) fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> &'static str {
     table
         .iter()
@@ -114,17 +113,14 @@ pub(crate) fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> &
         .map_or("?", |row| row.0)
 }
 
-/// Returns the name of a completion status.
 pub(crate) fn status(status: WcStatus) -> &'static str {
     name_of(&STATUSES, &status)
 }
 
-/// Returns the name of an event.
 pub(crate) fn event(event: Event) -> &'static str {
     name_of(&EVENTS, &event)
 }
 
-/// Returns the name of an error.
 pub(crate) fn errno(errno: i32) -> &'static str {
     name_of(&ERRNOS, &errno)
 }

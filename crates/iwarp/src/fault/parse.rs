@@ -103,7 +103,6 @@ fn once<T>(place: &mut Option<T>, value: T, name: Piece<'_>) -> Result<()> {
     }
 }
 
-/// Parses the value of an option.
 fn valued<T>(
     name: Piece<'_>,
     value: Option<Piece<'_>>,
@@ -195,7 +194,6 @@ fn kind(row: &Row, name: Piece<'_>, value: Option<Piece<'_>>) -> Result<Kind> {
     }
 }
 
-/// Parses one option.
 fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
     const TIME: &str = "a time with its unit, as 250us, 20ms or 3s";
     let (name, value) = part.pair();
@@ -206,51 +204,8 @@ fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
         return Err((name.range(), Mistake::UnknownKey { key, known }));
     }
     match name.text {
-        "qp" => {
-            let wanted =
-                "a place in the order of creation, from 1, or a queue pair's number as 0x1a2b";
-            once(
-                &mut o.select.qp,
-                valued(name, value, wanted, QpFilter::read)?,
-                name,
-            )
-        }
-        "peer" => {
-            let wanted =
-                "an address, as 192.0.2.7, 192.0.2.0/24, 192.0.2.7:7471 or [2001:db8::1]:7471";
-            let peer = valued(name, value, wanted, PeerFilter::read)?;
-            once(&mut o.select.peer, peer, name)
-        }
-        "op" => {
-            let wanted = "send, write, read, atomic, local or recv, or several with + between them";
-            o.ops_at = value.map(Piece::range);
-            once(
-                &mut o.select.ops,
-                valued(name, value, wanted, Ops::read)?,
-                name,
-            )
-        }
-        "nth" => {
-            let nth = |v: &str| Span::read(v, values::count).map(When::Nth);
-            let nth = valued(name, value, "a number from 1, or a range as 5..50", nth)?;
-            choose(o, nth, "nth", name)
-        }
-        "every" => {
-            let every = |v: &str| values::count(v).map(When::Every);
-            let every = valued(name, value, "a number from 1", every)?;
-            choose(o, every, "every", name)
-        }
-        "p" => {
-            let chance = |v: &str| Chance::read(v).map(When::Chance);
-            let chance = valued(name, value, "a probability, as 0.01 or 1%", chance)?;
-            choose(o, chance, "p", name)
-        }
-        "bytes" => {
-            let bytes = |v: &str| Span::read(v, values::size).map(When::Bytes);
-            let wanted = "a number of octets, as 1500 or 64K, or a range as 1K..1M";
-            let bytes = valued(name, value, wanted, bytes)?;
-            choose(o, bytes, "bytes", name)
-        }
+        "qp" | "peer" | "op" => target(name, value, o),
+        "nth" | "every" | "p" | "bytes" => frequency(name, value, o),
         "time" => {
             let time = valued(name, value, TIME, |v| Span::read(v, values::time))?;
             once(&mut o.not_before, time, name)
@@ -267,6 +222,63 @@ fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
             let errno = |v: &str| names::find(&ERRNOS, "", v);
             let wanted = "the name of an error, as ENOMEM or EAGAIN";
             once(&mut o.errno, valued(name, value, wanted, errno)?, name)
+        }
+    }
+}
+
+/// Parses an option of [`Select`](super::Select).
+fn target(name: Piece<'_>, value: Option<Piece<'_>>, o: &mut Options) -> Result<()> {
+    match name.text {
+        "qp" => {
+            let wanted =
+                "a place in the order of creation, from 1, or a queue pair's number as 0x1a2b";
+            once(
+                &mut o.select.qp,
+                valued(name, value, wanted, QpFilter::read)?,
+                name,
+            )
+        }
+        "peer" => {
+            let wanted =
+                "an address, as 192.0.2.7, 192.0.2.0/24, 192.0.2.7:7471 or [2001:db8::1]:7471";
+            let peer = valued(name, value, wanted, PeerFilter::read)?;
+            once(&mut o.select.peer, peer, name)
+        }
+        _ => {
+            let wanted = "send, write, read, atomic, local or recv, or several with + between them";
+            o.ops_at = value.map(Piece::range);
+            once(
+                &mut o.select.ops,
+                valued(name, value, wanted, Ops::read)?,
+                name,
+            )
+        }
+    }
+}
+
+/// Parses an option of [`When`].
+fn frequency(name: Piece<'_>, value: Option<Piece<'_>>, o: &mut Options) -> Result<()> {
+    match name.text {
+        "nth" => {
+            let nth = |v: &str| Span::read(v, values::count).map(When::Nth);
+            let nth = valued(name, value, "a number from 1, or a range as 5..50", nth)?;
+            choose(o, nth, "nth", name)
+        }
+        "every" => {
+            let every = |v: &str| values::count(v).map(When::Every);
+            let every = valued(name, value, "a number from 1", every)?;
+            choose(o, every, "every", name)
+        }
+        "p" => {
+            let chance = |v: &str| Chance::read(v).map(When::Chance);
+            let chance = valued(name, value, "a probability, as 0.01 or 1%", chance)?;
+            choose(o, chance, "p", name)
+        }
+        _ => {
+            let bytes = |v: &str| Span::read(v, values::size).map(When::Bytes);
+            let wanted = "a number of octets, as 1500 or 64K, or a range as 1K..1M";
+            let bytes = valued(name, value, wanted, bytes)?;
+            choose(o, bytes, "bytes", name)
         }
     }
 }

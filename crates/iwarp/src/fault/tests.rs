@@ -165,7 +165,7 @@ fn mistakes_are_named_and_pointed_at() {
 }
 
 #[test]
-fn an_error_shows_the_place() {
+fn error_marks_its_position() {
     let e = "crc;deläy=x,p=1".parse::<Spec>().unwrap_err();
     let text = e.to_string();
     let lines: Vec<&str> = text.lines().collect();
@@ -266,7 +266,7 @@ proptest! {
 
     /// The chosen value is within the range for any seed.
     #[test]
-    fn a_choice_is_within_its_range(a: u64, b: u64, random: u64) {
+    fn choice_is_within_range(a: u64, b: u64, random: u64) {
         let span = Span { least: a.min(b), most: a.max(b) };
         let chosen = span.choose(random);
         prop_assert!((span.least..=span.most).contains(&chosen));

@@ -54,12 +54,10 @@ impl Chance {
     }
 }
 
-/// Selects a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QpFilter {
     /// By order of creation in the process, from 1.
     Ordinal(u32),
-    /// By its number.
     Number(u32),
 }
 
@@ -79,7 +77,6 @@ impl QpFilter {
     }
 }
 
-/// Selects peers by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerFilter {
     ip: IpAddr,
@@ -136,7 +133,6 @@ fn bits(ip: IpAddr, count: u8) -> u128 {
     all.checked_shr(u32::from(width(ip) - count)).unwrap_or(0)
 }
 
-/// A set of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ops(u8);
 
@@ -179,7 +175,6 @@ impl Ops {
     }
 }
 
-/// A set of directions of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Directions {
     pub(crate) out: bool,

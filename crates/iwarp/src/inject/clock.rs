@@ -16,7 +16,6 @@ const QUEUE_PAIRS: u32 = 1 << 31;
 /// The port comes up again.
 const PORT_UP: u32 = QUEUE_PAIRS - 1;
 
-/// Timers of a plan.
 pub(super) struct Clock {
     plan: Weak<Plan>,
     engine: Arc<Engine>,

@@ -181,7 +181,7 @@ fn bit_flip_is_queued_with_crcs() {
 }
 
 #[test]
-fn a_rule_concerns_those_it_names() {
+fn rule_selects_its_targets() {
     let acts = |text: &str, op: &SendOp| {
         let faults = faults(text, true);
         faults.posted(op);
@@ -319,7 +319,7 @@ fn failed_completion_flushes_later_ones() {
 }
 
 #[test]
-fn a_message_finds_no_receive() {
+fn message_without_receive_is_held() {
     let starved = faults("seed=214;rnr,nth=2,qp=0x77", true);
     assert!(starved.receiver_ready() && !starved.starves());
     assert!(!starved.receiver_ready() && starved.starves());
@@ -434,7 +434,7 @@ fn delays_apply_per_direction() {
 
 /// A new connection counts its octets from zero. Pending actions and delays remain.
 #[test]
-fn what_a_new_connection_begins_with() {
+fn new_connection_resets_counts() {
     let faults = QpInjector::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
     faults.posted(&READ);
     {

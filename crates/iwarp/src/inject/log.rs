@@ -48,7 +48,6 @@ impl Log {
         self.line(plan, &format!("spec=\"{seed}{}\"", plan.spec));
     }
 
-    /// Logs a fault.
     pub(super) fn note(&self, plan: &Plan, taken: &Taken, place: &Place) {
         let mut text = format!("rule={} {}", taken.rule + 1, taken.kind);
         // Writing to a string never fails.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 /// Plans of this process and of its parents. They are never dropped, because a program may close
 /// its device and open it again.
 static PLANS: ProcessLock<Vec<(u32, Arc<Plan>)>> =
-    ProcessLock::new("raw::inject::PLANS", Vec::new());
+    ProcessLock::new("inject::plan::PLANS", Vec::new());
 
 /// Subject of opportunities without a queue pair.
 pub(super) const PROCESS: u32 = 0;
@@ -43,7 +43,6 @@ pub(crate) struct Plan {
 /// An opportunity taken by a rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken {
-    /// The rule's index.
     pub(super) rule: usize,
     pub(super) kind: Kind,
     /// Number of the opportunity; 0 if it is not counted.
@@ -187,7 +186,6 @@ impl Plan {
         rules.filter(move |(_, rule)| rule.kind.point() == point)
     }
 
-    /// Counts an opportunity of the process.
     pub(super) fn process_wide(&self, rule: usize) -> Option<Taken> {
         let mut counts = self.counts.lock();
         self.opportunity(rule, PROCESS, counts.get_mut(rule)?)

@@ -56,7 +56,7 @@ fn time_limits_counted_opportunities() {
 
 /// The faults of a queue pair depend neither on other queue pairs nor on other rules.
 #[test]
-fn the_seed_decides_and_nothing_else() {
+fn faults_depend_on_seed_only() {
     let alone = plan("seed=110;reset,p=10%");
     let both = plan("seed=110;reset,p=10%;crc,p=50%");
     let first = taken(&alone, 1, 1000);
@@ -254,7 +254,7 @@ fn refused_request_is_not_retried() {
 
 /// A timed fault hits the queue pairs that are connected then, without any request.
 #[test]
-fn a_time_comes_by_itself() {
+fn timed_fault_needs_no_request() {
     // On a busy machine the time may come before the connection does. Then a later time is tried.
     for (seed, millis) in (126..).zip([20, 400, 8000, 60_000]) {
         let (qp, mut peer) = connected(&format!("seed={seed};reset,time={millis}ms"));

@@ -129,12 +129,10 @@ fn overdue() -> io::Error {
     io::ErrorKind::TimedOut.into()
 }
 
-/// A process that is being asked.
 struct Reading {
     /// The answer if no more data arrives.
     answer: Answer,
     socket: OwnedFd,
-    /// Data received so far.
     document: Vec<u8>,
 }
 

@@ -9,7 +9,6 @@ use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, QpWalk
 use iwarp_rnic::counters::Counters;
 use std::io::Read as _;
 
-/// The version of the format.
 pub(super) const FORMAT: u64 = 1;
 /// Queue pairs per piece. Reading them takes a few dozen microseconds.
 const PIECE_QPS: usize = 16;
@@ -23,7 +22,6 @@ enum Step {
     Over,
 }
 
-/// A document being written.
 pub(super) struct Document {
     step: Step,
     json: Json,

@@ -22,14 +22,12 @@ impl Json {
         }
     }
 
-    /// Opens an object or an array: `{` or `[`.
     pub(super) fn open(&mut self, bracket: char) {
         self.separate();
         self.text.push(bracket);
         self.comma = false;
     }
 
-    /// Closes an object or an array: `}` or `]`.
     pub(super) fn close(&mut self, bracket: char) {
         self.text.push(bracket);
         self.comma = true;

@@ -161,7 +161,6 @@ fn process_of(name: &str) -> Option<u32> {
     hexadecimal.then_some(pid)
 }
 
-/// The result of connecting to an entry.
 pub(super) enum Connected {
     /// A trusted process listens. The socket is connected and does not block.
     Process(OwnedFd, PeerCredentials),

@@ -19,7 +19,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Snapshot of a queue pair.
 pub(crate) struct QpReport {
     pub(crate) number: u32,
     pub(crate) state: &'static str,
@@ -43,7 +42,6 @@ pub(crate) struct QpReport {
     pub(crate) link: Option<LinkReport>,
 }
 
-/// Snapshot of a connection.
 pub(crate) struct LinkReport {
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
@@ -62,7 +60,6 @@ pub(crate) struct DeviceReport {
     pub(crate) opened: u32,
     pub(crate) queue_pairs: usize,
     pub(crate) completion_queues: u32,
-    /// Regions and windows.
     pub(crate) registrations: usize,
     pub(crate) registered_octets: u64,
     /// Sum over all queue pairs since the process began, including destroyed ones.
@@ -152,7 +149,6 @@ fn report(qp: &QpInner, g: &QpState) -> QpReport {
     }
 }
 
-/// Returns the name that the verbs use.
 const fn name_of(state: State) -> &'static str {
     match state {
         State::Reset => "RESET",
@@ -209,7 +205,6 @@ impl MemoryWalk {
     }
 }
 
-/// Returns the locked memory table of a device.
 fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
     if ctx.is_ours() {
         Some(ctx.memory.read())
@@ -265,7 +260,7 @@ mod tests {
 
     /// Pending completions are counted, and receives only for a receive queue of its own.
     #[test]
-    fn what_waits_is_counted() {
+    fn pending_completions_are_counted() {
         let ctx = testing::context();
         let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
         let own = testing::queue_pair(&ctx, &send, &recv);
@@ -384,7 +379,7 @@ mod tests {
             .collect();
         assert_eq!(walks.len(), 2);
         let told = walks.iter_mut().flat_map(|walk| {
-            std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("nobody has it").number)
+            std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("not destroyed").number)
         });
         let mut told: Vec<_> = told.collect();
         let mut made = qps.each_ref().map(QueuePair::num);

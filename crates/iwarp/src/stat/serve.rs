@@ -81,7 +81,6 @@ impl Server {
         true
     }
 
-    /// Frees the slot of a connection that has ended.
     fn leave(&self) {
         self.clients.fetch_sub(1, Ordering::Relaxed);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
@@ -110,7 +109,6 @@ impl Source for Server {
     }
 }
 
-/// A connection whose answer is being written.
 struct Client {
     server: Arc<Server>,
     token: u64,
@@ -120,7 +118,6 @@ struct Client {
     answer: Mutex<Option<Pieces>>,
 }
 
-/// An answer being written.
 struct Pieces {
     document: Document,
     /// Current piece, including what was written.
@@ -130,11 +127,8 @@ struct Pieces {
     moved: Instant,
 }
 
-/// Result of a turn.
 enum Turn {
-    /// The next piece follows after a pause.
     Again,
-    /// The socket is full.
     Full,
     /// The answer is complete, or the client has disconnected.
     Over,
@@ -256,7 +250,7 @@ mod tests {
 
     /// A socket that cannot be accepted, for lack of descriptors, is tried again later.
     #[test]
-    fn who_cannot_accept_tries_again() {
+    fn failed_accept_is_retried() {
         let name = format!("iwarp-serve-{}", std::process::id());
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

@@ -52,7 +52,6 @@ fn queue_pair(ctx: &Context) -> QueuePair {
     pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap()
 }
 
-/// Polls a future once.
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut task::Context::from_waker(Waker::noop()))
 }
@@ -70,7 +69,6 @@ fn connected(ctx: &Context) -> (ConnectedId, CmId) {
     (connection.unwrap(), id)
 }
 
-/// The event of the end is kept until the program asks for it, by any call.
 #[test]
 fn every_call_reports_the_end() {
     let (connection, id) = connected(&testing::context());
@@ -79,7 +77,7 @@ fn every_call_reports_the_end() {
             &|| connection.wait_disconnected(Some(LIMIT)),
             &|| match poll_once(pin!(connection.disconnected())) {
                 Poll::Ready(end) => end,
-                Poll::Pending => panic!("the news is there"),
+                Poll::Pending => panic!("the event is pending"),
             },
             &|| connection.try_ended().unwrap(),
         ];
@@ -92,7 +90,6 @@ fn every_call_reports_the_end() {
     }
 }
 
-/// Dropping a connection destroys its identifier and the pending event.
 #[test]
 fn dropped_connection_destroys_identifier() {
     let (connection, id) = connected(&testing::context());
@@ -141,7 +138,6 @@ fn attempt_has_source_and_is_cancelled() {
     }
 }
 
-/// For each cause of a failed set-up: the error that the program gets.
 #[test]
 fn failed_setups_have_errors() {
     use CmEventKind::{ConnectError, Disconnected, Established, Rejected, Unreachable};

@@ -75,7 +75,7 @@ fn messages_in_order_with_little_room() {
 
 /// A sender waits for a slow receiver longer than a Send would wait for a receive.
 #[test]
-fn a_slow_receiver_is_no_error() {
+fn slow_receiver_is_awaited() {
     let mut config = iwarp::Config::default();
     config.receiver_not_ready = iwarp::ReceiverNotReady::Terminate;
     let (a, b) = channels(&Options::new().receives(8).config(config));
@@ -278,12 +278,10 @@ fn protocol_violations_end_the_channel() {
     assert!(matches!(error, Error::Handshake(_)), "{error}");
 }
 
-/// Polls a future once, without waking anyone.
 fn look<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A message that is dropped before it is posted returns its credit, any number of times.
 #[test]
 fn cancelled_message_costs_no_credit() {
     let (a, b) = channels(&Options::new().receives(8).send_depth(4));
@@ -301,7 +299,6 @@ fn cancelled_message_costs_no_credit() {
     }
 }
 
-/// Credits that find no room in the send queue are returned as soon as there is room.
 #[test]
 fn credits_without_room_are_given_later() {
     let options = Options::new().receives(8).send_depth(4);
@@ -331,9 +328,8 @@ fn credits_without_room_are_given_later() {
     }
 }
 
-/// All waiters for a message are woken by the end.
 #[test]
-fn the_end_wakes_all_who_receive() {
+fn end_wakes_all_receivers() {
     let (a, b) = channels(&Options::new());
     std::thread::scope(|scope| {
         let waiting: Vec<_> = (0..4)
@@ -385,9 +381,8 @@ fn a_stream_in_threads() {
     });
 }
 
-/// A finished stream can still be read, but not written.
 #[test]
-fn a_finished_stream_reads_on() {
+fn finished_stream_can_still_read() {
     use std::io::{Read, Write};
     let (mut a, mut b) = streams();
     assert_eq!(b.read(&mut []).unwrap(), 0);
@@ -437,9 +432,8 @@ fn a_stream_in_tasks() {
     });
 }
 
-/// Reading a truncated stream is an error, whose source gives the cause.
 #[test]
-fn a_cut_stream_is_an_error() {
+fn truncated_stream_is_error() {
     use std::io::{Read, Write};
     let (a, mut b) = streams();
     a.channel().connection().close().unwrap();

@@ -80,7 +80,7 @@ fn messages_in_tasks() {
 
 /// `now` reads the socket itself, and takes one message at a time.
 #[test]
-fn a_look_brings_what_is_there() {
+fn now_reads_the_socket() {
     let (a, b) = pair();
     assert!(b.recv().now().unwrap().is_none());
     for n in 0..20_u8 {
@@ -173,7 +173,7 @@ fn one_sided_requests() {
 
 /// Invalid requests are refused before they are posted, and the connection survives.
 #[test]
-fn mistakes_cost_nothing() {
+fn refused_requests_keep_connection() {
     let (a, b) = pair();
     let readable = b.share::<u64>(4, Access::REMOTE_READ).unwrap();
     let token = readable.remote();
@@ -231,7 +231,7 @@ fn peer_refusal_ends_connection_with_cause() {
 }
 
 #[test]
-fn a_window_ends_with_its_guard() {
+fn dropped_window_ends_rights() {
     let (a, b) = pair();
     let region = b.allocate::<u32>(16).unwrap();
     let part = region.slice(4..8).unwrap();
@@ -469,7 +469,7 @@ fn options_out_of_range_are_refused() {
 
 /// Private data is sent both ways, and a peer can be rejected.
 #[test]
-fn who_connects_can_be_looked_at() {
+fn private_data_both_ways_and_reject() {
     let listener = iwarp::listen("127.0.0.1:0").private_data("welcome");
     let listener = listener.bind().unwrap();
     let to = listener.local_addr();

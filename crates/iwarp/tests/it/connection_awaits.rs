@@ -50,7 +50,7 @@ fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl Fn
     let is_woken = |one: &(F, Arc<Flag>)| one.1.0.load(Ordering::SeqCst);
     let end = Instant::now() + LIMIT;
     while !waiting.iter().any(is_woken) {
-        assert!(Instant::now() < end, "{what}: nobody was woken");
+        assert!(Instant::now() < end, "{what}: no waiter was woken");
         std::thread::yield_now();
     }
     let [first, second] = waiting;
@@ -153,7 +153,7 @@ fn setup_is_cancelled_at_every_await() {
                         Err(error) => assert!(!matches!(error, Error::TimedOut(_))),
                     }
                 }
-                Err(error) => assert!(!matches!(error, Error::TimedOut(_)), "nobody answered"),
+                Err(error) => assert!(!matches!(error, Error::TimedOut(_)), "no answer"),
             }
         };
         let accepted = server.join().unwrap();
@@ -280,7 +280,7 @@ fn finish<T>(mut future: Pin<&mut impl Future<Output = Result<T, Error>>>) -> T 
 
 /// A panicking waker does not affect other waiters for the same event.
 #[test]
-fn a_waker_panics_wherever_somebody_waits() {
+fn panicking_waker_affects_no_waiters() {
     let panics = Arc::new(Panics(AtomicU64::new(0)));
     let (a, b) = pair_with(&Options::new().send_depth(1));
     let target = b.share::<u64>(1, ALL).unwrap();
@@ -389,8 +389,8 @@ fn clones_share_everything() {
 
 /// A forked child is refused every call, and its drops do nothing.
 #[test]
-fn a_forked_child_is_refused_everywhere() {
-    alone("a_forked_child_is_refused_everywhere", || {
+fn forked_child_is_refused_everywhere() {
+    alone("forked_child_is_refused_everywhere", || {
         let (a, b) = pair();
         let region = a.allocate::<u64>(1).unwrap();
         let target = b.share::<u64>(1, ALL).unwrap();
@@ -494,7 +494,7 @@ fn message_goes_to_first_waiter() {
     b.send("one").wait_for(LIMIT).unwrap();
     let end = Instant::now() + LIMIT;
     while !flag.0.load(Ordering::SeqCst) {
-        assert!(Instant::now() < end, "nobody was woken");
+        assert!(Instant::now() < end, "no waiter was woken");
         std::thread::yield_now();
     }
     assert!(a.recv().now().unwrap().is_none());
@@ -629,7 +629,7 @@ fn forked_child_keeps_waiter_lists() {
 
 /// A stream with credit waits for room in the send queue, and is woken when there is some.
 #[test]
-fn a_stream_waits_for_room() {
+fn stream_waits_for_room() {
     use std::io::Read;
     use tokio::io::AsyncWriteExt;
     // One place of the send queue is for data, and there is credit for all.

@@ -16,7 +16,7 @@ use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
 
 /// Only some slots of the queue are lost.
 #[test]
-fn forgotten_operations_cost_their_places_only() {
+fn forgotten_operations_lose_only_slots() {
     let (a, b) = pair_with(&Options::new().send_depth(8));
     let target = b.share::<u64>(16, ALL).unwrap();
     let source = a.allocate::<u64>(1).unwrap();
@@ -73,7 +73,7 @@ fn drops_in_any_order() {
 
 /// A message outlives its connection.
 #[test]
-fn a_message_keeps_its_octets() {
+fn message_outlives_connection() {
     let (a, b) = pair();
     b.send("what was said").wait().unwrap();
     let message = a.recv().wait_for(LIMIT).unwrap();
@@ -169,7 +169,7 @@ impl Wake for Panics {
 
 /// A panicking waker does not affect others.
 #[test]
-fn a_panic_in_a_waker() {
+fn panicking_waker_affects_no_others() {
     let (a, b) = pair();
     let panics = Arc::new(Panics(AtomicU64::new(0)));
     let waker = Waker::from(Arc::clone(&panics));
@@ -369,7 +369,7 @@ fn faulty(options: Options, fault: &str) -> (Connection, Connection) {
 
 /// A request that is refused when posted returns its slot: all later ones find room.
 #[test]
-fn refused_requests_cost_no_place() {
+fn refused_requests_return_their_slots() {
     let (a, b) = faulty(Options::new().send_depth(2), "seed=1;post,every=2,op=send");
     for n in 0..12_u8 {
         let sent = a.send(&[n]).wait_for(LIMIT);

@@ -184,7 +184,7 @@ fn request<'a>(to: &End, pieces: &'a [&'a [u8]]) -> UdSendWr<'a> {
 }
 
 #[test]
-fn a_datagram_arrives_with_its_sender() {
+fn datagram_has_its_sender() {
     for ip in ["127.0.0.1", "::1"] {
         let (a, b) = (End::new(ip), End::new(ip));
         let text: Vec<u8> = (0..PAYLOAD_MAX).map(|i| (i * 7) as u8).collect();
@@ -267,7 +267,7 @@ fn datagram_without_fitting_receive_is_dropped() {
 }
 
 #[test]
-fn what_strangers_send_changes_nothing() {
+fn strangers_datagrams_are_ignored() {
     let b = End::new("127.0.0.1");
     b.receive(0, 1000);
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -345,7 +345,7 @@ fn what_strangers_send_changes_nothing() {
 }
 
 #[test]
-fn a_bad_send_stops_sends_alone() {
+fn bad_send_stops_only_sends() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     (0..3).for_each(|slot| b.receive(slot, 100));
     (0..3).for_each(|slot| a.receive(slot, 100));
@@ -685,7 +685,7 @@ fn expect_free(num: u32) {
 }
 
 #[test]
-fn a_dropped_queue_pair_leaves_nothing() {
+fn dropped_qp_leaves_nothing() {
     let ctx = context("127.0.0.1");
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());
     let num = ctx.create_ud_qp(&attributes(pd, &cq)).unwrap().num();
@@ -707,7 +707,7 @@ fn numbers_of_both_kinds_differ() {
 }
 
 #[test]
-fn a_full_completion_queue_fails_it() {
+fn full_cq_fails_qp() {
     let ctx = context("127.0.0.1");
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(1, None).unwrap());
     let qp = ctx.create_ud_qp(&attributes(pd, &cq)).unwrap();
@@ -731,7 +731,7 @@ fn a_full_completion_queue_fails_it() {
 }
 
 #[test]
-fn a_thread_that_sleeps_is_woken() {
+fn sleeping_thread_is_woken() {
     let ctx = context("127.0.0.1");
     let channel = ctx.create_channel().unwrap();
     let cq = ctx.create_cq(16, Some(&channel)).unwrap();

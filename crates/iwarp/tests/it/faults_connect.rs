@@ -25,7 +25,7 @@ fn incoming(listener: &TcpListener) -> (Wire, Hello) {
 }
 
 #[test]
-fn connecting_where_nobody_listens_is_refused() {
+fn connect_to_closed_port_is_refused() {
     others_are_served(|| {
         for ip in [V4, V6] {
             let (gone, address) = listener(ip);
@@ -71,7 +71,7 @@ fn connecting_to_unusable_addresses_fails() {
 }
 
 #[test]
-fn a_responder_that_hangs() {
+fn hanging_responder() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
@@ -285,7 +285,7 @@ fn impossible_reply_parameters_are_refused() {
 }
 
 #[test]
-fn a_refusal_carries_its_private_data() {
+fn reject_carries_private_data() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for hello in [Hello::enhanced(true, false), Hello::plain()] {

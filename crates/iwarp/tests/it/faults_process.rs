@@ -415,8 +415,8 @@ fn silent_flood_admits_other_peers() {
 }
 
 #[test]
-fn a_full_backlog_drains() {
-    alone("a_full_backlog_drains", || {
+fn full_backlog_drains() {
+    alone("full_backlog_drains", || {
         let mut healthy = Healthy::new(V4);
         let mut slow = config();
         slow.handshake_timeout = LIMIT * 10;

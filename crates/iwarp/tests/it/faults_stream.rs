@@ -13,7 +13,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_send_without_a_receive() {
+fn send_without_receive() {
     others_are_served(|| {
         let mut strict = config();
         strict.receiver_not_ready = ReceiverNotReady::Terminate;

@@ -131,7 +131,7 @@ const fn word_of(number: u64, at: usize) -> u64 {
 }
 
 #[test]
-fn losses_are_losses_and_nothing_else() {
+fn lossy_link_only_loses_datagrams() {
     const COUNT: u64 = 3000;
     const SENDERS: u64 = 2;
     let shares = Shares {
@@ -140,7 +140,7 @@ fn losses_are_losses_and_nothing_else() {
         overtaken: 100,
         spoiled: 50,
     };
-    on_link("losses_are_losses_and_nothing_else", shares, |net, link| {
+    on_link("lossy_link_only_loses_datagrams", shares, |net, link| {
         // The first end starts the progress thread, which inherits this thread's namespace.
         let senders: Vec<End> = (0..SENDERS).map(|_| End::new(NEAR[0], 0)).collect();
         let receiver = net.at_far(|| End::new(FAR[0], RECEIVES));

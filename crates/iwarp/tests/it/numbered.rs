@@ -232,7 +232,7 @@ fn idle_numbered_qp_ignores_peer_end() {
     }
     assert_eq!(b.qp.state(), State::Rts);
     // The next request fails, and the posted receive is flushed with it.
-    let wr = SendWr::inline(5, &[b"nobody hears"]).signaled();
+    let wr = SendWr::inline(5, &[b"no receiver"]).signaled();
     b.qp.post_send(&[wr]).unwrap();
     let mut failed: Vec<u64> = (0..2)
         .map(|_| {
@@ -296,7 +296,7 @@ fn absent_peer_times_out_on_schedule() {
     a.connect(&b);
     let start = Instant::now();
     for wr_id in 1..3 {
-        let wr = SendWr::inline(wr_id, &[b"nobody hears"]).signaled();
+        let wr = SendWr::inline(wr_id, &[b"no receiver"]).signaled();
         a.qp.post_send(&[wr]).unwrap();
     }
     let failed = [WcStatus::TransportRetryExceeded, WcStatus::Flushed];
@@ -341,7 +341,7 @@ fn new_limit_applies_to_waiting_requests() {
         from.qp.set_retry(first).unwrap();
         assert_eq!(from.qp.retry(), first);
         from.connect(&b);
-        let wr = SendWr::inline(1, &[b"nobody hears"]).signaled();
+        let wr = SendWr::inline(1, &[b"no receiver"]).signaled();
         from.qp.post_send(&[wr]).unwrap();
         from.qp.set_retry(then).unwrap();
         assert_eq!(from.qp.retry(), then);

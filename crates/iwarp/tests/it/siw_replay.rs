@@ -525,7 +525,7 @@ fn peer_to_peer_in_both_places() {
 }
 
 #[test]
-fn what_siw_refused_is_refused() {
+fn requests_refused_by_siw_are_refused() {
     for (name, receives) in [
         ("err_write_badstag", 4),
         ("err_read_oob", 4),

@@ -323,8 +323,8 @@ fn wake_ups() -> u64 {
 }
 
 #[test]
-fn a_child_answers_for_itself() {
-    alone("a_child_answers_for_itself", || {
+fn forked_child_answers_for_itself() {
+    alone("forked_child_answers_for_itself", || {
         let mut healthy = Healthy::new(V4);
         healthy.check();
         let parent = std::process::id();

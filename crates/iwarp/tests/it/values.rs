@@ -448,7 +448,7 @@ fn a_connection() {
 
 /// Logs and panics identify objects by their `Debug` output.
 #[test]
-fn what_objects_print() {
+fn debug_output_of_objects() {
     let ctx = context();
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(9, None).unwrap());
     let name = &device().name;
@@ -487,7 +487,7 @@ fn what_objects_print() {
 
 /// Failed requests have their operation, although no data arrived.
 #[test]
-fn what_is_flushed_keeps_its_kind() {
+fn flushed_requests_keep_their_kind() {
     use iwarp_rnic::{SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
     let ctx = context();
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(9, None).unwrap());
@@ -533,7 +533,7 @@ fn what_is_flushed_keeps_its_kind() {
 /// An identifier that is bound to any address gets the source address when it resolves its peer's,
 /// and keeps its port.
 #[test]
-fn an_identifier_of_any_address() {
+fn wildcard_identifier_gets_source_address() {
     let channel = iwarp::runtime::create_event_channel().unwrap();
     let limit = Some(std::time::Duration::from_secs(20));
     for any in ["0.0.0.0:0", "[::]:0"] {

@@ -111,7 +111,7 @@ fn destroyed_qp_discards_its_events() {
 /// the wakers. A waker that panics must not end that thread, nor keep the other wakers from being
 /// called.
 #[test]
-fn a_panicking_waker_ends_nothing() {
+fn panicking_waker_ends_nothing() {
     let _watchdog = Watchdog::new();
     let (client, target, srq) = with_limit();
     let (mine, theirs) = (client.mem(64), target.mem(64));

@@ -340,7 +340,7 @@ fn overflow_fails_targets_of_queue() {
 }
 
 #[test]
-fn a_limit_is_told_once() {
+fn limit_event_is_raised_once() {
     let (a, b, target) = by_number(true);
     let queue = &b.queues[0];
     for wr_id in 0..3 {
@@ -392,7 +392,7 @@ fn other_queue_pairs_cannot_reach_target() {
 }
 
 #[test]
-fn it_is_not_its_own_peer() {
+fn initiator_cannot_be_own_peer() {
     let a = Initiator::new(true);
     let refused = a.qp.connect_peer(gid(), a.qp.num());
     assert!(
@@ -433,7 +433,7 @@ fn initiator_and_target_refuse_posts() {
 
 /// A reset target that is connected again takes no receives before a queue is named.
 #[test]
-fn a_target_is_used_again() {
+fn target_is_reused() {
     let (a, b, target) = by_number(true);
     for round in 0..3 {
         let queue = &b.queues[round % 2];

@@ -32,7 +32,7 @@ fn send(from: &End, to: &End, group: Option<[u8; 16]>, octets: &[u8]) {
 }
 
 #[test]
-fn a_group_reaches_who_is_attached() {
+fn group_reaches_attached_qps() {
     // A key of this process: another run of the test on this host would be received, too.
     let [.., high, low] = std::process::id().to_be_bytes();
     let group = [
