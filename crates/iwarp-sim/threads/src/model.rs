@@ -208,7 +208,7 @@ fn execution(plant: Option<Plant>) {
     let engines = 1 + world::random(2) as usize;
     let first = Engine::current().expect("the world has no limits");
     if engines > 1 {
-        // Claims its share of connections, so that another engine is started.
+        // As if it had its share of connections, so that another engine is started.
         (0..16).for_each(|_| first.joins());
     }
     let clock = Arc::new(Clock {
