@@ -18,7 +18,7 @@ const PART: u32 = 50;
 ///
 /// # Errors
 /// Returns the last attempt's error.
-pub fn ask<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn retry_while_busy<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let begin = Instant::now();
     loop {
         match attempt() {

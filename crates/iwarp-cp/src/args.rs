@@ -223,7 +223,9 @@ impl CpArgs {
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
             if self.no_resume {
-                return Err(Error::usage("--no-resume belongs to the end that copies"));
+                return Err(Error::usage(
+                    "--no-resume is not valid with 'iwarp cp serve'",
+                ));
             }
             return Ok(Call::Serve {
                 dir: self.to.clone().into(),
@@ -232,7 +234,7 @@ impl CpArgs {
         let port_zero = (self.port == Some(0)).then_some("--port 0");
         if let Some(option) = self.serve.given().or(port_zero) {
             return Err(Error::usage(format!(
-                "{option} belongs to 'iwarp cp serve'"
+                "{option} is valid with 'iwarp cp serve' only"
             )));
         }
         if self.from == "-" || self.to == "-" {
@@ -388,7 +390,7 @@ mod tests {
             &["--max-per-address", "3"],
         ] {
             let e = call(&[&["a", "h:b"], option].concat()).unwrap_err();
-            let named = format!("{} belongs to 'iwarp cp serve'", option[0]);
+            let named = format!("{} is valid with 'iwarp cp serve' only", option[0]);
             assert!(e.to_string().contains(&named), "{e}");
             call(&[&["serve", "/srv"], option].concat()).unwrap();
         }

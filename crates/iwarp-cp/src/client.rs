@@ -11,7 +11,7 @@ use iwarp::verbs::cm::Connector;
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use iwarp_cli_common::service::Budget;
 use iwarp_cli_common::signals;
-use iwarp_cli_common::{out, patience, rdma, units};
+use iwarp_cli_common::{out, rdma, retry, units};
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -127,9 +127,7 @@ pub(crate) enum Message {
         len: u32,
     },
     /// 7: a slot may be reused.
-    Free {
-        slot: u16,
-    },
+    Free { slot: u16 },
     /// 8: all data have been sent.
     Finish {
         /// SHA-256 of the whole file.

@@ -47,11 +47,7 @@ pub(crate) enum Request {
         link: Link,
     },
     /// Runs one measurement.
-    Run {
-        id: u32,
-        point: Point,
-        iters: u64,
-    },
+    Run { id: u32, point: Point, iters: u64 },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,9 +65,7 @@ pub(crate) enum Reply {
     /// Refuses the client because another one is being served; the client may retry.
     Busy {},
     /// The server listens for the link's connections, at the address of the control connection.
-    Listening {
-        port: u16,
-    },
+    Listening { port: u16 },
     /// All connections of the link are set up.
     Opened {},
     /// The server is ready and has started its side of the measurement.

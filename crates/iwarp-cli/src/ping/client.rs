@@ -7,7 +7,7 @@ use iwarp::Access;
 use iwarp::verbs::cm::Connector;
 use iwarp::verbs::{Context, MemoryRegion};
 use iwarp_cli_common::error::{Context as _, Error, Result};
-use iwarp_cli_common::{out, patience, rdma, signals};
+use iwarp_cli_common::{out, rdma, retry, signals};
 use iwarp_figures::Latencies;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -107,7 +107,7 @@ impl PingArgs {
             ];
             return match asking.iter().find(|(given, _)| *given) {
                 Some((_, option)) => Err(Error::usage(format!(
-                    "{option} belongs to the end that asks"
+                    "{option} is not valid with 'iwarp ping serve'"
                 ))),
                 None => Ok(()),
             };
@@ -119,7 +119,7 @@ impl PingArgs {
         };
         match serving {
             Some(option) => Err(Error::usage(format!(
-                "{option} belongs to 'iwarp ping serve'"
+                "{option} is valid with 'iwarp ping serve' only"
             ))),
             None => Ok(()),
         }
