@@ -566,15 +566,40 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
 
+    fn stream() -> Stream {
+        let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
+        let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
+        let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
+        let peer = stream.hello();
+        stream.greet(&peer);
+        stream
+    }
+
+    /// The peer counts each data message, also one without data.
+    #[test]
+    fn empty_message_returns_credit() {
+        let mut stream = stream();
+        let before = stream.taken;
+        stream.announce(0);
+        assert_eq!(stream.taken, before.wrapping_add(1));
+    }
+
+    /// A kernel RNIC terminates a connection without receives, so some stay for control messages.
+    #[test]
+    fn data_leaves_credits_for_control_messages() {
+        let mut stream = stream();
+        stream.sent = 0;
+        stream.allowed = CONTROL_CREDITS + 1;
+        assert!(stream.is_writable());
+        stream.allowed = CONTROL_CREDITS;
+        assert!(!stream.is_writable());
+    }
+
     /// The last message of a stream waits until a work request is free.
     #[test]
     fn farewell_waits_for_free_request() {
         for (read, last) in [(true, Message::Disconnect), (false, Message::Shutdown)] {
-            let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
-            let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
-            let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
-            let peer = stream.hello();
-            stream.greet(&peer);
+            let mut stream = stream();
             // All requests are in flight, as with a peer that accepts nothing for a while.
             let all = std::mem::take(&mut stream.sq_free);
             stream.shut(read, true);

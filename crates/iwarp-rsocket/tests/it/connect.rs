@@ -228,6 +228,9 @@ fn wrong_descriptors_and_states_are_refused() {
     assert_eq!(twice, Err(Errno(libc::EADDRINUSE)));
     let (l, address) = listener(|_| {});
     assert_eq!(rs::connect(l.0, address), Err(Errno::ISCONN));
+    // A listener that was shut down is neither bound nor listening.
+    rs::shutdown(l.0, libc::SHUT_RDWR).unwrap();
+    rs::bind(l.0, "127.0.0.1:0".parse().unwrap()).unwrap();
 }
 
 #[test]
@@ -311,6 +314,14 @@ fn poll_takes_rsockets_and_other_descriptors() {
     // A set of ordinary descriptors only, and an empty set.
     assert_eq!(rs::poll(&mut set[..1], ms(0)), Ok(1));
     assert_eq!(rs::poll(&mut [], ms(1)), Ok(0));
+    // Several ordinary descriptors, for reading and for writing.
+    let mut ordinary = [
+        entry(reader.as_raw_fd(), libc::POLLIN),
+        entry(s.0, 0),
+        entry(writer.as_raw_fd(), libc::POLLOUT),
+    ];
+    assert_eq!(rs::poll(&mut ordinary, ms(0)), Ok(2));
+    assert_eq!(seen(&ordinary), [libc::POLLIN, 0, libc::POLLOUT]);
     let mut closed = [entry(s.0, 0), entry(987_654, libc::POLLIN)];
     assert_eq!(rs::poll(&mut closed, ms(0)), Ok(1));
     assert_eq!(closed[1].revents, libc::POLLNVAL);

@@ -219,6 +219,8 @@ fn kernel_and_rsocket_options_work() {
         assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_DOMAIN), libc::AF_INET6);
         r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 20_000);
         assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_RCVBUF), 40_000);
+        let value = rs::get_option(r.0, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap();
+        assert_eq!(value.len(), 4);
         r.set(libc::SOL_SOCKET, libc::SO_BROADCAST, 1);
         assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
         r.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1);
@@ -258,6 +260,21 @@ fn stream_calls_are_refused() {
         );
         assert_eq!(rs::shutdown(r.0, libc::SHUT_WR), Err(Errno::NOTCONN));
         assert_eq!(rs::shutdown(r.0, 77), Err(Errno::INVAL));
+    });
+}
+
+#[test]
+fn shutdown_ends_one_direction_of_datagrams() {
+    alone("shutdown_ends_one_direction_of_datagrams", || {
+        let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+        rs::shutdown(a.0, libc::SHUT_RD).unwrap();
+        let limit = [20i64.to_ne_bytes(), [0; 8]].concat();
+        rs::set_option(a.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit).unwrap();
+        assert_eq!(rs::recv(a.0, &mut [0], 0), Ok(0));
+        rs::send(a.0, b"out", 0).unwrap();
+        assert_eq!(rs::recv(b.0, &mut [0; 8], 0), Ok(3));
+        rs::shutdown(a.0, libc::SHUT_WR).unwrap();
+        assert_eq!(rs::send(a.0, b"no", 0), Err(Errno::PIPE));
     });
 }
 

@@ -365,6 +365,7 @@ fn options() {
         (rs::SOL_RDMA, rs::RDMA_SQSIZE, 100, 100),
         (rs::SOL_RDMA, rs::RDMA_RQSIZE, 200, 200),
         (rs::SOL_RDMA, rs::RDMA_INLINE, 16, 16),
+        (rs::SOL_RDMA, rs::RDMA_INLINE, 60_000, 512),
         (rs::SOL_RDMA, rs::RDMA_IOMAPSIZE, 300, 256),
     ] {
         r.set(level, name, value);
@@ -373,6 +374,11 @@ fn options() {
     let linger: Vec<u8> = [1i32.to_ne_bytes(), 5i32.to_ne_bytes()].concat();
     let times = [(libc::SO_RCVTIMEO, 3i64), (libc::SO_SNDTIMEO, 4)]
         .map(|(name, seconds)| (name, [seconds.to_ne_bytes(), 7i64.to_ne_bytes()].concat()));
+    let negative = [1i32.to_ne_bytes(), (-1i32).to_ne_bytes()].concat();
+    assert_eq!(
+        rs::set_option(r.0, libc::SOL_SOCKET, libc::SO_LINGER, &negative),
+        Err(Errno::INVAL)
+    );
     let rest = (libc::SO_LINGER, linger);
     let all = || times.iter().chain([&rest]);
     // All are set before the first one is read back.

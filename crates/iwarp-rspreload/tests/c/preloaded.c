@@ -220,6 +220,28 @@ static int selected(int with_mask, const int *fds, int n, fd_set sets[3], int ms
 	return select(FD_SETSIZE, &sets[0], NULL, &sets[2], &tv);
 }
 
+/* A pipe's end is readable, a closed descriptor is an error, pselect restores the signal mask. */
+static void close_ends(struct pair *p, const int *pipes)
+{
+	int fds[3] = { p->a, p->b, pipes[0] };
+	struct timespec ts = { 0 };
+	sigset_t all, before, after;
+	fd_set s[3];
+
+	close(pipes[1]);
+	CHECK(selected(0, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]));
+	close(pipes[0]);
+	CHECK(selected(0, fds, 3, s, 10) == -1 && errno == EBADF);
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, NULL, &before);
+	FD_ZERO(&s[0]);
+	FD_SET(p->a, &s[0]);
+	CHECK(pselect(p->a + 1, &s[0], NULL, NULL, &ts, &all) == 0);
+	sigprocmask(SIG_SETMASK, NULL, &after);
+	CHECK(sigismember(&before, SIGUSR1) == sigismember(&after, SIGUSR1));
+	CHECK(close(p->a) == 0 && close(p->b) == 0);
+}
+
 /* select leaves ready descriptors in its sets, none after a time-out. Ordinary descriptors may be
  * among them. */
 static void sets(void)
@@ -246,9 +268,7 @@ static void sets(void)
 		CHECK(selected(mask, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[0]));
 		NEED(read(pipes[0], &octet, 1) == 1);
 	}
-	close(pipes[0]);
-	close(pipes[1]);
-	CHECK(close(p.a) == 0 && close(p.b) == 0);
+	close_ends(&p, pipes);
 }
 
 static void polls(void)
@@ -349,6 +369,10 @@ static void epolls(void)
 		event.data.u64 = ~0ULL;
 		CHECK(close(set) == 0);
 	}
+	/* A new set with the number of a closed one is empty. */
+	NEED((set = epoll_create1(0)) >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, p.b, &event) == 0);
+	NEED(close(set) == 0 && epoll_create1(0) == set && write(p.a, "x", 1) == 1);
+	CHECK(epoll_wait(set, got, 4, 50) == 0 && close(set) == 0);
 	CHECK(epoll_ctl(pipes[0], EPOLL_CTL_ADD, p.b, &event) == -1 && errno == EINVAL);
 	CHECK(close(p.a) == 0 && close(p.b) == 0 && close(pipes[0]) == 0 && close(pipes[1]) == 0);
 }
@@ -369,6 +393,28 @@ static void has_socket_type(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
+/* RS_SQ_SIZE, RS_RQ_SIZE and RS_INLINE set the options with the same names. */
+static void sizes(void)
+{
+	static const struct { const char *name, *text; int option, value; } all[] = {
+		{ "RS_SQ_SIZE", "40", 0, 40 }, { "RS_RQ_SIZE", "50", 1, 50 }, { "RS_INLINE", "48", 2, 48 },
+	};
+	size_t i;
+	int fd;
+
+	for (i = 0; i < 3; i++)
+		setenv(all[i].name, all[i].text, 1);
+	NEED((fd = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	for (i = 0; i < 3; i++) {
+		int value = 0;
+		socklen_t length = sizeof(value);
+
+		CHECK(getsockopt(fd, 0x10000, all[i].option, &value, &length) == 0 && value == all[i].value);
+		unsetenv(all[i].name);
+	}
+	CHECK(close(fd) == 0);
+}
+
 /* TCP is used if the peer speaks no RDMA; the descriptor and its options stay. */
 static void fall_back(int echo)
 {
@@ -378,7 +424,10 @@ static void fall_back(int echo)
 	char octet = 0;
 
 	NEED(fd >= 0 && is_rsocket(fd) && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0);
+	NEED(setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)) == 0);
 	NEED(connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0);
+	CHECK(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, &length) == 0 && value);
+	value = 0;
 	CHECK(!is_rsocket(fd) && fcntl(fd, F_GETFD) == FD_CLOEXEC && !(fcntl(fd, F_GETFL) & O_NONBLOCK));
 	CHECK(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &length) == 0 && value);
 	CHECK(write(fd, "z", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'z');
@@ -404,6 +453,81 @@ static int exits_with_success(pid_t child)
 	int status = -1;
 
 	return waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* With RDMAV_FORK_SAFE: the first use keeps options, flags and errno. */
+static void first_use(const struct sockaddr_in *at)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1, value = 0;
+	pid_t worker = fork();
+	socklen_t length = sizeof(value);
+	char octet;
+
+	if (worker == 0) {
+		fd = accept(listener, NULL, NULL);
+		_exit(!(fd >= 0 && answers(fd) && close(fd) == 0));
+	}
+	NEED(fd >= 0 && connect(fd, (struct sockaddr *)at, sizeof(*at)) == 0);
+	NEED(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0);
+	NEED(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+	errno = 0;
+	CHECK(write(fd, "q", 1) == 1 && errno == 0 && is_rsocket(fd));
+	CHECK(fcntl(fd, F_GETFL) & O_NONBLOCK && fcntl(fd, F_SETFL, 0) == 0);
+	CHECK(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &length) == 0 && value);
+	CHECK(read(fd, &octet, 1) == 1 && close(fd) == 0 && exits_with_success(worker));
+}
+
+static int descriptors(void)
+{
+	int fd, n = 0;
+
+	for (fd = 0; fd < 256; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* With RDMAV_FORK_SAFE: an accepted connection leaves no descriptor, and a copy may be used. The
+ * library closes the last connections in the background. */
+static void accepted_leave_nothing(const struct sockaddr_in *at)
+{
+	int round, fd, copy, before = 0;
+	pid_t client;
+
+	for (round = 0; round < 6; round++) {
+		client = fork();
+		if (client == 0) {
+			fd = socket(AF_INET, SOCK_STREAM, 0);
+			_exit(!(connect(fd, (struct sockaddr *)at, sizeof(*at)) == 0 && asks(fd) && close(fd) == 0));
+		}
+		NEED((fd = accept(listener, NULL, NULL)) >= 0 && (copy = dup(fd)) >= 0 && close(fd) == 0);
+		CHECK(answers(copy) && close(copy) == 0 && exits_with_success(client));
+		if (round == 0)
+			before = descriptors();
+	}
+	for (round = 0; round < 200 && descriptors() > before + 2; round++)
+		usleep(50000);
+	CHECK(descriptors() <= before + 2);
+}
+
+/* With RDMAV_FORK_SAFE: the number of a connection that was closed unused belongs to any socket. */
+static void reused_number(const struct sockaddr_in *at)
+{
+	struct sockaddr_in to = loopback(0);
+	socklen_t length = sizeof(to);
+	int fd, receiver = socket(AF_INET, SOCK_DGRAM, 0);
+	char octets[16];
+	pid_t client = fork();
+
+	if (client == 0) {
+		fd = socket(AF_INET, SOCK_STREAM, 0);
+		_exit(!(connect(fd, (struct sockaddr *)at, sizeof(*at)) == 0 && read(fd, octets, 1) == 0));
+	}
+	NEED(receiver >= 0 && bind(receiver, (struct sockaddr *)&to, sizeof(to)) == 0);
+	NEED(getsockname(receiver, (struct sockaddr *)&to, &length) == 0);
+	NEED((fd = accept(listener, NULL, NULL)) >= 0 && close(fd) == 0);
+	NEED(socket(AF_INET, SOCK_DGRAM, 0) == fd && connect(fd, (struct sockaddr *)&to, length) == 0);
+	CHECK(write(fd, "u", 1) == 1 && recv(receiver, octets, sizeof(octets), 0) == 1);
+	CHECK(close(fd) == 0 && close(receiver) == 0 && exits_with_success(client));
 }
 
 /* With RDMAV_FORK_SAFE: children use the listener, and connections accepted by their parent. */
@@ -440,6 +564,9 @@ static void workers(void)
 		CHECK(close(fd) == 0);
 		CHECK(exits_with_success(client) && exits_with_success(worker));
 	}
+	first_use(&at);
+	accepted_leave_nothing(&at);
+	reused_number(&at);
 }
 
 int main(int argc, char **argv)
@@ -460,6 +587,7 @@ int main(int argc, char **argv)
 	flags();
 	epolls();
 	has_socket_type();
+	sizes();
 	fall_back(atoi(argv[1]));
 	CHECK(close(listener) == 0);
 	printf("%d checks, %d failed\n", checks, failures);

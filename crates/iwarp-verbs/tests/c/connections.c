@@ -307,6 +307,34 @@ static void counts_and_numbers(void)
 	unmake_both(&p);
 }
 
+/* The request of a queue pair with a shared receive queue says so on InfiniBand. */
+static void shared_receives(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 0, 1, 0, 0 } };
+	struct rdma_conn_param param = USUAL;
+	struct rdma_cm_id *id = resolved(), *request;
+	struct rdma_cm_event *event;
+	struct ibv_cq *cq;
+
+	NEED(cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0));
+	NEED(attr.srq = ibv_create_srq(id->pd, &init));
+	attr.send_cq = attr.recv_cq = cq;
+	NEED(!rdma_create_qp(id, NULL, &attr));
+	CODE(0, rdma_connect(id, &param));
+	event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CODE(roce ? 1 : 0, event->param.conn.srq);
+	CODE(0, rdma_reject(event->id, NULL, 0));
+	request = event->id;
+	CODE(0, rdma_ack_cm_event(event));
+	CODE(0, rdma_destroy_id(request));
+	take(clients, RDMA_CM_EVENT_REJECTED);
+	rdma_destroy_qp(id);
+	CODE(0, ibv_destroy_srq(attr.srq));
+	CODE(0, ibv_destroy_cq(cq));
+	CODE(0, rdma_destroy_id(id));
+}
+
 /* A connection without a message in RTR causes no asynchronous event. */
 static void connection_causes_no_event(void)
 {
@@ -843,6 +871,7 @@ int main(int argc, char **argv)
 
 	depths();
 	counts_and_numbers();
+	shared_receives();
 	connection_causes_no_event();
 	peer_ends(0);
 	peer_ends(1);

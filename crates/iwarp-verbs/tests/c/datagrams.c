@@ -4,6 +4,7 @@
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 
 #define QKEY 0x22222222u
 #define GRH 40
@@ -294,6 +295,20 @@ static void multicast(const union ibv_gid *gid)
 	CODE(0, ibv_destroy_ah(all));
 }
 
+/* In ERR, a queue pair with a shared receive queue takes no more receives from it. */
+static void last_receive(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct pollfd fd = { .fd = context->async_fd, .events = POLLIN };
+	struct ibv_async_event event = { 0 };
+
+	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	NEED(poll(&fd, 1, 20000) == 1 && ibv_get_async_event(context, &event) == 0);
+	CODE(IBV_EVENT_QP_LAST_WQE_REACHED, (int)event.event_type);
+	CHECK(event.element.qp == qp);
+	ibv_ack_async_event(&event);
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -309,6 +324,7 @@ int main(void)
 	exchange(ah);
 	send_from_entries(&gid);
 	multicast(&gid);
+	last_receive(plain.qp);
 	CODE(0, ibv_destroy_ah(ah));
 	CODE(EBUSY, ibv_destroy_srq(srq));
 	CODE(EBUSY, ibv_destroy_cq(extended.cq));

@@ -204,8 +204,11 @@ static void bad_creation(void)
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 0x7fffffff, .max_sge = 1 } };
 	struct ibv_ah_attr ah_attr = { .is_global = 1, .port_num = 1 };
 	struct ibv_alloc_dm_attr dm_attr = { .length = 0 };
-	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = 1ull << 40 };
+	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = 1ull << 40 }, both = { .cqe = 16,
+		.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_TM_INFO };
 
+	/* A completion has either a time or a tag. */
+	IS_NULL(EOPNOTSUPP, ibv_create_cq_ex(context, &both));
 	IS_NULL(EINVAL, ibv_create_cq(context, 0, NULL, NULL, 0));
 	IS_NULL(EINVAL, ibv_create_cq(context, -1, NULL, NULL, 0));
 	IS_NULL(EINVAL, ibv_create_cq(context, 0x7fffffff, NULL, NULL, 0));
@@ -286,8 +289,11 @@ static void bad_modification(void)
 	struct ibv_qp_init_attr init;
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+	struct ibv_ece vendor = { .vendor_id = 1 }, unknown = { .comp_mask = 1 };
 
 	NEED(srq);
+	CODE(EOPNOTSUPP, ibv_set_ece(qp, &vendor));
+	CODE(EINVAL, ibv_set_ece(qp, &unknown));
 	CODE(EINVAL, ibv_modify_qp(qp, NULL, IBV_QP_STATE));
 	CODE(EINVAL, ibv_modify_qp(NULL, &attr, IBV_QP_STATE));
 	CODE(EOPNOTSUPP, modify(qp, 1 << 30, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
@@ -587,6 +593,8 @@ static void bad_advice(void)
 	struct ibv_sge sge;
 
 	NEED(mr && readable && other);
+	/* Not all of the range lies in huge pages. */
+	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, LOCAL | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB));
 	sge = (struct ibv_sge){ (uintptr_t)buffer, 4096, mr->lkey };
 	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
 	CODE(EPERM, ibv_advise_mr(other, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));

@@ -2,6 +2,7 @@
  * times of completions. */
 #include "check.h"
 
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <time.h>
@@ -240,6 +241,7 @@ static void solicited_batches(void)
 	NEED(ibv_get_cq_event(right.channel, &got, &own) == 0);
 	CHECK(got == cq && own == &right);
 	ibv_ack_cq_events(got, 1);
+	CODE(1, (int)cq->comp_events_completed);
 	for (i = 0; i < 2; i++) {
 		next(&right, 60 + i, IBV_WC_SUCCESS);
 		over(&right);
@@ -278,6 +280,8 @@ static void queue_pair_rights(void)
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 80, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
 		.wr.rdma = { (uintptr_t)right.memory, right.mr->rkey } };
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
 
 	CODE(0, ibv_modify_qp(right.qp, &a, IBV_QP_ACCESS_FLAGS));
 	send(&left, wr);
@@ -287,6 +291,24 @@ static void queue_pair_rights(void)
 	send(&left, wr);
 	next(&left, 80, IBV_WC_REM_ACCESS_ERR);
 	over(&left);
+	/* A query also updates the public structure. */
+	CODE(0, ibv_query_qp(left.qp, &attr, IBV_QP_STATE, &init));
+	CODE(IBV_QPS_ERR, attr.qp_state);
+	CODE(IBV_QPS_ERR, left.qp->state);
+}
+
+static void device(void)
+{
+	struct ibv_device_attr_ex ex = { 0 };
+	struct ibv_device_attr attr;
+
+	CODE(0, ibv_query_device(context, &attr));
+	CODE(attr.max_sge, attr.max_srq_sge);
+	CODE(attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+	CODE(0, ibv_query_device_ex(context, NULL, &ex));
+	CHECK(ex.xrc_odp_caps == ex.odp_caps.per_transport_caps.rc_odp_caps);
+	CODE(1, context->num_comp_vectors);
+	CHECK(!(fcntl(context->async_fd, F_GETFL) & O_NONBLOCK));
 }
 
 /* A query reports the attributes of creation, and a refused change has no effect on them. */
@@ -298,7 +320,7 @@ static void attributes(void)
 		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3,
 			.max_inline_data = 64 } }, told = { 0 };
 	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2,
-		.rnr_retry = 1, .rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL };
+		.rnr_retry = 1, .rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL }, reads;
 	struct ibv_qp *qp;
 
 	NEED(cq);
@@ -318,6 +340,16 @@ static void attributes(void)
 		IBV_QP_DEST_QPN | IBV_QP_ACCESS_FLAGS));
 	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
 	CHECK(memcmp(&before, &after, sizeof(before)) == 0);
+	reads = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	CODE(0, ibv_modify_qp(qp, &reads, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX |
+		IBV_QP_ACCESS_FLAGS));
+	reads = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .max_dest_rd_atomic = 3,
+		.dest_qp_num = qp->qp_num, .ah_attr = { .is_global = 1, .port_num = 1,
+			.grh = { .dgid = gid } } };
+	CODE(0, ibv_modify_qp(qp, &reads, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN |
+		IBV_QP_MAX_DEST_RD_ATOMIC));
+	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
+	CHECK(after.max_dest_rd_atomic == 3 && after.max_rd_atomic == before.max_rd_atomic);
 	CODE(0, ibv_destroy_qp(qp));
 	CODE(0, ibv_destroy_cq(cq));
 }
@@ -443,12 +475,14 @@ static void imports(void)
 		NEED(fd >= 0 && imported);
 		CHECK(imported->device == context->device);
 		CODE(0, ibv_close_device(imported));
+		MINUS_ONE(EINVAL, ibv_close_device(imported));
 	}
 }
 
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
+	int cmd;
 
 	NEED(list && list[0]);
 	context = ibv_open_device(list[0]);
@@ -456,6 +490,7 @@ int main(void)
 	ibv_free_device_list(list);
 	pd = ibv_alloc_pd(context);
 	NEED(pd && ibv_query_gid(context, 1, 0, &gid) == 0);
+	device();
 	sizes();
 	users();
 	imports();
@@ -470,6 +505,9 @@ int main(void)
 	unmake(&left);
 	unmake(&right);
 	CODE(0, ibv_dealloc_pd(pd));
+	cmd = dup(context->cmd_fd);
+	NEED(cmd >= 0);
 	CODE(0, ibv_close_device(context));
+	IS_NULL(EINVAL, ibv_import_device(cmd));
 	return result();
 }
