@@ -12,7 +12,6 @@ const RDM: &str = "verbs;ofi_rxm";
 /// Number of message sizes of `-S all`, from 0 octets to 6 MiB.
 const SIZES: usize = 46;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("fi_info", "`-p verbs`, IPv4 and IPv6", info),

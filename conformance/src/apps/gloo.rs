@@ -28,7 +28,6 @@ const COLLECTIVES: [&str; 10] = [
     "barrier_all_to_one",
 ];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let ways: [(&'static str, &'static [&'static str], &'static str); 3] = [
         ("4 processes, 10 collectives", &["--bind", WIRE_V4], "0"),

@@ -25,7 +25,6 @@ const INITIATORS: [&str; 5] = [
 ];
 const PERF: &str = "iqn.2024-01.example:perf";
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("tgtd", "iSER; sessions are freed at their end", sessions).needs(TOOLS),
@@ -98,7 +97,7 @@ impl<'a> Target<'a> {
         };
         stage.wait_for_port(port)?;
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", NAME];
-        // tgt listens before it accepts commands, so the first one is repeated.
+        // tgt listens before it accepts commands, so the first command is retried.
         while target.admin(&new)?.0 != 0 {
             if stage.left() < Duration::from_secs(1) {
                 bail!("tgtd takes no commands");
@@ -148,8 +147,7 @@ impl<'a> Target<'a> {
         let url = self.url();
         let mut words = words.to_vec();
         words.push(&url);
-        // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills
-        // it with zeros.
+        // libiscsi 1.19 relies on zeroed heap memory. With this value, the C library zeroes it.
         self.stage
             .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
             .success()
@@ -264,8 +262,7 @@ fn images(stage: &Stage) -> Result<Verdict> {
         .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
         .success()?;
     expect(&said, &format!("({DISK} bytes)"))?;
-    // libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which would
-    // ask for 2 MiB.
+    // libiscsi's iSER supports 512 KiB in one command, but QEMU would use 2 MiB.
     let limited = format!(
         "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
          image.portal=127.0.0.1:{},image.target={NAME},image.lun=1",

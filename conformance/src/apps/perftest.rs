@@ -101,15 +101,14 @@ fn queue_pairs(count: &str) -> [&str; 4] {
 /// Number of sizes of `-a`: the powers of two from 2 octets to 8 MiB.
 pub(super) const SIZES: usize = 23;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     PROGRAMS.iter().flat_map(of_program).collect()
 }
 
 fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
     // The latency programs get fewer messages: they spin on memory, so on a busy machine each
-    // message waits for the scheduler. The numbers are odd because of a defect of `ib_send_bw`,
-    // which `by_number.rs` tells.
+    // message waits for the scheduler. The numbers are odd because of a defect of `ib_send_bw` (see
+    // `by_number.rs`).
     let count = if program.latency { "201" } else { "501" };
     let few = if program.latency { "11" } else { "31" };
     let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
@@ -119,8 +118,7 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         ("`--as roce`, `-R`", vec!["-R", "-n", count], 1),
     ];
     if program.name.starts_with("ib_send") {
-        // Nothing but the socket's buffer keeps datagrams for a receiver that waits for the
-        // processor: all of these fit.
+        // These datagrams fit into the socket's buffer while the receiver waits for the processor.
         let options = vec!["-R", "-c", "UD", "-s", "64", "-n", count];
         roce.push(("`--as roce`, `-R -c UD`", options, 1));
     }
@@ -154,7 +152,7 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         out.push(("`-c UC`", options, 1));
     }
     out.extend(roce);
-    // Where it does not work as an iWARP NIC, that has nothing to do with the kind of connection.
+    // This limitation of iWARP NICs does not depend on the kind of connection.
     let extended = match program.by_number {
         true => "`-c XRC`",
         false => "`--as roce`, `-c XRC`",
@@ -251,7 +249,7 @@ fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the size and the average of each row. The heading tells which column is the average.
+/// Returns the size and the average of each row. The heading shows which column is the average.
 fn results(said: &str) -> Result<Vec<(u64, f64)>> {
     let head = said
         .lines()

@@ -64,9 +64,9 @@ fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
     Some(format!("no case runs {}", extra[0]))
 }
 
-/// Writes the results of the programs all of whose cases ran. The other rows stay.
+/// Writes the rows of programs whose cases all ran. Other rows stay.
 ///
-/// Fails if the document has no place for the table, or a case failed. Failures are not published.
+/// Fails if the document has no table, or a case failed, because failures are not published.
 pub(super) fn bless(root: &Path, cases: &[Case<Stage>], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
         bail!("not written to {FILE}: {} failed", row.name);
