@@ -119,7 +119,8 @@ fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
         let name = face.name();
         let _ = write!(
             note,
-            "{name}: {passed} tests passed, {failed} failed as expected, {examples} examples passed; "
+            "{name}: {passed} tests passed, {failed} failed as expected, \
+             {examples} examples passed; "
         );
     }
     Ok(Verdict::passed(note.trim_end_matches("; ")))
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_fail_as_they_are_known_to_or_not_at_all() {
+    fn only_known_failures_may_fail() {
         let good = results(&[("lib::a", None), ("lib::b", Some("it is not so"))]);
         assert_eq!(judge(&KNOWN, &good).unwrap(), (1, 1));
         let bad: [&[(&str, Option<&str>)]; 5] = [
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_passes_if_it_ran_and_was_right() {
+    fn ignored_tests_do_not_pass() {
         let ok = "test result: ok. 1 passed; 0 failed";
         assert_eq!(failure(Ok((0, ok.into()))), None);
         for (code, said) in [
@@ -375,8 +376,9 @@ mod tests {
     }
 
     #[test]
-    fn executables_are_found_in_cargos_messages() {
-        let text = r#"{"reason":"compiler-artifact","target":{"kind":["example"],"name":"x"},"executable":"/x"}"#;
+    fn cargo_messages_name_executables() {
+        let text = r#"{"reason":"compiler-artifact","target":{"kind":["example"],"name":"x"},
+            "executable":"/x"}"#;
         let message = serde_json::from_str(text).unwrap();
         assert_eq!(executable(&message), Some(("example", "x", "/x")));
         let none = text.replace("\"/x\"", "null");

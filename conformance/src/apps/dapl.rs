@@ -133,7 +133,8 @@ fn expect_read(said: &str, own: &str, peer: &str) -> Result<()> {
 }
 
 /// The operations of a transaction that uses each kind, and whose data are checked.
-const TRANSACTION: &str = "client RW 4096 1 server RW 2048 4 client RR 4096 2 client SR 1024 4 server SR 4096 2 client SR 1024 3 -f server SR 2048 1 -f";
+const TRANSACTION: &str = "client RW 4096 1 server RW 2048 4 client RR 4096 2 \
+    client SR 1024 4 server SR 4096 2 client SR 1024 3 -f server SR 2048 1 -f";
 
 fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     let setting = Setting::new(stage, face)?;

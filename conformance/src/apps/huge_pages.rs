@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_is_what_it_was_when_they_are_given_back() {
+    fn release_restores_number() {
         let name = format!("iwarp-huge-pages-{}", std::process::id());
         let file = std::env::temp_dir().join(name);
         assert!(HugePages::reserve_in(&file, 8).is_none(), "no such pages");

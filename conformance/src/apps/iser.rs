@@ -105,8 +105,8 @@ impl<'a> Target<'a> {
             std::thread::sleep(Duration::from_millis(50));
         }
         let path = target.disk.display().to_string();
-        #[rustfmt::skip]
-        target.must(&["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", &path])?;
+        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1"];
+        target.must(&[&unit[..], &["--lun", "1", "-b", &path]].concat())?;
         target.must(&[
             "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
         ])?;
@@ -291,9 +291,9 @@ fn images(stage: &Stage) -> Result<Verdict> {
     // The other direction: write to the disk.
     std::fs::write(&new, noise(2, DISK))?;
     let shown = new.display().to_string();
-    #[rustfmt::skip]
+    let convert = ["qemu-img", "convert", "-n", "-f", "raw", &shown];
     stage
-        .start(&["qemu-img", "convert", "-n", "-f", "raw", &shown, "--target-image-opts", &limited])?
+        .start(&[&convert[..], &["--target-image-opts", &limited]].concat())?
         .success()?;
     let file = format!("driver=raw,file.filename={shown}");
     let said = stage

@@ -340,7 +340,7 @@ mod tests {
     use crate::needs::Need;
 
     #[test]
-    fn names_are_unique_and_need_known_packages() {
+    fn names_unique_and_packages_known() {
         let cases = all();
         for (at, case) in cases.iter().enumerate() {
             assert!(

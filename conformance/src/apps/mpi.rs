@@ -98,7 +98,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         ),
         long(
             "mpirun",
-            "`--as roce`, `--mca pml ucx --mca osc ucx`, `UCX_TLS=ud`, 8 ranks, messages up to 8 MiB",
+            "`--as roce`, `--mca pml ucx --mca osc ucx`, `UCX_TLS=ud`, \
+             8 ranks, messages up to 8 MiB",
             OPEN_MPI_OVER_UD,
         ),
     ];

@@ -286,22 +286,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn averages_are_found_in_both_tables() {
-        let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+    fn both_tables_have_averages() {
+        let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+                  MsgRate[Mpps]\n \
                   65536      500              2640.92            1116.98\t\t   0.017872\n---\n";
         assert_eq!(results(bw).unwrap(), [(65536, 1116.98)]);
-        let lat = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+        let lat = " #bytes #iterations    t_min[usec]    t_max[usec]  \
+                   t_typical[usec]    t_avg[usec]    \
+                   t_stdev[usec]   \
                    99% percentile[usec]   99.9% percentile[usec] \n \
-                   2       100          14.67          283.22       15.00    \t       21.75       \t24.29  \t\t283.22  \t\t283.22 \n";
+                   2       100          14.67          283.22       15.00    \t       21.75       \
+                   \t24.29  \t\t283.22  \t\t283.22 \n";
         assert_eq!(results(lat).unwrap(), [(2, 21.75)]);
         assert!(results("nothing").is_err());
     }
 
     #[test]
-    fn rows_of_an_interrupted_clock_have_no_value() {
-        let said = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+    fn interrupted_clock_rows_are_empty() {
+        let said = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+                    MsgRate[Mpps]\n \
                     4096       30         0.00               0.00   \t\t   0.000001\n \
-                    8192       30         0.84               0.28   \t\t   0.009290Correlation coefficient r^2: 0.89 < 0.9\n\n \
+                    8192       30         0.84               0.28   \t\t   0.009290\
+                    Correlation coefficient r^2: 0.89 < 0.9\n\n \
                     16384      30         0.00               0.00   \t\t   0.000000\n---\n";
         let rows = results(said).unwrap();
         assert_eq!(rows, [(4096, 0.0), (8192, 0.28), (16384, 0.0)]);

@@ -181,14 +181,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_counted_and_unknown_skips_are_failures() {
+    fn unknown_skips_are_failures() {
         let good = "passed\ttest_pd.PDTest.test_alloc_pd\t\n\
-                     skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tCreate QP type 8 is not supported\n\
+                     skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
+                    Create QP type 8 is not supported\n\
                     skipped\ttest_mlx5_cq.X.y\twhatever\n\
                     failed\ttest_rdmacm.CMTestCase.test_impossible\tException()\n\
                     end\t4\t\n";
         let expected = Expected::parse(&format!(
-            "{EXPECTED}\n[[fail]]\nreason = 'needs more'\ntests = ['test_rdmacm.CMTestCase.test_impossible']\n"
+            "{EXPECTED}\n[[fail]]\nreason = 'needs more'\n\
+             tests = ['test_rdmacm.CMTestCase.test_impossible']\n"
         ))
         .unwrap();
         let note = check(&expected, good).unwrap();
@@ -203,9 +205,14 @@ mod tests {
             "passed\ttest_pd.A.b\t\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_pd.A.c\tnew reason\nend\t2\t\n",
             // A known message of another test, and a known test with another message.
-            "passed\ttest_pd.A.b\t\nskipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
-            "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tCreate QP type 8 is not supported now\nend\t2\t\n",
-            "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tODP implicit is not supported\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\n\
+             skipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\n\
+             skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
+             Create QP type 8 is not supported now\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\n\
+             skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
+             ODP implicit is not supported\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nfailed\ttest_pd.A.c\tException()\nend\t2\t\n",
             "passed\ttest_rdmacm.CMTestCase.test_impossible\t\nend\t1\t\n",
         ] {

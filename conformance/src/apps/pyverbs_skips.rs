@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_need_a_reason_and_a_message() {
+    fn rows_need_reason_and_message() {
         let row = |reason, messages| {
             Expected::parse(&format!(
                 "[[skip]]\nreason = {reason:?}\nmessages = {messages}\n"
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_our_library_are_named_with_whole_messages() {
+    fn our_skips_name_tests_and_messages() {
         let all = Expected::parse(super::super::pyverbs::EXPECTED).unwrap();
         assert!(all.fail.is_empty() && !all.skip.is_empty());
         for row in &all.skip {

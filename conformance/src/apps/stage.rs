@@ -455,15 +455,18 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_found_in_the_kernels_table() {
-        let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1";
+    fn kernel_table_shows_listeners() {
+        let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 \
+                    00:00000000 00000000     0        0 1 1";
         let is_listener = |line: &str, port| is_socket(line, LISTEN, port);
         assert!(is_listener(line, 0x1c06));
         assert!(!is_listener(line, 0x1c07));
         assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1c06));
-        let v6 = "   1: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 1 1";
+        let v6 = "   1: 00000000000000000000000001000000:0050 \
+                  00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 1 1";
         assert!(is_listener(v6, 80));
-        let udp = "  277: 0100007F:1C06 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1 2";
+        let udp = "  277: 0100007F:1C06 00000000:0000 07 00000000:00000000 \
+                   00:00000000 00000000     0        0 1 2";
         assert!(is_socket(udp, UNCONNECTED, 0x1c06));
         assert!(!is_socket(udp, UNCONNECTED, 0x1c07) && !is_listener(udp, 0x1c06));
     }

@@ -74,7 +74,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     );
     for tls in ["rc", "ud"] {
         let what = format!(
-            "`--as roce`, `UCX_TLS={tls}`: tag, stream, active messages, put, get and atomics between two processes, with their content"
+            "`--as roce`, `UCX_TLS={tls}`: tag, stream, active messages, put, \
+             get and atomics between two processes, with their content"
         );
         let case = Case::new("own program on UCP", what, move |stage| own(stage, tls));
         cases.push(case.needs(LIBRARY).spins());
@@ -130,8 +131,8 @@ fn perftests(tls: &'static str) -> impl Iterator<Item = Case<Stage>> {
 fn perftest(stage: &Stage, tls: &str, test: &str, size: &str, iterations: &str) -> Result<()> {
     let port = stage.port()?;
     let number = port.to_string();
-    #[rustfmt::skip]
-    let mut words = vec!["ucx_perftest", "-p", &number, "-s", size, "-n", iterations, "-w", "100", "-t", test];
+    let mut words = vec!["ucx_perftest", "-p", &number, "-s", size, "-n", iterations];
+    words.extend(["-w", "100", "-t", test]);
     let server = start(stage, tls, &words)?;
     stage.wait_for_port(port)?;
     words.insert(1, WIRE_V4);
@@ -185,7 +186,8 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
         }
         let iterations = if how.contains("tag") { "10" } else { "1" };
         let last = format!(
-            "Server: iteration #{iterations}\nUCX data message was received\n\n\n----- UCP TEST SUCCESS -------\n\n"
+            "Server: iteration #{iterations}\nUCX data message was received\n\n\n\
+             ----- UCP TEST SUCCESS -------\n\n"
         );
         for len in lengths {
             let port = stage.port()?.to_string();

@@ -55,8 +55,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
 
 fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     let iwarp = stage.command_path();
-    #[rustfmt::skip]
-    let namespace = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", WITHOUT_MOUNTS, "sh"];
+    let unshare = ["unshare", "--user", "--map-current-user", "--keep-caps"];
+    let namespace = [&unshare[..], &["sh", "-c", WITHOUT_MOUNTS, "sh"]].concat();
     let probe = [&namespace[..], &["true"]].concat();
     if stage.start_plain(&probe)?.end()?.0 != 0 {
         return Ok(Verdict::skipped("needs unprivileged user namespaces"));

@@ -183,7 +183,8 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a client in the kernel: requests in each context, registration, invalidation, shared receives",
+        "a client in the kernel: requests in each context, registration, invalidation, \
+         shared receives",
         "insmod $MODULE; links
         insmod /lib/iwarp/iwarp_client_test.ko || true
         dmesg | grep 'iwarp_client_test: .* tests, 0 failed'

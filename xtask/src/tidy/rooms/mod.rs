@@ -33,10 +33,7 @@ impl Crates {
             ["conformance", "src", ref path @ ..] => ("conformance".to_owned(), path),
             _ => return,
         };
-        self.modules
-            .entry(name)
-            .or_default()
-            .add(path, text);
+        self.modules.entry(name).or_default().add(path, text);
     }
 
     /// Returns the rooms that there are, and what they name, as the table has it: each room below
