@@ -139,7 +139,7 @@ static void receive_in_turn(void)
 		else
 			must(waits_for_event(), "one event");
 	}
-	printf("passed: receives are shared, and the limit is told\n");
+	printf("passed: receives are shared, and the limit is reported\n");
 }
 
 /* A message without a receive waits for one. */
@@ -195,7 +195,7 @@ static void write_badly(void)
 	wr.wr.rdma.rkey = mr->rkey + 1;
 	must(ibv_post_send(pairs[3].writer->qp, &wr, &bad), "a Write");
 	expect_event(IBV_EVENT_QP_ACCESS_ERR, pairs[3].target->qp);
-	printf("passed: a refused access is told\n");
+	printf("passed: a refused access is reported\n");
 }
 
 static void take_apart(void)
