@@ -1,9 +1,9 @@
 /* Runs commands in the guest. One TCP connection is one command.
  *
  * The client sends a line with a time limit in seconds and the length of a shell command, and then
- * the command. It receives what the command writes, and at the end an octet 0 and the exit status
- * in decimal. If the client closes the connection or the time is over, the command is killed with
- * everything that it started. A status of 124 means "out of time".
+ * the command. It receives the command's output, then an octet 0 and the exit status in decimal. If
+ * the client closes the connection or the time limit expires, the agent kills the command and
+ * everything that it started. Status 124 means that the limit expired.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,7 +39,7 @@ static int put(int s, const char *p, size_t n)
 	return 0;
 }
 
-/* Forwards what can be read. Returns 0 at the end of the input, or if it cannot be forwarded. */
+/* Forwards available input. Returns 0 at the end of the input, or if writing fails. */
 static int relay(int from, int to)
 {
 	char buf[4096];

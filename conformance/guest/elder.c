@@ -1,10 +1,10 @@
-/* Programs that connect to a peer which knows MPA revision 1 only, or which gives no proper answer.
+/* Programs that connect to a peer that supports MPA revision 1 only, or that answers incorrectly.
  *
  * elder ADDR PORT
  *
- * The peer is a process with plain TCP. For each way to answer, a program connects; what it hears
- * and how often it has connected must be right. The end before an answer may be an accident, so
- * revision 2 is tried twice. Exit status: 0 if so.
+ * The peer is a process with plain TCP. For each way to answer, a program connects and checks the
+ * event that it receives and the number of attempts. Revision 2 is tried twice, because a
+ * connection that ends without an answer may be an accident. Exit status: 0 if all checks pass.
  */
 #include "frame.h"
 #include "pair.h"
@@ -35,7 +35,7 @@ static void answer(int s, struct frame *frame)
 	must(send(s, frame, HEAD + sizeof reply, 0) != HEAD + sizeof reply, "the answer");
 }
 
-/* Answers one connection after the other, and stays. */
+/* Answers one connection after the other until it is killed. */
 static void peer(int listener, enum way way, int told)
 {
 	for (;;) {
@@ -46,7 +46,7 @@ static void peer(int listener, enum way way, int told)
 		must(write(told, "!", 1) != 1 || read_frame(s, &frame), "a request");
 		if (way == CLOSES_IN_THE_MIDDLE) {
 			must(send(s, "MPA ID", 6, 0) != 6, "half an answer");
-			/* The octets come before the end. */
+			/* Makes the data arrive before the end. */
 			usleep(100000);
 		} else if (way != ALWAYS_CLOSES && frame.revision == 1) {
 			must(data_octets(&frame) != sizeof greeting ||

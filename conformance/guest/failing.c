@@ -1,14 +1,13 @@
-/* Makes objects of every kind while the kernel's first allocation fails, then while the second
- * does, and so on until one can be made.
+/* Creates objects of every kind while the kernel's first allocation fails, then the second, and so
+ * on until the creation succeeds.
  *
  * failing ADDR PORT FILE
  *
- * FILE takes the number of the allocation to fail, and says how many are left: a parameter of the
- * module.
+ * FILE is a parameter of the module: the number of the allocation to fail. It counts down to 0.
  *
- * What cannot be made has to say so, and a connection has to end. For each kind it prints how many
- * allocations there were. Exit status: 0 unless a call has failed while no allocation did, or for
- * another reason than that there is no memory.
+ * A failed creation must report an error, and a failed connection must end. Prints the number of
+ * allocations for each kind. Exit status: 0 unless a call failed without a failed allocation, or
+ * with another error than ENOMEM.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -47,7 +46,7 @@ static void arm(int n)
 	must(pwrite(file, text, (size_t)len, 0) != len, "arming");
 }
 
-/* Whether an allocation has failed. */
+/* Returns whether an allocation has failed. */
 static int disarm(void)
 {
 	char text[16] = "";
@@ -57,7 +56,7 @@ static int disarm(void)
 	return atoi(text) == 0;
 }
 
-/* Each makes an object and takes it away again. They return 0, or the error. */
+/* Each function creates an object and destroys it. Returns 0, or the error. */
 
 static int a_context(void)
 {
@@ -132,7 +131,7 @@ static int a_listener(void)
 	return error;
 }
 
-/* The next event's type, and its identifier in `id`. */
+/* Returns the next event's type, and its identifier in `id`. */
 static enum rdma_cm_event_type event(struct rdma_cm_id **id)
 {
 	struct rdma_cm_event *event;
@@ -145,7 +144,7 @@ static enum rdma_cm_event_type event(struct rdma_cm_id **id)
 	return type;
 }
 
-/* Accepts or refuses; the other end hears of either. Returns the accepted identifier. */
+/* Accepts or rejects a connection. Returns the accepted identifier. */
 static struct rdma_cm_id *accept_one(struct rdma_cm_id *id, struct rdma_conn_param *param)
 {
 	struct ibv_qp_init_attr attr = queues();
@@ -160,8 +159,8 @@ static struct rdma_cm_id *accept_one(struct rdma_cm_id *id, struct rdma_conn_par
 	return id;
 }
 
-/* Connects two queue pairs of this process. Allocations fail in the works of the driver, too, so
- * the end of it is an event. */
+/* Connects two queue pairs of this process. Allocations in the driver's work items also fail, so an
+ * event reports the result. */
 static int converse(struct rdma_cm_id *id)
 {
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };

@@ -4,7 +4,7 @@
 
 #include <sys/socket.h>
 
-/* The head: key, flags, revision, and the octets of private data that follow. */
+/* The header: key, flags, revision, and length of the private data. */
 struct frame {
 	char key[16];
 	unsigned char flags, revision;
@@ -18,8 +18,8 @@ static inline int data_octets(const struct frame *frame)
 	return frame->high << 8 | frame->low;
 }
 
-/* Reads a frame with its private data. Returns 0 if it was whole. A read of no octets would wait
- * for the next ones. */
+/* Reads a frame with its private data. Returns 0 if it is complete. A read of zero octets would
+ * wait for further data. */
 static inline int read_frame(int s, struct frame *frame)
 {
 	int octets;

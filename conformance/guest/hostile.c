@@ -1,18 +1,17 @@
-/* A program that breaks the rules of the rings which it shares with the driver, to see that the
- * kernel and other programs bear it.
+/* Violates the rules of the rings that it shares with the driver, to check that the kernel and
+ * other programs are unaffected.
  *
  * hostile ADDR PORT ENTRIES [SEED]
  *
- * Two queue pairs of this process are connected with each other. It writes entries into their
- * rings, most of them sound, the others random in one respect or in all, forges the flags of
- * completions, asks for mappings that it has no right to, and rings the doorbell in between, while
- * a second thread writes into the rings at any time. When a connection has ended it makes the next,
- * until the driver has taken ENTRIES entries. Meanwhile a second process has memory and queues of
- * its own, and this one has memory beside what is registered and memory that it has deregistered.
- * All of that must stay as it is.
+ * Two queue pairs of this process are connected with each other. The program writes entries into
+ * their rings, most of them valid, others random in one respect or entirely. It forges completion
+ * flags, requests mappings without permission, and rings the doorbell, while a second thread writes
+ * into the rings at any time. When a connection has ended, it creates the next, until the driver
+ * has processed ENTRIES entries. A second process has its own memory and queues, and this process
+ * has memory next to registered memory and deregistered memory. None of these may change.
  *
- * It ends with "hostile: N entries, ..., M connections". Exit status: 0 unless something has
- * changed that must not, or a step has failed that breaks no rule.
+ * It ends with "hostile: N entries, ..., M connections". Exit status: 0 unless protected memory has
+ * changed, or a valid step has failed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -55,7 +54,7 @@ static struct ring completions;
 static struct end ends[2];
 static unsigned long entries, connections, successes, wanted;
 static int victim;
-/* Held while rings come and go, and whether they are there. */
+/* Held while rings are created and destroyed; and whether they exist. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int connected;
 
@@ -72,7 +71,7 @@ static unsigned char pattern(size_t i)
 	return (unsigned char)(i * 7 + i / 253);
 }
 
-/* ---- what must not change ---- */
+/* ---- protected memory ---- */
 
 static void fill(void)
 {
@@ -103,7 +102,7 @@ static void look(void)
 
 /* ---- rings ---- */
 
-/* Finds the mappings of the driver's memory that were not there before. Returns how many there are.
+/* Finds new mappings of the driver's memory. Returns their number.
  */
 static int new_rings(struct ring *found, int most)
 {
@@ -133,7 +132,7 @@ static int new_rings(struct ring *found, int most)
 	return fresh;
 }
 
-/* Fills the slots that the driver has taken, and makes them valid. */
+/* Fills the slots that the driver has consumed, and marks them valid. */
 static void post(struct end *end)
 {
 	struct siw_sqe *send = (struct siw_sqe *)end->sends.at;
@@ -153,7 +152,7 @@ static void post(struct end *end)
 		}
 }
 
-/* Takes completions, or forges them. */
+/* Polls completions, or forges them. */
 static void poll_forged(void)
 {
 	struct siw_cqe *entry = (struct siw_cqe *)completions.at;
@@ -170,7 +169,7 @@ static void poll_forged(void)
 		words(entry, COMPLETIONS * sizeof *entry);
 }
 
-/* Writes single words anywhere, at any time, also while the driver reads them. */
+/* Writes single words anywhere at any time, also while the driver reads them. */
 static void *meddle(void *seed)
 {
 	state = (uintptr_t)seed;
@@ -218,7 +217,7 @@ static void strange_calls(struct end *end)
 	case 0:
 		at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, end->id->verbs->cmd_fd,
 			  (off_t)(below(2) ? below(64) * PAGE : (any() & 0xfffffffffff) * PAGE));
-		/* A key may have been guessed, but only of a ring of this process. */
+		/* A key may have been guessed, but only one of this process's rings. */
 		if (at != MAP_FAILED)
 			munmap(at, len);
 		break;
@@ -276,7 +275,7 @@ static void make_queues(struct end *end)
 
 	must(rdma_create_qp(end->id, pd, &attr), "queue pair");
 	must(new_rings(found, 2) != 2, "rings");
-	/* They differ in size. */
+	/* Both ends differ in size. */
 	int larger = found[1].octets > found[0].octets;
 	end->receives = found[larger];
 	end->sends = found[!larger];
@@ -294,7 +293,7 @@ static void connect_ends(void)
 	struct rdma_conn_param param = { .responder_resources = 16, .initiator_depth = 16 };
 	struct rdma_cm_event *event;
 
-	/* One that has overflowed is of no more use, so each connection has its own. */
+	/* Each connection has its own completion queue, because an overflow makes it unusable. */
 	must(!(cq = ibv_create_cq(listener->verbs, COMPLETIONS, NULL, NULL, 0)),
 	     "completion queue");
 	must(new_rings(&completions, 1) != 1, "ring");
@@ -336,8 +335,8 @@ static void register_region(struct region *region)
 }
 
 /*
- * Ends a region. From then on its memory stays as it is. While a connection is stuck in the middle
- * of the region, that may be refused; but not for the last time.
+ * Deregisters a region, whose memory may not change afterwards. The driver may refuse while a
+ * connection uses the region, but not the last time.
  */
 static void end_region(struct region *region, int last)
 {
@@ -379,7 +378,7 @@ static void one_connection(void)
 			strange_calls(end);
 		if (step == middle)
 			end_region(&regions[GOING], 0);
-		/* In error everything is flushed, which shows nothing new after a while. Making a
+		/* In the error state everything is flushed, which soon tests nothing new. A new
 		 * connection takes as long as a thousand entries. */
 		if (!over && in_error(end)) {
 			over = 1;
@@ -392,7 +391,7 @@ static void one_connection(void)
 	look();
 }
 
-/* ---- the second process, and the beginning ---- */
+/* ---- the second process, and main ---- */
 
 static void be_victim(struct ibv_context *verbs, int socket)
 {
@@ -411,7 +410,7 @@ static void be_victim(struct ibv_context *verbs, int socket)
 		size_t changed = 0;
 		for (size_t i = 0; i < ARENA * PAGE; i++)
 			changed += arena[i] != pattern(i);
-		/* The control word of the completion queue is the provider's, and zero. */
+		/* The control word of the completion queue belongs to the provider and is zero. */
 		for (int r = 0; r < 3; r++)
 			for (size_t i = 0; i < found[r].octets; i++)
 				changed += found[r].at[i] != 0;
@@ -420,7 +419,7 @@ static void be_victim(struct ibv_context *verbs, int socket)
 	_exit(0);
 }
 
-/* The device at the address, with this process as its user. */
+/* Opens the device at the address for this process. */
 static struct ibv_context *open_device(void)
 {
 	struct sockaddr_in at = address;

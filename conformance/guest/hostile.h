@@ -1,5 +1,5 @@
-/* What hostile.c writes into its rings: the memory that entries may name, random numbers, and
- * entries that are sound or have one thing wrong. */
+/* Entries of hostile.c: the memory that they may name, random numbers, and valid or invalid
+ * entries. */
 #ifndef HOSTILE_H
 #define HOSTILE_H
 
@@ -11,7 +11,7 @@
 #define PAGE 4096ul
 #define ARENA 64 /* pages */
 
-/* A range of the arena that is registered. Only `writable` ones may change. */
+/* A registered range of the arena. Only `writable` ranges may change. */
 struct region {
 	size_t at, len;
 	int access, writable;
@@ -29,9 +29,9 @@ static struct region regions[REGIONS] = {
 };
 
 static unsigned char *arena;
-/* One of so many requests of a connection is not sound. */
+/* One in this many requests is invalid. */
 static uint32_t wildness;
-/* What the second process has, for guesses. */
+/* The second process's keys, for guesses. */
 static uint64_t victim_address;
 static uint32_t victim_stag;
 
@@ -121,7 +121,7 @@ static void words(void *to, size_t octets)
 		word[i] = any();
 }
 
-/* A request or a receive that breaks no rule. */
+/* Returns a valid request or receive. */
 static void sound_elements(struct siw_sge *sges, uint32_t least, uint32_t most)
 {
 	for (int i = 0; i < SIW_MAX_SGE; i++)
@@ -141,12 +141,12 @@ static void sound_send(struct siw_sqe *entry)
 	sound_elements(entry->sge, 0, 1300);
 	if (entry->opcode != SIW_OP_READ && !below(6)) {
 		entry->flags |= SIW_WQE_INLINE;
-		/* Of inline data, the first length counts. */
+		/* For inline data, the first length counts. */
 		entry->sge[0].length = below(SIW_MAX_INLINE + 1);
 	}
 }
 
-/* Changes one thing, or a few, of a sound request. */
+/* Changes one or a few fields of a valid request. */
 static void spoil_send(struct siw_sqe *entry)
 {
 	do

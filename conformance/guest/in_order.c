@@ -1,12 +1,11 @@
-/* Many connections in a row from one program, and whether their requests come in the order of the
- * calls.
+/* Opens many connections in a row, and checks that their requests arrive in the order of the calls.
  *
  * in_order ADDR PORT ROUNDS
  *
  * The program connects without waiting for answers, with a number in the private data of each
- * request; the other end, in the same process, must hear of them in this order and accepts them.
- * Both ends then agree on which connection is which only because of the order, as in programs that
- * count their connections. Exit status: 0 if all came in order.
+ * request. The other end, in the same process, must receive the requests in this order and accepts
+ * them. Programs that count their connections depend on this order. Exit status: 0 if all arrived
+ * in order.
  */
 #include "pair.h"
 
@@ -24,7 +23,7 @@ static struct rdma_cm_id *listen_at(struct rdma_event_channel *channel, struct s
 	return listener;
 }
 
-/* An identifier that only has to connect. */
+/* Returns an identifier that is ready to connect. */
 static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, struct sockaddr_in *address)
 {
 	struct ibv_qp_init_attr attr = small;
@@ -39,7 +38,7 @@ static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, struct so
 	return id;
 }
 
-/* Takes the next request, and says whose it is. */
+/* Takes the next request, and returns its number. */
 static int next_request(struct rdma_event_channel *channel, struct rdma_cm_id **id)
 {
 	struct rdma_cm_event *event;
@@ -67,7 +66,7 @@ static void end(struct rdma_event_channel *channel, struct rdma_cm_id *ids[])
 		must(rdma_destroy_id(ids[i]), "the end of an identifier");
 }
 
-/* Returns how many requests came out of order. */
+/* Returns the number of requests out of order. */
 static int one_round(struct sockaddr_in *address)
 {
 	struct rdma_event_channel *ours = rdma_create_event_channel(),

@@ -1,5 +1,4 @@
-/* Two queue pairs of this process, connected with each other, for programs that test what happens
- * to such a pair. */
+/* Two queue pairs of this process that are connected with each other. */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -33,13 +32,13 @@ static inline struct rdma_cm_id *event(struct rdma_event_channel *channel,
 	return id;
 }
 
-/* `ours` has the events of `writer`, `theirs` those of the other two. */
+/* `ours` has the events of `writer`, `theirs` the events of the other two. */
 struct pair {
 	struct rdma_event_channel *ours, *theirs;
 	struct rdma_cm_id *listener, *writer, *target;
 };
 
-/* Listens, and resolves the way to there: `writer` has a device then. */
+/* Listens, and resolves the address. Afterwards `writer` has a device. */
 static inline struct pair begin_pair(struct sockaddr_in *address)
 {
 	struct pair pair = { .ours = rdma_create_event_channel(),
@@ -58,7 +57,7 @@ static inline struct pair begin_pair(struct sockaddr_in *address)
 	return pair;
 }
 
-/* Makes both queue pairs and connects them. */
+/* Creates both queue pairs and connects them. */
 static inline void join_pair(struct pair *pair, struct ibv_qp_init_attr writer,
 			     struct ibv_qp_init_attr target)
 {
@@ -88,7 +87,7 @@ static inline void end_queue_pairs(struct pair *pair)
 	rdma_destroy_qp(pair->target);
 }
 
-/* An identifier goes only when its events are taken. */
+/* An identifier can be destroyed only after its events are acknowledged. */
 static inline void end_pair(struct pair *pair)
 {
 	take_events(pair->ours);

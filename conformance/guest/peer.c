@@ -1,5 +1,5 @@
-/* A connection through librdmacm with chosen parameters, and single operations on it that may break
- * rules.
+/* Opens a connection through librdmacm with given parameters, and executes single operations that
+ * may violate rules.
  *
  * peer serve ADDR PORT [NAME=VALUE...]      peer connect ADDR PORT [NAME=VALUE...]
  *
@@ -19,8 +19,8 @@
  *   pause=MS     before the first operation (default 100)
  *   stay=MS      before ending the connection (default 100)
  *
- * It prints one line per event and completion, and ends with "changed N": octets of the region that
- * were written to. Exit status: 0 unless a step that was not asked to fail has failed.
+ * Prints one line per event and completion, and finally "changed N": the number of changed octets
+ * of the region. Exit status: 0 unless a step failed that should not.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -35,7 +35,7 @@
 
 #define REGION 65536u
 
-/* The beginning of the private data, in network order: where the sender's region is. */
+/* The start of the private data, in network order: the sender's region. */
 struct where {
 	uint64_t addr;
 	uint32_t stag, len;
@@ -83,7 +83,7 @@ static long now(void)
 	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Prints the completions that are there. */
+/* Prints the available completions. */
 static void completions(void)
 {
 	struct ibv_wc wc;
@@ -94,7 +94,7 @@ static void completions(void)
 	}
 }
 
-/* The next connection event, or NULL after `ms`. Completions and asynchronous events are printed
+/* Returns the next connection event, or NULL after `ms`. Prints completions and asynchronous events
  * meanwhile. */
 static struct rdma_cm_event *event(long ms)
 {
@@ -169,8 +169,8 @@ static void prepare(void)
 	}
 }
 
-/* Fills in the private data (where the region is, and then a pattern) and the other connection
- * parameters. */
+/* Fills in the private data (the region, and then a pattern) and the other connection parameters.
+ */
 static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 {
 	struct where w = { htobe64((uintptr_t)memory), htonl(region ? region->rkey : 0),
@@ -185,8 +185,7 @@ static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 	p->retry_count = p->rnr_retry_count = 7;
 }
 
-/* Takes the peer's region from its private data, and counts octets of the pattern that were lost or
- * moved. */
+/* Reads the peer's region from its private data, and counts wrong octets of the pattern. */
 static void learn(const struct rdma_cm_event *e)
 {
 	const unsigned char *p = e->param.conn.private_data;

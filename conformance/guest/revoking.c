@@ -1,13 +1,11 @@
-/* Memory that is deregistered while a peer writes into it or sends from it, and completion queues
- * that are too small.
+/* Deregisters memory while a peer writes into it or sends from it, and overflows completion queues.
  *
  * revoking ADDR PORT ROUNDS
  *
- * In each round two queue pairs of this process are connected with each other, and one writes
- * without end into memory of the other. Then the target of the Writes is deregistered, or their
- * source, or nobody takes completions any more. The connection must end with an error, and not an
- * octet of a deregistered target may change after the call has returned. Exit status: 0 if that was
- * so.
+ * In each round, two queue pairs of this process are connected with each other, and one
+ * continuously writes into memory of the other. Then the target or the source of the Writes is
+ * deregistered, or completions are no longer polled. The connection must end with an error, and no
+ * octet of a deregistered target may change after the call. Exit status: 0 if all checks pass.
  */
 #include "pair.h"
 
@@ -24,7 +22,7 @@ static unsigned char from[OCTETS], to[WRITES * OCTETS], copy[WRITES * OCTETS];
 
 static struct ibv_cq *cq, *other;
 
-/* `entries`: of the writer's completion queue. */
+/* `entries` is the size of the writer's completion queue. */
 static struct pair connect_pair(int entries)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { WRITES, 4, 1, 1, 0 },
@@ -48,7 +46,7 @@ static void take_apart(struct pair *pair)
 	end_pair(pair);
 }
 
-/* Posts a Write to one of the places. Returns 0 when the queue is full, or takes nothing any more.
+/* Posts a Write to one of the offsets. Returns 0 if the queue is full or in error.
  */
 static int post(struct pair *pair, unsigned turn, uint32_t lkey, uint32_t rkey)
 {
@@ -61,7 +59,7 @@ static int post(struct pair *pair, unsigned turn, uint32_t lkey, uint32_t rkey)
 	return !ibv_post_send(pair->writer->qp, &wr, &bad);
 }
 
-/* Goes on writing until a completion has an error. Returns its status, or 0 after ten seconds. */
+/* Writes until a completion has an error. Returns its status, or 0 after ten seconds. */
 static enum ibv_wc_status write_on(struct pair *pair, unsigned turns, uint32_t lkey, uint32_t rkey,
 				   unsigned *posted)
 {

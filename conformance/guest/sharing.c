@@ -1,11 +1,11 @@
-/* Shared receive queues, and the events of queue pairs.
+/* Tests shared receive queues and asynchronous events of queue pairs.
  *
  * sharing ADDR PORT [impatient]
  *
- * Four queue pairs of this process take receives from one queue, and a peer of each sends to it.
- * Exit status: 0 if each receive went to one message, the events came when they should, and a queue
- * pair that ended left the receives to the others. `impatient`: a Send that finds no receive has to
- * end its connection instead of waiting.
+ * Four queue pairs of this process share one receive queue, and each has a peer that sends. Exit
+ * status: 0 if each message consumed one receive, the events arrived at the right time, and a queue
+ * pair that ended left its receives to the others. `impatient`: a Send without a receive must end
+ * its connection instead of waiting.
  */
 #include "pair.h"
 
@@ -18,7 +18,7 @@ static struct pair pairs[PAIRS];
 static struct ibv_cq *sent, *received;
 static struct ibv_srq *srq;
 static struct ibv_mr *mr;
-/* The first half is sent from, a place for each pair; each receive has a place in the second half.
+/* The first half has a send buffer for each pair, the second half a buffer for each receive.
  */
 static unsigned char memory[2][RECEIVES][OCTETS];
 
@@ -46,7 +46,7 @@ static void send_by(unsigned pair, unsigned char what)
 	must(wc.status != IBV_WC_SUCCESS, "the completion of a Send");
 }
 
-/* Waits for a message of one pair, and looks at it. */
+/* Waits for a message of one pair, and checks it. */
 static void expect(unsigned pair, unsigned wr_id, unsigned char what)
 {
 	struct ibv_wc wc;
@@ -68,7 +68,7 @@ static int waits_for_event(void)
 	return poll(&ready, 1, 0);
 }
 
-/* Takes events until one is `wanted`; those of a queue pair have to be of this one. */
+/* Takes events until one is `wanted`. Events of queue pairs must belong to `qp`. */
 static void expect_event(enum ibv_event_type wanted, const struct ibv_qp *qp)
 {
 	struct ibv_async_event event;
@@ -123,8 +123,8 @@ static void set_limit(void)
 	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "a limit beyond the size");
 }
 
-/* A message of every pair in turn; the event comes with the first that leaves fewer receives than
- * the limit, and only with that. */
+/* Sends a message over each pair. The event must arrive with the first message that leaves fewer
+ * receives than the limit, and only then. */
 static void receive_in_turn(void)
 {
 	post_receives(0, RECEIVES);
@@ -139,10 +139,10 @@ static void receive_in_turn(void)
 		else
 			must(waits_for_event(), "one event");
 	}
-	printf("passed: receives are shared, and the limit is told\n");
+	printf("passed: receives are shared, and the limit is reported\n");
 }
 
-/* A message that finds no receive waits for one. */
+/* A message without a receive waits for one. */
 static void wait_for_receive(void)
 {
 	send_by(1, 77);
@@ -168,7 +168,7 @@ static void end_by_want(void)
 	printf("passed: a Send that finds no receive ends its connection\n");
 }
 
-/* What one queue pair leaves behind when it ends is for the others. */
+/* When a queue pair ends, the others get its receives. */
 static void end_one(void)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -184,7 +184,7 @@ static void end_one(void)
 	printf("passed: an ended queue pair leaves the receives to the others\n");
 }
 
-/* A Write to memory that was never granted. */
+/* Writes to memory that was never granted. */
 static void write_badly(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory[0][3], OCTETS, mr->lkey };
@@ -195,7 +195,7 @@ static void write_badly(void)
 	wr.wr.rdma.rkey = mr->rkey + 1;
 	must(ibv_post_send(pairs[3].writer->qp, &wr, &bad), "a Write");
 	expect_event(IBV_EVENT_QP_ACCESS_ERR, pairs[3].target->qp);
-	printf("passed: a refused access is told\n");
+	printf("passed: a refused access is reported\n");
 }
 
 static void take_apart(void)

@@ -1,18 +1,17 @@
-/* A peer that sets up a connection and then neither reads nor closes, and programs that leave all
- * the same.
+/* A peer that sets up a connection and then neither reads nor closes, and programs that must be
+ * able to end nevertheless.
  *
- * stubborn ADDR PORT
- * stubborn ADDR PORT COUNT COMMAND...
+ * stubborn ADDR PORT stubborn ADDR PORT COUNT COMMAND...
  *
- * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs
- * connect to it or wait for it, and leave by destroying their queue pair, by their end, or because
- * they are killed: with nothing sent, with more sent than the peer's window takes, when they have
- * disconnected, when the peer has broken a rule, and when it has reset the connection after all.
- * One disconnects, and waits to hear of the end. For each it prints how long that took. Exit
- * status: 0 unless one took longer than LIMIT (who waits, LINGER more), or a step has failed.
+ * The peer is a process with plain TCP that knows the start-up of MPA. The programs connect to it
+ * or wait for it. They end by destroying their queue pair, by exiting, or by being killed: with
+ * nothing sent, with more sent than the peer's window, after a disconnect, after the peer has
+ * violated a rule, and after the peer has reset the connection. One disconnects, and waits for the
+ * event. For each, prints how long that took. Exit status: 0 unless one took longer than LIMIT
+ * (plus LINGER for the one that waits), or a step failed.
  *
- * With COUNT, so many programs have more to send than their peers read, all at a time, and stay.
- * Meanwhile the command runs; its exit status is that of this program.
+ * With COUNT, this many programs concurrently send more than their peers read, and stay. Meanwhile
+ * the command runs. This program exits with its status.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -44,7 +43,7 @@ static const char *const states[STATES] = { "", ", has disconnected",
 
 static struct sockaddr_in address;
 static unsigned char memory[OCTETS];
-/* From the program to whom looks on: it is leaving. */
+/* From the program to the observer: it is ending. */
 static int leaving[2];
 
 static void must(int bad, const char *what)
@@ -65,7 +64,7 @@ static double now(void)
 
 /* ---- the peer ---- */
 
-/* Answers a request with what it asks for. */
+/* Accepts a request. */
 static int answer(int listener)
 {
 	struct frame frame;
@@ -87,7 +86,7 @@ static int request(void)
 	int s = socket(AF_INET, SOCK_STREAM, 0);
 
 	memcpy(frame.key, "MPA ID Req Frame", sizeof frame.key);
-	/* The program may not listen yet. */
+	/* The program may not be listening yet. */
 	for (int i = 0; connect(s, (struct sockaddr *)&address, sizeof address); i++) {
 		must(i == 100, "connecting to the program");
 		usleep(100000);
@@ -96,7 +95,7 @@ static int request(void)
 	return s;
 }
 
-/* No FPDU: what stands for its sum is wrong. */
+/* Not an FPDU: its CRC is wrong. */
 static void send_nonsense(int s)
 {
 	static const char nonsense[64] = { 0, 20 };
@@ -212,7 +211,7 @@ static void program(enum way way, int responder, enum state state)
 		write_much(id);
 	else if (state == DISCONNECTED)
 		must(rdma_disconnect(id), "disconnecting");
-	/* Until all of that has come to a stop. */
+	/* Waits until the send path is full. */
 	usleep(500000);
 	must(write(leaving[1], "!", 1) != 1, "telling");
 	if (way == DESTROYS)
@@ -239,7 +238,7 @@ static int leaves(enum way way, int responder, enum state state)
 	child = fork();
 	if (!child)
 		program(way, responder, state);
-	/* Its own end of the pipe goes with the program, so that an early end is seen. */
+	/* The program's end of the pipe closes when it exits, which reveals an early exit. */
 	close(leaving[1]);
 	must(read(leaving[0], &octet, 1) != 1, "the program");
 	close(leaving[0]);
@@ -280,7 +279,7 @@ static int beside(int count, char **command)
 		_exit(127);
 	}
 	must(waitpid(one, &status, 0) != one, "waiting");
-	/* Each takes its time, so they go together. */
+	/* The programs run concurrently, because each takes long. */
 	for (int i = 0; i < 2 * count; i++)
 		kill(all[i], SIGKILL);
 	for (int i = 0; i < 2 * count; i++)

@@ -1,11 +1,11 @@
-/* A connection that ends while much of what has come is unread.
+/* A connection that ends with much unread data.
  *
  * unread ADDR PORT
  *
- * Two queue pairs of this process are connected with each other. One sends megabytes, the other has
- * no receive for them, so it ends the connection after a while. What TCP has queued must be read to
- * its end and thrown away: else the peer's end never comes, and neither program is told. Exit
- * status: 0 if both were.
+ * Two queue pairs of this process are connected with each other. One sends megabytes, for which the
+ * other has no receive, so it ends the connection after a while. It must read and discard all that
+ * TCP has queued. Otherwise the peer's FIN never arrives, and neither program is notified. Exit
+ * status: 0 if both were notified.
  */
 #include "pair.h"
 

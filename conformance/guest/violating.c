@@ -1,12 +1,12 @@
-/* A peer that breaks the rules of MPA, DDP and RDMAP, and what the module answers.
+/* A peer that violates MPA, DDP and RDMAP, and checks the module's answers.
  *
  * violating ADDR PORT
  *
- * The peer is a plain TCP socket of this process, the other end a queue pair of it. Each violation
- * has a connection of its own: the peer must get the Terminate that the RFCs name for it and then
- * the end of the stream, the program a disconnect and its receive back with the right status, and
- * no octet of its memory may change. Exit status: 0 if that was so. First a Write without a fault
- * must arrive, so that it is known that nothing else is wrong with what the peer sends.
+ * The peer is a plain TCP socket of this process, and the other end one of its queue pairs. Each
+ * violation has its own connection. The peer must get the Terminate that the RFCs require and then
+ * the end of the stream; the program must get a disconnect event and its receive with the right
+ * status; and no octet of its memory may change. A valid Write comes first, to show that the
+ * connection works. Exit status: 0 if all checks pass.
  */
 #include "frame.h"
 #include "pair.h"
@@ -16,10 +16,10 @@
 #define OCTETS 64
 #define PATIENCE 20 /* seconds */
 
-/* RDMAP's operations (RFC 5040 section 4.4, RFC 7306 section 4.1). */
+/* RDMAP opcodes (RFC 5040 section 4.4, RFC 7306 section 4.1). */
 enum op { WRITE, READ, READ_RESPONSE, SEND, SEND_INV, TERMINATE = 7, ATOMIC = 10, ATOMIC_RESPONSE };
 
-/* What the Terminate names: layer, type, code (RFC 5040 section 4.8). */
+/* A Terminate's layer, type and code (RFC 5040 section 4.8). */
 #define PROTECTION(code) (0x0100 | (code))
 #define OPERATION(code) (0x0200 | (code))
 #define TAGGED(code) (0x1100 | (code))
@@ -30,8 +30,8 @@ enum op { WRITE, READ, READ_RESPONSE, SEND, SEND_INV, TERMINATE = 7, ATOMIC = 10
  * domain. */
 enum where { UNKNOWN, ALL, LOCAL, FOREIGN, PLACES };
 
-/* Octets of a header without a tag that are changed: the number of the queue, that of the message,
- * its offset; and the atomic operation. */
+/* Offsets of changed octets in an untagged header: queue number, message number, message offset,
+ * and atomic operation. */
 #define CHANGED(where, to) .changed = 1, .at = (where), .octet = (to)
 enum { DDP_CONTROL = 0, RDMAP_CONTROL = 1, QN = 9, MSN = 13, MO = 17, ATOMIC_OP = 21 };
 
@@ -44,8 +44,7 @@ struct violation {
 	enum where where;
 	int64_t offset;
 	int payload;
-	/* One octet of the ULPDU is another, only so many octets of it are sent, or its sum is
-	 * wrong. */
+	/* One octet of the ULPDU is changed, the ULPDU is truncated, or its CRC is wrong. */
 	int changed, at, octet;
 	int cut, length;
 	int bad_sum;
@@ -68,7 +67,7 @@ static const struct violation violations[] = {
 	{ "a short Read Request", OPERATION(0xff), READ, ALL, .payload = 20 },
 	{ "a Read Response that nobody asked for", OPERATION(6), READ_RESPONSE, ALL },
 	{ "an atomic at no such STag", PROTECTION(0), ATOMIC, UNKNOWN },
-	/* The module gives no peer the right to these, whatever the program asks for. */
+	/* The module never lets peers invalidate these. */
 	{ "an atomic without the right", PROTECTION(2), ATOMIC, ALL },
 	{ "an atomic in another domain", PROTECTION(3), ATOMIC, FOREIGN },
 	{ "no such atomic", OPERATION(6), ATOMIC, ALL, CHANGED(ATOMIC_OP, 1) },
@@ -124,8 +123,7 @@ static unsigned char *put(unsigned char *to, uint64_t value, int octets)
 	return to;
 }
 
-/* The header of a Read Request or an Atomic Request behind DDP's. What the answer would be put into
- * has no STag that is known. */
+/* Writes the header of a Read Request or an Atomic Request. Its sink has an unknown STag. */
 static unsigned char *request(unsigned char *to, enum op op, uint32_t stag, uint64_t offset)
 {
 	if (op == READ) {
@@ -136,7 +134,7 @@ static unsigned char *request(unsigned char *to, enum op op, uint32_t stag, uint
 	return put(put(put(put(to, 1, 8), ~0ull, 8), 0, 8), ~0ull, 8);
 }
 
-/* Writes the ULPDU. Returns its octets. */
+/* Writes the ULPDU. Returns its length. */
 static size_t ulpdu(const struct violation *what, unsigned char *to, uint32_t stag, uint64_t offset)
 {
 	static const unsigned char queues[] = { [READ] = 1, [ATOMIC] = 1, [ATOMIC_RESPONSE] = 3 };
@@ -172,13 +170,13 @@ static void send_fpdu(int s, const struct violation *what, uint32_t stag, uint64
 	put(fpdu, octets, 2);
 	memset(fpdu + 2 + octets, 0, padded - 2 - octets);
 	sum = crc32c(fpdu, padded) ^ (what->bad_sum ? 0x10 : 0);
-	/* The sum begins with its lowest octet (RFC 5044 section 4.4, as iSCSI's). */
+	/* The CRC is sent with its lowest octet first (RFC 5044 section 4.4). */
 	for (int i = 0; i < 4; i++)
 		fpdu[padded + i] = (unsigned char)(sum >> 8 * i);
 	must(send(s, fpdu, padded + 4, 0) != (ssize_t)padded + 4, "sending");
 }
 
-/* Reads a Terminate and the end of the stream. Returns what it names. */
+/* Reads a Terminate and the end of the stream. Returns the Terminate's code. */
 static int read_terminate(int s)
 {
 	unsigned char fpdu[2048];
@@ -200,7 +198,7 @@ static int read_terminate(int s)
 	return fpdu[20] << 8 | fpdu[21];
 }
 
-/* Connects by TCP and asks, by MPA of revision 1 with CRC. */
+/* Connects by TCP and sends a request of MPA revision 1 with CRC. */
 static int ask(const struct sockaddr_in *address)
 {
 	struct frame frame = { .key = "MPA ID Req Frame", .flags = 0x40, .revision = 1 };
@@ -224,7 +222,7 @@ struct program {
 	int wrong; /* Answers. */
 };
 
-/* Takes the connection: a queue pair with one receive, and the memory. */
+/* Accepts the connection with a queue pair, one receive, and the memory. */
 static void take(struct program *program)
 {
 	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -302,8 +300,8 @@ static void try(struct program *program, const struct sockaddr_in *address,
 	must(read_frame(s, &frame) || memcmp(frame.key, "MPA ID Rep Frame", sizeof frame.key) ||
 	     !(frame.flags & 0x40), "the reply");
 	stag = what->where == UNKNOWN ? 0x12345678 : program->regions[what->where]->rkey;
-	/* Before it has got one whole FPDU a responder may send nothing, no Terminate either (RFC
-	 * 5044 section 7.1.2). */
+	/* Before a responder has received a whole FPDU it may send nothing, not even a Terminate
+	 * (RFC 5044 section 7.1.2). */
 	if (what->bad_sum)
 		send_fpdu(s, &empty, stag, offset_of(&empty));
 	send_fpdu(s, what, stag, offset_of(what));

@@ -1,12 +1,12 @@
 //! perftest without `-R`, as RoCE NIC: the programs exchange GIDs and queue pair numbers
-//! themselves. As many of their options as exist for each operation and each kind of queue pair,
-//! with a large message over `-R` as the last row.
+//! themselves. All options that exist for each operation and queue pair type, and a large message
+//! over `-R`.
 //!
 //! The programs have no `-e` for RDMA Write, no `-a` for atomics, and `--use-srq` for Sends only;
 //! the latency programs have neither `-q` nor `-b`.
 //!
-//! The numbers of messages are odd. `ib_send_bw` counts the credits that its server writes back,
-//! and with some even numbers it waits for one that is never sent, on any device.
+//! The numbers of messages are odd, because with some even numbers `ib_send_bw` waits for a credit
+//! that its server never sends, on any device.
 
 use anyhow::{Context as _, Result};
 
@@ -17,11 +17,11 @@ use super::stage::Stage;
 
 /// The sizes of `-a` with datagrams: the powers of two from 2 to the largest MTU, 4096.
 const DATAGRAM_SIZES: usize = 12;
-/// What a program needs for its message of a gibibyte: both ends have two buffers of that size, and
-/// the system something to spare.
+/// Memory for messages of a gibibyte: two buffers of that size at each end, and a reserve for the
+/// system.
 const GIGABYTE_NEEDS_KIB: u64 = 6 << 20;
 
-/// The options that each program is run with, besides those that say how it connects.
+/// The options of each program, besides those for connecting.
 const PROGRAMS: &[(&str, &[&str])] = &[
     (
         "ib_write_bw",
@@ -71,7 +71,6 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("ib_atomic_lat", &["-e"]),
 ];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let by_number = PROGRAMS
         .iter()

@@ -3,7 +3,7 @@
 //!
 //! The pool has two copies of each object. The contents are checked three times: as clients wrote
 //! them, after an OSD was killed and restarted under load, and from the restarted OSD alone, which
-//! then has nothing but what it kept and recovered.
+//! then has only what it kept and recovered.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ const TRIES: usize = 5;
 /// ended connections used.
 const RELEASE_POLLS: usize = 120;
 const RELEASE_INTERVAL: Duration = Duration::from_millis(500);
-/// A case that has no more time than this reports what is not released.
+/// With less time left than this, a case reports the unreleased objects.
 const LEFT_FOR_REPORT: Duration = Duration::from_secs(20);
 /// Descriptors of one connection: two sockets and an eventfd.
 const DESCRIPTORS_EACH: u64 = 3;
@@ -53,7 +53,6 @@ const ROCE: Face = Face {
     options: "",
 };
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     [
         (
@@ -112,11 +111,11 @@ impl Contents {
     }
 }
 
-/// What a daemon holds for its connections.
+/// Objects that a daemon holds for its connections.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     queue_pairs: u64,
-    /// Queue pairs that have no connection, or no longer.
+    /// Queue pairs without a connection.
     unconnected: usize,
     completion_queues: u64,
     descriptors: u64,
@@ -129,7 +128,7 @@ impl Held {
             || self.descriptors > other.descriptors
     }
 
-    /// Returns `true` if there is more than further connections explain.
+    /// Returns `true` if there is more than additional connections explain.
     fn leaks(self, other: Self) -> bool {
         let further = self.queue_pairs.saturating_sub(other.queue_pairs);
         self.unconnected > 0
@@ -371,8 +370,8 @@ impl<'a> Cluster<'a> {
         self.wait_while(before, Held::exceeds)
     }
 
-    /// Waits until no daemon has something left of connections that have ended. The daemons may
-    /// have other connections to each other after a restart.
+    /// Waits until no daemon holds objects of ended connections. The daemons may have other
+    /// connections to each other after a restart.
     fn expect_connected(&self, before: &BTreeMap<String, Held>) -> Result<()> {
         self.wait_while(before, Held::leaks)
     }
@@ -467,7 +466,7 @@ fn configuration(stage: &Stage, face: &Face, id: &str) -> String {
         "[global]\nfsid = {id}\nmon_host = v1:{WIRE_V4}:6789\n\
          public_addr = {WIRE_V4}\ncluster_addr = {WIRE_V4}\n"
     );
-    // Everything is in the case's folder, and messages are in the case's log.
+    // Keeps all files in the case's directory, and messages in the case's log.
     let _ = write!(
         text,
         "run_dir = {dir}\nadmin_socket = {dir}/$name.$pid.asok\nmon_data = {dir}/mon\n\
@@ -478,8 +477,8 @@ fn configuration(stage: &Stage, face: &Face, id: &str) -> String {
         "auth_cluster_required = none\nauth_service_required = none\n\
          auth_client_required = none\nms_bind_msgr2 = false\n",
     );
-    // Both copies are on this machine, and one has to do while an OSD is down. A single OSD reports
-    // the other one.
+    // Both copies are on this machine, one copy suffices while an OSD is down, and one OSD is
+    // enough to report the other.
     text.push_str(
         "osd_pool_default_size = 2\nosd_pool_default_min_size = 1\n\
          osd_crush_chooseleaf_type = 0\nosd_crush_update_on_start = false\n\

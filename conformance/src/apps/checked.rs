@@ -23,15 +23,13 @@ const MEMCHECK: [&str; 4] = [
     "--error-exitcode=99",
 ];
 const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite"];
-/// Suppressions of known errors in perftest and in a library that we use. Each has its reason in
-/// the file.
+/// Suppressions of known errors in perftest and in a library, with reasons.
 const PERFTEST: &str = include_str!("perftest.supp");
 const RUSTIX: &str = include_str!("rustix.supp");
 const INSTRUMENTED: &str = "-Zsanitizer=address";
 /// C programs of crates/iwarp-verbs/tests/c.
 const OWN: [&str; 4] = ["exchange", "misuse", "misuse_cm", "unreliable"];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("valgrind", "`rping`, both ends", |stage| {
@@ -80,7 +78,7 @@ fn words(owned: &[String]) -> Vec<&str> {
     owned.iter().map(String::as_str).collect()
 }
 
-/// Environment variables, and the command that a program is appended to.
+/// Environment variables, and the command to which a program is appended.
 pub(super) type Setting<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
 
 pub(super) fn start(
@@ -167,8 +165,7 @@ fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Ve
 }
 
 /// Builds the library with AddressSanitizer and runs everything with the sanitizer's runtime of the
-/// C compiler preloaded. Stable Rust has the sanitizer as an unstable option, which
-/// `RUSTC_BOOTSTRAP` allows.
+/// C compiler preloaded. `RUSTC_BOOTSTRAP` enables the sanitizer in stable Rust.
 fn sanitized(stage: &Stage) -> Result<Verdict> {
     let Some(runtime) = runtime()? else {
         return Ok(Verdict::skipped("the C compiler has no libasan"));

@@ -1,10 +1,9 @@
-//! Crates for RDMA from crates.io: their own tests and examples, unmodified, in both faces of our
-//! devices.
+//! Crates for RDMA from crates.io: their own unmodified tests and examples, with our devices as
+//! iWARP and as RoCE NICs.
 //!
-//! The versions are pinned, and so are those of their dependencies, by the lock files that the
-//! crates were published with. Cargo downloads and builds them when the case runs; the case is
-//! skipped where the registry cannot be reached. Every test must pass but those in `crates.txt`,
-//! and those must fail as it says there.
+//! Versions are pinned, those of dependencies by the crates' published lock files. Cargo downloads
+//! and builds the crates when the case runs; without the registry, the case is skipped. All tests
+//! must pass except those in `crates.txt`, which must fail as listed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,9 +22,9 @@ use super::crates_known::{Known, known};
 use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE, WIRE_V4};
 
-/// Build time counts, too.
+/// Includes build time.
 const LIMIT_S: u64 = 1800;
-/// Seconds after which a single test counts as hanging.
+/// Time limit of a single test, in seconds.
 const TEST_LIMIT_S: &str = "60";
 /// All need the headers. Their build scripts call cmake and, by bindgen, libclang.
 const NEEDS: &[&str] = &["libibverbs-dev", "librdmacm-dev", "libclang-dev", "cmake"];
@@ -37,20 +36,18 @@ type Examples = fn(&Stage, View, &BTreeMap<String, String>) -> Result<usize>;
 struct Published {
     name: &'static str,
     version: &'static str,
-    /// Its features, as cargo takes them.
     features: &'static str,
-    /// Files of tests, and tests, that say nothing of our devices.
+    /// Excluded test files and tests, which are not about our devices.
     without: &'static [&'static str],
-    /// What our devices are to it.
+    /// The kinds of NIC that our devices present.
     faces: &'static [Face],
-    /// Limits the devices to this address, or to this interface.
+    /// The address or interface to which the devices are limited.
     bind: Option<&'static str>,
     examples: Examples,
 }
 
 const BOTH: &[Face] = &[Face::Rnic, Face::Roce];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let all = [
         Published {
@@ -77,14 +74,14 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             name: "async-rdma",
             version: "0.5.0",
             features: "cm,raw,exp",
-            // The first allows 100 ms for an answer, which is too little on a busy machine. The
-            // second waits for ever, see `crates.txt`.
+            // The first allows 100 ms for an answer, which is too short on a busy machine. The
+            // second waits for ever (see `crates.txt`).
             without: &[
                 "rmr_timeout::timeout_check::main",
                 "imm::write_with_imm::main",
             ],
-            // It takes the last device and index 1 of its GIDs. The last one of the stage has only
-            // a link-local address.
+            // It uses GID 1 of the last device. The stage's last device has only a link-local
+            // address.
             faces: BOTH,
             bind: Some(WIRE),
             examples: examples::async_rdma,
@@ -122,20 +119,21 @@ fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
         let name = face.name();
         let _ = write!(
             note,
-            "{name}: {passed} tests passed, {failed} failed as expected, {examples} examples passed; "
+            "{name}: {passed} tests passed, {failed} failed as expected, \
+             {examples} examples passed; "
         );
     }
     Ok(Verdict::passed(note.trim_end_matches("; ")))
 }
 
-/// Gets the crate and its dependencies. Returns a copy of the crate's source, or `None` if the
-/// registry cannot be reached.
+/// Downloads the crate and its dependencies. Returns a copy of its source, or `None` if the
+/// registry is unreachable.
 ///
-/// The copy is in the case's folder: below the target folder cargo would count it to our own
-/// workspace.
+/// The copy is in the case's directory, because below the target directory cargo would treat it as
+/// part of our workspace.
 fn download(stage: &Stage, published: &Published) -> Result<Option<PathBuf>> {
     let id = format!("{}@{}", published.name, published.version);
-    // It unpacks the source, too.
+    // This also unpacks the source.
     if !succeeds(cargo(stage.dir()).args(["info", "--quiet", &id]))? {
         return Ok(None);
     }
@@ -185,8 +183,7 @@ fn build(stage: &Stage, published: &Published, source: &Path) -> Result<Built> {
     let target = Context::new(false, false)?.target.join("crates");
     let output = cargo(source)
         .env("CARGO_TARGET_DIR", target)
-        // So cargo builds dependencies, too: what newer compilers warn of is an error to some
-        // crates.
+        // Some crates turn warnings of newer compilers into errors.
         .env("RUSTFLAGS", "--cap-lints=allow")
         .args(["test", "--no-run", "--locked", "--quiet"])
         .args(["--message-format=json", "--features", published.features])
@@ -230,8 +227,7 @@ fn executable(message: &Value) -> Option<(&str, &str, &str)> {
     ))
 }
 
-/// Runs each test in a process of its own. Returns how many passed, and how many failed as they are
-/// known to.
+/// Runs each test in its own process. Returns the numbers of passed tests and of known failures.
 fn tests(
     stage: &Stage,
     published: &Published,
@@ -268,18 +264,17 @@ fn names(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
-/// Returns what a test said if it did not pass.
+/// Returns the output of a test that did not pass.
 fn failure(ended: Result<(i32, String)>) -> Option<String> {
     match ended {
-        // A test that is ignored does not pass.
+        // An ignored test does not pass.
         Ok((0, said)) if said.contains("test result: ok. 1 passed") => None,
         Ok((code, said)) => Some(format!("exit code {code}: {said}")),
         Err(error) => Some(error.to_string()),
     }
 }
 
-/// Returns the line that says where a test panicked, and the one after it with the reason; or the
-/// last line. The case's log has all.
+/// Returns the line with the location of a panic and the next line, or the last line.
 fn brief(said: &str) -> String {
     let mut lines = said
         .lines()
@@ -290,11 +285,11 @@ fn brief(said: &str) -> String {
     }
 }
 
-/// Compares all results with what is known. Returns how many passed, and how many failed as they
-/// are known to.
+/// Compares all results with the known failures. Returns the numbers of passed tests and of known
+/// failures.
 ///
-/// Fails if a test fails that should pass or fails otherwise than it should; when one passes that
-/// is known to fail, or does not exist.
+/// Fails if a test fails unexpectedly or in another way than known, or if a known failure passes or
+/// does not exist.
 fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
     let mut wrong = Vec::new();
     for row in known {
@@ -346,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_fail_as_they_are_known_to_or_not_at_all() {
+    fn only_known_failures_may_fail() {
         let good = results(&[("lib::a", None), ("lib::b", Some("it is not so"))]);
         assert_eq!(judge(&KNOWN, &good).unwrap(), (1, 1));
         let bad: [&[(&str, Option<&str>)]; 5] = [
@@ -365,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_passes_if_it_ran_and_was_right() {
+    fn ignored_tests_do_not_pass() {
         let ok = "test result: ok. 1 passed; 0 failed";
         assert_eq!(failure(Ok((0, ok.into()))), None);
         for (code, said) in [
@@ -381,8 +376,9 @@ mod tests {
     }
 
     #[test]
-    fn executables_are_found_in_cargos_messages() {
-        let text = r#"{"reason":"compiler-artifact","target":{"kind":["example"],"name":"x"},"executable":"/x"}"#;
+    fn cargo_messages_name_executables() {
+        let text = r#"{"reason":"compiler-artifact","target":{"kind":["example"],"name":"x"},
+            "executable":"/x"}"#;
         let message = serde_json::from_str(text).unwrap();
         assert_eq!(executable(&message), Some(("example", "x", "/x")));
         let none = text.replace("\"/x\"", "null");

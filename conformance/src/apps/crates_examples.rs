@@ -1,4 +1,4 @@
-//! The examples of published crates, with checks of what they write.
+//! The examples of published crates, with checks of their output.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,7 @@ fn run(stage: &Stage, view: View, words: &[&str]) -> Result<String> {
         .success()
 }
 
-/// Runs both ends of an example that exchanges messages and ends. `own` are the words that both
-/// ends get.
+/// Runs both ends of an example. Both get the arguments `own`.
 fn pair(
     stage: &Stage,
     view: View,

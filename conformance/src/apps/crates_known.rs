@@ -1,5 +1,4 @@
-//! The tests of published crates that do not pass, from `crates.txt`: a row for each, with what the
-//! test says and why.
+//! The known failures of published crates' tests, from `crates.txt`.
 
 use super::crates_view::Face;
 
@@ -7,7 +6,7 @@ const TEXT: &str = include_str!("crates.txt");
 
 /// A test that fails.
 pub(super) struct Known {
-    /// Its file (of a crate's own unit tests the crate's name) and name.
+    /// Its file, or the crate's name for unit tests, and its name.
     pub(super) test: &'static str,
     /// A part of its output.
     pub(super) says: &'static str,
@@ -25,7 +24,7 @@ pub(super) fn rows() -> impl Iterator<Item = &'static str> {
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Returns the tests of a crate that fail in a face.
+/// Returns the known failures of a crate with this kind of NIC.
 pub(super) fn known(name: &str, face: Face) -> Vec<Known> {
     rows()
         .filter_map(cells)

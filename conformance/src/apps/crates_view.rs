@@ -1,6 +1,6 @@
 //! How published crates see our devices.
 
-/// What our devices are to programs.
+/// The kind of NIC that our devices present to programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Face {
     Rnic,
@@ -17,7 +17,7 @@ impl Face {
     }
 }
 
-/// How programs see our devices.
+/// The options with which programs see our devices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View {
     pub(super) face: Face,

@@ -4,10 +4,10 @@
 //!
 //! The programs choose a provider by a line of a file, which the case writes. They pass over
 //! loopback: `cma` wants a listener to have a device, and `scm` listens on the first address that
-//! is not loopback's. `dapltest` exits with 0 whatever happens, so its output decides. It cannot
-//! name a server to `ucm`, which expects a LID and a queue pair number where `dapltest` puts an
-//! IPv4 address; `dtest` tells its peer both over TCP. As RoCE NIC, where the LID is 0, `dtest`
-//! takes that for no answer.
+//! is not loopback's. `dapltest` always exits with 0, so its output is checked. It cannot name a
+//! server to `ucm`, which expects a LID and a queue pair number where `dapltest` puts an IPv4
+//! address; `dtest` tells its peer both over TCP. As RoCE NIC, where the LID is 0, `dtest` takes
+//! that for no answer.
 
 use anyhow::{Result, bail};
 
@@ -16,7 +16,7 @@ use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
 use crate::case::{Case, Verdict};
 
-/// The provider's name, its library, and what it names the device by: an interface or the NIC.
+/// The provider's name, its library, and how it names the device: by interface or by NIC.
 const PROVIDERS: &[(&str, &str, &str)] = &[
     ("cma", "libdaplofa.so.2", "wire0 0"),
     ("scm", "libdaploscm.so.2", "iwarp1 1"),
@@ -25,7 +25,6 @@ const PROVIDERS: &[(&str, &str, &str)] = &[
 /// The port on which the server of `dtest` tells its client the address of the provider.
 const DTEST_PORT: u16 = 15828;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let dtests = [
         ("cma", "rnic"),
@@ -69,7 +68,7 @@ fn what(face: &str, provider: &str) -> String {
     }
 }
 
-/// A stage with a file of providers, and how the NIC looks.
+/// A stage with a file of providers, and the kind of NIC.
 struct Setting<'a> {
     stage: &'a Stage,
     face: &'a str,
@@ -123,9 +122,8 @@ fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{} ways to wait", WAYS.len())))
 }
 
-/// What the end read from its peer's memory is the text that the peer has put there, or, if the
-/// peer was slower, since nothing tells this end that it may read, the text that this end had
-/// written there before.
+/// The Read returns the peer's text. `dtest` does not synchronize the two, so if the peer is slow,
+/// the Read returns what this end has written there before.
 fn expect_read(said: &str, own: &str, peer: &str) -> Result<()> {
     let read = |text: String| format!("RDMA read buffer contains: {text}");
     match said.contains(&read(format!("{own} RDMA write data"))) {
@@ -135,7 +133,8 @@ fn expect_read(said: &str, own: &str, peer: &str) -> Result<()> {
 }
 
 /// The operations of a transaction that uses each kind, and whose data are checked.
-const TRANSACTION: &str = "client RW 4096 1 server RW 2048 4 client RR 4096 2 client SR 1024 4 server SR 4096 2 client SR 1024 3 -f server SR 2048 1 -f";
+const TRANSACTION: &str = "client RW 4096 1 server RW 2048 4 client RR 4096 2 \
+    client SR 1024 4 server SR 4096 2 client SR 1024 3 -f server SR 2048 1 -f";
 
 fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     let setting = Setting::new(stage, face)?;
@@ -160,12 +159,12 @@ fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
         }
     }
     let said = run("T -P -i 20 client SR 256 server SR 256")?;
-    // Its clock counts in hundredths of a second.
+    // The program's clock counts hundredths of a second.
     if !said.contains("Test completed successfully") {
         expect(&said, "Stats ---- : 1 threads, 1 EPs")?;
     }
-    // The last request of a performance test is a Send whose receiver destroys its queue pair at
-    // once.
+    // The last request of a performance test is a Send whose receiver destroys its queue pair
+    // immediately.
     const PERFORMANCES: usize = 20;
     for n in 0..PERFORMANCES {
         let operation = ["RW", "RR"][n % 2];
@@ -186,7 +185,7 @@ fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     )))
 }
 
-/// Fails if the program complains. Its exit code is 0 in any case.
+/// Fails if the output reports an error. The exit code is always 0.
 fn blameless(said: &str) -> Result<()> {
     let words = ["rror", "ailed", "FAIL", "bad ", "Cannot", "Warning"];
     match said

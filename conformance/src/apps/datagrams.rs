@@ -11,7 +11,6 @@ const NEEDS: &[&str] = &["rdmacm-utils"];
 /// The port of `udaddy`, which has no option for it.
 const PORT: u16 = 7174;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let addresses = |what, face, address, options: &'static [&str]| {
         Case::new("udaddy", what, move |stage| {
@@ -23,7 +22,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             mckey(stage, face, (group, address), options, more)
         })
     };
-    // Loopback has no groups of IPv6.
+    // Loopback has no IPv6 multicast groups.
     let v4 = ("239.1.2.3", "127.0.0.1");
     let v6 = ("ff05::77", WIRE_V6);
     let many = &["-c", "4", "-C", "50", "-S", "2000"];
@@ -66,7 +65,7 @@ fn udaddy(stage: &Stage, face: &str, address: &str, options: &[&str]) -> Result<
     Ok(Verdict::passed("both ends"))
 }
 
-/// The status is that of InfiniBand for a service that is not there.
+/// InfiniBand's status for an unknown service.
 fn nobody(stage: &Stage) -> Result<Verdict> {
     let (code, said) = stage.start(&["udaddy", "-s", "127.0.0.1"])?.end()?;
     if code == 0 {

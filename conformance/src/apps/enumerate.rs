@@ -7,7 +7,6 @@ use super::checks::{expect, expect_lines};
 use super::stage::{Stage, WIRE};
 use crate::case::{Case, Verdict};
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let needs: &[&str] = &["ibverbs-utils"];
     vec![

@@ -12,7 +12,6 @@ const RDM: &str = "verbs;ofi_rxm";
 /// Number of message sizes of `-S all`, from 0 octets to 6 MiB.
 const SIZES: usize = 46;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("fi_info", "`-p verbs`, IPv4 and IPv6", info),
@@ -49,8 +48,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
         (WIRE_V6, "FI_SOCKADDR_IN6", "fi_sockaddr_in6://[fd77::1]:0"),
     ];
     for (address, format, found) in formats {
-        #[rustfmt::skip]
-        let words = ["fi_info", "-p", "verbs", "-t", "FI_EP_MSG", "-a", format, "-s", address, "-v"];
+        let common = ["fi_info", "-p", "verbs", "-t", "FI_EP_MSG", "-v"];
+        let words = [&common[..], &["-a", format, "-s", address]].concat();
         let said = stage.start(&words)?.success()?;
         expect(&said, &format!("src_addr: {found}"))?;
     }

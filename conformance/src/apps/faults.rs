@@ -1,8 +1,8 @@
-//! What programs do about injected faults (`iwarp run --fault`): they end with a message and an
-//! exit code, or go on where they can.
+//! The behaviour of programs under injected faults (`iwarp run --fault`): they exit with a message
+//! and an exit code, or continue if they can.
 //!
-//! One program here does not notice, and a case keeps that: `rdma_client` looks at no completion's
-//! status, in rdma-core 44 as in later releases. `docs/fault-injection.md` tells of it.
+//! `rdma_client` does not notice, and a case documents that: it ignores the status of completions,
+//! also in releases after rdma-core 44 (see `docs/fault-injection.md`).
 
 use anyhow::{Result, bail};
 
@@ -10,10 +10,10 @@ use super::checks::expect;
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// A fault, and what the program says about it; nothing if the program goes on.
-type Told = (&'static str, Option<&'static str>);
+/// A fault, and the program's message, or `None` if the program continues.
+type Reported = (&'static str, Option<&'static str>);
 
-const PINGPONG: &[Told] = &[
+const PINGPONG: &[Reported] = &[
     (
         "reset,bytes=64K",
         Some("transport retry counter exceeded (12)"),
@@ -43,7 +43,7 @@ const PINGPONG: &[Told] = &[
     ("port-down=200ms,nth=30", None),
 ];
 
-const WRITE_BW: &[Told] = &[
+const WRITE_BW: &[Reported] = &[
     ("remote-access,nth=100", Some("Completion with error")),
     (
         "status=LOC_QP_OP_ERR,op=write",
@@ -58,9 +58,8 @@ const WRITE_BW: &[Told] = &[
     ("slow=8M", None),
 ];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
-    let counted = |faults: &[Told]| format!("`--fault`: {} faults", faults.len());
+    let counted = |faults: &[Reported]| format!("`--fault`: {} faults", faults.len());
     vec![
         Case::new("ibv_rc_pingpong", counted(PINGPONG), |stage| {
             let options = &["-g", "0", "-n", "200"];
@@ -89,8 +88,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 const BW: &[&str] = &["-R", "-d", "iwarp0", "-n", "500", "-s", "4096", "-F"];
 
-/// Runs a program with each fault, while its server has none.
-fn each(stage: &Stage, program: &str, options: &[&str], faults: &[Told]) -> Result<Verdict> {
+/// Runs a program with each fault. Its server has none.
+fn each(stage: &Stage, program: &str, options: &[&str], faults: &[Reported]) -> Result<Verdict> {
     for (fault, told) in faults {
         let (code, said) = once(stage, program, options, &format!("seed=1;{fault}"))?;
         let Some(told) = told else {
@@ -110,7 +109,7 @@ fn each(stage: &Stage, program: &str, options: &[&str], faults: &[Told]) -> Resu
     Ok(Verdict::passed(format!("{} faults", faults.len())))
 }
 
-/// Runs a server, and a client with a fault. Returns the exit code of the client and what it says.
+/// Runs a server, and a client with a fault. Returns the client's exit code and output.
 fn once(stage: &Stage, program: &str, options: &[&str], fault: &str) -> Result<(i32, String)> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -118,13 +117,12 @@ fn once(stage: &Stage, program: &str, options: &[&str], fault: &str) -> Result<(
     let _server = stage.start(&words)?;
     stage.wait_for_port(port)?;
     let words = [&words[..], &["127.0.0.1"]].concat();
-    // Otherwise a Write is complete before the peer has seen it, and the program may be through
-    // when the connection ends.
+    // Otherwise Writes complete early, and the program may exit before the connection ends.
     let run = ["--placed", "--fault", fault];
     stage.start_with(&run, None, &[], &words)?.end()
 }
 
-/// The same seed fails the same request.
+/// Checks that a seed reproduces the failed request.
 fn replay(stage: &Stage) -> Result<Verdict> {
     let failed = |seed: u32| {
         let fault = format!("seed={seed};post,op=write,p=2%");
@@ -144,7 +142,7 @@ fn replay(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("seed 7 fails request {first}")))
 }
 
-/// The message of the client is never sent, and both ends report success.
+/// The client's message is never sent, but both ends report success.
 fn unnoticed(stage: &Stage) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();

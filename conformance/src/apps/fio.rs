@@ -9,7 +9,6 @@ use super::program::Program;
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let needs: &[&str] = &["fio"];
     let verb = |what: &'static str, verb: &'static str| {

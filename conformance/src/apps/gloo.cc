@@ -63,7 +63,7 @@ static void leave()
 	abort();
 }
 
-// The word that a rank starts with. Sums of these tell which ranks took part.
+// The initial word of a rank. Sums of these words reveal which ranks took part.
 static uint64_t word(int rank, size_t at, int round)
 {
 	return (1ULL << (8 * rank)) + (static_cast<uint64_t>(at) << 40) +
@@ -180,7 +180,7 @@ static void reduce_scatter(const Shared &context)
 	puts("reduce_scatter: correct");
 }
 
-// gloo keeps the octets of this one to itself, so what shows is that every exchange ends.
+// gloo does not expose the data of this collective, so only the end of every exchange is checked.
 static void pairwise_exchange(const Shared &context)
 {
 	int destinations = 0;
@@ -193,7 +193,7 @@ static void pairwise_exchange(const Shared &context)
 	puts("pairwise_exchange: correct");
 }
 
-// Each rank leaves a file before the barrier. Behind it, those of all ranks are there.
+// Each rank creates a file before the barrier. After it, the files of all ranks must exist.
 static void barrier(const char *name, gloo::Algorithm &algorithm)
 {
 	for (int round = 0; round < 20; round++) {

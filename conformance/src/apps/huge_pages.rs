@@ -3,19 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many pages of 2 MiB the machine keeps for those who ask for huge ones.
+/// The kernel's number of reserved pages of 2 MiB.
 const RESERVED: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// Pages that were reserved in addition to those that were before. They are given back when the
-/// value is dropped, also if the case fails.
+/// Additionally reserved pages. Dropping the value releases them.
 pub(super) struct HugePages {
     file: PathBuf,
     added: u64,
 }
 
 impl HugePages {
-    /// Reserves so many more pages. Returns `None` if the machine has no such pages, or does not
-    /// let this user ask. It may give fewer; programs that need more say so themselves.
+    /// Reserves up to this number of pages. Returns `None` if the machine has no such pages, or
+    /// this user may not reserve them.
     pub(super) fn reserve(number: u64) -> Option<Self> {
         Self::reserve_in(Path::new(RESERVED), number)
     }
@@ -32,7 +31,7 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        // What others have reserved meanwhile stays.
+        // Reservations of others in the meantime stay.
         if let Some(now) = read(&self.file) {
             let _ = write(&self.file, now.saturating_sub(self.added));
         }
@@ -52,14 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_is_what_it_was_when_they_are_given_back() {
+    fn release_restores_number() {
         let name = format!("iwarp-huge-pages-{}", std::process::id());
         let file = std::env::temp_dir().join(name);
         assert!(HugePages::reserve_in(&file, 8).is_none(), "no such pages");
         fs::write(&file, "3\n").unwrap();
         let pages = HugePages::reserve_in(&file, 8).unwrap();
         assert_eq!(read(&file), Some(11));
-        // Somebody else reserves two.
+        // Another process reserves two.
         write(&file, 13).unwrap();
         drop(pages);
         assert_eq!(read(&file), Some(5));

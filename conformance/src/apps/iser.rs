@@ -25,7 +25,6 @@ const INITIATORS: [&str; 5] = [
 ];
 const PERF: &str = "iqn.2024-01.example:perf";
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("tgtd", "iSER; sessions are freed at their end", sessions).needs(TOOLS),
@@ -98,7 +97,7 @@ impl<'a> Target<'a> {
         };
         stage.wait_for_port(port)?;
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", NAME];
-        // tgt listens before it accepts commands, so the first one is repeated.
+        // tgt listens before it accepts commands, so the first command is retried.
         while target.admin(&new)?.0 != 0 {
             if stage.left() < Duration::from_secs(1) {
                 bail!("tgtd takes no commands");
@@ -106,8 +105,8 @@ impl<'a> Target<'a> {
             std::thread::sleep(Duration::from_millis(50));
         }
         let path = target.disk.display().to_string();
-        #[rustfmt::skip]
-        target.must(&["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", &path])?;
+        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1"];
+        target.must(&[&unit[..], &["--lun", "1", "-b", &path]].concat())?;
         target.must(&[
             "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
         ])?;
@@ -148,8 +147,7 @@ impl<'a> Target<'a> {
         let url = self.url();
         let mut words = words.to_vec();
         words.push(&url);
-        // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills
-        // it with zeros.
+        // libiscsi 1.19 relies on zeroed heap memory. With this value, the C library zeroes it.
         self.stage
             .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
             .success()
@@ -264,8 +262,7 @@ fn images(stage: &Stage) -> Result<Verdict> {
         .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
         .success()?;
     expect(&said, &format!("({DISK} bytes)"))?;
-    // libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which would
-    // ask for 2 MiB.
+    // libiscsi's iSER supports 512 KiB in one command, but QEMU would use 2 MiB.
     let limited = format!(
         "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
          image.portal=127.0.0.1:{},image.target={NAME},image.lun=1",
@@ -294,9 +291,9 @@ fn images(stage: &Stage) -> Result<Verdict> {
     // The other direction: write to the disk.
     std::fs::write(&new, noise(2, DISK))?;
     let shown = new.display().to_string();
-    #[rustfmt::skip]
+    let convert = ["qemu-img", "convert", "-n", "-f", "raw", &shown];
     stage
-        .start(&["qemu-img", "convert", "-n", "-f", "raw", &shown, "--target-image-opts", &limited])?
+        .start(&[&convert[..], &["--target-image-opts", &limited]].concat())?
         .success()?;
     let file = format!("driver=raw,file.filename={shown}");
     let said = stage

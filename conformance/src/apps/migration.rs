@@ -14,7 +14,6 @@ use super::program::{POLL_INTERVAL, Program};
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let case = |what, pin| {
         Case::new("qemu-system-x86_64", what, move |stage| migrate(stage, pin))
@@ -39,10 +38,10 @@ const PAGES: (usize, usize) = (0x2_0000, 64);
 
 /// The guest's program, in real mode.
 ///
-/// Without hardware support QEMU notes what the guest writes when an entry of its TLB is made or
-/// marked for that. On a busy machine it misses some at the start of a migration, and then what is
-/// written by these entries is never sent, over `tcp:` neither (1 of 89 migrations). So the guest
-/// makes the entries anew for each write.
+/// Without hardware support, QEMU tracks writes when it creates or marks a TLB entry. On a busy
+/// machine it misses some entries at the start of a migration, and never sends what is written
+/// through them, also over `tcp:` (1 of 89 migrations). So the guest renews the entries for each
+/// write.
 #[rustfmt::skip]
 const CODE: &[u8] = &[
     0x31, 0xc0,                         //        xor ax, ax
@@ -220,8 +219,8 @@ fn word(octets: &[u8], at: usize) -> u32 {
         .map_or(0, u32::from_le_bytes)
 }
 
-/// Says which pages differ, and by which words first: an old word tells that a page was not sent
-/// again, another one that it was spoiled.
+/// Reports which pages differ, and the first differing words: an old word means that a page was not
+/// sent again, another word that it was corrupted.
 fn differences(source: &[u8], destination: &[u8]) -> Option<String> {
     const PAGE: usize = 4096;
     const NAMED: usize = 8;

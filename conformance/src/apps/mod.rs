@@ -1,9 +1,8 @@
-//! `cargo xtask interop apps`: programs of the distribution, as they are, on our libraries.
+//! `cargo xtask interop apps`: the distribution's unmodified programs on our libraries.
 //!
-//! A case is one check of one program. It runs as an ordinary user (as `nobody` when started as
-//! root) with an installed copy of what was built. Where the machine allows it, each case has its
-//! own network and process namespaces, so that ports never collide and no process survives its
-//! case.
+//! A case is one check of one program. It runs as an ordinary user (as `nobody` if started by root)
+//! with an installed copy of the build. If the machine allows it, each case has its own network and
+//! process namespaces, so that ports never collide and no process survives its case.
 //!
 //! # Adding a case
 //!
@@ -14,7 +13,7 @@
 //!     let server = stage.start(&["rping", "-s", "-a", "::1", "-C", "3", "-v"])?;
 //!     stage.wait_for_port(7174)?;
 //!     let client = stage.start(&["rping", "-c", "-a", "::1", "-C", "3", "-v"])?;
-//!     let said = client.success()?;             // exit code 0 within the case's limit, and what it wrote
+//!     let said = client.success()?;             // fails unless the exit code is 0
 //!     expect_lines(&said, "ping data:", 3)?;    // a check of real output
 //!     server.success()?;
 //!     Ok(Verdict::passed("3 pings"))
@@ -31,8 +30,8 @@
 //! - [`Case::spins`] runs the case alone, because its programs use all processors while they wait.
 //! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all`
 //!   only.
-//! - `Ok(Verdict::skipped(why))` is for a case that finds out that it cannot run on this machine.
-//!   Any error is a failure.
+//! - A case that finds that it cannot run on this machine returns `Ok(Verdict::skipped(why))`. Any
+//!   error is a failure.
 //! - A program is killed when its value is dropped. When the case ends, all processes that are left
 //!   in its namespaces are killed.
 //!
@@ -117,8 +116,7 @@ pub(crate) struct AppsArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Exit with 77 if none of the programs is installed, which a step of `cargo xtask test` has to
-    /// tell from success
+    /// Exit with 77 if none of the programs is installed (for a step of `cargo xtask test`)
     #[arg(long, hide = true)]
     step: bool,
 }
@@ -157,8 +155,7 @@ fn all() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// The limit for all cases together. Each case has its own limit as well, so this one only ends a
-/// run that hangs.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Runs the cases that the arguments choose.
@@ -222,7 +219,7 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
         1
     } else {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // One more than processors, because many programs sleep between messages.
+        // One more than the processors, because many programs sleep between messages.
         args.jobs.unwrap_or(cores.clamp(1, 4) + 1).max(1)
     };
     let logs = context.log_dir().join("apps");
@@ -243,8 +240,8 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
     Ok(Some(rows))
 }
 
-/// Returns the numbers of the runs of all cases in the order in which they start. Spinning cases
-/// come last: each of them waits for the cases beside it to end, and nothing starts meanwhile.
+/// Returns the numbers of all runs in the order of their start. Spinning cases come last, because
+/// each of them waits until no other case runs.
 fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
     runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.spins));
@@ -343,7 +340,7 @@ mod tests {
     use crate::needs::Need;
 
     #[test]
-    fn names_are_unique_and_need_known_packages() {
+    fn names_unique_and_packages_known() {
         let cases = all();
         for (at, case) in cases.iter().enumerate() {
             assert!(

@@ -1,9 +1,9 @@
 //! MPI programs, with one that checks what it computes (`exchange.c`): Open MPI over libfabric over
 //! verbs, and Open MPI and MPICH over UCX.
 //!
-//! Open MPI reaches libfabric by `--mca mtl ofi`. Its other way, `--mca btl ofi`, excludes the
+//! Open MPI reaches libfabric by `--mca mtl ofi`. Its component `--mca btl ofi` excludes the
 //! provider of reliable datagrams over verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca
-//! pml ucx`, and Debian's MPICH knows no other network. Its `btl openib` needs the connection
+//! pml ucx`, which is the only network of Debian's MPICH. Its `btl openib` needs the connection
 //! manager for Ethernet, with which Debian does not build it.
 
 use anyhow::{Result, bail};
@@ -35,7 +35,7 @@ const UCX: &[&str] = &[
     "--oversubscribe", "--mca", "plm", "isolated", "--mca", "pml", "ucx", "--mca", "osc", "ucx",
 ];
 
-/// One of the implementations of MPI, and how its messages travel.
+/// An implementation of MPI, and its transport.
 #[derive(Clone, Copy)]
 struct Way {
     compiler: &'static str,
@@ -77,7 +77,6 @@ const MPICH_OVER_UCX: Way = Way {
     ..OPEN_MPI_OVER_UCX
 };
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let open_mpi = [
         case(
@@ -99,7 +98,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         ),
         long(
             "mpirun",
-            "`--as roce`, `--mca pml ucx --mca osc ucx`, `UCX_TLS=ud`, 8 ranks, messages up to 8 MiB",
+            "`--as roce`, `--mca pml ucx --mca osc ucx`, `UCX_TLS=ud`, \
+             8 ranks, messages up to 8 MiB",
             OPEN_MPI_OVER_UD,
         ),
     ];
@@ -193,7 +193,7 @@ fn shmem(stage: &Stage, transport: &str) -> Result<Verdict> {
         "oshrun", "-np", "4", "--oversubscribe", "--mca", "plm", "isolated", "--mca", "spml", "ucx",
         "--mca", "scoll", "basic", "./shmem", "65536",
     ];
-    // These transports leave no other way between the processes than our devices.
+    // With these transports, the processes can communicate over our devices only.
     let said = stage
         .start_with(&["--as", "roce"], None, &variables, &words)?
         .success()?;

@@ -101,15 +101,14 @@ fn queue_pairs(count: &str) -> [&str; 4] {
 /// Number of sizes of `-a`: the powers of two from 2 octets to 8 MiB.
 pub(super) const SIZES: usize = 23;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     PROGRAMS.iter().flat_map(of_program).collect()
 }
 
 fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
     // The latency programs get fewer messages: they spin on memory, so on a busy machine each
-    // message waits for the scheduler. The numbers are odd because of a defect of `ib_send_bw`,
-    // which `by_number.rs` tells.
+    // message waits for the scheduler. The numbers are odd because of a defect of `ib_send_bw` (see
+    // `by_number.rs`).
     let count = if program.latency { "201" } else { "501" };
     let few = if program.latency { "11" } else { "31" };
     let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
@@ -119,8 +118,7 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         ("`--as roce`, `-R`", vec!["-R", "-n", count], 1),
     ];
     if program.name.starts_with("ib_send") {
-        // Nothing but the socket's buffer keeps datagrams for a receiver that waits for the
-        // processor: all of these fit.
+        // These datagrams fit into the socket's buffer while the receiver waits for the processor.
         let options = vec!["-R", "-c", "UD", "-s", "64", "-n", count];
         roce.push(("`--as roce`, `-R -c UD`", options, 1));
     }
@@ -154,7 +152,7 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         out.push(("`-c UC`", options, 1));
     }
     out.extend(roce);
-    // Where it does not work as an iWARP NIC, that has nothing to do with the kind of connection.
+    // This limitation of iWARP NICs does not depend on the kind of connection.
     let extended = match program.by_number {
         true => "`-c XRC`",
         false => "`--as roce`, `-c XRC`",
@@ -251,7 +249,7 @@ fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the size and the average of each row. The heading tells which column is the average.
+/// Returns the size and the average of each row. The heading shows which column is the average.
 fn results(said: &str) -> Result<Vec<(u64, f64)>> {
     let head = said
         .lines()
@@ -288,22 +286,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn averages_are_found_in_both_tables() {
-        let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+    fn both_tables_have_averages() {
+        let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+                  MsgRate[Mpps]\n \
                   65536      500              2640.92            1116.98\t\t   0.017872\n---\n";
         assert_eq!(results(bw).unwrap(), [(65536, 1116.98)]);
-        let lat = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   \
+        let lat = " #bytes #iterations    t_min[usec]    t_max[usec]  \
+                   t_typical[usec]    t_avg[usec]    \
+                   t_stdev[usec]   \
                    99% percentile[usec]   99.9% percentile[usec] \n \
-                   2       100          14.67          283.22       15.00    \t       21.75       \t24.29  \t\t283.22  \t\t283.22 \n";
+                   2       100          14.67          283.22       15.00    \t       21.75       \
+                   \t24.29  \t\t283.22  \t\t283.22 \n";
         assert_eq!(results(lat).unwrap(), [(2, 21.75)]);
         assert!(results("nothing").is_err());
     }
 
     #[test]
-    fn rows_of_an_interrupted_clock_have_no_value() {
-        let said = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+    fn interrupted_clock_rows_are_empty() {
+        let said = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+                    MsgRate[Mpps]\n \
                     4096       30         0.00               0.00   \t\t   0.000001\n \
-                    8192       30         0.84               0.28   \t\t   0.009290Correlation coefficient r^2: 0.89 < 0.9\n\n \
+                    8192       30         0.84               0.28   \t\t   0.009290\
+                    Correlation coefficient r^2: 0.89 < 0.9\n\n \
                     16384      30         0.00               0.00   \t\t   0.000000\n---\n";
         let rows = results(said).unwrap();
         assert_eq!(rows, [(4096, 0.0), (8192, 0.28), (16384, 0.0)]);

@@ -1,8 +1,7 @@
 //! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP
 //! connection of their own, without rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
 //!
-//! `ibv_xsrq_pingpong` runs with one client: with more of them it expects that their processes
-//! share an XRC domain.
+//! `ibv_xsrq_pingpong` runs with one client: it expects that several clients share an XRC domain.
 
 use anyhow::Result;
 
@@ -16,7 +15,6 @@ const UC: &str = "ibv_uc_pingpong";
 const UD: &str = "ibv_ud_pingpong";
 const XSRQ: &str = "ibv_xsrq_pingpong";
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     by_gid()
         .chain(by_lid())
@@ -57,7 +55,7 @@ fn by_gid() -> impl Iterator<Item = Case<Stage>> {
         (UD, "IPv6 GIDs", &["-g", "1"]),
     ];
     list.into_iter().map(|(program, what, options)| {
-        // Of two indices the programs take the later one.
+        // The programs use the last `-g`.
         let options = [&["-g", "0"], options].concat();
         case(program, what, "rnic", &options)
     })
@@ -93,7 +91,7 @@ fn as_roce() -> impl Iterator<Item = Case<Stage>> {
 }
 
 fn others_as_roce() -> impl Iterator<Item = Case<Stage>> {
-    // LID 0 is that of every RoCE NIC, and stands for the device itself.
+    // Every RoCE NIC has LID 0, which stands for the device itself.
     let by_lid =
         [RC, SRQ, UC].map(|program| case(program, "`--as roce`, by LID", "roce", &["-c", "-e"]));
     let by_gid = [
@@ -129,7 +127,7 @@ fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Ver
     for _ in 0..3 {
         let port = stage.port()?;
         let number = port.to_string();
-        // Each message of the last one waits for the scheduler twice, because its ends spin.
+        // Both ends of `ibv_xsrq_pingpong` spin, so each message waits for the scheduler twice.
         let count = if program == XSRQ { "100" } else { "500" };
         let mut words = vec![program, "-n", count, "-p", &number];
         words.extend(options);

@@ -1,5 +1,4 @@
-//! A running program. Its output goes to a file, and it can be waited for. Dropping it kills it
-//! with its process group.
+//! A running program whose output goes to a file. Dropping it kills its process group.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -14,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// Time between two checks of a program or its output.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A started program, first in a process group of its own. Killed when dropped.
+/// A running program, the leader of its process group. Dropping it kills the group.
 pub(super) struct Program {
     child: Child,
     shown: String,
@@ -32,8 +31,7 @@ impl Program {
         output: PathBuf,
         deadline: Instant,
     ) -> Result<Self> {
-        // Both outputs share one file description, so that lines stay in the order in which they
-        // were written.
+        // Both outputs share one file description, which preserves the order of lines.
         let file = File::create(&output)?;
         let input = match input {
             Some(path) => File::open(path)?.into(),
@@ -122,7 +120,7 @@ impl Program {
 
     /// Waits for the end of the program and returns its output.
     ///
-    /// Fails like [`Program::end`], or when the exit code is not 0.
+    /// Fails like [`Program::end`], or if the exit code is not 0.
     pub(super) fn success(self) -> Result<String> {
         let shown = self.shown.clone();
         match self.end()? {
@@ -137,7 +135,7 @@ impl Program {
             return;
         }
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // An error means that no process of the group is left.
+            // An error means that no process of the group exists.
             let _ = kill_process_group(pid, signal);
         }
     }

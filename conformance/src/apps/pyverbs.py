@@ -1,6 +1,7 @@
 """Runs rdma-core's tests and writes a line for each of them: its result, its name, and the reason.
 
-Arguments: the folder of the tests, the file to write to, and then the arguments of the tests' own run_tests.py.
+Arguments: the directory of the tests, the output file, and the arguments of the tests' own
+run_tests.py.
 """
 import sys
 import unittest

@@ -1,8 +1,7 @@
 //! rdma-core's own test suite, from Debian's package python3-pyverbs.
 //!
-//! Every test that an RNIC with reliable connections can pass must pass. Every test that is skipped
-//! must be listed with its message (`pyverbs.toml`); a test that is skipped for another reason is a
-//! failure.
+//! Every test that an RNIC with reliable connections can pass must pass. `pyverbs.toml` lists the
+//! tests that may be skipped, with their messages; any other skip is a failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,13 +21,12 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends
 /// that Python has not freed yet.
 const HUGE_PAGES: u64 = 16;
-/// What runs the tests and notes their results.
-pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
+/// The program that runs the tests and notes their results.
+const RUNNER: &str = include_str!("pyverbs.py");
 
-/// What need not pass with our library.
+/// The tests that need not pass with our library.
 pub(super) const EXPECTED: &str = include_str!("pyverbs.toml");
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new(
@@ -49,10 +47,10 @@ fn suite(stage: &Stage) -> Result<Verdict> {
     }
 }
 
-/// Copies and decompresses the tests in the stage's directory. Returns the reason if the package
-/// has no tests here.
+/// Copies and decompresses the tests into the stage's directory. Returns the reason if the package
+/// lacks the tests.
 pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
-    // The tests are in a documentation folder, which some installations leave out.
+    // The tests are in a documentation directory, which some installations omit.
     if !std::path::Path::new(TESTS).join("run_tests.py").exists() {
         return Ok(Some("the tests are left out of this installation"));
     }
@@ -76,7 +74,7 @@ pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> 
     if may.0 == 0 {
         options.push("--sysfs");
     }
-    // Without them the tests that need them skip themselves.
+    // Without huge pages, the tests that need them skip themselves.
     let _huge_pages = HugePages::reserve(HUGE_PAGES);
     let mut all = words.to_vec();
     all.extend(["-B", "-W", "ignore", "runner.py", "tests", "results"]);
@@ -125,7 +123,7 @@ pub(super) fn verdict(results: &str) -> Result<Verdict> {
 
 /// Checks all results. Returns a note that counts them for each file.
 ///
-/// Fails if a test fails or is skipped that should pass.
+/// Fails if a test that should pass fails or is skipped.
 pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     let mut files: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);
@@ -183,14 +181,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_counted_and_unknown_skips_are_failures() {
+    fn unknown_skips_are_failures() {
         let good = "passed\ttest_pd.PDTest.test_alloc_pd\t\n\
-                     skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tCreate QP type 8 is not supported\n\
+                     skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
+                    Create QP type 8 is not supported\n\
                     skipped\ttest_mlx5_cq.X.y\twhatever\n\
                     failed\ttest_rdmacm.CMTestCase.test_impossible\tException()\n\
                     end\t4\t\n";
         let expected = Expected::parse(&format!(
-            "{EXPECTED}\n[[fail]]\nreason = 'needs more'\ntests = ['test_rdmacm.CMTestCase.test_impossible']\n"
+            "{EXPECTED}\n[[fail]]\nreason = 'needs more'\n\
+             tests = ['test_rdmacm.CMTestCase.test_impossible']\n"
         ))
         .unwrap();
         let note = check(&expected, good).unwrap();
@@ -204,11 +204,15 @@ mod tests {
             "end\t0\t\n",
             "passed\ttest_pd.A.b\t\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_pd.A.c\tnew reason\nend\t2\t\n",
-            // The message is known, but not of this test; the test is known, but not with this
-            // message.
-            "passed\ttest_pd.A.b\t\nskipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
-            "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tCreate QP type 8 is not supported now\nend\t2\t\n",
-            "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tODP implicit is not supported\nend\t2\t\n",
+            // A known message of another test, and a known test with another message.
+            "passed\ttest_pd.A.b\t\n\
+             skipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\n\
+             skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
+             Create QP type 8 is not supported now\nend\t2\t\n",
+            "passed\ttest_pd.A.b\t\n\
+             skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
+             ODP implicit is not supported\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nfailed\ttest_pd.A.c\tException()\nend\t2\t\n",
             "passed\ttest_rdmacm.CMTestCase.test_impossible\t\nend\t1\t\n",
         ] {

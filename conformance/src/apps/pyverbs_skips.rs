@@ -27,7 +27,7 @@ struct Skip {
     /// Beginnings of messages.
     #[serde(default)]
     beginnings: Vec<String>,
-    /// The tests, by module, class and name. Without any, each test with such a message may be
+    /// The tests, by module, class and name. If there are none, any test with such a message may be
     /// skipped.
     #[serde(default)]
     tests: Vec<String>,
@@ -52,7 +52,7 @@ impl Skip {
 impl Expected {
     /// Reads a data file.
     ///
-    /// Fails if it has another form, or a row without a reason or without a message.
+    /// Fails if the format is wrong, or a row lacks a reason or a message.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let all: Self = toml::from_str(text).context("a list of tests that need not pass")?;
         for row in &all.skip {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_need_a_reason_and_a_message() {
+    fn rows_need_reason_and_message() {
         let row = |reason, messages| {
             Expected::parse(&format!(
                 "[[skip]]\nreason = {reason:?}\nmessages = {messages}\n"
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_our_library_are_named_with_whole_messages() {
+    fn our_skips_name_tests_and_messages() {
         let all = Expected::parse(super::super::pyverbs::EXPECTED).unwrap();
         assert!(all.fail.is_empty() && !all.skip.is_empty());
         for row in &all.skip {

@@ -41,7 +41,6 @@ const DATAGRAMS: &[(&str, &str)] = &[
     ("ud_lat", "latency"),
 ];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         case(

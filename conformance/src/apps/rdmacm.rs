@@ -9,7 +9,6 @@ use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let pings = |what, address, options: &'static [&str]| {
         Case::new("rping", what, move |stage| {
@@ -86,7 +85,7 @@ fn rping(stage: &Stage, address: &str, count: usize, options: &[&str]) -> Result
     rping_under(stage, &[], address, count, options)
 }
 
-/// The same with options of `iwarp run`.
+/// Runs rping with options of `iwarp run`.
 fn rping_under(
     stage: &Stage,
     run: &[&str],
@@ -111,8 +110,8 @@ fn rping_under(
     Ok(Verdict::passed(format!("{count} pings")))
 }
 
-/// Nobody on the wire has the address. rping gives 2 s for it to be resolved; TCP alone would take
-/// longer to find out.
+/// No interface has the address. rping gives 2 s for it to be resolved; TCP alone would take longer
+/// to find out.
 fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
     let (code, said) = client.end()?;

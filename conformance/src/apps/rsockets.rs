@@ -9,7 +9,6 @@ use super::checks::{expect, expect_lines};
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let rdmacm: &[&str] = &["rdmacm-utils"];
     // Only the first case sends all sizes. The others test other ways to make the calls, with one
@@ -84,9 +83,9 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 fn datagram_cases() -> Vec<Case<Stage>> {
     const V4: &str = "127.0.0.1";
-    // Each end spins in a loop of nonblocking calls unless it is told something else. A client that
-    // waits for echoes asks again after 1 ms, and never ends once an echo is lost behind the
-    // others. So its server waits in the kernel, and the counts are small.
+    // By default, each end spins in nonblocking calls. A client that waits for echoes repeats after
+    // 1 ms, and never ends if a late echo is lost. So its server blocks in the kernel, and the
+    // counts are small.
     let case = |what, address, server: &'static [&str], client: &'static [&str]| {
         Case::new("udpong", what, move |stage| {
             datagrams(stage, address, server, client)
@@ -115,13 +114,13 @@ fn datagram_cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// Runs udpong and checks that its client prints a row of results. The row tells how many datagrams
-/// arrived at the server, in a test with echoes how many went both ways; its client sends each of
-/// these again until it has come back.
+/// Runs udpong and checks that its client prints a row of results. The row shows how many datagrams
+/// arrived at the server or, in a test with echoes, came back; the client repeats each until it
+/// comes back.
 fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
-    // The server does not end by itself, so what it says must not stay in its buffer.
+    // The server does not exit by itself, so its output must not stay in a buffer.
     let words = ["stdbuf", "-oL", "udpong", "-b", address, "-p", &number];
     let words = [&words[..], server].concat();
     let mut server = stage.start(&words)?;
@@ -182,7 +181,7 @@ fn is_row(line: &str) -> bool {
 
 const SIZE: usize = 64 << 20;
 
-/// Writes a file of pseudorandom octets, so that a comparison notices exchanged parts.
+/// Writes a file of pseudorandom octets, so that a comparison detects swapped parts.
 fn make_file(path: &Path) -> Result<Vec<u8>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -213,7 +212,7 @@ fn compare(path: &Path, wanted: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file. rcopy cannot take an IPv6 address: it looks for the path after the first colon.
+/// Copies a file over IPv4: rcopy takes the first colon for the start of the path.
 fn rcopy(stage: &Stage) -> Result<Verdict> {
     let (source, copy) = (stage.dir().join("source"), stage.dir().join("copy"));
     let bytes = make_file(&source)?;

@@ -12,7 +12,6 @@ use crate::case::{Case, Verdict};
 const VALUES: [usize; 4] = [1, 1000, 65_537, 4 << 20];
 const FILE_BYTES: usize = (16 << 20) + 4097;
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new(
@@ -77,7 +76,7 @@ fn redis(stage: &Stage) -> Result<Verdict> {
     let said = start(stage, &many)?.success()?;
     expect(&said, "\"GET\",")?;
     expect_carried(&said)?;
-    // The server writes its log of changes before it ends.
+    // The server writes its log of changes before it exits.
     start(stage, &["redis-cli", "-p", &port, "SHUTDOWN"])?.success()?;
     expect_carried(&server.success()?)?;
     let _server = redis_server(stage, &port)?;

@@ -24,27 +24,26 @@ pub(super) const WIRE_V6: &str = "fd77::1";
 /// The interface that has both.
 pub(super) const WIRE: &str = "wire0";
 
-/// The user and group `nobody` of every distribution.
+/// The user and group `nobody`.
 const NOBODY: &str = "65534";
 /// Ports that cases may use.
 const PORTS: Range<u16> = 20_000..30_000;
-/// Seconds that the namespaces stay after the case's limit, if this program was killed before it
-/// could end them.
+/// Seconds after the case's limit at which the namespaces end if this program was killed.
 const SPARE: u64 = 30;
 
-/// How cases are kept from each other and from the machine.
+/// How cases are isolated from each other and from the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isolation {
-    /// Root makes namespaces and starts the programs as `nobody` in them.
+    /// Root creates namespaces and runs the programs in them as `nobody`.
     Root,
-    /// An ordinary user makes them in a user namespace.
+    /// An ordinary user creates them in a user namespace.
     User,
     /// Namespaces are not allowed here: programs run on the machine's loopback.
     Nothing,
 }
 
 impl Isolation {
-    /// Finds out what this machine allows.
+    /// Probes what this machine allows.
     pub(super) fn find() -> Self {
         let kind = if rustix::process::geteuid().is_root() {
             Self::Root
@@ -62,7 +61,7 @@ impl Isolation {
         if works { kind } else { Self::Nothing }
     }
 
-    /// Describes it for the terminal.
+    /// Returns a description for the terminal.
     pub(super) fn about(self) -> &'static str {
         match self {
             Self::Root => "each case runs as nobody in namespaces of its own",
@@ -73,8 +72,8 @@ impl Isolation {
         }
     }
 
-    /// Returns a command that runs its arguments in new namespaces. When it is killed, the kernel
-    /// kills all processes inside.
+    /// Returns a command that runs its arguments in new namespaces. If it is killed, the kernel
+    /// kills all processes in them.
     fn unshare(self) -> Command {
         let mut command = Command::new("unshare");
         if self == Self::User {
@@ -102,8 +101,7 @@ pub(super) struct Setting<'a> {
 
 /// The environment of one case. Dropping it kills everything that the case started.
 pub(super) struct Stage {
-    /// The first field, so that it is dropped first: when the process that holds the namespaces
-    /// ends, all processes in them end.
+    /// Must be the first field, to be dropped first: its end kills all processes in the namespaces.
     holder: Option<Holder>,
     isolation: Isolation,
     prefix: PathBuf,
@@ -115,15 +113,15 @@ pub(super) struct Stage {
     outputs: RefCell<Vec<(String, PathBuf)>>,
 }
 
-/// The process that keeps the namespaces open, and the first process inside. When that one ends,
-/// the kernel kills all processes inside, even those that left their process group.
+/// The process that holds the namespaces, and the first process inside. When that one exits, the
+/// kernel kills all processes inside, even outside their process group.
 struct Holder {
     _program: Program,
     inside: u32,
 }
 
 impl Stage {
-    /// Makes the directory and the namespaces of a case.
+    /// Creates the directory and the namespaces of a case.
     pub(super) fn open(setting: &Setting<'_>, case: &Case<Self>, number: usize) -> Result<Self> {
         let dir = setting.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
@@ -161,7 +159,7 @@ impl Stage {
         &self.dir
     }
 
-    /// Returns the folder that has our libraries under their usual names.
+    /// Returns the directory with our libraries under their usual names.
     pub(super) fn libraries(&self) -> PathBuf {
         self.prefix.join("lib/iwarp")
     }
@@ -171,10 +169,10 @@ impl Stage {
         self.prefix.join("bin/iwarp").display().to_string()
     }
 
-    /// Returns a port that nothing uses.
+    /// Returns an unused port.
     ///
-    /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports
-    /// in signed 16-bit integers.
+    /// It is below the ephemeral ports, and below 32768, because tgtd stores ports in signed 16-bit
+    /// integers.
     pub(super) fn port(&self) -> Result<u16> {
         loop {
             let port = self.port.get();
@@ -265,7 +263,7 @@ impl Stage {
             );
             all.push("--".into());
         }
-        // nsenter may still leave the program in the root directory of the mount namespace.
+        // nsenter may still start the program in the root directory.
         all.extend(["env".into(), format!("--chdir={}", self.dir.display())]);
         all.extend(words.iter().map(|&word| word.to_owned()));
         let mut command = Command::new(&all[0]);
@@ -296,7 +294,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until a socket for datagrams has the port.
+    /// Waits until a UDP socket is bound to the port.
     pub(super) fn wait_for_datagrams(&self, port: u16) -> Result<()> {
         while !self.has(&["udp", "udp6"], UNCONNECTED, port) {
             if Instant::now() >= self.deadline {
@@ -327,13 +325,13 @@ impl Stage {
         })
     }
 
-    /// Returns how much time the case has left.
+    /// Returns the remaining time of the case.
     pub(super) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Kills everything that the case started, and writes the programs' outputs and the result to
-    /// the case's log.
+    /// Kills all processes of the case, and writes the programs' outputs and the result to the
+    /// case's log.
     pub(super) fn close(mut self, result: &Result<Verdict>) {
         self.holder = None;
         let mut text = String::new();
@@ -351,7 +349,7 @@ impl Stage {
 }
 
 impl Holder {
-    /// `keep` are folders that the programs need besides `dir`.
+    /// `keep` are directories that the programs need besides `dir`.
     fn start(
         kind: Isolation,
         case: &Case<Stage>,
@@ -370,7 +368,8 @@ impl Holder {
         if case.needs.contains(&Need::OwnTmp) {
             script.push_str(&own_tmp(dir, keep));
         }
-        // `sleep` ends by itself, so the namespaces do not stay for ever if this program is killed.
+        // `sleep` exits by itself, so the namespaces do not stay for ever if this program is
+        // killed.
         let _ = write!(
             script,
             "echo ready; exec sleep {}",
@@ -396,8 +395,8 @@ impl Holder {
     }
 }
 
-/// Returns the commands that put a folder of the case's directory in the place of `/tmp`. The
-/// folders of `keep` stay where they are, as they may be in `/tmp`, too.
+/// Returns the commands that mount a directory of the case over `/tmp`. Directories of `keep` in
+/// `/tmp` stay visible.
 fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     let new = dir.join("tmp");
     let mut script = format!("mkdir -m 1777 {}; ", new.display());
@@ -416,8 +415,8 @@ fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     script
 }
 
-/// Returns the first port of a case. Each case has other ports, because connections of an earlier
-/// case may still be in TIME_WAIT.
+/// Returns the first port of a case. Cases do not share ports, because earlier connections may be
+/// in TIME_WAIT.
 fn first_port(number: usize) -> u16 {
     const EACH: usize = 50;
     let offset = number * EACH % PORTS.len();
@@ -430,7 +429,7 @@ fn is_free(port: u16) -> bool {
         && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()
 }
 
-/// States in the kernel's tables: a listener of TCP, and a socket of UDP without a peer.
+/// States in the kernel's tables: a TCP listener, and an unconnected UDP socket.
 const LISTEN: &str = "0A";
 const UNCONNECTED: &str = "07";
 
@@ -456,15 +455,18 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_found_in_the_kernels_table() {
-        let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1";
+    fn kernel_table_shows_listeners() {
+        let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 \
+                    00:00000000 00000000     0        0 1 1";
         let is_listener = |line: &str, port| is_socket(line, LISTEN, port);
         assert!(is_listener(line, 0x1c06));
         assert!(!is_listener(line, 0x1c07));
         assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1c06));
-        let v6 = "   1: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 1 1";
+        let v6 = "   1: 00000000000000000000000001000000:0050 \
+                  00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 1 1";
         assert!(is_listener(v6, 80));
-        let udp = "  277: 0100007F:1C06 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 1 2";
+        let udp = "  277: 0100007F:1C06 00000000:0000 07 00000000:00000000 \
+                   00:00000000 00000000     0        0 1 2";
         assert!(is_socket(udp, UNCONNECTED, 0x1c06));
         assert!(!is_socket(udp, UNCONNECTED, 0x1c07) && !is_listener(udp, 0x1c06));
     }

@@ -54,7 +54,8 @@ fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
         let row = found.iter().find(|row| row[0] == *name);
         if row.is_none_or(|row| row[1] != what) {
             return Some(format!(
-                "the row of {name} is not what runs; `cargo xtask interop apps --all --bless` writes it"
+                "the row of {name} is out of date; \
+                 `cargo xtask interop apps --all --bless` writes it"
             ));
         }
     }
@@ -64,9 +65,9 @@ fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
     Some(format!("no case runs {}", extra[0]))
 }
 
-/// Writes the results of the programs all of whose cases ran. The other rows stay.
+/// Writes the rows of programs whose cases all ran. Other rows stay.
 ///
-/// Fails if the document has no place for the table, or a case failed. Failures are not published.
+/// Fails if the document has no table, or a case failed, because failures are not published.
 pub(super) fn bless(root: &Path, cases: &[Case<Stage>], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
         bail!("not written to {FILE}: {} failed", row.name);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_fits_the_cases_is_not_stale() {
+    fn table_comparison_finds_differences() {
         let cases = [
             case("a", "one"),
             case("b", "x | y"),
@@ -182,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn the_committed_table_lists_what_runs() {
+    fn committed_table_lists_all_cases() {
         let root = xtask::context::Context::new(false, false).unwrap().root;
         let text = std::fs::read_to_string(root.join(FILE)).unwrap();
         assert_eq!(compare(&text, &crate::apps::all()), None, "{FILE}");
     }
 
     #[test]
-    fn blessing_replaces_complete_programs_only() {
+    fn blessing_replaces_complete_programs() {
         let dir = std::env::temp_dir().join(format!("conformance-table-{}", std::process::id()));
         std::fs::create_dir_all(dir.join("docs")).unwrap();
         let old = document("| a | old | passed |\n| b | old | passed |\n| gone | x | passed |\n");

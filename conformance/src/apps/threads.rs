@@ -1,9 +1,9 @@
 //! ThreadSanitizer: the runtime and the C libraries, instrumented together with Rust's own library,
 //! under our C programs.
 //!
-//! A standard library that is not instrumented hides the order that its locks and channels make, so
-//! it is compiled anew (`-Zbuild-std`), which takes a nightly toolchain with its source. The
-//! programs have the runtime of the C compiler.
+//! An uninstrumented standard library would hide the synchronization by its locks and channels, so
+//! it is compiled, too (`-Zbuild-std`), which needs a nightly toolchain with its source. The
+//! programs use the C compiler's runtime.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,10 +29,9 @@ const OWN: [&str; 7] = [
 ];
 const FLAGS: &str = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer";
 const SHIM: &str = include_str!("tsan_shim.c");
-/// Races that are none, each with its reason.
+/// False positives, with reasons.
 const KNOWN: &str = include_str!("tsan.supp");
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("ThreadSanitizer", "own programs", watched)
@@ -69,8 +68,7 @@ fn watched(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{} programs, no race", OWN.len())))
 }
 
-/// A command of the nightly toolchain. The toolchain that runs this program is another one, so its
-/// own cargo does not do.
+/// Returns a command of the nightly toolchain, which is not the toolchain that runs this program.
 fn nightly(program: &str) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", program]);

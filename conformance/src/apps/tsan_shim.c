@@ -1,5 +1,5 @@
-/* LLVM's instrumentation calls these; the runtime of older GNU compilers knows the plain functions
- * only, which it watches. */
+/* LLVM's instrumentation calls these functions. The runtime of older GNU compilers intercepts the
+ * plain functions only. */
 #include <stddef.h>
 
 void *memcpy(void *to, const void *from, size_t n);

@@ -18,7 +18,7 @@ enum { AM_ID = 7, LONGEST = 1 << 20, COUNTERS = 2, ROUNDS = 20, LENGTHS = 10 };
 
 static const size_t lengths[LENGTHS] = { 1, 8, 64, 65, 1000, 4096, 8257, 65536, 300001, LONGEST };
 
-/* What the other process may read and write. */
+/* Memory that the other process may access. */
 static struct shared {
 	uint64_t wide[COUNTERS];
 	uint32_t narrow[COUNTERS];
@@ -85,7 +85,7 @@ static void tell(const void *what, size_t length)
 		fail("write", (long)length);
 }
 
-/* Receives octets beside UCX. UCX does some of its work in this process, so it goes on meanwhile.
+/* Receives octets beside UCX, and meanwhile lets UCX make progress.
  */
 static void hear(void *what, size_t length)
 {
@@ -103,7 +103,7 @@ static void hear(void *what, size_t length)
 	}
 }
 
-/* Both processes come to this place before either goes on. */
+/* A barrier of both processes. */
 static void meet(char step)
 {
 	char theirs = 0;
@@ -275,7 +275,7 @@ static void messages(enum way way)
 	free(text);
 }
 
-/* Each process writes to the other's memory, which then looks. */
+/* Each process writes to the other's memory, which the other then checks. */
 static void puts_(void)
 {
 	ucp_request_param_t none = { 0 };

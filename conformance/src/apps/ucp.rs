@@ -1,8 +1,8 @@
 //! UCX's upper layer (UCP): programs that connect by workers' addresses, for which it uses
 //! datagrams, or by listeners of the connection manager.
 //!
-//! `UCX_TLS` leaves UCX no transport but one: `rc` are reliable connections, with datagrams to
-//! connect them; `ud` are datagrams alone.
+//! `UCX_TLS` restricts UCX to one transport: `rc` is reliable connections, which datagrams
+//! establish; `ud` is datagrams alone.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::Signal;
@@ -16,11 +16,11 @@ use crate::case::{Case, Verdict};
 const TOOLS: &[&str] = &["ucx-utils"];
 const LIBRARY: &[&str] = &["libucx-dev"];
 const ROCE: &[&str] = &["--as", "roce"];
-/// Where Debian keeps UCX's examples. Systems that leave out documentation have none.
+/// Where Debian keeps UCX's examples. Systems without documentation lack them.
 const EXAMPLES: &str = "/usr/share/doc/libucx-dev/examples";
-/// The program of our own.
+/// Our own program.
 const SOURCE: &str = include_str!("ucp.c");
-/// What it reports when both processes have checked it.
+/// The operations that it reports when both processes have checked them.
 const PARTS: [&str; 7] = [
     "tag",
     "stream",
@@ -42,7 +42,6 @@ const MESSAGES: &[&str] = &[
 const MEMORY: &[&str] = &["ucp_put_lat", "ucp_put_bw", "ucp_get"];
 const ATOMICS: &[&str] = &["ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap"];
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let mut cases = Vec::new();
     for tls in ["rc", "ud"] {
@@ -75,7 +74,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     );
     for tls in ["rc", "ud"] {
         let what = format!(
-            "`--as roce`, `UCX_TLS={tls}`: tag, stream, active messages, put, get and atomics between two processes, with their content"
+            "`--as roce`, `UCX_TLS={tls}`: tag, stream, active messages, put, \
+             get and atomics between two processes, with their content"
         );
         let case = Case::new("own program on UCP", what, move |stage| own(stage, tls));
         cases.push(case.needs(LIBRARY).spins());
@@ -83,8 +83,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     cases.into_iter().map(Case::wire).collect()
 }
 
-/// Starts a program that has this transport over the interface alone. It is no root's, and has no
-/// other way to listen than the connection manager: UCX would listen on the same port by TCP, too.
+/// Starts a program with this transport over the interface only. It listens by the connection
+/// manager only, because UCX would use the same port over TCP, too.
 fn start(stage: &Stage, tls: &str, words: &[&str]) -> Result<Program> {
     let only = format!("{tls},self");
     let variables = [
@@ -131,8 +131,8 @@ fn perftests(tls: &'static str) -> impl Iterator<Item = Case<Stage>> {
 fn perftest(stage: &Stage, tls: &str, test: &str, size: &str, iterations: &str) -> Result<()> {
     let port = stage.port()?;
     let number = port.to_string();
-    #[rustfmt::skip]
-    let mut words = vec!["ucx_perftest", "-p", &number, "-s", size, "-n", iterations, "-w", "100", "-t", test];
+    let mut words = vec!["ucx_perftest", "-p", &number, "-s", size, "-n", iterations];
+    words.extend(["-w", "100", "-t", test]);
     let server = start(stage, tls, &words)?;
     stage.wait_for_port(port)?;
     words.insert(1, WIRE_V4);
@@ -162,17 +162,17 @@ fn compile(stage: &Stage, source: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The text that UCX's examples send: the alphabet again and again, and a zero at the end.
+/// Returns the text that UCX's examples send: the repeated alphabet and a final NUL.
 fn alphabet(len: usize) -> String {
     ('A'..='Z').cycle().take(len - 1).collect()
 }
 
-/// The client sends texts, and the server prints the last one. The server takes the next client
-/// then, so it is stopped.
+/// The client sends texts, and the server prints the last one. Then the server waits for the next
+/// client, so it is killed.
 ///
-/// Nothing answers the messages. If the client ends while several are on their way, UCX drops those
-/// that the server has not taken yet, with any network, unless they have tags. So only one without
-/// a tag is sent, and none that a stream cuts into many.
+/// The messages have no acknowledgements. If the client exits while several are in flight, UCX
+/// drops untagged messages that the server has not received, on any network. So the case sends one
+/// untagged message, short enough for one fragment.
 fn client_server(tls: &'static str, how: &'static str, address: &'static str) -> Case<Stage> {
     let lengths: &[&str] = match how {
         "-c stream" => &["16", "3000"],
@@ -186,7 +186,8 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
         }
         let iterations = if how.contains("tag") { "10" } else { "1" };
         let last = format!(
-            "Server: iteration #{iterations}\nUCX data message was received\n\n\n----- UCP TEST SUCCESS -------\n\n"
+            "Server: iteration #{iterations}\nUCX data message was received\n\n\n\
+             ----- UCP TEST SUCCESS -------\n\n"
         );
         for len in lengths {
             let port = stage.port()?.to_string();
@@ -210,8 +211,8 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
     case.needs(LIBRARY).spins()
 }
 
-/// The two processes exchange their addresses over TCP. They wait in one of the ways that UCX
-/// knows: by epoll, in UCX, or polling.
+/// The two processes exchange their addresses over TCP. They wait in one of UCX's ways: by epoll,
+/// in UCX, or by polling.
 fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
     let what = format!("`--as roce`, `UCX_TLS={tls}`, `{how}`");
     let case = Case::new("ucp_hello_world", what, move |stage| {
@@ -234,8 +235,8 @@ fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
     case.needs(LIBRARY)
 }
 
-/// Both ends check the content and the order of all transfers. The server takes the next client
-/// then, so it is stopped.
+/// Both ends check the content and the order of all transfers. Then the server waits for the next
+/// client, so it is killed.
 fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage> {
     let shown = if how.is_empty() {
         String::new()
@@ -259,7 +260,7 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage>
         if moved != (iterations, iterations) {
             bail!("{moved:?} instead of {iterations} transfers");
         }
-        // The server hears of the client's end, and is there for the next one.
+        // The server notices the client's exit and waits for the next client.
         server.wait_for("disconnection completed")?;
         if let Some(status) = server.poll()? {
             bail!("the server ended: {status}");
@@ -269,8 +270,8 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage>
     case.needs(TOOLS).spins()
 }
 
-/// Returns the number of transfers in all, and that of reads and writes together, from the client's
-/// reports, of which there is one each second.
+/// Returns the numbers of all transfers, and of reads and writes together, from the client's
+/// reports, one per second.
 fn transfers(said: &str) -> Result<(u32, u32)> {
     let (mut all, mut reads, mut writes) = (0, 0, 0);
     for report in said.lines().filter(|line| line.contains("] total min:")) {
@@ -290,7 +291,7 @@ fn transfers(said: &str) -> Result<(u32, u32)> {
     Ok((all, reads + writes))
 }
 
-/// The server dies in the middle of the work. The client hears of it from the connection manager.
+/// The server is killed during transfers. The connection manager notifies the client.
 fn io_demo_loses_its_server(stage: &Stage) -> Result<Verdict> {
     let port = stage.port()?.to_string();
     let mut words = vec!["io_demo", "-p", &port, "-q", "-d", "64:262144"];

@@ -1,9 +1,8 @@
 //! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the
 //! addresses of queue pairs over TCP. `ucp` has the cases of the upper layer.
 //!
-//! UCX uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in
-//! `/dev/infiniband` by itself. It knows by a table of its own which NICs have atomics, and ours is
-//! not in it.
+//! UCX uses InfiniBand and RoCE NICs and ignores iWARP NICs. It searches `/dev/infiniband` itself.
+//! Its own table of NICs with atomics does not contain ours.
 
 use anyhow::{Result, bail};
 
@@ -13,10 +12,9 @@ use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["ucx-utils"];
 const ROCE: &[&str] = &["--as", "roce"];
-/// Runs its arguments where nothing can be mounted, as in most containers.
+/// Runs its arguments where mounts are forbidden, as in most containers.
 const WITHOUT_MOUNTS: &str = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let tests: [&'static [&'static str]; 6] = [
         &["am_lat", "-s", "8"],
@@ -57,8 +55,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
 
 fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     let iwarp = stage.command_path();
-    #[rustfmt::skip]
-    let namespace = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", WITHOUT_MOUNTS, "sh"];
+    let unshare = ["unshare", "--user", "--map-current-user", "--keep-caps"];
+    let namespace = [&unshare[..], &["sh", "-c", WITHOUT_MOUNTS, "sh"]].concat();
     let probe = [&namespace[..], &["true"]].concat();
     if stage.start_plain(&probe)?.end()?.0 != 0 {
         return Ok(Verdict::skipped("needs unprivileged user namespaces"));
@@ -84,7 +82,7 @@ fn lists_devices(said: &str) -> Result<Verdict> {
     ))
 }
 
-/// UCX says nothing of iWARP NICs. The library does, once.
+/// UCX does not mention iWARP NICs. The library does, once.
 fn hint(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["ucx_info", "-d"])?.success()?;
     if said.contains("rc_verbs") {

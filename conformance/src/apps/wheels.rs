@@ -1,9 +1,8 @@
 //! Packages for RDMA from PyPI, unmodified, with programs of our own that check what is transferred
 //! (`wheels/`).
 //!
-//! The versions are pinned, and so are those of the packages that they need. pip downloads them
-//! into the target folder when a case runs for the first time; the case is skipped where the
-//! registry cannot be reached.
+//! Their versions and those of their dependencies are pinned. pip downloads them into the target
+//! folder when a case runs for the first time; without the registry, the case is skipped.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -16,12 +15,12 @@ use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
 use crate::case::{Case, Verdict};
 
-/// The download counts, too.
+/// Includes the download.
 const LIMIT_S: u64 = 600;
 const NEEDS: &[&str] = &["python3-pip"];
 /// Debian's own Python, whose version the downloaded packages are built for.
 const PYTHON: &str = "/usr/bin/python3";
-/// What the programs share.
+/// The module that the programs share.
 const SHARED: (&str, &str) = ("exchange.py", include_str!("wheels/exchange.py"));
 /// The port of a server, and the same as an argument.
 const PORT: u16 = 22345;
@@ -47,7 +46,7 @@ struct Wheel {
 const ROCE: &[&str] = &["--as", "roce", "--bind", WIRE_V4, "--stats"];
 const RNIC: &[&str] = &["--sysfs", "--bind", WIRE_V4, "--stats"];
 
-/// It has copies of UCX and of libibverbs, under names of its own.
+/// The package contains renamed copies of UCX and libibverbs.
 const NIXL: Wheel = Wheel {
     requirements: &["nixl==1.5.1", "nixl-cu12==1.5.1", "numpy==2.2.6"],
     script: ("nixl_transfer.py", include_str!("wheels/nixl_transfer.py")),
@@ -72,7 +71,7 @@ const MOONCAKE: Wheel = Wheel {
 };
 
 const INFINISTORE: Wheel = Wheel {
-    // It links libuv and uses the loop of uvloop, so the versions of libuv have to agree.
+    // It links libuv and uses uvloop's event loop, so both need the same version of libuv.
     requirements: &["infinistore==0.2.35", "uvloop==0.21.0", "numpy==2.2.6"],
     script: (
         "infinistore_blocks.py",
@@ -99,7 +98,6 @@ const DLSLIME: Wheel = Wheel {
     reports: &["read: correct"],
 };
 
-/// The cases of this file.
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let transfer = "transfer engine 0.3.13.post1: Reads and Writes in batches";
     let ud = Wheel {
@@ -165,7 +163,7 @@ fn transfer(stage: &Stage, wheel: &Wheel) -> Result<Verdict> {
     }
     let sent: u64 = said.lines().filter_map(octets_sent).sum();
     ensure!(sent >= LEAST, "only {sent} octets went through our library");
-    // A server does not end by itself.
+    // A server does not exit by itself.
     if !is_server {
         first.success()?;
     }
@@ -180,7 +178,7 @@ fn start(stage: &Stage, wheel: &Wheel, role: &str) -> Result<Program> {
     stage.start_with(wheel.run, None, &variables, &words)
 }
 
-/// Installs packages into the case's folder. Returns `false` if they cannot be had.
+/// Installs packages into the case's directory. Returns `false` if they are unavailable.
 fn install(stage: &Stage, requirements: &[&str]) -> Result<bool> {
     let cache = Context::new(false, false)?.target.join("wheels");
     std::fs::create_dir_all(&cache)?;

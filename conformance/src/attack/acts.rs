@@ -1,4 +1,4 @@
-//! What attacks do that are more than one wrong segment.
+//! Attacks that consist of more than one invalid segment.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -9,17 +9,17 @@ use anyhow::{Result, bail};
 use super::peer::{self, Grant, Peer, Seen};
 use super::wire::{self, Op, at};
 
-/// What an attack knows.
+/// The server, as an attack knows it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) address: SocketAddr,
-    /// How often things are repeated: 1 in the short form.
+    /// Factor for repetitions: 1 in the short form.
     pub(super) scale: u32,
-    /// How long the server may keep a connection that it has left and whose peer takes nothing.
-    pub(super) leaving: Duration,
+    /// How long the server may keep a closed connection whose peer reads nothing.
+    pub(super) release_limit: Duration,
 }
 
-/// Stands for the grant of a server that grants nothing.
+/// The grant of a server that grants nothing.
 pub(super) const NOTHING: Grant = Grant {
     address: 0,
     len: 0,
@@ -29,16 +29,16 @@ pub(super) const NOTHING: Grant = Grant {
     window: 0,
     plain: false,
 };
-/// An STag that nobody has: the part of the table that it names is never made.
+/// An STag that never exists: the server never allocates this part of its table.
 pub(super) const UNKNOWN: u32 = 0xf234_5678;
 
-/// A Write of eight octets.
+/// Returns a Write of eight octets.
 pub(super) fn write(stag: u32, offset: u64) -> Vec<u8> {
     wire::tagged(Op::Write, stag, offset, &[7; 8])
 }
 
-/// Sends the same again and again in one piece, so that the server finds all of it before it has
-/// answered the first.
+/// Sends segments repeatedly in one piece, so that the server receives all before it has answered
+/// the first.
 pub(super) fn many_at_once(
     peer: &mut Peer,
     times: u32,
@@ -55,9 +55,9 @@ pub(super) fn many_at_once(
     peer.put(&all)
 }
 
-/// A request to read little. The answers to as many as are agreed fit into a socket, with the
-/// Terminate for one too many behind them, which is lost if the server's program destroys its queue
-/// pair while the socket is full.
+/// Returns a request for a short Read. The agreed number of responses and a Terminate fit into a
+/// socket buffer. If it were full, the Terminate would be lost when the server destroys its queue
+/// pair.
 pub(super) fn little(grant: &Grant) -> Vec<u8> {
     wire::read_request(grant.all, grant.address, grant.len.min(64))
 }
@@ -96,7 +96,7 @@ pub(super) fn resets_after_request(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// How long an attack that only waits does so.
+/// Returns how long an attack waits.
 pub(super) fn pause(t: &Target) -> Duration {
     Duration::from_millis(200) * t.scale
 }
@@ -112,7 +112,7 @@ pub(super) fn slow_loris(t: &Target) -> Result<Seen> {
     let mut streams = crowd(t, 16)?;
     for octet in &wire::frame(wire::REQUEST, wire::CRC, 1, 0)[..18] {
         for stream in &mut streams {
-            // A server with a limit of its own has ended it.
+            // The server may have closed the connection after its own time limit.
             let _ = stream.write_all(&[*octet]);
         }
         std::thread::sleep(pause(t) / 18);
@@ -124,7 +124,7 @@ pub(super) fn crowd(t: &Target, connections: u32) -> Result<Vec<TcpStream>> {
     (0..connections).map(|_| peer::connect(t.address)).collect()
 }
 
-/// More connections than one address may have in start-up.
+/// Opens more connections than one address may have in start-up.
 pub(super) fn half_open(t: &Target) -> Result<Seen> {
     let streams = crowd(t, 400)?;
     std::thread::sleep(pause(t));
@@ -190,7 +190,7 @@ pub(super) fn slow_fpdu(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Segments of one message, none of which is the last.
+/// Sends segments of one message without a last one.
 pub(super) fn endless_message(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -205,7 +205,7 @@ pub(super) fn endless_message(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Each wrong guess costs a connection.
+/// Guesses STags. Each wrong guess costs a connection.
 pub(super) fn guesses(t: &Target) -> Result<Seen> {
     let mut random = 0x9e37_79b9_u32;
     let mut seen = Seen::Held;
@@ -213,7 +213,7 @@ pub(super) fn guesses(t: &Target) -> Result<Seen> {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let mut peer = Peer::set_up(t.address)?;
         peer.busy()?;
-        // Many guesses at once: only the first one may be looked at.
+        // Only the first of these guesses may be examined.
         for n in 0..16 {
             peer.send(&write(random.rotate_left(n), 0))?;
         }
@@ -225,7 +225,7 @@ pub(super) fn guesses(t: &Target) -> Result<Seen> {
     Ok(seen)
 }
 
-/// The peer reads no answers meanwhile.
+/// Sends too many Read Requests without reading the answers.
 pub(super) fn too_many_reads(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let Some(grant) = peer.grant else {
@@ -248,7 +248,7 @@ pub(super) fn terminates(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// The server looks at the end whether the word has changed.
+/// Sends a Write after a Terminate. The server checks at its exit that the word is unchanged.
 pub(super) fn write_after_terminate(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let Some(grant) = peer.grant else {
@@ -262,8 +262,8 @@ pub(super) fn write_after_terminate(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Lets the server read from this peer, and answers with something else: `make` gets the STag, the
-/// offset and the length of the sink.
+/// Answers the server's Read Request with the segment that `make` returns for the sink's STag,
+/// offset and length.
 pub(super) fn respond(t: &Target, make: fn(u32, u64, usize) -> Vec<u8>) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let request = being_read(&mut peer)?;
@@ -276,7 +276,8 @@ pub(super) fn respond(t: &Target, make: fn(u32, u64, usize) -> Vec<u8>) -> Resul
     peer.answer()
 }
 
-/// Names memory to the server, as a client of `rping` does. Returns the server's Read Request.
+/// Sends a memory address to the server, as a client of `rping` does. Returns the server's Read
+/// Request.
 pub(super) fn being_read(peer: &mut Peer) -> Result<Vec<u8>> {
     let mut info = 0x1000_u64.to_be_bytes().to_vec();
     info.extend(0x1234_5600_u32.to_be_bytes());
@@ -296,8 +297,8 @@ pub(super) fn no_response(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Empty Writes name no memory, so they are legal. The wrong one at the end shows that the server
-/// has read all of them.
+/// Sends empty Writes, which are legal because they access no memory. The answer to the final
+/// invalid Write shows that the server has read all.
 pub(super) fn tiny_fpdus(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let fpdu = wire::fpdu(&wire::tagged(Op::Write, 0, 0, &[]));
@@ -309,7 +310,7 @@ pub(super) fn tiny_fpdus(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Asks for much, and takes nothing.
+/// Requests much data, and reads nothing.
 pub(super) fn zero_window(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let Some(grant) = peer.grant else {
@@ -325,7 +326,7 @@ pub(super) fn zero_window(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// What the server's program does with them is its own affair. They do not end while it does.
+/// Sends many messages. The server's program decides what to do with them.
 pub(super) fn many_sends(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     for _ in 0..2000 * t.scale {

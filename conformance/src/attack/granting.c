@@ -1,8 +1,7 @@
-/* A verbs server that grants memory to everybody, and its good client. `cargo xtask interop
- * hostile` attacks the one while it watches the other.
+/* A verbs server that grants memory to every client, and its good client. `cargo xtask interop
+ * hostile` attacks the server while the client runs.
  *
- * granting serve ADDR PORT [plain]
- * granting measure ADDR PORT ROUNDS [plain]
+ * granting serve ADDR PORT [plain] granting measure ADDR PORT ROUNDS [plain]
  *
  * Each client gets memory of its own: a region with all rights, one with none, one of another
  * protection domain, and a window of type 2 that lends the right to read the second and third page
@@ -152,8 +151,8 @@ static int bind_window(struct client *client)
 	return ibv_post_send(client->id->qp, &wr, &bad);
 }
 
-/* Takes completions, and posts their receives again. Returns -1 at the first that failed, and at an
- * order to leave. */
+/* Polls completions, and reposts their receives. Returns -1 at the first failure, or at the message
+ * to exit. */
 static int take(struct client *client)
 {
 	struct ibv_wc wc;
@@ -260,7 +259,7 @@ static void serve(struct sockaddr_in *address)
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	must(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	/* A crowd may come before this thread has the processor. Requests beyond the backlog are
+	/* Many requests may arrive before this thread runs. Requests beyond the backlog are
 	 * rejected, also those of good clients. */
 	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024),
 	     "listening");

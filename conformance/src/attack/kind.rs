@@ -7,45 +7,45 @@ use super::acts::{NOTHING, Target};
 use super::peer::{Grant, Peer, Seen};
 use super::wire::{self, Op};
 
-/// What an attack needs of the server.
+/// The property of a server that an attack needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
     /// A TCP port.
     Port,
-    /// A listener of MPA.
+    /// An MPA listener.
     Mpa,
-    /// A listener of MPA that takes any number of connections, whatever becomes of them.
+    /// An MPA listener that accepts any number of connections, whatever their fate.
     Listener,
-    /// A listener of MPA whose receives are short.
+    /// An MPA listener with short receives.
     Short,
     /// A program that grants memory with all rights.
     Region,
-    /// The same on a device that has atomics.
+    /// A region on a device with atomics.
     Atomic,
-    /// The verbs server in C, which grants and denies several kinds of memory.
+    /// The verbs server in C, which grants and denies access to several kinds of memory.
     Grant,
-    /// The same, which also lends memory by a window.
+    /// The verbs server in C with a memory window.
     Window,
-    /// A program that reads the memory which a message of 16 octets names (rping).
+    /// A program that reads the memory named by a message of 16 octets, as rping does.
     Reader,
-    /// A listener that wants markers.
+    /// A listener that requests markers.
     Markers,
 }
 
-/// The answer that there has to be.
+/// The required answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
     /// A Terminate with this layer, type and code, and the end of the stream.
     Terminate(u16),
-    /// The same with one of two codes.
+    /// A Terminate with one of two codes.
     Either(u16, u16),
     /// The end of the stream, with or without a Terminate.
     Over,
-    /// No Terminate: the RFC allows none there.
+    /// The end of the stream without a Terminate, which the RFC does not allow here.
     Ended,
-    /// The peer leaves before there could be an answer.
+    /// None: the attacker closes before an answer is possible.
     Held,
-    /// The server's program decides.
+    /// Any: the server's program decides.
     Any,
 }
 
@@ -76,13 +76,13 @@ impl Expect {
 }
 
 pub(super) type Run = fn(&Target) -> Result<Seen>;
-/// Makes the segment of a violation.
+/// Builds the segment of a violation.
 pub(super) type Make = fn(&mut Peer, &Grant) -> Vec<u8>;
 
 enum How {
-    /// One segment on a connection with requests on their way.
+    /// Sends one segment on a connection with outstanding requests.
     Segment(Make),
-    /// Anything else.
+    /// Runs a function.
     Run(Run),
 }
 

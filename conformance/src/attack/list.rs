@@ -1,4 +1,4 @@
-//! The attacks: what each sends, and what the RFCs say about the answer.
+//! The list of attacks, and the attacks by a single message.
 
 use super::acts::{self, UNKNOWN, write};
 use super::kind::{
@@ -9,24 +9,23 @@ use super::peer::Peer;
 use super::wire::{self, Op, at};
 use super::{mixed, starting};
 
-/// A Send with one octet of its header changed.
+/// Returns a Send with one octet of its header changed.
 fn changed(p: &mut Peer, offset: usize, octet: u8) -> Vec<u8> {
     let mut out = send(p, &[7; 8]);
     out[offset] = octet;
     out
 }
 
-/// An offset from which eight octets would wrap.
+/// An offset at which eight octets wrap.
 const WRAPS: u64 = u64::MAX - 3;
 
-/// All attacks.
+/// Returns all attacks.
 pub(super) fn all() -> impl Iterator<Item = &'static Attack> {
     [starting::ATTACKS, ATTACKS, mixed::ATTACKS]
         .into_iter()
         .flatten()
 }
 
-/// The attacks by a single message, and the oldest of others.
 const ATTACKS: &[Attack] = &[
     // The set-up (RFC 5044 section 7.1).
     other(

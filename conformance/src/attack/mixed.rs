@@ -1,5 +1,4 @@
-//! Attacks by combinations: several messages, several connections, and what is in flight when
-//! something else happens.
+//! Attacks that combine several messages or connections, or act while requests are in flight.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,23 +13,24 @@ use super::kind::{
 use super::peer::{self, Grant, Peer, Seen};
 use super::wire::{self, Op, at};
 
-/// Where the C server says that its window is bound: the last word but one of the region.
+/// Distance from the region's end to the word by which the C server reports that its window is
+/// bound.
 const BOUND: u32 = 16;
-/// Offset of the window in the region, and its length.
+/// Offset of the window in the region, and its length in bytes.
 const WINDOW: u64 = 4096;
 const WINDOW_LEN: u32 = 8192;
 
-/// States of the kernel's table of an end that was not closed: ESTABLISHED and CLOSE_WAIT.
+/// States of an unclosed end in the kernel's table: ESTABLISHED and CLOSE_WAIT.
 const OPEN: [&str; 2] = ["01", "08"];
 
-/// A connection to a server that grants memory.
+/// Connects to a server that grants memory.
 fn granted(t: &Target) -> Result<(Peer, Grant)> {
     let peer = Peer::set_up(t.address)?;
     let grant = peer.grant.context("the server grants nothing")?;
     Ok((peer, grant))
 }
 
-/// The same when the window is bound, which Reads of a word show.
+/// Connects, and polls a word by Reads until the window is bound.
 fn lent(t: &Target) -> Result<(Peer, Grant)> {
     let (mut peer, grant) = granted(t)?;
     let word = grant.address + u64::from(grant.len - BOUND);
@@ -46,26 +46,25 @@ fn lent(t: &Target) -> Result<(Peer, Grant)> {
     bail!("the window is not bound")
 }
 
-/// Asks so many times for memory, and reads nothing from now on. The window is as it was: a socket
-/// whose buffer is made smaller drops what comes instead of closing its window, and looks out of
-/// reach.
+/// Sends Read Requests and stops reading. Leaves the socket's buffer size alone: a shrunken buffer
+/// would drop packets instead of closing the window.
 fn fill(peer: &mut Peer, reads: u32, (stag, offset, len): (u32, u64, u32)) -> Result<()> {
     for _ in 0..reads {
         peer.request(Op::Read, &wire::read_request(stag, offset, len))?;
     }
-    // The server's socket is full when this is over: it takes at most 4 MiB (tcp_wmem), and eight
-    // Reads of a region are that much.
+    // Afterwards the server's socket is full: it holds at most 4 MiB (tcp_wmem), which is eight
+    // Reads of a region.
     std::thread::sleep(Duration::from_millis(20));
     Ok(())
 }
 
-/// Waits until the server has closed its end of a connection whose octets nobody reads. Nothing
-/// comes that tells it: the kernel goes on with what is not sent yet, by a socket without an inode.
-/// A socket of a server in the kernel never has one.
+/// Waits until the server has closed its end of a connection whose data this end does not read.
+/// Only the kernel's table shows that, because the kernel keeps sending from a socket without an
+/// inode. A kernel server's socket never has an inode.
 fn let_go(t: &Target, own: SocketAddr) -> Result<Seen> {
     let ends = [t.address, own].map(|end| format!(":{:04X}", end.port()));
     let start = Instant::now();
-    while start.elapsed() < t.leaving {
+    while start.elapsed() < t.release_limit {
         let table = std::fs::read_to_string("/proc/net/tcp")?;
         let held = table.lines().any(|line| {
             let fields: Vec<_> = line.split_whitespace().collect();
@@ -84,7 +83,7 @@ fn let_go(t: &Target, own: SocketAddr) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// A segment that is not the last of its message.
+/// Marks a segment as not the last of its message.
 fn open_ended(mut segment: Vec<u8>) -> Vec<u8> {
     segment[at::DDP_CONTROL] &= !0x40;
     segment
@@ -100,7 +99,7 @@ fn numbered(mut segment: Vec<u8>, msn: u32) -> Vec<u8> {
     segment
 }
 
-/// Sends segments on a busy connection.
+/// Sends segments on a connection with outstanding requests.
 fn sequence(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -111,7 +110,7 @@ fn sequence(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<S
     peer.answer()
 }
 
-/// Each of these numbers on a connection of its own.
+/// Tries invalid queue numbers, each on a new connection.
 fn queues(t: &Target) -> Result<Seen> {
     let mut seen = Seen::Held;
     for queue in [4_u32, 5, 7, 255, 256, 0x8000_0000, 0x8000_0001, u32::MAX] {
@@ -128,7 +127,7 @@ fn queues(t: &Target) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Uses what another connection, which lives, was granted.
+/// Uses the grant of another, live connection.
 fn stolen(
     t: &Target,
     victim: fn(&Target) -> Result<(Peer, Grant)>,
@@ -142,7 +141,7 @@ fn stolen(
     thief.answer()
 }
 
-/// Uses the window.
+/// Sends segments that use the window.
 fn windowed(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<Seen> {
     let (mut peer, grant) = lent(t)?;
     for segment in make(&mut peer, &grant) {
@@ -151,8 +150,8 @@ fn windowed(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<S
     peer.answer()
 }
 
-/// Ends a window that the server has to read from for this peer, which takes nothing before. The
-/// server looks at rights when it answers.
+/// Invalidates a window before the server has answered Reads from it. The server checks access when
+/// it answers.
 fn invalidated_in_use(t: &Target) -> Result<Seen> {
     let (mut peer, grant) = lent(t)?;
     fill(&mut peer, 12, (grant.all, grant.address, grant.len))?;
@@ -166,18 +165,18 @@ fn invalidated_in_use(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Something happens while the server's socket is full and stays so. The server must let go of the
-/// connection nevertheless.
+/// Runs `then` while the server's socket is full. The server must release the connection
+/// nevertheless.
 fn full(t: &Target, then: fn(&mut Peer) -> Result<()>) -> Result<Seen> {
     let (mut peer, grant) = granted(t)?;
     fill(&mut peer, 16, (grant.all, grant.address, grant.len))?;
-    // Afterwards the socket may know no addresses any more.
+    // After `then`, the socket may have no address.
     let own = peer.stream.local_addr()?;
     then(&mut peer)?;
     let_go(t, own)
 }
 
-/// Many peers that ask for as much as they may, and take nothing.
+/// Makes many connections request as much as possible and read nothing.
 fn greedy_crowd(t: &Target) -> Result<Seen> {
     let mut all = Vec::new();
     for _ in 0..50 * t.scale.min(4) {
@@ -196,7 +195,7 @@ fn greedy_crowd(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Takes its answers in small pieces.
+/// Reads the answers in small pieces.
 fn slow_reader(t: &Target) -> Result<Seen> {
     use std::io::Read as _;
     let (mut peer, grant) = granted(t)?;
@@ -209,7 +208,7 @@ fn slow_reader(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Leaves at different moments while Reads, Writes and atomics are on their way.
+/// Resets connections after different delays while Reads, Writes and atomics are in flight.
 fn resets_in_flight(t: &Target) -> Result<Seen> {
     for pause_us in [0, 20, 50, 100, 200, 500, 1000] {
         let mut peer = Peer::set_up(t.address)?;
@@ -220,7 +219,7 @@ fn resets_in_flight(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Reads and atomics in turn, more than were agreed, and no answer is taken.
+/// Sends more alternating Reads and atomics than agreed, and reads no answers.
 fn reads_and_atomics(t: &Target) -> Result<Seen> {
     let (mut peer, grant) = granted(t)?;
     acts::many_at_once(&mut peer, 1000, |peer| {
@@ -231,8 +230,8 @@ fn reads_and_atomics(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// One Write that never ends, over the same memory again and again. A message must be shorter than
-/// 4 GiB (RFC 5040 section 4.3), which only the long form reaches.
+/// Sends one endless Write to the same memory. Only the long form reaches 4 GiB, the limit of a
+/// message (RFC 5040 section 4.3).
 fn endless_write(t: &Target) -> Result<Seen> {
     let (mut peer, grant) = granted(t)?;
     let segment = open_ended(wire::tagged(
@@ -252,13 +251,13 @@ fn endless_write(t: &Target) -> Result<Seen> {
     };
     peer.send(&wrong)?;
     match peer.answer()? {
-        // The long form has gone beyond 4 GiB.
+        // The long form has exceeded 4 GiB.
         Seen::Terminate(0x1101) if t.scale > 1 => Ok(Seen::Terminate(0x1100)),
         other => Ok(other),
     }
 }
 
-/// A Terminate in answer to a Terminate, several times, and other messages behind it.
+/// Answers a Terminate with several Terminates and other messages.
 fn terminate_for_terminate(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -283,8 +282,8 @@ fn terminate_for_terminate(t: &Target) -> Result<Seen> {
     }
 }
 
-/// An octet of urgent data between two FPDUs. Where TCP takes it out of the stream, the next FPDU
-/// is a wrong Write; else the stream is shifted, and the CRC of what looks like an FPDU is wrong.
+/// Sends an octet of urgent data between two FPDUs. If TCP removes it from the stream, the next
+/// FPDU is an invalid Write; otherwise the stream is shifted, and a CRC is wrong.
 fn urgent(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -293,8 +292,8 @@ fn urgent(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// The padding of an FPDU is not zero: the RFC forbids that to senders, and has receivers check
-/// nothing but the CRC.
+/// Sends an FPDU with nonzero padding, which the RFC forbids to senders; receivers check only the
+/// CRC.
 fn padding(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -304,7 +303,7 @@ fn padding(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Immediate data with the number of octets that is given (RFC 7306 section 6).
+/// Returns immediate data of `octets` octets (RFC 7306 section 6).
 fn immediate(p: &mut Peer, octets: usize) -> Vec<u8> {
     let msn = p.next(Op::Immediate);
     wire::untagged(Op::Immediate, 0, msn, &vec![0; octets])
@@ -472,7 +471,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             })
         },
     ),
-    // It says that the header of a segment follows, and its length.
+    // This Terminate announces a segment's header and length.
     other(
         "RDMAP: a Terminate without the headers that it announces",
         Needs::Mpa,
@@ -495,8 +494,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         tagged(0),
         terminate_for_terminate,
     ),
-    // Without payload nothing is accessed, so nothing is refused (RFC 5040 section 5.2.1, RFC 5041
-    // section 7.1).
+    // A zero-length access is not refused (RFC 5040 section 5.2.1, RFC 5041 section 7.1).
     other(
         "RDMAP: a Read of nothing from no such STag",
         Needs::Mpa,
@@ -507,7 +505,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             })
         },
     ),
-    // The sink is the peer's own affair.
+    // The server does not check the peer's sink.
     other(
         "RDMAP: a Read whose sink wraps",
         Needs::Region,
@@ -521,7 +519,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             })
         },
     ),
-    // Its answer is placed at the peer, not here.
+    // The answer is placed at the peer, not at the server.
     other(
         "RDMAP: a Read whose sink overlaps its source",
         Needs::Region,
@@ -555,7 +553,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         Expect::Either(0x1100, 0x2002),
         urgent,
     ),
-    // What others were granted.
+    // Grants of other connections.
     other(
         "DDP: a Write by another connection's STag",
         Needs::Grant,
@@ -633,7 +631,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         protection(0),
         invalidated_in_use,
     ),
-    // What is in flight.
+    // Requests in flight.
     other(
         "RDMAP: more Reads and atomics than were agreed",
         Needs::Atomic,

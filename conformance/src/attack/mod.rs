@@ -1,21 +1,21 @@
-//! `cargo xtask interop hostile`: a peer that breaks the rules, against servers that serve a good
-//! client at the same time.
+//! `cargo xtask interop hostile`: a peer that violates the protocol, against servers that serve a
+//! good client meanwhile.
 //!
-//! Each attack of [`list`] runs against each server of [`server`] that has what it needs, while a
-//! good client does its work there. The suite fails if the server's answer is not the one that the
-//! RFCs name, the good client gets wrong data or none, the server ends, changes memory that it has
-//! not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the
-//! machine may have other work.
+//! Each attack of [`list`] runs against each suitable server of [`server`], while a good client
+//! works there. The suite fails if the server's answer is not the one that the RFCs require, if the
+//! good client fails or gets wrong data, or if the server exits, changes memory that it has not
+//! granted, or leaks memory, descriptors or threads. Latencies are reported but not judged, because
+//! the machine may be busy.
 //!
-//! With `--device` the server in C is attacked on a device of this machine instead: so the kernel
-//! module is, in an emulated machine (`cargo xtask kernel test --only "hostile suite"`).
+//! With `--device`, the server in C runs on an RDMA device of this machine instead. `cargo xtask
+//! kernel test --only "hostile suite"` attacks the kernel module in this way.
 
 mod acts;
-mod door;
 mod kind;
 mod list;
 mod mixed;
 mod peer;
+mod perf_port;
 mod run;
 mod server;
 mod starting;
@@ -30,7 +30,7 @@ use clap::Args;
 
 use kind::{Attack, Needs};
 use run::Row;
-use server::{Kind, Place};
+use server::{Kind, Programs};
 use xtask::context::Context;
 use xtask::install;
 use xtask::outcome::Outcome;
@@ -46,10 +46,10 @@ pub(crate) struct HostileArgs {
     /// Run only attacks, or all attacks on servers, whose names contain one of these
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Attack each server in each way for longer, and with more connections, messages and guesses
+    /// Run each attack for longer, and with more connections, messages and guesses
     #[arg(long)]
     long: bool,
-    /// Attack each server in each way once, while the good client runs on and on; without rping
+    /// Run each attack once, while the good client runs continuously; without rping
     #[arg(long, conflicts_with = "long")]
     quick: bool,
     /// List the attacks
@@ -68,8 +68,8 @@ pub(crate) struct HostileArgs {
 }
 
 impl HostileArgs {
-    /// Returns the attacks on a server that were asked for. Markers are tried where they matter,
-    /// unless all has to be long.
+    /// Returns the chosen attacks on a server. Without `--long`, only attacks on markers run with
+    /// markers.
     fn chosen(&self, kind: Kind) -> Vec<&'static Attack> {
         let wanted = |attack: &&Attack| {
             let by_name = [attack.name, kind.name()]
@@ -78,10 +78,9 @@ impl HostileArgs {
             let of_markers = kind != Kind::Marking || attack.needs == Needs::Markers;
             kind.has(attack.needs) && (of_markers || self.long) && by_name
         };
-        // rping forgets requests that come at the same moment, which the good client's would do
-        // again and again.
+        // rping loses simultaneous requests, and the good client would connect continuously.
         let possible = !self.quick || kind != Kind::Rping;
-        // perf lets one client measure at a time, so each attack there waits for the good client.
+        // perf serves one client at a time, so each attack waits for the good client.
         let soon = |attack: &&Attack| {
             !self.quick || kind != Kind::Measured || attack.needs == Needs::Region
         };
@@ -99,7 +98,7 @@ impl HostileArgs {
     }
 }
 
-/// The limit for the whole run. It only ends one that hangs.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Runs the attacks that the arguments choose.
@@ -129,7 +128,7 @@ fn on_software(args: &HostileArgs, home: &Path) -> Result<Outcome> {
     };
     let granting = home.join("granting");
     let compiled = server::compile(&context.root.join(SOURCE), &granting);
-    let place = Place {
+    let programs = Programs {
         address: Ipv4Addr::LOCALHOST,
         iwarp: prefix.join("bin/iwarp"),
         granting: compiled.is_ok().then_some(granting),
@@ -142,7 +141,7 @@ fn on_software(args: &HostileArgs, home: &Path) -> Result<Outcome> {
             Some(why) => skipped.push(format!("skipped: {}: {why}", kind.name())),
             None => {
                 let chosen = args.chosen(kind);
-                run::against(&place, kind, &chosen, args.form(), &mut rows, &mut log)?;
+                run::against(&programs, kind, &chosen, args.form(), &mut rows, &mut log)?;
             }
         }
     }
@@ -158,8 +157,8 @@ fn on_software(args: &HostileArgs, home: &Path) -> Result<Outcome> {
     judged(&rows, &mut log)
 }
 
-/// Attacks the server in C on a device of this machine. Neither our programs nor the project's tree
-/// need to be here.
+/// Attacks the server in C on a device of this machine. Needs neither our programs nor the source
+/// tree.
 fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outcome> {
     let mut log = Log::create(&home.join("hostile.log"), LIMIT)?;
     let granting = match &args.granting {
@@ -171,7 +170,7 @@ fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outco
             program
         }
     };
-    let place = Place {
+    let programs = Programs {
         address,
         iwarp: PathBuf::new(),
         granting: Some(granting),
@@ -179,7 +178,14 @@ fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outco
     };
     let mut rows = Vec::new();
     let (kind, form) = (Kind::Device, args.form());
-    run::against(&place, kind, &args.chosen(kind), form, &mut rows, &mut log)?;
+    run::against(
+        &programs,
+        kind,
+        &args.chosen(kind),
+        form,
+        &mut rows,
+        &mut log,
+    )?;
     if rows.is_empty() {
         bail!("{NOTHING_CHOSEN}");
     }
@@ -187,10 +193,9 @@ fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outco
 }
 
 const NOTHING_CHOSEN: &str = "no such attack or server; --list shows the attacks";
-/// The server in C.
 const SOURCE: &str = "conformance/src/attack/granting.c";
 
-/// Shows the table.
+/// Prints the table.
 fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
     table(rows, log);
     let failed = rows.iter().filter(|row| row.failure.is_some()).count();
@@ -200,7 +205,7 @@ fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns what a server lacks on this machine.
+/// Returns why a server cannot run on this machine.
 fn missing(kind: Kind, compiled: &Result<(), String>) -> Option<String> {
     match kind {
         Kind::Granting | Kind::Marking => compiled.as_ref().err().cloned(),
@@ -230,7 +235,8 @@ fn table(rows: &[Row], log: &mut Log) {
     let measured = rows.iter().filter_map(|row| row.ratio);
     let within = measured.clone().filter(|ratio| *ratio <= 3.0).count();
     log.say(format!(
-        "\nthe good client's p99 was within 3 times its undisturbed one in {within} of {} rows with figures",
+        "\nthe good client's p99 was within 3 times its undisturbed one \
+         in {within} of {} rows with figures",
         measured.count()
     ));
 }

@@ -1,4 +1,4 @@
-//! The hostile peer: a TCP socket that speaks as much of the protocol as an attack needs.
+//! The hostile peer: a TCP socket that implements as much of the protocol as attacks need.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -10,12 +10,12 @@ use rustix::net::sockopt;
 
 use super::wire::{self, Op};
 
-/// How long the peer waits for the server's answer. The server closes such connections within 2 s.
+/// Time limit for the server's answer. The server closes such connections within 2 s.
 pub(super) const PATIENCE: Duration = Duration::from_secs(8);
-/// Octets of the largest FPDU without markers.
+/// Length of the largest FPDU without markers.
 const FPDU_MAX: usize = 2 + 65535 + 3 + 4;
 
-/// What the peer got for an attack.
+/// The server's answer to an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Seen {
     /// A Terminate with this layer, type and code (RFC 5040 section 4.8), and then the end of the
@@ -23,9 +23,9 @@ pub(super) enum Seen {
     Terminate(u16),
     /// The end of the stream or a reset, without a Terminate.
     Ended,
-    /// Nothing: the connection stayed, and the peer left.
+    /// None: the connection stayed open until the peer closed it.
     Held,
-    /// A whole Terminate that is followed by more octets than the end of the stream.
+    /// A Terminate that is followed by more octets.
     Garbage,
 }
 
@@ -40,9 +40,9 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What a server grants. The C server: a region with all rights, one with none for peers, one of
-/// another protection domain, and a window of type 2 that lends its peers the right to read a part
-/// of the first. `iwarp perf`: a region with all rights.
+/// The memory that a server grants. The C server has a region with all rights, one without remote
+/// access, one in another protection domain, and a type 2 window for reading a part of the first.
+/// `iwarp perf` has a region with all rights.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Grant {
     pub(super) address: u64,
@@ -51,14 +51,14 @@ pub(super) struct Grant {
     pub(super) local: u32,
     pub(super) foreign: u32,
     pub(super) window: u32,
-    /// The server's device has neither windows nor atomics.
+    /// The server's device supports neither windows nor atomics.
     pub(super) plain: bool,
 }
 
 impl Grant {
-    /// Octets of the C server's private data.
+    /// Length of the C server's private data.
     const LEN: usize = 28;
-    /// Octets of those of `iwarp perf`, whose length has 64 bits.
+    /// Length of the private data of `iwarp perf`, whose length field has 64 bits.
     const PERF_LEN: usize = 20;
 
     fn parse(data: &[u8]) -> Option<Self> {
@@ -88,11 +88,11 @@ impl Grant {
     }
 }
 
-/// The private data of every request: `iwarp perf` takes them for the peer's memory, which it uses
-/// only if it is told to measure.
+/// The private data of each request. `iwarp perf` takes them for the client's memory, which it uses
+/// only when it measures.
 const MEMORY: [u8; Grant::PERF_LEN] = [0; Grant::PERF_LEN];
 
-/// Connects, and nothing else.
+/// Connects by TCP only.
 pub(super) fn connect(to: SocketAddr) -> Result<TcpStream> {
     let stream = TcpStream::connect(to).context("connecting to the server")?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -101,14 +101,14 @@ pub(super) fn connect(to: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Closes a connection by a reset.
+/// Resets a connection.
 pub(super) fn reset(stream: TcpStream) -> Result<()> {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     drop(stream);
     Ok(())
 }
 
-/// Waits for the end of a stream that should bring nothing.
+/// Waits for the end of the stream, and discards data.
 pub(super) fn end_of(stream: &mut TcpStream) -> Result<Seen> {
     let mut sink = [0; 4096];
     loop {
@@ -130,23 +130,23 @@ fn kind_of_end(e: &io::Error) -> Result<Seen> {
     }
 }
 
-/// A peer whose connection is set up.
+/// A connected peer.
 pub(super) struct Peer {
     pub(super) stream: TcpStream,
     pub(super) grant: Option<Grant>,
-    /// `true` if the server wants markers.
+    /// `true` if the server requests markers.
     pub(super) markers: bool,
-    /// The number of the next message for each queue.
+    /// The next message number of each queue.
     msn: [u32; 4],
-    /// Octets sent since the set-up, markers included.
+    /// Octets sent since the set-up, including markers.
     sent: usize,
 }
 
 impl Peer {
-    /// Connects by TCP and by MPA of revision 1 with CRCs.
+    /// Connects by TCP and by MPA revision 1 with CRCs.
     pub(super) fn set_up(to: SocketAddr) -> Result<Self> {
         let start = Instant::now();
-        // A server that is full rejects. It frees places within a moment.
+        // A full server rejects connections for a moment.
         loop {
             if let Some(peer) = Self::try_set_up(to)? {
                 return Ok(peer);
@@ -164,8 +164,7 @@ impl Peer {
         Self::ask(connect(to)?, &request)
     }
 
-    /// Sends a request of the caller's, and reads the reply. Returns `None` if the server refuses
-    /// it.
+    /// Sends a request, and reads the reply. Returns `None` if the server rejects it.
     pub(super) fn ask(mut stream: TcpStream, request: &[u8]) -> Result<Option<Self>> {
         stream.write_all(request)?;
         let mut head = [0; wire::FRAME];
@@ -186,7 +185,7 @@ impl Peer {
         if head[16] & wire::CRC == 0 {
             bail!("the server wants no CRC");
         }
-        // An enhanced reply has the depths first (RFC 6581 section 9).
+        // An enhanced reply starts with the depths (RFC 6581 section 9).
         let enhanced = head[17] == 2 && head[16] & wire::ENHANCED != 0;
         let own = if enhanced { 4 } else { 0 };
         Ok(Some(Self {
@@ -198,7 +197,7 @@ impl Peer {
         }))
     }
 
-    /// Returns the number of the next message of an operation, which is then used up.
+    /// Returns and consumes the next message number for an operation.
     pub(super) fn next(&mut self, op: Op) -> u32 {
         let queue = match op {
             Op::Read | Op::Atomic => 1,
@@ -211,8 +210,7 @@ impl Peer {
         next
     }
 
-    /// Sends octets. The server may have ended the connection meanwhile, which the answer will
-    /// show.
+    /// Sends octets. Ignores an ended connection, which the answer will show.
     pub(super) fn put(&mut self, octets: &[u8]) -> Result<()> {
         match self.stream.write_all(octets) {
             Ok(()) => {
@@ -223,7 +221,7 @@ impl Peer {
         }
     }
 
-    /// Sends an FPDU, with right markers if the server wants them.
+    /// Sends an FPDU, with correct markers if the server requests them.
     pub(super) fn send(&mut self, ulpdu: &[u8]) -> Result<()> {
         let fpdu = wire::fpdu(ulpdu);
         match self.markers {
@@ -232,7 +230,7 @@ impl Peer {
         }
     }
 
-    /// Sends an FPDU without markers whose padding has this octet.
+    /// Sends an FPDU without markers, padded with this octet.
     pub(super) fn send_padded(&mut self, ulpdu: &[u8], octet: u8) -> Result<()> {
         let mut fpdu = wire::fpdu(ulpdu);
         let body = fpdu.len() - 4;
@@ -242,13 +240,13 @@ impl Peer {
         self.put(&fpdu)
     }
 
-    /// Sends an FPDU with markers, whose pointers are wrong by `error` except that of the first one
-    /// (RFC 5044 section 4.3).
+    /// Sends an FPDU with markers. All pointers but the first are wrong by `error` (RFC 5044
+    /// section 4.3).
     pub(super) fn send_marked(&mut self, fpdu: &[u8], error: u16) -> Result<()> {
         let body = fpdu.len() - 4;
         let mut out: Vec<u8> = Vec::new();
-        // The CRC covers the markers, so they come first. A marker before the FPDU belongs to it,
-        // but pointers count from its length field.
+        // The CRC covers the markers, including one before the FPDU. Pointers count from the length
+        // field.
         let before = if self.sent.is_multiple_of(512) { 4 } else { 0 };
         let mut rest = fpdu.iter().take(body);
         loop {
@@ -266,10 +264,9 @@ impl Peer {
         self.put(&out)
     }
 
-    /// Puts legal requests on their way, so that the attack finds the server at work: Writes, Reads
-    /// and, unless the server is plain, atomics where it grants memory; else an empty Write,
-    /// because a server may not send a Terminate before it has got an FPDU (RFC 5044 section
-    /// 7.1.2).
+    /// Sends legal requests, so that the server is busy when the attack arrives: Writes, Reads and,
+    /// if supported, atomics. Without granted memory, sends an empty Write, because a server may
+    /// not send a Terminate before it has received an FPDU (RFC 5044 section 7.1.2).
     pub(super) fn busy(&mut self) -> Result<()> {
         let Some(grant) = self.grant else {
             return self.send(&wire::tagged(Op::Write, 0, 0, &[]));
@@ -291,20 +288,19 @@ impl Peer {
         Ok(())
     }
 
-    /// Sends a message without a tag.
+    /// Sends an untagged message.
     pub(super) fn request(&mut self, op: Op, body: &[u8]) -> Result<()> {
         let segment = self.message(op, body);
         self.send(&segment)
     }
 
-    /// Makes a message without a tag, which is sent next.
+    /// Builds the next untagged message.
     pub(super) fn message(&mut self, op: Op, body: &[u8]) -> Vec<u8> {
         let msn = self.next(op);
         wire::untagged(op, 0, msn, body)
     }
 
-    /// Reads what the server sends until a Terminate, and the end of the stream behind it. Each
-    /// FPDU must have a right CRC.
+    /// Reads until a Terminate and the end of the stream after it. Fails if a CRC is wrong.
     pub(super) fn answer(&mut self) -> Result<Seen> {
         loop {
             let ulpdu = match self.receive()? {
@@ -321,13 +317,13 @@ impl Peer {
         }
     }
 
-    /// Makes the buffer small, so that the server's socket is soon full. What is under way is
-    /// dropped, and comes again after a time-out.
+    /// Shrinks the receive buffer, so that the server's socket soon fills. Data in flight is
+    /// dropped and retransmitted.
     pub(super) fn narrow(&self) -> Result<()> {
         Ok(sockopt::set_socket_recv_buffer_size(&self.stream, 4096)?)
     }
 
-    /// Reads an FPDU, or how the stream has ended.
+    /// Reads an FPDU. The inner error says how the stream ended.
     pub(super) fn receive(&mut self) -> Result<Result<Vec<u8>, Seen>> {
         let mut buffer = vec![0; FPDU_MAX];
         if let Err(e) = self.stream.read_exact(&mut buffer[..2]) {
@@ -358,7 +354,7 @@ impl Peer {
         }
     }
 
-    /// Ends the sending direction.
+    /// Shuts down the sending direction.
     pub(super) fn half_close(&mut self) -> Result<()> {
         match self.stream.shutdown(Shutdown::Write) {
             Err(e) if e.kind() != ErrorKind::NotConnected => Err(e).context("half-close"),

@@ -1,5 +1,5 @@
-//! One server under all attacks: what it answers, how its good client does meanwhile, and what is
-//! left afterwards.
+//! Runs all attacks on one server. Records its answers, its good client's latencies, and what it
+//! leaks.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,31 +9,31 @@ use anyhow::{Context as _, Result};
 use xtask::process::Log;
 
 use super::acts::Target;
-use super::door::Door;
 use super::kind::Attack;
 use super::peer::Seen;
-use super::server::{Figures, Kind, Place, Server};
+use super::perf_port::PerfPort;
+use super::server::{Figures, Kind, Programs, Server};
 
-/// How much the long form repeats.
+/// Repetitions of the long form.
 const LONG: u32 = 10;
-/// Resident memory that a server may have more at any time than before the attacks, in KiB.
+/// Tolerated growth of a server's resident memory at any time, in KiB.
 const GROWTH_KIB: u64 = 128 * 1024;
-/// How long a server may keep what attackers have left: longer than all limits of a connection that
-/// ends.
+/// Time limit for a server to release what attackers have left behind. Exceeds all time limits of a
+/// closing connection.
 const SETTLE: Duration = Duration::from_secs(20);
-/// Descriptors and threads that it may have more then than after the good client's first run.
+/// Tolerated growth of descriptors and threads afterwards.
 const SPARE: usize = 8;
-/// Runs of the good client without an attack.
+/// Runs of the good client before the attacks.
 const UNDISTURBED: usize = 5;
 
-/// How thorough a run is.
+/// The thoroughness of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Each attack once, and the good client all the time.
+    /// Each attack once, while the good client runs continuously.
     Quick,
-    /// Each attack again and again during one run of the good client.
+    /// Each attack repeatedly during one run of the good client.
     Each,
-    /// The same with more of all.
+    /// Like `Each`, with more repetitions of everything.
     Long,
 }
 
@@ -46,16 +46,16 @@ impl Form {
     }
 }
 
-/// What became of one attack on one server.
+/// The result of one attack on one server.
 pub(super) struct Row {
     pub(super) server: &'static str,
     pub(super) attack: &'static str,
     pub(super) expected: String,
     pub(super) seen: String,
     pub(super) runs: usize,
-    /// The good client's largest figures.
+    /// The good client's worst latencies.
     pub(super) good: Option<Figures>,
-    /// Its 99th percentile, compared with the undisturbed one.
+    /// The good client's 99th percentile relative to its undisturbed one.
     pub(super) ratio: Option<f64>,
     pub(super) resident_kib: u64,
     pub(super) failure: Option<String>,
@@ -63,7 +63,7 @@ pub(super) struct Row {
 
 /// Attacks one server.
 pub(super) fn against(
-    place: &Place,
+    programs: &Programs,
     kind: Kind,
     attacks: &[&Attack],
     form: Form,
@@ -73,7 +73,7 @@ pub(super) fn against(
     if attacks.is_empty() {
         return Ok(());
     }
-    let mut server = Server::start(place, kind)?;
+    let mut server = Server::start(programs, kind)?;
     let runs = UNDISTURBED * form.scale() as usize;
     let undisturbed: Result<Vec<_>> = (0..runs)
         .map(|_| server.measure(&AtomicBool::new(true)))
@@ -100,8 +100,7 @@ pub(super) fn against(
         }
     }
     let mut last = Trial::default();
-    // rping never destroys the identifiers of requests that it has forgotten, and with them their
-    // descriptors.
+    // rping leaks the identifiers, and so the descriptors, of requests that it has lost.
     let end = server.alive().and_then(|()| match kind {
         Kind::Rping => Ok(()),
         _ => leftovers(&server, before),
@@ -120,7 +119,7 @@ pub(super) fn against(
     Ok(())
 }
 
-/// Returns the largest figures of several runs.
+/// Returns the worst latencies of several runs.
 fn worst(all: &[Figures]) -> Option<Figures> {
     all.iter().copied().reduce(|a, b| Figures {
         p50: a.p50.max(b.p50),
@@ -128,7 +127,7 @@ fn worst(all: &[Figures]) -> Option<Figures> {
     })
 }
 
-/// What is known of an attack while it runs.
+/// The intermediate results of an attack.
 #[derive(Default)]
 struct Trial {
     seen: BTreeSet<Seen>,
@@ -138,12 +137,12 @@ struct Trial {
 }
 
 impl Trial {
-    /// Keeps the first reason.
+    /// Records a failure, unless there is one already.
     fn fail(&mut self, why: String) {
         self.failure.get_or_insert(why);
     }
 
-    /// Attacks once. Returns `false` if that was not possible.
+    /// Attacks once. Returns `false` if that failed.
     fn attack(&mut self, server: &Server<'_>, attack: &Attack, scale: u32) -> bool {
         self.runs += 1;
         match Self::attempt(server, attack, scale) {
@@ -163,19 +162,21 @@ impl Trial {
     }
 
     fn attempt(server: &Server<'_>, attack: &Attack, scale: u32) -> Result<Seen> {
-        let door = match server.kind {
-            Kind::Measured => Some(Door::open(server.address)?),
+        let perf_port = match server.kind {
+            Kind::Measured => Some(PerfPort::open(server.address)?),
             _ => None,
         };
-        let address = door.as_ref().map_or(server.address, |door| door.address);
+        let address = perf_port
+            .as_ref()
+            .map_or(server.address, |perf_port| perf_port.address);
         attack.run(&Target {
             address,
             scale,
-            leaving: server.kind.leaving(),
+            release_limit: server.kind.release_limit(),
         })
     }
 
-    /// Takes what the good client's thread has brought.
+    /// Takes the results of the good client's thread.
     fn good(&mut self, joined: std::thread::Result<Result<Vec<Figures>>>) -> Option<Figures> {
         match joined {
             Ok(Ok(all)) => worst(&all),
@@ -206,11 +207,11 @@ impl Trial {
     }
 }
 
-/// Runs one attack again and again until the good client has done its work.
+/// Repeats an attack until the good client has finished.
 fn one(server: &Server<'_>, attack: &Attack, scale: u32) -> Row {
     let mut trial = Trial::default();
-    // rping serves one of two requests that come at the same moment, and forgets the other. So no
-    // attack may run when its good client connects.
+    // rping loses one of two simultaneous requests, so no attack may run while the good client
+    // connects.
     let (passes, runs) = match server.kind {
         Kind::Rping => (scale, 1),
         _ => (1, scale),
@@ -222,7 +223,7 @@ fn one(server: &Server<'_>, attack: &Attack, scale: u32) -> Row {
     trial.row(server.kind, attack.name, attack.expect.name(), good)
 }
 
-/// Attacks while the good client works so many times. Returns its figures, unless something fails.
+/// Attacks during `runs` runs of the good client. Returns its latencies unless it fails.
 fn pass(
     server: &Server<'_>,
     attack: &Attack,
@@ -248,7 +249,7 @@ fn pass(
     trial.good(good)
 }
 
-/// Runs each attack once, while the good client works again and again.
+/// Runs each attack once, while the good client runs continuously.
 fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
     let over = AtomicBool::new(false);
     let mut all = Trial::default();
@@ -266,7 +267,7 @@ fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
             all.runs += 1;
             all.resident_kib = all.resident_kib.max(trial.resident_kib);
             rows.push(trial.row(server.kind, attack.name, attack.expect.name(), None));
-            // A server that has ended answers nothing.
+            // A server that has exited answers nothing.
             if server.resident().is_err() {
                 break;
             }
@@ -279,8 +280,7 @@ fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
 }
 
 impl Row {
-    /// Compares the good client's figures with the undisturbed ones, and the memory with what it
-    /// was.
+    /// Compares latencies and memory with those before the attacks.
     fn judge(&mut self, base: Figures, before_kib: u64) {
         self.ratio = self.good.map(|good| good.p99 / base.p99.max(1.0));
         if self.failure.is_none() && self.resident_kib > before_kib + GROWTH_KIB {
@@ -303,7 +303,7 @@ impl Row {
     }
 }
 
-/// Fails if the server still has something of the attackers although all limits of time are over.
+/// Fails if the server has not released what attackers left behind after [`SETTLE`].
 fn leftovers(server: &Server<'_>, before: (usize, usize)) -> Result<()> {
     let start = Instant::now();
     loop {

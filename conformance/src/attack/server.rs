@@ -1,4 +1,4 @@
-//! The servers that are attacked, and a good client for each.
+//! The attacked servers, and a good client for each.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
@@ -17,21 +17,21 @@ use super::kind::Needs;
 pub(super) enum Kind {
     Ping,
     Perf,
-    /// The port for RDMA that the same program opens for a client.
+    /// The RDMA port that `iwarp perf` opens for a client.
     Measured,
     Cp,
     Rping,
-    /// The verbs server of this crate, in C.
+    /// The verbs server in C.
     Granting,
-    /// The same on a device that wants markers.
+    /// The verbs server in C with markers.
     Marking,
-    /// The same on an RDMA device that is not ours to choose, without what rdma-core lacks for
-    /// some: windows and atomics.
+    /// The verbs server in C on a given RDMA device, without windows and atomics, which some
+    /// devices lack.
     Device,
 }
 
 impl Kind {
-    /// Those of the software RNIC.
+    /// The servers on the software RNIC.
     pub(super) const ALL: [Self; 7] = [
         Self::Granting,
         Self::Marking,
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// Returns `true` if the server has what an attack needs.
+    /// Returns `true` if the server has the property that an attack needs.
     pub(super) const fn has(self, needs: Needs) -> bool {
         match needs {
             Needs::Port => !matches!(self, Self::Measured),
@@ -70,9 +70,9 @@ impl Kind {
         }
     }
 
-    /// How long the server may keep a connection that it has left and whose peer takes nothing. A
-    /// device has a limit of its own: the kernel module's is a minute.
-    pub(super) const fn leaving(self) -> Duration {
+    /// Returns how long the server may keep a closed connection whose peer reads nothing. The
+    /// kernel module's own limit is a minute.
+    pub(super) const fn release_limit(self) -> Duration {
         match self {
             Self::Device => Duration::from_secs(75),
             _ => Duration::from_secs(15),
@@ -84,17 +84,17 @@ impl Kind {
     }
 }
 
-/// Where the programs are, and where files may be made.
-pub(super) struct Place {
-    /// Where servers listen.
+/// The paths of the programs, and a directory for files.
+pub(super) struct Programs {
+    /// The address on which servers listen.
     pub(super) address: Ipv4Addr,
     pub(super) iwarp: PathBuf,
     pub(super) granting: Option<PathBuf>,
     pub(super) dir: PathBuf,
 }
 
-impl Place {
-    /// A program that the kernel ends together with this one.
+impl Programs {
+    /// Returns a command that the kernel kills when this program ends.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(words);
@@ -110,7 +110,7 @@ impl Place {
         command
     }
 
-    /// Runs a program, which must succeed. Returns what it wrote.
+    /// Runs a program and returns its output. Fails if it fails.
     fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.command(words).output().context("the good client")?;
         succeeded(words, &output)?;
@@ -118,10 +118,9 @@ impl Place {
     }
 }
 
-impl Place {
-    /// Runs a program as [`run`](Self::run) does, and sets `begun` at its first line with this
-    /// text.
-    fn run_and_tell(&self, words: &[&str], text: &str, begun: &AtomicBool) -> Result<String> {
+impl Programs {
+    /// Does the same as [`run`](Self::run), and sets `begun` at the first line with this text.
+    fn run_and_notify(&self, words: &[&str], text: &str, begun: &AtomicBool) -> Result<String> {
         let mut child = self
             .command(words)
             .stdout(Stdio::piped())
@@ -163,26 +162,25 @@ pub(super) struct Figures {
     pub(super) p99: f64,
 }
 
-/// A server that runs. Dropping it ends it.
+/// A running server. Dropping it kills the server.
 pub(super) struct Server<'a> {
-    place: &'a Place,
+    programs: &'a Programs,
     pub(super) kind: Kind,
     child: Child,
     output: PathBuf,
     pub(super) address: SocketAddr,
 }
 
-/// How long a server may take to listen.
+/// Time limit for a server to listen.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Round trips of one run of the good client.
+/// Round trips in one run of the good client.
 const ROUNDS: &str = "200";
-/// Octets of the file that the good client of `cp` copies.
+/// Size of the file that the good client of `cp` copies, in bytes.
 const FILE: usize = 256 * 1024;
-/// Copies of one run of it.
+/// Copies in one run of the good client of `cp`.
 const COPIES: usize = 4;
 
-/// Returns the program and its arguments.
-fn command_line(place: &Place, kind: Kind, port: &str) -> Result<Vec<String>> {
+fn command_line(programs: &Programs, kind: Kind, port: &str) -> Result<Vec<String>> {
     let line = match kind {
         Kind::Ping => format!("ping serve -a 127.0.0.1 -p {port}"),
         Kind::Perf | Kind::Measured => format!("perf serve --bind 127.0.0.1:{port}"),
@@ -190,54 +188,54 @@ fn command_line(place: &Place, kind: Kind, port: &str) -> Result<Vec<String>> {
         Kind::Rping => format!("run -- rping -s -P -a 127.0.0.1 -p {port}"),
         Kind::Granting => "run --".to_owned(),
         Kind::Marking => "run --markers on --".to_owned(),
-        Kind::Device => return granting(place, &["serve", port, "plain"]),
+        Kind::Device => return granting(programs, &["serve", port, "plain"]),
     };
-    let mut words = vec![place.iwarp.display().to_string()];
+    let mut words = vec![programs.iwarp.display().to_string()];
     words.extend(line.split(' ').map(String::from));
     // Paths may contain spaces.
     match kind {
         Kind::Cp => {
-            let served = place.dir.join("served");
+            let served = programs.dir.join("served");
             std::fs::create_dir_all(&served)?;
             std::fs::write(served.join("file"), content())?;
             words.push(served.display().to_string());
         }
-        Kind::Granting | Kind::Marking => words.extend(granting(place, &["serve", port])?),
+        Kind::Granting | Kind::Marking => words.extend(granting(programs, &["serve", port])?),
         Kind::Ping | Kind::Perf | Kind::Measured | Kind::Rping | Kind::Device => {}
     }
     Ok(words)
 }
 
-/// Returns the words that start the program in C, which takes the address behind what it is to do.
-fn granting(place: &Place, words: &[&str]) -> Result<Vec<String>> {
-    let path = place.granting.as_ref().context("needs a C compiler")?;
+/// Returns the command line of the program in C. Its second argument is the address.
+fn granting(programs: &Programs, words: &[&str]) -> Result<Vec<String>> {
+    let path = programs.granting.as_ref().context("needs a C compiler")?;
     let mut all = vec![path.display().to_string()];
     all.extend(words.iter().map(|word| (*word).to_owned()));
-    all.insert(2, place.address.to_string());
+    all.insert(2, programs.address.to_string());
     Ok(all)
 }
 
 impl<'a> Server<'a> {
-    pub(super) fn start(place: &'a Place, kind: Kind) -> Result<Self> {
+    pub(super) fn start(programs: &'a Programs, kind: Kind) -> Result<Self> {
         let port = free_port()?.to_string();
-        let words = command_line(place, kind, &port)?;
+        let words = command_line(programs, kind, &port)?;
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let output = place
+        let output = programs
             .dir
             .join(format!("{}.output", kind.name().replace([' ', ','], "-")));
         let file = File::create(&output)?;
-        let child = place
+        let child = programs
             .command(&words)
             .stderr(file.try_clone()?)
             .stdout(file)
             .spawn()
             .with_context(|| format!("starting `{}`", words.join(" ")))?;
         let mut server = Self {
-            place,
+            programs,
             kind,
             child,
             output,
-            address: (place.address, port.parse()?).into(),
+            address: (programs.address, port.parse()?).into(),
         };
         let start = Instant::now();
         while !server.listens()? {
@@ -250,7 +248,7 @@ impl<'a> Server<'a> {
         Ok(server)
     }
 
-    /// Looks into the kernel's table, because a connection would be the first client.
+    /// Checks the kernel's table, because a connection would count as the first client.
     fn listens(&self) -> Result<bool> {
         let wanted = format!(":{:04X} ", self.address.port());
         let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
@@ -267,7 +265,7 @@ impl<'a> Server<'a> {
         Ok(false)
     }
 
-    /// Fails if the server has ended.
+    /// Fails if the server has exited.
     pub(super) fn alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let said = std::fs::read_to_string(&self.output).unwrap_or_default();
@@ -290,7 +288,7 @@ impl<'a> Server<'a> {
             .context("no VmRSS")
     }
 
-    /// Returns how many descriptors and threads the server has.
+    /// Returns the numbers of the server's descriptors and threads.
     pub(super) fn holds(&self) -> Result<(usize, usize)> {
         let count = |what: &str| -> Result<usize> {
             let path = format!("/proc/{}/{what}", self.child.id());
@@ -299,10 +297,9 @@ impl<'a> Server<'a> {
         Ok((count("fd")?, count("task")?))
     }
 
-    /// Runs the good client once. It checks the data that it gets. If `begun` is not set, sets it
-    /// when the client is connected.
+    /// Runs the good client once, which checks its data. Sets `begun` when the client is connected.
     pub(super) fn measure(&self, begun: &AtomicBool) -> Result<Figures> {
-        let iwarp = self.place.iwarp.display().to_string();
+        let iwarp = self.programs.iwarp.display().to_string();
         let port = self.address.port().to_string();
         match self.kind {
             Kind::Rping => {
@@ -317,10 +314,10 @@ impl<'a> Server<'a> {
                     "-V",
                     "-v",
                 ];
-                ping_figures(&self.place.run_and_tell(&words, "ping data", begun)?)
+                ping_figures(&self.programs.run_and_notify(&words, "ping data", begun)?)
             }
             Kind::Ping => {
-                let said = self.place.run(&[
+                let said = self.programs.run(&[
                     &iwarp,
                     "ping",
                     "127.0.0.1",
@@ -334,12 +331,13 @@ impl<'a> Server<'a> {
             }
             Kind::Granting | Kind::Marking => {
                 let mut words = [&iwarp, "run", "--"].map(String::from).to_vec();
-                words.extend(granting(self.place, &["measure", &port, ROUNDS])?);
+                words.extend(granting(self.programs, &["measure", &port, ROUNDS])?);
                 self.grants(&words)
             }
-            Kind::Device => {
-                self.grants(&granting(self.place, &["measure", &port, ROUNDS, "plain"])?)
-            }
+            Kind::Device => self.grants(&granting(
+                self.programs,
+                &["measure", &port, ROUNDS, "plain"],
+            )?),
             Kind::Cp => self.copies(&iwarp, &port),
             Kind::Perf => self.performs(&iwarp, &port),
             Kind::Measured => self.performs_in_turn(&iwarp, &port),
@@ -348,7 +346,7 @@ impl<'a> Server<'a> {
 
     fn grants(&self, words: &[String]) -> Result<Figures> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        granting_figures(&self.place.run(&words)?)
+        granting_figures(&self.programs.run(&words)?)
     }
 
     fn performs(&self, iwarp: &str, port: &str) -> Result<Figures> {
@@ -357,10 +355,10 @@ impl<'a> Server<'a> {
         words.extend(
             "--op write --size 64 --rounds 1 --poll event --crc on --no-pin --json -".split(' '),
         );
-        perf_figures(&self.place.run(&words)?)
+        perf_figures(&self.programs.run(&words)?)
     }
 
-    /// The server measures with one client at a time, and tells others to come again.
+    /// Retries while the server is busy with another client.
     fn performs_in_turn(&self, iwarp: &str, port: &str) -> Result<Figures> {
         let start = Instant::now();
         loop {
@@ -372,12 +370,12 @@ impl<'a> Server<'a> {
     }
 
     fn copies(&self, iwarp: &str, port: &str) -> Result<Figures> {
-        let target = self.place.dir.join("copied");
+        let target = self.programs.dir.join("copied");
         let mut times = Vec::new();
         for _ in 0..COPIES {
             let _ = std::fs::remove_file(&target);
             let start = Instant::now();
-            self.place.run(&[
+            self.programs.run(&[
                 iwarp,
                 "cp",
                 "--quiet",
@@ -388,7 +386,7 @@ impl<'a> Server<'a> {
             ])?;
             times.push(start.elapsed().as_secs_f64() * 1e6);
             if std::fs::read(&target)? != content() {
-                bail!("the good client of cp has got other data");
+                bail!("the good client of cp received wrong data");
             }
         }
         times.sort_by(f64::total_cmp);
@@ -407,7 +405,7 @@ impl Drop for Server<'_> {
     }
 }
 
-/// What is copied: octets that depend on their place.
+/// Returns the copied data: bytes that depend on their offset.
 fn content() -> Vec<u8> {
     (0..FILE).map(|n| (n * 7 + n / 251) as u8).collect()
 }
@@ -467,8 +465,7 @@ fn search(json: &serde_json::Value, found: &mut Option<Figures>) {
     }
 }
 
-/// Compiles the verbs server, if there are a compiler and rdma-core's headers. Returns why not
-/// otherwise.
+/// Compiles the verbs server. The error says why that is impossible, such as missing headers.
 pub(super) fn compile(source: &Path, to: &Path) -> std::result::Result<(), String> {
     let output = Command::new("cc")
         .args(["-O2", "-o"])
@@ -488,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_found() {
+    fn figures_are_parsed() {
         let said = "10 pings, 64 octets, round trip min/avg/p50/p99/max 34/40/38/70/90 us\n";
         let want = Figures {
             p50: 38.0,

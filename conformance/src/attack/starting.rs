@@ -1,5 +1,5 @@
-//! Attacks by the start-up frames (RFC 5044 section 7.1, RFC 6581 section 9), and by what comes
-//! first on a stream.
+//! Attacks by start-up frames (RFC 5044 section 7.1, RFC 6581 section 9) and by the first FPDUs of
+//! a stream.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -19,12 +19,12 @@ const PEER_TO_PEER: u16 = 0x8000;
 const BY_SEND: u16 = 0x4000;
 const BY_WRITE: u16 = 0x8000;
 const BY_READ: u16 = 0x4000;
-/// The largest depth.
+/// The largest Read depth.
 const DEPTH: u16 = 0x3ffe;
-/// No depth is negotiated.
+/// The depth that requests no negotiation.
 const NO_DEPTH: u16 = 0x3fff;
 
-/// A request whose private data begin with two words, as those of revision 2 do.
+/// Returns a request whose private data begin with IRD and ORD, as in revision 2.
 fn request(flags: u8, revision: u8, ird: u16, ord: u16) -> Vec<u8> {
     let mut out = wire::frame(wire::REQUEST, flags, revision, 24);
     out.extend(ird.to_be_bytes());
@@ -33,7 +33,7 @@ fn request(flags: u8, revision: u8, ird: u16, ord: u16) -> Vec<u8> {
     out
 }
 
-/// Connects by a request that is legal, and sends what is not.
+/// Connects by a legal request, and sends ULPDUs.
 fn set_up(t: &Target, request: &[u8], ulpdus: &[Vec<u8>]) -> Result<Seen> {
     let peer = Peer::ask(peer::connect(t.address)?, request)?;
     let mut peer = peer.context("the server refuses a request that is legal")?;
@@ -47,19 +47,19 @@ fn empty_write() -> Vec<u8> {
     wire::tagged(Op::Write, 0, 0, &[])
 }
 
-/// Legal messages, and a Write that is not: its answer shows that the server has taken all before.
+/// Appends an invalid Write to legal messages. Its answer shows that the server has processed them.
 fn legal(messages: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut all = messages.to_vec();
     all.push(write(UNKNOWN, 0));
     all
 }
 
-/// A message without a tag: the first of its queue.
+/// Returns the first untagged message of its queue.
 fn first(op: Op, body: &[u8]) -> Vec<u8> {
     wire::untagged(op, 0, 1, body)
 }
 
-/// An enhanced request of the peer-to-peer model, and what follows it.
+/// Sends an enhanced peer-to-peer request, and messages.
 fn peer_to_peer(t: &Target, send: u16, others: u16, messages: &[Vec<u8>]) -> Result<Seen> {
     let request = request(
         wire::CRC | wire::ENHANCED,
@@ -76,8 +76,7 @@ fn private_data(t: &Target, octets: u16) -> Result<Seen> {
     acts::first_octets(t, &all)
 }
 
-/// More Reads and atomics than any device has places for, after a request that asks for as many as
-/// can be asked for.
+/// Requests the largest depths, and then sends more Reads than any device supports.
 fn absurd_depths(t: &Target) -> Result<Seen> {
     let request = request(wire::CRC | wire::ENHANCED, 2, DEPTH, DEPTH);
     let peer = Peer::ask(peer::connect(t.address)?, &request)?;
@@ -89,8 +88,7 @@ fn absurd_depths(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Frames and FPDUs in one piece: the initiator has not waited for the reply (RFC 5044 section
-/// 7.1.2).
+/// Sends request and FPDUs without waiting for the reply (RFC 5044 section 7.1.2).
 fn without_waiting(t: &Target) -> Result<Seen> {
     let mut stream = peer::connect(t.address)?;
     let mut all = request(wire::CRC, 1, 0, 0);
@@ -104,12 +102,12 @@ fn without_waiting(t: &Target) -> Result<Seen> {
 fn two_requests(t: &Target) -> Result<Seen> {
     let mut stream = peer::connect(t.address)?;
     stream.write_all(&request(wire::CRC, 1, 0, 0).repeat(2))?;
-    // The second one is the beginning of a long FPDU.
+    // The server parses the second request as the start of a long FPDU.
     stream.shutdown(std::net::Shutdown::Write)?;
     peer::end_of(&mut stream)
 }
 
-/// Requests whose replies nobody reads, more at once than the listener has places for.
+/// Sends more concurrent requests than the listener has slots for, and reads no reply.
 fn many_requests(t: &Target) -> Result<Seen> {
     let mut streams = acts::crowd(t, 200)?;
     for stream in &mut streams {
@@ -120,9 +118,8 @@ fn many_requests(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Silent connections, each of which comes from an address of its own where the server is on
-/// loopback. So a limit for each address keeps none of them out, and there are more than a listener
-/// has places for.
+/// Opens more silent connections than a listener has slots for. On loopback each has its own source
+/// address, so that a limit per address does not apply.
 fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
     let before = getrlimit(Resource::Nofile);
     let mut all = before;
@@ -133,7 +130,6 @@ fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
     held.map(|()| Seen::Held)
 }
 
-/// Opens the connections, and closes them after a while.
 fn hold_from_everywhere(t: &Target) -> Result<()> {
     let mut streams = Vec::new();
     for n in 0..1200_u32 {
@@ -150,7 +146,7 @@ fn hold_from_everywhere(t: &Target) -> Result<()> {
     Ok(())
 }
 
-/// Connections that come and go from several threads at once.
+/// Opens and closes connections from several threads.
 fn storm(t: &Target) -> Result<Seen> {
     let rounds = 20 * t.scale;
     std::thread::scope(|scope| {
@@ -179,8 +175,8 @@ fn storm(t: &Target) -> Result<Seen> {
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
-    // What the RFC has the receiver ignore is no attack: the connection is set up, and a wrong
-    // Write has the usual answer.
+    // The receiver must ignore reserved bits: it accepts the connection, and answers an invalid
+    // Write as usual.
     other("set-up: reserved bits", Needs::Mpa, tagged(0), |t| {
         let request = request(wire::CRC | 0x1f, 1, 0, 0);
         set_up(t, &request, &legal(&[empty_write()]))
@@ -273,8 +269,8 @@ pub(super) const ATTACKS: &[Attack] = &[
             peer.answer()
         },
     ),
-    // Before it has got a whole FPDU a responder may send nothing, no Terminate either (RFC 5044
-    // section 7.1.2).
+    // Before a responder has received a whole FPDU it may send nothing, not even a Terminate (RFC
+    // 5044 section 7.1.2).
     other(
         "set-up: the first FPDU is wrong",
         Needs::Mpa,

@@ -1,9 +1,9 @@
-//! The octets that a hostile peer writes and reads: MPA frames and FPDUs (RFC 5044), DDP segments
-//! (RFC 5041), RDMAP headers (RFC 5040, RFC 7306).
+//! Encodes and decodes what a hostile peer sends and receives: MPA frames and FPDUs (RFC 5044), DDP
+//! segments (RFC 5041), and RDMAP headers (RFC 5040, RFC 7306).
 //!
-//! Nothing here uses the product's own codecs, so a mistake in those is seen.
+//! Does not use the product's codecs, so that their mistakes are found.
 
-/// RDMAP's operations.
+/// RDMAP opcodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Op {
@@ -19,7 +19,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// The queue of untagged messages (RFC 5040 section 4.1, RFC 7306 section 5).
+    /// Returns the queue number of untagged messages (RFC 5040 section 4.1, RFC 7306 section 5).
     const fn queue(self) -> u32 {
         match self {
             Self::Read | Self::Atomic => 1,
@@ -30,7 +30,7 @@ impl Op {
     }
 }
 
-/// Offsets of octets of a segment's header that attacks change.
+/// Offsets of header octets that attacks change.
 pub(super) mod at {
     pub(in super::super) const DDP_CONTROL: usize = 0;
     pub(in super::super) const RDMAP_CONTROL: usize = 1;
@@ -40,7 +40,7 @@ pub(super) mod at {
     pub(in super::super) const ATOMIC_OP: usize = 21;
 }
 
-/// A segment without a tag.
+/// Returns an untagged segment.
 pub(super) fn untagged(op: Op, invalidate: u32, msn: u32, body: &[u8]) -> Vec<u8> {
     let mut out = vec![0x41, 0x40 | op as u8];
     for field in [invalidate, op.queue(), msn, 0] {
@@ -50,7 +50,7 @@ pub(super) fn untagged(op: Op, invalidate: u32, msn: u32, body: &[u8]) -> Vec<u8
     out
 }
 
-/// A segment with a tag.
+/// Returns a tagged segment.
 pub(super) fn tagged(op: Op, stag: u32, offset: u64, body: &[u8]) -> Vec<u8> {
     let mut out = vec![0xc1, 0x40 | op as u8];
     out.extend(stag.to_be_bytes());
@@ -92,18 +92,18 @@ pub(super) fn crc32c(octets: &[u8]) -> u32 {
     !sum
 }
 
-/// How many octets an FPDU with this ULPDU has before its CRC.
+/// Returns the length of an FPDU up to its CRC.
 pub(super) const fn padded(ulpdu: usize) -> usize {
     (2 + ulpdu).next_multiple_of(4)
 }
 
-/// An FPDU with a right CRC.
+/// Returns an FPDU with a correct CRC.
 pub(super) fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     let mut out = (ulpdu.len() as u16).to_be_bytes().to_vec();
     out.extend(ulpdu);
     out.resize(padded(ulpdu.len()), 0);
     let sum = crc32c(&out);
-    // The sum begins with its lowest octet (RFC 5044 section 4.4, as iSCSI's).
+    // The CRC is sent with its lowest octet first (RFC 5044 section 4.4).
     out.extend(sum.to_le_bytes());
     out
 }
@@ -112,18 +112,18 @@ pub(super) fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
 pub(super) const REQUEST: &[u8; 16] = b"MPA ID Req Frame";
 /// The key of an MPA reply.
 pub(super) const REPLY: &[u8; 16] = b"MPA ID Rep Frame";
-/// Octets of a frame before its private data.
+/// Length of a frame without private data.
 pub(super) const FRAME: usize = 20;
-/// The flags of a request: CRCs.
+/// The flag that requests CRCs.
 pub(super) const CRC: u8 = 0x40;
-/// The flag of a reply that refuses.
+/// The flag that rejects a request.
 pub(super) const REJECTED: u8 = 0x20;
-/// The flag of a request of revision 2 whose private data begin with depths (RFC 6581 section 9).
+/// The flag of revision 2: the private data begin with the depths (RFC 6581 section 9).
 pub(super) const ENHANCED: u8 = 0x10;
-/// The flag of an end that wants markers.
+/// The flag that requests markers.
 pub(super) const MARKERS: u8 = 0x80;
 
-/// The head of a frame.
+/// Returns a frame without private data.
 pub(super) fn frame(key: &[u8; 16], flags: u8, revision: u8, private: u16) -> Vec<u8> {
     let mut out = key.to_vec();
     out.extend([flags, revision]);
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_is_that_of_the_rfc() {
+    fn crc_matches_rfc() {
         // RFC 3720 appendix B.4: 32 octets of zeros, and the numbers from 0 to 31.
         assert_eq!(crc32c(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
         let rising: Vec<u8> = (0..32).collect();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_have_the_lengths_of_the_rfcs() {
+    fn header_lengths_match_rfcs() {
         assert_eq!(untagged(Op::Send, 0, 1, &[]).len(), 18);
         assert_eq!(tagged(Op::Write, 1, 2, &[]).len(), 14);
         assert_eq!(read_request(1, 2, 3).len(), 28);

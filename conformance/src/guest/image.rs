@@ -16,6 +16,7 @@ use super::archive;
 use super::debian::{self, Kernel};
 use super::kernel_files::KernelFiles;
 use super::omitted::{self, SIW, Variant};
+use super::python;
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
@@ -246,7 +247,7 @@ pub(crate) fn small(
 }
 
 /// Builds a guest with RDMA programs, our modules in `/lib/iwarp`, and siw, which is not loaded, in
-/// `/lib/siw`. `add` adds further files.
+/// `/lib/siw`.
 pub(crate) fn device(
     context: &Context,
     cache: &Path,
@@ -254,7 +255,6 @@ pub(crate) fn device(
     kernel: &KernelFiles,
     modules: &[PathBuf],
     storage: bool,
-    add: impl FnOnce(&mut Stage<'_>) -> Result<()>,
     log: &mut Log,
 ) -> Result<Image> {
     let extra = if storage { STORAGE } else { Extra::default() };
@@ -309,7 +309,7 @@ pub(crate) fn device(
     for settings in extra.settings {
         stage.copy(&programs_dir.join(settings), settings)?;
     }
-    add(&mut stage)?;
+    python::add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
     Ok(kernel.booting(initramfs))

@@ -10,6 +10,7 @@ pub(crate) mod host;
 pub(crate) mod image;
 pub(crate) mod kernel_files;
 pub(crate) mod omitted;
+pub(crate) mod python;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write};

@@ -10,7 +10,6 @@ use xtask::kernel::module::{self, CLIENT, DEVICE};
 use xtask::kernel::{self, Kind, debug};
 use xtask::process::Log;
 
-use super::suite;
 use crate::complaints;
 use crate::guest::debian::{Kernel, NEWER, OLDER};
 use crate::guest::image::{self, Image};
@@ -185,16 +184,7 @@ pub(super) fn prepare(
         )?);
     }
     log.say("building the file system");
-    let image = image::device(
-        context,
-        &dir,
-        &programs,
-        &kernel,
-        &modules,
-        storage,
-        suite::add,
-        log,
-    )?;
+    let image = image::device(context, &dir, &programs, &kernel, &modules, storage, log)?;
     Ok(Ok((image, dir)))
 }
 

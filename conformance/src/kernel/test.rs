@@ -167,7 +167,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "receives are shared, and programs are told of limits and errors",
+        "receives are shared, and programs get events for limits and errors",
         "insmod $MODULE; links
         sharing 10.0.2.15 7300
         echo 0 > /sys/module/iwarp_rnic/parameters/rnr_wait_ms
@@ -183,7 +183,8 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a client in the kernel: requests in each context, registration, invalidation, shared receives",
+        "a client in the kernel: requests in each context, registration, invalidation, \
+         shared receives",
         "insmod $MODULE; links
         insmod /lib/iwarp/iwarp_client_test.ko || true
         dmesg | grep 'iwarp_client_test: .* tests, 0 failed'

@@ -128,9 +128,8 @@ impl Tgt {
             thread::sleep(Duration::from_millis(100));
         }
         let disk = tgt.dir.file("disk");
-        #[rustfmt::skip]
-        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", &disk];
-        tgt.admin(&unit)?;
+        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1"];
+        tgt.admin(&[&unit[..], &["--lun", "1", "-b", &disk]].concat())?;
         for who in [["-I", "ALL"], ["-Q", GUEST_NAME]] {
             let bind = ["--op", "bind", "--mode", "target", "--tid", "1"];
             tgt.admin(&[&bind[..], &who].concat())?;

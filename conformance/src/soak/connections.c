@@ -33,8 +33,8 @@ static void enter(struct pair *p, enum state state)
 	p->since = now_ms();
 }
 
-/* Makes what all connections share. Returns 0, or -1 if something is missing now, such as
- * descriptors. */
+/* Creates the objects that all connections share. Returns 0, or -1 if resources such as descriptors
+ * are lacking. */
 int open_common(struct ibv_context *verbs)
 {
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = SHARED, .max_sge = 1 } };
@@ -82,7 +82,7 @@ static void tear_down(struct pair *p)
 	memset(p, 0, sizeof(*p));
 }
 
-/* Makes the queue pair and its memory. Returns 0, or -1 with errno. */
+/* Creates the queue pair and its memory. Returns 0, or -1 with errno. */
 static int furnish(struct pair *p)
 {
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -135,7 +135,7 @@ static void learn(struct pair *p, const struct rdma_cm_event *event)
 	p->index = (int)hello.index;
 }
 
-/* An attempt that came to nothing is no loss. */
+/* A failed attempt is not a loss. */
 static void give_up(struct pair *p, const char *why)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -161,7 +161,7 @@ void lose(struct pair *p, const char *why)
 	if (p->state != LIVE)
 		return;
 	if (p->farewell && p->heard_farewell && idle(p)) {
-		/* The client has closed in order. */
+		/* The client has closed the connection in order. */
 		totals.closed++;
 		rdma_disconnect(p->id);
 		enter(p, DRAINING);
@@ -190,8 +190,8 @@ static void request_arrived(struct rdma_cm_event *event)
 	p->id = event->id;
 	p->id->context = p;
 	learn(p, event);
-	/* One that is being closed in order ends by itself; what it waits for may not have been
-	 * read yet. */
+	/* A connection that is being closed in order ends by itself; its last completions may not
+	 * have been polled yet. */
 	for (int i = 0; i < PLACES; i++)
 		if (pairs[i].state == LIVE && pairs[i].index == p->index && !pairs[i].farewell &&
 		    &pairs[i] != p)
@@ -396,7 +396,7 @@ void churn(int most)
 	}
 }
 
-/* Nothing of a queue pair in error is missing any more. */
+/* All completions of a queue pair in error have arrived. */
 static int has_drained(const struct pair *p)
 {
 	return p->in_flight == 0 && p->received_posted == 0 &&

@@ -1,4 +1,4 @@
-/* Contents that only their seed and place decide, so that the receiver knows what it must find. */
+/* Data that depends only on its seed and offset, so that the receiver can verify it. */
 #include <string.h>
 
 #include "soak.h"

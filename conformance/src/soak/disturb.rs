@@ -1,4 +1,4 @@
-//! What happens to the two ends and to the network between them.
+//! The disturbances of the two ends and of the network between them.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
 use super::end::End;
-use super::place::{Place, Side};
+use super::network::{Network, Side};
 
 /// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,20 +24,18 @@ pub(super) enum Kind {
     KillClient,
 }
 
-/// A disturbance that is too short for a peer to be given up, in milliseconds.
+/// Duration of a short disturbance, in milliseconds: below the peers' time-out.
 const SHORT: u64 = 700;
-/// On a busy machine it may take longer than it should. What took longer than this may end
-/// connections.
+/// A short disturbance may take longer on a busy machine. Above this limit it may end connections.
 const NOT_SHORT: Duration = Duration::from_secs(2);
-/// One after which every peer has been given up.
+/// Duration of a long disturbance, above the peers' time-out.
 const LONG: Duration = Duration::from_secs(7);
-/// How long a process stands still, at most, in milliseconds.
+/// Longest stop of a process, in milliseconds.
 const STOPPED: u64 = 2500;
-/// MTUs that are set, in turn with 1500.
+/// MTUs that replace 1500 for a while.
 const MTUS: [u32; 4] = [576, 1280, 4000, 9000];
 
 impl Kind {
-    /// Each kind.
     pub(super) const ALL: &[Self] = &[
         Self::StopServer,
         Self::StopClient,
@@ -68,7 +66,7 @@ impl Kind {
         }
     }
 
-    /// Connections may be lost. By all others none may be.
+    /// Returns `true` if connections may be lost.
     pub(super) const fn ends_connections(self) -> bool {
         matches!(
             self,
@@ -76,7 +74,7 @@ impl Kind {
         )
     }
 
-    /// Nothing gets from one end to the other meanwhile, and neither is told.
+    /// Returns `true` if no packet passes meanwhile and neither end is notified.
     pub(super) const fn is_cut(self) -> bool {
         matches!(
             self,
@@ -84,40 +82,40 @@ impl Kind {
         )
     }
 
-    /// Lets it happen. Returns `true` if connections may be lost.
-    pub(super) fn happen(
+    /// Runs the disturbance. Returns `true` if connections may be lost.
+    pub(super) fn run(
         self,
-        place: &Place,
+        network: &Network,
         ends: &mut [End; 2],
         random: &mut Random,
     ) -> Result<bool> {
         let begin = Instant::now();
-        self.go(place, ends, random)?;
+        self.go(network, ends, random)?;
         let long = self.is_cut() && begin.elapsed() > NOT_SHORT;
         Ok(self.ends_connections() || long)
     }
 
-    fn go(self, place: &Place, ends: &mut [End; 2], random: &mut Random) -> Result<()> {
+    fn go(self, network: &Network, ends: &mut [End; 2], random: &mut Random) -> Result<()> {
         let brief = Duration::from_millis(100 + random.below(SHORT));
         let [server, client] = ends;
         match self {
             Self::StopServer => stop(server, random),
             Self::StopClient => stop(client, random),
-            Self::ShortCut => cut(place, brief),
-            Self::LongCut => cut(place, LONG),
+            Self::ShortCut => cut(network, brief),
+            Self::LongCut => cut(network, LONG),
             Self::ChangedMtu => {
                 let index = random.below(MTUS.len() as u64) as usize;
-                place.mtu(MTUS.get(index).copied().unwrap_or(576))?;
+                network.mtu(MTUS.get(index).copied().unwrap_or(576))?;
                 std::thread::sleep(brief * 2);
-                place.mtu(1500)
+                network.mtu(1500)
             }
             Self::NoDescriptorsAtServer | Self::NoDescriptorsAtClient => {
                 exhaust(ends, self == Self::NoDescriptorsAtServer)
             }
-            Self::AddressAway => without_address(place, random, brief),
-            Self::AddressGone => without_address(place, random, LONG),
-            Self::KillServer => server.replace(place),
-            Self::KillClient => client.replace(place),
+            Self::AddressAway => without_address(network, random, brief),
+            Self::AddressGone => without_address(network, random, LONG),
+            Self::KillServer => server.replace(network),
+            Self::KillClient => client.replace(network),
         }
     }
 }
@@ -128,36 +126,36 @@ fn stop(end: &End, random: &mut Random) -> Result<()> {
     end.signal(Signal::CONT)
 }
 
-fn cut(place: &Place, time: Duration) -> Result<()> {
-    place.cable(false)?;
+fn cut(network: &Network, time: Duration) -> Result<()> {
+    network.cable(false)?;
     std::thread::sleep(time);
-    place.cable(true)
+    network.cable(true)
 }
 
-fn without_address(place: &Place, random: &mut Random, time: Duration) -> Result<()> {
+fn without_address(network: &Network, random: &mut Random, time: Duration) -> Result<()> {
     let side = if random.below(2) == 0 {
         Side::Server
     } else {
         Side::Client
     };
-    place.address(side, false)?;
+    network.address(side, false)?;
     std::thread::sleep(time);
-    place.address(side, true)
+    network.address(side, true)
 }
 
-/// Leaves an end no free descriptor, and has the client open connections anew meanwhile.
+/// Deprives an end of free descriptors while the client reopens connections.
 fn exhaust(ends: &mut [End; 2], at_server: bool) -> Result<()> {
     let pid = ends[usize::from(!at_server)].pid()?;
     let old = prlimit(
         Some(pid),
         Resource::Nofile,
         Rlimit {
-            // Those that are open stay usable; a new one would get a number that is not below this.
+            // Open descriptors stay usable, but a new one would exceed this number.
             current: Some(8),
             maximum: hard_limit(pid)?,
         },
     )?;
-    ends[1].say("churn 6");
+    ends[1].send_command("churn 6");
     std::thread::sleep(Duration::from_secs(2));
     prlimit(Some(pid), Resource::Nofile, old)?;
     Ok(())
@@ -170,7 +168,7 @@ fn hard_limit(pid: rustix::process::Pid) -> Result<Option<u64>> {
     Ok(hard.and_then(|word| word.parse().ok()))
 }
 
-/// Random numbers that a seed decides (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -186,13 +184,13 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    /// A kind of disturbance. Those that end connections are rarer, so that processes and
-    /// connections also become old.
+    /// Returns a kind. Kinds that end connections are rarer, so that processes and connections also
+    /// grow old.
     pub(super) fn kind(&mut self) -> Kind {
         let gentle = self.below(6) != 0;
         let of: Vec<Kind> = Kind::ALL
@@ -205,7 +203,7 @@ impl Random {
     }
 }
 
-/// Returns a seed that nobody has chosen.
+/// Returns a random seed.
 pub(super) fn fresh_seed() -> Result<u64> {
     let mut octets = [0; 4];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut octets)?;
@@ -217,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_decides_what_happens() {
+    fn seed_determines_disturbances() {
         let kinds = |seed| {
             let mut random = Random::new(seed);
             (0..200).map(|_| random.kind()).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! One end: a process that may be stopped, killed and started again, and what it says.
+//! One end: a process that may be stopped, killed and restarted, and its output.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,31 +9,31 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::place::{Place, Side};
+use super::network::{Network, Side};
 
-/// Connections that the client keeps open.
+/// Number of connections that the client keeps open.
 const PAIRS: u64 = 64;
 
-/// A running end.
+/// A running process.
 struct Running {
     child: Child,
     lines: Receiver<String>,
-    /// Its last counters.
+    /// Its latest counters.
     counters: BTreeMap<String, u64>,
 }
 
-/// An end, with what its processes have done so far.
+/// An end, with the results of its processes so far.
 pub(super) struct End {
     side: Side,
     seed: u64,
     starts: u64,
     running: Option<Running>,
-    /// Counters of processes that are gone.
+    /// Counters of earlier processes.
     past: BTreeMap<String, u64>,
-    /// What was lost since [`forgive`](Self::forgive), with reasons.
+    /// Losses since [`forget_losses`](Self::forget_losses), with reasons.
     lost: Vec<String>,
-    /// Why connections were lost or attempts failed, and how often, since
-    /// [`reasons`](Self::reasons) was called.
+    /// Counts of the reasons for losses and failed attempts since [`reasons`](Self::reasons) was
+    /// called.
     reasons: BTreeMap<String, u64>,
     last: String,
 }
@@ -52,11 +52,10 @@ impl End {
         }
     }
 
-    /// Starts a process for this end.
-    pub(super) fn start(&mut self, place: &Place) -> Result<()> {
+    pub(super) fn start(&mut self, network: &Network) -> Result<()> {
         self.starts += 1;
         let seed = self.seed.wrapping_add(self.starts << 32);
-        let mut child = place
+        let mut child = network
             .command(self.side, seed)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -84,7 +83,7 @@ impl End {
             .context("the process does not run")
     }
 
-    /// Which of its processes runs, from 1.
+    /// Returns the number of the running process, from 1.
     pub(super) const fn incarnation(&self) -> u64 {
         self.starts
     }
@@ -97,40 +96,40 @@ impl End {
         Ok(kill_process(self.pid()?, signal)?)
     }
 
-    /// Kills the process and starts another one.
-    pub(super) fn replace(&mut self, place: &Place) -> Result<()> {
-        self.listen()?;
+    /// Kills the process and starts another.
+    pub(super) fn replace(&mut self, network: &Network) -> Result<()> {
+        self.read_lines()?;
         let mut old = self.running.take().context("the process does not run")?;
         old.child.kill()?;
         old.child.wait()?;
         for (name, count) in old.counters {
             *self.past.entry(name).or_default() += count;
         }
-        self.start(place)
+        self.start(network)
     }
 
-    /// Gives the process a command.
-    pub(super) fn say(&mut self, command: &str) {
+    /// Sends a command to the process.
+    pub(super) fn send_command(&mut self, command: &str) {
         let input = self
             .running
             .as_mut()
             .and_then(|running| running.child.stdin.as_mut());
         if let Some(input) = input {
-            // That it is gone is noticed by `listen`.
+            // `read_lines` notices if the process has exited.
             let _ = writeln!(input, "{command}");
         }
     }
 
-    /// Reads what the process has said.
+    /// Reads the output of the process.
     ///
-    /// Fails if it says that a promise was broken, or has ended.
-    pub(super) fn listen(&mut self) -> Result<()> {
+    /// Fails if the process reports an error or has exited.
+    pub(super) fn read_lines(&mut self) -> Result<()> {
         loop {
             let Some(running) = &mut self.running else {
                 return Ok(());
             };
             match running.lines.try_recv() {
-                Ok(line) => self.heard(line)?,
+                Ok(line) => self.handle_line(line)?,
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(TryRecvError::Disconnected) if self.last == "end" => return Ok(()),
                 Err(TryRecvError::Disconnected) => {
@@ -141,7 +140,7 @@ impl End {
         }
     }
 
-    fn heard(&mut self, line: String) -> Result<()> {
+    fn handle_line(&mut self, line: String) -> Result<()> {
         if let Some(stat) = line.strip_prefix("stat ") {
             let counters = stat.split(' ').filter_map(|pair| {
                 let (name, value) = pair.split_once('=')?;
@@ -165,8 +164,8 @@ impl End {
         Ok(())
     }
 
-    /// Fails if a connection was lost since the last [`forgive`](Self::forgive).
-    pub(super) fn lost_nothing(&self) -> Result<()> {
+    /// Fails if a connection was lost since [`forget_losses`](Self::forget_losses).
+    pub(super) fn check_no_loss(&self) -> Result<()> {
         if self.lost.is_empty() {
             return Ok(());
         }
@@ -178,18 +177,18 @@ impl End {
         )
     }
 
-    /// Forgets what was lost: it was expected.
-    pub(super) fn forgive(&mut self) {
+    /// Discards losses that were expected.
+    pub(super) fn forget_losses(&mut self) {
         self.lost.clear();
     }
 
-    /// Takes the reasons of losses and failed attempts.
+    /// Takes the counts of reasons for losses and failed attempts.
     pub(super) fn reasons(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.reasons)
     }
 
-    /// Returns `true` if all connections are there, and nothing else is.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Returns `true` if all connections, and no others, are up.
+    pub(super) fn has_all_connections(&self) -> bool {
         let Some(running) = &self.running else {
             return false;
         };
@@ -201,7 +200,7 @@ impl End {
         &self.last
     }
 
-    /// A counter of the process that runs, as it has said last.
+    /// Returns a counter of the running process.
     pub(super) fn counter(&self, name: &str) -> u64 {
         let running = self.running.as_ref();
         running
@@ -210,20 +209,20 @@ impl End {
             .unwrap_or(0)
     }
 
-    /// A counter, summed over all processes of this end.
+    /// Returns a counter, summed over all processes of this end.
     pub(super) fn total(&self, name: &str) -> u64 {
         let now = self.running.iter().filter_map(|r| r.counters.get(name));
         now.chain(self.past.get(name)).sum()
     }
 
-    /// Waits until the process ends by itself.
+    /// Waits until the process exits by itself.
     ///
-    /// Fails if it does not, or says that something is wrong.
-    pub(super) fn ends_well(&mut self, patience: Duration) -> Result<()> {
+    /// Fails if it does not exit, or reports an error.
+    pub(super) fn wait_for_success(&mut self, patience: Duration) -> Result<()> {
         let end = Instant::now() + patience;
         while self.last != "end" {
-            self.listen()?;
-            self.lost_nothing()?;
+            self.read_lines()?;
+            self.check_no_loss()?;
             if Instant::now() > end {
                 bail!("the {} does not end: {}", self.side.name(), self.last);
             }

@@ -1,36 +1,35 @@
-//! Memory, descriptors and threads of the ends, in quiet times. They may not grow while a process
-//! lives.
+//! Memory, descriptors and threads of the ends, measured in quiet times. They may not grow while a
+//! process lives.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
 use super::end::End;
-use super::place::Side;
+use super::network::Side;
 
-/// What a process has.
+/// One measurement of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sample {
     /// Resident memory, in KiB.
     pub(super) rss: u64,
-    /// Octets that it has allocated, as it says itself, without blocks of 64 KiB and more.
+    /// Allocated bytes that the process reports, without blocks of 64 KiB and more.
     pub(super) heap: u64,
     pub(super) descriptors: u64,
     pub(super) threads: u64,
 }
 
-/// Measurements of a process that do not count, because queues and pools still take their size.
+/// Initial measurements that do not count, because queues and pools still grow.
 const WARM_UP: usize = 4;
-/// Memory that later measurements may have more than the first ones that count, in KiB: pools that
-/// many connections at a time have filled, and pieces that the allocator keeps.
+/// Tolerated growth of resident memory, in KiB: pools that many concurrent connections have filled,
+/// and memory that the allocator keeps.
 const SLACK_KIB: u64 = 16 << 10;
-/// Octets that may be allocated more: lists that many connections at a time have made longer.
+/// Tolerated growth of allocated bytes: lists that many concurrent connections have extended.
 const SLACK_HEAP: u64 = 128 << 10;
-/// Descriptors that may be more: connections that end in the background in each of the quiet
-/// moments.
+/// Tolerated growth of descriptors: connections that end in the background.
 const SLACK_DESCRIPTORS: u64 = 4;
 
-/// All measurements, by end and its process.
+/// All measurements, by end and process.
 #[derive(Default)]
 pub(super) struct Growth(BTreeMap<(&'static str, u64), Vec<Sample>>);
 
@@ -54,7 +53,7 @@ impl Growth {
         Ok(())
     }
 
-    /// The measurements of the process of this end that was measured most often.
+    /// Returns the measurements of this end's longest-lived process.
     pub(super) fn longest(&self, side: Side) -> &[Sample] {
         let of_side = self.0.iter().filter(|((name, _), _)| *name == side.name());
         of_side
@@ -64,19 +63,19 @@ impl Growth {
     }
 }
 
-/// Says what has grown. The last measurements are compared with the first that count.
+/// Returns what has grown between the first measurements that count and the last.
 fn grown(samples: &[Sample]) -> Option<String> {
     let samples = samples.get(WARM_UP..).filter(|rest| rest.len() >= 8)?;
     let ends = |n: usize| (&samples[..n], &samples[samples.len() - n..]);
     let largest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).max().unwrap_or(0);
     let smallest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).min().unwrap_or(0);
-    // The largest of the first three and the smallest of the last three: a peak is no growth.
+    // Largest of the first three and smallest of the last three: a peak is not growth.
     let compare = |of: fn(&Sample) -> u64| {
         let (first, last) = ends(3);
         (largest(first, of), smallest(last, of))
     };
-    // What goes up and down by itself is small now and then: the smallest of the first and the last
-    // third, so that little growth is seen.
+    // For values that fluctuate, the minima of the first and the last third reveal even slow
+    // growth.
     let minima = |of: fn(&Sample) -> u64| {
         let (first, last) = ends((samples.len() / 3).max(3));
         (smallest(first, of), smallest(last, of))
@@ -119,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_seen_and_peaks_are_not() {
+    fn growth_fails_and_peaks_pass() {
         let at = |rss, descriptors, threads| Sample {
             rss,
             heap: 1 << 20,
@@ -135,26 +134,26 @@ mod tests {
         assert!(grown(&leak).is_some_and(|more| more.contains("KiB")));
         let open: Vec<Sample> = (0..20).map(|i| at(50_000, 80 + i, 3)).collect();
         assert!(grown(&open).is_some_and(|more| more.contains("descriptors")));
-        // 1 descriptor of 100 connections, and 64 octets of each, when 20 come and go between two
-        // measurements.
+        // A leak of one descriptor for 100 connections, and of 64 bytes for each, at 20 connections
+        // between two measurements.
         let slow: Vec<Sample> = (0..40).map(|i| at(50_000, 80 + i / 5, 3)).collect();
         assert!(grown(&slow).is_some_and(|more| more.contains("descriptors")));
         let mut octets = vec![at(50_000, 80, 3); 400];
         for (i, sample) in octets.iter_mut().enumerate() {
-            // Octets under way in most of the quiet moments.
+            // Data in flight in most of the quiet times.
             sample.heap += (i * 20 * 64 + i % 3 * 100_000) as u64;
         }
         assert!(grown(&octets).is_some_and(|more| more.contains("octets allocated")));
         octets.truncate(40);
-        assert_eq!(grown(&octets), None, "too little to be told from noise");
+        assert_eq!(grown(&octets), None, "too little to differ from noise");
         let threads: Vec<Sample> = (0..20).map(|i| at(50_000, 80, 3 + i / 10)).collect();
         assert!(grown(&threads).is_some_and(|more| more.contains("threads")));
-        // Pools fill while connections come and go, and then no more.
+        // Pools fill while connections come and go, and then stop growing.
         let mut filling: Vec<Sample> = (0..30).map(|_| at(68_000, 80, 3)).collect();
         filling[..4].fill(at(46_000, 77, 3));
         filling[4..8].fill(at(57_000, 77, 3));
         assert_eq!(grown(&filling), None);
-        // A process that did not live long says nothing.
+        // A short-lived process proves nothing.
         assert_eq!(grown(&leak[..11]), None);
     }
 }

@@ -1,8 +1,8 @@
 /* One end of the soak test: `worker server|client ADDRESS PORT SEED`.
  *
  * Commands come as lines on standard input: `churn N` closes N connections in order, `rest` stops
- * opening connections and issuing operations and closes all. What happens goes to standard output,
- * a line each; `stat` twice a second. */
+ * new connections and operations and closes everything. Events go to standard output, one per line;
+ * `stat` twice a second. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <poll.h>
@@ -156,9 +156,9 @@ int main(int argc, char **argv)
 	if (argc != 5)
 		return 2;
 	random_state = strtoull(argv[4], NULL, 0);
-	/* Plans and staging are large, and pools keep as many as were ever needed at a time. Apart
-	 * from these, memory is what connections have, so that a leak of a few octets for each is
-	 * seen. */
+	/* Plans and staging buffers are large, and pools keep the largest number ever needed. The
+	 * remaining memory belongs to connections, so that a leak of a few bytes for each is
+	 * detected. */
 	mallopt(M_MMAP_THRESHOLD, 64 << 10);
 	fcntl(0, F_SETFL, O_NONBLOCK);
 	if (server)

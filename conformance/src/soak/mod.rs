@@ -1,17 +1,16 @@
-//! `cargo xtask soak`: two processes keep 64 connections busy with every operation, while the
+//! `cargo xtask soak`: two processes keep 64 connections busy with all operations, while the
 //! network and the processes are disturbed.
 //!
-//! The ends are a C program on our libraries (`main.c` and its neighbours). It verifies the content
-//! of all that completes, and that each request has exactly one completion, in order. This side
-//! disturbs, one kind at a time ([`disturb`]), and holds both ends to what they may lose: a
-//! connection is lost only by a disturbance that ends connections, and after each disturbance all
-//! of them are there again. Memory, descriptors and threads of both processes are measured in each
-//! quiet time ([`growth`]).
+//! Both ends run a C program on our libraries (`main.c` and the files beside it). It verifies all
+//! data, and that each request has exactly one completion, in order. This program causes one
+//! disturbance at a time ([`disturb`]). Connections may be lost only by disturbances that end
+//! connections, and all of them must be up again afterwards. Between disturbances, memory,
+//! descriptors and threads of both processes are measured ([`growth`]).
 
 mod disturb;
 mod end;
 mod growth;
-mod place;
+mod network;
 mod report;
 
 use std::time::{Duration, Instant};
@@ -28,40 +27,38 @@ use crate::needs;
 use disturb::{Kind, Random};
 use end::End;
 use growth::Growth;
-use place::{Place, Side};
+use network::{Network, Side};
 use report::Report;
 
 /// Arguments of `cargo xtask soak`.
 #[derive(Args)]
 pub(crate) struct SoakArgs {
-    /// How long disturbances go on
+    /// How long the disturbances last
     #[arg(long, value_name = "N", default_value_t = 20)]
     minutes: u64,
-    /// Decides which disturbances come when, and what the ends do [default: a random one]
+    /// Seed of the disturbances and of the ends' operations [default: random]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// The short form for `cargo xtask test`: each kind of disturbance once
     #[arg(long, conflicts_with = "minutes")]
     step: bool,
-    /// Set by this program when it has started itself again in namespaces of its own
+    /// Set by this program when it restarts itself in new namespaces
     #[arg(long, hide = true)]
     inside: Option<std::path::PathBuf>,
 }
 
-/// How long all connections may take to come back. A busy machine needs some time for 64 of them,
-/// and nothing measures time here.
+/// Time limit for all connections to come back, also on a busy machine.
 const RECOVERY: Duration = Duration::from_secs(120);
 /// Quiet time between two disturbances.
 const QUIET: Duration = Duration::from_millis(1500);
-/// The same in the short form.
+/// Quiet time in the short form.
 const SHORT_QUIET: Duration = Duration::from_millis(500);
-/// So long after a cut connections may still end: one and a half of the peers' time-out.
+/// Time after a cut in which connections may still end: 1.5 times the peers' time-out.
 const SILENCE: Duration = Duration::from_secs(6);
 
 /// Runs the command.
 ///
-/// Fails if something was lost, corrupted, completed twice or not at all, or has grown, or when it
-/// cannot be run.
+/// Fails if anything was lost, corrupted, completed twice or not at all, or has grown.
 pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(prefix) = &args.inside {
         return soak(args, prefix).map(|()| Outcome::Passed);
@@ -69,15 +66,15 @@ pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(why) = needs::missing_of(&["libibverbs-dev", "librdmacm-dev", "iproute2"]) {
         return Ok(Outcome::Skipped(why));
     }
-    if let Some(why) = place::obstacle(geteuid().is_root()) {
+    if let Some(why) = network::obstacle(geteuid().is_root()) {
         return Ok(Outcome::Skipped(format!("no network namespaces: {why}")));
     }
     let context = Context::new(false, false)?;
     let prefix = context.target.join("soak");
     install::install(&context, &prefix)?;
-    place::compile(&context, &prefix)?;
+    network::compile(&context, &prefix)?;
     let seed = args.seed.map_or_else(disturb::fresh_seed, Ok)?;
-    let mut again = place::namespaces(geteuid().is_root());
+    let mut again = network::namespaces(geteuid().is_root());
     again.arg(std::env::current_exe()?).arg("soak");
     if args.step {
         again.arg("--step");
@@ -94,9 +91,9 @@ pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The two ends and what is known of them.
+/// The state of a run.
 struct Soak {
-    place: Place,
+    network: Network,
     ends: [End; 2],
     growth: Growth,
     report: Report,
@@ -106,13 +103,13 @@ struct Soak {
 fn soak(args: &SoakArgs, prefix: &std::path::Path) -> Result<()> {
     let seed = args.seed.unwrap_or(1);
     let mut random = Random::new(seed);
-    let place = Place::new(prefix)?;
+    let network = Network::new(prefix)?;
     let mut ends = [Side::Server, Side::Client].map(|side| End::new(side, seed));
     for end in &mut ends {
-        end.start(&place)?;
+        end.start(&network)?;
     }
     let mut soak = Soak {
-        place,
+        network,
         ends,
         growth: Growth::default(),
         report: Report::new(seed),
@@ -135,33 +132,33 @@ impl Soak {
                 (Instant::now() < end).then(|| random.kind())
             };
             let Some(kind) = next else { break };
-            self.rest_for(quiet)?;
+            self.run_undisturbed(quiet)?;
             self.growth.measure(&self.ends)?;
             self.report.begin(kind);
-            let may_end = kind.happen(&self.place, &mut self.ends, random)?;
+            let may_end = kind.run(&self.network, &mut self.ends, random)?;
             if may_end && kind.is_cut() {
-                self.let_silence_end()?;
+                self.wait_for_timeouts()?;
             }
             self.recover(may_end)?;
             self.report.end(kind, &mut self.ends);
         }
-        self.rest_for(quiet)?;
+        self.run_undisturbed(quiet)?;
         self.growth.measure(&self.ends)?;
         self.finish()?;
         self.growth.verdict()
     }
 
-    /// Waits until all connections are there. Losses are an error unless they are `expected`.
+    /// Waits until all connections are up. Losses are an error unless they are `expected`.
     fn recover(&mut self, expected: bool) -> Result<()> {
         let start = Instant::now();
         loop {
             for end in &mut self.ends {
-                end.listen()?;
+                end.read_lines()?;
                 if !expected {
-                    end.lost_nothing()?;
+                    end.check_no_loss()?;
                 }
             }
-            if self.ends.iter().all(End::is_whole) {
+            if self.ends.iter().all(End::has_all_connections) {
                 break;
             }
             if start.elapsed() > RECOVERY {
@@ -174,45 +171,44 @@ impl Soak {
             std::thread::sleep(Duration::from_millis(20));
         }
         for end in &mut self.ends {
-            end.forgive();
+            end.forget_losses();
         }
         Ok(())
     }
 
-    /// Waits until the ends have judged all connections that were silent. When a cut is over, TCP
-    /// repeats what was lost only seconds later, and until then the time runs after which a silent
-    /// peer is taken for gone.
-    fn let_silence_end(&mut self) -> Result<()> {
+    /// Waits until silent connections have resumed or timed out. After a cut, TCP retransmits only
+    /// seconds later, and until then the peer's time-out runs.
+    fn wait_for_timeouts(&mut self) -> Result<()> {
         let end = Instant::now() + SILENCE;
         while Instant::now() < end {
             for one in &mut self.ends {
-                one.listen()?;
+                one.read_lines()?;
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
-    /// Lets the ends work undisturbed. Nothing may be lost.
-    fn rest_for(&mut self, time: Duration) -> Result<()> {
-        // Closing and opening connections belongs to ordinary work.
-        self.ends[1].say("churn 3");
+    /// Lets the ends work undisturbed. No connection may be lost.
+    fn run_undisturbed(&mut self, time: Duration) -> Result<()> {
+        // Closing and opening connections is part of ordinary work.
+        self.ends[1].send_command("churn 3");
         let end = Instant::now() + time;
         while Instant::now() < end {
             for one in &mut self.ends {
-                one.listen()?;
-                one.lost_nothing()?;
+                one.read_lines()?;
+                one.check_no_loss()?;
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         self.recover(false)
     }
 
-    /// All connections are closed in order, and both ends free what they have.
+    /// Makes both ends close all connections in order and free all resources.
     fn finish(&mut self) -> Result<()> {
-        self.ends[1].say("rest");
-        self.ends[1].ends_well(RECOVERY)?;
-        self.ends[0].say("rest");
-        self.ends[0].ends_well(RECOVERY)
+        self.ends[1].send_command("rest");
+        self.ends[1].wait_for_success(RECOVERY)?;
+        self.ends[0].send_command("rest");
+        self.ends[0].wait_for_success(RECOVERY)
     }
 }

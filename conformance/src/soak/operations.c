@@ -1,5 +1,4 @@
-/* Operations of both ends: what is posted, what each completion must be, and what must have
- * happened then. */
+/* Operations of both ends: posting, the expected completions, and their effects. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stddef.h>
@@ -16,8 +15,8 @@ struct message {
 	uint64_t sequence;
 };
 
-/* Tags in the upper octet of a wr_id. The rest: number, place of the connection, place of the
- * request or receive. */
+/* Tags in the upper octet of a wr_id. The rest is a number, the connection's index, and the
+ * request's or receive's index. */
 enum { OUR_REQUEST = 1, OUR_RECEIVE = 2, SHARED_RECEIVE = 3 };
 
 static char shared_in[SHARED][MESSAGE];
@@ -75,7 +74,7 @@ void start_operations(struct pair *p)
 		post_receive(p, i);
 }
 
-/* Takes a free request. The caller has looked for room. */
+/* Takes a free request. The caller has checked that there is one. */
 static struct request *take(struct pair *p, enum kind kind, int signaled)
 {
 	int place = 0;
@@ -107,7 +106,7 @@ static void post(struct pair *p, struct request *r, struct ibv_send_wr wr, uint3
 	status = ibv_post_send(p->id->qp, &wr, &bad);
 	if (!status)
 		return;
-	/* The queue pair may have failed a moment ago, which its completions have not told yet. */
+	/* The queue pair may have failed a moment ago, before its completions were polled. */
 	r->posted = 0;
 	p->in_flight--;
 	if (status != EINVAL && status != ENOTCONN)
@@ -115,7 +114,7 @@ static void post(struct pair *p, struct request *r, struct ibv_send_wr wr, uint3
 	lose(p, "post");
 }
 
-/* Makes and posts a Send. All but acknowledgements take a credit. */
+/* Posts a Send. All but acknowledgements consume a credit. */
 static void send_message(struct pair *p, uint32_t kind, uint32_t word, uint32_t length,
 			 uint32_t invalidate)
 {
@@ -143,11 +142,11 @@ static struct ibv_send_wr remote(const struct pair *p, enum ibv_wr_opcode opcode
 
 static uint32_t random_length(uint32_t most)
 {
-	/* Short ones are frequent. */
+	/* Short messages are frequent. */
 	return 1 + (uint32_t)(number() % (number() % 4 ? 512 : most));
 }
 
-/* A Write, signaled or not, and a Read of the same place behind it. */
+/* Posts a Write, signaled or not, and a Read of the same memory. */
 static void write_and_read_back(struct pair *p)
 {
 	uint64_t seed = number();
@@ -214,7 +213,7 @@ static void atomic(struct pair *p, int swap)
 	if (!swap) {
 		p->counter += operand;
 	} else if (operand % 2) {
-		/* Half of the comparisons hold. */
+		/* Half of the comparisons succeed. */
 		wr.wr.atomic.compare_add = p->counter;
 		wr.wr.atomic.swap = p->counter = number();
 	} else if (operand == p->counter) {
@@ -267,7 +266,7 @@ static void use_window(struct pair *p, uint32_t key)
 
 static int may_send(const struct pair *p)
 {
-	/* One credit stays for the answer to an offer. */
+	/* Keeps one credit for the answer to an offer. */
 	return p->in_flight + 1 < DEPTH && p->sent - p->acknowledged + 2 < CREDITS;
 }
 
@@ -327,7 +326,7 @@ void issue(struct pair *p)
 	}
 }
 
-/* Checks what a request of ours has brought. */
+/* Checks the effect of a completed request. */
 static void completed(struct pair *p, const struct request *r)
 {
 	const char *b = buffer(p, r);
@@ -354,8 +353,8 @@ static void completed(struct pair *p, const struct request *r)
 	}
 }
 
-/* A completion of a request: it is posted, and the oldest one that is signaled. Those before it are
- * done without a completion. */
+/* Checks a completion: its request must be the oldest signaled one. Earlier unsignaled requests are
+ * complete, too. */
 static void request_completed(const struct ibv_wc *wc)
 {
 	struct pair *p = &pairs[wc->wr_id >> 16 & 0xffff];

@@ -1,4 +1,4 @@
-//! What a soak has seen.
+//! The report of a run.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::disturb::Kind;
 use super::end::End;
 use super::growth::{Growth, Sample};
-use super::place::Side;
+use super::network::Side;
 
-/// Counters of both ends, with what they mean.
+/// Counters of both ends, and their meaning.
 const OPERATIONS: [(&str, &str); 13] = [
     ("send", "Sends, with acknowledgements"),
     ("write", "Writes, read back"),
@@ -33,7 +33,7 @@ const CONNECTIONS: [(&str, &str); 6] = [
     ("other_errors", "other error completions"),
 ];
 
-/// What is kept of each kind of disturbance.
+/// Results of one kind of disturbance.
 #[derive(Default)]
 struct Row {
     count: u32,
@@ -59,13 +59,13 @@ impl Report {
         }
     }
 
-    /// A disturbance begins.
+    /// Records the start of a disturbance.
     pub(super) fn begin(&mut self, kind: Kind) {
         self.begun = Instant::now();
         self.rows.entry(kind).or_default().count += 1;
     }
 
-    /// All connections are there again.
+    /// Records that all connections are up again.
     pub(super) fn end(&mut self, kind: Kind, ends: &mut [End; 2]) {
         let row = self.rows.entry(kind).or_default();
         row.longest = row.longest.max(self.begun.elapsed());
@@ -74,7 +74,6 @@ impl Report {
         }
     }
 
-    /// Prints everything.
     pub(super) fn print(&self, ends: &[End; 2], growth: &Growth) {
         println!("seed {}, {} s", self.seed, self.start.elapsed().as_secs());
         for (table, rows) in [

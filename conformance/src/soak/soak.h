@@ -1,5 +1,5 @@
-/* What the parts of the soak program share. One process runs it as the server and another one as
- * the client; both issue operations on all connections and verify what completes. */
+/* Shared definitions of the soak program. One process is the server, another the client; both issue
+ * operations on all connections and verify the completions. */
 #ifndef SOAK_H
 #define SOAK_H
 
@@ -22,7 +22,7 @@ enum {
 	ACKNOWLEDGE = 4, /* messages that are acknowledged together */
 };
 
-/* What a peer may reach. */
+/* Memory that the peer may access. */
 struct reach {
 	char written[SLOTS][SLOT]; /* by Writes, and read back */
 	char announced[SLOTS][SLOT]; /* by Writes with immediate data */
@@ -37,8 +37,7 @@ struct arena {
 	char in[RECEIVES][MESSAGE];
 };
 
-/* The private data of a connection's set-up: where the sender's `reach` is, and the seed of its
- * contents. */
+/* The private data of a connection request: the sender's `reach`, and the seed of its data. */
 struct hello {
 	uint64_t addr, seed;
 	uint32_t rkey, index;

@@ -56,7 +56,8 @@ def target(device):
 
 
 def initiator(device):
-    endpoint, worker, memory, own, remote = open_endpoint("initiator", "target", device, bytes(SIZE))
+    opened = open_endpoint("initiator", "target", device, bytes(SIZE))
+    endpoint, worker, memory, own, remote = opened
     whole = [(own, remote, 0, 0, SIZE)]
     succeed(endpoint.read(whole), "read")
     memory.check(noise(1, SIZE), "read")

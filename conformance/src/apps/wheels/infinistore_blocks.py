@@ -12,7 +12,7 @@ BLOCKS = 256
 
 
 def server(device, port):
-    """Serves until it is killed. The wheel's own server wants to lower its OOM score, as root may."""
+    """Serves until killed. The wheel's own server needs root to lower its OOM score."""
     import uvloop
 
     config = infinistore.ServerConfig(

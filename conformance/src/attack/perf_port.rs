@@ -1,5 +1,5 @@
-//! The way to the RDMA port of `iwarp perf serve`, which opens one for each client that asks for a
-//! link. It takes the one connection that the client has asked for.
+//! Opens an RDMA port of `iwarp perf serve`. The server opens one for each client that requests a
+//! link, for exactly one connection.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,22 +10,22 @@ use serde_json::{Value, json};
 
 use super::peer::{self, PATIENCE};
 
-/// A link that the server has opened, until this is dropped.
-pub(super) struct Door {
+/// An RDMA port that the server keeps open until this value is dropped.
+pub(super) struct PerfPort {
     pub(super) address: SocketAddr,
     _control: BufReader<TcpStream>,
 }
 
-impl Door {
-    /// Asks for a link, again and again while the server measures with somebody else.
+impl PerfPort {
+    /// Requests a link, repeatedly while the server is busy with another client.
     pub(super) fn open(server: SocketAddr) -> Result<Self> {
         let start = Instant::now();
         loop {
-            if let Some(door) = Self::try_open(server)? {
-                return Ok(door);
+            if let Some(perf_port) = Self::try_open(server)? {
+                return Ok(perf_port);
             }
             if start.elapsed() > PATIENCE {
-                bail!("the server measures with somebody else all the time");
+                bail!("the server is always busy with another client");
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -35,12 +35,13 @@ impl Door {
         let mut control = BufReader::new(peer::connect(server)?);
         let hello = json!({"type": "hello", "protocol": 2, "version": "hostile"});
         let link = json!({
-            "wire": "rdma", "crc": true, "markers": false, "poll": "event", "qps": 1, "depth": 16, "max_size": 64,
+            "wire": "rdma", "crc": true, "markers": false, "poll": "event", "qps": 1, "depth": 16,
+            "max_size": 64,
         });
         for request in [hello, json!({"type": "open", "id": 0, "link": link})] {
             writeln!(control.get_mut(), "{request}")?;
             let mut line = String::new();
-            // A client that is turned away may see a reset instead of the answer.
+            // A rejected client may see a reset instead of an answer.
             if !matches!(control.read_line(&mut line), Ok(1..)) {
                 return Ok(None);
             }

@@ -1,5 +1,5 @@
-//! Where the ends run: two network namespaces with a virtual cable between them. They and all
-//! processes in them end with this program.
+//! Two network namespaces with a virtual cable between them, one for each end. They and their
+//! processes end with this program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-/// Which end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Server,
@@ -23,17 +22,16 @@ impl Side {
     }
 }
 
-/// The server's address, and its port.
+/// The server's address and port.
 const SERVER: (&str, &str) = ("10.77.1.1", "7471");
 const CLIENT: &str = "10.77.1.2";
-/// Seconds after which a silent peer is given up. Cut cables are shorter or much longer.
+/// Time-out of a silent peer, in seconds. Disturbances are shorter or much longer.
 const PEER_TIMEOUT: &str = "4";
 
-/// The C program that both ends run.
 const PROGRAM: &str = "soak-worker";
 const SOURCES: [&str; 4] = ["main.c", "connections.c", "operations.c", "content.c"];
 
-/// Returns a command that runs its arguments in namespaces of their own.
+/// Returns a command that runs its arguments in new namespaces.
 pub(super) fn namespaces(root: bool) -> Command {
     let mut command = Command::new("unshare");
     if !root {
@@ -52,7 +50,7 @@ pub(super) fn namespaces(root: bool) -> Command {
     command
 }
 
-/// Returns why there can be no such namespaces; `None` if there can.
+/// Returns why such namespaces are impossible, or `None` if they are possible.
 pub(super) fn obstacle(root: bool) -> Option<String> {
     let probe = "ip link add near type veth peer name far && unshare --net true";
     match namespaces(root).args(["sh", "-c", probe]).output() {
@@ -62,7 +60,6 @@ pub(super) fn obstacle(root: bool) -> Option<String> {
     }
 }
 
-/// Compiles the program of both ends into `prefix`.
 pub(super) fn compile(context: &Context, prefix: &Path) -> Result<()> {
     let sources = context.root.join("conformance/src/soak");
     let built = Command::new("cc")
@@ -80,43 +77,42 @@ pub(super) fn compile(context: &Context, prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The two namespaces.
-pub(super) struct Place {
+pub(super) struct Network {
     prefix: PathBuf,
-    /// A process that does nothing and is in the client's namespace.
+    /// An idle process that holds the client's namespace.
     holder: Child,
 }
 
-impl Drop for Place {
+impl Drop for Network {
     fn drop(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
 }
 
-impl Place {
-    /// Lays the cable. This process is in the server's namespace.
+impl Network {
+    /// Creates the client's namespace and the cable. This process is in the server's namespace.
     pub(super) fn new(prefix: &Path) -> Result<Self> {
         let holder = Command::new("unshare")
             .args(["--net", "--", "sh", "-c", "echo in; exec sleep infinity"])
             .stdout(Stdio::piped())
             .spawn()?;
-        let mut place = Self {
+        let mut network = Self {
             prefix: prefix.to_owned(),
             holder,
         };
-        // The namespace is there when the process has said so.
-        let mut said = std::io::BufReader::new(place.holder.stdout.take().context("a pipe")?);
+        // The process writes a line when the namespace exists.
+        let mut said = std::io::BufReader::new(network.holder.stdout.take().context("a pipe")?);
         std::io::BufRead::read_line(&mut said, &mut String::new())?;
-        let pid = place.holder.id();
+        let pid = network.holder.id();
         ip(&format!(
             "link add server type veth peer name client netns {pid}"
         ))?;
         ip("link set lo up")?;
-        place.attach(Side::Server)?;
-        place.ip(Side::Client, "link set lo up")?;
-        place.attach(Side::Client)?;
-        Ok(place)
+        network.attach(Side::Server)?;
+        network.ip(Side::Client, "link set lo up")?;
+        network.attach(Side::Client)?;
+        Ok(network)
     }
 
     fn attach(&self, side: Side) -> Result<()> {
@@ -124,7 +120,7 @@ impl Place {
         self.ip(side, &format!("link set {} up", side.name()))
     }
 
-    /// Adds the address of this end, or removes it.
+    /// Adds or removes the address of an end.
     pub(super) fn address(&self, side: Side, there: bool) -> Result<()> {
         let what = if there { "add" } else { "del" };
         let address = match side {
@@ -137,7 +133,7 @@ impl Place {
         )
     }
 
-    /// Plugs the cable in, or pulls it.
+    /// Plugs the cable in, or unplugs it.
     pub(super) fn cable(&self, there: bool) -> Result<()> {
         self.ip(
             Side::Server,
@@ -145,7 +141,6 @@ impl Place {
         )
     }
 
-    /// Sets the MTU of both ends.
     pub(super) fn mtu(&self, octets: u32) -> Result<()> {
         for side in [Side::Server, Side::Client] {
             self.ip(side, &format!("link set {} mtu {octets}", side.name()))?;
@@ -153,7 +148,7 @@ impl Place {
         Ok(())
     }
 
-    /// Runs the command `ip` at this end.
+    /// Runs the command `ip` at an end.
     fn ip(&self, side: Side, words: &str) -> Result<()> {
         match side {
             Side::Server => ip(words),
@@ -164,7 +159,7 @@ impl Place {
         }
     }
 
-    /// Returns the command of this end.
+    /// Returns the command that an end runs.
     pub(super) fn command(&self, side: Side, seed: u64) -> Command {
         let program = self.prefix.join(PROGRAM);
         let mut command = match side {
@@ -180,8 +175,7 @@ impl Place {
             .args([side.name(), SERVER.0, SERVER.1, &seed.to_string()])
             .env("LD_LIBRARY_PATH", self.prefix.join("lib/iwarp"))
             .env("IWARP_PEER_TIMEOUT_S", PEER_TIMEOUT)
-            // Freed blocks that the allocator keeps for a thread count as allocated, some 230 KiB
-            // of each thread at most.
+            // Blocks in a thread's cache, up to 230 KiB for each thread, would count as allocated.
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         command
     }
