@@ -60,7 +60,7 @@ pub fn control(data: &[u8]) {
     let lines = data.iter().filter(|octet| **octet == b'\n').count();
     for heard in 0.. {
         assert!(heard <= lines + 1, "more messages than lines");
-        match control.hear::<Request>(Duration::from_secs(10)) {
+        match control.receive::<Request>(Duration::from_secs(10)) {
             Ok(Some(_)) => {}
             Ok(None) => break,
             Err(error) => {
