@@ -1,4 +1,5 @@
-# Installs the package PACKAGE (a path, a pattern or an https address). If SHA256 is set, compares the package with it first.
+# Installs the package PACKAGE (a path, a pattern or an https address). If SHA256 is set, compares the
+# package with it first.
 set -euo pipefail
 
 case "$PACKAGE" in
@@ -32,4 +33,5 @@ fi
 run=()
 [ "$(id -u)" -eq 0 ] || run=(sudo)
 "${run[@]}" apt-get update --quiet
-"${run[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends "$file"
+"${run[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install --yes --quiet --no-install-recommends "$file"

@@ -10,7 +10,9 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program, tests_passed};
 
-use crate::{compliance, deb, fuzz, licences, miri, mutants, no_std, package, spelling, targets, tidy};
+use crate::{
+    compliance, deb, fuzz, licences, miri, mutants, no_std, package, spelling, targets, tidy,
+};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {

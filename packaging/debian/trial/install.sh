@@ -1,4 +1,5 @@
-# Run as root in a fresh Debian root: installs the package, and checks the service without starting it.
+# Run as root in a fresh Debian root: installs the package and checks the service without starting
+# it.
 set -eux
 ls /usr/bin/iwarp 2>/dev/null && exit 1
 apt-get install --yes --no-install-recommends "$1"

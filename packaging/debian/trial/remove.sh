@@ -1,4 +1,5 @@
-# Run as root after use.sh: enables the service, removes the package, installs it again, and purges it.
+# Run as root after use.sh: enables the service, removes the package, installs it again and purges
+# it.
 set -eux
 systemctl enable iwarp-cp.service
 test "$(systemctl is-enabled iwarp-cp.service)" = enabled

@@ -37,4 +37,7 @@ for page in /usr/share/man/man1/iwarp*.1.gz; do
     grep -q 'SEE ALSO' page
 done
 MANWIDTH=100 man iwarp-cp | head -n 30
-bash -ec '. /usr/share/bash-completion/bash_completion; . /usr/share/bash-completion/completions/iwarp; complete -p iwarp'
+bash -ec '
+    . /usr/share/bash-completion/bash_completion
+    . /usr/share/bash-completion/completions/iwarp
+    complete -p iwarp'

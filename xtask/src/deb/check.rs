@@ -346,7 +346,8 @@ mod tests {
 
     #[test]
     fn subcommands_are_those_of_the_help() {
-        let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n  help  Print\n\n\
+        let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n\
+                    \x20 help  Print\n\n\
                     Options:\n  -v  Log\n";
         assert_eq!(subcommands(help).collect::<Vec<_>>(), ["perf", "help"]);
     }

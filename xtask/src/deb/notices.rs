@@ -35,8 +35,8 @@ pub(super) fn text(context: &Context) -> Result<String> {
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
     let wanted = reachable(&metadata);
     let mut list = String::from(
-        "The programs of this package contain the crates below, and parts of Rust's standard library\n\
-         (MIT or Apache-2.0, the Rust project's contributors).\n\n",
+        "The programs of this package contain the crates below, and parts of Rust's standard\n\
+         library (MIT or Apache-2.0, the Rust project's contributors).\n\n",
     );
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {

@@ -312,7 +312,8 @@ mod tests {
     #[test]
     fn last_report_is_read() {
         let text = "#2\tINITED cov: 9 ft: 9 corp: 1/1b exec/s: 0 rss: 26Mb\n\
-            #40\tNEW    cov: 120 ft: 340 corp: 17/512b lim: 48 exec/s: 0 rss: 30Mb L: 3/90 MS: 1 X-\n\
+            #40\tNEW    cov: 120 ft: 340 corp: 17/512b lim: 48 exec/s: 0 rss: 30Mb L: 3/90 \
+            MS: 1 X-\n\
             Done 5000 runs in 3 second(s)\n\
             stat::number_of_executed_units: 5000\n\
             stat::average_exec_per_sec:     1666\n";

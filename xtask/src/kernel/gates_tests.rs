@@ -90,7 +90,8 @@ fn code_for_a_kernel_passes() {
     // The indirect call is the only thing wrong with it.
     breaks(Gate::Thunks, "rk_post_send", "call", body);
     let body = "push %rbx; sub $0x1f8,%rsp; mov 0x8(%rsp),%rax; call __x86_indirect_thunk_r11
-        lock xadd %rax,(%rdi); crc32q (%rsi),%rax; add $0x1f8,%rsp; pop %rbx; jmp __x86_return_thunk";
+        lock xadd %rax,(%rdi); crc32q (%rsi),%rax; add $0x1f8,%rsp; pop %rbx
+        jmp __x86_return_thunk";
     if let Some(findings) = found(body) {
         assert_eq!(findings, BTreeSet::new());
     }

@@ -211,7 +211,7 @@ fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Result<Found, 
         Some(packages) => packages,
         None => {
             return Ok(Err(format!(
-                "apt knows no recent {COMPILER_PACKAGE}: add security updates to its sources, {advice}"
+                "apt knows no new {COMPILER_PACKAGE}: add security updates to its sources, {advice}"
             )));
         }
     };
