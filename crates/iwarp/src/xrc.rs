@@ -29,7 +29,6 @@ use std::sync::{Arc, Weak};
 /// Numbers of shared receive queues have 24 bits, like those of queue pairs.
 const NUMBER_MASK: u32 = 0x00ff_ffff;
 
-/// The XRC domains of an opened device.
 #[derive(Default)]
 pub(crate) struct Domains(Mutex<Register>);
 
@@ -37,9 +36,7 @@ impl Registry for Domains {}
 
 #[derive(Default)]
 struct Register {
-    /// Domains by the device and inode of their file.
     by_file: HashMap<(u64, u64), Weak<DomainInner>>,
-    /// Existing queues by number.
     queues: HashMap<u32, Entry>,
     /// The last number that was used; 0 if there was none.
     last: u32,
@@ -305,7 +302,6 @@ impl QueuePair {
 }
 
 impl Register {
-    /// Returns a number that is not in use.
     fn number(&mut self, random: u32) -> Option<u32> {
         if self.last == 0 {
             // A random start keeps stale numbers from reaching new queues.
@@ -348,7 +344,6 @@ impl XrcDomain {
         Arc::as_ptr(&self.inner) as usize
     }
 
-    /// Finds one of its shared receive queues.
     fn queue(&self, number: u32) -> Option<Arc<SrqInner>> {
         let domains = self.inner.ctx.registry::<Domains>();
         let register = domains.0.lock();
@@ -478,7 +473,6 @@ impl Target {
 #[derive(Default)]
 struct Delivered {
     owed: Vec<(CompletionQueue, Owed)>,
-    /// Shared receive queues whose limit was reached.
     limits: Vec<Arc<SrqInner>>,
 }
 

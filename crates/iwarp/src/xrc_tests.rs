@@ -166,15 +166,15 @@ fn each_used_queue_gets_its_effects() {
         let times = overflowed.iter().filter(|other| other.is_same(cq)).count();
         assert_eq!((times, cq.queue_pairs()), (1, 1));
     }
-    let mut told = Vec::new();
+    let mut notified = Vec::new();
     while let Some(event) = ctx.try_async_event() {
         if let AsyncEventKind::SrqLimitReached(srq) = event.kind {
-            told.push(srq);
+            notified.push(srq);
         }
     }
-    assert_eq!(told.len(), queues.len());
+    assert_eq!(notified.len(), queues.len());
     for queue in &queues {
-        assert!(told.iter().any(|srq| srq.is_same(queue)));
+        assert!(notified.iter().any(|srq| srq.is_same(queue)));
     }
     target.forget(&qp.inner);
     qp.destroy();

@@ -211,7 +211,7 @@ impl Directory {
         let own = Address { gid: own, num };
         let since = now_ns();
         let role = match result {
-            Err(_) => Role::Nobody,
+            Err(_) => Role::Unreachable,
             Ok(()) if own < peer => Role::Us(Connector { own: ip, since }),
             Ok(()) => Role::Peer,
         };
@@ -305,7 +305,7 @@ impl Directory {
         }
     }
 
-    /// Handles a request that has come to nothing.
+    /// Handles a request that was refused or broken off.
     fn lose(self: &Arc<Self>, num: u32, id: &CmId) {
         let lost = Event::Lost {
             id: id.clone(),

@@ -459,3 +459,66 @@ fn unreachable_peer_has_a_time_limit() {
     assert_eq!(qp.state(), QpState::Error);
     qp.destroy();
 }
+
+/// Creates two queue pairs of one device that can be connected by number, in the order of their
+/// numbers.
+fn addressable_pair() -> (Arc<Directory>, [QueuePair; 2]) {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let mut qps = [(); 2].map(|()| {
+        let attributes = crate::testing::attributes(&ctx, &cq, &cq);
+        let qp = ctx.create_addressable_qp(&attributes).unwrap();
+        qp.modify(QpState::Init).unwrap();
+        qp
+    });
+    qps.sort_by_key(QueuePair::num);
+    (ctx.inner.directory().unwrap(), qps)
+}
+
+/// Both ends have to agree on their roles, also if they are of different versions.
+#[test]
+fn smaller_number_connects() {
+    let (directory, [small, large]) = addressable_pair();
+    let gid = gid_of(IpAddr::from([127, 0, 0, 1]));
+    let is = |qp: &QueuePair, role: fn(&Partner) -> bool| {
+        let state = directory.state.lock();
+        state.partners.get(&qp.num()).is_some_and(role)
+    };
+    large.connect_peer_from(gid, gid, small.num()).unwrap();
+    assert!(is(&large, |partner| matches!(
+        partner,
+        Partner::Expected(_)
+    )));
+    directory.give_up(large.num(), None);
+    small.connect_peer_from(gid, gid, large.num()).unwrap();
+    assert!(is(&small, |partner| matches!(
+        partner,
+        Partner::Pausing { .. } | Partner::Asking { .. }
+    )));
+    small.destroy();
+    large.destroy();
+}
+
+/// The ends meet whichever of them names the other first.
+#[test]
+fn ends_meet_in_either_order() {
+    let gid = gid_of(IpAddr::from([127, 0, 0, 1]));
+    for is_small_first in [true, false] {
+        let (directory, [small, large]) = addressable_pair();
+        let (first, second) = match is_small_first {
+            true => (&small, &large),
+            false => (&large, &small),
+        };
+        first.connect_peer_from(gid, gid, second.num()).unwrap();
+        second.connect_peer_from(gid, gid, first.num()).unwrap();
+        until("they do not meet", || {
+            let state = directory.state.lock();
+            [&small, &large].iter().all(|qp| {
+                let partner = state.partners.get(&qp.num());
+                qp.addresses().is_some() && matches!(partner, Some(Partner::Connected { .. }))
+            })
+        });
+        small.destroy();
+        large.destroy();
+    }
+}

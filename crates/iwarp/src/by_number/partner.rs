@@ -97,8 +97,8 @@ pub(super) struct Connector {
 pub(super) enum Role {
     Peer,
     Us(Connector),
-    /// Nobody: this end could not listen for the peer, or not connect to itself.
-    Nobody,
+    /// Neither end: this one could not listen for the peer, or not connect to itself.
+    Unreachable,
 }
 
 /// The state of a partner. See the module.
@@ -334,7 +334,7 @@ fn name(partner: Option<Partner>, named: Named, role: Role, effects: &mut Effect
             effects.then = Then::Connect;
             Partner::Pausing { named, connector }
         }
-        Role::Nobody => {
+        Role::Unreachable => {
             effects.destroy.extend(kept.map(|request| request.id));
             Partner::Unreachable(named)
         }

@@ -253,10 +253,10 @@ fn named_we_connect() {
             "Pausing -id -kept connect",
         ],
     );
-    let nobody = |_: &Ids| Event::Named(named(EPOCH + 1, FRIEND), Role::Nobody);
+    let unreachable = |_: &Ids| Event::Named(named(EPOCH + 1, FRIEND), Role::Unreachable);
     assert_row(
         "named, unreachable",
-        nobody,
+        unreachable,
         [
             "Unreachable",
             "Unreachable -kept",

@@ -35,7 +35,6 @@ impl CmId {
         self.take(replied, &qp)
     }
 
-    /// Sends the reply. Returns the stream, and the queue pair that is to take it.
     pub(super) fn send_reply(
         &self,
         parameters: &ConnectionParameters,
@@ -109,7 +108,6 @@ impl CmId {
         }
     }
 
-    /// Hands the stream to the queue pair.
     pub(super) fn take(&self, replied: Replied, qp: &QueuePair) -> Result<()> {
         //= rfc5044 section 7.1.2
         //# If the MPA Request Frame is properly formatted and the Private Data is

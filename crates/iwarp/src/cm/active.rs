@@ -63,11 +63,9 @@ struct State {
     token: u64,
     /// The peer's address: the program's, unless a port mapper has returned another.
     target: SocketAddr,
-    /// Number of refused TCP connects.
     refused: usize,
 }
 
-/// One attempt to connect.
 pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
@@ -81,7 +79,6 @@ pub(super) struct Active {
     state: Mutex<State>,
 }
 
-/// The end of an attempt.
 enum End {
     /// The event has been given.
     Established,
@@ -93,7 +90,6 @@ enum End {
     },
 }
 
-/// The next step.
 enum Next {
     Wait,
     End(End),
@@ -281,7 +277,6 @@ impl Active {
         Next::Wait
     }
 
-    /// Connects again after the pause.
     fn again(self: &Arc<Self>) {
         let next = {
             let mut s = self.state.lock();
@@ -376,7 +371,6 @@ impl Active {
         }
     }
 
-    /// Handles the result of the TCP connect.
     fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
         let token = s.token;
         let (stream, ends) = match connecting.try_finish() {
@@ -400,7 +394,6 @@ impl Active {
         Next::Wait
     }
 
-    /// Reads the reply.
     fn reply(self: &Arc<Self>, s: &mut State, starting: Box<Starting>) -> Next {
         let token = s.token;
         let read = starting.read(&mut s.session);

@@ -93,13 +93,13 @@ fn early_end_follows_established() {
             infiniband: None,
         }));
         // Without TimewaitExit, which comes a second after the end.
-        let told = || -> Vec<_> {
+        let events_given = || -> Vec<_> {
             let events = std::iter::from_fn(|| channel.try_next());
             events
                 .filter(|event| event.kind != CmEventKind::TimewaitExit)
                 .collect()
         };
-        let all = told();
+        let all = events_given();
         let reads = (all[0].responder_resources, all[0].initiator_depth);
         assert_eq!(
             (&all[0].private_data[..], reads),
@@ -108,7 +108,7 @@ fn early_end_follows_established() {
         let all: Vec<_> = all.iter().map(|event| (event.kind, event.status)).collect();
         assert_eq!(all, wanted, "{events:?}");
         assert!(id.established(Reply::default()));
-        assert!(told().is_empty(), "{events:?}: told twice");
+        assert!(events_given().is_empty(), "{events:?}: twice");
     }
 }
 
@@ -143,10 +143,10 @@ fn first_message_establishes_the_connection() {
         id.inner.state.lock().phase = Phase::Connected(false);
         id.inner.qp_event(events, None);
         // Without TimewaitExit, which comes a second after the end.
-        let told = std::iter::from_fn(|| channel.try_next())
+        let found = std::iter::from_fn(|| channel.try_next())
             .filter(|event| event.kind != CmEventKind::TimewaitExit)
             .map(|event| (event.kind, event.status));
-        assert_eq!(told.collect::<Vec<_>>(), wanted, "{events:?}");
+        assert_eq!(found.collect::<Vec<_>>(), wanted, "{events:?}");
         id.destroy();
     }
 }
@@ -232,8 +232,8 @@ fn change_is_not_visible_before_its_event() {
                     Some(s) => {
                         hidden = 0;
                         let same = std::mem::discriminant(&s.phase) == before;
-                        let told = matches!(s.phase, Phase::Connected(true));
-                        assert!(same && !told, "{name}: changed without its event");
+                        let is_changed = matches!(s.phase, Phase::Connected(true));
+                        assert!(same && !is_changed, "{name}: changed without its event");
                     }
                     None => hidden += 1,
                 }
@@ -276,7 +276,7 @@ fn retries_use_the_mapped_port() {
         let active = Active::new(&id, &ctx, (qp.clone(), None), at, None, &parameters).unwrap();
         active.state.lock().target = mapped.local_addr().unwrap();
         way(&active);
-        testing::until("nobody comes", || mapped.accept().is_ok());
+        testing::until("no attempt", || mapped.accept().is_ok());
         assert!(named.accept().is_err(), "the named port");
         active.cancel();
     }

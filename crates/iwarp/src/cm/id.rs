@@ -128,7 +128,6 @@ pub(super) struct IdState {
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
-    /// The program has disconnected.
     pub(super) leaving: bool,
     /// The connection ended before its Established event was given. The value is the status of the
     /// Disconnected event.
@@ -163,7 +162,6 @@ impl IdState {
 pub(crate) struct CmIdInner {
     pub(super) channel: Mutex<CmEventChannel>,
     pub(super) state: Mutex<IdState>,
-    /// For the program's own use.
     user: AtomicU64,
     serial: u64,
     pub(super) this: Weak<Self>,
@@ -245,7 +243,6 @@ impl CmId {
         }
     }
 
-    /// Creates the identifier of a peer's request.
     pub(super) fn of_request(
         channel: &CmEventChannel,
         ctx: Context,
@@ -813,7 +810,6 @@ impl IdState {
         self.counted = None;
     }
 
-    /// Returns `true` if it is bound to a port.
     pub(super) fn is_bound(&self) -> bool {
         self.bound.is_some() || self.datagrams.as_ref().is_some_and(Datagrams::is_bound)
     }

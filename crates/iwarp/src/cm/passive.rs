@@ -61,7 +61,6 @@ pub(super) enum Backlog {
 }
 
 impl Backlog {
-    /// Returns the number that the program has asked for.
     pub(super) const fn wanted(self) -> u32 {
         match self {
             Self::Waits(n) | Self::Rejects(n) => n,
@@ -86,7 +85,6 @@ impl Backlog {
     }
 }
 
-/// A listening socket.
 pub(super) struct Listening {
     listener: Listener,
     token: u64,
@@ -105,7 +103,6 @@ struct HalfOpen {
     ctx: Option<Context>,
     /// The listener's address, unless that is a wildcard.
     local: Option<SocketAddr>,
-    /// Which peers are admitted, and how many.
     admission: Admission,
     /// Number of connections and requests that are not over.
     connections: Arc<AtomicU32>,
@@ -115,7 +112,6 @@ struct HalfOpen {
     waiting: Arc<AtomicU32>,
     /// Number of requests whose event the program has not taken.
     untaken: Arc<AtomicU32>,
-    /// The limit of `untaken`.
     untaken_most: Option<u32>,
     /// Rejected connections that their initiators have not closed yet.
     refused: Arc<RefusedList>,
@@ -237,7 +233,6 @@ impl HalfOpen {
         !all.is_empty()
     }
 
-    /// Waits for the request of a connection.
     fn await_request(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
         let limit = incoming.session.poll_at();
         let token = self.engine.token();
@@ -334,9 +329,9 @@ impl HalfOpen {
         let (peer_end, private_data) = xrc::unwrap(session.private_data());
         let (infiniband, private_data) = InfinibandParameters::split_from(private_data);
         let private_data = private_data.to_vec();
-        let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
+        let said = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
         let (responder_resources, initiator_depth) =
-            (told(pending.peer_ord()), told(pending.peer_ird()));
+            (said(pending.peer_ord()), said(pending.peer_ird()));
         let s = listener.inner.state.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
@@ -551,7 +546,6 @@ impl Drop for Count {
     }
 }
 
-/// A peer's request.
 pub(super) struct Requested {
     pub(super) starting: Starting,
     pub(super) session: Responder,

@@ -76,7 +76,6 @@ impl RefusedList {
     }
 }
 
-/// A rejected connection.
 #[derive(Debug)]
 struct Refused {
     engine: Arc<Engine>,

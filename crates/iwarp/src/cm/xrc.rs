@@ -39,7 +39,7 @@ pub(super) fn check(ours: Option<XrcEnd>, peers: Option<XrcEnd>) -> Result<()> {
         | (Some(XrcEnd::Initiator), Some(XrcEnd::Target))
         | (Some(XrcEnd::Target), Some(XrcEnd::Initiator)) => Ok(()),
         _ => Err(Error::InvalidArgument(
-            "an XRC initiator needs an XRC target as its peer, and other queue pairs their own kind",
+            "XRC initiators connect to XRC targets, and other queue pairs to their own kind",
         )),
     }
 }

@@ -22,7 +22,6 @@ pub(super) const GROUP_PORT: u16 = 62_811;
 /// The largest number of groups of a queue pair. Each needs a socket with its buffer.
 const GROUPS_MAX: usize = 32;
 
-/// A group to which a queue pair is attached.
 pub(super) struct Group {
     ip: IpAddr,
     socket: DatagramSocket,
@@ -39,7 +38,6 @@ impl Group {
     }
 }
 
-/// The groups of a queue pair.
 #[derive(Default)]
 pub(super) struct Groups {
     list: Mutex<Vec<Arc<Group>>>,
@@ -48,7 +46,6 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Calls `f` for each group.
     pub(super) fn read(&self, f: impl FnMut(&Group)) {
         if !self.any.load(Ordering::Acquire) {
             return;

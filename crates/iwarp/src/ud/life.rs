@@ -16,7 +16,6 @@ use std::sync::atomic::Ordering;
 const FLUSH_STEP: usize = 1024;
 
 impl UdInner {
-    /// Performs the change to the state `to`.
     pub(super) fn enter(&self, g: &mut MutexGuard<'_, UdState>, to: State, due: &mut Due) {
         let before = std::mem::replace(&mut g.state, to);
         match to {
@@ -167,7 +166,6 @@ impl UdInner {
         self.forget_events();
     }
 
-    /// Releases its number and its sockets.
     fn leave(&self) {
         self.groups.leave_all(&self.engine);
         for local in self.locals.all().iter() {
@@ -246,7 +244,6 @@ impl Drop for UdInner {
     }
 }
 
-/// Returns a completion without data.
 pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
     Cqe {
         wr_id,

@@ -16,7 +16,6 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// One address with its socket.
 pub(super) struct Local {
     pub(super) ip: IpAddr,
     pub(super) socket: DatagramSocket,

@@ -42,7 +42,7 @@ fn dropped_queue_pairs_do_not_count() {
     drop(gone);
     let start = Instant::now();
     while weak.iter().any(|qp| qp.strong_count() > 0) {
-        assert!(start.elapsed() < PATIENCE, "somebody keeps one");
+        assert!(start.elapsed() < PATIENCE, "one is kept");
         std::thread::yield_now();
     }
     assert!(members.len() == 0 && members.all().is_empty());
@@ -67,7 +67,7 @@ fn remaining_queue_pairs_are_driven() {
     members.detach(&gone.inner);
     let start = Instant::now();
     while left.drops().no_receive == 0 {
-        assert!(start.elapsed() < PATIENCE, "nobody reads it");
+        assert!(start.elapsed() < PATIENCE, "it is not read");
         members.drive();
     }
     assert_eq!(gone.drops().no_receive, 0);

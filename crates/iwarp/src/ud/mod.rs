@@ -132,7 +132,6 @@ struct UdState {
     watches_room: Option<Arc<Local>>,
     /// Application threads drive it, and the engine does not watch its sockets.
     driven_by_app: bool,
-    /// The number of the next datagram.
     sequence: u32,
     rq: ReceiveQueue,
     taken: TakenRecv,
@@ -146,17 +145,14 @@ pub(crate) struct UdInner {
     num: u32,
     pd: u32,
     signal_all: bool,
-    /// For the program's own use.
     user: AtomicU64,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     srq: Option<SharedReceiveQueue>,
     slots: Slots,
-    /// Index of the device's interface.
     interface: u32,
     locals: Locals,
     engine: Arc<Engine>,
-    /// The token of its timer.
     timer: u64,
     state: Mutex<UdState>,
     groups: Groups,

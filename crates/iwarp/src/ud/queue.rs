@@ -32,7 +32,6 @@ pub struct UdSendWr<'a> {
     pub inline: &'a [&'a [u8]],
 }
 
-/// A pending request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     pub(super) wr_id: u64,
@@ -54,7 +53,6 @@ pub(super) struct SendQueue {
     held: usize,
     /// Total number of requests that have completed or were dropped.
     position: u32,
-    /// The slot of the oldest request.
     head: usize,
     max_sge: usize,
     max_inline: usize,
@@ -130,7 +128,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Appends a request.
     pub(super) fn push(&mut self, wr: &UdSendWr<'_>, qkey: u32) -> Result<(), PostError> {
         self.check(wr)?;
         if self.room() == 0 {
@@ -198,7 +195,6 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Removes and returns the oldest request.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         let wr = self.ring.pop_front()?;
         self.head = self.slot(1);

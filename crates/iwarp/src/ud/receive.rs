@@ -69,7 +69,6 @@ impl UdInner {
         self.settle(due);
     }
 
-    /// Delivers a datagram, or drops it.
     fn arrived(
         &self,
         g: &mut MutexGuard<'_, UdState>,

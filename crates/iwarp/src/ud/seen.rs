@@ -4,12 +4,11 @@
 //! Each sender numbers its datagrams. For each of the last [`SENDERS_MAX`] senders there is a
 //! window of the [`WINDOW`] numbers up to the newest delivered one, with a bit for each. A number
 //! in the window with its bit set is a copy. An older number may be one, and is treated as one: a
-//! datagram that comes so late counts as lost. Therefore memory is bounded, whoever sends.
+//! datagram that comes so late counts as lost. Therefore memory is bounded.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-/// Numbers that are remembered for each sender.
 const WINDOW: usize = 1024;
 /// Senders that are remembered. If there are more, the one that has been silent for longest is
 /// forgotten.
@@ -21,7 +20,6 @@ const JUMP: u32 = 1 << 16;
 const BITS: usize = u64::BITS as usize;
 const _: () = assert!(WINDOW.is_power_of_two() && WINDOW < JUMP as usize);
 
-/// The address and the queue pair number of a sender.
 type Sender = (SocketAddr, u32);
 
 struct Window {

@@ -26,7 +26,6 @@ use std::time::Duration;
 /// How long requests wait for room in the socket's buffer. Then they are dropped, as the network
 /// might do, so that a blocked link does not withhold completions from the program.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The timer of [`PATIENCE`].
 pub(super) const TIMER_BLOCKED: u32 = 1;
 /// The bit of a request's Q_Key that stands for the queue pair's own key.
 const OWN_QKEY: u32 = 1 << 31;
@@ -312,7 +311,6 @@ impl UdInner {
         self.drive_tx();
     }
 
-    /// Returns `true` if requests wait for room in the socket's buffer.
     pub(super) fn is_blocked(&self) -> bool {
         self.state.lock().blocked_since.is_some()
     }
@@ -350,7 +348,6 @@ mod tests {
         Err(ErrorKind::WouldBlock.into())
     }
 
-    /// Waits until all `count` datagrams are sent.
     fn are_sent(qp: &UdQueuePair, count: u64) {
         let start = Instant::now();
         while qp.counters().tx_messages != count {

@@ -20,7 +20,6 @@ impl Watch {
         Self { qp, own }
     }
 
-    /// Creates the entry of the queue pair's own sockets.
     pub(super) fn own(qp: &Arc<UdInner>) -> Arc<dyn Source> {
         let qp = Arc::downgrade(qp);
         Arc::new(Self::new(qp, true))

@@ -39,7 +39,6 @@ struct State {
     is_over: bool,
 }
 
-/// One attempt.
 pub(in crate::cm) struct Asking {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
@@ -51,7 +50,6 @@ pub(in crate::cm) struct Asking {
     state: Mutex<State>,
 }
 
-/// The end of an attempt.
 enum End {
     Answered(Answer, Vec<u8>),
     /// With an errno, and the SIDR status if there is one for it.
@@ -362,7 +360,7 @@ mod tests {
         let mut end = |errno| match asking.failed(&mut s, &io::Error::from_raw_os_error(errno)) {
             None => None,
             Some(End::Unreachable(errno, refusal)) => Some((errno, refusal)),
-            Some(End::Answered(..)) => panic!("nobody has answered"),
+            Some(End::Answered(..)) => panic!("there was no answer"),
         };
         for unreachable in [libc::ENETUNREACH, libc::EHOSTUNREACH] {
             assert_eq!(end(unreachable), Some((unreachable, None)));

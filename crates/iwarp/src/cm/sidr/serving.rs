@@ -39,7 +39,6 @@ struct Replier {
     socket: Arc<ServiceSocket>,
     /// The device that the listener is confined to, if the program has chosen one.
     ctx: Option<Context>,
-    /// The peers that get an answer.
     peers: Networks,
     requests: Mutex<RequestTable>,
 }
@@ -192,7 +191,6 @@ pub(in crate::cm) struct Asked {
     replier: Arc<Replier>,
     key: Key,
     cookie: u64,
-    /// The local address of the request.
     to: IpAddr,
     is_answered: bool,
     origin: Origin,
