@@ -20,6 +20,7 @@ pub(crate) trait Link {
     /// Fails if the connection is broken, a message is malformed or the limit is exceeded.
     fn recv(&mut self) -> Result<Option<Message>>;
 
+    /// Returns a message if one has arrived, without waiting.
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
     /// Records whether the peer, which has made a valid request, is waiting for this end. While it

@@ -230,7 +230,7 @@ impl Link {
 
 /// Returns the error of a peer that violates the order of the protocol.
 pub(super) fn out_of_turn() -> Error {
-    Error::failed("the peer does not keep to rping's protocol")
+    Error::failed("the peer violates rping's protocol")
 }
 
 #[cfg(test)]
