@@ -111,7 +111,7 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
     // `by_number.rs`).
     let count = if program.latency { "201" } else { "501" };
     let few = if program.latency { "11" } else { "31" };
-    let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
+    let mut out: Vec<(&str, Vec<&'static str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
     let mut roce = vec![
         ("`--as roce`, without `-R`", vec!["-x", "1", "-n", count], 1),
         ("`--as roce`, IPv6 GIDs", vec!["-x", "3", "-n", count], 1),
@@ -168,24 +168,31 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         out.push((both, options, 1));
     }
     out.into_iter()
-        .map(|(what, options, rows)| {
-            // The latency programs calibrate the processor's counter for each size, which takes
-            // seconds on a busy machine.
-            let long = program.latency && rows == SIZES;
-            let face = if what.starts_with("`--as roce`") {
-                "roce"
-            } else {
-                "rnic"
-            };
-            let extended = options.starts_with(&XRC);
-            let case = Case::new(program.name, what, move |stage| {
-                run(stage, program.name, face, &options, rows)
-            });
-            let case = case.needs(&["perftest"]).spins().limit(240);
-            let case = if extended { case.own_tmp() } else { case };
-            if long { case.long() } else { case }
-        })
+        .map(|(what, options, rows)| case(program, what, options, rows))
         .collect()
+}
+
+fn case(
+    program: &'static Program,
+    what: &str,
+    options: Vec<&'static str>,
+    rows: usize,
+) -> Case<Stage> {
+    // The latency programs calibrate the processor's counter for each size, which takes seconds on
+    // a busy machine.
+    let long = program.latency && rows == SIZES;
+    let face = if what.starts_with("`--as roce`") {
+        "roce"
+    } else {
+        "rnic"
+    };
+    let extended = options.starts_with(&XRC);
+    let case = Case::new(program.name, what, move |stage| {
+        run(stage, program.name, face, &options, rows)
+    });
+    let case = case.needs(&["perftest"]).spins().limit(240);
+    let case = if extended { case.own_tmp() } else { case };
+    if long { case.long() } else { case }
 }
 
 /// Runs both ends and checks the client's table.

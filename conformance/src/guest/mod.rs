@@ -123,6 +123,71 @@ pub(crate) struct Machine {
     pub(crate) arguments: String,
 }
 
+impl Machine {
+    /// Returns QEMU's command line without the networks.
+    fn command(&self, image: &Image, console: &Path) -> Command {
+        let mut command = tied("qemu-system-x86_64");
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-machine", "q35"])
+            .args([
+                "-accel",
+                "tcg,thread=multi",
+                "-cpu",
+                self.cpu,
+                "-smp",
+                "2",
+                "-m",
+                "1536",
+            ])
+            .arg("-kernel")
+            .arg(&image.kernel)
+            .arg("-initrd")
+            .arg(&image.initramfs)
+            .args(["-append", &format!("{KERNEL_ARGUMENTS} {}", self.arguments)])
+            .args([
+                "-chardev",
+                &format!("file,id=console,path={}", console.display()),
+            ])
+            .args(["-serial", "chardev:console"])
+            .args(["-device", "virtio-rng-pci"]);
+        command
+    }
+
+    /// Adds the options of the optional devices.
+    fn add_options(&self, command: &mut Command, device: &str, cache: &Path) {
+        if self.tap {
+            // Without offloads, each packet of the device is one TCP segment.
+            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,\
+                         host_tso4=off,host_tso6=off";
+            command.args([
+                "-netdev",
+                &format!("tap,id=tap,ifname={device},script=no,downscript=no"),
+                "-device",
+                &format!("{},{plain}", card("tap", 3)),
+            ]);
+        }
+        if let Some(cable) = self.cable {
+            command.args(cable.options());
+        }
+        if let Some(disk) = &self.disk {
+            command.args([
+                "-drive",
+                &format!("if=none,id=disk,format=raw,file={}", disk.display()),
+                "-device",
+                "virtio-blk-pci,drive=disk",
+            ]);
+        }
+        if self.record {
+            let file = cache.join("user-network.pcap");
+            command.args([
+                "-object",
+                &format!("filter-dump,id=dump,netdev=user,file={}", file.display()),
+            ]);
+        }
+    }
+}
+
 /// A running guest. Dropping it kills QEMU.
 pub(crate) struct Guest {
     qemu: Child,
@@ -140,14 +205,6 @@ impl Guest {
         machine: &Machine,
         log: &mut Log,
     ) -> Result<Self> {
-        let &Machine {
-            tap,
-            cable,
-            ref disk,
-            record,
-            cpu,
-            ref arguments,
-        } = machine;
         let console = cache.join("console.log");
         let mut ports = free_ports(GUEST_PORTS.len() + 2)?.into_iter();
         let mut here = || -> Result<SocketAddr> {
@@ -165,32 +222,9 @@ impl Guest {
         let id = std::process::id();
         let device = format!("iwtap{id}");
         remove_stale_namespaces();
-        let mut command = tied("qemu-system-x86_64");
+        let mut command = machine.command(image, &console);
         command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
-            .args(["-display", "none", "-machine", "q35"])
-            .args([
-                "-accel",
-                "tcg,thread=multi",
-                "-cpu",
-                cpu,
-                "-smp",
-                "2",
-                "-m",
-                "1536",
-            ])
-            .arg("-kernel")
-            .arg(&image.kernel)
-            .arg("-initrd")
-            .arg(&image.initramfs)
-            .args(["-append", &format!("{KERNEL_ARGUMENTS} {arguments}")])
-            .args([
-                "-chardev",
-                &format!("file,id=console,path={}", console.display()),
-            ])
-            .args(["-serial", "chardev:console"])
             .args(["-monitor", &format!("tcp:{monitor},server=on,wait=off")])
-            .args(["-device", "virtio-rng-pci"])
             .args(["-netdev", &user, "-device", &card("user", 1)])
             .args([
                 "-netdev",
@@ -201,35 +235,7 @@ impl Guest {
                 "-device",
                 &card("ctl", 2),
             ]);
-        if tap {
-            // Without offloads, each packet of the device is one TCP segment.
-            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,\
-                         host_tso4=off,host_tso6=off";
-            command.args([
-                "-netdev",
-                &format!("tap,id=tap,ifname={device},script=no,downscript=no"),
-                "-device",
-                &format!("{},{plain}", card("tap", 3)),
-            ]);
-        }
-        if let Some(cable) = cable {
-            command.args(cable.options());
-        }
-        if let Some(disk) = disk {
-            command.args([
-                "-drive",
-                &format!("if=none,id=disk,format=raw,file={}", disk.display()),
-                "-device",
-                "virtio-blk-pci,drive=disk",
-            ]);
-        }
-        if record {
-            let file = cache.join("user-network.pcap");
-            command.args([
-                "-object",
-                &format!("filter-dump,id=dump,netdev=user,file={}", file.display()),
-            ]);
-        }
+        machine.add_options(&mut command, &device, cache);
         let out = File::create(cache.join("qemu.log"))?;
         let qemu = command
             .stdin(Stdio::null())
@@ -244,7 +250,7 @@ impl Guest {
             forwards,
             namespace: None,
         };
-        if tap {
+        if machine.tap {
             guest.tap(&format!("iwarp{id}"), &device, log)?;
         }
         guest.wait(&console)?;

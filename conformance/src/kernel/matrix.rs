@@ -180,27 +180,7 @@ pub(crate) fn run(
         ports: Ports::default(),
         rows: Rows::default(),
     };
-    if wants(Peer::Itself) {
-        let end = USER.end(&guest);
-        matrix.between(&end, &end, "module->module", None, log)?;
-        matrix.suite(log)?;
-    }
-    if let (Some(host), false) = (&host, choice.storage) {
-        let (ours, library) = (
-            TAP.end(&guest),
-            End::Library {
-                host,
-                guest: &guest,
-            },
-        );
-        matrix.between(&ours, &library, "module->library", None, log)?;
-        matrix.between(&library, &ours, "library->module", None, log)?;
-    }
-    if let Some(other) = &other {
-        let (ours, siw) = (CABLE.end(&guest), SIW.end(other));
-        matrix.between(&ours, &siw, "module->siw", Some(other), log)?;
-        matrix.between(&siw, &ours, "siw->module", Some(other), log)?;
-    }
+    matrix.all(host.as_ref(), other.as_ref(), log)?;
     let mut failed = matrix.rows.print(log);
     drop(other);
     let guest = match host {
@@ -250,6 +230,27 @@ struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
+    /// Runs all programs with all chosen peers.
+    fn all(&mut self, host: Option<&Host>, siw: Option<&Guest>, log: &mut Log) -> Result<()> {
+        let guest = self.guest;
+        if self.choice.peers.contains(&Peer::Itself) {
+            let end = USER.end(guest);
+            self.between(&end, &end, "module->module", None, log)?;
+            self.suite(log)?;
+        }
+        if let (Some(host), false) = (host, self.choice.storage) {
+            let (ours, library) = (TAP.end(guest), End::Library { host, guest });
+            self.between(&ours, &library, "module->library", None, log)?;
+            self.between(&library, &ours, "library->module", None, log)?;
+        }
+        if let Some(other) = siw {
+            let (ours, theirs) = (CABLE.end(guest), SIW.end(other));
+            self.between(&ours, &theirs, "module->siw", siw, log)?;
+            self.between(&theirs, &ours, "siw->module", siw, log)?;
+        }
+        Ok(())
+    }
+
     /// Runs all programs from one end to the other.
     fn between(
         &mut self,

@@ -23,7 +23,8 @@ use xtask::process::Log;
 
 use crate::case::{Case, is_chosen};
 use crate::guest::host::Host;
-use crate::guest::{Guest, Machine, image};
+use crate::guest::image::{self, Image};
+use crate::guest::{Guest, Machine};
 use crate::needs::{self, Need, Offer};
 use crate::rows::Rows;
 use crate::{complaints, excuses};
@@ -98,21 +99,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     if !root {
         log.say("not root: cases over the TAP device are left out");
     }
-    let start = Instant::now();
-    let machine = Machine {
-        tap,
-        cable: None,
-        disk: None,
-        record: args.capture,
-        cpu: "max",
-        arguments: "mitigations=off".to_owned(),
-    };
-    let guest = Guest::start(&image, &cache, &machine, &mut log)?;
-    log.say(format!(
-        "the guest is up: Linux {}, {:.0} s",
-        image.release,
-        start.elapsed().as_secs_f64()
-    ));
+    let guest = boot(&image, &cache, tap, args.capture, &mut log)?;
     if let Some(command) = &args.exec {
         let out = guest.run(command, 300)?;
         println!("{}", out.text);
@@ -142,6 +129,25 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
         bail!("{failed} cases failed");
     }
     Ok(())
+}
+
+fn boot(image: &Image, cache: &Path, tap: bool, record: bool, log: &mut Log) -> Result<Guest> {
+    let start = Instant::now();
+    let machine = Machine {
+        tap,
+        cable: None,
+        disk: None,
+        record,
+        cpu: "max",
+        arguments: "mitigations=off".to_owned(),
+    };
+    let guest = Guest::start(image, cache, &machine, log)?;
+    log.say(format!(
+        "the guest is up: Linux {}, {:.0} s",
+        image.release,
+        start.elapsed().as_secs_f64()
+    ));
+    Ok(guest)
 }
 
 /// Returns the known fault that made the case fail.
