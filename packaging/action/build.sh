@@ -1,5 +1,5 @@
-# Builds iwarp from the sources around this file and installs it below PREFIX. The default is a folder
-# of the job.
+# Builds iwarp from the sources around this file and installs it below PREFIX. The default is a
+# folder of the job.
 set -euo pipefail
 
 PREFIX=${PREFIX:-$RUNNER_TEMP/iwarp}

@@ -1,5 +1,5 @@
-# Installs the package PACKAGE (a path, a pattern or an https address). If SHA256 is set, compares the
-# package with it first.
+# Installs the package PACKAGE (a path, a pattern or an https address). If SHA256 is set, compares
+# the package with it first.
 set -euo pipefail
 
 case "$PACKAGE" in

@@ -209,7 +209,7 @@ static double half_round_trip(int rounds)
 	return (MPI_Wtime() - begin) * 5e5 / rounds;
 }
 
-/* The same for a sum over all ranks. */
+/* Measures a sum over all ranks in the same way. */
 static double sum_of_all(int rounds)
 {
 	uint32_t mine = (uint32_t)rank, sum;

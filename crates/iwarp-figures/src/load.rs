@@ -10,7 +10,7 @@ const TICKS: f64 = 100.0;
 
 /// Columns of /proc/stat: user, nice, system, and steal (time that a hypervisor took away).
 const PROGRAMS: &[usize] = &[0, 1, 2, 7];
-/// The same columns and those of interrupts.
+/// Columns of programs and of interrupts.
 const INTERRUPTS: &[usize] = &[0, 1, 2, 5, 6, 7];
 
 /// Returns the CPUs that this thread may use, in ascending order. The list is empty if they are

@@ -170,7 +170,7 @@ pub struct Admission {
     /// [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are more, the
     /// oldest is reset: an honest peer sends its request immediately.
     pub half_open: u32,
-    /// The same limit for the peers of one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default 256), so
+    /// This limit for the peers of one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default 256), so
     /// that one host cannot cause resets of others. IPv6 addresses with the same first 64 bits
     /// count as one.
     pub half_open_per_address: u32,

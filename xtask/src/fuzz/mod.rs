@@ -17,7 +17,7 @@ use xtask::process::{self, Log};
 use programs::{GUIDE, PACKAGES, Target, build};
 use search::Limit;
 
-/// What `cargo xtask fuzz` is told.
+/// Arguments of `cargo xtask fuzz`.
 #[derive(Debug, Args)]
 pub(crate) struct FuzzArgs {
     /// Target to run; may be repeated; all without it

@@ -49,7 +49,7 @@ fn places_are_limited_and_freed() {
     let first = known(&gate, A);
     let _second = known(&gate, A);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(2));
-    // The same host, as an IPv4-mapped IPv6 address.
+    // An IPv4-mapped IPv6 address names the same host.
     let IpAddr::V4(v4) = A else { unreachable!() };
     let mapped = IpAddr::V6(v4.to_ipv6_mapped());
     assert_eq!(gate.admit(mapped).unwrap_err(), Full::Address(2));

@@ -303,7 +303,7 @@ mod tests {
         let bundle = Bundle::read(&exe).unwrap().unwrap();
         let error = bundle.unpack(&folder).err().unwrap().to_string();
         assert!(error.contains("somebody else"), "{error}");
-        // The same applies to another user's link to a folder of ours.
+        // Another user's link to a folder of ours is refused, too.
         let link = dir.join("link");
         symlink(&dir, &link).unwrap();
         assert!(check_trusted(&link).is_err() && check_trusted(&dir).is_ok());

@@ -348,7 +348,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         eprintln!("iwarp: {}", iwarp_cli_common::text::printable(&text));
     }
     // Identifies the program to the library, which warns if it ends without opening a device.
-    // Programs that have the library preloaded may have loaded it in vain.
+    // Programs that have the library preloaded may not need it.
     if !args.settings.rsockets && matches!(libs.verbs, library::Verbs::Folder(_)) {
         vars.push(("IWARP_RUN", std::process::id().to_string().into()));
     }

@@ -295,7 +295,7 @@ fn interrupted_copy_says_how_to_continue() {
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
     assert!(said.contains("repeat the command to continue"), "{said}");
-    // The same applies after a lost connection, except that --no-resume does not continue. The
+    // After a lost connection this holds, too, except that --no-resume does not continue. The
     // server unlocks the partial file a moment after the first client has gone.
     let args = [&["cp", "--no-resume"], &args[1..]].concat();
     let have = fs::metadata(&part).unwrap().len();

@@ -2,8 +2,8 @@
 //! *target* that only receives and responds. Each request contains the number of the shared receive
 //! queue that its message is for.
 //!
-//! iWARP has no field for that number, so the initiator sends it in a note (`by_number`) before each
-//! request for another queue than the previous one. Until the next note, the target takes receives
+//! iWARP has no field for that number, so the initiator sends it in a note (`by_number`) before
+//! each request for another queue than the previous one. Until the next note, the target takes receives
 //! from that queue. It also accesses memory with that queue's protection domain, because a target
 //! has none of its own.
 //!

@@ -181,7 +181,7 @@ static void opcodes_and_flags(void)
 		over(&right);
 	}
 	right.mw->rkey = key;
-	/* The same key once more, invalidated by its owner. */
+	/* Binds this key once more; its owner invalidates it. */
 	send(&right, bind);
 	next(&right, 90, IBV_WC_SUCCESS);
 	over(&right);

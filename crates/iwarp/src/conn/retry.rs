@@ -1,18 +1,20 @@
-//! How long a queue pair that is connected by number waits for its peer: `timeout`, `retry_cnt`, `rnr_retry` and `min_rnr_timer` of
-//! `ibv_modify_qp(3)`, with the codes of the InfiniBand specification (sections 9.7.5.2.8 and 9.9.2.1).
+//! How long a queue pair that is connected by number waits for its peer: `timeout`, `retry_cnt`,
+//! `rnr_retry` and `min_rnr_timer` of `ibv_modify_qp(3)`, with the codes of the InfiniBand
+//! specification (sections 9.7.5.2.8 and 9.9.2.1).
 
 use std::time::Duration;
 
 /// How long requests wait for a peer that does not answer, and Sends for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// `timeout`: an attempt takes 4.096 µs · 2^`timeout`; 0 waits for ever. At most 31.
+    /// `timeout`: an attempt takes 4.096 µs · 2^`timeout`; 0 means no limit. At most 31.
     pub timeout: u8,
     /// `retry_cnt`: attempts after the first. At most 7.
     pub retry_cnt: u8,
-    /// `rnr_retry`: attempts after the first if the peer has posted no receive; 7 is for ever. At most 7.
+    /// `rnr_retry`: attempts after the first if the peer has posted no receive; 7 means no limit. At
+    /// most 7.
     pub rnr_retry: u8,
-    /// `min_rnr_timer`: the code of the time that the peer waits before such an attempt. At most 31.
+    /// `min_rnr_timer`: the code of the delay before such an attempt at the peer. At most 31.
     pub min_rnr_timer: u8,
 }
 
@@ -40,7 +42,7 @@ impl Retry {
         self.timeout <= 31 && self.retry_cnt <= 7 && self.rnr_retry <= 7 && self.min_rnr_timer <= 31
     }
 
-    /// Returns how long a request waits for the answer of a peer that has gone; `None` if it waits for ever.
+    /// Returns how long a request waits for a peer that has gone; `None` if there is no limit.
     pub fn gone_after(&self) -> Option<Duration> {
         if self.timeout == 0 {
             return None;
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_codes_mean_what_infiniband_says() {
+    fn codes_match_infiniband() {
         let with = |timeout, retry_cnt| Retry {
             timeout,
             retry_cnt,
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_as_many_bits_as_in_the_verbs() {
+    fn values_have_verbs_ranges() {
         let good = Retry {
             timeout: 31,
             retry_cnt: 7,

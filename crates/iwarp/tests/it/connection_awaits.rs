@@ -143,7 +143,7 @@ fn setup_is_cancelled_at_every_await() {
         for polls in 0..DEEP {
             drop(poll_and_drop(iwarp::connect(to).into_future(), polls));
         }
-        // Those cancelled by the server fail; the last one does not.
+        // Connections that the server cancelled fail; the last one does not.
         let connected = loop {
             match iwarp::connect(to).wait() {
                 Ok(connection) => {

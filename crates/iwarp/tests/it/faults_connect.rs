@@ -33,7 +33,7 @@ fn connect_to_closed_port_is_refused() {
             let end = End::new(ip, &config());
             end.connect(address, b"");
             end.expect_failure(CmEventKind::Rejected, libc::ECONNREFUSED);
-            // The same identifier and queue pair can connect again.
+            // Identifier and queue pair can connect again.
             let server = Server::new(ip, &config());
             end.id.resolve_addr(None, server.address).unwrap();
             end.expect(CmEventKind::AddrResolved);

@@ -58,7 +58,7 @@ impl Crates {
         text
     }
 
-    /// Returns what the table does not allow, and what it allows in vain.
+    /// Returns what the table does not allow, and what it allows without need.
     pub(crate) fn compare(&self, table: &Table) -> Vec<Finding> {
         let mut texts = Vec::new();
         for (name, modules) in &self.modules {
