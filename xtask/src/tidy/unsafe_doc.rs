@@ -19,7 +19,8 @@ const HEAD: &str = "\
 `unsafe` appears in these files only, each block with a `SAFETY:` comment that relies on the
 invariant in this table. `cargo xtask unsafe-doc` writes this file from `xtask/unsafe-modules.txt`.
 `cargo xtask test --only tidy` fails if another file contains `unsafe`, if a row is not needed, or
-if this file is out of date. `iwarp-proto` forbids `unsafe`. Terms are in the [glossary](glossary.md).
+if this file is out of date. `iwarp-proto` forbids `unsafe`. Terms are in the
+[glossary](glossary.md).
 
 It is checked by Miri (step `miri`), by valgrind, AddressSanitizer and ThreadSanitizer
 (`cargo xtask interop apps --all --only Sanitizer valgrind`), and by KASAN for the kernel module.
