@@ -369,8 +369,8 @@ impl Router {
         self.turns.begin(self.slots.version())
     }
 
-    /// Returns `true` if the router's waker is registered, so that every later completion is routed.
-    /// Call it after registering a waker.
+    /// Returns `true` if the router's waker is registered, so that every later completion is
+    /// routed. Call it after registering a waker.
     pub(super) fn is_watched(&self) -> bool {
         // Either the caller's waker is registered before this, or the thread that takes the
         // router's waker sees it: see `route_and_watch`.

@@ -31,7 +31,8 @@
 //!
 //! ```
 //! use iwarp::verbs::{
-//!     Access, Config, Context, Cqe, Device, ProtectionDomain, QpInitAttr, RecvWr, SendWr, WcStatus,
+//!     Access, Config, Context, Cqe, Device, ProtectionDomain, QpInitAttr, RecvWr, SendWr,
+//!     WcStatus,
 //! };
 //! use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
 //!
