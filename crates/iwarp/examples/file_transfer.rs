@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --example file_transfer                                    # both ends in this process
-//! cargo run --example file_transfer serve 192.0.2.7:7174 received.bin  # on one host; on another:
+//! cargo run --example file_transfer serve 192.0.2.7:7174 received.bin  # on one host, on another:
 //! cargo run --example file_transfer send 192.0.2.7:7174 file.bin
 //! ```
 //!

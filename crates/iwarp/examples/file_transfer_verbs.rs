@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --example file_transfer_verbs  # both ends in this process
-//! cargo run --example file_transfer_verbs serve 192.0.2.7:7174 received.bin  # on one host; on another:
+//! cargo run --example file_transfer_verbs serve 192.0.2.7:7174 received.bin  # host 1; host 2:
 //! cargo run --example file_transfer_verbs send 192.0.2.7:7174 file.bin
 //! ```
 //!
