@@ -2,8 +2,8 @@
 //! The server's program takes no part in the additions.
 //!
 //! ```sh
-//! cargo run --example counter                           # server and four clients in one process
-//! cargo run --example counter serve 192.0.2.7:7173      # on one host, then on others:
+//! cargo run --example counter                       # both ends in this process
+//! cargo run --example counter serve 192.0.2.7:7173  # on one host, then on others:
 //! cargo run --example counter add 192.0.2.7:7173 1000
 //! ```
 

@@ -2,8 +2,8 @@
 //! this example uses tokio.
 //!
 //! ```sh
-//! cargo run --example echo_async                           # server and eight clients here
-//! cargo run --example echo_async serve 192.0.2.7:7175      # on one host, then on another:
+//! cargo run --example echo_async                       # both ends in this process
+//! cargo run --example echo_async serve 192.0.2.7:7175  # on one host, then on another:
 //! cargo run --example echo_async connect 192.0.2.7:7175
 //! ```
 

@@ -2,10 +2,8 @@
 //! tell the server that the file is complete.
 //!
 //! ```sh
-//! # Both ends in this process:
-//! cargo run --example file_transfer
-//! # On one host, then on another:
-//! cargo run --example file_transfer serve 192.0.2.7:7174 received.bin
+//! cargo run --example file_transfer                                    # both ends in this process
+//! cargo run --example file_transfer serve 192.0.2.7:7174 received.bin  # on one host, on another:
 //! cargo run --example file_transfer send 192.0.2.7:7174 file.bin
 //! ```
 //!

@@ -2,10 +2,8 @@
 //! tell the server that the file is complete.
 //!
 //! ```sh
-//! # Both ends in this process:
-//! cargo run --example file_transfer_verbs
-//! # On one host, then on another:
-//! cargo run --example file_transfer_verbs serve 192.0.2.7:7174 received.bin
+//! cargo run --example file_transfer_verbs  # both ends in this process
+//! cargo run --example file_transfer_verbs serve 192.0.2.7:7174 received.bin  # host 1; host 2:
 //! cargo run --example file_transfer_verbs send 192.0.2.7:7174 file.bin
 //! ```
 //!
