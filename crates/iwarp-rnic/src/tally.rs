@@ -82,7 +82,6 @@ impl Tally {
         !self.0.is_empty()
     }
 
-    /// Counts a successful operation.
     pub(crate) fn add(&mut self, what: Counted, octets: u32) {
         self.count(what, WcStatus::Success, octets);
     }
@@ -94,12 +93,10 @@ impl Tally {
         }
     }
 
-    /// Counts a failed operation.
     pub(crate) fn add_failed(&mut self, what: Counted) {
         self.count(what, WcStatus::Flushed, 0);
     }
 
-    /// Counts a request of this end.
     pub(crate) fn add_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
         if let Some(what) = Counted::of(op) {
             self.count(what, status, octets);

@@ -444,7 +444,7 @@ pub enum WcStatus {
 
 /// The operation of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[allow(missing_docs)]
+#[expect(missing_docs, reason = "most names say everything")]
 pub enum WcOpcode {
     #[default]
     Send,

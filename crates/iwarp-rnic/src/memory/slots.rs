@@ -157,7 +157,6 @@ impl<M> Slots<M> {
         })
     }
 
-    /// Returns the largest part with room.
     fn roomy(&self) -> Option<usize> {
         self.parts.iter().rposition(Part::has_room)
     }

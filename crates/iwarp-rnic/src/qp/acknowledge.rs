@@ -32,7 +32,6 @@ const BURST: u32 = 16;
 /// Requests that were sent and not acknowledged yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Acknowledge {
-    /// Whether the mode is enabled.
     pub(super) enabled: bool,
     /// Whether the program does not know about the connection.
     by_number: bool,
@@ -49,7 +48,6 @@ pub(super) struct Acknowledge {
     pub(super) own_peer: bool,
     /// How Sends that find no receive are retried.
     pub(super) rnr: Rnr,
-    /// Progress of the farewell to the peer.
     pub(super) parting: Parting,
     /// The peer has sent its farewell.
     pub(super) peer_gone: bool,

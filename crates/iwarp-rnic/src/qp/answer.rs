@@ -14,7 +14,6 @@ use crate::tally::Counted;
 use iwarp_proto::ddp::TAGGED_HEADER_LEN;
 use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 
-/// The result of planning a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The plan has no room; nothing was planned.

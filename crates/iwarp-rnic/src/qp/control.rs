@@ -40,7 +40,6 @@ impl QueuePair {
         }
     }
 
-    /// Processes a Read Request.
     #[inline(never)]
     pub(super) fn receive_read_request<H: Host>(
         &mut self,

@@ -448,7 +448,6 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Completes a request whose response is delivered.
     #[inline]
     fn complete_answered<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
         //= rfc5040 section 5.2.2

@@ -19,7 +19,6 @@ pub(super) struct Direct {
     pub(super) target: Target,
     /// Payload of the whole segment, in octets.
     pub(super) payload: u32,
-    /// Payload placed so far.
     pub(super) placed: u32,
     /// End of the payload that may be read directly. The rest goes through staging, so that it
     /// becomes visible last.

@@ -110,7 +110,6 @@ impl RxFault {
         }
     }
 
-    /// Returns an error of one segment.
     pub(super) const fn segment(code: TerminateCode, header: &Header, ulpdu_len: u16) -> Self {
         //= rfc5041 section 7.1
         //# The DDP layer SHOULD include in the error report the DDP Header, the

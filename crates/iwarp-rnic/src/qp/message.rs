@@ -535,7 +535,6 @@ impl QueuePair {
     }
 }
 
-/// Returns the Atomic Request of a work request.
 fn atomic_request(seq: u32, slot: &Slot) -> Option<AtomicRequest> {
     let request = match slot.op {
         SendOp::FetchAdd {

@@ -137,7 +137,7 @@ mod tests {
         for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
             let mut queue = ResponseQueue::new(8).unwrap();
             queue.served = before;
-            assert!(queue.has_served(queue.mark()), "nothing has come");
+            assert!(queue.has_served(queue.mark()), "nothing has arrived");
             for _ in 0..3 {
                 assert!(queue.push(Response::default()));
             }

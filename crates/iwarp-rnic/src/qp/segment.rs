@@ -86,7 +86,6 @@ pub(super) struct Wire<'a, M> {
     pub(super) markers: bool,
     /// The program may change payload while it is sent.
     pub(super) snapshot: bool,
-    /// See [`TxSizes::copy_max`](super::plan::TxSizes::copy_max).
     pub(super) copy_max: u32,
     /// The table has memory whose pages may be missing, which no plan may refer to.
     pub(super) copy_all: bool,
@@ -670,7 +669,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let start = self.plan.len();
         self.plan.add_scratch(head_len);
         refer(self.plan);
-        // Pad and CRC.
         let trailer_len = pad_len(ulpdu_len).wrapping_add(CRC_LEN);
         if let Some(out) = self.plan.scratch(trailer_len)
             && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()

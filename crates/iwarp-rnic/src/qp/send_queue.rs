@@ -260,7 +260,6 @@ impl SendQueue {
         place.wrapping_mul(self.max_inline as usize)
     }
 
-    /// Returns the first element at a place.
     #[inline]
     pub(super) fn sge_at(&self, place: usize) -> Option<&Sge> {
         self.sges.get(self.first_sge(place))
@@ -280,7 +279,6 @@ impl SendQueue {
         self.sges.get(at..end).unwrap_or(&[])
     }
 
-    /// Returns the inline data at a place.
     #[inline]
     pub(super) fn inline_at(&self, place: usize, len: usize) -> &[u8] {
         let at = self.first_inline(place);
@@ -489,7 +487,6 @@ impl SendQueue {
         }
     }
 
-    /// Returns `true` if the front request is done.
     #[inline]
     pub(super) fn is_front_done(&self) -> bool {
         self.started > 0 && self.is_front_marked()
@@ -501,7 +498,6 @@ impl SendQueue {
         self.acknowledged > 0 || self.slots.front().is_some_and(|slot| slot.done)
     }
 
-    /// Retires up to `most` requests that are done.
     #[inline]
     pub(super) fn retire_done(&mut self, most: u32, mut emit: impl FnMut(Cqe)) {
         //= rfc5040 section 5.5

@@ -20,8 +20,8 @@ const LIMITS: Limits = Limits {
     speak_first: Some(Duration::from_millis(6)),
 };
 const BEGIN: Time = Time::from_nanos(1_000);
-const OCTETS: &[u8] = b"what the initiator says";
-const ANSWER: &[u8] = b"what the responder answers";
+const OCTETS: &[u8] = b"data of the initiator!!";
+const ANSWER: &[u8] = b"data of the responder!!!!!";
 /// Octets after a frame, unlike those of any frame.
 const FPDU: &[u8] = &[0xAA; 40];
 
@@ -82,7 +82,6 @@ fn requested(params: LocalParams) -> Responder {
     responder
 }
 
-/// Returns an accepting reply to an initiator with these parameters.
 fn reply_to(params: LocalParams) -> Vec<u8> {
     let mut responder = requested(params);
     responder.accept(&peer_to_peer(), ANSWER).unwrap().unwrap();

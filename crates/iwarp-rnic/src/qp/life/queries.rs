@@ -184,7 +184,6 @@ impl Life {
         )
     }
 
-    /// Returns `true` if the stream is ending.
     pub(in crate::qp) const fn is_ending(&self) -> bool {
         self.has_stream() && !self.is_up_for_good()
     }

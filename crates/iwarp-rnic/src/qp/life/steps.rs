@@ -157,7 +157,6 @@ impl Life {
 
     // Steps of the peer.
 
-    /// Records the arrival of a valid FPDU.
     pub(in crate::qp) const fn fpdu_arrived(&mut self) -> Heard {
         let Self::Up { flow, .. } = self else {
             return Heard::Before;

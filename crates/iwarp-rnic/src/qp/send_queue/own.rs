@@ -78,7 +78,6 @@ impl SendQueue {
         self.limit = self.limit.wrapping_sub(1);
     }
 
-    /// Returns the number of internal requests.
     pub(in super::super) const fn own_requests(&self) -> u32 {
         self.internal
     }

@@ -32,7 +32,6 @@ fn queue(posted: u32, started: u32) -> SendQueue {
     queue
 }
 
-/// Returns what one call completes.
 fn completed(call: impl FnOnce(&mut dyn FnMut(Cqe))) -> Vec<(u64, WcStatus)> {
     let mut cqes = vec![];
     call(&mut |cqe| cqes.push(cqe));
@@ -108,7 +107,6 @@ fn requests_complete_in_order() {
     assert_eq!(open(&q), [3]);
     assert_eq!((q.first_not_done(), q.last_started()), (Some(3), Some(3)));
     assert_eq!(complete(&mut q, 3), done(3..4));
-    // The last request is not started.
     assert_eq!((q.first_not_done(), q.last_started()), (Some(4), None));
     assert_eq!((q.len(), q.unsent(), q.room()), (1, 1, 7));
     assert_eq!(open(&q), []);

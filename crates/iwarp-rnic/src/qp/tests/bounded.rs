@@ -416,7 +416,6 @@ fn local_requests_run_in_steps() {
     }
 }
 
-/// The refused request is searched in steps, among the maximum of requests.
 #[test]
 fn refused_request_is_searched_in_steps() {
     for by_header in [true, false] {

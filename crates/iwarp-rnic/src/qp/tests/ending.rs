@@ -322,7 +322,6 @@ fn old_stream_end_changes_nothing() {
         |rig| rig.qp.stream_gone(&mut rig.host),
         |rig| rig.qp.stream_failed(&mut rig.host),
         |rig| {
-            // A second RESET before the stream is gone.
             rig.qp.modify(State::Reset, &mut rig.host).unwrap();
             rig.qp.stream_gone(&mut rig.host);
             rig.qp.modify(State::Init, &mut rig.host).unwrap();

@@ -213,7 +213,6 @@ fn unanswered_read_limits_farewell() {
     assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
     assert_eq!(done(&a), [1], "the answer may still come");
     give(&mut b, &segments[..3]);
-    // The response precedes the farewell.
     assert!(b.qp.say_farewell(false));
     let said = b.sent();
     assert_eq!(opcodes(&said), [Opcode::READ_RESPONSE, Opcode::WRITE]);

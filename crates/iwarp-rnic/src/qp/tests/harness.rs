@@ -54,7 +54,6 @@ pub(super) struct TestHost {
     pub(super) limit_events: u32,
     /// The shared receive queues of an XRC domain: number, protection domain, queue.
     pub(super) domain: Vec<(u32, u32, SharedReceiveQueue)>,
-    /// The number of the selected shared receive queue.
     pub(super) selected: Option<u32>,
     /// When the shared receive queue gets a receive back, a message of another queue pair fills it.
     pub(super) intruder: Option<Mr>,
@@ -282,7 +281,6 @@ impl Rig {
         self.qp.tx_fill(&mut self.plan, &mut env)
     }
 
-    /// Writes at most `most` octets of the plan.
     pub(super) fn write_some(&mut self, most: usize) -> Vec<u8> {
         let mut out = vec![0; most];
         let who = self.qp.accessor();
@@ -361,7 +359,6 @@ impl Rig {
         self.segments(&octets)
     }
 
-    /// Writes the current plan and returns its segments.
     pub(super) fn sent_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.write_some(self.plan.remaining());
         assert!(self.plan.is_done());
@@ -532,7 +529,6 @@ pub(super) fn send_inv(stag: u32, payload: &[u8]) -> Vec<u8> {
     with_payload(&header, payload)
 }
 
-/// Returns the body of a Read Request.
 pub(super) fn read_request(sink: u32, size: u32, stag: u32, to: u64) -> Vec<u8> {
     let mut body = vec![0; 28];
     iwarp_proto::rdmap::ReadRequest {

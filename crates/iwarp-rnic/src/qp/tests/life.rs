@@ -215,87 +215,103 @@ fn after(mut life: Life, event: Event) -> Life {
     life
 }
 
-fn label(life: &Life) -> String {
-    let mut text = format!("{:?}", life.state()).to_uppercase();
-    let mut add = |word: &str, on: bool| {
+/// The words of a state in `life.txt`.
+struct Words(String);
+
+impl Words {
+    fn add(&mut self, word: &str, on: bool) {
         if on {
-            text += " ";
-            text += word;
+            self.0 += " ";
+            self.0 += word;
         }
-    };
-    let mut ready_words = Vec::new();
-    match life {
-        Life::Up { ready, .. } => ready_words.push((*ready, false)),
+    }
+
+    fn add_old(&mut self, old: Option<Old>) {
+        match old {
+            None => self.add("apart", true),
+            Some(Old::Leave { cut, not_before }) => {
+                self.add(if cut { "leaves-cut" } else { "leaves" }, true);
+                self.add("early", not_before.is_some());
+            }
+            Some(Old::Abort) => self.add("aborts", true),
+        }
+    }
+
+    fn add_flow(&mut self, flow: Flow) {
+        let (phase, peer, closing, unwritten) = match flow {
+            Flow::AwaitsFirstFpdu { closing, .. } => ("waits", None, closing, false),
+            Flow::Sends {
+                peer,
+                closing,
+                unwritten,
+            } => ("sends", Some(peer), closing, unwritten),
+            Flow::Drained { peer } => ("drained", Some(peer), false, false),
+        };
+        self.add(phase, true);
+        match peer {
+            None => {}
+            Some(Peer::Unanswered { not_before, .. }) => {
+                self.add("unanswered", true);
+                self.add("early", not_before.is_some());
+            }
+            Some(Peer::AwaitingFirstFpdu { .. }) => self.add("unheard", true),
+            Some(Peer::Heard { hold }) => {
+                self.add("held", matches!(hold, Hold::Since { .. }));
+                self.add("held-anew", hold == Hold::Begins);
+            }
+        }
+        self.add("closing", closing);
+        self.add("plan", unwritten);
+    }
+
+    fn add_last(&mut self, last: Last) {
+        let (unwritten, not_before) = match last {
+            Last::Terminate {
+                unwritten,
+                not_before,
+                ..
+            } => {
+                self.add("terminate", true);
+                (unwritten, not_before)
+            }
+            Last::Plan { not_before } => (true, not_before),
+            Last::Drained { not_before } => {
+                self.add("drained", true);
+                (false, not_before)
+            }
+            Last::ShutDown => {
+                self.add("shut-down", true);
+                (false, None)
+            }
+        };
+        self.add("plan", unwritten);
+        self.add("early", not_before.is_some());
+    }
+}
+
+fn label(life: &Life) -> String {
+    let mut words = Words(format!("{:?}", life.state()).to_uppercase());
+    let ready = match *life {
+        Life::Up { ready, .. } => Some((ready, false)),
         Life::Apart {
             state: Idle::Ready { ready, awaits },
             ..
-        } => ready_words.push((*ready, *awaits)),
-        _ => {}
-    }
-    for (ready, awaits) in ready_words {
-        add("told", ready == Ready::Drain { notified: true });
-        add("awaits", awaits);
+        } => Some((ready, awaits)),
+        _ => None,
+    };
+    if let Some((ready, awaits)) = ready {
+        words.add("told", ready == Ready::Drain { notified: true });
+        words.add("awaits", awaits);
     }
     match *life {
-        Life::Apart { old, .. } => match old {
-            None => add("apart", true),
-            Some(Old::Leave { cut, not_before }) => {
-                add(if cut { "leaves-cut" } else { "leaves" }, true);
-                add("early", not_before.is_some());
-            }
-            Some(Old::Abort) => add("aborts", true),
-        },
-        Life::Up { flow, .. } => {
-            let (phase, peer, closing, unwritten) = match flow {
-                Flow::AwaitsFirstFpdu { closing, .. } => ("waits", None, closing, false),
-                Flow::Sends {
-                    peer,
-                    closing,
-                    unwritten,
-                } => ("sends", Some(peer), closing, unwritten),
-                Flow::Drained { peer } => ("drained", Some(peer), false, false),
-            };
-            add(phase, true);
-            match peer {
-                None => {}
-                Some(Peer::Unanswered { not_before, .. }) => {
-                    add("unanswered", true);
-                    add("early", not_before.is_some());
-                }
-                Some(Peer::AwaitingFirstFpdu { .. }) => add("unheard", true),
-                Some(Peer::Heard { hold }) => {
-                    add("held", matches!(hold, Hold::Since { .. }));
-                    add("held-anew", hold == Hold::Begins);
-                }
-            }
-            add("closing", closing);
-            add("plan", unwritten);
-        }
+        Life::Apart { old, .. } => words.add_old(old),
+        Life::Up { flow, .. } => words.add_flow(flow),
         Life::Ending { eof, last } => {
-            match last {
-                Last::Terminate {
-                    unwritten,
-                    not_before,
-                    ..
-                } => {
-                    add("terminate", true);
-                    add("plan", unwritten);
-                    add("early", not_before.is_some());
-                }
-                Last::Plan { not_before } => {
-                    add("plan", true);
-                    add("early", not_before.is_some());
-                }
-                Last::Drained { not_before } => {
-                    add("drained", true);
-                    add("early", not_before.is_some());
-                }
-                Last::ShutDown => add("shut-down", true),
-            }
-            add("eof", eof);
+            words.add_last(last);
+            words.add("eof", eof);
         }
     }
-    text
+    words.0
 }
 
 #[test]

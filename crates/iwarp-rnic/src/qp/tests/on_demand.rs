@@ -204,7 +204,6 @@ fn windows_on_demand() {
     assert_eq!(write(185), Err(AccessError::BaseOrBounds));
 }
 
-/// Only on-demand regions count, from registration to deregistration.
 #[test]
 fn table_counts_on_demand_regions() {
     let mut rig = Rig::new();

@@ -376,7 +376,7 @@ fn fast_registration_is_limited_to_pages() {
     let fits = Scattered::new(4, 6 * 64 - 4, 3);
     let long = Scattered::new(0, 7 * 64, 3);
     let refused = [
-        ("an octet behind the last page", Some(&fits), 381),
+        ("an octet after the last page", Some(&fits), 381),
         ("more pages than the region has room for", Some(&long), 64),
         ("no pages", None, 1),
     ];

@@ -65,7 +65,6 @@ fn payload(rig: &mut Rig) -> Vec<u8> {
     sent.into_iter().flat_map(|(_, payload)| payload).collect()
 }
 
-/// Returns the contents of parts of a region.
 fn content(rig: &Rig, mr: &Mr, parts: &[Sge]) -> Vec<u8> {
     let memory = rig.read(mr);
     let part = |sge: &Sge| {

@@ -89,7 +89,6 @@ fn alignment_query() {
         rig.qp.align(segment);
         assert_eq!(rig.qp.alignment(), Some(segment));
     }
-    // The alignment applies to one stream.
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     rig.qp.stream_gone(&mut rig.host);
     rig.start(STREAM);

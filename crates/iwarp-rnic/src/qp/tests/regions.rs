@@ -335,7 +335,6 @@ fn partial_read_failure_names_rest() {
     assert_eq!(rig.terminate().read_request, Some(request));
 }
 
-/// Returns the payloads of the segments of a stream.
 fn segments_of(rig: &Rig, mut octets: &[u8]) -> Vec<Vec<u8>> {
     let (mut clock, mut ulpdu) = (MarkerClock::new(), [0; 1 << 16]);
     let mut payloads = Vec::new();

@@ -357,7 +357,6 @@ fn unneeded_receive_is_kept() {
     );
 }
 
-/// A solicited message completes as solicited, whatever happens to it.
 #[test]
 fn solicited_message_completes_solicited() {
     let cases = [

@@ -16,7 +16,6 @@ fn count(succeeded: u64, failed: u64, octets: u64) -> Count {
     }
 }
 
-/// Returns the counts of a rig in the order of [`Counted::ALL`].
 fn counts(rig: &Rig) -> [Count; 6] {
     Counted::ALL.map(|what| rig.qp.tally(what))
 }

@@ -63,7 +63,6 @@ fn immediate_data_are_dropped_with_message() {
         RxStatus::Ok
     );
     assert_eq!(&rig.read(&mr)[..4], b"wxyz", "the Write itself has arrived");
-    // The next Send does not get the immediate data of the dropped one.
     rig.recv(1, &[mr.sge()]);
     assert_eq!(rig.rx_ulpdu(&send(4, b"here")), RxStatus::Ok);
     assert_eq!(rig.host.recvs[0].flags, WcFlags::empty());

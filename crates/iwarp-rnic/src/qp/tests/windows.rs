@@ -103,7 +103,6 @@ fn table_counts_entries() {
         let gone = rig.table.bind(&bind(mw, &mr), who);
         assert_eq!(gone, Err(MemoryError::NoSuchStag));
     }
-    // A region is not a window.
     let region = rig.table.deallocate_window(Stag(mr.stag));
     assert_eq!(region, Err(MemoryError::NoSuchStag));
     assert!(rig.table.deregister(Stag(mr.stag)).is_ok());

@@ -277,7 +277,6 @@ impl World {
         let _ = self.rig.try_post(wr_id, op, bits, &sges);
     }
 
-    /// Writes a part of the plan.
     fn write(&mut self, most: usize) {
         if self.rig.plan.is_done() {
             if !self.rig.qp.wants_tx() {
