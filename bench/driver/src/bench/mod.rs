@@ -38,7 +38,7 @@ const RESULTS: &str = "bench/results";
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
 /// Set to text of another length for each sample. The size of the environment changes the
 /// alignment of the stack, which changes the rate of small messages by up to a third.
-const PADDING: &str = "IWARP_BENCH_PADDING";
+const PADDING: &str = "BENCH_PADDING";
 /// Largest number of attempts for a sample that other programs disturb.
 const TRIES: u32 = 3;
 /// Time limit of a single measurement.

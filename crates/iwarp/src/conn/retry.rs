@@ -11,8 +11,8 @@ pub struct Retry {
     pub timeout: u8,
     /// `retry_cnt`: attempts after the first. At most 7.
     pub retry_cnt: u8,
-    /// `rnr_retry`: attempts after the first if the peer has posted no receive; 7 means no limit. At
-    /// most 7.
+    /// `rnr_retry`: attempts after the first if the peer has posted no receive; 7 means no limit.
+    /// At most 7.
     pub rnr_retry: u8,
     /// `min_rnr_timer`: the code of the delay before such an attempt at the peer. At most 31.
     pub min_rnr_timer: u8,
