@@ -522,3 +522,20 @@ fn ends_meet_in_either_order() {
         large.destroy();
     }
 }
+
+/// A timer or an event of an earlier epoch does not concern requests of the present one.
+#[test]
+fn earlier_epoch_fails_nothing() {
+    let (directory, qp) = lonely(true);
+    post(&qp);
+    let epoch = qp.epoch();
+    let earlier = epoch.wrapping_sub(1);
+    assert!(qp.inner.awaits_peer(epoch) && !qp.inner.awaits_peer(earlier));
+    assert!(!qp.inner.fail_absent_peer(earlier));
+    directory.give_up(qp.num(), Some(earlier));
+    assert!(has_partner(&directory, &qp));
+    assert_eq!(qp.state(), QpState::Rts);
+    assert!(qp.inner.fail_absent_peer(epoch));
+    assert_eq!(qp.state(), QpState::Error);
+    qp.destroy();
+}
