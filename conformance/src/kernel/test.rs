@@ -1,7 +1,7 @@
 //! `cargo xtask kernel test`: the module `iwarp_rnic` in a Linux kernel, with the distribution's
 //! programs on it.
 //!
-//! A case is a shell script for the guest ([`script`](super::script)). It fails if the guest's
+//! A case is a shell script for the guest ([`script`]). It fails if the guest's
 //! kernel reports a fault, or if the module is still loaded afterwards or has leaked memory.
 
 use std::cell::RefCell;

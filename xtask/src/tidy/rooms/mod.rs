@@ -207,4 +207,17 @@ mod tests {
         }
         assert_eq!(crates.print(), "[crates/x]\nlow:\nhigh: low\n\n");
     }
+
+    #[test]
+    fn conformance_has_rooms() {
+        let mut crates = Crates::default();
+        for file in [
+            "conformance/src/low.rs",
+            "conformance/guest/init",
+            "fuzz/src/x.rs",
+        ] {
+            crates.add(file, "");
+        }
+        assert_eq!(crates.print(), "[conformance]\nlow:\n\n");
+    }
 }
