@@ -278,8 +278,8 @@ mod tests {
         engine.remove(&server.socket, token);
     }
 
-    /// A desk with a socket that listens and that no engine watches.
-    fn desk(name: &str) -> (Arc<Desk>, SocketAddr) {
+    /// Returns a server with a listening socket that no engine watches.
+    fn listening_server(name: &str) -> (Arc<Server>, SocketAddr) {
         let name = format!("iwarp-serve-{name}-{}", std::process::id());
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -288,46 +288,46 @@ mod tests {
         listen(&socket, 8).unwrap();
         let engine = Engine::current().unwrap();
         let token = engine.token();
-        let desk = Arc::new(Desk {
+        let server = Arc::new(Server {
             engine: Arc::clone(&engine),
             token,
             socket,
-            askers: AtomicUsize::new(0),
+            clients: AtomicUsize::new(0),
         });
-        engine.add_timed(token, Arc::clone(&desk) as Arc<dyn Source>);
-        (desk, SocketAddr::from_abstract_name(name).unwrap())
+        engine.add_timed(token, Arc::clone(&server) as Arc<dyn Source>);
+        (server, SocketAddr::from_abstract_name(name).unwrap())
     }
 
     #[test]
     fn free_place_admits_waiting_connection() {
-        let (desk, address) = desk("place");
-        desk.askers.store(ASKERS_MAX, Ordering::Relaxed);
+        let (server, address) = listening_server("place");
+        server.clients.store(CLIENTS_MAX, Ordering::Relaxed);
         let mut asks = UnixStream::connect_addr(&address).unwrap();
         asks.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        assert!(!desk.accept(), "all places are taken");
-        desk.leave();
+        assert!(!server.accept(), "all places are taken");
+        server.leave();
         let mut answer = String::new();
         asks.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with('{'), "{answer}");
-        desk.engine.remove(&desk.socket, desk.token);
+        server.engine.remove(&server.socket, server.token);
     }
 
-    /// A connection that always takes a little is ended nevertheless.
+    /// A connection that reads slowly is closed nevertheless.
     #[test]
     fn slow_answer_has_a_limit() {
-        let (desk, address) = desk("limit");
+        let (server, address) = listening_server("limit");
         let _asks = UnixStream::connect_addr(&address).unwrap();
-        let socket = accept_with(&desk.socket, SocketFlags::NONBLOCK).unwrap();
-        desk.askers.fetch_add(1, Ordering::Relaxed);
+        let socket = accept_with(&server.socket, SocketFlags::NONBLOCK).unwrap();
+        server.clients.fetch_add(1, Ordering::Relaxed);
         let begin = |age| {
             Instant::now()
                 .checked_sub(age)
                 .expect("the clock began earlier")
         };
-        let mut asker = Asker {
-            token: desk.engine.token(),
-            desk: Arc::clone(&desk),
+        let mut client = Client {
+            token: server.engine.token(),
+            server: Arc::clone(&server),
             socket,
             begin: begin(Duration::ZERO),
             answer: Mutex::new(Some(Pieces {
@@ -337,11 +337,11 @@ mod tests {
                 moved: Instant::now(),
             })),
         };
-        asker.deadline();
-        assert!(asker.answer.lock().is_some());
-        asker.begin = begin(LONGEST);
-        asker.deadline();
-        assert!(asker.answer.lock().is_none());
-        desk.engine.remove(&desk.socket, desk.token);
+        client.deadline();
+        assert!(client.answer.lock().is_some());
+        client.begin = begin(LONGEST);
+        client.deadline();
+        assert!(client.answer.lock().is_none());
+        server.engine.remove(&server.socket, server.token);
     }
 }
