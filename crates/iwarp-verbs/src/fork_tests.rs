@@ -196,8 +196,8 @@ fn child_survives_each_lock() {
     for name in [
         "engine::ENGINES",
         "device::known::KNOWN",
-        "raw::linger::LEFT",
-        "raw::stats::OPENED",
+        "conn::linger::LINGERING",
+        "objects::stats::OPENED",
         "verbs::object::LIVING",
         "verbs::device::OPEN",
         "rsocket::TABLE",

@@ -98,7 +98,7 @@ impl SharedReceiveQueue {
                 handle
             }))
         });
-        if cq.inner.settle(owed) {
+        if cq.inner.raise_due(owed) {
             overflowed([cq]);
         }
         match result {

@@ -412,15 +412,15 @@ impl XrcTarget for Target {
         effects.due |= Due::XRC_DELIVERED;
     }
 
-    fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
+    fn raise_due(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
         // Taken one by one, so that the lists keep their memory.
         while let Some(queue) = self.next_limit() {
-            queue.tell_limit();
+            queue.raise_limit_event();
         }
         let mut overflowed = Vec::new();
         while let Some((cq, owed)) = self.next_owed() {
             self.driven_by(qp, &cq);
-            if cq.inner.settle(owed) {
+            if cq.inner.raise_due(owed) {
                 overflowed.push(cq);
             }
         }

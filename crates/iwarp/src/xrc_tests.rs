@@ -161,7 +161,7 @@ fn each_used_queue_gets_its_effects() {
         let mut delivered = target.delivered.lock();
         delivered.limits.push(Arc::clone(&queue.inner));
     }
-    let overflowed = target.settle(&qp.inner);
+    let overflowed = target.raise_due(&qp.inner);
     for cq in &cqs {
         let times = overflowed.iter().filter(|other| other.is_same(cq)).count();
         assert_eq!((times, cq.queue_pairs()), (1, 1));

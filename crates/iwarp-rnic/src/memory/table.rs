@@ -68,7 +68,7 @@ impl<M: Memory> MemoryTable<M> {
     /// is past the end. Memory shared by two regions counts twice, and an on-demand region counts
     /// nothing, because its memory may be missing. Callers ask for one part at a time: the table
     /// may have two million slots and is locked meanwhile.
-    pub fn octets_in(&self, slots: Range<usize>) -> Option<u64> {
+    pub fn bytes_in(&self, slots: Range<usize>) -> Option<u64> {
         let entries = self.slots.some(slots)?;
         let lengths = entries.filter_map(Entry::memory).map(Memory::len);
         Some(lengths.fold(0, u64::saturating_add))

@@ -128,12 +128,12 @@ impl QueuePair {
     }
 
     /// Returns `true` if the program knows the peer by its number only, and no connection.
-    pub const fn is_connectionless(&self) -> bool {
+    pub const fn is_by_number(&self) -> bool {
         self.acknowledge.by_number
     }
 
-    /// Hides the connection from the program; see [`is_connectionless`](Self::is_connectionless).
-    pub const fn hide_connection(&mut self) {
+    /// Hides the connection from the program; see [`is_by_number`](Self::is_by_number).
+    pub const fn set_by_number(&mut self) {
         self.acknowledge.by_number = true;
     }
 

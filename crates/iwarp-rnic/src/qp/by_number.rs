@@ -154,7 +154,7 @@ impl QueuePair {
     /// Handles a peer that has not responded within the program's limit: the oldest incomplete
     /// request completes with [`WcStatus::TransportRetryExceeded`], the later ones are flushed, and
     /// a stream is reset.
-    pub fn peer_is_absent<H: Host>(&mut self, host: &mut H) {
+    pub fn fail_absent_peer<H: Host>(&mut self, host: &mut H) {
         self.blame_absent_peer();
         self.abort(host);
     }
@@ -171,7 +171,7 @@ impl QueuePair {
 
     /// Returns the policy for a Send that finds no receive.
     pub(super) fn receiver_not_ready(&self) -> ReceiverNotReady {
-        if !self.is_connectionless() || self.drops() {
+        if !self.is_by_number() || self.drops() {
             return match self.config.receiver_not_ready {
                 ReceiverNotReady::Drop => ReceiverNotReady::Drop,
                 _ if self.acknowledge.rnr.hold_for_ever => ReceiverNotReady::Hold {
@@ -200,7 +200,7 @@ impl QueuePair {
 
     /// Records that this message finds no receive and is held.
     pub(super) const fn holds(&mut self, msn: u32) {
-        if self.is_connectionless() {
+        if self.is_by_number() {
             self.acknowledge.rnr.holds = Some(msn);
         }
     }
@@ -217,9 +217,7 @@ impl QueuePair {
         match holds {
             Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
             _ => match request {
-                Some(_) if ours != notified && self.is_connectionless() => {
-                    Some(Note::Retries(ours))
-                }
+                Some(_) if ours != notified && self.is_by_number() => Some(Note::Retries(ours)),
                 Some(slot) => match self.queue_to_note(slot) {
                     Some(number) => Some(Note::Queue(number)),
                     None => None,
@@ -254,7 +252,7 @@ impl QueuePair {
     ) -> Result<(), Refusal> {
         match Note::of(h.to) {
             Some(Note::Queue(number)) => return self.is_named(number, host),
-            _ if !self.is_connectionless() => {}
+            _ if !self.is_by_number() => {}
             Some(Note::Retries(count)) => self.acknowledge.rnr.peers = count,
             Some(Note::Held(msn)) => self.is_held(msn, host),
             Some(Note::Done(arrived)) => self.peer_says_farewell(arrived, host),

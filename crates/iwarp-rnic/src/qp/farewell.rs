@@ -40,7 +40,7 @@ impl QueuePair {
     /// The driver writes what is due ([`tx_fill`](Self::tx_fill)), and then calls
     /// [`close`](Self::close), or [`modify`](Self::modify) with ERR or RESET.
     pub fn say_farewell(&mut self, then_silent: bool) -> bool {
-        let is_wanted = self.is_connectionless()
+        let is_wanted = self.is_by_number()
             && self.acknowledge.enabled
             && !self.acknowledge.own_peer
             && self.life.may_send()

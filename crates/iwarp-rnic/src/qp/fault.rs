@@ -477,7 +477,7 @@ impl QueuePair {
     /// Fails the request that a Terminate of the peer is about, or starts the search for it.
     fn refused_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         let code = terminate.code;
-        let no_receive = self.is_connectionless() && code == TerminateCode::DDP_UNTAGGED_NO_BUFFER;
+        let no_receive = self.is_by_number() && code == TerminateCode::DDP_UNTAGGED_NO_BUFFER;
         let verdict = Verdict {
             status: match no_receive {
                 true => WcStatus::ReceiverNotReady,

@@ -42,7 +42,7 @@ impl QueuePair {
     /// instead, and the Send is held without a limit. Does nothing without a held Send.
     pub fn sender_closed(&mut self) {
         self.life
-            .sender_closed(self.hides_end() && !self.is_connectionless());
+            .sender_closed(self.hides_end() && !self.is_by_number());
     }
 
     /// Sends a zero-length Write to a silent responder, if we have sent something and no message is

@@ -98,7 +98,7 @@ impl QueuePair {
             if !is_unreliable(&g.machine) {
                 g.machine.complete_when_placed();
             }
-            g.machine.hide_connection();
+            g.machine.set_by_number();
             g.machine.set_own_peer(own_peer);
             g.epoch()
         };
@@ -114,7 +114,7 @@ impl QueuePair {
 
     /// Returns `true` if it is connected by GID and number.
     pub fn is_by_number(&self) -> bool {
-        self.inner.state.lock().machine.is_connectionless()
+        self.inner.state.lock().machine.is_by_number()
     }
 
     /// Returns how long its requests wait for a peer that is known by number.

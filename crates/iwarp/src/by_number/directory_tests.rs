@@ -338,7 +338,7 @@ fn lonely(by_number: bool) -> (Arc<Directory>, QueuePair) {
     qp.inner.state.lock().machine.await_stream().unwrap();
     qp.modify(QpState::Rts).unwrap();
     if by_number {
-        qp.inner.state.lock().machine.hide_connection();
+        qp.inner.state.lock().machine.set_by_number();
     }
     insert(&directory, &qp, Partner::Expected(named(&qp, FRIEND)));
     (directory, qp)
@@ -415,7 +415,7 @@ fn unanswered_request_fails() {
 fn connected_peer_is_not_absent() {
     let (directory, qp) = rig();
     let _peer = connected(&qp);
-    qp.inner.state.lock().machine.hide_connection();
+    qp.inner.state.lock().machine.set_by_number();
     set_since(&directory, &qp, 1);
     time_over(&directory, &qp);
     assert_eq!(qp.state(), QpState::Rts);

@@ -178,7 +178,7 @@ static SERIAL: AtomicU64 = AtomicU64::new(1);
 /// A forked child opens contexts of its own: threads of the parent may hold locks of the inherited
 /// ones.
 static CONTEXTS: ProcessLock<Option<HashMap<String, Context>>> =
-    ProcessLock::own("raw::cm::CONTEXTS", None);
+    ProcessLock::own("cm::id::CONTEXTS", None);
 
 /// Returns the context that all identifiers without a context of their own share for a device.
 ///

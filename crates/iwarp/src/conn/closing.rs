@@ -6,7 +6,7 @@ use super::link::{Link, Socket};
 use super::liveness::Reach;
 use super::qp::{QpInner, QpState, QueuePair, TIMER_LINGER};
 use super::unsent_tail::UnsentTail;
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
 use parking_lot::MutexGuard;
@@ -175,7 +175,7 @@ impl QpInner {
         if g.link.is_read_to_end() {
             return;
         }
-        let readable = self.passes(Way::In)
+        let readable = self.passes(StreamDirection::In)
             && matches!(
                 g.machine.rx_interest(),
                 RxInterest::Read | RxInterest::Discard
@@ -185,7 +185,7 @@ impl QpInner {
         };
         let want = Interest {
             readable,
-            writable: open.stalled.is_some() && self.passes(Way::Out),
+            writable: open.stalled.is_some() && self.passes(StreamDirection::Out),
         };
         if want != open.interest {
             watch_for(&mut g.link, want);
@@ -265,7 +265,7 @@ impl QpInner {
         let ends_by_number = {
             let g = self.state.lock();
             let ours = g.link.own_socket().is_some();
-            ours && g.machine.is_connectionless()
+            ours && g.machine.is_by_number()
         };
         if !ends_by_number {
             return;

@@ -130,7 +130,7 @@ fn by_number_end_takes_arrived_messages() {
             let (qp, mut peer) = connection(&ctx);
             let socket = unwatched_link(&qp);
             if by_number {
-                qp.inner.state.lock().machine.hide_connection();
+                qp.inner.state.lock().machine.set_by_number();
             }
             let wr = RecvWr {
                 wr_id: 1,

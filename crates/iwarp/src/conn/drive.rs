@@ -11,7 +11,7 @@ use super::effects::{DriveHost, Effects};
 use super::linger::StreamEnd;
 use super::qp::{QpInner, QpState};
 use crate::conn::peer_gone;
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: 
     if g.link.is_none() {
         return;
     }
-    if g.machine.is_connectionless() {
+    if g.machine.is_by_number() {
         g.machine.blame_absent_peer();
     }
     g.machine.stream_failed(&mut DriveHost::new(qp, effects));
@@ -48,7 +48,7 @@ pub(crate) fn hung_up(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
     let held = g.machine.rx_interest() == RxInterest::Held;
-    let unread = held || !qp.passes(Way::In);
+    let unread = held || !qp.passes(StreamDirection::In);
     if unread && g.link.socket().is_some_and(|l| l.stream.is_hung_up()) {
         if held && g.machine.hides_end() {
             peer_gone::hide_end_behind_held(&mut g, &mut effects);

@@ -85,14 +85,14 @@ impl Effects {
 
     #[inline(never)]
     fn apply_now(self, qp: &Arc<QpInner>) {
-        let mut overflow = qp.send_cq.inner.settle(self.send);
-        overflow |= qp.recv_cq.inner.settle(self.recv);
+        let mut overflow = qp.send_cq.inner.raise_due(self.send);
+        overflow |= qp.recv_cq.inner.raise_due(self.recv);
         if overflow {
             tracing::warn!(qp = qp.num, "completion queue overflow");
             overflowed([&qp.send_cq, &qp.recv_cq]);
         }
         if let (true, Some(target)) = (self.due.contains(Due::XRC_DELIVERED), &qp.xrc) {
-            overflowed(&target.settle(qp));
+            overflowed(&target.raise_due(qp));
         }
         if let (true, Some(srq)) = (self.due.contains(Due::RECEIVE_RETURNED), &qp.srq) {
             srq.inner.drive_waiting();
@@ -110,7 +110,7 @@ impl Effects {
             qp.ctx.requests_wait(qp.num);
         }
         if let (true, Some(srq)) = (self.recv.srq_limit, &qp.srq) {
-            srq.inner.tell_limit();
+            srq.inner.raise_limit_event();
         }
         let closed_by_us = self.due.contains(Due::CLOSED_BY_US);
         if closed_by_us || self.closing.is_some() || !self.events.is_empty() {

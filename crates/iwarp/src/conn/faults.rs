@@ -2,7 +2,7 @@
 
 use super::effects::{DriveHost, Due, Effects};
 use super::qp::{QpInner, Request};
-use crate::objects::hooks::{QpFaults, Way};
+use crate::objects::hooks::{QpFaults, StreamDirection};
 use iwarp_rnic::PostError;
 use iwarp_rnic::qp::QueuePair as Machine;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl QpInner {
 
     /// Returns `true` unless a fault holds back data of this direction.
     #[inline]
-    pub(crate) fn passes(&self, way: Way) -> bool {
+    pub(crate) fn passes(&self, way: StreamDirection) -> bool {
         self.faults.as_ref().is_none_or(|faults| !faults.holds(way))
     }
 }

@@ -248,7 +248,7 @@ const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The oldest first. Some may be over. A child must not end the streams of its parent.
 static LINGERING: ProcessLock<VecDeque<Weak<Linger>>> =
-    ProcessLock::own("raw::linger::LEFT", VecDeque::new());
+    ProcessLock::own("conn::linger::LINGERING", VecDeque::new());
 
 fn register(linger: &Arc<Linger>) {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);

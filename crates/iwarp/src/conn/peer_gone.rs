@@ -65,7 +65,7 @@ fn unwatch(g: &mut QpState) {
 /// Notifies the connection manager of the end. With a peer that is connected by number, the program
 /// knows of no connection.
 pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
-    if !g.machine.is_connectionless() {
+    if !g.machine.is_by_number() {
         effects.events |= Events::DISCONNECTED;
         effects.report = g.link.report().clone();
     }
@@ -91,7 +91,7 @@ pub(crate) fn request_timer_expired(qp: &Arc<QpInner>) {
         return;
     }
     g.machine
-        .peer_is_absent(&mut DriveHost::new(qp, &mut effects));
+        .fail_absent_peer(&mut DriveHost::new(qp, &mut effects));
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
     effects.apply(qp);
@@ -198,7 +198,7 @@ mod tests {
         let (qp, peer) = connection();
         let mut g = qp.inner.state.lock();
         match by_number {
-            true => g.machine.hide_connection(),
+            true => g.machine.set_by_number(),
             false => g.machine.hide_end(),
         }
         drop(g);

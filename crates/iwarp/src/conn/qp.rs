@@ -215,7 +215,7 @@ impl QpState {
     #[cold]
     fn awaits_peer(&self) -> bool {
         let machine = &self.machine;
-        self.link.is_none() && machine.is_connectionless() && machine.sends_outstanding() > 0
+        self.link.is_none() && machine.is_by_number() && machine.sends_outstanding() > 0
     }
     pub(crate) fn end_hold(&mut self) {
         let Some(open) = self.link.open_mut() else {
@@ -854,7 +854,7 @@ impl QpInner {
             }
             tracing::debug!(qp = self.num, "the peer is absent");
             let mut host = DriveHost::new(self, &mut effects);
-            g.machine.peer_is_absent(&mut host);
+            g.machine.fail_absent_peer(&mut host);
             drop(host);
             self.collect_effects(&mut g, &mut effects);
         }

@@ -10,7 +10,7 @@ use super::drive;
 use super::effects::Effects;
 use super::link::Socket;
 use super::qp::{QpInner, QpState};
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ impl UnsentTail {
         // If there are unwritten octets and the plan is not here, another thread is writing it.
         let is_here = stalled.is_some() || !g.machine.has_unwritten();
         // An injected fault may hold the stream back.
-        if !has_terminate || !is_here || !qp.passes(Way::Out) {
+        if !has_terminate || !is_here || !qp.passes(StreamDirection::Out) {
             return Self::default();
         }
         if is_full() {

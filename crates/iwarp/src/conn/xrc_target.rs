@@ -24,7 +24,7 @@ pub(crate) trait XrcTarget: Any + Send + Sync {
 
     /// Raises pending events. Called without locks. Returns the completion queues that have just
     /// overflowed.
-    fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue>;
+    fn raise_due(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue>;
 
     /// Returns the protection domain for memory that is accessed before the peer has named a queue.
     fn default_pd(&self) -> u32;

@@ -183,7 +183,7 @@ fn full_connection_does_not_overflow() {
     until("the completions", &[], || {
         // The last requests are sent only on demand.
         for end in [&a, &b] {
-            end.inner.router.cq.send_put_off();
+            end.inner.router.cq.send_deferred_requests();
         }
         [&a, &b].map(|end| end.inner.router.cq.len()) == [128; 2]
     });

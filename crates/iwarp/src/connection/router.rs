@@ -383,7 +383,7 @@ impl Router {
     /// called.
     pub(super) fn watch(&self) {
         if self.is_watched() {
-            self.cq.send_put_off();
+            self.cq.send_deferred_requests();
             return;
         }
         self.watched.store(true, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use crate::conn::effects::Effects;
 use crate::conn::qp::QpInner;
 use crate::fault::{Directions, Event, Kind, Ops};
 use crate::objects::events::AsyncEventKind;
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use crate::objects::member::EventQp;
 use crate::sys::clock::now_ns;
 use std::sync::Arc;
@@ -41,9 +41,11 @@ impl QpInjector {
             Kind::Close => Action::Close,
             Kind::Delay(time) | Kind::Stall(time) => {
                 let now = now_ns();
-                let free = |way: Way| ways[way.index()] && state.held_until[way.index()] <= now;
+                let free = |way: StreamDirection| {
+                    ways[way.index()] && state.held_until[way.index()] <= now
+                };
                 // Requests posted meanwhile wait with those before them, but not longer.
-                if !Way::BOTH.into_iter().any(free) {
+                if !StreamDirection::BOTH.into_iter().any(free) {
                     return;
                 }
                 Action::Hold(ways, time)
@@ -53,7 +55,7 @@ impl QpInjector {
             Kind::PortDown(time) => Action::PortDown(time),
             Kind::Crc if state.peer.is_some() && !state.crc => return,
             Kind::Crc => {
-                for way in Way::BOTH {
+                for way in StreamDirection::BOTH {
                     state.spoil[way.index()] |= ways[way.index()];
                 }
                 self.log(state, taken, op, octets);
@@ -101,7 +103,10 @@ impl QpInjector {
                 let end = until(time);
                 {
                     let mut state = self.state.lock();
-                    for way in Way::BOTH.into_iter().filter(|way| ways[way.index()]) {
+                    for way in StreamDirection::BOTH
+                        .into_iter()
+                        .filter(|way| ways[way.index()])
+                    {
                         let held = &mut state.held_until[way.index()];
                         *held = end.max(*held);
                     }
@@ -112,7 +117,10 @@ impl QpInjector {
             }
             Action::Slow(ways, rate) => {
                 let mut state = self.state.lock();
-                for way in Way::BOTH.into_iter().filter(|way| ways[way.index()]) {
+                for way in StreamDirection::BOTH
+                    .into_iter()
+                    .filter(|way| ways[way.index()])
+                {
                     state.rate[way.index()] = Some(rate);
                 }
             }
@@ -162,7 +170,7 @@ impl QpInjector {
             Event::LastWqeReached => AsyncEventKind::LastWqeReached(handle()),
             Event::SrqLimitReached => {
                 if let Some(srq) = &qp.srq {
-                    srq.inner.tell_limit();
+                    srq.inner.raise_limit_event();
                 }
                 return;
             }

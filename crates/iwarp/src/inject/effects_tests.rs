@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::fault::{Event, Ops};
 use crate::objects::context::Context;
 use crate::objects::events::{AsyncEventKind, PortEvent};
-use crate::objects::hooks::{Completion, DeviceFaults, QpFaults, Way};
+use crate::objects::hooks::{Completion, DeviceFaults, QpFaults, StreamDirection};
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use crate::testing;
@@ -335,7 +335,7 @@ fn message_without_receive_is_held() {
 }
 
 /// Returns the lengths to which two runs of 100 and 1000 octets are shortened.
-fn limited(faults: &QpInjector, way: Way) -> Vec<usize> {
+fn limited(faults: &QpInjector, way: StreamDirection) -> Vec<usize> {
     let (a, b) = ([0u8; 100], [0u8; 1000]);
     let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];
     faults.limit(way, &mut runs);
@@ -345,8 +345,16 @@ fn limited(faults: &QpInjector, way: Way) -> Vec<usize> {
 #[test]
 fn octets_are_counted_to_the_mark() {
     for (text, way, other) in [
-        ("seed=216;reset,bytes=250", Way::Out, Way::In),
-        ("seed=216;reset,bytes=250,dir=in", Way::In, Way::Out),
+        (
+            "seed=216;reset,bytes=250",
+            StreamDirection::Out,
+            StreamDirection::In,
+        ),
+        (
+            "seed=216;reset,bytes=250,dir=in",
+            StreamDirection::In,
+            StreamDirection::Out,
+        ),
     ] {
         let faults = faults(text, true);
         assert_eq!(limited(&faults, way), [100, 150]);
@@ -367,18 +375,18 @@ fn octets_are_counted_to_the_mark() {
     // A rule whose time has not come does not act when the mark is passed.
     for (time, acts) in [("0s", true), ("1000s", false)] {
         let faults = faults(&format!("seed=228;reset,bytes=250,time={time}"), true);
-        faults.passed_octets(Way::Out, 251);
+        faults.passed_octets(StreamDirection::Out, 251);
         assert_eq!(faults.is_due(), acts, "{time}");
     }
     // The next connection counts from zero. The nearer of two marks limits.
     let text = "seed=217;close,bytes=50,times=2;reset,bytes=30,times=1;delay=1s,every=1,op=read";
     let faults = faults(text, true);
     for (first, second) in [(Some(Action::Reset), 30), (None, 30)] {
-        assert_eq!(limited(&faults, Way::Out), [30]);
-        faults.passed_octets(Way::Out, second);
+        assert_eq!(limited(&faults, StreamDirection::Out), [30]);
+        faults.passed_octets(StreamDirection::Out, second);
         assert_eq!(actions(&faults), Vec::from_iter(first));
-        assert_eq!(limited(&faults, Way::Out), [20]);
-        faults.passed_octets(Way::Out, 21);
+        assert_eq!(limited(&faults, StreamDirection::Out), [20]);
+        faults.passed_octets(StreamDirection::Out, 21);
         assert_eq!(actions(&faults), [Action::Close]);
         faults.connected(peer(), true);
     }
@@ -393,19 +401,19 @@ fn a_slow_connection_moves_in_steps() {
     };
     assert_eq!((ways, rate), ([true, false], 6400));
     // As `act` does.
-    faults.state.lock().rate[Way::Out.index()] = Some(rate);
-    assert_eq!(limited(&faults, Way::Out), [100, 28]);
-    assert_eq!(limited(&faults, Way::In), [100, 1000]);
+    faults.state.lock().rate[StreamDirection::Out.index()] = Some(rate);
+    assert_eq!(limited(&faults, StreamDirection::Out), [100, 28]);
+    assert_eq!(limited(&faults, StreamDirection::In), [100, 1000]);
     let before = until(20_000_000);
-    faults.passed_octets(Way::Out, 128);
+    faults.passed_octets(StreamDirection::Out, 128);
     let held = faults.state.lock().held_until;
     assert!((before..=until(20_000_000)).contains(&held[0]), "{held:?}");
     assert_eq!(held[1], 0);
-    faults.passed_octets(Way::In, 128);
+    faults.passed_octets(StreamDirection::In, 128);
     assert_eq!(faults.state.lock().held_until[1], 0);
     // A step is not smaller than a header.
-    faults.state.lock().rate[Way::Out.index()] = Some(100);
-    assert_eq!(limited(&faults, Way::Out), [64]);
+    faults.state.lock().rate[StreamDirection::Out.index()] = Some(100);
+    assert_eq!(limited(&faults, StreamDirection::Out), [64]);
 }
 
 #[test]
@@ -418,7 +426,7 @@ fn delays_apply_per_direction() {
         ([1, 1], [false, false]),
     ] {
         faults.state.lock().held_until = held;
-        assert_eq!(Way::BOTH.map(|way| faults.holds(way)), expected);
+        assert_eq!(StreamDirection::BOTH.map(|way| faults.holds(way)), expected);
     }
     // Delaying data that is already held would add up.
     let held = |until| {
@@ -599,7 +607,7 @@ fn log_names_fault_and_target() {
     assert!(!faults.refuses_send(&READ) && faults.refuses_send(&READ));
     let pause = std::time::Duration::from_millis(1100);
     std::thread::sleep(pause);
-    faults.passed_octets(Way::Out, 120);
+    faults.passed_octets(StreamDirection::Out, 120);
     assert!(!faults.receiver_ready());
     let log = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -673,17 +681,20 @@ fn slow_step_keeps_longer_hold() {
     let end = until(3_600_000_000_000);
     {
         let mut state = faults.state.lock();
-        state.rate[Way::Out.index()] = Some(6400);
-        state.held_until[Way::Out.index()] = end;
+        state.rate[StreamDirection::Out.index()] = Some(6400);
+        state.held_until[StreamDirection::Out.index()] = end;
     }
-    faults.passed_octets(Way::Out, 128);
-    assert_eq!(faults.state.lock().held_until[Way::Out.index()], end);
+    faults.passed_octets(StreamDirection::Out, 128);
+    assert_eq!(
+        faults.state.lock().held_until[StreamDirection::Out.index()],
+        end
+    );
 }
 
 #[test]
 fn port_down_holds_both_directions() {
     let faults = faults("seed=231;stall,nth=9", true);
-    assert!(!Way::BOTH.iter().any(|way| faults.holds(*way)));
+    assert!(!StreamDirection::BOTH.iter().any(|way| faults.holds(*way)));
     faults.plan.port_down(u64::MAX);
-    assert!(Way::BOTH.iter().all(|way| faults.holds(*way)));
+    assert!(StreamDirection::BOTH.iter().all(|way| faults.holds(*way)));
 }

@@ -6,7 +6,7 @@
 use super::plan::Taken;
 use super::qp::{Progress, QpInjector};
 use crate::fault::{Kind, Point, Rule};
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::raw_slice::RawSlice;
@@ -22,7 +22,7 @@ const STEP_MIN: u64 = 64;
 impl QpInjector {
     /// Called before data is sent or read. Shortens the list to what may pass before a fault is
     /// due.
-    pub(super) fn limit_octets(&self, way: Way, runs: &mut Vec<RawSlice>) {
+    pub(super) fn limit_octets(&self, way: StreamDirection, runs: &mut Vec<RawSlice>) {
         let state = self.state.lock();
         let passed = state.octets[way.index()];
         let marks = self.marks(&state, way).map(|(_, at)| at);
@@ -35,11 +35,11 @@ impl QpInjector {
     }
 
     /// Returns the octet counts not yet reached in this direction, each with its rule.
-    fn marks(&self, state: &Progress, way: Way) -> impl Iterator<Item = (usize, u64)> {
+    fn marks(&self, state: &Progress, way: StreamDirection) -> impl Iterator<Item = (usize, u64)> {
         let concerns = |i: usize, rule: &Rule| {
             let counts = match rule.directions.out {
-                true => Way::Out,
-                false => Way::In,
+                true => StreamDirection::Out,
+                false => StreamDirection::In,
             };
             let reached = state.reached.get(i).copied().unwrap_or(true);
             counts == way && !reached && self.concerns(rule, state.peer, None)
@@ -53,7 +53,7 @@ impl QpInjector {
     }
 
     /// Called when data has passed.
-    pub(super) fn count_octets(&self, way: Way, n: usize) {
+    pub(super) fn count_octets(&self, way: StreamDirection, n: usize) {
         let mut state = self.state.lock();
         let passed = state.octets[way.index()].saturating_add(n as u64);
         state.octets[way.index()] = passed;
@@ -95,16 +95,16 @@ impl QpInjector {
     pub(super) unsafe fn flip_in_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
         let mut state = self.state.lock();
         let total = runs.iter().map(RawSlice::len).sum::<usize>();
-        if !state.spoil[Way::Out.index()] || total < SPOILT.end {
+        if !state.spoil[StreamDirection::Out.index()] || total < SPOILT.end {
             return None;
         }
-        state.spoil[Way::Out.index()] = false;
+        state.spoil[StreamDirection::Out.index()] = false;
         let mut copy = Vec::with_capacity(total);
         for run in runs.iter() {
             // SAFETY: guaranteed by the caller.
             unsafe { run.append_to(&mut copy, usize::MAX) };
         }
-        self.flip(&state, Way::Out, &mut copy);
+        self.flip(&state, StreamDirection::Out, &mut copy);
         runs.clear();
         runs.push(RawSlice::of(&copy));
         Some(copy)
@@ -119,20 +119,20 @@ impl QpInjector {
         let Some(first) = runs.first().filter(|run| run.len().min(n) >= SPOILT.end) else {
             return;
         };
-        if !std::mem::take(&mut state.spoil[Way::In.index()]) {
+        if !std::mem::take(&mut state.spoil[StreamDirection::In.index()]) {
             return;
         }
         let mut head = Vec::with_capacity(SPOILT.end);
         // SAFETY: guaranteed by the caller.
         unsafe {
             first.append_to(&mut head, SPOILT.end);
-            self.flip(&state, Way::In, &mut head);
+            self.flip(&state, StreamDirection::In, &mut head);
             guarded::copy(head.as_ptr(), first.as_ptr().cast(), head.len());
         }
     }
 
     /// Flips a bit chosen by the seed.
-    fn flip(&self, state: &Progress, way: Way, octets: &mut [u8]) {
+    fn flip(&self, state: &Progress, way: StreamDirection, octets: &mut [u8]) {
         let rules = self.plan.rules(Point::Request);
         let rule = rules
             .filter(|(_, rule)| rule.kind == Kind::Crc)
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::objects::hooks::QpFaults;
 
-    fn spoiling(text: &str, way: Way) -> Box<QpInjector> {
+    fn spoiling(text: &str, way: StreamDirection) -> Box<QpInjector> {
         let faults = QpInjector::new(&Plan::of(&text.parse().unwrap()).unwrap(), 1);
         faults.state.lock().spoil[way.index()] = true;
         faults
@@ -188,7 +188,7 @@ mod tests {
     fn flip_in_copy_changes_one_bit() {
         let mut places = std::collections::HashSet::new();
         for seed in 240..270 {
-            let faults = spoiling(&format!("seed={seed};crc"), Way::Out);
+            let faults = spoiling(&format!("seed={seed};crc"), StreamDirection::Out);
             let octets: Vec<u8> = (0..40).collect();
             let all = [RawSlice::of(&octets[..10]), RawSlice::of(&octets[10..])];
             // Too short for a header, so the next write is affected.
@@ -215,7 +215,7 @@ mod tests {
     fn flipped_bit_depends_on_rule() {
         let places = |rules: &str| -> Vec<usize> {
             let places = (300..316).map(|seed| {
-                let faults = spoiling(&format!("seed={seed};{rules}"), Way::Out);
+                let faults = spoiling(&format!("seed={seed};{rules}"), StreamDirection::Out);
                 let octets = [0; 40];
                 let mut runs = vec![RawSlice::of(&octets)];
                 // SAFETY: the ranges refer to `octets`.
@@ -233,16 +233,16 @@ mod tests {
 
     #[test]
     fn flip_in_place_changes_one_bit() {
-        let faults = spoiling("seed=270;crc,dir=in", Way::In);
+        let faults = spoiling("seed=270;crc,dir=in", StreamDirection::In);
         let before: Vec<u8> = (0..40).collect();
         let mut after = before.clone();
         let runs = [RawSlice::of_mut(&mut after)];
         // SAFETY: the ranges refer to `octets`, which is not used otherwise.
         let spoil = |n| unsafe { faults.spoil_received(&runs, n) };
         spoil(SPOILT.end - 1);
-        assert!(faults.state.lock().spoil[Way::In.index()]);
+        assert!(faults.state.lock().spoil[StreamDirection::In.index()]);
         spoil(SPOILT.end);
-        assert!(!faults.state.lock().spoil[Way::In.index()]);
+        assert!(!faults.state.lock().spoil[StreamDirection::In.index()]);
         spoil(40);
         assert!(SPOILT.contains(&flipped(&before, &after)));
     }

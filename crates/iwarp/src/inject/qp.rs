@@ -5,7 +5,7 @@ use super::plan::{Plan, Taken};
 use crate::conn::qp::QpInner;
 use crate::fault::{Event, Ops, Point, Rule};
 use crate::objects::hooks::DeviceFaults;
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use crate::objects::hooks::{Completion, QpFaults};
 use crate::objects::member::{Member, downcast};
 use crate::sys::clock::now_ns;
@@ -175,16 +175,16 @@ impl QpFaults for QpInjector {
         self.passed(op_of(op));
     }
 
-    fn holds(&self, way: Way) -> bool {
+    fn holds(&self, way: StreamDirection) -> bool {
         let until = self.state.lock().held_until[way.index()];
         self.plan.is_port_down() || until != 0 && now_ns() < until
     }
 
-    fn limit(&self, way: Way, runs: &mut Vec<RawSlice>) {
+    fn limit(&self, way: StreamDirection, runs: &mut Vec<RawSlice>) {
         self.limit_octets(way, runs);
     }
 
-    fn passed_octets(&self, way: Way, n: usize) {
+    fn passed_octets(&self, way: StreamDirection, n: usize) {
         self.count_octets(way, n);
     }
 

@@ -7,7 +7,7 @@ use crate::conn::qp::QueuePair;
 use crate::engine::Source;
 use crate::objects::context::ContextInner;
 use crate::objects::events::AsyncEventKind;
-use crate::objects::hooks::{DeviceFaults, QpFaults, Way};
+use crate::objects::hooks::{DeviceFaults, QpFaults, StreamDirection};
 use crate::sys::clock::now_ns;
 use crate::testing;
 use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
@@ -301,7 +301,7 @@ fn timed_rule_hits_connected_queue_pairs() {
         let held = all.each_ref().map(|qp| {
             let faults = QpInjector::of(&qp.inner).unwrap();
             assert!(!faults.is_due(), "{text}");
-            let held = Way::BOTH.map(|way| faults.holds(way));
+            let held = StreamDirection::BOTH.map(|way| faults.holds(way));
             assert_eq!(held[0], held[1], "{text}");
             held[0]
         });

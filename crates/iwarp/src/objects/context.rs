@@ -446,7 +446,7 @@ impl ContextInner {
     }
 
     /// Removes a datagram queue pair, and adds its counters to the totals.
-    pub(crate) fn leave_ud(&self, num: u32, counters: &Counters) {
+    pub(crate) fn remove_ud(&self, num: u32, counters: &Counters) {
         let mut past = self.past.lock();
         self.datagrams.remove(num);
         past.add(counters);

@@ -270,7 +270,7 @@ impl CompletionQueue {
 
     /// Sends what queue pairs have deferred until the next poll without result.
     #[inline]
-    pub(crate) fn send_put_off(&self) {
+    pub(crate) fn send_deferred_requests(&self) {
         self.inner.send_deferred();
     }
 
@@ -319,7 +319,7 @@ impl CqInner {
     }
 
     /// Writes a completion into the locked ring, and notes in `owed` which events are then due. The
-    /// caller passes `owed` to [`settle`](Self::settle) after it has dropped its locks.
+    /// caller passes `owed` to [`raise_due`](Self::raise_due) after it has dropped its locks.
     #[inline]
     pub(crate) fn push(&self, ring: &mut Ring, mut cqe: Cqe, owed: &mut Owed) {
         if self.timestamps.load(Ordering::Relaxed) {
@@ -348,7 +348,7 @@ impl CqInner {
     /// Raises the events in `owed` and wakes waiting tasks. Call it without locks. Returns `true`
     /// if the queue has just overflowed.
     #[inline]
-    pub(crate) fn settle(self: &Arc<Self>, owed: Owed) -> bool {
+    pub(crate) fn raise_due(self: &Arc<Self>, owed: Owed) -> bool {
         if owed.notify
             && let Some(channel) = &self.channel
         {

@@ -60,7 +60,7 @@ fn unpolled_queue_lists_each_member_once() {
         assert_eq!(waiting(&polled), 2);
         match round % 2 {
             0 => assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0)),
-            _ => polled.send_put_off(),
+            _ => polled.send_deferred_requests(),
         }
         assert_eq!(waiting(&polled), 0);
         // The list keeps its memory.
@@ -201,7 +201,7 @@ fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
     let mut ring = cq.inner.ring.lock();
     cq.inner.push(&mut ring, completion(wr_id), &mut owed);
     drop(ring);
-    cq.inner.settle(owed)
+    cq.inner.raise_due(owed)
 }
 
 #[derive(Default)]

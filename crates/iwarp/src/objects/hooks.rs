@@ -72,12 +72,12 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum StreamDirection {
     Out,
     In,
 }
 
-impl Way {
+impl StreamDirection {
     pub(crate) const BOTH: [Self; 2] = [Self::Out, Self::In];
 
     pub(crate) const fn index(self) -> usize {
@@ -113,13 +113,13 @@ pub(crate) trait QpFaults: Any + Send + Sync {
     fn posted(&self, op: &SendOp);
 
     /// Returns `true` while bytes of this direction must not pass.
-    fn holds(&self, way: Way) -> bool;
+    fn holds(&self, way: StreamDirection) -> bool;
 
     /// Shortens a list of bytes to what may pass before a fault is due.
-    fn limit(&self, way: Way, runs: &mut Vec<RawSlice>);
+    fn limit(&self, way: StreamDirection, runs: &mut Vec<RawSlice>);
 
     /// Notes that `n` bytes have passed.
-    fn passed_octets(&self, way: Way, n: usize);
+    fn passed_octets(&self, way: StreamDirection, n: usize);
 
     /// If a bit of what is sent is to be flipped, copies the bytes and flips it. `runs` then refers
     /// to the copy, which the caller keeps. The bytes begin with an FPDU.

@@ -206,7 +206,7 @@ impl SharedReceiveQueue {
 }
 
 impl SrqInner {
-    /// Takes a receive. Returns whether there was one, and whether [`tell_limit`](Self::tell_limit)
+    /// Takes a receive. Returns whether there was one, and whether [`raise_limit_event`](Self::raise_limit_event)
     /// must be called without locks.
     pub(crate) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         let mut state = self.state.lock();
@@ -255,7 +255,7 @@ impl SrqInner {
 
     /// Raises the event that fewer receives than the limit are left.
     #[cold]
-    pub(crate) fn tell_limit(self: &Arc<Self>) {
+    pub(crate) fn raise_limit_event(self: &Arc<Self>) {
         let srq = SharedReceiveQueue {
             inner: Arc::clone(self),
         };

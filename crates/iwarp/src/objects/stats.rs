@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 static OPENED: ProcessLock<Vec<Weak<ContextInner>>> =
-    ProcessLock::new("raw::stats::OPENED", Vec::new());
+    ProcessLock::new("objects::stats::OPENED", Vec::new());
 /// Totals of closed devices, by name, by address, and by whether to print them.
 static CLOSED: ProcessLock<Vec<Closed>> = ProcessLock::new("objects::stats::CLOSED", Vec::new());
 

@@ -135,7 +135,7 @@ fn report(qp: &QpInner, g: &QpState) -> QpReport {
     QpReport {
         number: qp.num,
         state: name_of(machine.state()),
-        numbered: machine.is_connectionless(),
+        numbered: machine.is_by_number(),
         pd: machine.config().pd,
         sends_outstanding: machine.sends_outstanding(),
         receives_posted: (qp.srq.is_none() && qp.xrc.is_none()).then(|| machine.receives_posted()),
@@ -187,7 +187,7 @@ impl MemoryWalk {
             return false;
         };
         let part = ctx.upgrade().and_then(|ctx| {
-            let octets = memory(&ctx)?.octets_in(self.slot..self.slot + SLOTS)?;
+            let octets = memory(&ctx)?.bytes_in(self.slot..self.slot + SLOTS)?;
             Some((ctx, octets))
         });
         match part {

@@ -109,12 +109,12 @@ impl UdInner {
     }
 
     /// Raises events and wakes waiting threads. The caller holds no lock.
-    pub(super) fn settle(self: &Arc<Self>, due: Due) {
+    pub(super) fn raise_due(self: &Arc<Self>, due: Due) {
         if !due.recv.is_nothing() || !due.send.is_nothing() {
-            let mut overflow = self.send_cq.inner.settle(due.send);
-            overflow |= self.recv_cq.inner.settle(due.recv);
+            let mut overflow = self.send_cq.inner.raise_due(due.send);
+            overflow |= self.recv_cq.inner.raise_due(due.recv);
             if let (true, Some(srq)) = (due.recv.srq_limit, &self.srq) {
-                srq.inner.tell_limit();
+                srq.inner.raise_limit_event();
             }
             if overflow {
                 effects::overflowed([&self.send_cq, &self.recv_cq]);
@@ -141,7 +141,7 @@ impl UdInner {
             due.events.push(UdEvent::Fatal);
             self.enter(&mut g, State::Error, &mut due);
         }
-        self.settle(due);
+        self.raise_due(due);
     }
 
     pub(super) fn destroy(self: &Arc<Self>) {
@@ -173,7 +173,7 @@ impl UdInner {
         }
         self.engine.forget(self.timer);
         let counters = self.state.lock().counters;
-        self.ctx.leave_ud(self.num, &counters);
+        self.ctx.remove_ud(self.num, &counters);
     }
 
     /// Drops its asynchronous events that no thread has taken: they would keep it, and through it
@@ -354,7 +354,7 @@ mod tests {
                     .complete_send(&mut g, 1, WcStatus::Success, &mut due);
                 qp.inner.complete_receive(&mut g, received, &mut due);
             }
-            qp.inner.settle(due);
+            qp.inner.raise_due(due);
             assert_eq!((send.len(), recv.len()), (1, 1));
             qp.destroy();
             assert_eq!((send.len(), recv.len()), (0, 0), "{shared}");

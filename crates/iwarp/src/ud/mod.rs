@@ -284,7 +284,7 @@ impl UdQueuePair {
             }
             qp.enter(&mut g, to, &mut due);
         }
-        qp.settle(due);
+        qp.raise_due(due);
         if to == State::Reset {
             // Earlier completions must not be taken for those of later requests.
             qp.send_cq.inner.purge(qp.num);
@@ -349,7 +349,7 @@ impl UdQueuePair {
                 qp.flush(&mut g, &mut due);
             }
         }
-        qp.settle(due);
+        qp.raise_due(due);
         result
     }
 

@@ -66,7 +66,7 @@ impl UdInner {
                 }
             }
         });
-        self.settle(due);
+        self.raise_due(due);
     }
 
     fn arrived(

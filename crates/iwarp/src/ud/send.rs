@@ -57,7 +57,7 @@ impl UdInner {
         }
         let mut due = Due::default();
         let result = self.post_locked(wrs, whole, &locals, &mut due);
-        self.settle(due);
+        self.raise_due(due);
         result
     }
 
@@ -119,7 +119,7 @@ impl UdInner {
                 }
             }
         });
-        self.settle(due);
+        self.raise_due(due);
     }
 
     /// Builds datagrams of the next requests with the same socket. Returns the epoch of the send
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!((qp.drops().unsent, qp.counters().tx_messages), (3, 0));
         assert_eq!(qp.sequence(), sequence.wrapping_add(3));
         assert!(!qp.inner.is_blocked());
-        qp.inner.settle(due);
+        qp.inner.raise_due(due);
         assert_eq!(qp.inner.send_cq.len(), 3, "completions");
     }
 

@@ -231,7 +231,7 @@ fn hidden_end_of_stream() {
         rig.qp.hides_end()
     };
     assert!(!hidden(|_| ()));
-    for hide in [QueuePair::hide_connection, QueuePair::hide_end] {
+    for hide in [QueuePair::set_by_number, QueuePair::hide_end] {
         let hidden = |prepare: fn(&mut Rig)| {
             let mut rig = Rig::new();
             let mr = rig.mr(64, ALL);
@@ -266,14 +266,14 @@ fn cut_message_keeps_its_receive() {
     for id in 1..=3 {
         rig.recv(id, &[mr.sge()]);
     }
-    rig.qp.hide_connection();
+    rig.qp.set_by_number();
     let part = untagged(Opcode::SEND, 0, 1, 0, false, &[7]);
     assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
     rig.post(4, SendOp::Send, &[]);
     assert!(rig.qp.hides_end());
     assert_eq!(rig.qp.state(), State::Rts);
     assert!(rig.host.recvs.is_empty());
-    rig.qp.peer_is_absent(&mut rig.host);
+    rig.qp.fail_absent_peer(&mut rig.host);
     let flushed = WcStatus::Flushed;
     assert_eq!(
         brief(&rig.host.recvs),
@@ -290,7 +290,7 @@ fn cut_message_keeps_its_receive() {
 fn end_of_stream_acknowledges_nothing() {
     for end in ends() {
         let mut rig = waiting(QpConfig::default(), STREAM);
-        rig.qp.hide_connection();
+        rig.qp.set_by_number();
         let mr = rig.mr(64, Access::LOCAL_WRITE);
         let read = SendOp::Read {
             remote_addr: 0x1000,

@@ -12,7 +12,7 @@ const MS: Duration = Duration::from_millis(1);
 
 fn numbered(rig: &mut Rig) {
     rig.qp.complete_when_placed();
-    rig.qp.hide_connection();
+    rig.qp.set_by_number();
 }
 
 /// Returns two ends connected by number, and a region of the first one.
@@ -329,7 +329,7 @@ fn absent_peer_fails_oldest_request() {
     for wr_id in 1..3 {
         rig.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
     }
-    rig.qp.peer_is_absent(&mut rig.host);
+    rig.qp.fail_absent_peer(&mut rig.host);
     assert_eq!(
         brief(&rig.host.sends),
         [

@@ -15,7 +15,7 @@ fn ends() -> (Rig, Rig, Mr, Mr) {
     let (mut a, mut b) = pair(STREAM);
     for rig in [&mut a, &mut b] {
         rig.qp.complete_when_placed();
-        rig.qp.hide_connection();
+        rig.qp.set_by_number();
     }
     let mr = a.mr(4096, Access::LOCAL_WRITE);
     let target = b.mr(4096, ALL);

@@ -521,7 +521,7 @@ fn reregistration_keeps_key_unless_memory_changes() {
 fn registered_bytes_are_counted() {
     fn octets(rig: &Rig) -> u64 {
         // In parts, like a real caller.
-        let parts = (0..).map(|at| rig.table.octets_in(at * 10..at * 10 + 10));
+        let parts = (0..).map(|at| rig.table.bytes_in(at * 10..at * 10 + 10));
         parts.map_while(|part| part).sum()
     }
     let mut rig = Rig::new();

@@ -298,7 +298,7 @@ const MESSAGES: [Prepare; 10] = [
     // A note before a Send.
     |rig, _| {
         rig.qp.complete_when_placed();
-        rig.qp.hide_connection();
+        rig.qp.set_by_number();
         rig.qp.set_rnr_retry(3);
         rig.post(1, SendOp::Send, &[]);
     },

@@ -20,7 +20,7 @@ const BEFORE: [u32; 6] = [
 
 fn by_number(rig: &mut Rig) {
     rig.qp.complete_when_placed();
-    rig.qp.hide_connection();
+    rig.qp.set_by_number();
 }
 
 fn done(rig: &Rig) -> Vec<u64> {

@@ -55,7 +55,7 @@ fn ends() -> (Rig, Rig) {
 
 fn numbered(rig: &mut Rig) {
     rig.qp.complete_when_placed();
-    rig.qp.hide_connection();
+    rig.qp.set_by_number();
 }
 
 fn post_srq(rig: &mut Rig, number: u32, wr_id: u64, mr: &Mr) {

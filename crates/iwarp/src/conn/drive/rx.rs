@@ -11,7 +11,7 @@ use super::super::qp::{QpInner, QpState};
 use super::broken;
 use crate::conn::peer_gone;
 use crate::crc::crc32c;
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;
@@ -78,7 +78,7 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
     if g.link.is_none() || g.link.is_read_to_end() {
         return;
     }
-    if !qp.passes(Way::In) {
+    if !qp.passes(StreamDirection::In) {
         // The engine stops watching for readability.
         qp.collect_effects(&mut g, &mut effects);
         drop(g);
@@ -230,7 +230,7 @@ fn read_once<'a>(
     let waiting_tx = first && g.machine.wants_tx();
     drop(g);
     if let Some(faults) = &qp.faults {
-        faults.limit(Way::In, &mut runs);
+        faults.limit(StreamDirection::In, &mut runs);
     }
     // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
     let result = unsafe { socket.stream.recv_vectored_raw(&runs) };
@@ -239,7 +239,7 @@ fn read_once<'a>(
             // SAFETY: as above; the plan names the memory that has just been written.
             unsafe { faults.spoil_received(&runs, *n) };
         }
-        faults.passed_octets(Way::In, *n);
+        faults.passed_octets(StreamDirection::In, *n);
         effects.note_if(Due::FAULT, faults.is_due());
     }
     if let Some(memory) = &memory {

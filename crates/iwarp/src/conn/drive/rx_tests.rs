@@ -39,7 +39,7 @@ fn by_number_end_is_hidden() {
             let peer = connected(&qp);
             let socket = unwatched_link(&qp);
             if by_number {
-                qp.inner.state.lock().machine.hide_connection();
+                qp.inner.state.lock().machine.set_by_number();
             }
             if reset {
                 break_off(&socket, peer);

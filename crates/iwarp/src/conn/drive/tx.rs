@@ -13,7 +13,7 @@ use super::super::qp::{QpInner, QpState};
 use super::broken;
 use crate::conn::peer_gone;
 use crate::crc::crc32c;
-use crate::objects::hooks::Way;
+use crate::objects::hooks::StreamDirection;
 use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::qp::{Env, RunKind, TxFill, TxPlan};
@@ -35,7 +35,7 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     let _ = g.cork.send();
     if is_due(&g) {
         // An injected fault may hold the data back.
-        if qp.passes(Way::Out) {
+        if qp.passes(StreamDirection::Out) {
             g = write_all(qp, g, &mut effects);
             liveness::watch(qp, &mut g);
         }
@@ -228,7 +228,7 @@ fn write<'a>(
     // The runs refer to this copy, so it must live until the system call has returned.
     let mut _spoilt = None;
     if let Some(faults) = &qp.faults {
-        faults.limit(Way::Out, &mut runs);
+        faults.limit(StreamDirection::Out, &mut runs);
         if begins {
             // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
             _spoilt = unsafe { faults.spoil_copy(&mut runs) };
@@ -274,10 +274,10 @@ fn faulty_end(qp: &QpInner, result: &io::Result<usize>, effects: &mut Effects) -
     let (Some(faults), Ok(n)) = (&qp.faults, result) else {
         return false;
     };
-    faults.passed_octets(Way::Out, *n);
+    faults.passed_octets(StreamDirection::Out, *n);
     let due = faults.is_due();
     effects.note_if(Due::FAULT, due);
-    due || faults.holds(Way::Out)
+    due || faults.holds(StreamDirection::Out)
 }
 
 /// Handles a socket that took a part of a plan or nothing, or that is broken. Returns `false` if
@@ -312,7 +312,7 @@ fn written(
         return true;
     }
     pool::give_tx(plan);
-    if g.machine.is_connectionless() || g.machine.hides_end() {
+    if g.machine.is_by_number() || g.machine.hides_end() {
         // Data that the peer sent before it was gone may still be readable.
         g.link.cannot_write();
     } else {

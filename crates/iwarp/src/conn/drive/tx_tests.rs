@@ -103,7 +103,7 @@ fn failed_write_ends_connection() {
         let (qp, peer) = connection(&ctx, 1);
         let socket = unwatched_link(&qp);
         if by_number {
-            qp.inner.state.lock().machine.hide_connection();
+            qp.inner.state.lock().machine.set_by_number();
         }
         break_off(&socket, peer);
         qp.post_send(&[SEND]).unwrap();
