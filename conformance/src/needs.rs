@@ -123,7 +123,6 @@ pub(crate) enum Suite {
     Siw,
 }
 
-/// Returns the missing packages.
 fn missing_packages(suite: Suite) -> Vec<&'static str> {
     let program = |name: &str| {
         find_program(name).is_some()

@@ -13,7 +13,6 @@ use crate::excuses;
 /// What one run of a case gives: its result, and what the guests' kernels wrote meanwhile.
 pub(crate) type Once = (Result<Verdict>, String);
 
-/// How one case ended.
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) result: Result<Verdict>,

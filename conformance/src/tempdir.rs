@@ -16,7 +16,6 @@ impl Drop for TempDir {
     }
 }
 
-/// Creates the directory.
 pub(crate) fn tempdir() -> Result<TempDir> {
     let path = std::env::temp_dir().join(format!("iwarp-apps-{}", std::process::id()));
     std::fs::create_dir(&path)?;

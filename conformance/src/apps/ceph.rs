@@ -215,7 +215,6 @@ impl<'a> Cluster<'a> {
         self.stage.start_with(self.face.run, None, &[], &words)
     }
 
-    /// Runs a command of `ceph` and returns its output.
     fn ceph(&self, words: &[&str]) -> Result<String> {
         let words = [&["ceph"], words].concat();
         let mut last = None;
@@ -344,7 +343,6 @@ impl<'a> Cluster<'a> {
             .collect())
     }
 
-    /// Returns what each daemon holds.
     fn held(&self) -> Result<BTreeMap<String, Held>> {
         let mut all = BTreeMap::new();
         for (name, process) in self.statistics()? {
@@ -459,7 +457,6 @@ fn uuid() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Returns the configuration file.
 fn configuration(stage: &Stage, face: &Face, id: &str) -> String {
     let dir = stage.dir().display();
     let mut text = format!(

@@ -231,7 +231,6 @@ fn instruments(stage: &Stage) -> Result<Result<(), String>> {
     })
 }
 
-/// Builds the instrumented library and returns its path.
 fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target =

@@ -11,7 +11,6 @@ pub(super) fn expect_lines(said: &str, text: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless the output contains the text.
 pub(super) fn expect(said: &str, text: &str) -> Result<()> {
     if !said.contains(text) {
         bail!("no {text:?} in the output");

@@ -32,7 +32,6 @@ const NEEDS: &[&str] = &["libibverbs-dev", "librdmacm-dev", "libclang-dev", "cma
 /// Runs a crate's examples, whose executables are found by their names. Returns how many passed.
 type Examples = fn(&Stage, View, &BTreeMap<String, String>) -> Result<usize>;
 
-/// A published crate.
 struct Published {
     name: &'static str,
     version: &'static str,
@@ -155,7 +154,6 @@ fn succeeds(command: &mut Command) -> Result<bool> {
         .success())
 }
 
-/// Returns where cargo has unpacked a crate.
 fn unpacked(folder: &str) -> Result<PathBuf> {
     let home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -259,7 +257,6 @@ fn tests(
     judge(&known(published.name, view.face), &results)
 }
 
-/// Returns the names of the tests in a list.
 fn names(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.strip_suffix(": test"))
 }

@@ -8,7 +8,6 @@ use super::checks::{expect, expect_lines};
 use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE_V4};
 
-/// The executables by the names of the examples.
 type Executables = BTreeMap<String, String>;
 
 /// The first device, and the only one that sideway's examples see.
@@ -19,7 +18,6 @@ fn path<'a>(all: &'a Executables, name: &str) -> Result<&'a str> {
     found.with_context(|| format!("the crate has no example {name}"))
 }
 
-/// Runs a program of an example to its end.
 fn run(stage: &Stage, view: View, words: &[&str]) -> Result<String> {
     stage
         .start_with(&view.options(), None, &[], words)?
@@ -44,7 +42,6 @@ fn pair(
     Ok([run(stage, view, &words)?, server.success()?])
 }
 
-/// sideway: all of its five examples.
 pub(super) fn sideway(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
     let gids = run(stage, view, &[path(all, "show_gids")?])?;
     expect_lines(&gids, WIRE_V4, if view.face == Face::Roce { 2 } else { 1 })?;

@@ -4,11 +4,9 @@ use super::crates_view::Face;
 
 const TEXT: &str = include_str!("crates.txt");
 
-/// A test that fails.
 pub(super) struct Known {
     /// Its file, or the crate's name for unit tests, and its name.
     pub(super) test: &'static str,
-    /// A part of its output.
     pub(super) says: &'static str,
 }
 

@@ -72,7 +72,6 @@ fn what(face: &str, provider: &str) -> String {
 struct Setting<'a> {
     stage: &'a Stage,
     face: &'a str,
-    /// The path of the file.
     providers: String,
 }
 

@@ -28,7 +28,6 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// Starts both ends.
 fn start(
     stage: &Stage,
     verb: &str,

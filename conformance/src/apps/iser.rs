@@ -58,7 +58,6 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// A running target with one disk.
 struct Target<'a> {
     stage: &'a Stage,
     _daemon: Program,

@@ -72,7 +72,6 @@ fn bios() -> Vec<u8> {
     image
 }
 
-/// One QEMU and its monitor.
 struct Guest<'a> {
     stage: &'a Stage,
     name: &'static str,
@@ -190,7 +189,6 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    /// Waits until the counter has changed.
     fn counts(&mut self) -> Result<u32> {
         let first = self.counter()?;
         loop {

@@ -40,7 +40,6 @@ const UCX: &[&str] = &[
 struct Way {
     compiler: &'static str,
     launcher: &'static str,
-    /// Options of the launcher.
     options: &'static [&'static str],
     /// Options of `iwarp run`.
     run: &'static [&'static str],

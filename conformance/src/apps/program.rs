@@ -53,7 +53,6 @@ impl Program {
         })
     }
 
-    /// Returns what the program has written so far.
     pub(super) fn said(&self) -> String {
         let bytes = std::fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -129,7 +128,6 @@ impl Program {
         }
     }
 
-    /// Sends a signal to the program's process group.
     pub(super) fn signal(&self, signal: Signal) {
         if self.ended.is_some() {
             return;

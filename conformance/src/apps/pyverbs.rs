@@ -85,14 +85,12 @@ pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> 
     std::fs::read_to_string(stage.dir().join("results")).context("the results of the tests")
 }
 
-/// The results of one file of tests.
 #[derive(Default)]
 struct Counts<'a> {
     passed: usize,
     skipped: BTreeMap<&'a str, usize>,
 }
 
-/// How a result is counted.
 enum Meaning<'a> {
     Passed,
     /// A test for the devices of one vendor only.

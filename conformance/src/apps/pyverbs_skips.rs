@@ -4,11 +4,9 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
-/// The tests that need not pass.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expected {
-    /// The tests that may be skipped.
     #[serde(default)]
     skip: Vec<Skip>,
     /// The tests that fail instead of skipping themselves.
@@ -16,12 +14,10 @@ pub(crate) struct Expected {
     fail: Vec<Fail>,
 }
 
-/// Tests that may be skipped for one reason.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Skip {
     reason: String,
-    /// Whole messages.
     #[serde(default)]
     messages: Vec<String>,
     /// Beginnings of messages.
@@ -33,7 +29,6 @@ struct Skip {
     tests: Vec<String>,
 }
 
-/// Tests that fail for one reason.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fail {

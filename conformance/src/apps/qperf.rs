@@ -24,7 +24,6 @@ const RELIABLE: &[(&str, &str)] = &[
     ("ver_rc_fetch_add", "msg_rate"),
 ];
 
-/// The tests of unreliable connections.
 const UNRELIABLE: &[(&str, &str)] = &[
     ("uc_bw", "recv_bw"),
     ("uc_bi_bw", "recv_bw"),
@@ -34,7 +33,6 @@ const UNRELIABLE: &[(&str, &str)] = &[
     ("uc_rdma_write_poll_lat", "latency"),
 ];
 
-/// The tests of datagrams.
 const DATAGRAMS: &[(&str, &str)] = &[
     ("ud_bw", "recv_bw"),
     ("ud_bi_bw", "recv_bw"),

@@ -30,7 +30,6 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// Starts a program whose TCP sockets are rsockets.
 fn start(stage: &Stage, words: &[&str]) -> Result<Program> {
     stage.start_with(&["--rsockets", "--stats"], None, &[], words)
 }

@@ -121,7 +121,6 @@ struct Holder {
 }
 
 impl Stage {
-    /// Creates the directory and the namespaces of a case.
     pub(super) fn open(setting: &Setting<'_>, case: &Case<Self>, number: usize) -> Result<Self> {
         let dir = setting.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
@@ -164,7 +163,6 @@ impl Stage {
         self.prefix.join("lib/iwarp")
     }
 
-    /// Returns the path of the command `iwarp`.
     pub(super) fn command_path(&self) -> String {
         self.prefix.join("bin/iwarp").display().to_string()
     }
@@ -305,7 +303,6 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns `true` if something listens on the port.
     pub(super) fn listens(&self, port: u16) -> bool {
         self.has(&["tcp", "tcp6"], LISTEN, port)
     }
@@ -325,7 +322,6 @@ impl Stage {
         })
     }
 
-    /// Returns the remaining time of the case.
     pub(super) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
@@ -423,7 +419,6 @@ fn first_port(number: usize) -> u16 {
     PORTS.start + u16::try_from(offset).unwrap_or_default()
 }
 
-/// Returns `true` if a program can listen on the port now.
 fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok()
         && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()

@@ -98,7 +98,6 @@ fn has_runtime() -> Result<bool> {
     Ok(Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_absolute())
 }
 
-/// Builds the instrumented library and returns its path.
 fn build() -> Result<PathBuf> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);

@@ -18,7 +18,6 @@ const LIBRARY: &[&str] = &["libucx-dev"];
 const ROCE: &[&str] = &["--as", "roce"];
 /// Where Debian keeps UCX's examples. Systems without documentation lack them.
 const EXAMPLES: &str = "/usr/share/doc/libucx-dev/examples";
-/// Our own program.
 const SOURCE: &str = include_str!("ucp.c");
 /// The operations that it reports when both processes have checked them.
 const PARTS: [&str; 7] = [
@@ -96,7 +95,6 @@ fn start(stage: &Stage, tls: &str, words: &[&str]) -> Result<Program> {
     stage.start_with(ROCE, None, &variables, words)
 }
 
-/// Splits words at spaces.
 fn split(words: &str) -> impl Iterator<Item = &str> {
     words.split_whitespace()
 }
@@ -305,7 +303,6 @@ fn io_demo_loses_its_server(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("the client was told"))
 }
 
-/// Runs `ucp.c`.
 fn own(stage: &Stage, tls: &str) -> Result<Verdict> {
     std::fs::write(stage.dir().join("ucp.c"), SOURCE)?;
     compile(stage, "ucp.c", "ucp")?;

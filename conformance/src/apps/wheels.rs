@@ -28,7 +28,6 @@ const PORT_ARGUMENT: &str = "22345";
 /// Each process of a case sends at least this many octets through our library.
 const LEAST: u64 = 8 << 20;
 
-/// A package and the program that uses it.
 struct Wheel {
     /// The package and what it needs, with versions.
     requirements: &'static [&'static str],

@@ -32,7 +32,6 @@ pub(super) const NOTHING: Grant = Grant {
 /// An STag that never exists: the server never allocates this part of its table.
 pub(super) const UNKNOWN: u32 = 0xf234_5678;
 
-/// Returns a Write of eight octets.
 pub(super) fn write(stag: u32, offset: u64) -> Vec<u8> {
     wire::tagged(Op::Write, stag, offset, &[7; 8])
 }

@@ -10,7 +10,6 @@ use super::wire::{self, Op};
 /// The property of a server that an attack needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
-    /// A TCP port.
     Port,
     /// An MPA listener.
     Mpa,
@@ -32,7 +31,6 @@ pub(super) enum Needs {
     Markers,
 }
 
-/// The required answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
     /// A Terminate with this layer, type and code, and the end of the stream.

@@ -19,7 +19,6 @@ fn changed(p: &mut Peer, offset: usize, octet: u8) -> Vec<u8> {
 /// An offset at which eight octets wrap.
 const WRAPS: u64 = u64::MAX - 3;
 
-/// Returns all attacks.
 pub(super) fn all() -> impl Iterator<Item = &'static Attack> {
     [starting::ATTACKS, ATTACKS, mixed::ATTACKS]
         .into_iter()

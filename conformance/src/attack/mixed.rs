@@ -23,7 +23,6 @@ const WINDOW_LEN: u32 = 8192;
 /// States of an unclosed end in the kernel's table: ESTABLISHED and CLOSE_WAIT.
 const OPEN: [&str; 2] = ["01", "08"];
 
-/// Connects to a server that grants memory.
 fn granted(t: &Target) -> Result<(Peer, Grant)> {
     let peer = Peer::set_up(t.address)?;
     let grant = peer.grant.context("the server grants nothing")?;

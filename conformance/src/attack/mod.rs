@@ -195,7 +195,6 @@ fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outco
 const NOTHING_CHOSEN: &str = "no such attack or server; --list shows the attacks";
 const SOURCE: &str = "conformance/src/attack/granting.c";
 
-/// Prints the table.
 fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
     table(rows, log);
     let failed = rows.iter().filter(|row| row.failure.is_some()).count();

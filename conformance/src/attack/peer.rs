@@ -101,7 +101,6 @@ pub(super) fn connect(to: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Resets a connection.
 pub(super) fn reset(stream: TcpStream) -> Result<()> {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     drop(stream);
@@ -130,7 +129,6 @@ fn kind_of_end(e: &io::Error) -> Result<Seen> {
     }
 }
 
-/// A connected peer.
 pub(super) struct Peer {
     pub(super) stream: TcpStream,
     pub(super) grant: Option<Grant>,
@@ -288,7 +286,6 @@ impl Peer {
         Ok(())
     }
 
-    /// Sends an untagged message.
     pub(super) fn request(&mut self, op: Op, body: &[u8]) -> Result<()> {
         let segment = self.message(op, body);
         self.send(&segment)

@@ -162,7 +162,6 @@ pub(super) struct Figures {
     pub(super) p99: f64,
 }
 
-/// A running server. Dropping it kills the server.
 pub(super) struct Server<'a> {
     programs: &'a Programs,
     pub(super) kind: Kind,

@@ -3,7 +3,6 @@
 //!
 //! Does not use the product's codecs, so that their mistakes are found.
 
-/// RDMAP opcodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Op {
@@ -40,7 +39,6 @@ pub(super) mod at {
     pub(in super::super) const ATOMIC_OP: usize = 21;
 }
 
-/// Returns an untagged segment.
 pub(super) fn untagged(op: Op, invalidate: u32, msn: u32, body: &[u8]) -> Vec<u8> {
     let mut out = vec![0x41, 0x40 | op as u8];
     for field in [invalidate, op.queue(), msn, 0] {
@@ -50,7 +48,6 @@ pub(super) fn untagged(op: Op, invalidate: u32, msn: u32, body: &[u8]) -> Vec<u8
     out
 }
 
-/// Returns a tagged segment.
 pub(super) fn tagged(op: Op, stag: u32, offset: u64, body: &[u8]) -> Vec<u8> {
     let mut out = vec![0xc1, 0x40 | op as u8];
     out.extend(stag.to_be_bytes());

@@ -53,7 +53,6 @@ const UNWANTED: &[&str] = &[
     "init-system",
 ];
 
-/// One of Debian's kernels.
 pub(crate) struct Kernel {
     /// Its packages. Image, headers and source have the same version.
     pub(crate) release: Release,

@@ -52,7 +52,6 @@ impl Process {
         }
     }
 
-    /// Returns what the program has written so far.
     pub(crate) fn said(&mut self) -> String {
         match self {
             Self::Here(program) => program.said().to_owned(),

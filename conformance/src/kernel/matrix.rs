@@ -77,7 +77,6 @@ const fn v6(net: u16, host: u16) -> Ipv6Addr {
     Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, host)
 }
 
-/// The card for the user-mode network.
 pub(crate) const USER: Card = Card {
     netdev: "user0",
     device: "iwarp0",
@@ -90,7 +89,6 @@ const TAP: Card = Card {
     v4: GUEST_TAP,
     v6: v6(0xfd77, 2),
 };
-/// The card for a cable to another guest.
 pub(crate) const CABLE: Card = Card {
     netdev: "cable0",
     device: "iwarp2",
@@ -105,7 +103,6 @@ const SIW: Card = Card {
 };
 
 impl Card {
-    /// Creates the RDMA device.
     pub(crate) fn link(&self, guest: &Guest, kind: &str) -> Result<()> {
         let Self {
             netdev, device, v6, ..
@@ -119,7 +116,6 @@ impl Card {
         guest.must(&script, 60).map(drop)
     }
 
-    /// Returns this card's end of a connection.
     pub(crate) const fn end<'a>(&self, guest: &'a Guest) -> End<'a> {
         End::Device {
             guest,
@@ -220,7 +216,6 @@ fn siw_guest(
     Ok(guest)
 }
 
-/// The rows of one boot.
 struct Matrix<'a> {
     guest: &'a Guest,
     boot: &'a Boot,
@@ -292,7 +287,6 @@ impl Matrix<'_> {
         Ok(())
     }
 
-    /// Runs rdma-core's own tests.
     fn suite(&mut self, log: &mut Log) -> Result<()> {
         let title = "rdma-core's own tests (pyverbs) module->module".to_owned();
         if self.choice.storage || !self.choice.wants("pyverbs", &title) {

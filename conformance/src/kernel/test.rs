@@ -67,7 +67,6 @@ pub(crate) struct TestArgs {
 }
 
 impl TestArgs {
-    /// Returns the cases to run.
     fn cases(&self) -> Vec<Case<Bench>> {
         let lists: &[&[Script]] = if self.storage {
             &[storage::CASES]

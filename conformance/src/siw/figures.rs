@@ -28,7 +28,6 @@ const PAIRS: &[(&str, We, Settings)] = &[
 /// Runs of which each figure is the median.
 const ROUNDS: usize = 3;
 
-/// Measures everything, and returns the table.
 pub(super) fn table(lab: &Lab) -> Result<String> {
     let mut text = format!("{:20}", "TAP, MSS 1460");
     for (title, ..) in PAIRS {

@@ -14,7 +14,6 @@ use crate::guest::image::sbin;
 use crate::guest::{Guest, LISTEN_LIMIT, Net, Output, Running, fill, last_lines};
 use crate::needs::Need;
 
-/// Our role in setting up the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum We {
     Connect,
@@ -39,7 +38,6 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Returns the name of the case.
     pub(super) fn title(&self) -> String {
         let direction = match self.we {
             We::Connect => "us->siw",
@@ -72,7 +70,6 @@ impl Setup {
     }
 }
 
-/// The running guest, our programs, and the captures.
 pub(super) struct Lab {
     pub(super) guest: Guest,
     pub(super) host: Host,
@@ -82,14 +79,12 @@ pub(super) struct Lab {
     pub(super) record: bool,
 }
 
-/// The results of both programs.
 pub(super) struct Both {
     pub(super) ours: Output,
     /// The program in the guest.
     pub(super) theirs: Output,
 }
 
-/// Both running programs.
 pub(super) struct Pair {
     pub(super) ours: Program,
     /// The program in the guest.
@@ -254,7 +249,6 @@ impl Lab {
     }
 }
 
-/// A running capture.
 pub(super) struct Capture {
     tcpdump: Program,
     pub(super) file: PathBuf,

@@ -20,7 +20,6 @@ struct Talk {
     client: &'static str,
     server_says: &'static [&'static str],
     client_says: &'static [&'static str],
-    /// The client's exit status.
     client_ends: i32,
 }
 
@@ -324,7 +323,6 @@ fn talk(lab: &Lab, setup: &Setup, server: &str, client: &str) -> Result<Both> {
     }
 }
 
-/// Returns the outputs of the server and the client.
 const fn sides(both: &Both, we: We) -> (&String, &String) {
     match we {
         We::Connect => (&both.theirs.text, &both.ours.text),

@@ -12,9 +12,7 @@ use crate::guest::image::sbin;
 pub(super) struct Terminate {
     /// Layer: 0 RDMAP, 1 DDP, 2 MPA.
     pub(super) layer: u8,
-    /// Error type.
     pub(super) kind: u8,
-    /// Error code.
     pub(super) code: u8,
     /// siw's layout: layer and type are swapped, and the flags are the low bits of their octet.
     pub(super) siw_layout: bool,

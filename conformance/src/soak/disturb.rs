@@ -8,7 +8,6 @@ use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use super::end::End;
 use super::network::{Network, Side};
 
-/// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     StopServer,
@@ -203,7 +202,6 @@ impl Random {
     }
 }
 
-/// Returns a random seed.
 pub(super) fn fresh_seed() -> Result<u64> {
     let mut octets = [0; 4];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut octets)?;

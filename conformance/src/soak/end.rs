@@ -14,7 +14,6 @@ use super::network::{Network, Side};
 /// Number of connections that the client keeps open.
 const PAIRS: u64 = 64;
 
-/// A running process.
 struct Running {
     child: Child,
     lines: Receiver<String>,
@@ -96,7 +95,6 @@ impl End {
         Ok(kill_process(self.pid()?, signal)?)
     }
 
-    /// Kills the process and starts another.
     pub(super) fn replace(&mut self, network: &Network) -> Result<()> {
         self.read_lines()?;
         let mut old = self.running.take().context("the process does not run")?;

@@ -34,7 +34,6 @@ const SLACK_DESCRIPTORS: u64 = 4;
 pub(super) struct Growth(BTreeMap<(&'static str, u64), Vec<Sample>>);
 
 impl Growth {
-    /// Measures both ends.
     pub(super) fn measure(&mut self, ends: &[End; 2]) -> Result<()> {
         for end in ends {
             let key = (end.side().name(), end.incarnation());

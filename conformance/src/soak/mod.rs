@@ -91,7 +91,6 @@ pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The state of a run.
 struct Soak {
     network: Network,
     ends: [End; 2],

@@ -22,7 +22,6 @@ impl Side {
     }
 }
 
-/// The server's address and port.
 const SERVER: (&str, &str) = ("10.77.1.1", "7471");
 const CLIENT: &str = "10.77.1.2";
 /// Time-out of a silent peer, in seconds. Disturbances are shorter or much longer.
