@@ -260,7 +260,7 @@ impl QueuePair {
             }
             ReceiverNotReady::Hold { .. } => {}
         }
-        // The same message may be offered many times before a receive is posted.
+        // A message may be offered many times before a receive is posted.
         if self.rx.missed != Some(missed) {
             self.rx.missed = Some(missed);
             self.count_lost(1);

@@ -3,12 +3,12 @@
 //! The type [`QueuePair`] explains how it is driven, with a whole driver as an example.
 //!
 //! Files: `create`, `post`, `queries`, `send_queue` (in-order completion, flush), `acknowledge`
-//! (completion when placed), `by_number` (peers that are known by number), `farewell` (the last note
-//! to such a peer), `xrc` (extended reliable connections), `next` (which message goes next), `tx`,
-//! `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`,
-//! `direct`, `admit`, `place`, `deliver` and `control` (FPDUs in), `tagged` (tag matching),
-//! `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states of queue
-//! pair and stream, one type) and `state` (the effects of its transitions).
+//! (completion when placed), `by_number` (peers that are known by number), `farewell` (the last
+//! note to such a peer), `xrc` (extended reliable connections), `next` (which message goes next),
+//! `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`,
+//! `frames`, `direct`, `admit`, `place`, `deliver` and `control` (FPDUs in), `tagged` (tag
+//! matching), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the
+//! states of queue pair and stream, one type) and `state` (the effects of its transitions).
 
 // The documentation lists the methods of a queue pair in the order of these modules.
 mod create;

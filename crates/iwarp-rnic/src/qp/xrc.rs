@@ -2,10 +2,10 @@
 //! *target* that only receives and responds. Each request contains the number of the shared receive
 //! queue that its message is for.
 //!
-//! iWARP has no field for that number, so the initiator sends it in a note (`by_number`) before each
-//! request for another queue than the previous one. Until the next note, the target takes receives
-//! from that queue. It also accesses memory with that queue's protection domain, because a target
-//! has none of its own.
+//! iWARP has no field for that number, so the initiator sends it in a note (`by_number`) before
+//! each request for another queue than the previous one. Until the next note, the target takes
+//! receives from that queue. It also accesses memory with that queue's protection domain, because
+//! a target has none of its own.
 //!
 //! The protection domain must not change while responses are outstanding, because a response is
 //! sent from memory that was checked before. A request that needs a note therefore waits until all

@@ -357,7 +357,7 @@ fn octets_do_not_prolong_a_limit() {
     assert_eq!((responder.wanted(), late.ending()), (0, Ending::Reset));
 }
 
-/// The same initiator with a peer of revision 1 sends the enhanced request twice, then a plain one.
+/// With a peer of revision 1, an initiator sends the enhanced request twice, then a plain one.
 #[test]
 fn unanswered_close_asks_again() {
     let mut initiator = asking(peer_to_peer());

@@ -259,7 +259,7 @@ fn unused_invalidate_stag_is_ignored() {
         fields,
         [O::READ_REQUEST, O::SEND, O::SEND_SE, O::TERMINATE].map(|opcode| (opcode, Stag(0)))
     );
-    // The same applies to a received Terminate.
+    // This also applies to a received Terminate.
     let mut rig = Rig::new();
     let mut body = vec![0; Terminate::MAX_LEN];
     let len = Terminate::new(TerminateCode::MPA_CRC).emit(&mut body);
