@@ -58,7 +58,6 @@ fn later(seconds: u64) -> Time {
     BEGIN.after(Duration::from_secs(seconds))
 }
 
-/// Returns an initiator that waits for the reply.
 fn asking(params: LocalParams) -> Initiator {
     let mut initiator = Initiator::new(params, OCTETS, LIMITS).unwrap();
     initiator.connecting(BEGIN);

@@ -17,7 +17,6 @@ const SMALL: StreamConfig = StreamConfig {
 };
 const MULPDU: usize = 530;
 
-/// Returns the segments of the first message.
 fn message(sent: &[(Header, Vec<u8>)]) -> &[(Header, Vec<u8>)] {
     let last = sent.iter().position(|(header, _)| header.last()).unwrap();
     &sent[..=last]
