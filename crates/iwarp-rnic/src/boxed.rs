@@ -29,7 +29,6 @@ pub(crate) fn try_box<T>(make: impl FnOnce() -> T) -> Result<Box<T>, AllocError>
     }
 }
 
-/// Returns a vector of `n` zeros.
 pub(crate) fn zeros(n: usize) -> Result<Vec<u8>, AllocError> {
     if n == 0 {
         return Ok(Vec::new());

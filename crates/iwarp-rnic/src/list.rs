@@ -25,13 +25,11 @@ impl<T: Copy> List<T> {
         Ok(Self { items, len: 0 })
     }
 
-    /// Returns the number of values.
     #[inline]
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the number of values that can still be pushed.
     #[inline]
     pub(crate) const fn room(&self) -> usize {
         self.items.len().saturating_sub(self.len)

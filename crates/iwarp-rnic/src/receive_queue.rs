@@ -92,7 +92,6 @@ impl ReceiveQueue {
         self.ring.is_empty()
     }
 
-    /// Returns `true` if no more requests can be posted.
     #[inline]
     pub(crate) const fn is_full(&self) -> bool {
         self.room() == 0

@@ -36,7 +36,6 @@ impl<T: Copy + Default> Ring<T> {
         self.len >= self.capacity()
     }
 
-    /// Returns the slot of the `i`-th element.
     #[inline]
     const fn slot(&self, i: u32) -> usize {
         let at = (self.head as usize).wrapping_add(i as usize);
@@ -70,7 +69,6 @@ impl<T: Copy + Default> Ring<T> {
         self.slot(self.len) as u32
     }
 
-    /// Passes the address of a slot to `fetch`.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u32, fetch: &impl Fn(*const u8)) {
         if let Some(slot) = self.slots.get(slot as usize) {
@@ -112,7 +110,6 @@ impl<T: Copy + Default> Ring<T> {
         self.slots.get(slot)
     }
 
-    /// Returns the `i`-th element from the front.
     #[inline]
     pub(crate) fn get(&self, i: u32) -> Option<&T> {
         if i >= self.len {
@@ -138,7 +135,6 @@ impl<T: Copy + Default> Ring<T> {
         Some(value)
     }
 
-    /// Drops the front element, if there is one.
     #[inline]
     pub(crate) const fn skip(&mut self) {
         if self.len > 0 {
@@ -152,7 +148,6 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Drops up to `n` elements from the front.
     pub(crate) const fn skip_many(&mut self, n: u32) {
         if n >= self.len {
             self.clear();
@@ -162,7 +157,6 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Returns the slot number of the front element.
     #[inline]
     pub(crate) const fn head_slot(&self) -> u32 {
         self.head

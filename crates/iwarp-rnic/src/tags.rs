@@ -384,7 +384,6 @@ impl TagList {
         }
     }
 
-    /// Frees an entry and invalidates its handle.
     fn release(&mut self, index: u32) {
         let free = self.free;
         if let Some(entry) = self.at_mut(index) {

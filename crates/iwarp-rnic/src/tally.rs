@@ -76,7 +76,6 @@ impl Tally {
         self.0.get(what as usize).copied().unwrap_or_default()
     }
 
-    /// Returns `true` if operations are counted.
     #[inline(always)]
     pub(crate) const fn is_on(&self) -> bool {
         !self.0.is_empty()

@@ -84,7 +84,6 @@ impl Reach {
 }
 
 impl<M> Entry<M> {
-    /// Returns a free slot.
     pub(super) const fn free() -> Self {
         Self {
             state: State::free(),

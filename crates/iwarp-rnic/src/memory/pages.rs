@@ -57,7 +57,6 @@ impl ListedPages {
         self.shape.get() & ((1 << SHIFT_BITS) - 1)
     }
 
-    /// Returns the total size of the pages in bytes.
     const fn octets(&self) -> u64 {
         // The constructor checked that this does not overflow.
         (self.count() as u64).unbounded_shl(self.shift())

@@ -117,7 +117,6 @@ impl<M> Slots<M> {
         }
     }
 
-    /// Returns the number of used slots.
     pub(super) fn used(&self) -> usize {
         self.parts.iter().map(|part| part.used).sum()
     }
@@ -251,7 +250,6 @@ mod tests {
         table.register(HostRange::default(), 0, 1, Access::empty(), random)
     }
 
-    /// Returns pseudo-random numbers.
     fn scrambled(seed: u64) -> impl Iterator<Item = u32> {
         let numbers = (seed..).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         numbers.map(|n| ((n ^ n >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32)

@@ -284,7 +284,6 @@ impl<'t, M: Memory> Span<'t, M> {
         Fragments { rest: self }
     }
 
-    /// Returns the first contiguous bytes.
     #[inline]
     fn fragment(&self) -> Fragment<'t> {
         // SAFETY: the table checked the range, and is borrowed for `'t`.

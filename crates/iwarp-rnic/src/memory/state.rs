@@ -34,12 +34,10 @@ const STAG: u32 = 32;
 pub(super) struct State(AtomicU64);
 
 impl State {
-    /// Returns the state of a free entry.
     pub(super) const fn free() -> Self {
         Self::new(false, Stag(0))
     }
 
-    /// Returns the state of an entry without users.
     pub(super) const fn new(valid: bool, stag: Stag) -> Self {
         Self(AtomicU64::new(word(valid, stag)))
     }
@@ -60,13 +58,11 @@ impl State {
         self.0.load(Ordering::Acquire) & VALID != 0
     }
 
-    /// Returns `true` if the entry is valid with this STag.
     #[inline]
     pub(super) fn is(&self, stag: Stag) -> bool {
         matches(self.0.load(Ordering::Acquire), stag)
     }
 
-    /// Fails if there are users.
     pub(super) fn check_unused(&self) -> Result<(), MemoryError> {
         match self.0.load(Ordering::Acquire) & USERS {
             0 => Ok(()),
@@ -143,7 +139,6 @@ impl State {
     }
 }
 
-/// Returns the word of an entry without users.
 const fn word(valid: bool, stag: Stag) -> u64 {
     let valid = if valid { VALID } else { 0 };
     (stag.0 as u64) << STAG | valid

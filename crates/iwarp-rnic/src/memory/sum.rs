@@ -85,13 +85,11 @@ impl Crc32c {
         (self.octets)(crc, octets)
     }
 
-    /// Returns the function for registered memory, if there is one.
     #[inline]
     pub(crate) const fn shared(&self) -> Option<SharedCrc32cFn> {
         self.shared
     }
 
-    /// Returns the function that copies and sums registered memory, if there is one.
     #[inline]
     pub(crate) const fn copying(&self) -> Option<CopyingCrc32cFn> {
         self.copying

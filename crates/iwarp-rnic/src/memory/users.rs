@@ -50,7 +50,6 @@ impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
         Ok(Some(span))
     }
 
-    /// Ends all uses.
     pub(crate) fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         for stag in self.stags.as_ref().iter().take(self.len) {
             memory.release(*stag);

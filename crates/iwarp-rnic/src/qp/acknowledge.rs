@@ -65,7 +65,6 @@ impl Acknowledge {
         self.parting = Parting::No;
     }
 
-    /// Starts a new stream.
     pub(super) const fn start(&mut self) {
         self.sent = 0;
         self.asked = 0;
@@ -404,7 +403,6 @@ fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> boo
     if h.last { end == len } else { end < len }
 }
 
-/// Returns how many messages a request sends on queue 0.
 pub(super) const fn messages(op: &SendOp) -> u32 {
     match op {
         SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,

@@ -184,7 +184,6 @@ impl QueuePair {
 }
 
 impl<M: Memory> Out<'_, '_, M> {
-    /// Appends segments of a Read Response, starting at `off`.
     #[inline]
     fn response(
         &mut self,

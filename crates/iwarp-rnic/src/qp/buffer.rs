@@ -94,13 +94,11 @@ impl RxBuffer {
         self.end = 0;
     }
 
-    /// Returns the contents.
     #[inline]
     pub(super) fn octets(&self) -> &[u8] {
         self.data.get(self.start..self.end).unwrap_or(&[])
     }
 
-    /// Returns room for one ULPDU without its markers.
     #[inline]
     pub(super) fn unmarked(&mut self) -> &mut [u8] {
         self.data.get_mut(self.staging..).unwrap_or(&mut [])
@@ -153,7 +151,6 @@ impl RxBuffer {
         self.data.get_mut(self.end..end).unwrap_or(&mut [])
     }
 
-    /// Returns `true` if staging was never written.
     #[cfg(test)]
     pub(super) fn is_untouched(&self) -> bool {
         self.data.iter().take(self.staging).all(|octet| *octet == 0)

@@ -227,7 +227,6 @@ impl QueuePair {
         }
     }
 
-    /// Plans a note.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_note(&mut self, note: Note, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {

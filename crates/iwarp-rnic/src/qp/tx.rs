@@ -120,7 +120,6 @@ impl Tx {
         };
     }
 
-    /// Sends this message before all others.
     pub(super) const fn send_rtr(&mut self, rtr: Rtr) {
         self.rtr = Some(rtr);
     }
@@ -216,7 +215,6 @@ impl QueuePair {
         self.tx.mulpdu = mulpdu(emss, self.tx.markers);
     }
 
-    /// Returns `true` if a send work request may start now.
     pub(super) fn has_startable(&self) -> bool {
         self.startable().is_some()
     }

@@ -148,7 +148,6 @@ impl Initiator {
         Err(Failure::TimedOut(late))
     }
 
-    /// Processes a part of the reply.
     fn reply(&mut self, octets: &[u8]) -> Result<Received<Outcome>, Failure> {
         let (consumed, is_whole) = push(&mut self.reader, octets)?;
         let frame = self.reader.frame().filter(|_| is_whole);

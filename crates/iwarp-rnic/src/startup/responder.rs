@@ -203,7 +203,6 @@ impl Responder {
         Err(Failure::TimedOut(late))
     }
 
-    /// Processes a part of the request.
     fn take(&mut self, octets: &[u8]) -> Result<Received<()>, Failure> {
         let (consumed, is_whole) = push(&mut self.reader, octets)?;
         let frame = self.reader.frame().filter(|_| is_whole);

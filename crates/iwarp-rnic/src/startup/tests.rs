@@ -58,7 +58,6 @@ fn later(seconds: u64) -> Time {
     BEGIN.after(Duration::from_secs(seconds))
 }
 
-/// Returns an initiator that waits for the reply.
 fn asking(params: LocalParams) -> Initiator {
     let mut initiator = Initiator::new(params, OCTETS, LIMITS).unwrap();
     initiator.connecting(BEGIN);
@@ -357,7 +356,7 @@ fn octets_do_not_prolong_a_limit() {
     assert_eq!((responder.wanted(), late.ending()), (0, Ending::Reset));
 }
 
-/// With a peer of revision 1, the initiator sends the enhanced request twice, then a plain one.
+/// With a peer of revision 1, an initiator sends the enhanced request twice, then a plain one.
 #[test]
 fn unanswered_close_asks_again() {
     let mut initiator = asking(peer_to_peer());

@@ -271,7 +271,6 @@ impl Rig {
         self.qp.post_send(&wr, &mut self.host)
     }
 
-    /// Fills the plan once.
     pub(super) fn fill(&mut self) -> TxFill {
         let mut env = Env {
             memory: &self.table,
@@ -371,7 +370,6 @@ impl Rig {
         self.segments(&octets)
     }
 
-    /// Takes whole segments from the sent octets.
     fn segments(&mut self, octets: &[u8]) -> Vec<(Header, Vec<u8>)> {
         self.out.extend(octets);
         let mut segments = Vec::new();
@@ -469,7 +467,6 @@ impl Rig {
     }
 }
 
-/// Returns an untagged segment.
 pub(super) fn untagged(
     opcode: Opcode,
     qn: u32,
@@ -491,12 +488,10 @@ pub(super) fn untagged(
     )
 }
 
-/// Returns a whole Send in one segment.
 pub(super) fn send(msn: u32, payload: &[u8]) -> Vec<u8> {
     untagged(Opcode::SEND, 0, msn, 0, true, payload)
 }
 
-/// Returns a tagged segment.
 pub(super) fn tagged(opcode: Opcode, stag: u32, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
     with_payload(
         &Header::Tagged(TaggedHeader {
@@ -559,7 +554,6 @@ pub(super) fn shuttle(a: &mut Rig, b: &mut Rig, piece: usize) {
     panic!("the exchange does not end");
 }
 
-/// Returns the two ends of one stream.
 pub(super) fn pair(stream: StreamConfig) -> (Rig, Rig) {
     let config = QpConfig {
         max_inline: 256,

@@ -32,7 +32,6 @@ const STREAMS: [StreamConfig; 4] = [
     },
 ];
 
-/// Returns FPDUs of Sends with these payloads.
 fn sends(rig: &mut Rig, payloads: &[&[u8]]) -> Vec<Vec<u8>> {
     let ulpdus = (1..).zip(payloads).map(|(msn, p)| send(msn, p));
     ulpdus.map(|ulpdu| rig.fpdu(&ulpdu)).collect()

@@ -63,7 +63,6 @@ fn message() -> TerminateOctets {
     TerminateOctets::new(&Terminate::new(TerminateCode::MPA_CRC))
 }
 
-/// States between INIT and ERR.
 fn readies() -> [Ready; 4] {
     [
         Ready::Receive,
@@ -153,7 +152,6 @@ fn endings() -> Vec<Life> {
     all
 }
 
-/// Returns all values of the type.
 fn everything() -> Vec<Life> {
     let mut all = endings();
     for state in idles() {

@@ -52,7 +52,6 @@ fn inline(rig: &mut Rig, wr_id: u64, octets: &[u8]) {
     rig.qp.post_send(&wr, &mut rig.host).unwrap();
 }
 
-/// Fills the plan once. Returns its number of FPDUs.
 fn fpdus_of_a_fill(rig: &mut Rig) -> u64 {
     let before = rig.qp.counters().tx_fpdus;
     assert_eq!(rig.fill(), TxFill::Ready);

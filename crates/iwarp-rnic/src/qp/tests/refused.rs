@@ -29,7 +29,6 @@ pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert!(rig.qp.take_events().contains(Events::FATAL));
 }
 
-/// Returns invalid segments with their codes.
 fn invalid_segments() -> Vec<(Vec<u8>, Code)> {
     use Opcode as O;
     let bad_version = |mut u: Vec<u8>, at: usize, mask: u8| {

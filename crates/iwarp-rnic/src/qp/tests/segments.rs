@@ -17,7 +17,6 @@ const SMALL: StreamConfig = StreamConfig {
 };
 const MULPDU: usize = 530;
 
-/// Returns the segments of the first message.
 fn message(sent: &[(Header, Vec<u8>)]) -> &[(Header, Vec<u8>)] {
     let last = sent.iter().position(|(header, _)| header.last()).unwrap();
     &sent[..=last]
@@ -259,7 +258,7 @@ fn unused_invalidate_stag_is_ignored() {
         fields,
         [O::READ_REQUEST, O::SEND, O::SEND_SE, O::TERMINATE].map(|opcode| (opcode, Stag(0)))
     );
-    // A received Terminate obeys this rule, too.
+    // This also applies to a received Terminate.
     let mut rig = Rig::new();
     let mut body = vec![0; Terminate::MAX_LEN];
     let len = Terminate::new(TerminateCode::MPA_CRC).emit(&mut body);

@@ -101,7 +101,6 @@ proptest! {
     }
 }
 
-/// Reads the stream as planned, `piece` octets at a time.
 #[allow(unsafe_code)]
 pub(super) fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, runs: usize) -> u64 {
     let mut plan = RxPlan::new(runs);

@@ -395,7 +395,7 @@ fn receive_is_returned_after_last_use() {
     assert!(rig.read(&pool).iter().all(|octet| *octet == 0xee));
     assert_eq!(rig.read(&target)[..500], payload);
     assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
-    // So is a rendezvous request, whose headers are needed later.
+    // This also applies to a rendezvous request, whose headers are needed later.
     post_tag(&mut rig, 2, 8, &[target.sge()]);
     let asks = request(8, source.at, source.stag, 32);
     assert_eq!(rig.rx_ulpdu(&send(2, &asks)), RxStatus::Ok);

@@ -20,7 +20,6 @@ fn counts(rig: &Rig) -> [Count; 6] {
     Counted::ALL.map(|what| rig.qp.tally(what))
 }
 
-/// Returns two connected rigs that count, and a region of each.
 fn counting() -> ((Rig, Mr), (Rig, Mr)) {
     let (mut a, mut b) = pair(STREAM);
     a.qp.enable_tally().unwrap();

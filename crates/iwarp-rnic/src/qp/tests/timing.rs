@@ -22,7 +22,6 @@ const TIMES: StreamTimes = StreamTimes {
     first_fpdu: None,
 };
 
-/// Returns a rig started at time zero.
 fn timed(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
     let stream = StreamConfig {
         initiator,

@@ -58,7 +58,6 @@ fn invalidate(rig: &mut Rig, wr_id: u64, stag: Stag) {
     rig.qp.post_send(&wr, &mut rig.host).unwrap();
 }
 
-/// Returns a Send with Invalidate without payload.
 fn send_inv(msn: u32, stag: Stag) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -232,7 +231,6 @@ fn sends_read_with_invalidate(rig: &mut Rig, wr_id: u64, len: u32) -> (Stag, Vec
     (stag, answer_of(rig, len))
 }
 
-/// Sends a Read Request, and returns its response.
 fn answer_of(rig: &mut Rig, len: u32) -> Vec<u8> {
     let (_, asked) = rig.sent().remove(0);
     let request = ReadRequest::parse(&asked).unwrap();

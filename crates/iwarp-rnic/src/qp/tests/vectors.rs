@@ -31,17 +31,14 @@ impl Numbers {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `n`.
     pub(super) const fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// Returns a number in `from..to`.
     pub(super) const fn within(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to - from)
     }
 
-    /// Returns `true` with probability 1/`n`.
     pub(super) const fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

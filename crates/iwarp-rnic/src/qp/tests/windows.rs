@@ -10,7 +10,6 @@ fn window(rig: &mut Rig, ty: WindowType) -> Stag {
     rig.table.allocate_window(ty, PD, random).unwrap()
 }
 
-/// Returns a bind to all of a region.
 fn bind(mw: Stag, mr: &Mr) -> Bind {
     Bind {
         mw_stag: mw,

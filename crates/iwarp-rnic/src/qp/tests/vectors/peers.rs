@@ -104,7 +104,6 @@ impl World {
         }
     }
 
-    /// Lets the peer parse what has arrived as a whole.
     fn understand(&mut self) {
         let mut ulpdu = vec![0; 65536];
         let options = self.rig.options;
