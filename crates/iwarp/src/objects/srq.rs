@@ -206,8 +206,8 @@ impl SharedReceiveQueue {
 }
 
 impl SrqInner {
-    /// Takes a receive. Returns whether there was one, and whether [`raise_limit_event`](Self::raise_limit_event)
-    /// must be called without locks.
+    /// Takes a receive. Returns whether there was one, and whether
+    /// [`raise_limit_event`](Self::raise_limit_event) must be called without locks.
     pub(crate) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         let mut state = self.state.lock();
         match state.destroyed {
