@@ -329,6 +329,23 @@ pub(crate) mod tests {
         qp.destroy();
     }
 
+    /// The limit is that of the device's settings.
+    #[test]
+    fn silent_peer_is_timed_out() {
+        let ctx = testing::context_with(crate::Config {
+            handshake_timeout: Duration::from_secs(1),
+            ..crate::Config::default()
+        });
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        qp.modify(State::Init).unwrap();
+        let (id, _peer) = accepted(&qp, qp.epoch());
+        let event = next(&id.channel());
+        let silent = (CmEventKind::Unreachable, libc::ETIMEDOUT);
+        assert_eq!((event.kind, event.status), silent);
+        qp.destroy();
+    }
+
     /// However a pending connection ends, its listener no longer counts it.
     #[test]
     fn ended_connection_is_not_counted() {

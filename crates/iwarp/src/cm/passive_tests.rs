@@ -515,3 +515,26 @@ fn requests_move_with_their_listener() {
     id.destroy();
     assert_eq!(half_open.waiting.load(Ordering::Relaxed), 0);
 }
+
+/// If the initiator gives up before the program has answered, its request is not counted any more.
+#[test]
+fn withdrawn_request_is_not_counted() {
+    let channel = create_event_channel().unwrap();
+    let ctx = testing::context_with(Config {
+        face: Face::Roce,
+        ..Config::default()
+    });
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen_strictly(8).unwrap();
+    let half_open = half_open_of(&id);
+    let peer = ask_from([127, 0, 0, 1], &id);
+    let limit = Some(Duration::from_secs(20));
+    let _request = channel.next(limit).unwrap();
+    assert_eq!(half_open.connections.load(Ordering::Relaxed), 1);
+    drop(peer);
+    let event = channel.next(limit).unwrap();
+    let withdrawn = (CmEventKind::Rejected, libc::ECONNABORTED);
+    assert_eq!((event.kind, event.status), withdrawn);
+    assert_eq!(half_open.connections.load(Ordering::Relaxed), 0);
+}
