@@ -171,7 +171,12 @@ mod tests {
             // Indented lines continue a command.
             let begins = |line: &&str| !line.starts_with(' ') && *line != "done";
             let lines = blocks.iter().flat_map(|(_, text)| text.lines());
-            assert_eq!(lines.filter(begins).count(), commands, "{}", section.heading);
+            assert_eq!(
+                lines.filter(begins).count(),
+                commands,
+                "{}",
+                section.heading
+            );
         }
     }
 
