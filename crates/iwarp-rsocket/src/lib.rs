@@ -20,7 +20,6 @@
 //! - [`close`] blocks until sent data is on its way; with `SO_LINGER` of zero seconds it resets.
 //! - Sockets do not survive a fork: the child can only close them, which the peer does not notice.
 //! - There is no out-of-band data, and `SIGPIPE` is never raised.
-//! - There is no out-of-band data, and nothing raises `SIGPIPE`.
 //!
 //! A datagram socket (`SOCK_DGRAM`) is a UDP socket of the kernel, because iWARP has no datagrams:
 //! its peer may be any UDP socket, it needs no RDMA device, it survives a fork, and `SO_RCVBUF` has

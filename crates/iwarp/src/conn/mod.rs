@@ -15,7 +15,7 @@
 //! | what follows from a call of the state machine | `closing` (collects it), `effects` (applies it without locks) |
 //! | readiness and timers | `engine_events`, `machine_timer`, `liveness` (does the peer still answer?) |
 //! | end: decide how, destroy, disconnect | `closing` |
-//! | end: the peer is gone but the queue pair stays up | `peer_gone`; `absent_peer` and `retry` (the peer never came) |
+//! | end: the peer is gone but the queue pair stays up | `peer_gone`, with the limits of `retry` |
 //! | end: finish sending in the background | `linger`, `unsent_tail` |
 //! | variants | `infiniband` (shown as RoCE), `xrc_target`, `faults` (injected), `tally` (counters) |
 

@@ -530,6 +530,9 @@ impl QueuePair {
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut effects = Effects::default();
         let mut result = Ok(());
+        if self.inner.origin.is_foreign() {
+            return Err(PostFailed::new(0, PostError::InvalidState));
+        }
         let held = {
             let mut g = self.inner.state.lock();
             if self.inner.is_destroyed() {
@@ -606,6 +609,10 @@ impl QpInner {
         wrs: &[R],
         effects: &mut Effects,
     ) -> (Result<(), (usize, PostError)>, Verdict) {
+        // Before the lock, which a thread of the parent may have held at the fork.
+        if self.origin.is_foreign() {
+            return (Err((0, PostError::InvalidState)), Verdict::Join);
+        }
         let mut guard = self.state.lock();
         if self.is_destroyed() {
             return (Err((0, PostError::InvalidState)), Verdict::Send);
@@ -865,12 +872,18 @@ impl QpInner {
     /// Reads the socket. If another thread does, leaves it a note and returns `false`.
     #[inline]
     pub(crate) fn drive_rx(self: &Arc<Self>) -> bool {
+        if self.origin.is_foreign() {
+            return false;
+        }
         self.rx.drive(|| drive::rx(self))
     }
 
     /// Writes to the socket in the same way.
     #[inline]
     pub(crate) fn drive_tx(self: &Arc<Self>) -> bool {
+        if self.origin.is_foreign() {
+            return false;
+        }
         self.tx.drive(|| drive::tx(self))
     }
 

@@ -7,7 +7,8 @@ use crate::common::*;
 use iwarp::runtime::cm::{CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
 use iwarp::verbs::{
-    Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, QueuePair, SendOp, WcStatus, cm,
+    Context, Cqe, MemoryRegion, PostError, PostFailed, ProtectionDomain, QpInitAttr, QueuePair,
+    RecvWr, SendOp, SendWr, WcStatus, cm,
 };
 use iwarp::{Access, Device, Error};
 use iwarp_proto::mpa::startup::FrameKind;
@@ -82,6 +83,54 @@ fn parent_and_child_work_after_fork() {
         std::thread::sleep(Duration::from_millis(5));
         healthy.check();
         Healthy::new(V6).check();
+    });
+}
+
+/// Waits for a child of this process, which must exit with 0.
+fn child_succeeds(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: the child is ours, `status` a valid place.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child failed");
+}
+
+/// A child neither writes to nor reads from the stream of a queue pair that belongs to its parent.
+#[test]
+fn child_cannot_use_inherited_queue_pair() {
+    alone("child_cannot_use_inherited_queue_pair", || {
+        let (client, server) = pair(V4, &config());
+        let (mine, theirs) = (client.mem(64), server.mem(64));
+        server.post_recv(1, &[theirs.sge(8)]);
+        client.post_recv(2, &[mine.sge(8)]);
+        mine.set(1, 7);
+        // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let sges = [mine.sge(8)];
+            let refused = |posted: Result<(), PostFailed>| {
+                let invalid = |error: &Error| matches!(error, Error::Post(PostError::InvalidState));
+                posted.is_err_and(|failed| invalid(failed.error()))
+            };
+            let send = SendWr::new(3, SendOp::Send, &sges).signaled();
+            let receive = RecvWr { wr_id: 4, sges: &sges };
+            let good = refused(client.qp.post_send(&[send]))
+                && refused(client.qp.post_recv(&[receive]))
+                && client.cq.poll(&mut [Cqe::default()]).is_ok_and(|polled| polled == 0);
+            // SAFETY: leaves without the harness's ends, which are the parent's.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        child_succeeds(child);
+        let mut second = mine.sge(8);
+        second.addr += 8;
+        client.post(5, SendOp::Send, &[second]);
+        client.expect_status(5, WcStatus::Success);
+        server.expect_status(1, WcStatus::Success);
+        assert_eq!(theirs.word(0), 7, "the parent's message, not the child's");
+        server.post(6, SendOp::Send, &[theirs.sge(8)]);
+        server.expect_status(6, WcStatus::Success);
+        client.expect_status(2, WcStatus::Success);
+        assert_eq!(mine.word(0), 7);
     });
 }
 
