@@ -83,11 +83,13 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// Copies both programs into `folder`. The physical pages of a program change the rate of small
-/// messages by up to a third, so each round uses other pages.
+/// Copies both programs into `folder`, in each round under a name of another length. A program keeps
+/// its name on the heap, and the layout of the heap changes the rate of small messages by up to a
+/// third.
 fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[PathBuf; 2]> {
     std::fs::create_dir_all(folder)?;
-    let copies = [0, 1].map(|side| folder.join(format!("{round}-{side}")));
+    let prefix = "x".repeat(round as usize * 13 % 64);
+    let copies = [0, 1].map(|side| folder.join(format!("{prefix}{round}-{side}")));
     for (program, copy) in programs.iter().zip(&copies) {
         std::fs::copy(program, copy)
             .with_context(|| format!("cannot copy {}", program.display()))?;

@@ -36,8 +36,8 @@ use xtask::process::{Log, cargo};
 const RESULTS: &str = "bench/results";
 /// The variable that is set for the copy of this program inside the namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
-/// Set to text of another length for each sample. The size of the environment changes the
-/// alignment of the stack, which changes the rate of small messages by up to a third.
+/// Set to text of another length for each sample, because the layout of a program's memory changes
+/// the rate of small messages by up to a third.
 const PADDING: &str = "BENCH_PADDING";
 /// Largest number of attempts for a sample that other programs disturb.
 const TRIES: u32 = 3;
