@@ -9,8 +9,8 @@
  *   recvs=N      receives posted (default 4), recvlen=N octets each (default 4096)
  *   access=LIST  what the peer may do with the region: r, w, rw or none (default rw)
  *   otherpd=1    the region is in a protection domain of its own
- *   op=NAME[:LEN][,...]  operations, in order: write read send writeinv readinv sendinv, with the
- *                suffixes +stag (a bad STag), +end (beyond the end), +low (below the start);
+ *   op=NAME[:LEN][,...]  operations, in order: write read send, with the suffixes +stag (a bad
+ *                STag), +end (across the end), +low (below the start);
  *                e.g. op=write:64,read+end:32
  *                "wait" instead of a name waits until all operations before it are complete
  *   close=us|peer|exit   which side disconnects (default: the connect side);
@@ -20,7 +20,8 @@
  *   stay=MS      before ending the connection (default 100)
  *
  * Prints one line per event and completion, and finally "changed N": the number of changed octets
- * of the region. Exit status: 0 unless a step failed that should not.
+ * of the region. Exit status: 0 if all steps went as expected, 1 if one failed, 2 for wrong
+ * arguments, 3 if the request was rejected.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -333,11 +334,10 @@ int main(int argc, char **argv)
 		e = event(limit + 12000);
 		must(!e, "reply");
 		learn(e);
-		if (e->event != RDMA_CM_EVENT_ESTABLISHED) {
-			rdma_ack_cm_event(e);
-			return e->event == RDMA_CM_EVENT_REJECTED ? 3 : 1;
-		}
+		enum rdma_cm_event_type kind = e->event;
 		rdma_ack_cm_event(e);
+		if (kind != RDMA_CM_EVENT_ESTABLISHED)
+			return kind == RDMA_CM_EVENT_REJECTED ? 3 : 1;
 	}
 	converse();
 	return 0;
