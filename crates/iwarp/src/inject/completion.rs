@@ -68,7 +68,6 @@ impl QpInjector {
 
 /// Returns `true` if a status means a local failure, which is reported to the peer. Other statuses
 /// blame the peer or the network.
-/// way to it, is to blame.
 const fn is_ours(status: WcStatus) -> bool {
     !matches!(
         status,
