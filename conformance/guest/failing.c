@@ -33,7 +33,7 @@ static int file;
 static void must(int bad, const char *what)
 {
 	if (bad) {
-		printf("failed %s: %s\n", what, strerror(errno));
+		printf("failed: %s: %s\n", what, strerror(errno));
 		exit(1);
 	}
 }

@@ -61,7 +61,7 @@ static int connected;
 static void must(int bad, const char *what)
 {
 	if (bad) {
-		printf("failed %s: %s\n", what, strerror(errno));
+		printf("failed: %s: %s\n", what, strerror(errno));
 		exit(1);
 	}
 }

@@ -14,7 +14,7 @@
 static inline void must(int bad, const char *what)
 {
 	if (bad) {
-		printf("failed %s: %s\n", what, strerror(errno));
+		printf("failed: %s: %s\n", what, strerror(errno));
 		exit(1);
 	}
 }

@@ -68,7 +68,7 @@ static int waits_for_event(void)
 	return poll(&ready, 1, 0);
 }
 
-/* Takes events until one is `wanted`. Events of queue pairs must belong to `qp`. */
+/* Takes events until a `wanted` event comes. Events of queue pairs must belong to `qp`. */
 static void expect_event(enum ibv_event_type wanted, const struct ibv_qp *qp)
 {
 	struct ibv_async_event event;
@@ -142,7 +142,7 @@ static void receive_in_turn(void)
 	printf("passed: receives are shared, and the limit is reported\n");
 }
 
-/* A message without a receive waits for one. */
+/* A message without a receive waits until a receive is posted. */
 static void wait_for_receive(void)
 {
 	send_by(1, 77);

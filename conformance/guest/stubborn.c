@@ -6,9 +6,9 @@
  * The peer is a process with plain TCP that knows the start-up of MPA. The programs connect to it
  * or wait for it. They end by destroying their queue pair, by exiting, or by being killed: with
  * nothing sent, with more sent than the peer's window, after a disconnect, after the peer has
- * violated a rule, and after the peer has reset the connection. One disconnects, and waits for the
- * event. For each, prints how long that took. Exit status: 0 unless one took longer than LIMIT
- * (plus LINGER for the one that waits), or a step failed.
+ * violated a rule, and after the peer has reset the connection. One program disconnects, and waits
+ * for the event. For each program, prints how long its end took. Exit status: 0 unless an end took
+ * longer than LIMIT (plus LINGER for the program that waits), or a step failed.
  *
  * With COUNT, this many programs concurrently send more than their peers read, and stay. Meanwhile
  * the command runs. This program exits with its status.
@@ -49,7 +49,7 @@ static int leaving[2];
 static void must(int bad, const char *what)
 {
 	if (bad) {
-		printf("failed %s: %s\n", what, strerror(errno));
+		printf("failed: %s: %s\n", what, strerror(errno));
 		_exit(1);
 	}
 }

@@ -2,10 +2,10 @@
  *
  * unread ADDR PORT
  *
- * Two queue pairs of this process are connected with each other. One sends megabytes, for which the
- * other has no receive, so it ends the connection after a while. It must read and discard all that
- * TCP has queued. Otherwise the peer's FIN never arrives, and neither program is notified. Exit
- * status: 0 if both were notified.
+ * Two queue pairs of this process are connected with each other. The first sends megabytes. The
+ * second has no receive for them, so it ends the connection after a while. It must then read and
+ * discard all data that TCP has queued: if it does not, the peer's FIN never arrives, and neither
+ * end is notified. Exit status: 0 if both were notified.
  */
 #include "pair.h"
 

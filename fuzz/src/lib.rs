@@ -6,7 +6,7 @@
 
 pub mod targets;
 
-// Modules that are private in their crate are compiled into this one, too.
+// Modules that are private in their crate are also compiled into this crate.
 #[path = "../../crates/iwarp-cli/src/ping/wire.rs"]
 #[allow(dead_code, reason = "targets use a part")]
 mod ping;

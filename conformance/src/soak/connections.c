@@ -1,4 +1,4 @@
-/* Connections: set up, kept, closed in order, or lost and torn down. */
+/* Connections: set up, kept, closed gracefully, or lost and torn down. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -145,7 +145,7 @@ static void give_up(struct pair *p, const char *why)
 	if (!listener)
 		try_again[p->index] = now_ms() + AGAIN + number() % AGAIN;
 	rdma_disconnect(p->id);
-	/* Receives of a queue pair that was never connected come back, too. */
+	/* Receives of a queue pair that was never connected are flushed as well. */
 	if (p->id->qp)
 		ibv_modify_qp(p->id->qp, &attr, IBV_QP_STATE);
 	p->disconnected = 1;
@@ -161,7 +161,7 @@ void lose(struct pair *p, const char *why)
 	if (p->state != LIVE)
 		return;
 	if (p->farewell && p->heard_farewell && idle(p)) {
-		/* The client has closed the connection in order. */
+		/* The client has closed the connection gracefully. */
 		totals.closed++;
 		rdma_disconnect(p->id);
 		enter(p, DRAINING);
@@ -190,7 +190,7 @@ static void request_arrived(struct rdma_cm_event *event)
 	p->id = event->id;
 	p->id->context = p;
 	learn(p, event);
-	/* A connection that is being closed in order ends by itself; its last completions may not
+	/* A connection that is being closed gracefully ends by itself; its last completions may not
 	 * have been polled yet. */
 	for (int i = 0; i < PLACES; i++)
 		if (pairs[i].state == LIVE && pairs[i].index == p->index && !pairs[i].farewell &&

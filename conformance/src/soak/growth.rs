@@ -1,5 +1,5 @@
-//! Memory, descriptors and threads of the ends, measured in quiet times. They may not grow while a
-//! process lives.
+//! Memory, descriptors and threads of both ends, sampled between disturbances. They must not grow
+//! while a process runs.
 
 use std::collections::BTreeMap;
 
@@ -139,7 +139,7 @@ mod tests {
         assert!(grown(&slow).is_some_and(|more| more.contains("descriptors")));
         let mut octets = vec![at(50_000, 80, 3); 400];
         for (i, sample) in octets.iter_mut().enumerate() {
-            // Data in flight in most of the quiet times.
+            // Data are in flight at most of the samples.
             sample.heap += (i * 20 * 64 + i % 3 * 100_000) as u64;
         }
         assert!(grown(&octets).is_some_and(|more| more.contains("octets allocated")));

@@ -1,8 +1,8 @@
 /* One end of the soak test: `worker server|client ADDRESS PORT SEED`.
  *
- * Commands come as lines on standard input: `churn N` closes N connections in order, `rest` stops
- * new connections and operations and closes everything. Events go to standard output, one per line;
- * `stat` twice a second. */
+ * Commands come as lines on standard input: `churn N` closes N connections gracefully, `rest`
+ * stops new connections and operations and closes everything. Events go to standard output, one per
+ * line; `stat` twice a second. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <poll.h>

@@ -139,7 +139,7 @@ impl Soak {
                 self.wait_for_timeouts()?;
             }
             self.recover(may_end)?;
-            self.report.end(kind, &mut self.ends);
+            self.report.recovered(kind, &mut self.ends);
         }
         self.run_undisturbed(quiet)?;
         self.growth.measure(&self.ends)?;
@@ -203,7 +203,7 @@ impl Soak {
         self.recover(false)
     }
 
-    /// Makes both ends close all connections in order and free all resources.
+    /// Makes both ends close all connections gracefully and free all resources.
     fn finish(&mut self) -> Result<()> {
         self.ends[1].send_command("rest");
         self.ends[1].wait_for_success(RECOVERY)?;

@@ -354,7 +354,7 @@ static void completed(struct pair *p, const struct request *r)
 }
 
 /* Checks a completion: its request must be the oldest signaled one. Earlier unsignaled requests are
- * complete, too. */
+ * then complete as well. */
 static void request_completed(const struct ibv_wc *wc)
 {
 	struct pair *p = &pairs[wc->wr_id >> 16 & 0xffff];

@@ -12,7 +12,7 @@ use super::network::Side;
 const OPERATIONS: [(&str, &str); 13] = [
     ("send", "Sends, with acknowledgements"),
     ("write", "Writes, read back"),
-    ("read_back", "Reads of what was written"),
+    ("read_back", "Reads that verify an earlier Write"),
     ("write_imm", "Writes with immediate data"),
     ("read", "Reads"),
     ("fetch_add", "fetch-and-add"),
@@ -26,7 +26,7 @@ const OPERATIONS: [(&str, &str); 13] = [
 ];
 const CONNECTIONS: [(&str, &str); 6] = [
     ("made", "connections made"),
-    ("closed", "closed in order"),
+    ("closed", "closed gracefully"),
     ("lost", "lost"),
     ("failed", "attempts that failed"),
     ("flushed", "requests and receives flushed"),
@@ -37,14 +37,15 @@ const CONNECTIONS: [(&str, &str); 6] = [
 #[derive(Default)]
 struct Row {
     count: u32,
-    longest: Duration,
+    longest_recovery: Duration,
+    /// Lost connections and failed attempts, by reason.
     reasons: BTreeMap<String, u64>,
 }
 
 pub(super) struct Report {
     seed: u64,
-    start: Instant,
-    begun: Instant,
+    run_start: Instant,
+    disturbance_start: Instant,
     rows: BTreeMap<Kind, Row>,
 }
 
@@ -53,29 +54,33 @@ impl Report {
         let now = Instant::now();
         Self {
             seed,
-            start: now,
-            begun: now,
+            run_start: now,
+            disturbance_start: now,
             rows: BTreeMap::new(),
         }
     }
 
     /// Records the start of a disturbance.
     pub(super) fn begin(&mut self, kind: Kind) {
-        self.begun = Instant::now();
+        self.disturbance_start = Instant::now();
         self.rows.entry(kind).or_default().count += 1;
     }
 
-    /// Records that all connections are up again.
-    pub(super) fn end(&mut self, kind: Kind, ends: &mut [End; 2]) {
+    /// Records that all connections are up again after a disturbance.
+    pub(super) fn recovered(&mut self, kind: Kind, ends: &mut [End; 2]) {
         let row = self.rows.entry(kind).or_default();
-        row.longest = row.longest.max(self.begun.elapsed());
+        row.longest_recovery = row.longest_recovery.max(self.disturbance_start.elapsed());
         for (reason, count) in ends.iter_mut().flat_map(End::reasons) {
             *row.reasons.entry(reason).or_default() += count;
         }
     }
 
     pub(super) fn print(&self, ends: &[End; 2], growth: &Growth) {
-        println!("seed {}, {} s", self.seed, self.start.elapsed().as_secs());
+        println!(
+            "seed {}, {} s",
+            self.seed,
+            self.run_start.elapsed().as_secs()
+        );
         for (table, rows) in [
             ("operations", &OPERATIONS[..]),
             ("connections", &CONNECTIONS),
@@ -86,32 +91,38 @@ impl Report {
                 println!("  {meaning:<38} {server:>12} {client:>12}");
             }
         }
-        println!("\ndisturbances: count, longest until all connections were back, losses");
+        println!(
+            "\ndisturbances: count, longest recovery, expected effect; below each, lost \
+             connections by reason"
+        );
         for (kind, row) in &self.rows {
-            let may = if kind.ends_connections() {
+            let effect = if kind.ends_connections() {
                 "may end connections"
             } else {
-                "may not end any"
+                "must not end any connection"
             };
             println!(
-                "  {:<28} {:>4} {:>7.1} s  {may}",
+                "  {:<28} {:>4} {:>7.1} s  {effect}",
                 kind.name(),
                 row.count,
-                row.longest.as_secs_f64()
+                row.longest_recovery.as_secs_f64()
             );
             for (reason, count) in &row.reasons {
                 println!("      {count:>6} {reason}");
             }
         }
         for side in [Side::Server, Side::Client] {
-            println!("\n{}'s longest process, quiet times:", side.name());
-            curve(growth.longest(side));
+            println!(
+                "\n{}: longest-lived process, sampled between disturbances:",
+                side.name()
+            );
+            print_samples(growth.longest(side));
         }
     }
 }
 
-/// Prints at most ten of the measurements.
-fn curve(samples: &[Sample]) {
+/// Prints about ten samples at even intervals, and the last one.
+fn print_samples(samples: &[Sample]) {
     let step = samples.len().div_ceil(10).max(1);
     let chosen: Vec<&Sample> = samples.iter().step_by(step).chain(samples.last()).collect();
     let line = |name: &str, of: fn(&Sample) -> u64| {

@@ -120,7 +120,7 @@ void judge(void); /* loses the connections whose completions have said that they
 int open_common(struct ibv_context *verbs);
 void listen_at(const char *address, int port);
 void keep_connected(const char *address, int port); /* the client's part: opens what is missing */
-void churn(int count); /* closes connections of the client in order */
+void churn(int count); /* closes connections of the client gracefully */
 int connection_events(void);
 void asynchronous_events(void);
 void tend(void); /* ends what has drained, and finds what hangs */

@@ -4,11 +4,12 @@ use crate::error::{Context as _, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// On SIGINT or SIGTERM, calls `act` in a thread of its own and exits with the code it returns.
-/// `act` gets the exit code that shells use for the signal. Other threads keep running meanwhile.
+/// On SIGINT or SIGTERM, calls `act` in a separate thread, and then exits with the code that `act`
+/// returns. `act` gets the exit code that shells use for the signal. Other threads keep running
+/// meanwhile.
 ///
 /// # Errors
-/// Fails if there are no descriptors or no thread.
+/// Fails if no file descriptors are left or the thread cannot be started.
 pub fn on_interrupt(act: impl FnOnce(i32) -> i32 + Send + 'static) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot wait for signals")?;
     std::thread::Builder::new()

@@ -32,17 +32,17 @@ struct Args {
     /// Plant a bug, which the checks must find; `list` prints the names
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
-    /// Instead of seeds, set up connections in all modes, with a reset, a stall and a close at
-    /// every octet of each direction
+    /// Instead of running seeds, test connection set-up: in every mode, with a reset, a stall or a
+    /// close after every octet in each direction
     #[arg(long)]
     setup: bool,
     /// Print how many seeds reached each state, operation, completion and error, and how many seeds
-    /// are dull
+    /// are dull: they reached only what at least one in ten seeds reaches
     #[arg(long)]
     reach: bool,
     /// Stop after this many failures
-    #[arg(long, default_value_t = 10)]
-    failures: u64,
+    #[arg(long, alias = "failures", default_value_t = 10)]
+    max_failures: u64,
 }
 
 fn main() -> ExitCode {
@@ -67,16 +67,16 @@ fn main() -> ExitCode {
     if let Some(seed) = args.seed {
         return match run(seed, plant, Pool::default(), true).failure {
             None => {
-                println!("seed {seed} passes");
+                println!("seed {seed} passed");
                 ExitCode::SUCCESS
             }
             Some(text) => {
-                println!("seed {seed} fails {text}");
+                println!("seed {seed} failed {text}");
                 ExitCode::FAILURE
             }
         };
     }
-    many(&args, plant)
+    run_seeds(&args, plant)
 }
 
 /// Runs the connection set-ups.
@@ -88,7 +88,7 @@ fn setup() -> ExitCode {
     }
     let (runs, modes, failed) = (swept.runs, swept.modes, swept.failures.len());
     let seconds = start.elapsed().as_secs_f64();
-    println!("set-up: {runs} runs of {modes} ways, {failed} failed in {seconds:.1} s");
+    println!("set-up: {runs} runs in {modes} modes, {failed} failed in {seconds:.1} s");
     if failed == 0 {
         ExitCode::SUCCESS
     } else {
@@ -99,7 +99,8 @@ fn setup() -> ExitCode {
 /// Number of seeds after which everything reachable must have been reached.
 const SEEDS_FOR_ALL: u64 = 10_000;
 
-fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
+/// Runs the seeds on all threads, and prints the failures and a summary.
+fn run_seeds(args: &Args, plant: Option<Plant>) -> ExitCode {
     let start = Instant::now();
     let next = AtomicU64::new(args.start);
     let end = args.start.saturating_add(args.seeds);
@@ -117,7 +118,7 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
                 let mut pool = Pool::default();
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end || failed.load(Ordering::Relaxed) >= args.failures {
+                    if seed >= end || failed.load(Ordering::Relaxed) >= args.max_failures {
                         return;
                     }
                     let outcome = run(seed, plant, std::mem::take(&mut pool), false);
@@ -128,7 +129,7 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
                     if let Some(text) = outcome.failure {
                         failed.fetch_add(1, Ordering::Relaxed);
                         let _guard = output.lock();
-                        println!("seed {seed} fails {text}");
+                        println!("seed {seed} failed {text}");
                         println!("  replay: iwarp-sim --seed {seed}");
                     } else {
                         passed.fetch_add(1, Ordering::Relaxed);
@@ -151,11 +152,11 @@ fn many(args: &Args, plant: Option<Plant>) -> ExitCode {
     for name in &missing {
         println!("not reached by any seed: {name}");
     }
-    for name in summary.needless() {
+    for name in summary.reached_but_listed_unreachable() {
         println!("reached, although listed as unreachable: {name}");
     }
     println!("{passed} passed, {failed} failed in {seconds:.1} s");
-    if failed == 0 && summary.needless().is_empty() && missing.is_empty() {
+    if failed == 0 && summary.reached_but_listed_unreachable().is_empty() && missing.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -84,9 +84,9 @@ impl Arena {
     pub fn range(&self, off: usize, len: usize) -> SimRange {
         self.check(off, len);
         let addr = self.at.as_ptr() as u64 + off as u64;
-        // SAFETY: the octets live as long as the arena; `World` drops tables and queue pairs with
-        // their arena, and tables do not touch memory when dropped. No reference into the arena is
-        // ever made.
+        // SAFETY: the octets stay allocated as long as the arena; `World` drops tables and queue
+        // pairs with their arena, and tables do not touch memory when dropped. No reference into
+        // the arena is ever made.
         let range = unsafe { HostRange::new(addr, len as u64) };
         SimRange(range.expect("an allocation does not wrap"))
     }
@@ -166,32 +166,32 @@ unsafe impl Memory for SimRange {
     }
 
     unsafe fn fragment<'t>(place: u64, len: u32) -> Fragment<'t> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { HostRange::fragment(place, len) }
     }
 
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         is_here(from, len) && unsafe { HostRange::copy_out(from, to, len) }
     }
 
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         is_here(to, len) && unsafe { HostRange::copy_in(from, to, len) }
     }
 
     unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         is_here(at, 1) && unsafe { HostRange::store_octet(at, octet) }
     }
 
     unsafe fn store_word(at: *mut u64, word: u64) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         is_here(at.cast(), 8) && unsafe { HostRange::store_word(at, word) }
     }
 
     unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         is_here(at.cast(), 8)
             .then(|| unsafe { HostRange::exchange(at, old, new) })
             .flatten()

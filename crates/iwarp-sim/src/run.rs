@@ -30,7 +30,7 @@ pub fn run(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Outcom
     let failure = world.failure.take();
     let reached = std::mem::take(&mut world.reach.reached);
     let mut pool = std::mem::take(&mut world.pool);
-    // Unfinished connections keep their plans and buffers. Return those, too.
+    // Unfinished connections keep their plans and buffers. Return these to the pool as well.
     for mut ep in world.eps.drain(..) {
         pool.plans.extend(ep.plan.take().map(|mut plan| {
             plan.clear();

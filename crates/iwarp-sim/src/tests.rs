@@ -78,7 +78,7 @@ fn seeds_note_every_kind() {
     assert_eq!(kinds, wanted.map(str::to_owned).into());
 }
 
-/// Fates with equal numbers would be counted as one.
+/// Fates with equal numbers would be counted as the same fate.
 #[test]
 fn fates_have_different_numbers() {
     let fates = [

@@ -229,7 +229,7 @@ impl World {
         }
         let mut wild = Vec::new();
         let from = ep.first_bad.map_or(ep.posted, |b| b.0).min(ep.posted);
-        // Requests before the failed one may have been flushed, too, with or without an answer.
+        // Requests before the failed request may also have been flushed, with or without an answer.
         let from = from.min(ep.flushed_from.unwrap_or(from));
         for op in &ep.ops[from..ep.posted] {
             ours.extend(op.local.iter().cloned());

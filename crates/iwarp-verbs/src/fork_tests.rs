@@ -253,7 +253,7 @@ fn inherited_listener_fails_at_once() {
     rs::listen(socket, 1).unwrap();
     let code = in_child(|| {
         let mut event = null_mut();
-        // SAFETY: the objects live.
+        // SAFETY: the pointers are to live objects.
         let got = unsafe { event::rdma_get_cm_event(listener.channel, &raw mut event) };
         let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP);
         if got != -1 || !refused {

@@ -377,7 +377,7 @@ impl<'a> World<'a> {
         self.note(&ids, result, position(&wrs, bad));
     }
 
-    /// Records the posted requests: all, or those before the refused one.
+    /// Records the posted requests: all of them, or those before the refused request.
     fn note(&mut self, ids: &[u64], result: c_int, bad: Option<usize>) {
         let posted = bad.expect("the refused request is none of the list");
         assert!(

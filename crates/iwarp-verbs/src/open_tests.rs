@@ -1,4 +1,4 @@
-//! Tests of what contexts share.
+//! Tests of imported and shared contexts, device memory, and asynchronous events.
 
 use super::*;
 use crate::device::checked_context;
@@ -23,7 +23,7 @@ fn opened() -> *mut ibv_context {
 
 #[test]
 fn imported_context_finds_objects_by_number() {
-    // SAFETY: as above; each object is destroyed once.
+    // SAFETY: as in `opened`; each object is destroyed once.
     unsafe {
         let context = opened();
         let domain = pd::ibv_alloc_pd(context);
@@ -44,7 +44,7 @@ fn imported_context_finds_objects_by_number() {
 }
 
 #[test]
-fn shared_context_per_device() {
+fn each_opened_context_has_its_own_shared_context() {
     let (one, other) = (opened(), opened());
     // SAFETY: both contexts are open.
     unsafe {
@@ -54,13 +54,16 @@ fn shared_context_per_device() {
         assert!(context(shared).is_shared());
         assert_eq!((ibv_close_device(one), ibv_close_device(other)), (0, 0));
         assert_eq!(ibv_close_device(shared), 0);
-        assert!(checked_context(shared).is_ok(), "it is never closed");
+        assert!(
+            checked_context(shared).is_ok(),
+            "closing a shared context has no effect"
+        );
     }
 }
 
 #[test]
 fn device_memory_checks_bounds() {
-    // SAFETY: as above; copies are from and to arrays that are long enough.
+    // SAFETY: as in `opened`; copies are from and to arrays that are long enough.
     unsafe {
         let context = opened();
         let mut attr = ibv_alloc_dm_attr {
@@ -88,21 +91,22 @@ fn is_readable(fd: c_int, timeout_ms: c_int) -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one entry, which lives.
+    // SAFETY: the pointer is to one live entry.
     unsafe { libc::poll(&raw mut set, 1, timeout_ms) == 1 }
 }
 
-/// Otherwise a program that polls the descriptor would wait for an event that never comes.
+/// Destroying an object discards its pending events; a program that polls the descriptor would
+/// otherwise wait for an event that never comes.
 #[test]
 fn destroyed_object_leaves_no_event() {
-    // SAFETY: as above; each object is destroyed once.
+    // SAFETY: as in `opened`; each object is destroyed once.
     unsafe {
         let context = opened();
         let domain = pd::ibv_alloc_pd(context);
         let queue = cq::queue::ibv_create_cq(context, 4, null_mut(), null_mut(), 0);
-        let mut of_srq: ibv_srq_init_attr = zeroed();
-        (of_srq.attr.max_wr, of_srq.attr.max_sge) = (4, 1);
-        let shared = srq::queue::ibv_create_srq(domain, &raw mut of_srq);
+        let mut srq_attr: ibv_srq_init_attr = zeroed();
+        (srq_attr.attr.max_wr, srq_attr.attr.max_sge) = (4, 1);
+        let shared = srq::queue::ibv_create_srq(domain, &raw mut srq_attr);
         let mut attr: ibv_qp_init_attr = zeroed();
         (attr.send_cq, attr.recv_cq, attr.srq) = (queue, queue, shared);
         (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_send_sge) = (value::QPT_RC, 4, 1);
@@ -110,7 +114,10 @@ fn destroyed_object_leaves_no_event() {
         let mut to: ibv_qp_attr = zeroed();
         to.qp_state = value::QPS_ERR;
         assert_eq!(ibv_modify_qp(qp, &raw mut to, value::QP_STATE as c_int), 0);
-        assert!(is_readable((*context).async_fd, 60_000), "the last request");
+        assert!(
+            is_readable((*context).async_fd, 60_000),
+            "no event that the last WQE was reached"
+        );
         assert_eq!(ibv_destroy_qp(qp), 0);
         assert!(!is_readable((*context).async_fd, 0));
         assert_eq!(srq::queue::ibv_destroy_srq(shared), 0);

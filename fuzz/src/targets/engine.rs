@@ -253,8 +253,8 @@ impl Engine {
     fn range(&mut self, (off, len): (usize, usize)) -> HostRange {
         assert!(off + len <= ARENA);
         let addr = self.memory.as_mut_ptr() as u64 + off as u64;
-        // SAFETY: the range is inside `memory`, which lives as long as the table and is not used
-        // during calls of the RNIC.
+        // SAFETY: the range is inside `memory`, which stays allocated as long as the table exists
+        // and is not used during calls of the RNIC.
         unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
     }
 

@@ -20,7 +20,7 @@ pub fn terminate(data: &[u8]) {
         written > 0,
         "the message does not fit into `MAX_LEN` octets"
     );
-    // The code may be read in the other layout, so only the headers are compared.
+    // The error code may be parsed in the other layout this time, so compare only the headers.
     let (again, _) = Terminate::parse(&out[..written]).expect("what was written can be read");
     assert_eq!(again.ddp_header, message.ddp_header);
     assert_eq!(again.read_request, message.read_request);

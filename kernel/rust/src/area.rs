@@ -117,7 +117,7 @@ pub extern "C" fn rk_area_new() -> *mut Area {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_area_free(area: *mut Area) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { remove(area) }
 }
 

@@ -36,7 +36,7 @@ pub extern "C" fn rk_device_new() -> *mut Device {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_device_free(device: *mut Device) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { remove(device) }
 }
 
@@ -64,7 +64,7 @@ pub extern "C" fn rk_slots_new() -> *mut Slots {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_slots_free(slots: *mut Slots) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { remove(slots) }
 }
 
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn rk_register(
     let Some(access) = Access::from_bits(access) else {
         return 0;
     };
-    // SAFETY: the caller promises that the memory stays.
+    // SAFETY: the caller guarantees that the memory stays valid.
     let Some(range) = (unsafe { Pages::together(addr, len) }) else {
         return 0;
     };
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn rk_register_pages(
     let Some(access) = Access::from_bits(access) else {
         return 0;
     };
-    // SAFETY: the caller promises that list and pages stay.
+    // SAFETY: the caller guarantees that the list and the pages stay valid.
     let Some(pages) = (unsafe { Pages::new(list, PAGE_SHIFT, first, len) }) else {
         return 0;
     };
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn rk_allocate_fast(
     pd: u32,
     random: u32,
 ) -> u32 {
-    // SAFETY: the caller promises that the list stays.
+    // SAFETY: the caller guarantees that the list stays valid.
     let Some(pages) = (unsafe { Pages::listed(list, most_pages) }) else {
         return 0;
     };

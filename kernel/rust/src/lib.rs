@@ -1,10 +1,10 @@
 //! The engine as a Linux kernel module sees it.
 //!
 //! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, which call the `iwarp_*`
-//! functions that the C code provides. `kernel/engine.h` declares both. This crate has all `unsafe`
-//! code of the Rust side: [`runtime`] (allocator, panic handler, CRC, completions), [`device`]
-//! (memory table), [`queue_pair`], [`octets`] (its stream), [`area`] (its buffers), and [`startup`]
-//! (MPA).
+//! functions that the C code provides. `kernel/engine.h` declares both. This crate contains all
+//! the `unsafe` code on the Rust side: [`runtime`] (allocator, panic handler, CRC, completions),
+//! [`device`] (memory table), [`queue_pair`], [`stream`] (the queue pair's stream), [`area`] (the
+//! work areas that queue pairs borrow while data are in transit), and [`startup`] (MPA).
 #![no_std]
 #![deny(
     unsafe_code,
@@ -22,10 +22,10 @@ pub mod area;
 pub mod device;
 pub mod error;
 #[allow(unsafe_code)]
-pub mod octets;
-#[allow(unsafe_code)]
 pub mod queue_pair;
 #[allow(unsafe_code)]
 pub mod runtime;
 #[allow(unsafe_code)]
 pub mod startup;
+#[allow(unsafe_code)]
+pub mod stream;

@@ -129,7 +129,7 @@ impl Send {
             len: self.len,
             iova: self.remote_addr,
             access,
-            // SAFETY: the caller promises it. The queue pair refuses a request without pages.
+            // SAFETY: guaranteed by the caller. The queue pair refuses a request without pages.
             pages: unsafe { ListedPages::new(self.num_pages, self.page_shift) },
         }
     }
@@ -202,7 +202,7 @@ fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_qp_free(qp: *mut Qp) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { remove(qp) }
 }
 
@@ -365,7 +365,7 @@ pub extern "C" fn rk_qp_shutdown_done(qp: &mut Qp) {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_stream_gone(qp: &mut Qp) {
-    // The next stream must not continue with data of this one.
+    // The next stream must not continue with data of this stream.
     if let Some(area) = &mut qp.area {
         area.clear();
     }
@@ -378,7 +378,7 @@ unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
     if count == 0 {
         return &[];
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { slice::from_raw_parts(sges, count as usize) }
 }
 
@@ -403,7 +403,7 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         2 => SendOp::Write { remote_addr, rkey },
         3 => SendOp::Read { remote_addr, rkey },
         4 => SendOp::LocalInvalidate { stag: Stag(rkey) },
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         5 => SendOp::FastRegister(unsafe { send.fast_register(access) }),
         6 => SendOp::ReadInv { remote_addr, rkey },
         7 => SendOp::WriteImm {
@@ -414,10 +414,10 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         8 => SendOp::SendImm(send.imm),
         _ => return EINVAL,
     };
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let sges = unsafe { elements(send.sges, send.num_sge) };
     let octets = if flags.contains(SendFlags::INLINE) && send.inline_len > 0 {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         unsafe { slice::from_raw_parts(send.inline_data, send.inline_len as usize) }
     } else {
         &[]
@@ -441,7 +441,7 @@ pub unsafe extern "C" fn rk_post_recv(
     sges: *const Sge,
     count: u32,
 ) -> c_int {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let sges = unsafe { elements(sges, count) };
     let request = RecvWr { wr_id, sges };
     code(qp.machine.post_recv(&request, &mut qp.owner))

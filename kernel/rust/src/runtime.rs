@@ -79,7 +79,7 @@ fn crc32c(crc: u32, octets: &[u8]) -> u32 {
 /// # Safety
 /// `len` octets at `from` are readable until it returns.
 unsafe fn shared_crc32c(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-    // SAFETY: as the caller promises. Its pages are pinned.
+    // SAFETY: guaranteed by the caller. The pages of the memory are pinned.
     Some(unsafe { iwarp_crc32c(crc, from, len) })
 }
 
@@ -105,7 +105,7 @@ pub(crate) unsafe fn remove<T>(at: *mut T) {
     if at.is_null() {
         return;
     }
-    // SAFETY: the caller promises a valid value that is not used any more.
+    // SAFETY: the caller guarantees that the value is valid and no longer used.
     unsafe {
         at.drop_in_place();
         Kernel.dealloc(at.cast(), Layout::new::<T>());

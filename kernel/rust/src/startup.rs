@@ -80,7 +80,7 @@ unsafe fn octets<'a>(octets: *const u8, len: usize) -> &'a [u8] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { slice::from_raw_parts(octets, len) }
 }
 
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn rk_mpa_new(
 ) -> *mut Mpa {
     let params = params.local();
     let side = if initiator != 0 {
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         match Initiator::new(params, unsafe { octets(private_data, len) }, LIMITS) {
             Ok(initiator) => Side::Initiator(initiator),
             Err(_) => return null_mut(),
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn rk_mpa_new(
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_mpa_free(mpa: *mut Mpa) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { remove(mpa) }
 }
 
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn rk_mpa_push(
     len: usize,
     peer: &mut Peer,
 ) -> c_int {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     let octets = unsafe { octets(at, len) };
     match &mut mpa.side {
         Side::Initiator(initiator) => match initiator.received(octets) {
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn rk_mpa_accept(
     let Side::Responder(responder) = &mut mpa.side else {
         return EINVAL;
     };
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     match responder.accept(&params, unsafe { octets(private_data, len) }) {
         Ok(Some(_)) => hand_out(responder.reply(), frame),
         Ok(None) | Err(_) => EINVAL,
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn rk_mpa_reject(
     let Side::Responder(responder) = &mut mpa.side else {
         return EINVAL;
     };
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     match responder.reject(unsafe { octets(private_data, len) }) {
         true => hand_out(responder.reply(), frame),
         false => EINVAL,

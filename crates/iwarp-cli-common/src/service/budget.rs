@@ -32,7 +32,7 @@ impl Budget {
     /// Takes `octets` from the budget. Dropping the share returns them.
     ///
     /// # Errors
-    /// Fails if fewer are left.
+    /// Fails if fewer bytes are left.
     pub fn take(self: &Arc<Self>, octets: usize) -> Result<Share> {
         let octets = octets as u64;
         self.left

@@ -191,7 +191,7 @@ impl Gate {
         };
         let mut victim = None;
         if let Some((full, whose)) = full {
-            // The thread of an evicted client ends a little later. Limit these threads, too.
+            // The thread of an evicted client ends a little later. Limit these threads as well.
             if guests.len() >= 2 * self.clients {
                 return Err(full);
             }

@@ -131,7 +131,8 @@ fn descriptors_for(limit: Option<u64>) -> usize {
 /// thread, so a slow or silent peer does not delay others.
 ///
 /// # Errors
-/// None at present: a listener without descriptors works again when clients have left.
+/// Returns no error at present: a listener that runs out of descriptors works again when clients
+/// have left.
 pub fn serve_clients(
     listener: &ListeningId,
     gate: &Arc<Gate>,

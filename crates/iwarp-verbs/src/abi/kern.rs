@@ -1,5 +1,6 @@
-//! Copies from and to the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`). Only
-//! another librdmacm calls these functions.
+//! Conversions between the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`) and
+//! the public verbs structures. Nothing in this project calls the exported functions; they are
+//! exported for rdma-core's librdmacm.
 #![allow(non_camel_case_types, reason = "C names")]
 
 use super::verbs::*;
@@ -215,8 +216,8 @@ mod tests {
         unsafe {
             let mut value: T = std::mem::zeroed();
             let octets = (&raw mut value).cast::<u8>();
-            for at in 0..size_of::<T>() {
-                octets.add(at).write(at as u8 + 1);
+            for i in 0..size_of::<T>() {
+                octets.add(i).write(i as u8 + 1);
             }
             value
         }
@@ -225,9 +226,9 @@ mod tests {
     #[test]
     fn path_record_survives_both_copies() {
         let mut kernel: ib_user_path_rec = distinct_bytes();
-        // The public field has a single byte.
+        // The public structure has only one byte for the MTU, so use a value that fits.
         kernel.mtu = 4;
-        // SAFETY: both structures live.
+        // SAFETY: both pointers are to live structures.
         let (path, back) = unsafe {
             let mut path: ibv_sa_path_rec = std::mem::zeroed();
             let mut back: ib_user_path_rec = std::mem::zeroed();
@@ -239,20 +240,20 @@ mod tests {
         assert_eq!(octets(path.sgid), kernel.sgid);
         assert_eq!(octets(path.dgid), kernel.dgid);
         // SAFETY: structures of integers without padding.
-        let of = |p: &ib_user_path_rec| unsafe { std::mem::transmute_copy::<_, [u8; 64]>(p) };
-        assert_eq!(of(&back), of(&kernel));
+        let bytes = |p: &ib_user_path_rec| unsafe { std::mem::transmute_copy::<_, [u8; 64]>(p) };
+        assert_eq!(bytes(&back), bytes(&kernel));
     }
 
     #[test]
     fn attributes_copy_field_by_field() {
         let kernel: ib_uverbs_qp_attr = distinct_bytes();
-        // SAFETY: both structures live.
+        // SAFETY: both pointers are to live structures.
         let to = unsafe {
             let mut to: ibv_qp_attr = std::mem::zeroed();
             ibv_copy_qp_attr_from_kern(&raw mut to, &raw const kernel);
             to
         };
-        let octets = |a: &ibv_qp_attr| {
+        let byte_fields = |a: &ibv_qp_attr| {
             [
                 a.min_rnr_timer,
                 a.port_num,
@@ -273,12 +274,12 @@ mod tests {
             k.max_rd_atomic,
             k.max_dest_rd_atomic,
         ];
-        assert_eq!(octets(&to), wanted);
+        assert_eq!(byte_fields(&to), wanted);
         assert_eq!(
             (to.qp_state, to.rq_psn, to.sq_psn, to.dest_qp_num),
             (k.qp_state, k.rq_psn, k.sq_psn, k.dest_qp_num)
         );
-        assert_eq!(super::octets(to.ah_attr.grh.dgid), k.ah_attr.dgid);
+        assert_eq!(octets(to.ah_attr.grh.dgid), k.ah_attr.dgid);
         assert_eq!(to.alt_ah_attr.grh.hop_limit, k.alt_ah_attr.hop_limit);
     }
 }

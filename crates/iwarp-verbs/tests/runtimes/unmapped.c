@@ -1,3 +1,3 @@
-/* Go compiles the C files of its folder, and has a `main` of its own. */
+/* cgo compiles every C file in the package's directory, and the Go program has its own `main`. */
 #define main unmapped_main
 #include "unmapped.inc"

@@ -107,7 +107,7 @@ impl ContextInner {
     /// Returns the queue pair with this number. In a child of the process that opened the device,
     /// returns `None` if the list is locked.
     pub(crate) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
-        downcast(self.member_if_free(num)?)
+        downcast(self.try_member(num)?)
     }
 }
 

@@ -279,7 +279,7 @@ impl QueuePair {
         target: Option<Box<dyn XrcTarget>>,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
-        ctx.create("qp")?;
+        ctx.check_fault("qp")?;
         let policy = match ctx.config.receiver_not_ready {
             _ if a.unreliable => Policy::Drop,
             ReceiverNotReady::Hold(limit) => Policy::Hold {
@@ -296,7 +296,7 @@ impl QueuePair {
         }
         let recv_cq = tag_cq.unwrap_or(&a.recv_cq);
         let shared_receive = a.srq.is_some() || target.is_some();
-        let inner = ctx.enter_qp(number, |num| {
+        let inner = ctx.insert_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
                 shared_receive,

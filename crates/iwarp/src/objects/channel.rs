@@ -63,7 +63,8 @@ impl CompletionChannel {
     /// before it sleeps, as [`CompletionQueue::wait`] does.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut).
+    /// Returns [`Error::TimedOut`](crate::Error::TimedOut) if no event comes in time, or the
+    /// operating system's error if it cannot wait.
     pub fn event(&self, timeout: Option<Duration>) -> Result<CompletionQueue> {
         if let Some(cq) = self.try_event() {
             return Ok(cq);

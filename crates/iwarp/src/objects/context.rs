@@ -1,4 +1,4 @@
-//! An opened device: its memory table, its numbers, and its asynchronous events.
+//! An opened device: its memory table, the numbers of its objects, and its asynchronous events.
 
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
@@ -38,17 +38,21 @@ pub(crate) struct ContextInner {
     pub(crate) config: Config,
     pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
+    /// All queue pairs except datagram queue pairs, by number.
     qps: RwLock<HashMap<u32, Weak<dyn Member>>>,
-    pub(crate) cqs: AtomicU32,
+    pub(crate) cq_count: AtomicU32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
-    /// Tables that rooms above keep for the device.
+    /// Per-device tables that belong to the rooms above this one.
     pub(super) registries: Mutex<Vec<Arc<dyn Registry>>>,
-    pub(crate) datagrams: Numbers,
+    /// Datagram queue pairs, by number.
+    pub(crate) ud_qps: Numbers,
     /// Queue pairs that wait for memory to become unused.
     pub(crate) waiting: MemoryWaiters,
     pub(crate) hooks: Hooks,
-    past: Mutex<Counters>,
+    /// Totals of the queue pairs that no longer exist.
+    retired_counters: Mutex<Counters>,
+    /// The process that opened the device.
     origin: Origin,
 }
 
@@ -70,14 +74,14 @@ impl Context {
             memory: TableLock::new(MemoryTable::new()),
             async_events: EventQueue::new()?,
             qps: RwLock::default(),
-            cqs: AtomicU32::new(0),
+            cq_count: AtomicU32::new(0),
             // A random start keeps numbers of earlier processes from being reused soon.
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
             registries: Mutex::default(),
-            datagrams: Numbers::default(),
+            ud_qps: Numbers::default(),
             waiting: MemoryWaiters::default(),
-            past: Mutex::default(),
+            retired_counters: Mutex::default(),
             origin: Origin::here(),
         });
         stats::watch(&inner);
@@ -94,12 +98,12 @@ impl Context {
         &self.inner.config
     }
 
-    /// Returns `true` if both handles mean the same opened device.
+    /// Returns `true` if both handles refer to the same opened device.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns a number for a new protection domain.
+    /// Allocates a protection domain and returns its number. Ignores injected faults.
     pub fn allocate_pd(&self) -> u32 {
         self.inner.next_pd.fetch_add(1, Ordering::Relaxed)
     }
@@ -107,20 +111,21 @@ impl Context {
     /// Allocates a protection domain (`ibv_alloc_pd(3)`) and returns its number.
     ///
     /// # Errors
-    /// The error of an injected fault ([`fault`](crate::fault)).
+    /// Returns the error of an injected fault ([`fault`](crate::fault)).
     pub fn try_allocate_pd(&self) -> Result<u32> {
-        self.inner.create("pd")?;
+        self.inner.check_fault("pd")?;
         Ok(self.allocate_pd())
     }
 
     /// Registers `len` bytes at `addr` and returns the STag, which is both lkey and rkey
     /// (`ibv_reg_mr(3)`).
     ///
-    /// Tagged offsets start at `iova`. Fails if the range is not mapped, or not writable although a
-    /// right writes.
+    /// Tagged offsets start at `iova`.
     ///
     /// # Errors
-    /// [`Error::BadAddress`], [`Error::Memory`], [`Error::InvalidArgument`] if the range wraps.
+    /// Returns [`Error::BadAddress`] if the range wraps around the address space, is not mapped, or
+    /// is not writable although `access` includes local write. Returns [`Error::Memory`] if the
+    /// memory table refuses the region.
     ///
     /// # Safety
     /// The range must stay mapped until [`deregister`](Self::deregister) has returned, and no
@@ -133,9 +138,9 @@ impl Context {
         pd: u32,
         access: Access,
     ) -> Result<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let range = unsafe { self.checked_range(addr, len, access) }?;
-        self.inner.create("mr")?;
+        self.inner.check_fault("mr")?;
         let random = random_u32()?;
         let mut table = self.table_with_room()?;
         Ok(table.register(range, iova, pd, access, random)?.0)
@@ -144,12 +149,13 @@ impl Context {
     /// Registers `len` bytes at `addr` whose pages may come and go (`IBV_ACCESS_ON_DEMAND`), and
     /// returns the STag. Address 0 with a length of 2^64 - 1 is the whole address space.
     ///
-    /// The range need not be mapped. An access to a missing page fails at both ends like one
-    /// outside the region. While there is such a region, all payload of the device's queue pairs is
-    /// copied, and each access to the region takes a system call.
+    /// The range need not be mapped. An access to an unmapped page fails, at both ends, as an
+    /// access outside the region does. As long as an on-demand region exists, the device's queue
+    /// pairs copy all payloads, and each access to the region costs a system call.
     ///
     /// # Errors
-    /// As [`register`](Self::register), but never [`Error::BadAddress`].
+    /// Returns [`Error::InvalidArgument`] if the range wraps around the address space, and
+    /// [`Error::Memory`] if the memory table refuses the region.
     ///
     /// # Safety
     /// Until [`deregister`](Self::deregister) has returned, no reference to memory of the range may
@@ -162,27 +168,28 @@ impl Context {
         pd: u32,
         access: Access,
     ) -> Result<u32> {
-        // SAFETY: the caller's promise. The memory need not be mapped, because the pager checks
-        // that.
+        // SAFETY: guaranteed by the caller. The memory need not be mapped, because the pager checks
+        // each access.
         let range = unsafe { Self::range(addr, len) }?;
-        self.inner.create("mr")?;
+        self.inner.check_fault("mr")?;
         let random = random_u32()?;
         let mut table = self.table_with_room()?;
         let stag = table.register_on_demand((range, &PAGER), iova, pd, access, random)?;
         Ok(stag.0)
     }
 
-    /// Locks the memory table for one more entry. If the table must grow, the memory is allocated
-    /// before the lock is taken, because all connections of the device wait for the lock.
+    /// Locks the memory table for writing, with room for at least one more entry. If the table must
+    /// grow, the memory is allocated before the lock is taken, because all connections of the
+    /// device wait for the lock.
     fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
-        let lacks = self.inner.memory.read().lacks_room();
-        let Some(size) = lacks else {
+        let needed = self.inner.memory.read().lacks_room();
+        let Some(size) = needed else {
             return Ok(self.inner.memory.write());
         };
         let room = size.make()?;
-        let late = self.inner.memory.write().attach(room);
-        // Freed without the lock, too.
-        drop(late);
+        let leftover = self.inner.memory.write().attach(room);
+        // Free the storage that is left over only after the lock was released.
+        drop(leftover);
         Ok(self.inner.memory.write())
     }
 
@@ -193,24 +200,27 @@ impl Context {
         if !probe_range(addr, len, access.contains(Access::LOCAL_WRITE)) {
             return Err(Error::BadAddress);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::range(addr, len) }
     }
 
     /// # Safety
     /// As [`ProcessRange::new`].
     unsafe fn range(addr: u64, len: u64) -> Result<ProcessRange> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { ProcessRange::new(addr, len) }.ok_or(Error::InvalidArgument(
             "the range wraps around the address space",
         ))
     }
 
-    /// Changes a region (`ibv_rereg_mr(3)`), and returns the new STag. `None` keeps a property. An
-    /// on-demand region stays one.
+    /// Changes a region (`ibv_rereg_mr(3)`), and returns the new STag. A property given as `None`
+    /// does not change. An on-demand region stays on-demand.
     ///
     /// # Errors
-    /// As [`register`](Self::register); [`Error::Busy`] via `Memory` while windows are bound.
+    /// Fails as [`register`](Self::register) or, for an on-demand region,
+    /// [`register_on_demand`](Self::register_on_demand) does. Returns [`Error::Memory`] with
+    /// [`MemoryError::Busy`](iwarp_rnic::memory::MemoryError::Busy) while windows are bound to the
+    /// region.
     ///
     /// # Safety
     /// As [`register`](Self::register), for the new range `(addr, len, iova)`.
@@ -226,10 +236,10 @@ impl Context {
                 let region = self.region(stag);
                 let rights = access.or(region.map(|r| r.access)).unwrap_or_default();
                 let range = if region.is_some_and(|r| r.on_demand) {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { Self::range(addr, len) }
                 } else {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { self.checked_range(addr, len, rights) }
                 };
                 Some((range?, iova))
@@ -244,11 +254,11 @@ impl Context {
     /// Ends a registration. When this returns, the memory is no longer accessed.
     ///
     /// # Errors
-    /// [`Error::Memory`]: there is no such region, or windows are bound to it. [`Error::Busy`]
-    /// after a second in a forked child, if the parent was using the device's memory during the
-    /// fork.
+    /// Returns [`Error::Memory`] if the region does not exist, is being accessed, or has windows
+    /// bound to it. In a forked child, returns [`Error::Busy`] after one second if the parent was
+    /// accessing the device's memory at the time of the fork.
     pub fn deregister(&self, stag: u32) -> Result<()> {
-        // Accesses in progress hold the table for reading, so this waits for them.
+        // Accesses in progress hold the table's read lock, so this waits for them.
         let mut table = match self.inner.origin.is_foreign() {
             false => self.inner.memory.write(),
             true => {
@@ -260,24 +270,25 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until all accesses to registered memory have ended that began before the call.
+    /// Waits for all accesses to registered memory that began before the call.
     pub(crate) fn wait_for_accesses(&self) {
-        // Accesses hold the table for reading.
+        // Accesses hold the table's read lock.
         drop(self.inner.memory.write());
     }
 
     /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its key. Data written to it is
-    /// discarded, and reads return zeros, for local requests and for the peer. It contains every
-    /// address.
+    /// discarded, and reads return zeros, for local requests and for the peer. The region covers
+    /// the whole address range.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]: there is no address space for it; [`Error::Memory`].
+    /// Returns [`Error::OutOfMemory`] if the process cannot map the region's memory, and
+    /// [`Error::Memory`] if the memory table refuses the region.
     pub fn register_null(&self, pd: u32) -> Result<u32> {
         let memory = null_memory().map_err(|error| {
             tracing::warn!(%error, "no memory for a null region");
             Error::OutOfMemory
         })?;
-        // SAFETY: both ranges stay mapped as long as the process lives. Only the second is written.
+        // SAFETY: both ranges stay mapped until the process ends. Only the sink is written.
         let range = |addr| unsafe { ProcessRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
         let (zeros, sink) = (range(memory.zeros)?, range(memory.sink)?);
         let random = random_u32()?;
@@ -287,15 +298,17 @@ impl Context {
         Ok(stag.0)
     }
 
-    /// Reserves memory for fast registration by work request ([`FastRegister`]).
+    /// Allocates an STag for later fast registration of memory in this range by a work request
+    /// ([`FastRegister`]). Until then, the STag gives no access.
     ///
     /// # Errors
-    /// As [`register`](Self::register).
+    /// Returns [`Error::BadAddress`] if the range wraps around the address space, or is not mapped
+    /// and writable. Returns [`Error::Memory`] if the memory table refuses the entry.
     ///
     /// # Safety
     /// As [`register`](Self::register).
     pub unsafe fn allocate_fast(&self, addr: u64, len: u64, pd: u32) -> Result<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let range = unsafe { self.checked_range(addr, len, Access::LOCAL_WRITE) }?;
         let random = random_u32()?;
         let stag = self.table_with_room()?.allocate_fast(range, pd, random)?;
@@ -305,7 +318,7 @@ impl Context {
     /// Carries out a fast registration immediately, without a work request.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// Returns [`Error::Memory`] if the memory table refuses the registration.
     pub fn fast_register(&self, wr: &FastRegister, pd: u32) -> Result<()> {
         Ok(self.inner.memory.read().fast_register(wr, pd)?)
     }
@@ -318,9 +331,9 @@ impl Context {
     /// Allocates a memory window (`ibv_alloc_mw(3)`) and returns its STag.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// Returns [`Error::Memory`] if the memory table has no room.
     pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<Stag> {
-        self.inner.create("mw")?;
+        self.inner.check_fault("mw")?;
         let random = random_u32()?;
         Ok(self.table_with_room()?.allocate_window(ty, pd, random)?)
     }
@@ -328,7 +341,7 @@ impl Context {
     /// Deallocates a window, bound or not.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// Returns [`Error::Memory`] if the window does not exist or is being accessed.
     pub fn deallocate_window(&self, stag: Stag) -> Result<()> {
         Ok(self.inner.memory.write().deallocate_window(stag)?)
     }
@@ -336,31 +349,33 @@ impl Context {
     /// Creates a completion channel.
     ///
     /// # Errors
-    /// The operating system's error: no descriptors left.
+    /// Returns the operating system's error if no file descriptors are left.
     pub fn create_channel(&self) -> Result<CompletionChannel> {
-        self.inner.create("channel")?;
+        self.inner.check_fault("channel")?;
         CompletionChannel::create(self.inner.config.busy_poll)
     }
 
     /// Creates a completion queue for at least `capacity` completions (`ibv_create_cq(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    /// Returns [`Error::InvalidArgument`] if a size is out of range, and [`Error::OutOfMemory`] if
+    /// the queue cannot be allocated.
     pub fn create_cq(
         &self,
         capacity: u32,
         channel: Option<&CompletionChannel>,
     ) -> Result<CompletionQueue> {
-        self.inner.create("cq")?;
+        self.inner.check_fault("cq")?;
         CompletionQueue::create(&self.inner, capacity, channel)
     }
 
     /// Creates a shared receive queue (`ibv_create_srq(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    /// Returns [`Error::InvalidArgument`] if a size is out of range, and [`Error::OutOfMemory`] if
+    /// the queue cannot be allocated.
     pub fn create_srq(&self, pd: u32, depth: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
-        self.inner.create("srq")?;
+        self.inner.check_fault("srq")?;
         SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
     }
 
@@ -368,7 +383,7 @@ impl Context {
     /// capture.
     ///
     /// # Errors
-    /// The file cannot be written; the recording has then stopped.
+    /// Fails if the file cannot be written. Recording stops in that case.
     pub fn flush_capture(&self) -> Result<()> {
         match &self.inner.hooks.recorder {
             Some(recorder) => Ok(recorder.flush()?),
@@ -390,7 +405,8 @@ impl Context {
     /// Waits for an asynchronous event; `None` waits without limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`].
+    /// Returns [`Error::TimedOut`] if no event comes in time, or the operating system's error if it
+    /// cannot wait.
     pub fn async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent> {
         self.inner.async_events.next(timeout)
     }
@@ -412,47 +428,45 @@ impl Context {
 }
 
 impl ContextInner {
-    /// Checks whether an injected fault fails the creation of an object: `pd`, `mr`, `mw`, `cq`,
-    /// `srq`, `qp` or `channel`.
-    ///
-    /// # Errors
-    /// The error of the fault.
+    /// Returns the error of an injected fault that makes the creation of this kind of object fail:
+    /// `pd`, `mr`, `mw`, `cq`, `srq`, `qp` or `channel`.
     #[inline]
-    pub(crate) fn create(&self, name: &'static str) -> Result<()> {
+    pub(crate) fn check_fault(&self, name: &'static str) -> Result<()> {
         match &self.hooks.faults {
             None => Ok(()),
             Some(plan) => plan.create(name),
         }
     }
 
-    /// Chooses a free number with `number`, and adds the queue pair that `make` creates with it.
-    pub(crate) fn enter_qp<M: Member>(
+    /// Adds the queue pair that `make` creates. `choose_number` picks its number; it gets a
+    /// function that tells whether a number is in use.
+    pub(crate) fn insert_qp<M: Member>(
         &self,
-        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+        choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
         make: impl FnOnce(u32) -> Result<Arc<M>>,
     ) -> Result<Arc<M>> {
         let mut qps = self.qps.write();
-        let num = number(&|num| qps.contains_key(&num) || self.datagrams.contains(num))?;
+        let num = choose_number(&|num| qps.contains_key(&num) || self.ud_qps.contains(num))?;
         let qp = make(num)?;
         qps.insert(num, Arc::downgrade(&qp) as _);
         Ok(qp)
     }
 
-    /// Takes a number that contains `port` for a datagram queue pair.
+    /// Allocates a queue pair number that encodes `port`, for a datagram queue pair. Returns `None`
+    /// if all such numbers are in use.
     pub(crate) fn take_ud_number(&self, port: u16, random: u32) -> Option<u32> {
         let qps = self.qps.read();
-        self.datagrams
-            .take(port, random, |num| qps.contains_key(&num))
+        self.ud_qps.take(port, random, |num| qps.contains_key(&num))
     }
 
     /// Removes a datagram queue pair, and adds its counters to the totals.
     pub(crate) fn remove_ud(&self, num: u32, counters: &Counters) {
-        let mut past = self.past.lock();
-        self.datagrams.remove(num);
-        past.add(counters);
+        let mut retired = self.retired_counters.lock();
+        self.ud_qps.remove(num);
+        retired.add(counters);
     }
 
-    /// Returns the next number that is not `taken`.
+    /// Returns the next queue pair number that is not `taken`.
     pub(crate) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
         loop {
             let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
@@ -466,57 +480,58 @@ impl ContextInner {
     /// Removes a queue pair, and adds its counters to the totals.
     pub(crate) fn remove_qp(&self, num: u32, counters: &Counters) {
         {
-            // In one step: a thread that sums up must neither miss the counters nor count them
-            // twice.
-            let mut past = self.past.lock();
+            // Under one lock: a thread that computes the totals must neither miss these counters
+            // nor count them twice.
+            let mut retired = self.retired_counters.lock();
             self.qps.write().remove(&num);
-            past.add(counters);
+            retired.add(counters);
         }
         self.each_registry(|registry| registry.destroyed(num));
     }
 
-    /// Returns the sum of `past` and the counters of existing queue pairs. Without `wait`, locked
-    /// queue pairs are left out.
+    /// Returns the sum of `retired` and the counters of existing queue pairs. Without `wait`,
+    /// locked queue pairs are left out.
     fn sum(
-        past: MutexGuard<'_, Counters>,
-        datagrams: Vec<Arc<dyn Member>>,
+        retired: MutexGuard<'_, Counters>,
+        ud_qps: Vec<Arc<dyn Member>>,
         qps: RwLockReadGuard<'_, HashMap<u32, Weak<dyn Member>>>,
         wait: bool,
     ) -> Counters {
-        let mut sum = *past;
+        let mut sum = *retired;
         let connected: Vec<_> = qps.values().filter_map(Weak::upgrade).collect();
         drop(qps);
-        let members = connected.iter().chain(&datagrams);
+        let members = connected.iter().chain(&ud_qps);
         for counters in members.filter_map(|qp| qp.counters(wait)) {
             sum.add(&counters);
         }
-        // Unlock before the members are dropped: the last handle may be here, and its end takes
-        // this lock.
-        drop(past);
+        // Unlock before the members are dropped: one of them may be the last handle, and dropping
+        // it takes this lock.
+        drop(retired);
         sum
     }
 
-    /// Returns `true` unless a parent of this process opened the device.
+    /// Returns `true` if this process opened the device, rather than inherited it through a fork.
     pub(crate) fn is_ours(&self) -> bool {
         !self.origin.is_foreign()
     }
 
     /// Returns the totals of all queue pairs since the device was opened. In a forked child, locked
-    /// queue pairs are left out, and `None` is returned if a list is locked.
+    /// queue pairs are left out, and `None` is returned if the counters or a list of queue pairs
+    /// are locked.
     pub(crate) fn totals(&self) -> Option<Counters> {
         if self.is_ours() {
-            let past = self.past.lock();
-            let datagrams = self.datagrams.all(true)?;
-            return Some(Self::sum(past, datagrams, self.qps.read(), true));
+            let retired = self.retired_counters.lock();
+            let ud_qps = self.ud_qps.all(true)?;
+            return Some(Self::sum(retired, ud_qps, self.qps.read(), true));
         }
-        let past = self.past.try_lock()?;
-        let datagrams = self.datagrams.all(false)?;
+        let retired = self.retired_counters.try_lock()?;
+        let ud_qps = self.ud_qps.all(false)?;
         let qps = self.qps.try_read()?;
-        Some(Self::sum(past, datagrams, qps, false))
+        Some(Self::sum(retired, ud_qps, qps, false))
     }
 
-    /// Returns the numbers of the queue pairs, in no order. In a forked child, returns `None` if
-    /// the list is locked.
+    /// Returns the numbers of the queue pairs, in no particular order. In a forked child, returns
+    /// `None` if the list is locked.
     pub(crate) fn qp_numbers(&self) -> Option<Vec<u32>> {
         let qps = if self.is_ours() {
             self.qps.read()
@@ -526,13 +541,14 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
+    /// Returns the queue pair with this number, unless it is a datagram queue pair.
     pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
         self.qps.read().get(&num)?.upgrade()
     }
 
-    /// Returns the connected queue pair with this number. In a forked child, returns `None` if the
-    /// list is locked.
-    pub(crate) fn member_if_free(&self, num: u32) -> Option<Arc<dyn Member>> {
+    /// Returns the same as [`member`](Self::member). In a forked child, returns `None` if the list
+    /// is locked.
+    pub(crate) fn try_member(&self, num: u32) -> Option<Arc<dyn Member>> {
         let qps = if self.is_ours() {
             self.qps.read()
         } else {
@@ -542,7 +558,7 @@ impl ContextInner {
     }
 
     pub(crate) fn completion_queues(&self) -> u32 {
-        self.cqs.load(Ordering::Relaxed)
+        self.cq_count.load(Ordering::Relaxed)
     }
 
     pub(crate) fn raise(&self, kind: AsyncEventKind) {
@@ -554,8 +570,8 @@ impl Drop for ContextInner {
     fn drop(&mut self) {
         self.each_registry(|registry| registry.closed());
         if !self.origin.is_foreign() {
-            let past = *self.past.get_mut();
-            stats::closed(self, &past);
+            let totals = *self.retired_counters.get_mut();
+            stats::closed(self, &totals);
         }
     }
 }

@@ -106,7 +106,7 @@ fn child_does_not_wait_for_locks() {
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     let num = qp.num();
     assert!(ctx.inner.totals().is_some() && ctx.inner.qp_if_free(num).is_some());
-    let _locked = (ctx.inner.past.lock(), ctx.inner.qps.write());
+    let _locked = (ctx.inner.retired_counters.lock(), ctx.inner.qps.write());
     let is_right = fork::check_in_child(|| {
         !ctx.inner.is_ours()
             && ctx.inner.totals().is_none()
@@ -120,9 +120,9 @@ fn child_does_not_wait_for_locks() {
 fn datagram_number_is_released() {
     let qp = testing::datagram_queue_pair();
     let ctx = qp.context();
-    assert!(ctx.inner.datagrams.contains(qp.num()));
+    assert!(ctx.inner.ud_qps.contains(qp.num()));
     qp.destroy();
-    assert!(!ctx.inner.datagrams.contains(qp.num()));
+    assert!(!ctx.inner.ud_qps.contains(qp.num()));
 }
 
 #[test]

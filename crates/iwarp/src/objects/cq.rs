@@ -91,7 +91,7 @@ impl CompletionQueue {
             answers: Answers::default(),
         };
         let inner = Arc::new(inner);
-        ctx.cqs.fetch_add(1, Ordering::Relaxed);
+        ctx.cq_count.fetch_add(1, Ordering::Relaxed);
         if let Some(channel) = channel {
             channel.attach(&inner);
         }
@@ -105,7 +105,7 @@ impl CompletionQueue {
     /// pairs itself. So a program that polls needs no other thread to make progress.
     ///
     /// # Errors
-    /// [`CqError::Overflow`] once the completions from before the overflow are taken.
+    /// Returns [`CqError::Overflow`] once the completions from before the overflow are taken.
     #[inline]
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         if self.inner.ready.load(Ordering::Acquire) {
@@ -218,8 +218,9 @@ impl CompletionQueue {
     /// Changes the capacity and keeps the completions (`ibv_resize_cq(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the capacity is out of
+    /// range or too small for the queue's contents, and
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the queue cannot be allocated.
     pub fn resize(&self, capacity: u32) -> Result<()> {
         Ok(self.inner.ring.lock().resize(capacity)?)
     }
@@ -235,7 +236,7 @@ impl CompletionQueue {
         self.inner.channel.as_ref()
     }
 
-    /// Returns `true` if both handles mean the same queue.
+    /// Returns `true` if both handles refer to the same queue.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -309,7 +310,7 @@ struct Driven {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.ctx.cqs.fetch_sub(1, Ordering::Relaxed);
+        self.ctx.cq_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -427,9 +428,9 @@ impl CqInner {
 
     /// Counts the queue pairs, and notifies the pollers if they are many.
     pub(crate) fn count_members(&self) {
-        // One thread at a time. Otherwise the pollers could be notified of an older count last.
-        // They would then drive many queue pairs neither one by one nor all together, and the
-        // progress thread would leave them alone, too.
+        // Only one thread at a time counts. If two did, the pollers could be notified of the older
+        // count last. They would then drive many queue pairs neither individually nor all together,
+        // and the progress thread would not drive them either.
         let _counting = self.counting.lock();
         let many = policy::are_many(self.qps.read().len()) || self.datagrams.are_many();
         self.pollers.set_many(many);

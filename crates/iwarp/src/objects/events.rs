@@ -56,8 +56,8 @@ impl<T> EventQueue<T> {
         })
     }
 
-    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held. Otherwise use
-    /// [`put`](Self::put), and [`wake`](Self::wake) later.
+    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held. If a lock
+    /// is held, use [`put`](Self::put), and [`wake`](Self::wake) later.
     pub(crate) fn push(&self, event: T) {
         self.put(event);
         self.wake();
@@ -122,7 +122,8 @@ impl<T> EventQueue<T> {
     /// Waits for an event; `None` waits without limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; the operating system's error if it cannot wait.
+    /// Returns [`Error::TimedOut`] if no event comes in time, or the operating system's error if it
+    /// cannot wait.
     pub fn next(&self, timeout: Option<Duration>) -> Result<T> {
         // A deadline beyond the range of the clock means no limit.
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
@@ -157,7 +158,7 @@ impl<T> EventQueue<T> {
 }
 
 impl AsyncEventKind {
-    /// Returns the queue pair that the event is about, if it is about one.
+    /// Returns the queue pair that the event is about, or `None` if it is about another object.
     pub fn queue_pair(&self) -> Option<&EventQp> {
         match self {
             Self::QpFatal(qp)
@@ -256,7 +257,8 @@ mod tests {
         wait_fd(&queue.fd, Interest::READ, Some(Duration::ZERO)).unwrap()
     }
 
-    /// Otherwise a program that watches the descriptor would miss events or wake up without one.
+    /// A program that watches the descriptor would miss events if it were not readable in time, and
+    /// wake up for no reason if it stayed readable.
     #[test]
     fn descriptor_is_readable_while_events_wait() {
         let queue = EventQueue::new().unwrap();

@@ -1,5 +1,5 @@
-//! Traits of what may observe or disturb a device and its queue pairs. Capture and fault injection
-//! implement them. The rooms that call them name neither. If nothing is armed, a call costs one
+//! Traits for observing and disturbing a device and its queue pairs. Capture and fault injection
+//! implement them, and the rooms that call them know neither. If nothing is armed, a call costs one
 //! test of a pointer.
 
 use super::member::Member;
@@ -56,7 +56,7 @@ pub(crate) trait Observer: fmt::Debug + Send + Sync {
 }
 
 pub(crate) trait DeviceFaults: Any + Send + Sync {
-    /// Returns the error if the creation of an object of this kind must fail.
+    /// Returns an error if the creation of an object of this kind must fail.
     fn create(&self, name: &'static str) -> Result<()>;
 
     /// Returns `true` if a receive must not be posted to a shared receive queue.

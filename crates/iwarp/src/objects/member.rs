@@ -25,30 +25,31 @@ pub(crate) struct PollOutcome {
 pub(crate) trait Member: Any + Send + Sync {
     fn num(&self) -> u32;
 
-    /// Returns the program's own value for it.
+    /// Returns the program's own value for the queue pair.
     fn user_data(&self) -> u64;
 
     /// Reads and writes the sockets, for a thread that polls a completion queue.
     fn poll_sockets(self: Arc<Self>) -> PollOutcome;
 
-    /// Puts it into the error state, because one of its completion queues has lost completions.
+    /// Puts the queue pair into the error state, because one of its completion queues has lost
+    /// completions.
     fn fail(self: Arc<Self>);
 
-    /// Returns its counters; `None` if its state is locked and `wait` is `false`.
+    /// Returns the queue pair's counters; `None` if its state is locked and `wait` is `false`.
     fn counters(&self, wait: bool) -> Option<Counters>;
 
-    /// Offers a held Send again: its shared receive queue has a receive, or is destroyed.
+    /// Offers a held Send again, because the shared receive queue has a receive or is destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
     fn send_deferred(self: Arc<Self>) {}
 
-    /// Returns the mark that it is on the list of deferred queue pairs of `cq`; `None` if it never
-    /// defers sending.
+    /// Returns the flag that says whether the queue pair is on `cq`'s list of deferred queue pairs;
+    /// `None` if it never defers sending.
     fn deferred_mark(&self, _cq: &CqInner) -> Option<&AtomicBool> {
         None
     }
 
-    /// Tries again what waited for memory to become unused.
+    /// Retries operations that waited for memory to become unused.
     fn retry_memory(self: Arc<Self>) {}
 }
 

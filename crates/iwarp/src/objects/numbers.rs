@@ -15,8 +15,9 @@ impl Numbers {
         self.0.read().contains_key(&num)
     }
 
-    /// Takes a number that contains `port` and is not `used` otherwise. The search of its other
-    /// bits starts at `random`. Returns `None` if there is none.
+    /// Takes a number that contains `port`, is not taken, and is not `used` by another kind of
+    /// queue pair. The search of its other bits starts at `random`. Returns `None` if all are in
+    /// use.
     pub(crate) fn take(&self, port: u16, random: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
         let mut all = self.0.write();
         let numbers = (0..=0xff).map(|i| (random.wrapping_add(i) & 0xff) << 16 | u32::from(port));

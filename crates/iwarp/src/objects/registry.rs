@@ -1,11 +1,11 @@
-//! Tables that rooms above keep for each device. The device does not know their types.
+//! Per-device tables that belong to the rooms above this one. The device does not know their types.
 
 use super::context::ContextInner;
 use std::any::Any;
 use std::sync::Arc;
 
-/// A table that a room above keeps for a device. It is created on first use and lives as long as
-/// the device.
+/// A table that a room above this one keeps for a device. It is created on first use, and dropped
+/// with the device.
 pub(crate) trait Registry: Any + Send + Sync {
     /// Handles the destruction of the queue pair `num`. Called without locks.
     fn destroyed(&self, _num: u32) {}
@@ -18,6 +18,7 @@ pub(crate) trait Registry: Any + Send + Sync {
     /// without locks.
     fn requests_wait(&self, _num: u32) {}
 
+    /// Handles that the device is closed.
     fn closed(&self) {}
 }
 

@@ -282,7 +282,8 @@ mod tests {
         assert_eq!(taken, [5, 0, 0, 1]);
     }
 
-    /// Otherwise a completion of a dropped queue pair could free a slot of another one.
+    /// If the account were reused at once, a completion of the dropped queue pair could free a slot
+    /// of another queue pair.
     #[test]
     fn dropped_account_waits_for_its_completions() {
         let mut ring = Ring::new(64).unwrap();

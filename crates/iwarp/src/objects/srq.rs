@@ -128,7 +128,8 @@ impl SharedReceiveQueue {
     /// Queues receives, in order (`ibv_post_srq_recv(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`PostFailed`] for the first request that does not fit. Those before it were queued.
+    /// Returns [`PostFailed`] for the first request that does not fit. The requests before it were
+    /// queued.
     pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut result = Ok(());
         let queue_pairs_wait = {
@@ -166,7 +167,8 @@ impl SharedReceiveQueue {
     /// Requests one event for the time when fewer than `limit` receives are left; zero disarms.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `limit` is above the capacity.
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `limit` is above the
+    /// capacity.
     pub fn set_limit(&self, limit: u32) -> Result<()> {
         Ok(self.inner.state.lock().queue.set_limit(limit)?)
     }
@@ -174,8 +176,9 @@ impl SharedReceiveQueue {
     /// Changes the capacity and keeps the posted receives.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the capacity is out of
+    /// range or too small for the queue's contents, and
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the queue cannot be allocated.
     pub fn resize(&self, depth: u32) -> Result<()> {
         Ok(self.inner.state.lock().queue.resize(depth)?)
     }
@@ -183,8 +186,9 @@ impl SharedReceiveQueue {
     /// Changes capacity, limit, or both in one step. If it fails, neither changes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a value is out of range
+    /// or the capacity too small for the queue's contents, and
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the queue cannot be allocated.
     pub fn modify(&self, depth: Option<u32>, limit: Option<u32>) -> Result<()> {
         Ok(self.inner.state.lock().queue.modify(depth, limit)?)
     }
@@ -199,14 +203,14 @@ impl SharedReceiveQueue {
         self.len() == 0
     }
 
-    /// Returns `true` if both handles mean the same queue.
+    /// Returns `true` if both handles refer to the same queue.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
 impl SrqInner {
-    /// Takes a receive. Returns whether there was one, and whether
+    /// Takes a receive. Returns whether a receive was posted, and whether
     /// [`raise_limit_event`](Self::raise_limit_event) must be called without locks.
     pub(crate) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         let mut state = self.state.lock();
@@ -227,8 +231,8 @@ impl SrqInner {
 
     /// Drives the queue pairs that wait for a receive. Call it without locks.
     ///
-    /// Such a queue pair may return a receive for which others wait by now. Then the baton repeats
-    /// this, instead of a recursion as deep as there are queue pairs.
+    /// Such a queue pair may return a receive for which others wait by now. The baton then repeats
+    /// the call, instead of a recursion as deep as there are queue pairs.
     pub(crate) fn drive_waiting(&self) {
         self.driver.drive(|| {
             let waiting = std::mem::take(&mut self.state.lock().waiting);

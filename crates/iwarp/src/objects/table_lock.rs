@@ -1,9 +1,9 @@
 //! The lock of a device's memory table, for threads that move octets.
 //!
-//! An access to registered memory holds the table for reading. If it meets a page fault that never
-//! ends, it holds the table forever. A thread that wants to change the table then waits forever,
-//! too, and the lock makes all later readers wait behind it. So a reader that has waited for long
-//! passes such a writer.
+//! An access to registered memory holds the table's read lock. If it meets a page fault that never
+//! ends, it never releases the table. A thread that wants to change the table then waits forever,
+//! and the lock makes all later readers wait behind it. So a reader that has waited for long passes
+//! such a writer.
 
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;

@@ -44,8 +44,9 @@ impl CompletionQueue {
     /// take longer than the rest of the wait.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an
-    /// empty `out`.
+    /// Returns [`Error::TimedOut`] if no completion comes in time,
+    /// [`Error::CompletionQueueOverflow`] if completions were lost, and [`Error::InvalidArgument`]
+    /// if `out` is empty.
     pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
         room_in(out)?;
         let n = self.poll(out)?;
@@ -98,10 +99,10 @@ impl CompletionQueue {
     }
 }
 
-/// Checks that there is room for a completion. Otherwise a wait would never end.
+/// Checks that there is room for a completion. Without room, a wait would never end.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`].
+/// Returns [`Error::InvalidArgument`] if there is no room.
 pub(crate) fn room_in(out: &[Cqe]) -> Result<()> {
     match out.is_empty() {
         true => Err(Error::InvalidArgument(

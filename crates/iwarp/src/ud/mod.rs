@@ -368,7 +368,7 @@ impl UdQueuePair {
 
 impl UdInner {
     fn create(ctx: &Arc<ContextInner>, a: &UdAttributes) -> Result<Arc<Self>> {
-        ctx.create("qp")?;
+        ctx.check_fault("qp")?;
         let engine = Engine::current()?;
         let mut rq = ReceiveQueue::new(a.max_recv_wr, a.max_recv_sge)?;
         rq.hold_slots(true);
@@ -414,7 +414,7 @@ impl UdInner {
             destroyed: AtomicBool::new(false),
             origin: Origin::here(),
         });
-        ctx.datagrams.set(&inner);
+        ctx.ud_qps.set(&inner);
         inner.send_cq.inner.datagrams.attach(&inner);
         if !inner.recv_cq.is_same(&inner.send_cq) {
             inner.recv_cq.inner.datagrams.attach(&inner);

@@ -39,8 +39,8 @@ impl Arena {
     /// Returns a part of the block for registration.
     pub(super) fn range(&self, at: usize, len: usize) -> HostRange {
         assert!(at + len <= self.len);
-        // SAFETY: the range is inside the block, which lives as long as the table of the same end
-        // and is accessed only by raw pointers.
+        // SAFETY: the range is inside the block, which stays allocated as long as the table of the
+        // same end exists, and is accessed only through raw pointers.
         unsafe { HostRange::new(self.at as u64 + at as u64, len as u64) }
             .expect("an allocation does not wrap")
     }

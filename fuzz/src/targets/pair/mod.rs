@@ -243,7 +243,7 @@ impl Pair {
     }
 
     /// Returns the expected result of a Fetch and Add, or of a Compare and Swap with the word's own
-    /// value or another one.
+    /// value or another value.
     fn atomic(&self, side: usize, adds: bool, (word, value, is_equal): (usize, u64, bool)) -> Plan {
         let (end, peer) = (&self.ends[side], &self.ends[side ^ 1]);
         let old: [u8; 8] = std::array::from_fn(|i| peer.program.model[word + i]);

@@ -171,7 +171,7 @@ pub unsafe extern "C" fn rk_rx_input(
     };
     let mut octets: &[u8] = match len {
         0 => &[],
-        // SAFETY: the caller promises it.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { slice::from_raw_parts(at, len) },
     };
     loop {
