@@ -113,10 +113,16 @@ fn child_cannot_use_inherited_queue_pair() {
                 posted.is_err_and(|failed| invalid(failed.error()))
             };
             let send = SendWr::new(3, SendOp::Send, &sges).signaled();
-            let receive = RecvWr { wr_id: 4, sges: &sges };
+            let receive = RecvWr {
+                wr_id: 4,
+                sges: &sges,
+            };
             let good = refused(client.qp.post_send(&[send]))
                 && refused(client.qp.post_recv(&[receive]))
-                && client.cq.poll(&mut [Cqe::default()]).is_ok_and(|polled| polled == 0);
+                && client
+                    .cq
+                    .poll(&mut [Cqe::default()])
+                    .is_ok_and(|polled| polled == 0);
             // SAFETY: leaves without the harness's ends, which are the parent's.
             unsafe { libc::_exit(i32::from(!good)) };
         }
