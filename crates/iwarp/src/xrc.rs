@@ -8,7 +8,8 @@
 //! state of a queue pair locked. Their locks are taken last, and no other lock is taken under them.
 
 use crate::conn::effects::{DriveHost, Due, Effects};
-use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
+use crate::conn::post::Request;
+use crate::conn::qp::{QpAttributes, QpInner, QueuePair};
 use crate::conn::xrc_target::XrcTarget;
 use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};

@@ -1,7 +1,8 @@
 //! Injected faults of a queue pair on the data path.
 
 use super::effects::{DriveHost, Due, Effects};
-use super::qp::{QpInner, Request};
+use super::post::Request;
+use super::qp::QpInner;
 use crate::objects::hooks::{QpFaults, StreamDirection};
 use iwarp_rnic::PostError;
 use iwarp_rnic::qp::QueuePair as Machine;

@@ -6,11 +6,11 @@
 //!
 //! | stage of a connection | files |
 //! | --- | --- |
-//! | the queue pair: creation, posting, changes of state | `qp`, `member` (the traits that objects need) |
+//! | the queue pair: creation, changes of state | `qp`, `member` (the traits that objects need) |
 //! | start: a stream that has finished MPA start-up is attached | `QpInner::attach` in `qp` |
 //! | state of the stream, with its transition table | `link` |
 //! | data: write and read the socket | `drive/tx`, `drive/rx`; `pool` (plans and buffers) |
-//! | when posted requests are sent | `cork` |
+//! | posting, and when posted requests are sent | `post`, `cork` |
 //! | order of completions during a `sendmsg` | `held_receives` |
 //! | what follows from a call of the state machine | `closing` (collects it), `effects` (applies it without locks) |
 //! | readiness and timers | `engine_events`, `machine_timer`, `liveness` (does the peer still answer?) |
@@ -36,6 +36,7 @@ pub(crate) mod member;
 mod memory_wait_tests;
 pub(crate) mod peer_gone;
 pub(crate) mod pool;
+pub(crate) mod post;
 pub(crate) mod qp;
 pub(crate) mod retry;
 #[cfg(test)]

@@ -2,12 +2,13 @@
 
 use super::*;
 use crate::conn::liveness::Reach;
+use crate::engine::policy::Verdict;
 use crate::objects::member::Member;
 use crate::testing::{
     attributes, connected, connected_for, context, link, open, queue_pair, send_fpdu, unattached,
     until, unwatched_link,
 };
-use iwarp_rnic::SendFlags;
+use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr};
 use std::io::{Read, Write};
 
 #[test]

@@ -1,7 +1,7 @@
 //! How a queue pair adapts to its stream when it starts, and requests whose operation is changed.
 
 use super::effects::{DriveHost, Effects};
-use super::qp::Request;
+use super::post::Request;
 use crate::testing;
 use crate::xrc::XrcSendWr;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};

@@ -1,0 +1,253 @@
+//! Posting: work requests enter the queues of a queue pair, and the thread that posts sends them,
+//! or the cork defers that.
+
+use super::effects::{DriveHost, Due, Effects};
+use super::qp::{QpInner, QueuePair, TIMER_SEND_DELAY};
+use crate::engine::policy::{CORK_SEND_DELAY, Verdict};
+use crate::error::{PostFailed, Result};
+use iwarp_rnic::qp::{QueuePair as Machine, RxInterest};
+use iwarp_rnic::{PostError, RecvWr, SendOp, SendWr};
+use std::sync::Arc;
+
+/// A send work request, and how it is posted.
+pub(crate) trait Request {
+    /// Returns the part that requests of all kinds of queue pairs have.
+    fn wr(&self) -> &SendWr<'_>;
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
+    fn with_op(&self, op: SendOp) -> Self;
+}
+
+impl Request for SendWr<'_> {
+    #[inline]
+    fn wr(&self) -> &SendWr<'_> {
+        self
+    }
+
+    #[inline]
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError> {
+        machine.post_send(self, host)
+    }
+
+    fn with_op(&self, op: SendOp) -> Self {
+        Self { op, ..*self }
+    }
+}
+
+impl QueuePair {
+    /// Queues send work requests in order and starts to transmit them from this thread
+    /// (`ibv_post_send(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or
+    /// inline data is too long, or the queue pair is not connected. Wrong keys and ranges are
+    /// reported in completions.
+    #[inline]
+    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
+        self.post_list(wrs)
+    }
+
+    /// Does the same as [`post_send`](Self::post_send) for one request of a caller that polls
+    /// before it waits for anything. So the clock need not be read each time.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub(crate) fn post_more(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut effects = Effects::default();
+        let wrs = std::slice::from_ref(wr);
+        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut effects);
+        self.inner.act_before_sending(&mut effects);
+        if verdict != Verdict::Join {
+            self.inner.carry_out(verdict);
+        }
+        // Applying copies the effects, so check first.
+        if !effects.is_quiet() {
+            effects.apply(&self.inner);
+        }
+        result.map_err(|(_, error)| error.into())
+    }
+
+    /// Does the same as [`post_send`](Self::post_send) for any kind of request.
+    #[inline]
+    pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
+        self.post_now::<false, R>(wrs)
+    }
+
+    /// Does the same as [`post_send`](Self::post_send), but accepts all of the requests or none.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
+        self.post_whole_list(wrs)
+    }
+
+    /// Does the same as [`post_send_all`](Self::post_send_all) for any kind of request.
+    pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
+        self.post_now::<true, R>(wrs)
+    }
+
+    /// Queues requests and sends them. If the queue is full, sends what waits, so that the program
+    /// can poll for its completion.
+    #[inline]
+    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
+        let mut effects = Effects::default();
+        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
+        self.inner.act_before_sending(&mut effects);
+        self.inner.carry_out(verdict);
+        effects.apply(&self.inner);
+        result.map_err(|(n, e)| PostFailed::new(n, e))
+    }
+
+    /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
+        let mut effects = Effects::default();
+        let mut result = Ok(());
+        if self.inner.origin.is_foreign() {
+            return Err(PostFailed::new(0, PostError::InvalidState));
+        }
+        let held = {
+            let mut g = self.inner.state.lock();
+            if self.inner.is_destroyed() {
+                return Err(PostFailed::new(0, PostError::InvalidState));
+            }
+            g.make_receive_room(&self.inner.slots, wrs.len());
+            let mut host = DriveHost::new(&self.inner, &mut effects);
+            for (i, wr) in wrs.iter().enumerate() {
+                if let Some(faults) = &self.inner.faults
+                    && faults.refuses_receive()
+                {
+                    result = Err(PostFailed::new(i, PostError::QueueFull));
+                    break;
+                }
+                if let Err(e) = g.machine.post_recv(wr, &mut host) {
+                    result = Err(PostFailed::new(i, e));
+                    break;
+                }
+            }
+            drop(host);
+            self.inner.complete_due(&mut g, &mut effects);
+            g.machine.rx_interest() == RxInterest::Held
+        };
+        effects.apply(&self.inner);
+        if held {
+            self.inner.drive_rx();
+        }
+        result
+    }
+}
+
+impl QpInner {
+    /// Sends now or later as `verdict` says. `Join` leaves it to a thread or timer that is about to
+    /// send.
+    #[inline]
+    fn carry_out(self: &Arc<Self>, verdict: Verdict) {
+        match verdict {
+            Verdict::Send => {
+                self.drive_tx();
+            }
+            Verdict::SendInBurst => {
+                self.drive_tx();
+                self.state.lock().cork.sent();
+            }
+            Verdict::Defer => self.defer_sending(),
+            Verdict::Join => {}
+        }
+    }
+
+    /// Queues requests, and returns whether to send now. If `WHOLE`, queues all of them or none. If
+    /// the queue is full, it is sent now. With `MORE` the caller polls before it waits.
+    #[inline]
+    pub(super) fn post<const WHOLE: bool, const MORE: bool, R: Request>(
+        self: &Arc<Self>,
+        wrs: &[R],
+        effects: &mut Effects,
+    ) -> (Result<(), (usize, PostError)>, Verdict) {
+        // Before the lock, which a thread of the parent may have held at the fork.
+        if self.origin.is_foreign() {
+            return (Err((0, PostError::InvalidState)), Verdict::Join);
+        }
+        let mut guard = self.state.lock();
+        if self.is_destroyed() {
+            return (Err((0, PostError::InvalidState)), Verdict::Send);
+        }
+        let g = &mut *guard;
+        g.make_send_room(&self.slots, wrs.len());
+        if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
+            return (Err(e), g.cork.send());
+        }
+        if WHOLE && let Some(i) = self.first_refused(wrs) {
+            return (Err((i, PostError::QueueFull)), g.cork.send());
+        }
+        let mut bytes = 0;
+        for (i, wr) in wrs.iter().enumerate() {
+            let posted = match &self.faults {
+                None => wr.post(&mut g.machine, &mut DriveHost::new(self, effects)),
+                Some(faults) => {
+                    self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, effects)
+                }
+            };
+            if let Err(e) = posted {
+                return (Err((i, e)), g.cork.send());
+            }
+            // Approximate bytes with framing. Reads and atomics send only a request.
+            let wr = wr.wr();
+            bytes += if wr.op.has_response() {
+                64
+            } else {
+                wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
+            };
+        }
+        self.peer_answers.asked();
+        // Reads that wait for their responses no longer wait to be sent.
+        let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
+        // The program may poll only one of its queues.
+        let polls = self
+            .send_cq
+            .inner
+            .pollers
+            .empty_polls()
+            .wrapping_add(self.recv_cq.inner.pollers.empty_polls());
+        let verdict = match MORE {
+            true => g.cork.post_more(polls, bytes, room),
+            false => g.cork.post(polls, wrs.len(), bytes, room),
+        };
+        if guard.link.is_none() {
+            effects.note_if(Due::REQUESTS_WAIT, guard.awaits_peer());
+        }
+        self.complete_due(&mut guard, effects);
+        (Ok(()), verdict)
+    }
+
+    /// Defers sending until the next poll without result, or until a timer expires.
+    #[cold]
+    pub(crate) fn defer_sending(self: &Arc<Self>) {
+        self.send_cq.inner.defer(self);
+        if !self.recv_cq.is_same(&self.send_cq) {
+            self.recv_cq.inner.defer(self);
+        }
+        let socket = {
+            let mut g = self.state.lock();
+            // Without a connection there is no delay: attaching the stream sends the requests.
+            let Some(socket) = g.link.socket().cloned() else {
+                return;
+            };
+            if std::mem::replace(&mut g.cork.timer, true) {
+                return;
+            }
+            socket
+        };
+        socket
+            .engine
+            .after(CORK_SEND_DELAY, socket.token, TIMER_SEND_DELAY);
+    }
+
+    /// Sends requests that were deferred and that no poll has sent.
+    pub(crate) fn send_delay_expired(self: &Arc<Self>) {
+        self.state.lock().cork.timer = false;
+        self.drive_tx();
+    }
+}
