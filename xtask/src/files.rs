@@ -45,6 +45,26 @@ pub fn listed(root: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
+/// Beginnings of the paths of files that others or programs wrote.
+const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/", "fuzz/host/seeds/"];
+/// Endings of the names of files that are no text.
+const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
+
+/// Returns the text files among [`listed`] that people of this project write.
+///
+/// # Errors
+/// As [`listed`].
+pub fn own_texts(root: &Path) -> Result<Vec<String>> {
+    let mut files = listed(root)?;
+    files.retain(|file| is_own_text(file));
+    Ok(files)
+}
+
+fn is_own_text(file: &str) -> bool {
+    !FOREIGN.iter().any(|start| file.starts_with(start))
+        && !BINARY.iter().any(|end| file.ends_with(end))
+}
+
 /// Reads a text file. Octets that are not UTF-8 are replaced, so reading a binary file is no error.
 ///
 /// # Errors
@@ -57,6 +77,13 @@ pub fn read(root: &Path, file: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn foreign_files_are_left_out() {
+        assert!(is_own_text("README.md") && is_own_text("crates/iwarp/src/lib.rs"));
+        assert!(!is_own_text("rfcs/rfc5040.txt") && !is_own_text("Cargo.lock"));
+        assert!(is_own_text("rfcs/exceptions/rfc5040.txt") && !is_own_text("a.pcap"));
+    }
 
     /// GitLab can cache only folders inside the work tree, so its jobs keep the crates that cargo
     /// fetches there. If git did not ignore them, `tidy` would check them.

@@ -21,11 +21,6 @@ use xtask::process::Log;
 /// The table of modules that may contain `unsafe`.
 const UNSAFE_MODULES: &str = "xtask/unsafe-modules.txt";
 
-/// Beginnings of the paths of files that others or programs wrote. They are not checked.
-const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/", "fuzz/host/seeds/"];
-/// Endings of the names of files that are no text. They are not checked.
-const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
-
 /// Whether a finding fails the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
@@ -67,11 +62,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut shown = attacks::Shown::default();
     let mut crates = rooms::Crates::default();
     let mut count = 0;
-    for file in files::listed(root)? {
-        let foreign = FOREIGN.iter().any(|start| file.starts_with(start));
-        if foreign || BINARY.iter().any(|end| file.ends_with(end)) {
-            continue;
-        }
+    for file in files::own_texts(root)? {
         count += 1;
         let text = files::read(root, &file)?;
         findings.extend(rules::any_text(&file, &text));

@@ -59,7 +59,7 @@ pub(crate) fn check(file: &str, text: &str) -> Vec<Finding> {
         }
     }
     if file.ends_with(".rs") {
-        for (at, name) in tests(text) {
+        for (at, name) in names_of_tests(text) {
             let words = name.split('_').filter(|word| !word.is_empty()).count();
             if words > TEST_NAME_WORDS {
                 add(
@@ -106,7 +106,7 @@ fn begins_with(comment: &str, start: &str) -> bool {
 }
 
 /// Returns the lines and names of all functions that have an attribute `test`.
-fn tests(text: &str) -> Vec<(usize, &str)> {
+fn names_of_tests(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut is_test = false;
     for (at, line) in text.lines().enumerate() {
@@ -123,7 +123,7 @@ fn tests(text: &str) -> Vec<(usize, &str)> {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     fn findings(file: &str, text: &str) -> Vec<String> {
