@@ -36,9 +36,6 @@ use xtask::process::{Log, cargo};
 const RESULTS: &str = "bench/results";
 /// The variable that is set for the copy of this program inside the namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
-/// Set to text of another length for each sample, because the layout of a program's memory changes
-/// the rate of small messages by up to a third.
-const PADDING: &str = "BENCH_PADDING";
 /// Largest number of attempts for a sample that other programs disturb.
 const TRIES: u32 = 3;
 /// Time limit of a single measurement.
@@ -165,8 +162,6 @@ fn in_namespace() -> Result<bool> {
 /// The programs and settings of the measurements.
 struct Bench {
     program: PathBuf,
-    /// Samples of our own programs.
-    taken: usize,
     programs: peers::Programs,
     cpus: Option<(usize, usize)>,
     quiet: Quiet,
@@ -177,8 +172,6 @@ impl Bench {
         match &point.what {
             What::Own(args) => {
                 let mut command = Command::new(&self.program);
-                self.taken += 1;
-                command.env(PADDING, "x".repeat(self.taken * 1_232 % 4_096));
                 let cpus = self
                     .cpus
                     .map_or_else(String::new, |(a, b)| format!("{a},{b}"));
@@ -272,7 +265,6 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     let wait = args.wait.unwrap_or(if args.quick { 10 } else { 300 });
     let release = context.target.join("release");
     let mut bench = Bench {
-        taken: 0,
         program: release.join("iwarp-bench"),
         programs: peers::Programs::new(context),
         cpus: two_cpus(),
