@@ -274,7 +274,7 @@ impl Directory {
         let named = {
             let state = self.state.lock();
             let named = state.partners.get(&num).and_then(Partner::named);
-            let named = named.filter(|named| restart || named.requests_since.is_none());
+            let named = named.filter(|named| named.begins_limit(restart));
             named.map(|named| (Weak::clone(&named.qp), named.epoch))
         };
         let Some((qp, epoch)) = named else { return };

@@ -78,6 +78,12 @@ pub(super) struct Named {
 }
 
 impl Named {
+    /// Returns `true` if the time limit of requests begins now: it has not begun, or it is to
+    /// `restart`.
+    pub(super) const fn begins_limit(&self, restart: bool) -> bool {
+        restart || self.requests_since.is_none()
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         (self.epoch, self.peer) == (other.epoch, other.peer)
     }
@@ -451,7 +457,7 @@ fn wait(
     effects: &mut Effects,
 ) -> Option<Partner> {
     if let Some(named) = partner.as_mut().and_then(Partner::named_mut)
-        && (restart || named.requests_since.is_none())
+        && named.begins_limit(restart)
     {
         named.requests_since = Some(now);
         effects.then = Then::SetTimer;
