@@ -111,10 +111,11 @@ impl Rows {
         }
         println!();
         let failed = self.rows.iter().filter(|row| row.result.is_err()).count();
-        let passed = self.rows.len() - failed;
+        let skipped = self.rows.iter().filter(|row| row.is_skipped()).count();
+        let passed = self.rows.len() - failed - skipped;
         let again: usize = self.excused.values().sum();
         log.say(format!(
-            "{passed} passed, {failed} failed, {again} repeated; log: {}",
+            "{passed} passed, {failed} failed, {skipped} skipped, {again} repeated; log: {}",
             log.path().display()
         ));
         for (why, times) in &self.excused {
