@@ -83,8 +83,8 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// Copies both programs into `folder`, in each round under a name of another length. One binary gave
-/// 17 million 64-byte Sends per second under one path and 28 under another, probably because a
+/// Copies both programs into `folder`, in each round under a name of another length. One binary
+/// gave 17 million 64-byte Sends per second under one path and 28 under another, probably because a
 /// program keeps its path on the heap, whose layout it changes.
 fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[PathBuf; 2]> {
     std::fs::create_dir_all(folder)?;
