@@ -79,7 +79,8 @@ impl<E: ?Sized> Case<E> {
         self
     }
 
-    /// Gives the case a `/tmp` of its own, because its programs use files of fixed names there.
+    /// Gives the case a `/tmp` of its own, because its programs use files of fixed names there, or
+    /// list what other processes have there.
     pub(crate) fn own_tmp(mut self) -> Self {
         self.needs.push(Need::OwnTmp);
         self

@@ -20,7 +20,9 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         Case::new("ibv_asyncwatch", "`-d iwarp0`", asyncwatch).needs(needs),
         Case::new("rdma", "`link`, `dev`, `resource`, with `-j`", rdma)
             .needs(&["iproute2", "rdmacm-utils"])
-            .wire(),
+            .wire()
+            // Statistics are asked for by sockets there, and must not be those of other cases.
+            .own_tmp(),
     ]
 }
 
