@@ -5,6 +5,8 @@ use super::*;
 use crate::mapping::{Mapping, page_size};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
 use std::time::Instant;
 
 type Copy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> u32;
@@ -116,18 +118,9 @@ fn truncated_file_fails_copy() {
     ftruncate(&file, 2 * page as u64).expect("its length");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let start = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            2 * page,
-            protection,
-            MapFlags::SHARED,
-            &file,
-            0,
-        )
-    }
-    .expect("mapped")
-    .cast::<u8>();
+    let start = unsafe { mmap(null_mut(), 2 * page, protection, MapFlags::SHARED, &file, 0) }
+        .expect("mapped")
+        .cast::<u8>();
     let mut own = vec![0; 2 * page];
     // SAFETY: both sides have two pages, and faults are caught.
     unsafe {
@@ -146,18 +139,49 @@ fn blocked_signals_are_unblocked() {
     let (mapping, hole) = with_a_hole();
     let at = mapping.addr() as usize + hole;
     let blocks = move || {
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: the set is ours.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
-        }
+        block_all_signals();
         keep();
         let mut own = 0u8;
         // SAFETY: faults are caught.
         unsafe { copy(std::ptr::with_exposed_provenance(at), &raw mut own, 1) }
     };
     assert!(!std::thread::spawn(blocks).join().expect("thread"));
+}
+
+#[test]
+fn regular_check_has_an_interval() {
+    enable();
+    let unblocks_at = |now| {
+        block_all_signals();
+        keep_regularly(now);
+        !blocks_faults()
+    };
+    let check = move || {
+        assert!(unblocks_at(7));
+        assert!(!unblocks_at(6 + KEEP_INTERVAL_NS));
+        assert!(unblocks_at(7 + KEEP_INTERVAL_NS));
+        assert!(!unblocks_at(8 + KEEP_INTERVAL_NS));
+    };
+    std::thread::spawn(check).join().expect("thread");
+}
+
+fn block_all_signals() {
+    let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the set is local.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), null_mut());
+    }
+}
+
+/// Returns `true` if this thread blocks SIGSEGV.
+fn blocks_faults() -> bool {
+    let mut mask = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the set is local, and the call fills it.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, null(), mask.as_mut_ptr());
+        libc::sigismember(mask.as_ptr(), libc::SIGSEGV) == 1
+    }
 }
 
 /// Not a speed check; it prints the figures for the head of the file.

@@ -42,7 +42,7 @@ impl Engine {
                 continue;
             }
             self.rounds.begin(&mut place);
-            guarded::keep();
+            guarded::keep_regularly(now_ns());
             self.watch.wake();
             self.let_drivers_go_first(&events);
             let now = now_ns();
