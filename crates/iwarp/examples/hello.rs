@@ -11,7 +11,7 @@ fn main() -> iwarp::Result<()> {
         let connection = listener.accept().wait()?;
         let line = String::from_utf8_lossy(&connection.recv().wait()?).into_owned();
         println!("server heard: {line}");
-        connection.send(&format!("you said '{line}'")).wait()?;
+        connection.send(format!("you said '{line}'")).wait()?;
         connection.closed().wait()
     });
     let connection = iwarp::connect(address).wait()?;

@@ -103,6 +103,7 @@ fn operations_allocate_nothing() {
         let two = [(); 2].map(|()| a.write(&region, &token).started());
         two.into_iter().for_each(|write| write.wait().unwrap());
     });
-    drop(a);
+    // Both are handles of the connection.
+    drop((a, batch));
     echo.join().unwrap();
 }

@@ -1,12 +1,11 @@
 //! Batches: requests that are posted together and share one completion.
 
-use super::handle::Connection;
+use super::handle::{Connection, Inner};
 use super::operation::{Carried, Payload};
 use super::region::Region;
 use super::remote::RemoteRegion;
-use super::router::{Entry, Held, Priority, Router, SlotId};
+use super::router::{Entry, Failure, Held, Router, SlotId, Unposted};
 use super::wait::{Wait, waits};
-use super::waiters::Ticket;
 use crate::device::LIMITS;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
@@ -14,6 +13,7 @@ use crate::verbs::MemoryRegion;
 use bytemuck::Pod;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::ops::Range;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 const CHUNK: usize = 16;
@@ -31,90 +31,89 @@ struct Entered {
     local: Local,
 }
 
-/// Requests that complete together. Only the last one is signaled, so they cost less than single
-/// operations.
-///
-/// A batch can be reused without allocating: [`submit`](Self::submit) empties it. Requests start in
-/// the order in which they were added.
-#[derive(Debug)]
-pub struct Batch<'a> {
-    connection: &'a Connection,
+/// The requests of a batch, and what they use.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
     entries: Vec<Entered>,
     copies: Vec<u8>,
     held: Vec<MemoryRegion>,
     octets: u64,
 }
 
-impl<'a> Batch<'a> {
-    pub(super) const fn new(connection: &'a Connection) -> Self {
+/// Requests that complete together. Only the last one is signaled, so they cost less than single
+/// operations.
+///
+/// A batch can be reused without allocating: [`submit`](Self::submit) empties it. Its requests
+/// start when it is submitted, in the order in which they were added.
+#[derive(Debug)]
+pub struct Batch {
+    connection: Connection,
+    requests: Requests,
+}
+
+impl Batch {
+    pub(super) fn new(connection: &Connection) -> Self {
         Self {
-            connection,
-            entries: Vec::new(),
-            copies: Vec::new(),
-            held: Vec::new(),
-            octets: 0,
+            connection: connection.clone(),
+            requests: Requests::default(),
         }
     }
 
     /// Returns the number of requests.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.requests.entries.len()
     }
 
     /// Returns `true` if it has no requests.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.requests.entries.is_empty()
     }
 
     /// Removes all requests.
     pub fn clear(&mut self) {
-        self.entries.clear();
-        self.copies.clear();
-        self.held.clear();
-        self.octets = 0;
+        self.requests.clear();
     }
 
     fn enter<T: Pod>(&mut self, op: SendOp, payload: Payload<'_, T>) -> Result<()> {
         let inner = &self.connection.inner;
-        let (requests, room) = (self.entries.len() + 1, inner.send_depth as usize);
-        if requests > room {
+        let (count, room) = (self.len() + 1, inner.send_depth as usize);
+        if count > room {
+            let requests = count;
             return Err(Error::Refused(Refusal::BatchTooLong { requests, room }));
         }
+        // Checked here, because on a later error the requests before it would already be posted.
+        if payload.octets() > u64::from(LIMITS.max_message) {
+            return Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)));
+        }
+        let most = inner.max_inline as usize;
+        let requests = &mut self.requests;
         let octets = payload.octets();
         let local = match payload.0 {
             Carried::Copied(elements) => {
                 let octets: &[u8] = bytemuck::cast_slice(elements);
-                let (len, most) = (octets.len(), inner.max_inline as usize);
-                if len > most {
-                    let octets = len;
+                if octets.len() > most {
+                    let octets = octets.len();
                     return Err(Error::Refused(Refusal::TooLongToCopy { octets, most }));
                 }
-                let start = self.copies.len();
-                self.copies.extend_from_slice(octets);
-                Local::Copied(start..start + len)
+                requests.copy(octets)
+            }
+            Carried::Owned(owned) if owned.octets().len() <= most => requests.copy(owned.octets()),
+            Carried::Owned(owned) => {
+                let memory = inner.register(owned.into_pages())?;
+                let sge = memory.sge(..)?;
+                requests.hold(memory);
+                Local::Region(sge)
             }
             Carried::Region(region) => {
                 inner.check_own(&region).map_err(|error| *error)?;
-                // Checked here, because on a later error the requests before it would already be
-                // posted.
-                if octets > u64::from(LIMITS.max_message) {
-                    return Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)));
-                }
                 let sge = region.sge()?;
-                self.hold(region.memory);
+                requests.hold(region.memory);
                 Local::Region(sge)
             }
         };
-        self.octets = self.octets.saturating_add(octets);
-        self.entries.push(Entered { op, local });
+        requests.octets = requests.octets.saturating_add(octets);
+        requests.entries.push(Entered { op, local });
         Ok(())
-    }
-
-    /// Holds memory until the batch completes. Successive requests often use the same memory.
-    fn hold(&mut self, memory: MemoryRegion) {
-        if self.held.last().is_none_or(|last| !last.is_same(&memory)) {
-            self.held.push(memory);
-        }
     }
 
     /// Adds a message; see [`Connection::send`]. Data of the program is limited to
@@ -164,17 +163,39 @@ impl<'a> Batch<'a> {
 
     /// Posts all requests, and waits until all have completed. The batch is empty afterwards; an
     /// empty batch completes immediately.
-    pub const fn submit<'b>(&'b mut self) -> Submit<'b, 'a> {
+    pub const fn submit(&mut self) -> Submit<'_> {
         Submit {
             batch: self,
             stage: Stage::New,
-            ticket: None,
             held: Vec::new(),
+        }
+    }
+}
+
+impl Requests {
+    fn clear(&mut self) {
+        self.entries.clear();
+        self.copies.clear();
+        self.held.clear();
+        self.octets = 0;
+    }
+
+    /// Copies data of the program.
+    fn copy(&mut self, octets: &[u8]) -> Local {
+        let start = self.copies.len();
+        self.copies.extend_from_slice(octets);
+        Local::Copied(start..self.copies.len())
+    }
+
+    /// Holds memory until the batch completes. Successive requests often use the same memory.
+    fn hold(&mut self, memory: MemoryRegion) {
+        if self.held.last().is_none_or(|last| !last.is_same(&memory)) {
+            self.held.push(memory);
         }
     }
 
     /// Posts all requests. An error includes how many were posted.
-    fn post(&self, id: SlotId) -> Result<(), (usize, Error)> {
+    pub(super) fn post(&self, inner: &Inner, id: SlotId) -> Result<(), (usize, Error)> {
         let count = self.entries.len();
         for (n, chunk) in self.entries.chunks(CHUNK).enumerate() {
             let first = n * CHUNK;
@@ -203,7 +224,7 @@ impl<'a> Batch<'a> {
                 }
             }
             let wrs = wrs.get(..chunk.len()).unwrap_or_default();
-            let posted = self.connection.inner.qp().post_send(wrs);
+            let posted = inner.qp().post_send(wrs);
             posted.map_err(|failed| (first + failed.accepted(), failed.into()))?;
         }
         Ok(())
@@ -214,6 +235,8 @@ impl<'a> Batch<'a> {
 enum Stage {
     New,
     Posted(SlotId),
+    /// In the backlog, or posted from it.
+    Queued(SlotId),
     Over,
 }
 
@@ -222,51 +245,81 @@ enum Stage {
 /// its regions are never freed.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
-pub struct Submit<'b, 'a> {
-    batch: &'b mut Batch<'a>,
+pub struct Submit<'b> {
+    batch: &'b mut Batch,
     stage: Stage,
-    ticket: Option<Ticket>,
-    /// Memory of the requests while they are posted.
+    /// Memory of the requests while they are posted or queued.
     held: Vec<MemoryRegion>,
 }
 
-waits!(['b, 'a] Submit<'b, 'a>, ());
+waits!(['b] Submit<'b>, ());
 
-impl Submit<'_, '_> {
+impl Submit<'_> {
     fn failure(&self, status: WcStatus) -> Error {
         let inner = &self.batch.connection.inner;
-        inner.failure(RequestKind::Batch, self.batch.octets, status)
+        inner.failure(RequestKind::Batch, self.batch.requests.octets, status)
     }
 
-    fn try_post(&mut self) -> Result<()> {
-        let router = &self.batch.connection.inner.router;
-        let places = u32::try_from(self.batch.entries.len()).unwrap_or(u32::MAX);
-        let id = match router.enter(places, Priority::Normal, &mut self.ticket) {
+    fn refusal(&self, error: Error) -> Error {
+        match error {
+            Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
+            Error::Post(error) => Error::Refused(Refusal::Post(error)),
+            error => error,
+        }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let inner = Arc::clone(&self.batch.connection.inner);
+        let places = u32::try_from(self.batch.len()).unwrap_or(u32::MAX);
+        let id = match inner.router.enter(places) {
             Entry::Taken(id) => id,
-            Entry::Full => return Ok(()),
+            Entry::Full => return self.queue(&inner, places),
             Entry::Ended => return Err(self.failure(WcStatus::Flushed)),
         };
         // Moved out of the batch, which may be cleared if this value is forgotten.
-        self.held = std::mem::take(&mut self.batch.held);
-        match self.batch.post(id) {
+        self.held = std::mem::take(&mut self.batch.requests.held);
+        match self.batch.requests.post(&inner, id) {
             Ok(()) => {
                 self.stage = Stage::Posted(id);
                 Ok(())
             }
             Err((0, error)) => {
-                router.withdraw(id);
-                self.batch.held = std::mem::take(&mut self.held);
-                Err(match error {
-                    Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
-                    Error::Post(error) => Error::Refused(Refusal::Post(error)),
-                    error => error,
-                })
+                inner.router.withdraw(id);
+                self.batch.requests.held = std::mem::take(&mut self.held);
+                Err(self.refusal(error))
             }
             // The requests before it are in flight, and keep their memory.
             Err(_) => {
                 self.abandon(id);
                 Err(self.failure(WcStatus::Flushed))
             }
+        }
+    }
+
+    #[cold]
+    fn queue(&mut self, inner: &Inner, places: u32) -> Result<()> {
+        let requests = std::mem::take(&mut self.batch.requests);
+        // Also for `failure`.
+        self.batch.requests.octets = requests.octets;
+        self.held.clone_from(&requests.held);
+        match inner.router.queue(places, Unposted::Batch(requests)) {
+            Ok(id) => {
+                self.stage = Stage::Queued(id);
+                Ok(())
+            }
+            Err(refused) => {
+                let (error, unposted) = *refused;
+                self.restore(unposted);
+                Err(self.refusal(error))
+            }
+        }
+    }
+
+    /// Puts requests that were not posted back into the batch.
+    fn restore(&mut self, unposted: Unposted) {
+        self.held.clear();
+        if let Unposted::Batch(requests) = unposted {
+            self.batch.requests = requests;
         }
     }
 
@@ -277,7 +330,7 @@ impl Submit<'_, '_> {
     }
 }
 
-impl Wait for Submit<'_, '_> {
+impl Wait for Submit<'_> {
     type Output = ();
 
     fn poll_now(&mut self) -> Poll<Result<()>> {
@@ -286,47 +339,43 @@ impl Wait for Submit<'_, '_> {
             return Poll::Ready(Ok(()));
         }
         if matches!(self.stage, Stage::New)
-            && let Err(error) = self.try_post()
+            && let Err(error) = self.start()
         {
             self.stage = Stage::Over;
             return Poll::Ready(Err(error));
         }
-        let id = match self.stage {
-            Stage::Posted(id) => id,
-            Stage::New => return Poll::Pending,
-            Stage::Over => {
-                return Poll::Ready(Err(Error::InvalidState("the batch has ended already")));
-            }
+        let (Stage::Posted(id) | Stage::Queued(id)) = self.stage else {
+            return Poll::Ready(Err(Error::InvalidState("the batch has ended already")));
         };
         let Some(result) = self.router().collect(id) else {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
         // Keep the allocation for the next use.
-        self.batch.held = std::mem::take(&mut self.held);
-        let result = result.map_err(|status| self.failure(status));
+        self.batch.requests.held = std::mem::take(&mut self.held);
+        let result = result.map_err(|failure| match failure {
+            Failure::Completed(status) => self.failure(status),
+            Failure::Refused(error) => self.refusal(error),
+        });
         self.batch.clear();
         Poll::Ready(result)
     }
 
     fn is_likely(&self) -> bool {
         match self.stage {
-            Stage::Posted(id) => self.router().outcome(id).is_some(),
-            _ => false,
+            Stage::Posted(id) | Stage::Queued(id) => self.router().outcome(id).is_some(),
+            Stage::New | Stage::Over => false,
         }
     }
 
     fn register(&mut self, waker: &Waker) {
-        let router = &self.batch.connection.inner.router;
-        match self.stage {
-            Stage::Posted(id) => router.wait_for_end_of(id, waker),
-            Stage::New => router.wait_for_room(&mut self.ticket, waker),
-            Stage::Over => {}
+        if let Stage::Posted(id) | Stage::Queued(id) = self.stage {
+            self.router().wait_for_end_of(id, waker);
         }
     }
 
     fn has_begun(&self) -> bool {
-        matches!(self.stage, Stage::Posted(_))
+        matches!(self.stage, Stage::Posted(_) | Stage::Queued(_))
     }
 
     fn router(&self) -> &Router {
@@ -334,15 +383,24 @@ impl Wait for Submit<'_, '_> {
     }
 }
 
-impl Drop for Submit<'_, '_> {
+impl Drop for Submit<'_> {
     fn drop(&mut self) {
+        if self.router().origin.is_foreign() {
+            return;
+        }
         match self.stage {
             Stage::Posted(id) => {
                 self.abandon(id);
                 self.batch.clear();
             }
-            Stage::New => self.router().leave_room(self.ticket),
-            Stage::Over => {}
+            Stage::Queued(id) => match self.router().cancel(id) {
+                Some(unposted) => self.restore(unposted),
+                None => {
+                    self.abandon(id);
+                    self.batch.clear();
+                }
+            },
+            Stage::New | Stage::Over => {}
         }
     }
 }

@@ -14,7 +14,7 @@ use super::channel_state::{MOST_CREDITS, State, header, kind};
 use super::channel_wait::{Open, Receiving, Sending, Tickets};
 use super::handle::Connection;
 use super::operation::{Done, HEADER, Operation, Payload, Request};
-use super::router::{Inbox, Priority, call_all};
+use super::router::{Inbox, call_all};
 use super::waiters::Ticket;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -22,8 +22,6 @@ use std::sync::Arc;
 
 /// Receives reserved for messages other than data.
 const RESERVED: usize = 4;
-/// Send queue slots reserved for messages other than data.
-pub(super) const PLACES: u8 = 3;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) connection: Connection,
@@ -105,7 +103,7 @@ impl Channel {
 
     /// Sends a message. Completes when the payload may be reused. Data of the program may have up
     /// to [`Connection::message_size`] less 8 bytes, a region up to [`max_len`](Self::max_len).
-    pub fn send<'a>(&'a self, payload: impl Into<Payload<'a, u8>>) -> Sending<'a> {
+    pub fn send<'a>(&self, payload: impl Into<Payload<'a, u8>>) -> Sending<'a> {
         Sending::new(&self.shared, payload.into(), Tickets::default())
     }
 
@@ -114,7 +112,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Error::Closed`] or the cause, if the connection ended before the peer finished.
-    pub fn recv(&self) -> Receiving<'_> {
+    pub fn recv(&self) -> Receiving {
         Receiving::new(&self.shared, Tickets::default())
     }
 
@@ -124,7 +122,7 @@ impl Channel {
     ///
     /// # Errors
     /// See [`Connection::send`].
-    pub fn finish(&self) -> Operation<'_, Done> {
+    pub fn finish(&self) -> Operation<'static, Done> {
         self.shared.state.lock().finished = true;
         self.shared.control_now(kind::FINISH, 0)
     }
@@ -142,21 +140,10 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Posts a control message, which needs no credit and nearly always has room.
-    fn control_now(&self, kind: u8, number: u32) -> Operation<'_, Done> {
-        let operation = self.control(kind, number).started();
-        if operation.is_posted() || operation.is_refused() {
-            return operation;
-        }
-        // Completions of earlier requests may not have been polled yet.
-        self.connection.inner.router.drive();
-        operation.started()
-    }
-
-    fn control(&self, kind: u8, number: u32) -> Operation<'_, Done> {
+    /// Starts a control message, which needs no credit.
+    fn control_now(&self, kind: u8, number: u32) -> Operation<'static, Done> {
         let request = Request::empty().with_header(header(kind, 0, number));
-        let operation = Operation::new(&self.connection, Ok(()), request, Done);
-        operation.priority(Priority::First)
+        Operation::new(&self.connection, Ok(()), request, Done).started()
     }
 
     /// Handles all messages that have arrived. Returns `true` if no more will come.
@@ -204,12 +191,8 @@ impl Shared {
                 false => return,
             }
         };
-        if !self.control_now(kind::CREDIT, due).is_posted() {
-            // The next call of `pump` tries again.
-            let mut state = self.state.lock();
-            state.allowed -= due;
-            state.owed += due;
-        }
+        // If it is refused, the connection has ended.
+        drop(self.control_now(kind::CREDIT, due));
     }
 
     /// Records that a message of the peer was dropped.

@@ -1,10 +1,10 @@
 //! The operations of a channel: open it, send a message, receive one.
 
-use super::channel::{Channel, PLACES, Shared};
+use super::channel::{Channel, Shared};
 use super::channel_state::{State, VERSION, header, kind};
 use super::operation::{Carried, Checked, Done, HEADER, Op, Operation, Payload, refused};
 use super::receive::Message;
-use super::router::{Priority, Router, call_all};
+use super::router::{Router, call_all};
 use super::wait::{Wait, waits};
 use super::waiters::{Place, Ticket, Waiters};
 use crate::error::{Error, Result};
@@ -47,11 +47,10 @@ impl Open {
     }
 
     fn check(&self) -> Result<()> {
-        let depth = self.shared.connection.inner.send_depth;
-        match self.shared.window >= 2 && depth > PLACES.into() {
+        match self.shared.window >= 2 {
             true => Ok(()),
             false => Err(Error::InvalidArgument(
-                "a channel needs 6 receive buffers and a send queue of 4 at least",
+                "a channel needs at least 6 receive buffers",
             )),
         }
     }
@@ -107,8 +106,6 @@ pub(super) struct Tickets {
     connection: Option<Ticket>,
     /// Waiting for a message or credit of the channel.
     channel: Option<Ticket>,
-    /// Waiting for room in the send queue.
-    room: Option<Ticket>,
 }
 
 /// Sends a message; see [`Channel::send`]. If it is dropped, the message is either sent as a whole
@@ -116,32 +113,29 @@ pub(super) struct Tickets {
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Sending<'a> {
-    shared: &'a Shared,
+    shared: Arc<Shared>,
     operation: Operation<'a, Done>,
-    has_credit: bool,
     tickets: Tickets,
 }
 
 waits!(['a] Sending<'a>, ());
 
 impl<'a> Sending<'a> {
-    pub(super) fn new(shared: &'a Shared, payload: Payload<'a, u8>, mut tickets: Tickets) -> Self {
+    pub(super) fn new(shared: &Arc<Shared>, payload: Payload<'a, u8>, tickets: Tickets) -> Self {
         let (checked, connection) = (shared.check(&payload), &shared.connection);
         let operation = connection.sending(checked, Op::Send, payload);
-        let mut operation = operation.with_header(header(kind::DATA, 0, 0));
-        operation.set_ticket(tickets.room.take());
         Self {
-            shared,
-            operation: operation.priority(Priority::Leaves(PLACES)),
-            has_credit: false,
+            shared: Arc::clone(shared),
+            operation: operation.with_header(header(kind::DATA, 0, 0)),
             tickets,
         }
     }
 
-    /// Tries to post it. Returns ready when it is posted; data of the program is copied then.
+    /// Starts it if there is a credit. Returns ready when it is started; data of the program is
+    /// copied then.
     pub(super) fn post(&mut self) -> Poll<Result<()>> {
         match self.poll_now() {
-            Poll::Pending if !self.operation.is_posted() => Poll::Pending,
+            Poll::Pending if !self.operation.is_started() => Poll::Pending,
             Poll::Pending => Poll::Ready(Ok(())),
             done => done,
         }
@@ -149,9 +143,7 @@ impl<'a> Sending<'a> {
 
     /// Returns the tickets, for the next attempt.
     pub(super) fn pause(mut self) -> Tickets {
-        let mut tickets = std::mem::take(&mut self.tickets);
-        tickets.room = self.operation.take_ticket();
-        tickets
+        std::mem::take(&mut self.tickets)
     }
 }
 
@@ -163,7 +155,6 @@ impl Shared {
             return;
         }
         router.leave_readers(tickets.connection);
-        router.leave_room(tickets.room);
         if tickets.channel.is_none() {
             return;
         }
@@ -201,44 +192,38 @@ impl Wait for Sending<'_> {
 
     fn poll_now(&mut self) -> Poll<Result<()>> {
         let ended = self.shared.pump()?;
-        if !self.has_credit && !ended && !self.operation.is_refused() {
+        if !self.operation.has_begun() && !self.operation.is_refused() && !ended {
             if !self.shared.take_credit(&mut self.tickets.channel)? {
                 return Poll::Pending;
             }
-            self.has_credit = true;
+            // With a credit it is sent even if this value is dropped.
+            self.operation.detach();
+            if self.operation.is_refused() {
+                self.shared.return_credit();
+            }
         }
-        let done = self.operation.poll_now();
-        if done.is_ready() && !self.operation.was_posted() && self.has_credit {
-            self.has_credit = false;
-            self.shared.return_credit();
-        }
-        done
+        self.operation.poll_now()
     }
 
     fn is_likely(&self) -> bool {
-        self.operation.is_likely() || (!self.has_credit && self.router().has_message())
+        self.operation.is_likely() || (!self.has_begun() && self.router().has_message())
     }
 
     fn register(&mut self, waker: &Waker) {
-        let router = &self.shared.connection.inner.router;
-        if !self.has_credit {
-            router.wait_for_message(&mut self.tickets.connection, waker);
-            let waker = waker.clone();
-            let mut state = self.shared.state.lock();
-            let old = state.writers.wait(&mut self.tickets.channel, waker);
-            drop(state);
-            drop(old);
-        } else {
-            self.operation.register(waker);
+        if self.has_begun() {
+            return self.operation.register(waker);
         }
+        let router = &self.shared.connection.inner.router;
+        router.wait_for_message(&mut self.tickets.connection, waker);
+        let waker = waker.clone();
+        let mut state = self.shared.state.lock();
+        let old = state.writers.wait(&mut self.tickets.channel, waker);
+        drop(state);
+        drop(old);
     }
 
     fn has_begun(&self) -> bool {
         self.operation.has_begun()
-    }
-
-    fn step(&self) -> u8 {
-        u8::from(self.has_credit) + u8::from(self.has_begun())
     }
 
     fn router(&self) -> &Router {
@@ -250,9 +235,6 @@ impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if self.router().origin.is_foreign() {
             return;
-        }
-        if self.has_credit && !self.operation.was_posted() {
-            self.shared.return_credit();
         }
         self.shared.leave(&self.tickets, |state| &mut state.writers);
     }
@@ -296,16 +278,19 @@ impl Drop for ChannelMessage {
 /// Waits for a message. See [`Channel::recv`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
-pub struct Receiving<'a> {
-    shared: &'a Arc<Shared>,
+pub struct Receiving {
+    shared: Arc<Shared>,
     tickets: Tickets,
 }
 
-waits!(['a] Receiving<'a>, Option<ChannelMessage>);
+waits!([] Receiving, Option<ChannelMessage>);
 
-impl<'a> Receiving<'a> {
-    pub(super) const fn new(shared: &'a Arc<Shared>, tickets: Tickets) -> Self {
-        Self { shared, tickets }
+impl Receiving {
+    pub(super) fn new(shared: &Arc<Shared>, tickets: Tickets) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            tickets,
+        }
     }
 
     /// Returns the tickets, for the next attempt.
@@ -314,7 +299,7 @@ impl<'a> Receiving<'a> {
     }
 }
 
-impl Wait for Receiving<'_> {
+impl Wait for Receiving {
     type Output = Option<ChannelMessage>;
 
     fn poll_now(&mut self) -> Poll<Result<Option<ChannelMessage>>> {
@@ -346,7 +331,7 @@ impl Wait for Receiving<'_> {
         call_all(next);
         Poll::Ready(Ok(Some(ChannelMessage {
             message: Some(message),
-            back: Arc::downgrade(self.shared),
+            back: Arc::downgrade(&self.shared),
         })))
     }
 
@@ -369,7 +354,7 @@ impl Wait for Receiving<'_> {
     }
 }
 
-impl Drop for Receiving<'_> {
+impl Drop for Receiving {
     fn drop(&mut self) {
         self.shared.leave(&self.tickets, |state| &mut state.readers);
     }

@@ -12,15 +12,15 @@ use super::router::{Router, SlotId};
 use super::wait::{Wait, waits};
 use super::waiters::Ticket;
 use super::window::Window;
+use crate::engine::slots::BLOCKS;
 use crate::error::{Error, Result};
 use crate::failure::{OperationError, Refusal, RequestKind};
 use crate::runtime::QueuePair;
-use crate::verbs::MemoryRegion;
-use crate::verbs::MemoryWindow;
 use crate::verbs::cm;
+use crate::verbs::{MemoryRegion, MemoryWindow, Pages};
 use bytemuck::Pod;
 use iwarp_rnic::qp::Fault;
-use iwarp_rnic::{Access, Sge, WcStatus};
+use iwarp_rnic::{Access, WcStatus};
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -41,7 +41,8 @@ pub(super) struct Inner {
     cm: cm::ConnectedId,
     pub(super) router: Arc<Router>,
     pub(super) buffers: Buffers,
-    staging: OnceLock<MemoryRegion>,
+    /// By the block of the slots.
+    staging: [OnceLock<MemoryRegion>; BLOCKS],
     endpoint: Endpoint,
     pub(super) message_size: u32,
     pub(super) max_inline: u32,
@@ -131,34 +132,35 @@ impl Inner {
         }
     }
 
-    /// Returns memory with room for one message per slot of the router.
-    pub(super) fn staging(&self) -> Result<&MemoryRegion> {
-        if let Some(staging) = self.staging.get() {
-            return Ok(staging);
+    /// Returns the staging memory of a slot, which has room for one message, and its offset there.
+    /// The memory of the first slots is allocated when one of them needs it, and that of slots that
+    /// were added later likewise.
+    pub(super) fn staging(&self, id: SlotId) -> Result<(&MemoryRegion, usize)> {
+        let block = self.router.block_of(id);
+        let message = self.message_size as usize;
+        let cell = self.staging.get(block.number).ok_or(Error::OutOfMemory)?;
+        let at = block.index * message;
+        if let Some(memory) = cell.get() {
+            return Ok((memory, at));
         }
-        let octets = (self.message_size as usize)
-            .checked_mul(self.send_depth as usize)
-            .ok_or(Error::OutOfMemory)?;
-        let staging = self.endpoint.pd().reg_mr(octets, Access::LOCAL_WRITE)?;
-        Ok(self.staging.get_or_init(|| staging))
-    }
-
-    pub(super) const fn staging_at(&self, id: SlotId) -> usize {
-        id.index() * self.message_size as usize
-    }
-
-    pub(super) fn staging_sge(
-        &self,
-        staging: &MemoryRegion,
-        id: SlotId,
-        len: usize,
-    ) -> Result<Sge> {
-        let at = self.staging_at(id);
-        staging.sge(at..at + len)
+        let octets = message.checked_mul(block.slots).ok_or(Error::OutOfMemory)?;
+        let memory = self.endpoint.pd().reg_mr(octets, Access::LOCAL_WRITE)?;
+        Ok((cell.get_or_init(|| memory), at))
     }
 
     pub(super) fn read_staging(&self, id: SlotId, out: &mut [u8]) -> Result<()> {
-        self.staging()?.read_at(self.staging_at(id), out)
+        let (memory, at) = self.staging(id)?;
+        memory.read_at(at, out)
+    }
+
+    /// Returns how many bytes after a header are copied when a request is posted.
+    pub(super) const fn longest_copy(&self, header: &[u8]) -> usize {
+        (self.message_size as usize).saturating_sub(header.len())
+    }
+
+    /// Registers data of the program that a request sends.
+    pub(super) fn register(&self, pages: Pages) -> Result<MemoryRegion> {
+        MemoryRegion::read_only(self.endpoint.pd(), pages)
     }
 }
 
@@ -183,6 +185,7 @@ impl Connection {
         let (local, peer) = parts.cm.addresses();
         let span = tracing::debug_span!("connection", ?local, ?peer, qp = parts.cm.qp().num());
         let inner = Arc::new_cyclic(|weak: &Weak<Inner>| {
+            parts.router.set_connection(weak.clone());
             parts
                 .cm
                 .wake_at_end(&Waker::from(Arc::new(AtEnd(weak.clone()))));
@@ -190,7 +193,7 @@ impl Connection {
                 cm: parts.cm,
                 router: parts.router,
                 buffers: parts.buffers,
-                staging: OnceLock::new(),
+                staging: [const { OnceLock::new() }; BLOCKS],
                 endpoint: parts.endpoint,
                 message_size: parts.message_size,
                 max_inline: parts.max_inline,
@@ -267,7 +270,7 @@ impl Connection {
     /// Returns an operation that sends a payload.
     #[inline]
     pub(super) fn sending<'a, T: Pod>(
-        &'a self,
+        &self,
         checked: Checked,
         op: Op,
         payload: Payload<'a, T>,
@@ -280,14 +283,14 @@ impl Connection {
 
     /// Sends a message. Data of the program may have up to [`message_size`](Self::message_size)
     /// bytes, a region up to 2 GiB. The peer needs a receive buffer of that length.
-    pub fn send<'a>(&'a self, payload: impl Into<Payload<'a, u8>>) -> Operation<'a, Done> {
+    pub fn send<'a>(&self, payload: impl Into<Payload<'a, u8>>) -> Operation<'a, Done> {
         self.sending(Ok(()), Op::Send, payload.into())
     }
 
     /// Sends a message with immediate data ([`Message::immediate`](super::Message::immediate)).
     /// Requires an iwarp peer.
     pub fn send_with_immediate<'a>(
-        &'a self,
+        &self,
         payload: impl Into<Payload<'a, u8>>,
         immediate: u32,
     ) -> Operation<'a, Done> {
@@ -296,7 +299,7 @@ impl Connection {
 
     /// Sends a message and invalidates the peer's window, which gives up its rights.
     pub fn send_with_invalidate<'a, T: Pod>(
-        &'a self,
+        &self,
         payload: impl Into<Payload<'a, u8>>,
         window: &RemoteRegion<T>,
     ) -> Operation<'a, Done> {
@@ -308,14 +311,14 @@ impl Connection {
     ///
     /// # Errors
     /// When all messages are taken: [`Error::Closed`], or why the connection ended.
-    pub const fn recv(&self) -> Recv<'_> {
+    pub fn recv(&self) -> Recv {
         Recv::new(self)
     }
 
     /// Writes elements to the start of the peer's region. The peer's program takes no part.
     #[inline]
     pub fn write<'a, T: Pod>(
-        &'a self,
+        &self,
         payload: impl Into<Payload<'a, T>>,
         to: &RemoteRegion<T>,
     ) -> Operation<'a, Done> {
@@ -328,7 +331,7 @@ impl Connection {
     /// empty message ([`Message::is_of_write`](super::Message::is_of_write)). Requires an iwarp
     /// peer.
     pub fn write_with_immediate<'a, T: Pod>(
-        &'a self,
+        &self,
         payload: impl Into<Payload<'a, T>>,
         to: &RemoteRegion<T>,
         immediate: u32,
@@ -345,7 +348,7 @@ impl Connection {
         &self,
         into: impl Into<Region<T>>,
         from: &RemoteRegion<T>,
-    ) -> Operation<'_, Done> {
+    ) -> Operation<'static, Done> {
         let (into, octets) = (into.into(), from.octets());
         let room = into.octets() as u64;
         let checked = match octets <= room {
@@ -360,7 +363,7 @@ impl Connection {
 
     /// Reads all elements of the peer's region, at most [`message_size`](Self::message_size) bytes,
     /// into a new vector.
-    pub fn read<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Elements<T>> {
+    pub fn read<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'static, Elements<T>> {
         let octets = from.octets();
         let checked = from.check(Access::REMOTE_READ, octets);
         let checked = checked.and_then(|()| self.inner.check_copied(octets));
@@ -372,7 +375,7 @@ impl Connection {
 
     /// Reads the first element of the peer's region.
     #[inline]
-    pub fn get<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Element<T>> {
+    pub fn get<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'static, Element<T>> {
         let octets = size_of::<T>() as u64;
         let checked = from.check(Access::REMOTE_READ, octets);
         let out = T::zeroed();
@@ -381,7 +384,11 @@ impl Connection {
 
     /// Adds to a word of the peer atomically, and returns the old value. The region must have one
     /// element. Requires an iwarp peer.
-    pub fn fetch_add(&self, word: &RemoteRegion<u64>, add: u64) -> Operation<'_, Element<u64>> {
+    pub fn fetch_add(
+        &self,
+        word: &RemoteRegion<u64>,
+        add: u64,
+    ) -> Operation<'static, Element<u64>> {
         let op = Op::FetchAdd(word.target(), add);
         self.answered(word.check_word(), op, 8, Element { out: 0 })
     }
@@ -393,7 +400,7 @@ impl Connection {
         word: &RemoteRegion<u64>,
         compare: u64,
         swap: u64,
-    ) -> Operation<'_, Element<u64>> {
+    ) -> Operation<'static, Element<u64>> {
         let op = Op::CompareSwap(word.target(), compare, swap);
         self.answered(word.check_word(), op, 8, Element { out: 0 })
     }
@@ -406,7 +413,7 @@ impl Connection {
         op: Op,
         octets: u64,
         result: Y,
-    ) -> Operation<'_, Y> {
+    ) -> Operation<'static, Y> {
         let checked = checked.and_then(|()| self.inner.check_copied(octets));
         let request = Request::new(op, Local::Answer, octets);
         Operation::new(self, checked, request, result)
@@ -418,7 +425,7 @@ impl Connection {
         &self,
         region: impl Into<Region<T>>,
         rights: Access,
-    ) -> Operation<'_, Bound<T>> {
+    ) -> Operation<'static, Bound<T>> {
         let region = region.into();
         let octets = region.octets() as u64;
         let addr = region.remote();
@@ -446,13 +453,13 @@ impl Connection {
 
     /// Ends a window by a request, after all requests posted before it. Dropping the window ends it
     /// immediately.
-    pub fn invalidate<T: Pod>(&self, window: Window<T>) -> Operation<'_, Done> {
+    pub fn invalidate<T: Pod>(&self, window: Window<T>) -> Operation<'static, Done> {
         let request = Request::invalidating(window.bound);
         Operation::new(self, Ok(()), request, Done)
     }
 
     /// Returns an empty batch: requests that complete together, for the last per cent of speed.
-    pub const fn batch(&self) -> Batch<'_> {
+    pub fn batch(&self) -> Batch {
         Batch::new(self)
     }
 
@@ -477,9 +484,9 @@ impl Connection {
     ///
     /// # Errors
     /// [`Error::ConnectionLost`] or [`Error::Io`] with the cause, if the end was not graceful.
-    pub const fn closed(&self) -> Closed<'_> {
+    pub fn closed(&self) -> Closed {
         Closed {
-            connection: self,
+            connection: self.clone(),
             ticket: None,
         }
     }
@@ -488,14 +495,14 @@ impl Connection {
 /// Waits for the end of a connection; see [`Connection::closed`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
-pub struct Closed<'a> {
-    connection: &'a Connection,
+pub struct Closed {
+    connection: Connection,
     ticket: Option<Ticket>,
 }
 
-waits!(['a] Closed<'a>, ());
+waits!([] Closed, ());
 
-impl Wait for Closed<'_> {
+impl Wait for Closed {
     type Output = ();
 
     fn poll_now(&mut self) -> Poll<Result<()>> {
@@ -523,7 +530,7 @@ impl Wait for Closed<'_> {
     }
 }
 
-impl Drop for Closed<'_> {
+impl Drop for Closed {
     fn drop(&mut self) {
         self.connection.inner.router.leave_end_waiters(self.ticket);
     }

@@ -41,6 +41,7 @@ mod exclusive;
 mod handle;
 mod listener;
 mod operation;
+mod owned;
 mod receive;
 mod region;
 mod remote;

@@ -6,11 +6,11 @@
 )]
 
 use super::handle::{Connection, Inner};
+use super::owned::Owned;
 use super::region::Region;
 use super::remote::RemoteRegion;
-use super::router::{Entry, Held, Priority, Router, SlotId};
+use super::router::{Entry, Failure, Held, Router, SlotId, Unposted};
 use super::wait::{Wait, block, poll};
-use super::waiters::Ticket;
 use super::window::Window;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
@@ -21,19 +21,51 @@ use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-/// The data of a Send or Write: the program's own data, which is copied when the request is posted,
-/// or elements of a region, which are not copied. References to slices, arrays and strings convert
-/// to it, and so do regions.
+/// The data of a Send or Write. These types convert to it:
+///
+/// - References to slices, arrays, vectors and strings: the data is copied when the request is
+///   posted, so its length is limited to [`Options::message_size`](super::Options::message_size).
+/// - Values: vectors, boxed slices, strings, and with the feature `bytes` also `Bytes`. The
+///   operation owns the data, so it can be moved to another task. Short data is copied when the
+///   request is posted; longer data is registered and sent from where it is.
+/// - Regions, which are not copied.
 #[derive(Debug)]
 pub struct Payload<'a, T>(pub(super) Carried<'a, T>);
 
 #[derive(Debug)]
 pub(super) enum Carried<'a, T> {
     Copied(&'a [T]),
+    Owned(Owned),
     Region(Region<T>),
+}
+
+impl<T: Pod + Send> From<Vec<T>> for Payload<'_, T> {
+    fn from(elements: Vec<T>) -> Self {
+        Self(Carried::Owned(Owned::new(elements)))
+    }
+}
+
+impl<T: Pod + Send> From<Box<[T]>> for Payload<'_, T> {
+    fn from(elements: Box<[T]>) -> Self {
+        Self::from(elements.into_vec())
+    }
+}
+
+impl From<String> for Payload<'_, u8> {
+    fn from(text: String) -> Self {
+        Self::from(text.into_bytes())
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<bytes::Bytes> for Payload<'_, u8> {
+    fn from(bytes: bytes::Bytes) -> Self {
+        Self(Carried::Owned(Owned::Bytes(bytes)))
+    }
 }
 
 impl<'a, T> From<&'a [T]> for Payload<'a, T> {
@@ -80,9 +112,10 @@ impl<T> From<&Region<T>> for Payload<'_, T> {
 
 impl<T: Pod> Payload<'_, T> {
     #[inline]
-    pub(super) const fn octets(&self) -> u64 {
+    pub(super) fn octets(&self) -> u64 {
         match &self.0 {
             Carried::Copied(elements) => size_of_val(*elements) as u64,
+            Carried::Owned(owned) => owned.octets().len() as u64,
             Carried::Region(region) => region.octets() as u64,
         }
     }
@@ -92,6 +125,7 @@ impl<T: Pod> Payload<'_, T> {
         let inner = &connection.inner;
         match &self.0 {
             Carried::Copied(elements) => inner.check_copied(size_of_val(*elements) as u64),
+            Carried::Owned(_) => Ok(()),
             Carried::Region(region) => inner.check_own(region),
         }
     }
@@ -205,6 +239,8 @@ pub(super) enum Local<'a> {
     None,
     /// Copied when the request is posted: into the request or into the slot's staging memory.
     Copied(&'a [u8]),
+    /// Copied, too, unless it is longer than the staging memory of a slot.
+    Owned(Owned),
     /// A region, and the offset in bytes.
     Region(MemoryRegion, usize),
     /// The answer is placed in the slot's staging memory.
@@ -218,6 +254,7 @@ impl<'a> Local<'a> {
     pub(super) fn of<T: Pod>(payload: Payload<'a, T>) -> Self {
         match payload.0 {
             Carried::Copied(elements) => Local::Copied(bytemuck::cast_slice(elements)),
+            Carried::Owned(owned) => Local::Owned(owned),
             Carried::Region(region) => Local::Region(region.memory, region.at),
         }
     }
@@ -226,7 +263,31 @@ impl<'a> Local<'a> {
         match self {
             Local::Region(memory, _) => Some(Held::One(memory)),
             Local::Window(window) => Some(Held::Window(window)),
-            Local::None | Local::Copied(_) | Local::Answer => None,
+            Local::None | Local::Copied(_) | Local::Owned(_) | Local::Answer => None,
+        }
+    }
+
+    /// Returns the data to copy when the request is posted.
+    fn copied(&self) -> Option<&[u8]> {
+        match self {
+            Local::Copied(octets) => Some(octets),
+            Local::Owned(owned) => Some(owned.octets()),
+            _ => None,
+        }
+    }
+
+    /// Returns what a request of the backlog needs when it is posted. The operation keeps windows
+    /// and regions.
+    fn queued(&mut self) -> Local<'static> {
+        match self {
+            Local::Copied(octets) => Local::Owned(Owned::new(octets.to_vec())),
+            Local::Owned(_) => match std::mem::replace(self, Local::None) {
+                Local::Owned(owned) => Local::Owned(owned),
+                _ => Local::None,
+            },
+            Local::Region(memory, at) => Local::Region(memory.clone(), *at),
+            Local::Answer => Local::Answer,
+            Local::None | Local::Window(_) => Local::None,
         }
     }
 }
@@ -286,19 +347,51 @@ impl<'a> Request<'a> {
         ))
     }
 
+    /// Returns the work request's operation.
     #[inline]
-    fn post(&self, inner: &Inner, id: SlotId) -> Result<()> {
-        let op = self.op.of_verbs(&self.local, self.octets);
+    fn send_op(&self) -> SendOp {
+        self.op.of_verbs(&self.local, self.octets)
+    }
+
+    /// Registers data that is too long to be copied.
+    fn register_long(&mut self, inner: &Inner) -> Result<()> {
+        match &self.local {
+            Local::Owned(owned) if owned.octets().len() > inner.longest_copy(self.headed()) => {}
+            _ => return Ok(()),
+        }
+        if let Local::Owned(owned) = std::mem::replace(&mut self.local, Local::None) {
+            let memory = inner.register(owned.into_pages())?;
+            self.local = Local::Region(memory, 0);
+        }
+        Ok(())
+    }
+
+    /// Moves what is needed to post the request into a request of the backlog.
+    #[cold]
+    fn queued(&mut self) -> Unposted {
+        let request = Request {
+            op: self.op,
+            local: self.local.queued(),
+            octets: self.octets,
+            header: self.header,
+        };
+        Unposted::One(self.send_op(), request)
+    }
+
+    /// Posts the request as the operation `op`.
+    #[inline]
+    pub(super) fn post(&self, inner: &Inner, id: SlotId, op: SendOp) -> Result<()> {
         let mut wr = SendWr::new(id.wr_id(), op, &[]).with_flags(SendFlags::SIGNALED);
         let (inline, elements);
+        if self.header[0] != 0 {
+            return self.post_from_staging(inner, id, op);
+        }
         match &self.local {
-            Local::Region(memory, at) if self.header[0] == 0 => {
+            Local::Region(memory, at) => {
                 elements = [self.part_of(memory, *at)?];
                 wr.sges = &elements;
             }
-            Local::Copied(octets)
-                if self.header[0] == 0 && self.octets <= u64::from(inner.max_inline) =>
-            {
+            Local::Copied(octets) if self.octets <= u64::from(inner.max_inline) => {
                 inline = [*octets];
                 wr.inline = &inline;
                 wr = wr.with_flags(SendFlags::INLINE);
@@ -326,15 +419,12 @@ impl<'a> Request<'a> {
     /// an answer.
     fn post_from_staging(&self, inner: &Inner, id: SlotId, op: SendOp) -> Result<()> {
         let header = self.headed();
-        let (copied, inline, elements);
+        let copied = self.local.copied().unwrap_or_default();
+        let (inline, elements);
         let mut wr = SendWr::new(id.wr_id(), op, &[]).with_flags(SendFlags::SIGNALED);
-        copied = match self.local {
-            Local::Copied(octets) => octets,
-            _ => &[],
-        };
         match &self.local {
             Local::None | Local::Window(_) if header.is_empty() => {}
-            Local::Copied(_) | Local::None | Local::Window(_)
+            Local::Copied(_) | Local::Owned(_) | Local::None | Local::Window(_)
                 if self.octets <= u64::from(inner.max_inline) =>
             {
                 inline = [header, copied];
@@ -342,8 +432,7 @@ impl<'a> Request<'a> {
                 wr = wr.with_flags(SendFlags::INLINE);
             }
             local => {
-                let staging = inner.staging()?;
-                let at = inner.staging_at(id);
+                let (staging, at) = inner.staging(id)?;
                 staging.write_at(at, header)?;
                 staging.write_at(at + header.len(), copied)?;
                 let answer = match local {
@@ -352,7 +441,7 @@ impl<'a> Request<'a> {
                     _ => 0,
                 };
                 let staged = header.len() + copied.len() + answer;
-                let staged = inner.staging_sge(staging, id, staged)?;
+                let staged = staging.sge(at..at + staged)?;
                 wr.sges = match local {
                     Local::Region(memory, at) => {
                         elements = [staged, self.part_of(memory, *at)?];
@@ -468,33 +557,48 @@ enum Stage {
     New,
     /// Refused; it can never be posted.
     Refused(Box<Error>),
-    Posted(SlotId),
+    /// Posted, or in the backlog.
+    Started(SlotId),
     Over,
 }
 
 /// A request on a connection: a future, and a blocking call ([`wait`](Self::wait)).
 ///
-/// It is posted when it is first polled or waited for, or by [`started`](Self::started), so that
-/// several requests can be in flight. Requests of one task start in the order in which they are
-/// posted. If the send queue is full, the operation waits for room. From the posting until the
-/// result is taken or the operation is dropped it occupies a slot of the send queue. A task that
-/// has started [`Options::send_depth`](super::Options::send_depth) operations must wait for one of
-/// them before it posts another one.
+/// It starts when it is first polled or waited for, or by [`started`](Self::started), so that
+/// several requests can be in flight. It owns a handle of the connection, and its data unless that
+/// was passed by reference. So it can be moved to another task.
 ///
-/// Dropping an operation is safe at any time. Before posting, nothing happens. Afterwards the
-/// request is still executed and its result discarded; its regions are kept until then. Forgetting
-/// one ([`std::mem::forget`]) loses a slot of the send queue, and its regions are never freed.
+/// # Order
+///
+/// The requests of a connection are posted in the order in which they start, also those of
+/// different tasks and threads if one starts after the other. If the send queue is full
+/// ([`Options::send_depth`](super::Options::send_depth)), a request is queued, and posted by the
+/// connection as soon as earlier ones have completed, even if no task waits for it. Any number of
+/// operations can be started, and awaited in any order.
+///
+/// The peer receives Sends, and places Writes, in this order. A Read may be answered before earlier
+/// Writes are placed at *this* end's memory, but it sees all earlier Writes of this end. Reads and
+/// atomics are answered in order. An operation that follows a Read does not wait for the answer.
+///
+/// # Cancellation
+///
+/// Dropping an operation is safe at any time. If it has not started, nothing happens. If it was
+/// started by [`started`](Self::started), or posted, the request is still executed and its result
+/// discarded; its memory is kept until then. If it was only polled or waited for and is still
+/// queued, it is removed from the queue. Forgetting a started operation ([`std::mem::forget`])
+/// leaks a slot, and its memory.
 #[must_use = "it does nothing unless it is awaited, waited for, or started"]
 #[derive(Debug)]
 pub struct Operation<'a, Y: Yield> {
-    inner: &'a Inner,
+    inner: Arc<Inner>,
     request: Request<'a>,
     stage: Stage,
-    ticket: Option<Ticket>,
     /// Only if spans are recorded, to cost nothing otherwise.
     span: Option<Box<tracing::Span>>,
-    posted: bool,
-    priority: Priority,
+    /// It has been posted or queued.
+    begun: bool,
+    /// It stays in the backlog when it is dropped.
+    detached: bool,
     result: Y,
 }
 
@@ -504,7 +608,7 @@ const _: () = assert!(size_of::<Operation<'_, Done>>() <= 128);
 impl<'a, Y: Yield> Operation<'a, Y> {
     #[inline]
     pub(super) fn new(
-        connection: &'a Connection,
+        connection: &Connection,
         checked: Checked,
         request: Request<'a>,
         result: Y,
@@ -518,28 +622,34 @@ impl<'a, Y: Yield> Operation<'a, Y> {
             false => None,
         };
         Self {
-            inner: &connection.inner,
+            inner: Arc::clone(&connection.inner),
             request,
             stage,
-            ticket: None,
             span,
-            posted: false,
-            priority: Priority::Normal,
+            begun: false,
+            detached: false,
             result,
         }
     }
 
-    /// Posts the request now if the send queue has room. Otherwise it is posted when it is awaited
-    /// or waited for. Errors are returned then, too.
+    /// Starts the request now: posts it, or queues it if the send queue is full. Does not block.
+    /// Errors are returned when it is awaited or waited for.
     ///
     /// Requests started in quick succession may be sent together: when the program waits for
     /// something on the connection, when enough have gathered, or after 0.1 ms.
     #[inline]
     pub fn started(mut self) -> Self {
-        if matches!(self.stage, Stage::New) && !self.router().origin.is_foreign() {
-            self.try_post();
-        }
+        self.detach();
         self
+    }
+
+    /// Starts the request if it has not started. It is executed even if the operation is dropped.
+    #[inline]
+    pub(super) fn detach(&mut self) {
+        self.detached = true;
+        if matches!(self.stage, Stage::New) && !self.inner.router.origin.is_foreign() {
+            self.start();
+        }
     }
 
     /// Blocks until the operation completes. The thread polls briefly before it sleeps, if the last
@@ -571,29 +681,9 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         self
     }
 
-    pub(super) fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
-        self
-    }
-
-    /// Continues the wait for room of another operation.
-    pub(super) const fn set_ticket(&mut self, ticket: Option<Ticket>) {
-        self.ticket = ticket;
-    }
-
-    /// Hands the wait for room over to the caller.
-    pub(super) const fn take_ticket(&mut self) -> Option<Ticket> {
-        self.ticket.take()
-    }
-
-    /// Returns `true` if it is posted and its result has not been taken.
-    pub(super) const fn is_posted(&self) -> bool {
-        matches!(self.stage, Stage::Posted(_))
-    }
-
-    /// Returns `true` if it has ever been posted.
-    pub(super) const fn was_posted(&self) -> bool {
-        self.posted
+    /// Returns `true` if it was posted or queued, and its result has not been taken.
+    pub(super) const fn is_started(&self) -> bool {
+        matches!(self.stage, Stage::Started(_))
     }
 
     pub(super) const fn is_refused(&self) -> bool {
@@ -604,7 +694,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     #[inline]
     fn has_succeeded(&self) -> Option<SlotId> {
         match self.stage {
-            Stage::Posted(id)
+            Stage::Started(id)
                 if self.router().outcome(id) == Some(true)
                     && !self.router().origin.is_foreign() =>
             {
@@ -616,56 +706,74 @@ impl<'a, Y: Yield> Operation<'a, Y> {
 
     #[inline]
     fn take_result(&mut self, id: SlotId) -> Result<Y::Output> {
-        let inner = self.inner;
         if Y::ANSWERS {
-            self.result.read(inner, id)?;
+            self.result.read(&self.inner, id)?;
         }
         self.stage = Stage::Over;
-        inner.router.give_back(id);
+        self.inner.router.release(id);
         if let Some(span) = &self.span {
             span.in_scope(|| tracing::trace!("completed"));
         }
         self.result.finish(&mut self.request.local)
     }
 
-    fn try_post(&mut self) {
-        let inner = self.inner;
-        let id = match inner.router.enter(1, self.priority, &mut self.ticket) {
+    fn start(&mut self) {
+        if let Local::Owned(_) = self.request.local
+            && let Err(error) = self.request.register_long(&self.inner)
+        {
+            return self.refuse(error);
+        }
+        let id = match self.inner.router.enter(1) {
             Entry::Taken(id) => id,
-            Entry::Full => return,
+            Entry::Full => return self.queue(),
             Entry::Ended => return self.refuse(Error::Post(PostError::InvalidState)),
         };
         // Set before posting: moving a value right after writing it is slow.
-        self.stage = Stage::Posted(id);
-        self.posted = true;
+        self.stage = Stage::Started(id);
+        self.begun = true;
         let posted = {
             let _entered = self.span.as_ref().map(|span| span.enter());
             tracing::trace!("posting");
-            self.request.post(inner, id)
+            self.request.post(&self.inner, id, self.request.send_op())
         };
         if let Err(error) = posted {
-            inner.router.withdraw(id);
-            self.posted = false;
+            self.inner.router.withdraw(id);
+            self.begun = false;
             self.refuse(error);
         }
     }
 
     #[cold]
+    fn queue(&mut self) {
+        let request = self.request.queued();
+        match self.inner.router.queue(1, request) {
+            Ok(id) => {
+                self.stage = Stage::Started(id);
+                self.begun = true;
+            }
+            Err(refused) => self.refuse(refused.0),
+        }
+    }
+
+    #[cold]
     fn refuse(&mut self, error: Error) {
-        let error = match error {
+        self.stage = Stage::Refused(Box::new(self.refusal(error)));
+    }
+
+    /// Returns the error of a request that was not posted.
+    fn refusal(&self, error: Error) -> Error {
+        match error {
             // The end of the connection may not have been noticed yet.
             Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
             Error::Post(error) => Error::Refused(Refusal::Post(error)),
             error => error,
-        };
-        self.stage = Stage::Refused(Box::new(error));
+        }
     }
 
     #[cold]
     fn failure(&self, status: WcStatus) -> Error {
         let kind = self.request.op.kind();
-        let inner = self.inner;
-        inner.failure(kind, self.request.octets, status)
+        self.inner.failure(kind, self.request.octets, status)
     }
 
     /// Takes the error of a failed request, if it has completed.
@@ -675,9 +783,12 @@ impl<'a, Y: Yield> Operation<'a, Y> {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
-        // Only called for requests that did not succeed.
-        let status = result.err().unwrap_or_default();
-        Poll::Ready(self.failure(status))
+        Poll::Ready(match result {
+            Err(Failure::Completed(status)) => self.failure(status),
+            Err(Failure::Refused(error)) => self.refusal(error),
+            // Only called for requests that did not succeed.
+            Ok(()) => self.failure(WcStatus::General),
+        })
     }
 
     #[cold]
@@ -695,37 +806,33 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
     #[inline]
     fn poll_now(&mut self) -> Poll<Result<Y::Output>> {
         if matches!(self.stage, Stage::New) {
-            self.try_post();
+            self.start();
         }
         match self.stage {
-            Stage::Posted(id) => match self.router().outcome(id) {
+            Stage::Started(id) => match self.router().outcome(id) {
                 None => Poll::Pending,
                 Some(true) => Poll::Ready(self.take_result(id)),
                 Some(false) => self.take_failure(id).map(Err),
             },
-            Stage::New => Poll::Pending,
-            Stage::Refused(_) | Stage::Over => Poll::Ready(Err(self.give_error())),
+            Stage::New | Stage::Refused(_) | Stage::Over => Poll::Ready(Err(self.give_error())),
         }
     }
 
     fn is_likely(&self) -> bool {
         match self.stage {
-            Stage::Posted(id) => self.router().outcome(id).is_some(),
+            Stage::Started(id) => self.router().outcome(id).is_some(),
             _ => false,
         }
     }
 
     fn register(&mut self, waker: &Waker) {
-        let router = &self.inner.router;
-        match self.stage {
-            Stage::Posted(id) => router.wait_for_end_of(id, waker),
-            Stage::New => router.wait_for_room(&mut self.ticket, waker),
-            Stage::Refused(_) | Stage::Over => {}
+        if let Stage::Started(id) = self.stage {
+            self.router().wait_for_end_of(id, waker);
         }
     }
 
     fn has_begun(&self) -> bool {
-        self.posted
+        self.begun
     }
 
     #[inline]
@@ -745,10 +852,8 @@ impl<Y: Yield + Unpin> Future for Operation<'_, Y> {
 impl<Y: Yield> Drop for Operation<'_, Y> {
     #[inline]
     fn drop(&mut self) {
-        match self.stage {
-            Stage::Posted(id) => self.abandon(id),
-            Stage::New => self.router().leave_room(self.ticket),
-            _ => {}
+        if let Stage::Started(id) = self.stage {
+            self.abandon(id);
         }
     }
 }
@@ -756,7 +861,11 @@ impl<Y: Yield> Drop for Operation<'_, Y> {
 impl<Y: Yield> Operation<'_, Y> {
     #[cold]
     fn abandon(&mut self, id: SlotId) {
+        let router = &self.inner.router;
+        if router.origin.is_foreign() || (!self.detached && router.cancel(id).is_some()) {
+            return;
+        }
         let local = std::mem::replace(&mut self.request.local, Local::None);
-        self.router().abandon(id, local.into_held());
+        router.abandon(id, local.into_held());
     }
 }

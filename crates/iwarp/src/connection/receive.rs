@@ -149,15 +149,15 @@ impl Inner {
 /// Waits for a message; see [`Connection::recv`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
-pub struct Recv<'a> {
-    connection: &'a Connection,
+pub struct Recv {
+    connection: Connection,
     ticket: Option<Ticket>,
 }
 
-impl<'a> Recv<'a> {
-    pub(super) const fn new(connection: &'a Connection) -> Self {
+impl Recv {
+    pub(super) fn new(connection: &Connection) -> Self {
         Self {
-            connection,
+            connection: connection.clone(),
             ticket: None,
         }
     }
@@ -177,9 +177,9 @@ impl<'a> Recv<'a> {
     }
 }
 
-waits!(['a] Recv<'a>, Message);
+waits!([] Recv, Message);
 
-impl Wait for Recv<'_> {
+impl Wait for Recv {
     type Output = Message;
 
     fn poll_now(&mut self) -> Poll<Result<Message>> {
@@ -205,7 +205,7 @@ impl Wait for Recv<'_> {
     }
 }
 
-impl Drop for Recv<'_> {
+impl Drop for Recv {
     fn drop(&mut self) {
         self.connection.inner.router.leave_readers(self.ticket);
     }

@@ -1,4 +1,5 @@
-//! Routes completions to their requests, for any number of tasks and threads.
+//! Routes completions to their requests, and keeps requests in order, for any number of tasks and
+//! threads.
 //!
 //! A connection has one completion queue. A thread that waits polls it and routes all completions:
 //! results go to the slots of their requests, messages to the inbox, and the waiters for them are
@@ -9,23 +10,29 @@
 //! of their arrival. A thread that does not get the baton leaves a note, and the holder polls
 //! again. Slots have no lock. `state` is locked only briefly. While it is locked nothing is posted
 //! and no code of the program runs: wakers are called, and memory is freed, after unlocking.
+//!
+//! Requests are posted in the order in which they were started. If the send queue has no places, a
+//! request enters the backlog, and so do all later ones until the backlog is empty. A thread that
+//! returns places posts from it; a second baton preserves the order.
 
-pub(super) use super::state::{Arrived, Entry, Held, Inbox, Priority, SlotId, receive_id};
-use super::state::{RECEIVE, State};
+use super::handle::Inner;
+pub(super) use super::state::{Arrived, Entry, Held, Inbox, SlotId, Unposted, receive_id};
+use super::state::{Queued, RECEIVE, State};
 use super::turns::Turns;
 use super::waiters::{Place, Ticket};
 use crate::engine::baton::Baton;
-use crate::engine::slots::Slots;
+use crate::engine::slots::{Block, Slots};
 use crate::error::Error;
 use crate::failure::Refusal;
 use crate::runtime::CompletionQueue;
 use crate::runtime::Context;
 use crate::sys::fork::Origin;
-use iwarp_rnic::{Cqe, WcStatus};
+use iwarp_rnic::{Cqe, PostError, WcStatus};
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 
 /// Completions taken per poll.
@@ -36,8 +43,10 @@ const TAKE: usize = 32;
 struct Due {
     wakers: Vec<Waker>,
     freed: Vec<Held>,
-    /// Room was returned while someone waits for it.
-    crowded: bool,
+    /// Places of the send queue to return.
+    places: u32,
+    /// Requests of the backlog that fail.
+    unposted: VecDeque<Queued>,
 }
 
 /// Buffers of a routing thread, reused so that routing does not allocate.
@@ -47,11 +56,25 @@ struct Scratch {
     taken: Box<[Cqe; TAKE]>,
 }
 
+/// Why a request has failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Its completion has this status.
+    Completed(WcStatus),
+    /// It was refused when it was posted from the backlog.
+    Refused(Error),
+}
+
+/// A request that cannot be queued, and the reason.
+pub(super) type NotQueued = (Error, Unposted);
+
 #[derive(Debug)]
 pub(super) struct Router {
     pub(super) cq: CompletionQueue,
     ctx: Context,
-    slots: Slots<Held, WcStatus>,
+    /// The connection, to post requests of the backlog.
+    connection: OnceLock<Weak<Inner>>,
+    slots: Slots<Held, Failure>,
     state: Mutex<State>,
     /// The connection has ended: nothing is posted any more, and no message arrives. Set while
     /// `state` is locked.
@@ -59,7 +82,10 @@ pub(super) struct Router {
     /// The router's waker is registered with the queue. If `true`, a later completion is routed.
     watched: AtomicBool,
     turns: Turns,
+    /// Held while completions are routed.
     baton: Baton,
+    /// Held while requests of the backlog are posted.
+    posting: Baton,
     /// Unused buffers: one per thread that has ever routed at the same time as others.
     scratch_pool: Mutex<Vec<Scratch>>,
     waker: Waker,
@@ -97,12 +123,14 @@ impl Router {
         Arc::new_cyclic(|weak| Self {
             cq,
             ctx: ctx.clone(),
+            connection: OnceLock::new(),
             slots: Slots::new(depth),
             state: Mutex::new(State::new(receives)),
             ended: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             turns: Turns::default(),
             baton: Baton::new(),
+            posting: Baton::new(),
             scratch_pool: Mutex::default(),
             waker: Waker::from(Arc::new(Wakes(Weak::clone(weak)))),
             origin: Origin::here(),
@@ -122,113 +150,110 @@ impl Router {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Takes a slot and `places` places of the send queue, if enough remain for requests of a
-    /// higher `priority`.
+    /// Sets the connection whose requests are posted from the backlog.
+    pub(super) fn set_connection(&self, connection: Weak<Inner>) {
+        // Called once.
+        let _ = self.connection.set(connection);
+    }
+
+    /// Takes a slot and `places` places of the send queue.
     #[inline]
-    pub(super) fn enter(
-        &self,
-        places: u32,
-        priority: Priority,
-        ticket: &mut Option<Ticket>,
-    ) -> Entry {
+    pub(super) fn enter(&self, places: u32) -> Entry {
         if self.has_ended() {
             return Entry::Ended;
         }
-        let (reserve, queue) = match priority {
-            Priority::Normal => (0, true),
-            Priority::Leaves(reserve) => (u32::from(reserve), true),
-            Priority::First => (0, false),
-        };
-        if ticket.is_some() {
-            return self.enter_in_turn(places, reserve, queue, ticket);
-        }
-        match self.slots.take(places, reserve, queue) {
-            Ok(id) => Entry::Taken(SlotId(id)),
-            Err(_) => Entry::Full,
+        match self.slots.take(places) {
+            Some(id) => Entry::Taken(SlotId(id)),
+            None => Entry::Full,
         }
     }
 
-    /// Does the same as `enter` if there are waiters.
+    /// Adds a request to the backlog, which needs `places` places. It is posted after all requests
+    /// that were started before it. Returns its slot, or the error and the request.
     #[cold]
-    fn enter_in_turn(
-        &self,
-        places: u32,
-        reserve: u32,
-        queue: bool,
-        ticket: &mut Option<Ticket>,
-    ) -> Entry {
-        let mut state = self.state.lock();
-        if queue && !state.room.may_take(*ticket) {
-            return Entry::Full;
-        }
-        let Ok(id) = self.slots.take(places, reserve, false) else {
-            return Entry::Full;
+    pub(super) fn queue(&self, places: u32, request: Unposted) -> Result<SlotId, Box<NotQueued>> {
+        let Some(id) = self.slots.take_without_places() else {
+            return Err(Box::new((Error::OutOfMemory, request)));
         };
-        let gone = state.room.leave(ticket.take()).1;
-        // The remaining room may suffice for the next waiter.
-        let next = self.spare(&mut state);
-        drop(state);
-        drop(gone);
-        call_all(next);
-        Entry::Taken(SlotId(id))
-    }
-
-    /// Takes the next waiter for room from the list if there is room.
-    fn spare(&self, state: &mut State) -> Option<Waker> {
-        let next = match self.slots.has_room() {
-            true => state.room.next(),
-            false => None,
-        };
-        if state.room.is_empty() {
-            self.slots.uncrowd();
-        }
-        next
-    }
-
-    #[inline]
-    fn gave_back(&self, crowded: bool) {
-        if crowded {
-            self.wake_next();
-        }
-    }
-
-    #[cold]
-    fn wake_next(&self) {
-        let next = self.spare(&mut self.state.lock());
-        call_all(next);
-    }
-
-    pub(super) fn wait_for_room(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
-        let waker = waker.clone();
+        let id = SlotId(id);
         let mut state = self.state.lock();
-        let old = state.room.wait(ticket, waker);
+        if self.has_ended() {
+            drop(state);
+            self.slots.withdraw(id.0);
+            return Err(Box::new((Error::Post(PostError::InvalidState), request)));
+        }
+        state.backlog.push_back(Queued {
+            id,
+            places,
+            request,
+        });
         self.slots.crowd();
         drop(state);
-        drop(old);
+        self.post_backlog();
+        // So that the backlog is posted even if no thread waits for anything.
+        self.watch();
+        Ok(id)
     }
 
-    pub(super) fn leave_room(&self, ticket: Option<Ticket>) {
-        if ticket.is_none() || self.origin.is_foreign() {
-            return;
-        }
+    /// Removes a request from the backlog. Returns `None` if it is not there, because it has been
+    /// posted.
+    #[cold]
+    pub(super) fn cancel(&self, id: SlotId) -> Option<Unposted> {
         let mut state = self.state.lock();
-        let (place, gone) = state.room.leave(ticket);
-        // If it was woken and does not use the room, the next one may.
-        let next = match place {
-            Place::Woken => self.spare(&mut state),
-            Place::Waiting => None,
-        };
-        if state.room.is_empty() {
-            self.slots.uncrowd();
-        }
+        let at = state.backlog.iter().position(|queued| queued.id == id)?;
+        let queued = state.backlog.remove(at)?;
         drop(state);
-        drop(gone);
-        call_all(next);
+        self.slots.withdraw(id.0);
+        // It may have been the first one, which needed more places than the next one.
+        self.post_backlog();
+        Some(queued.request)
+    }
+
+    /// Posts requests of the backlog for which there are places.
+    #[cold]
+    fn post_backlog(&self) {
+        let Some(connection) = self.connection.get().and_then(Weak::upgrade) else {
+            return;
+        };
+        self.posting.drive(|| {
+            while let Some(Queued { id, request, .. }) = self.next_of_backlog() {
+                if let Err(error) = request.post(&connection, id) {
+                    let mut due = Due::default();
+                    self.finish(id.wr_id(), Err(Failure::Refused(error)), &mut due);
+                    self.slots.return_places(due.places);
+                    call_all(due.wakers);
+                }
+            }
+        });
+    }
+
+    /// Takes the first request from the backlog if there are places for it. The caller holds the
+    /// baton `posting`. Only after it has posted the last one, others may post without queuing.
+    fn next_of_backlog(&self) -> Option<Queued> {
+        let mut state = self.state.lock();
+        let Some(first) = state.backlog.front() else {
+            self.slots.uncrowd();
+            return None;
+        };
+        match self.slots.take_places(first.id.0, first.places) {
+            true => state.backlog.pop_front(),
+            false => None,
+        }
+    }
+
+    /// Returns places of the send queue.
+    #[inline]
+    fn return_places(&self, places: u32) {
+        if self.slots.return_places(places) {
+            self.post_backlog();
+        }
     }
 
     /// Returns a slot whose request was not posted.
     pub(super) fn withdraw(&self, id: SlotId) {
-        self.gave_back(self.slots.withdraw(id.0));
+        if self.slots.withdraw(id.0) {
+            self.post_backlog();
+        }
     }
 
     /// Returns whether a request succeeded; `None` if it has not completed.
@@ -239,15 +264,20 @@ impl Router {
 
     /// Returns the result of a request and frees its slot; `None` if it has not completed.
     #[inline]
-    pub(super) fn collect(&self, id: SlotId) -> Option<Result<(), WcStatus>> {
-        let (result, crowded) = self.slots.collect(id.0)?;
-        self.gave_back(crowded);
-        Some(result)
+    pub(super) fn collect(&self, id: SlotId) -> Option<Result<(), Failure>> {
+        self.slots.collect(id.0)
     }
 
+    /// Frees the slot of a request that has succeeded.
     #[inline]
-    pub(super) fn give_back(&self, id: SlotId) {
-        self.gave_back(self.slots.withdraw(id.0));
+    pub(super) fn release(&self, id: SlotId) {
+        self.slots.release(id.0);
+    }
+
+    /// Returns the block of a slot.
+    #[inline]
+    pub(super) fn block_of(&self, id: SlotId) -> Block {
+        self.slots.block_of(id.0)
     }
 
     /// Registers a waker for the completion of a request. Check the request once more after this
@@ -256,14 +286,14 @@ impl Router {
         self.slots.wait(id.0, waker);
     }
 
-    /// Drops the operation of a posted request. What the request uses is freed when it completes.
+    /// Drops the operation of a request that was posted or queued. What the request uses is freed
+    /// when it completes.
     pub(super) fn abandon(&self, id: SlotId, held: Option<Held>) {
         if self.origin.is_foreign() {
             return;
         }
-        let (freed, crowded) = self.slots.abandon(id.0, held);
+        let freed = self.slots.abandon(id.0, held);
         drop(freed);
-        self.gave_back(crowded);
         if self.slots.keeps_memory() {
             // Otherwise the memory would stay until the connection is used again.
             self.watch();
@@ -342,17 +372,27 @@ impl Router {
         }
     }
 
-    /// Records the end of the connection, and wakes all waiters for room, a message or the end.
-    /// Posted requests still get their completions.
+    /// Records the end of the connection, and wakes all waiters for a message or the end. Requests
+    /// of the backlog fail; posted requests still get their completions.
     pub(super) fn end(&self) {
-        let mut due = Vec::new();
+        let mut due = Due::default();
         self.end_with(&mut self.state.lock(), &mut due);
-        call_all(due);
+        self.fail_unposted(&mut due);
+        call_all(due.wakers);
     }
 
-    fn end_with(&self, state: &mut State, wakers: &mut Vec<Waker>) {
+    fn end_with(&self, state: &mut State, due: &mut Due) {
         self.ended.store(true, Ordering::Release);
-        state.wake_all(wakers);
+        state.wake_all(&mut due.wakers);
+        due.unposted.append(&mut state.backlog);
+    }
+
+    /// Fails the requests that were in the backlog at the end. `state` is not locked.
+    fn fail_unposted(&self, due: &mut Due) {
+        for queued in std::mem::take(&mut due.unposted) {
+            let failure = Failure::Completed(WcStatus::Flushed);
+            self.finish(queued.id.wr_id(), Err(failure), due);
+        }
     }
 }
 
@@ -420,9 +460,10 @@ impl Router {
         });
         if let Some(mut scratch) = scratch {
             let due = &mut scratch.due;
+            self.fail_unposted(due);
             due.freed.clear();
+            self.return_places(std::mem::take(&mut due.places));
             call_all(due.wakers.drain(..));
-            self.gave_back(std::mem::take(&mut due.crowded));
             self.scratch_pool.lock().push(scratch);
         }
     }
@@ -452,14 +493,15 @@ impl Router {
         }
     }
 
-    fn finish(&self, id: u64, result: Result<(), WcStatus>, due: &mut Due) {
+    #[inline]
+    fn finish(&self, id: u64, result: Result<(), Failure>, due: &mut Due) {
         let Ok(id) = u32::try_from(id) else {
             return;
         };
         if let Some(finished) = self.slots.finish(id, result) {
+            due.places += finished.places;
             due.wakers.extend(finished.waker);
             due.freed.extend(finished.kept);
-            due.crowded |= finished.crowded;
         }
     }
 
@@ -469,9 +511,10 @@ impl Router {
     fn lose(&self, due: &mut Due) {
         tracing::error!("the completion queue of a connection has overflowed");
         self.ctx.wait_for_accesses();
-        self.end_with(&mut self.state.lock(), &mut due.wakers);
+        self.end_with(&mut self.state.lock(), due);
         for id in 0..self.slots.count() {
-            self.finish(id.into(), Err(WcStatus::Fatal), due);
+            let failure = Failure::Completed(WcStatus::Fatal);
+            self.finish(id.into(), Err(failure), due);
         }
     }
 }
@@ -489,7 +532,7 @@ impl Run<'_> {
     fn take(&mut self, cqe: &Cqe) {
         let result = match cqe.status {
             WcStatus::Success => Ok(()),
-            status => Err(status),
+            status => Err(Failure::Completed(status)),
         };
         if result.is_err() {
             self.fail();
@@ -509,7 +552,7 @@ impl Run<'_> {
         // while it accesses memory.
         self.router.ctx.wait_for_accesses();
         let state = self.state.get_or_insert_with(|| self.router.state.lock());
-        self.router.end_with(state, &mut self.due.wakers);
+        self.router.end_with(state, self.due);
     }
 }
 

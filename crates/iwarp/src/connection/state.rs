@@ -1,13 +1,17 @@
-//! The locked state of a router: the messages that have arrived, and the waiters for messages, room
-//! and the end.
+//! The locked state of a router: the messages that have arrived, the requests that wait for places
+//! of the send queue, and the waiters for messages and the end.
 //!
 //! It is locked only briefly. The functions here call no code of the program: they return wakers,
 //! which the router calls after unlocking.
 
+use super::batch::Requests;
+use super::handle::Inner;
+use super::operation::Request;
 use super::waiters::Waiters;
+use crate::error::Result;
 use crate::verbs::MemoryRegion;
 use crate::verbs::MemoryWindow;
-use iwarp_rnic::{Cqe, WcFlags, WcOpcode};
+use iwarp_rnic::{Cqe, SendOp, WcFlags, WcOpcode};
 use std::collections::VecDeque;
 use std::task::Waker;
 
@@ -23,22 +27,11 @@ pub(super) enum Held {
     Window(MemoryWindow),
 }
 
-/// Priority of requests when the send queue is nearly full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Priority {
-    /// In order of arrival.
-    Normal,
-    /// In order of arrival, leaving this many places to requests with [`First`](Self::First).
-    Leaves(u8),
-    /// Before all waiters.
-    First,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     /// The request may be posted with this slot.
     Taken(SlotId),
-    /// There is no room, or others wait for it.
+    /// The request must be [queued](super::router::Router::queue).
     Full,
     Ended,
 }
@@ -63,10 +56,35 @@ pub(super) struct Arrived {
     pub(super) of_write: bool,
 }
 
+/// A request that waits for places.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) id: SlotId,
+    pub(super) places: u32,
+    pub(super) request: Unposted,
+}
+
+#[derive(Debug)]
+pub(super) enum Unposted {
+    /// The operation and the data of a work request.
+    One(SendOp, Request<'static>),
+    Batch(Requests),
+}
+
+impl Unposted {
+    /// Posts it. An error says that none or, of a batch, not all requests were posted.
+    pub(super) fn post(&self, inner: &Inner, id: SlotId) -> Result<()> {
+        match self {
+            Self::One(op, request) => request.post(inner, id, *op),
+            Self::Batch(requests) => requests.post(inner, id).map_err(|(_, error)| error),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct State {
-    /// Waiters for a slot and places.
-    pub(super) room: Waiters,
+    /// Requests in the order in which they were started.
+    pub(super) backlog: VecDeque<Queued>,
     pub(super) inbox: VecDeque<Arrived>,
     pub(super) readers: Waiters,
     pub(super) end_waiters: Waiters,
@@ -79,10 +97,6 @@ impl SlotId {
     pub(super) const fn wr_id(self) -> u64 {
         self.0 as u64
     }
-
-    pub(super) const fn index(self) -> usize {
-        self.0 as usize
-    }
 }
 
 /// Returns the ID of the receive that fills `buffer`.
@@ -93,7 +107,7 @@ pub(super) const fn receive_id(buffer: u32) -> u64 {
 impl State {
     pub(super) fn new(receives: u32) -> Self {
         Self {
-            room: Waiters::default(),
+            backlog: VecDeque::new(),
             inbox: VecDeque::with_capacity(receives as usize),
             readers: Waiters::default(),
             end_waiters: Waiters::default(),
@@ -109,13 +123,13 @@ impl State {
     }
 
     pub(super) fn somebody_waits(&self) -> bool {
-        let lists = [&self.room, &self.readers, &self.end_waiters];
-        lists.iter().any(|list| !list.is_empty())
+        let lists = [&self.readers, &self.end_waiters];
+        !self.backlog.is_empty() || lists.iter().any(|list| !list.is_empty())
     }
 
     /// Takes all waiters from the lists.
     pub(super) fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
-        for list in [&mut self.room, &mut self.readers, &mut self.end_waiters] {
+        for list in [&mut self.readers, &mut self.end_waiters] {
             while let Some(waker) = list.next() {
                 wakers.push(waker);
             }

@@ -187,8 +187,8 @@ impl Wait for Posting<'_> {
         self.0.register(waker);
     }
 
-    fn step(&self) -> u8 {
-        self.0.step()
+    fn has_begun(&self) -> bool {
+        self.0.has_begun()
     }
 
     fn router(&self) -> &super::router::Router {

@@ -3,7 +3,6 @@
 use super::*;
 use crate::connection::Options;
 use crate::connection::testing::{channels, done, until};
-use iwarp_rnic::Access;
 
 #[test]
 fn dropped_half_leaves_waiter_lists() {
@@ -28,33 +27,29 @@ fn credits_of(channel: &Channel) -> u32 {
     channel.shared.state.lock().credits
 }
 
-/// It is complete when it is posted. Before that it has the steps of a channel's message.
+/// It is complete when it has started, which takes a credit.
 #[test]
-fn stream_write_reports_its_steps() {
-    let (a, b) = channels(&Options::new().send_depth(4).receives(6));
+fn stream_write_waits_for_credit() {
+    let (a, b) = channels(&Options::new().send_depth(1).receives(6));
     let (one, other) = (a.connection(), b.connection());
     let posting = || {
         let payload = Payload::from(b"x");
         Posting(Sending::new(&a.shared, payload, Tickets::default()))
     };
-    let stands = |posting: &Posting<'_>| (posting.is_likely(), posting.step());
-    let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
-    // Three of four places are reserved for messages other than data.
-    let place = one.get(&there.remote()).started();
-    let mut waits = posting();
-    assert_eq!(stands(&waits), (false, 0));
-    assert!(waits.poll_now().is_pending());
-    assert_eq!(stands(&waits), (false, 1), "it has credit");
-    drop(place);
-    done(&mut waits, &[one]);
-    assert_eq!(waits.step(), 2, "and is posted");
-    until("its end", &[one], || waits.is_likely());
-    drop(waits);
-    done(&mut posting(), &[one]);
-    // There was credit for two. Without credit it is likely to be ready.
-    let mut waits = posting();
-    assert!(waits.poll_now().is_pending());
-    assert_eq!(stands(&waits), (false, 0));
+    let stands = |posting: &Posting<'_>| (posting.is_likely(), posting.has_begun());
+    let mut first = posting();
+    assert_eq!(stands(&first), (false, false));
+    assert!(first.poll_now().is_ready());
+    assert_eq!(stands(&first), (false, true));
+    // There is credit for two. The send queue is full, so the second one is queued.
+    let mut second = posting();
+    assert!(second.poll_now().is_ready());
+    assert!(second.has_begun());
+    drop((first, second));
+    // Without credit it is likely to be ready when a message has arrived.
+    let mut third = posting();
+    assert!(third.poll_now().is_pending());
+    assert_eq!(stands(&third), (false, false));
     done(&mut b.send("y"), &[other]);
-    until("a message", &[one], || waits.is_likely());
+    until("a message", &[one], || third.is_likely());
 }

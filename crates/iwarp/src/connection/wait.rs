@@ -19,14 +19,10 @@ pub(super) trait Wait {
     /// Registers a waker for the next change.
     fn register(&mut self, waker: &Waker);
 
-    /// Returns `true` if a request of its own was posted.
+    /// Returns `true` if its own request has started. A waker that was registered before is not
+    /// called when the request completes.
     fn has_begun(&self) -> bool {
         false
-    }
-
-    /// Returns the step that is reached. A waker registered at one step is not called for the next.
-    fn step(&self) -> u8 {
-        u8::from(self.has_begun())
     }
 
     /// Returns the router of its completion.
@@ -62,15 +58,15 @@ fn poll_later<W: Wait>(what: &mut W, began: bool, waker: &Waker) -> Poll<Result<
 }
 
 /// Registers a waker, and checks again: the event may have happened before the waker was
-/// registered. If that check reaches the next step, for example a posted request after waiting for
-/// room, registers the waker for that step.
+/// registered. If that check starts the request, for example because there is a credit now,
+/// registers the waker for its completion.
 fn register_and_poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     loop {
-        let step = what.step();
+        let begun = what.has_begun();
         what.register(waker);
         what.router().watch();
         let done = what.poll_now();
-        if done.is_ready() || what.step() == step {
+        if done.is_ready() || what.has_begun() == begun {
             return done;
         }
     }

@@ -5,9 +5,9 @@ use crate::connection::testing::{Calls, channels, done, pair, pair_with, until};
 use crate::connection::{Channel, Options};
 use iwarp_rnic::Access;
 
-/// Returns whether it is likely to be ready, and its step.
-fn stands(what: &impl Wait) -> (bool, u8) {
-    (what.is_likely(), what.step())
+/// Returns whether it is likely to be ready, and whether its request has started.
+fn stands(what: &impl Wait) -> (bool, bool) {
+    (what.is_likely(), what.has_begun())
 }
 
 #[test]
@@ -16,22 +16,22 @@ fn request_reports_its_steps() {
     let there = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
     let token = there.remote();
     let mut get = a.get(&token);
-    assert_eq!(stands(&get), (false, 0));
+    assert_eq!(stands(&get), (false, false));
     assert!(get.poll_now().is_pending());
-    assert_eq!(stands(&get), (false, 1), "its completion is not routed");
+    assert_eq!(stands(&get), (false, true), "its completion is not routed");
     until("the answer", &[&a], || get.is_likely());
-    assert_eq!(stands(&get), (true, 1));
+    assert_eq!(stands(&get), (true, true));
     assert_eq!(done(&mut get, &[]), 0);
     assert!(!get.is_likely());
 
     let mut batch = a.batch();
     batch.send("x").unwrap();
     let mut submit = batch.submit();
-    assert_eq!(stands(&submit), (false, 0));
+    assert_eq!(stands(&submit), (false, false));
     assert!(submit.poll_now().is_pending());
-    assert_eq!(stands(&submit), (false, 1));
+    assert_eq!(stands(&submit), (false, true));
     until("the batch", &[&a], || submit.is_likely());
-    assert_eq!(stands(&submit), (true, 1));
+    assert_eq!(stands(&submit), (true, true));
     done(&mut submit, &[]);
     assert!(!submit.is_likely());
     assert!(matches!(
@@ -46,15 +46,15 @@ fn waits_for_peer_are_likely_on_arrival() {
     let (a, b) = pair();
     let (recv, closed) = (b.recv(), b.closed());
     let (mut first, second) = (Channel::open(a.clone()), Channel::open(b.clone()));
-    assert_eq!([stands(&recv), stands(&closed)], [(false, 0); 2]);
-    assert_eq!(stands(&second), (false, 0));
+    assert_eq!([stands(&recv), stands(&closed)], [(false, false); 2]);
+    assert_eq!(stands(&second), (false, false));
     // The first end sends a hello.
     assert!(first.poll_now().is_pending());
     until("a message", &[&b], || recv.is_likely());
-    assert_eq!([stands(&recv), stands(&second)], [(true, 0); 2]);
+    assert_eq!([stands(&recv), stands(&second)], [(true, false); 2]);
     a.close().unwrap();
     until("the end", &[&b], || closed.is_likely());
-    assert_eq!(stands(&closed), (true, 0));
+    assert_eq!(stands(&closed), (true, false));
     drop((recv, first, second));
     // The end of the connection counts, too.
     until("the greeting", &[&b], || b.recv().poll_now().is_ready());
@@ -65,40 +65,31 @@ fn waits_for_peer_are_likely_on_arrival() {
 fn channel_message_reports_its_steps() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let (one, other) = (a.connection(), b.connection());
-    let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
-    let token = there.remote();
     let recv = b.recv();
-    assert_eq!(stands(&recv), (false, 0));
+    assert_eq!(stands(&recv), (false, false));
     let mut first = a.send("first");
-    assert_eq!(stands(&first), (false, 0));
+    assert_eq!(stands(&first), (false, false));
     assert!(first.poll_now().is_pending());
-    assert_eq!(stands(&first), (false, 2), "it has credit and is posted");
+    assert_eq!(
+        stands(&first),
+        (false, true),
+        "it has credit, and is posted"
+    );
     until("its end", &[one], || first.is_likely());
-    assert_eq!(stands(&first), (true, 2));
+    assert_eq!(stands(&first), (true, true));
     done(&mut first, &[]);
     until("a message", &[other], || recv.is_likely());
-    assert_eq!(stands(&recv), (true, 0));
+    assert_eq!(stands(&recv), (true, false));
 
-    // Three of four places are reserved for messages other than data, so this one has credit and no
-    // room. A message that returns credit does not matter to it.
-    let mut place = one.get(&token).started();
-    let mut second = a.send("second");
-    assert!(second.poll_now().is_pending());
-    assert_eq!(stands(&second), (false, 1));
-    done(&mut b.send("x"), &[other]);
-    until("a message", &[one], || a.recv().is_likely());
-    assert_eq!(stands(&second), (false, 1));
-    done(&mut place, &[one]);
-    drop(place);
-    done(&mut second, &[one]);
+    done(&mut a.send("second"), &[one]);
 
     // There was credit for two. Without credit it is likely to be ready.
     let mut third = a.send("third");
     assert!(third.poll_now().is_pending());
-    assert_eq!(stands(&third), (false, 0));
+    assert_eq!(stands(&third), (false, false));
     done(&mut b.send("y"), &[other]);
     until("a message", &[one], || a.recv().is_likely());
-    assert_eq!(stands(&third), (true, 0));
+    assert_eq!(stands(&third), (true, false));
 }
 
 /// An operation that is posted at a given poll and never completes; counts its calls.
@@ -136,9 +127,9 @@ impl Wait for Script<'_> {
 }
 
 /// An operation posted by the first poll lets others go first. If a later poll posts it, the waker
-/// is registered for that step.
+/// is registered again.
 #[test]
-fn waker_is_registered_for_current_step() {
+fn waker_is_registered_after_start() {
     // When it is posted; calls and registrations of the waker after the first poll, and after the
     // second.
     for (posted_at, first, second) in [

@@ -21,62 +21,106 @@ mod plain {
     use super::*;
 
     fn take(slots: &Tried) -> Option<u32> {
-        slots.take(1, 0, true).ok()
+        slots.take(1)
+    }
+
+    /// Ends a request as the router does.
+    fn end(slots: &Tried, id: u32, result: Result<(), u8>) -> bool {
+        let due = slots.finish(id, result).expect("it is in flight");
+        assert!(due.waker.is_none() && due.kept.is_none());
+        slots.return_places(due.places)
     }
 
     #[test]
-    fn slot_lasts_until_result_is_taken() {
+    fn places_are_free_at_the_end() {
         let slots = Tried::new(2);
         let (a, b) = (take(&slots).unwrap(), take(&slots).unwrap());
-        assert!(a != b && take(&slots).is_none() && !slots.has_room());
+        assert!(a != b && take(&slots).is_none());
         assert_eq!((slots.outcome(a), slots.collect(a)), (None, None));
-        assert!(slots.finish(a, Ok(())).is_none() && slots.finish(b, Err(7)).is_none());
+        assert!(!end(&slots, a, Ok(())) && !end(&slots, b, Err(7)));
         assert_eq!(
             (slots.outcome(a), slots.outcome(b)),
             (Some(true), Some(false))
         );
+        // The results have not been taken, so these have other slots.
+        let (c, d) = (take(&slots).unwrap(), take(&slots).unwrap());
         assert!(take(&slots).is_none());
-        assert_eq!(slots.collect(b), Some((Err(7), false)));
-        assert_eq!(slots.collect(a), Some((Ok(()), false)));
+        assert_eq!([a, b, c, d].iter().sum::<u32>(), 6);
+        assert_eq!(slots.count(), 4);
+        assert_eq!(slots.collect(b), Some(Err(7)));
+        assert_eq!(slots.collect(a), Some(Ok(())));
         assert_eq!(slots.collect(a), None);
-        assert!(take(&slots).is_some() && take(&slots).is_some() && take(&slots).is_none());
+        assert!(!end(&slots, d, Ok(())));
+        assert_eq!((slots.outcome(c), slots.outcome(d)), (None, Some(true)));
+    }
+
+    #[test]
+    fn slots_double_until_their_maximum() {
+        let slots = Tried::new(3);
+        for n in 0..3 << 6 {
+            let id = slots.take_without_places().unwrap();
+            assert_eq!(id, n, "each block is used from its start");
+            let block = slots.block_of(id);
+            let number = match n {
+                0..3 => 0,
+                _ => (n / 3).ilog2() as usize + 1,
+            };
+            assert_eq!(block.number, number, "{n}");
+            let blocks: usize = (0..number).map(|i| 3 << i.saturating_sub(1)).sum();
+            assert_eq!(blocks + block.index, n as usize, "{n}");
+            assert_eq!(block.slots, 3 << number.saturating_sub(1), "{n}");
+            assert!(block.number < BLOCKS);
+        }
+        assert_eq!(slots.count(), 3 << 6);
+        assert_eq!(Tried::new(0).take_without_places(), None);
+        // Miri is slow.
+        if !cfg!(miri) {
+            let slots = Tried::new(u32::MAX);
+            assert_eq!(slots.count(), PLACES_MAX);
+            let all = slots.take(PLACES_MAX).unwrap();
+            assert_eq!(take(&slots), None);
+            assert!(!end(&slots, all, Ok(())) && take(&slots).is_some());
+            let mut taken = 2;
+            while slots.take_without_places().is_some() {
+                taken += 1;
+            }
+            assert_eq!((taken, slots.count()), (PLACES_MAX << 3, PLACES_MAX << 3));
+        }
     }
 
     #[test]
     fn first_end_counts() {
         let slots = Tried::new(1);
         let id = take(&slots).unwrap();
-        assert!(slots.finish(id, Err(1)).is_none() && slots.finish(id, Ok(())).is_none());
-        assert_eq!(slots.collect(id), Some((Err(1), false)));
+        assert!(!end(&slots, id, Err(1)) && slots.finish(id, Ok(())).is_none());
+        assert_eq!(slots.collect(id), Some(Err(1)));
         assert!(slots.finish(id, Ok(())).is_none() && slots.finish(99, Ok(())).is_none());
         assert_eq!((slots.outcome(99), slots.collect(99)), (None, None));
-        assert!(!slots.withdraw(99) && slots.abandon(99, None) == (None, false));
-        assert_eq!(slots.take(1, 0, true), Ok(id));
-        assert_eq!(Tried::new(0).take(1, 0, true), Err(NoSlot::Full));
-        // Miri is slow.
-        if !cfg!(miri) {
-            let slots = Tried::new(u32::MAX);
-            assert_eq!(slots.count(), SLOTS_MAX);
-            // The largest count that fits into `room`.
-            let all = slots.take(SLOTS_MAX, 0, true).unwrap();
-            assert_eq!(slots.take(1, 0, true), Err(NoSlot::Full));
-            assert!(!slots.withdraw(all) && slots.has_room());
-        }
+        assert!(!slots.withdraw(99) && slots.abandon(99, None).is_none());
+        assert_eq!(take(&slots), Some(id));
+        assert_eq!(Tried::new(0).take(1), None);
     }
 
     #[test]
-    fn reserved_places_are_left() {
+    fn backlog_takes_places_first() {
         let slots = Tried::new(8);
-        assert_eq!(slots.take(9, 0, true), Err(NoSlot::Full));
-        assert_eq!(slots.take(u32::MAX, 1, true), Err(NoSlot::Full));
-        let batch = slots.take(6, 0, true).unwrap();
-        assert_eq!(slots.take(1, 2, true), Err(NoSlot::Full));
-        let one = slots.take(1, 1, true).unwrap();
-        assert_eq!(slots.take(2, 0, true), Err(NoSlot::Full));
-        assert!(!slots.withdraw(batch));
-        assert!(slots.take(7, 0, true).is_ok());
+        assert_eq!((slots.take(9), slots.take(u32::MAX)), (None, None));
+        let batch = slots.take(6).unwrap();
+        let queued = slots.take_without_places().unwrap();
+        slots.crowd();
+        assert!(!slots.take_places(queued, 3));
+        assert_eq!(take(&slots), None, "the backlog comes first");
+        assert!(end(&slots, batch, Ok(())), "there is a backlog");
+        assert!(slots.take_places(queued, 3) && !slots.take_places(99, 1));
+        slots.uncrowd();
+        assert_eq!(slots.take(6), None);
         let version = slots.version();
-        assert!(!slots.withdraw(one) && slots.version() != version);
+        let rest = slots.take(5).unwrap();
+        assert_ne!(slots.version(), version);
+        assert!(!slots.withdraw(rest));
+        assert!(!end(&slots, queued, Ok(())));
+        assert!(slots.take(8).is_some());
+        assert!(!slots.return_places(0));
     }
 
     #[test]
@@ -100,29 +144,28 @@ mod plain {
         slots.wait(ids[1], &waker);
         let kept = Some(StdArc::clone(&memory));
         assert!(!slots.keeps_memory());
-        assert_eq!(slots.abandon(ids[1], kept), (None, false));
+        assert_eq!(slots.abandon(ids[1], kept), None);
         assert!(slots.keeps_memory());
         assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
         assert_eq!(StdArc::strong_count(&memory), 2);
-        slots.crowd();
         let due = slots.finish(ids[1], Err(3)).unwrap();
-        assert!(due.kept.is_some() && due.waker.is_none() && due.crowded);
-        assert!(!slots.keeps_memory());
+        assert!(due.kept.is_some() && due.waker.is_none());
+        assert_eq!(due.places, 1);
+        assert!(!slots.return_places(due.places) && !slots.keeps_memory());
         drop(due);
-        assert_eq!(slots.take(1, 0, true), Err(NoSlot::Crowded));
-        assert_eq!(slots.take(1, 0, false), Ok(ids[1]));
-        slots.uncrowd();
+        // The router has returned its slot.
+        assert_eq!(take(&slots), Some(ids[1]));
 
-        assert!(slots.finish(ids[2], Err(9)).is_none());
-        let (kept, crowded) = slots.abandon(ids[2], Some(StdArc::clone(&memory)));
-        assert!(kept.is_some() && !crowded);
+        assert!(!end(&slots, ids[2], Err(9)));
+        let kept = slots.abandon(ids[2], Some(StdArc::clone(&memory)));
+        assert!(kept.is_some());
         drop(kept);
         assert_eq!(StdArc::strong_count(&memory), 1);
         // The failure of the previous request is gone.
         let id = take(&slots).unwrap();
         assert_eq!(id, ids[2]);
-        assert!(slots.finish(id, Ok(())).is_none());
-        assert_eq!(slots.collect(id), Some((Ok(()), false)));
+        assert!(!end(&slots, id, Ok(())));
+        assert_eq!(slots.collect(id), Some(Ok(())));
     }
 
     /// A future may be polled by one task and then by another, which waits from then on.
@@ -145,18 +188,25 @@ mod plain {
     fn one_owner_each_under_load() {
         let rounds = if cfg!(miri) { 60 } else { 20_000 };
         let slots = Tried::new(3);
-        let owners = [const { Count::new(0) }; 3];
+        let owners = [const { Count::new(0) }; 12];
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..rounds {
+                    for round in 0..rounds {
                         let Some(id) = take(&slots) else {
                             std::thread::yield_now();
                             continue;
                         };
                         assert_eq!(owners[id as usize].fetch_add(1, SeqCst), 0);
-                        owners[id as usize].fetch_sub(1, SeqCst);
-                        slots.withdraw(id);
+                        let leave = || owners[id as usize].fetch_sub(1, SeqCst);
+                        if round % 2 == 0 {
+                            leave();
+                            slots.withdraw(id);
+                        } else {
+                            end(&slots, id, Ok(()));
+                            leave();
+                            assert_eq!(slots.collect(id), Some(Ok(())));
+                        }
                     }
                 });
             }
@@ -181,13 +231,13 @@ mod models {
     fn loom_slots_no_wake_up_is_lost() {
         loom::model(|| {
             let slots = Arc::new(Tried::new(1));
-            let id = slots.take(1, 0, true).unwrap();
+            let id = slots.take(1).unwrap();
             let woken = StdArc::new(Woken::default());
             let router = {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
-                    if let Some(due) = slots.finish(id, Err(5)) {
-                        due.waker.expect("a task waits").wake();
+                    if let Some(waker) = slots.finish(id, Err(5)).and_then(|due| due.waker) {
+                        waker.wake();
                     }
                 })
             };
@@ -196,14 +246,13 @@ mod models {
             let seen = slots.collect(id);
             router.join().unwrap();
             match seen {
-                Some((result, _)) => assert_eq!(result, Err(5)),
+                Some(result) => assert_eq!(result, Err(5)),
                 None => {
                     assert_eq!(woken.0.load(SeqCst), 1, "a wake-up was lost");
-                    assert_eq!(slots.collect(id), Some((Err(5), false)));
+                    assert_eq!(slots.collect(id), Some(Err(5)));
                 }
             }
             assert!(!slots.somebody_waits());
-            assert!(slots.take(1, 0, true).is_ok());
         });
     }
 
@@ -213,23 +262,22 @@ mod models {
     fn loom_slots_are_given_back_once() {
         loom::model(|| {
             let slots = Arc::new(Tried::new(1));
-            let id = slots.take(1, 0, true).unwrap();
+            let id = slots.take(1).unwrap();
             let memory = StdArc::new(());
             slots.wait(id, &Waker::from(StdArc::new(Woken::default())));
             let router = {
                 let slots = Arc::clone(&slots);
-                thread::spawn(move || drop(slots.finish(id, Ok(()))))
+                thread::spawn(move || {
+                    let due = slots.finish(id, Ok(())).expect("it is in flight");
+                    slots.return_places(due.places);
+                })
             };
             drop(slots.abandon(id, Some(StdArc::clone(&memory))));
             router.join().unwrap();
             assert_eq!(StdArc::strong_count(&memory), 1, "memory is kept");
             assert!(!slots.somebody_waits());
-            assert_eq!(slots.take(1, 0, true), Ok(id));
-            assert_eq!(
-                slots.take(1, 0, true),
-                Err(NoSlot::Full),
-                "given back twice"
-            );
+            assert_eq!(slots.take(1), Some(id));
+            assert_eq!(slots.take(1), None, "given back twice");
         });
     }
 
@@ -250,10 +298,10 @@ mod models {
             for other in others {
                 other.join().unwrap();
             }
-            assert!(slots.take(2, 0, true).is_ok(), "places are lost");
+            assert!(slots.take(2).is_some(), "places are lost");
         });
         fn once(slots: &Tried, taken: &[AtomicBool; 2]) {
-            let Ok(id) = slots.take(1, 0, true) else {
+            let Some(id) = slots.take(1) else {
                 return;
             };
             assert!(
@@ -265,26 +313,29 @@ mod models {
         }
     }
 
-    /// An operation waits for room while the only place is returned.
-    fn room(wait: fn(&Tried, &AtomicBool)) {
+    /// A request is queued while the only places are returned.
+    fn queue(queue: fn(&Tried, &AtomicBool)) {
         loom::model(move || {
             let slots = Arc::new(Tried::new(1));
             let listed = Arc::new(AtomicBool::new(false));
-            let id = slots.take(1, 0, true).unwrap();
+            let id = slots.take(1).unwrap();
             let other = {
                 let (slots, listed) = (Arc::clone(&slots), Arc::clone(&listed));
-                thread::spawn(move || slots.withdraw(id) && listed.swap(false, Ordering::Relaxed))
+                thread::spawn(move || {
+                    let due = slots.finish(id, Ok(())).expect("it is in flight");
+                    slots.return_places(due.places) && listed.load(Ordering::Relaxed)
+                })
             };
-            wait(&slots, &listed);
-            let got = slots.take(1, 0, false).is_ok();
-            let woken = other.join().unwrap();
-            assert!(got || woken, "room was forgotten");
+            queue(&slots, &listed);
+            let got = slots.take_places(id, 1);
+            let posts = other.join().unwrap();
+            assert!(got || posts, "a request was forgotten");
         });
     }
 
     #[test]
-    fn loom_slots_room_is_not_forgotten() {
-        room(|slots, listed| {
+    fn loom_slots_backlog_is_not_forgotten() {
+        queue(|slots, listed| {
             listed.store(true, Ordering::Relaxed);
             slots.crowd();
         });
@@ -292,9 +343,9 @@ mod models {
 
     /// Broken: the mark is set before the list has an entry.
     #[test]
-    #[should_panic(expected = "room was forgotten")]
+    #[should_panic(expected = "a request was forgotten")]
     fn loom_slots_broken_crowd_is_caught() {
-        room(|slots, listed| {
+        queue(|slots, listed| {
             slots.crowd();
             listed.store(true, Ordering::Relaxed);
         });

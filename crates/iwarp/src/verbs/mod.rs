@@ -71,11 +71,13 @@
 pub mod cm;
 mod mr;
 mod mw;
+mod pages;
 mod pd;
 mod qp;
 
 pub use mr::{MemoryRegion, RemoteMemory};
 pub use mw::MemoryWindow;
+pub(crate) use pages::{Elements, Pages};
 pub use pd::ProtectionDomain;
 pub use qp::{QpInitAttr, QueuePair};
 

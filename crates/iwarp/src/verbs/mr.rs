@@ -6,6 +6,7 @@
 //! pointers, words are accessed as atomics.
 
 use super::ProtectionDomain;
+use super::pages::Pages;
 use crate::error::{Error, Result};
 use crate::runtime::Context;
 use crate::sys::fork::Origin;
@@ -26,16 +27,15 @@ struct RegionInner {
     /// Tagged offset of the first byte: the address in scatter/gather elements and for peers.
     base: u64,
     origin: Origin,
-    mapping: ManuallyDrop<Mapping>,
+    pages: ManuallyDrop<Pages>,
 }
 
 impl RegionInner {
-    fn register(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
-        let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
-        let (addr, ctx) = (mapping.addr(), pd.context());
-        // SAFETY: the mapping is owned by the region, outlives `deregister` in `Drop`, and is never
-        // referenced.
-        let stag = unsafe { ctx.register(addr, len as u64, addr, pd.number(), access) }?;
+    fn register(pd: &ProtectionDomain, pages: Pages, access: Access) -> Result<Self> {
+        let (addr, len, ctx) = (pages.addr(), pages.len() as u64, pd.context());
+        // SAFETY: the pages are owned by the region, outlive `deregister` in `Drop`, and are never
+        // referenced while they can be written.
+        let stag = unsafe { ctx.register(addr, len, addr, pd.number(), access) }?;
         Ok(Self {
             ctx: ctx.clone(),
             pd: pd.number(),
@@ -46,7 +46,7 @@ impl RegionInner {
                 false => addr,
             },
             origin: Origin::here(),
-            mapping: ManuallyDrop::new(mapping),
+            pages: ManuallyDrop::new(pages),
         })
     }
 }
@@ -64,7 +64,7 @@ impl Drop for RegionInner {
             // The program has deregistered it by its key, so nothing accesses the pages either.
             Ok(()) | Err(Error::Memory(MemoryError::NoSuchStag)) => {
                 // SAFETY: dropped once, here, and nothing accesses the pages any more.
-                unsafe { ManuallyDrop::drop(&mut self.mapping) }
+                unsafe { ManuallyDrop::drop(&mut self.pages) }
             }
             // A window is still bound to the region, so a peer can still access the pages.
             Err(e) => tracing::warn!("memory is never freed, deallocate windows first: {e}"),
@@ -133,14 +133,21 @@ impl RemoteMemory {
 }
 
 impl MemoryRegion {
-    pub(super) fn register(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
-        let inner = Arc::new(RegionInner::register(pd, len, access)?);
+    pub(super) fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
+        let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
+        let inner = Arc::new(RegionInner::register(pd, Pages::Mapped(mapping), access)?);
+        Ok(Self { inner })
+    }
+
+    /// Registers the program's own memory, which only local requests can read.
+    pub(crate) fn read_only(pd: &ProtectionDomain, pages: Pages) -> Result<Self> {
+        let inner = Arc::new(RegionInner::register(pd, pages, Access::empty())?);
         Ok(Self { inner })
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
-        self.inner.mapping.len()
+        self.inner.pages.len()
     }
 
     /// Returns `true` if the region is empty.
@@ -225,8 +232,8 @@ impl MemoryRegion {
     /// [`Error::InvalidArgument`]: outside the region.
     pub(crate) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let (start, _) = self.resolve(offset..offset.saturating_add(len))?;
-        // SAFETY: inside the mapping, or one byte past its end for an empty range.
-        Ok(unsafe { self.inner.mapping.as_ptr().add(start) })
+        // SAFETY: inside the pages, or one byte past their end for an empty range.
+        Ok(unsafe { self.inner.pages.as_ptr().add(start) })
     }
 
     /// Copies bytes out of the region. If a peer or the RNIC writes them meanwhile, the result is a

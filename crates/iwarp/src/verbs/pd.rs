@@ -40,7 +40,7 @@ impl ProtectionDomain {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Memory`](crate::Error::Memory):
     /// too many regions, or remote write access without [`Access::LOCAL_WRITE`].
     pub fn reg_mr(&self, length: usize, access: Access) -> Result<MemoryRegion> {
-        MemoryRegion::register(self, length, access)
+        MemoryRegion::allocate(self, length, access)
     }
 
     /// Allocates a type 2 memory window for a region (`ibv_alloc_mw(3)`).

@@ -40,7 +40,7 @@ fn messages_by_blocking() {
         for n in 0..500_u32 {
             let message = b.recv().wait_for(LIMIT).unwrap();
             assert_eq!(*message, n.to_be_bytes());
-            b.send(&message.to_vec()).wait_for(LIMIT).unwrap();
+            b.send(message.to_vec()).wait_for(LIMIT).unwrap();
         }
         b.closed().wait_for(LIMIT).unwrap();
         assert!(matches!(b.recv().wait(), Err(Error::Closed)));
@@ -63,7 +63,7 @@ fn messages_in_tasks() {
         let (a, b) = (a.unwrap(), b.unwrap());
         let echo = async {
             while let Ok(message) = a.recv().await {
-                a.send(&message.to_vec()).await.unwrap();
+                a.send(message.to_vec()).await.unwrap();
             }
         };
         let ask = async {
@@ -123,7 +123,7 @@ fn payloads_of_each_kind() {
     assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());
-    let refused = a.send(&vec![0; 10_001]).wait();
+    let refused = a.send(vec![0; 10_001]).wait();
     assert!(matches!(
         refused,
         Err(Error::Refused(Refusal::TooLongToCopy { most: 10_000, .. }))

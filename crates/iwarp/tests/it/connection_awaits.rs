@@ -80,11 +80,6 @@ fn dropped_waiter_passes_wakeup_on() {
         || b.recv().into_future(),
         || a.send("x").wait().unwrap(),
     );
-    let (a, b) = pair_with(&Options::new().send_depth(1));
-    let region = b.share::<u64>(1, iwarp::Access::REMOTE_WRITE).unwrap();
-    let token = region.remote();
-    let first = a.write(&[1], &token).started();
-    passes_on("room", || a.write(&[2], &token), || first.wait().unwrap());
     let (a, b) = channels(&Options::new());
     passes_on(
         "a message of a channel",
@@ -545,33 +540,14 @@ fn writes<'a>(channel: &Channel) -> Polls<'a> {
 
 /// Passes every future that a program can wait for, none of which becomes ready, to `test`.
 fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
-    let (a, b) = pair_with(&Options::new().send_depth(1));
-    let there = b.share::<u64>(1, ALL).unwrap();
-    let token = there.remote();
+    let (a, b) = pair();
     test("a message", polls(a.recv()));
     test("the end", polls(a.closed()));
-    let (_opens_none, other) = pair();
-    test("a hello", polls(Channel::open(other.clone())));
-    // It occupies the only slot until its result is taken.
-    let place = a.get(&token).started();
-    test("room", polls(a.write(&[1], &token)));
-    let mut batch = a.batch();
-    batch.write(&[1], &token).unwrap();
-    test("room for a batch", polls(batch.submit()));
-    drop((batch, place));
+    test("a hello", polls(Channel::open(b.clone())));
 
-    let (c, d) = channels(&Options::new().receives(6).send_depth(4));
-    let there = d.connection().share::<u64>(1, ALL).unwrap();
-    let token = there.remote();
-    // A later request has completed, so the hello has, too, and no one is woken for its slot.
-    c.connection().get(&token).wait_for(LIMIT).unwrap();
+    let (c, _d) = channels(&Options::new().receives(6));
     test("a message of a channel", polls(c.recv()));
     test("octets of a stream", reads(&c));
-    // Three of the four places are reserved for messages other than data.
-    let place = c.connection().get(&token).started();
-    test("room of a channel", polls(c.send("x")));
-    test("room of a stream", writes(&c));
-    drop(place);
     // The window is two messages.
     (0..2).for_each(|_| c.send("x").wait_for(LIMIT).unwrap());
     test("credit of a channel", polls(c.send("x")));
@@ -627,13 +603,13 @@ fn forked_child_keeps_waiter_lists() {
     });
 }
 
-/// A stream with credit waits for room in the send queue, and is woken when there is some.
+/// Messages of a stream with credit are queued, and posted one after the other.
 #[test]
 fn stream_waits_for_room() {
     use std::io::Read;
     use tokio::io::AsyncWriteExt;
-    // One place of the send queue is for data, and there is credit for all.
-    let (a, b) = channels(&Options::new().send_depth(4).receives(64));
+    // There is credit for all messages, but only one is in flight.
+    let (a, b) = channels(&Options::new().send_depth(1).receives(64));
     let (mut from, mut to) = (Stream::from(a), Stream::from(b));
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_time().build().unwrap();
