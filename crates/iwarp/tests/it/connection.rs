@@ -4,8 +4,10 @@
 use iwarp::connection::{Refusal, RequestKind};
 use iwarp::runtime::WcStatus;
 use iwarp::{Access, Connection, Endpoint, Error, Options, RemoteRegion};
-use std::future::Future;
-use std::time::Duration;
+use std::future::{Future, IntoFuture};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -86,7 +88,7 @@ fn now_reads_the_socket() {
     for n in 0..20_u8 {
         a.send(&[n]).wait_for(LIMIT).unwrap();
     }
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     for n in 0..20_u8 {
         let message = loop {
             if let Some(message) = b.recv().now().unwrap() {
@@ -100,6 +102,121 @@ fn now_reads_the_socket() {
 }
 
 /// Short data is sent inline, longer data by the staging memory, regions in place.
+/// Owned data is sent inline, copied, or from where it is, also if the send queue is full and the
+/// operation is dropped.
+#[test]
+fn owned_payloads_of_each_length() {
+    let (a, b) = pair_with(
+        &Options::new()
+            .send_depth(2)
+            .max_inline(16)
+            .message_size(100),
+    );
+    let target = b.share::<u32>(60_000, Access::REMOTE_WRITE).unwrap();
+    let there = target.remote();
+    for len in [0, 1, 4, 5, 24, 25, 26, 59_999] {
+        target.write_at(0, &[7; 60_000]).unwrap();
+        let elements: Vec<u32> = (1..=len).collect();
+        drop(a.write(elements.clone(), &there).started());
+        drop(
+            a.write(
+                elements.clone().into_boxed_slice(),
+                &there.slice(1..).unwrap(),
+            )
+            .started(),
+        );
+        drop(
+            a.write(bytes(&elements), &there.slice(1..).unwrap().bytes())
+                .started(),
+        );
+        a.write(elements, &there).wait_for(LIMIT).unwrap();
+        drop(a.send(String::from("done")).started());
+        let done = b.recv().wait_for(LIMIT).unwrap();
+        assert_eq!(*done, *b"done");
+        let mut expected = vec![7; 60_000];
+        expected[1..][..len as usize].copy_from_slice(&(1..=len).collect::<Vec<_>>());
+        expected[..len as usize].copy_from_slice(&(1..=len).collect::<Vec<_>>());
+        assert!(target.to_vec().unwrap() == expected, "{len} elements");
+    }
+}
+
+fn bytes(elements: &[u32]) -> bytes::Bytes {
+    bytes::Bytes::copy_from_slice(bytemuck::cast_slice(elements))
+}
+
+/// The memory of owned data is freed after its request has completed, not before.
+#[test]
+fn owned_payload_lives_until_completion() {
+    struct Owner(Vec<u8>, Arc<AtomicBool>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+    let (a, b) = pair_with(&Options::new().send_depth(1));
+    let target = b.share::<u8>(1 << 20, Access::REMOTE_WRITE).unwrap();
+    let there = target.remote();
+    for waits in [true, false] {
+        let freed = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+        let writes = [0, 1, 2].map(|n| {
+            let owner = Owner(vec![n as u8; 1 << 20], Arc::clone(&freed[n]));
+            a.write(bytes::Bytes::from_owner(owner), &there).started()
+        });
+        assert!(freed.iter().all(|freed| !freed.load(Ordering::SeqCst)));
+        for write in writes {
+            match waits {
+                true => write.wait_for(LIMIT).unwrap(),
+                false => drop(write),
+            }
+        }
+        let end = Instant::now() + LIMIT;
+        while !freed.iter().all(|freed| freed.load(Ordering::SeqCst)) {
+            assert!(!waits && Instant::now() < end, "it is never freed");
+            std::thread::yield_now();
+        }
+        a.send("x").wait_for(LIMIT).unwrap();
+        drop(b.recv().wait_for(LIMIT).unwrap());
+        assert_eq!(target.to_vec().unwrap(), [2; 1 << 20]);
+    }
+}
+
+/// Operations own what they need, so tasks can be spawned with them.
+#[test]
+fn operations_are_spawned() {
+    let (a, b) = pair_with(&Options::new().send_depth(3));
+    let all = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let target = b.share::<u64>(64, all).unwrap();
+    let there = target.remote();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).build().unwrap();
+    runtime.block_on(async {
+        let writes: Vec<_> = (0..64)
+            .map(|n| tokio::spawn(a.write(vec![n as u64 + 1], &there.at(n).unwrap())))
+            .collect();
+        for write in writes {
+            write.await.unwrap().unwrap();
+        }
+        let gets: Vec<_> = (0..64)
+            .map(|n| tokio::spawn(a.get(&there.at(n).unwrap())))
+            .collect();
+        for (n, get) in gets.into_iter().enumerate() {
+            assert_eq!(get.await.unwrap().unwrap(), n as u64 + 1);
+        }
+        let message = tokio::spawn(b.recv().into_future());
+        let closed = tokio::spawn(b.closed().into_future());
+        let channel = tokio::spawn(a.send(String::from("hello")).into_future());
+        channel.await.unwrap().unwrap();
+        assert_eq!(*message.await.unwrap().unwrap(), *b"hello");
+        drop(a);
+        closed.await.unwrap().unwrap();
+    });
+}
+
 #[test]
 fn payloads_of_each_kind() {
     let (a, b) = pair_with(&Options::new().message_size(10_000));
@@ -123,7 +240,7 @@ fn payloads_of_each_kind() {
     assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());
-    let refused = a.send(vec![0; 10_001]).wait();
+    let refused = a.send(&vec![0; 10_001]).wait();
     assert!(matches!(
         refused,
         Err(Error::Refused(Refusal::TooLongToCopy { most: 10_000, .. }))
@@ -290,7 +407,7 @@ fn get_mut_needs_unused_region() {
     let mut region = c.allocate::<u8>(8).unwrap();
     drop(c.send(&region).started());
     // Another thread frees it, although the connection is no longer used.
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     while region.get_mut().is_none() {
         assert!(begin.elapsed() < LIMIT, "the region is kept");
         std::thread::yield_now();
