@@ -153,7 +153,7 @@ mod tests {
         let peer = "127.0.0.1:7174".parse().unwrap();
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         for (e, part) in [
-            (iwarp::Error::Io(refused), "nobody listens"),
+            (iwarp::Error::from(refused), "nobody listens"),
             (iwarp::Error::Rejected(b"too busy".to_vec()), "too busy"),
             (iwarp::Error::Rejected(vec![0, 1]), "2 octets"),
             (iwarp::Error::TimedOut("x"), "no answer"),

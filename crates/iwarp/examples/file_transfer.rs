@@ -34,7 +34,7 @@ fn serve((listener, memory): (Listener, iwarp::Region<u8>), to: &Path) -> Result
     let length = connection.recv().wait()?.immediate().unwrap_or_default();
     std::fs::write(to, memory.slice(..length as usize)?.to_vec()?)?;
     println!("received {length} octets");
-    connection.closed().wait()
+    connection.closed().wait()?.into_result()
 }
 
 fn send(to: SocketAddr, path: &Path) -> Result<()> {

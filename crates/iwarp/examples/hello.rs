@@ -12,7 +12,7 @@ fn main() -> iwarp::Result<()> {
         let line = String::from_utf8_lossy(&connection.recv().wait()?).into_owned();
         println!("server heard: {line}");
         connection.send(format!("you said '{line}'")).wait()?;
-        connection.closed().wait()
+        connection.closed().wait()?.into_result()
     });
     let connection = iwarp::connect(address).wait()?;
     connection.send("hello over RDMA").wait()?;

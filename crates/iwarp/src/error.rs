@@ -7,13 +7,14 @@ use iwarp_rnic::memory::MemoryError;
 use iwarp_rnic::qp::CreateError;
 use iwarp_rnic::receive_queue::SrqError;
 use iwarp_rnic::{AllocError, PostError};
+use std::sync::Arc;
 use std::{fmt, io};
 
 /// Result type of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is out of range or contradicts another one; the text says which (EINVAL).
@@ -57,7 +58,7 @@ pub enum Error {
     /// Nothing is ready, and the call does not block (EAGAIN).
     WouldBlock,
     /// An error of the operating system.
-    Io(io::Error),
+    Io(Arc<io::Error>),
 }
 
 impl Error {
@@ -135,7 +136,7 @@ impl std::error::Error for Error {
             Self::Refused(e) => Some(e),
             Self::Operation(e) => Some(e),
             Self::Memory(e) => Some(e),
-            Self::Io(e) => Some(e),
+            Self::Io(e) => Some(&**e),
             _ => None,
         }
     }
@@ -143,13 +144,13 @@ impl std::error::Error for Error {
 
 impl From<io::Error> for Error {
     fn from(e: io::Error) -> Self {
-        Self::Io(e)
+        Self::Io(Arc::new(e))
     }
 }
 
 impl From<NetError> for Error {
     fn from(e: NetError) -> Self {
-        Self::Io(e.into())
+        Self::from(io::Error::from(e))
     }
 }
 

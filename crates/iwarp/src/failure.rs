@@ -156,6 +156,80 @@ impl std::error::Error for Refusal {
     }
 }
 
+/// How a connection ended; see [`Connection::closed`](crate::Connection::closed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum End {
+    /// This end closed it.
+    Closed,
+    /// The peer closed it.
+    ClosedByPeer,
+    /// The peer sent a Terminate message: this end broke the protocol, or accessed memory that it
+    /// has no right to. The [code](Fault::code) contains the layer, the type and the code of the
+    /// error (RFC 5040 section 4.8).
+    TerminatedByPeer(Fault),
+    /// This end sent a Terminate message, or would have: the peer broke the protocol or accessed
+    /// memory that it has no right to, or a local request failed ([`Fault::blame`]).
+    Terminated(Fault),
+    /// The TCP connection was reset, or it ended within a message.
+    Reset,
+    /// The peer stopped answering ([`Config::peer_timeout`](crate::Config::peer_timeout)).
+    Vanished,
+    /// The operating system reported this error.
+    Failed(i32),
+}
+
+impl End {
+    pub(crate) const fn new(
+        fault: Option<Fault>,
+        errno: i32,
+        vanished: bool,
+        closed_here: bool,
+    ) -> Self {
+        match fault {
+            _ if vanished => Self::Vanished,
+            Some(fault) => match fault.blame {
+                Blame::Transport => Self::Reset,
+                Blame::PeerTerminated => Self::TerminatedByPeer(fault),
+                Blame::Peer | Blame::Local => Self::Terminated(fault),
+            },
+            None if errno == libc::ECONNRESET => Self::Reset,
+            None if errno != 0 => Self::Failed(errno),
+            None if closed_here => Self::Closed,
+            None => Self::ClosedByPeer,
+        }
+    }
+
+    /// Returns `true` if one of the ends closed the connection, and `false` if it failed.
+    pub const fn is_graceful(self) -> bool {
+        matches!(self, Self::Closed | Self::ClosedByPeer)
+    }
+
+    /// Returns success if the end was graceful.
+    ///
+    /// # Errors
+    /// [`Error::ConnectionLost`](crate::Error::ConnectionLost) with the cause.
+    pub fn into_result(self) -> crate::Result<()> {
+        match self.is_graceful() {
+            true => Ok(()),
+            false => Err(crate::Error::ConnectionLost(self.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed by this end"),
+            Self::ClosedByPeer => f.write_str("closed by the peer"),
+            Self::TerminatedByPeer(fault) | Self::Terminated(fault) => fault.fmt(f),
+            Self::Reset => f.write_str("the TCP connection was reset or cut"),
+            Self::Vanished => f.write_str("the peer stopped answering"),
+            Self::Failed(errno) => std::io::Error::from_raw_os_error(*errno).fmt(f),
+        }
+    }
+}
+
 /// A request that was posted and failed. The connection has ended, and all other requests fail,
 /// too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -269,6 +343,66 @@ impl std::error::Error for OperationError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn end_follows_from_cause() {
+        let fault = |blame| Fault {
+            blame,
+            code: iwarp_proto::rdmap::TerminateCode::MPA_CONNECTION_LOST,
+        };
+        let [peer, by_peer, local, transport] = [
+            Blame::Peer,
+            Blame::PeerTerminated,
+            Blame::Local,
+            Blame::Transport,
+        ]
+        .map(fault);
+        for (cause, end, text) in [
+            ((None, 0, false, true), End::Closed, "closed by this end"),
+            (
+                (None, 0, false, false),
+                End::ClosedByPeer,
+                "closed by the peer",
+            ),
+            (
+                (Some(peer), 0, false, true),
+                End::Terminated(peer),
+                "broke the protocol",
+            ),
+            (
+                (Some(local), 0, false, false),
+                End::Terminated(local),
+                "local work request",
+            ),
+            (
+                (Some(by_peer), 0, false, true),
+                End::TerminatedByPeer(by_peer),
+                "terminated by the peer",
+            ),
+            (
+                (Some(transport), 104, false, false),
+                End::Reset,
+                "reset or cut",
+            ),
+            ((None, 104, false, true), End::Reset, "reset or cut"),
+            (
+                (Some(transport), 104, true, false),
+                End::Vanished,
+                "stopped answering",
+            ),
+            (
+                (None, libc::ENETDOWN, false, false),
+                End::Failed(libc::ENETDOWN),
+                "down",
+            ),
+        ] {
+            let (fault, errno, vanished, closed_here) = cause;
+            assert_eq!(End::new(fault, errno, vanished, closed_here), end);
+            assert!(end.to_string().contains(text), "{end}");
+            assert_eq!(end.into_result().is_ok(), end.is_graceful());
+            assert_eq!(end.is_graceful(), fault.is_none() && errno == 0);
+        }
+    }
 
     #[test]
     fn operation_error_has_blame_and_advice() {

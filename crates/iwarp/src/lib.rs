@@ -156,7 +156,7 @@ pub use connection::{
 };
 pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
-pub use failure::{OperationError, Refusal, RequestKind};
+pub use failure::{End, OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::Access;
 pub use iwarp_rnic::qp::{Blame, Fault};
 

@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn taken_port_is_retried() {
-        let error = |errno| Error::Io(std::io::Error::from_raw_os_error(errno));
+        let error = |errno| Error::from(std::io::Error::from_raw_os_error(errno));
         for (result, attempts, wanted) in [
             (libc::EADDRINUSE, PORT_ATTEMPTS, libc::EADDRINUSE),
             (libc::EMFILE, 1, libc::EMFILE),

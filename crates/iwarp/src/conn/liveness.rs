@@ -147,6 +147,7 @@ pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
         return;
     }
     tracing::debug!(qp = qp.num, "the peer has vanished");
+    g.peer_vanished = true;
     drive::broken(qp, &mut g, &mut effects);
     qp.collect_effects(&mut g, &mut effects);
     drop(g);

@@ -33,6 +33,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::connect::Ends;
 use crate::sys::fork::Origin;
 use crate::sys::poller::Interest;
+use crate::sys::sockopt::{TcpInfo, tcp_info};
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
@@ -153,6 +154,8 @@ pub(crate) struct QpState {
     pub(crate) cork: Cork,
     /// Total time for which Sends were held, in nanoseconds, without the one that is held now.
     pub(crate) held_ns: u64,
+    /// The peer of the last stream stopped answering.
+    pub(crate) peer_vanished: bool,
     /// How long requests wait for a peer that is connected by number.
     pub(crate) retry: Retry,
     /// Number of resets. An attempt to connect of an earlier epoch is ignored.
@@ -294,6 +297,7 @@ impl QueuePair {
                     link: Link::default(),
                     cork: Cork::default(),
                     held_ns: 0,
+                    peer_vanished: false,
                     retry: Retry::default(),
                     epoch: 0,
                 }),
@@ -353,6 +357,11 @@ impl QueuePair {
         self.inner.state.lock().machine.fault()
     }
 
+    /// Returns `true` if the connection ended because the peer stopped answering.
+    pub(crate) fn has_peer_vanished(&self) -> bool {
+        self.inner.state.lock().peer_vanished
+    }
+
     /// Returns `true` if a successful completion of the queue pair has not been polled.
     pub(crate) fn has_unseen_success(&self) -> bool {
         let QpInner {
@@ -375,6 +384,15 @@ impl QueuePair {
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let ends = self.inner.state.lock().link.socket()?.ends;
         Some((ends.local, ends.peer))
+    }
+
+    /// Returns what TCP reports about the connection, and the bytes that the peer has not
+    /// acknowledged.
+    pub(crate) fn transport(&self) -> Option<(TcpInfo, u64)> {
+        let socket = self.inner.state.lock().link.socket().cloned()?;
+        // Without the lock, because these are system calls.
+        let unacknowledged = socket.stream.unacknowledged_bytes().ok()?;
+        Some((tcp_info(&socket.stream).ok()?, unacknowledged))
     }
 
     /// Sets what a peer may do to memory through the queue pair: the remote rights of `access`, as
@@ -522,6 +540,7 @@ impl QpInner {
             let attached = g.link.attach(open);
             debug_assert!(attached, "there was no stream above");
             g.cork = Cork::default();
+            g.peer_vanished = false;
             // Under the lock, so that no thread changes the interest before the engine knows it.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {

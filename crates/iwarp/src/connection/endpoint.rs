@@ -17,6 +17,7 @@ use std::future::Future;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Minimum of the message size. The answer of an atomic needs a word.
 const LEAST_MESSAGE: u32 = 64;
@@ -355,21 +356,39 @@ impl Connect {
     /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], [`Error::NoDevice`];
     /// [`Error::Io`], such as connection refused; [`Error::InvalidArgument`]: an option is out of
     /// range.
-    pub fn wait(mut self) -> Result<Connection> {
+    pub fn wait(self) -> Result<Connection> {
+        self.try_all(|connector, to, qp| connector.connect(to, qp))
+    }
+
+    /// Connects, and blocks until the connection is established, for at most `limit`. A task uses
+    /// the timeout of its runtime: dropping the future cancels the attempt.
+    ///
+    /// # Errors
+    /// See [`wait`](Self::wait).
+    pub fn wait_for(self, limit: Duration) -> Result<Connection> {
+        let deadline = Instant::now().checked_add(limit);
+        self.try_all(|connector, to, qp| {
+            let left = deadline.map_or(limit, |end| end.saturating_duration_since(Instant::now()));
+            connector.connect_within(left, to, qp)
+        })
+    }
+
+    fn try_all(
+        mut self,
+        connect: impl Fn(&Connector, SocketAddr, QueuePair) -> Result<cm::ConnectedId>,
+    ) -> Result<Connection> {
         let mut last = Err(Error::NoDevice);
         for to in std::mem::replace(&mut self.to, Ok(Vec::new()))? {
-            last = self.try_one(to);
+            let attempt = self.start(to).and_then(|(connector, qp, rest)| {
+                let cm = connect(&connector, to, qp)?;
+                Ok(rest.finish(cm, &self.options, true))
+            });
+            last = attempt;
             if last.is_ok() {
                 break;
             }
         }
         last
-    }
-
-    fn try_one(&self, to: SocketAddr) -> Result<Connection> {
-        let (connector, qp, rest) = self.start(to)?;
-        let cm = connector.connect(to, qp)?;
-        Ok(rest.finish(cm, &self.options, true))
     }
 
     async fn run(mut self) -> Result<Connection> {

@@ -14,25 +14,17 @@ use super::waiters::Ticket;
 use super::window::Window;
 use crate::engine::slots::BLOCKS;
 use crate::error::{Error, Result};
-use crate::failure::{OperationError, Refusal, RequestKind};
+use crate::failure::{End, OperationError, Refusal, RequestKind};
 use crate::runtime::QueuePair;
 use crate::verbs::cm;
 use crate::verbs::{MemoryRegion, MemoryWindow, Pages};
 use bytemuck::Pod;
 use iwarp_rnic::qp::Fault;
 use iwarp_rnic::{Access, WcStatus};
-use parking_lot::Mutex;
-use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Wake, Waker};
-
-#[derive(Debug, Clone)]
-enum Ended {
-    Gracefully,
-    Lost(String),
-    Os(i32),
-}
 
 /// State shared by the handles of a connection.
 #[derive(Debug)]
@@ -48,7 +40,9 @@ pub(super) struct Inner {
     pub(super) max_inline: u32,
     pub(super) send_depth: u32,
     initiator: bool,
-    ended: Mutex<Option<Ended>>,
+    /// This end has begun to close it.
+    closing: AtomicBool,
+    end: OnceLock<End>,
     pub(super) span: tracing::Span,
 }
 
@@ -80,17 +74,15 @@ impl Inner {
     }
 
     fn note_end(&self) {
-        let Some(how) = self.cm.try_ended() else {
+        let Some(errno) = self.cm.try_ended() else {
             return;
         };
-        let how = match how {
-            Ok(()) => Ended::Gracefully,
-            Err(Error::Io(error)) => Ended::Os(error.raw_os_error().unwrap_or(libc::EIO)),
-            Err(Error::ConnectionLost(why)) => Ended::Lost(why),
-            Err(other) => Ended::Lost(other.to_string()),
-        };
-        tracing::debug!(parent: &self.span, ?how, "the connection has ended");
-        *self.ended.lock() = Some(how);
+        let closing = self.closing.load(Ordering::Relaxed);
+        let qp = self.qp();
+        let end = End::new(qp.fault(), errno, qp.has_peer_vanished(), closing);
+        tracing::debug!(parent: &self.span, ?end, "the connection has ended");
+        // Set once: there is one event.
+        let _ = self.end.set(end);
         self.router.end();
     }
 
@@ -199,7 +191,8 @@ impl Connection {
                 max_inline: parts.max_inline,
                 send_depth: parts.send_depth,
                 initiator: parts.initiator,
-                ended: Mutex::new(None),
+                closing: AtomicBool::new(false),
+                end: OnceLock::new(),
                 span,
             }
         });
@@ -471,6 +464,7 @@ impl Connection {
     /// [`Refusal::Forked`].
     pub fn close(&self) -> Result<()> {
         self.inner.router.check_process()?;
+        self.inner.closing.store(true, Ordering::Relaxed);
         match self.inner.cm.disconnect() {
             // It has already ended.
             Ok(()) | Err(Error::InvalidState(_)) => {}
@@ -480,10 +474,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until either side has ended the connection.
+    /// Waits until either side has ended the connection, and returns how it ended.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`] or [`Error::Io`] with the cause, if the end was not graceful.
+    /// [`Refusal::Forked`].
     pub fn closed(&self) -> Closed {
         Closed {
             connection: self.clone(),
@@ -500,24 +494,20 @@ pub struct Closed {
     ticket: Option<Ticket>,
 }
 
-waits!([] Closed, ());
+waits!([] Closed, End);
 
 impl Wait for Closed {
-    type Output = ();
+    type Output = End;
 
-    fn poll_now(&mut self) -> Poll<Result<()>> {
-        match self.connection.inner.ended.lock().clone() {
+    fn poll_now(&mut self) -> Poll<Result<End>> {
+        match self.connection.inner.end.get() {
             None => Poll::Pending,
-            Some(Ended::Gracefully) => Poll::Ready(Ok(())),
-            Some(Ended::Lost(why)) => Poll::Ready(Err(Error::ConnectionLost(why))),
-            Some(Ended::Os(errno)) => {
-                Poll::Ready(Err(Error::Io(io::Error::from_raw_os_error(errno))))
-            }
+            Some(end) => Poll::Ready(Ok(*end)),
         }
     }
 
     fn is_likely(&self) -> bool {
-        self.connection.inner.ended.lock().is_some()
+        self.connection.inner.end.get().is_some()
     }
 
     fn register(&mut self, waker: &Waker) {

@@ -7,7 +7,7 @@ use crate::admission::Admission;
 use crate::error::{Error, Result};
 use crate::verbs::cm;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Builds a [`Listener`]; created by [`listen`](crate::listen).
 #[must_use = "it does nothing until `bind` is called"]
@@ -168,8 +168,22 @@ impl Accept<'_> {
     /// See [`Listener::incoming`]; [`Error::InvalidArgument`], [`Error::OutOfMemory`],
     /// [`Error::Memory`] if the options cannot be satisfied.
     pub fn wait(self) -> Result<Connection> {
+        self.wait_until(None)
+    }
+
+    /// Blocks until a peer is connected, for at most `limit`. Once a peer has sent its request, its
+    /// set-up may take longer. A task uses the timeout of its runtime.
+    ///
+    /// # Errors
+    /// See [`wait`](Self::wait); [`Error::TimedOut`].
+    pub fn wait_for(self, limit: Duration) -> Result<Connection> {
+        self.wait_until(Instant::now().checked_add(limit))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<Connection> {
         loop {
-            let incoming = self.listener.wait_incoming(None)?;
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            let incoming = self.listener.wait_incoming(left)?;
             if let Some(connection) = unless_peers_fault(incoming.wait())? {
                 return Ok(connection);
             }

@@ -14,7 +14,7 @@
 //!     let connection = listener.accept().wait()?;
 //!     let question = connection.recv().wait()?;
 //!     connection.send(&question.to_ascii_uppercase()).wait()?;
-//!     connection.closed().wait()
+//!     connection.closed().wait()?.into_result()
 //! });
 //! let connection = iwarp::connect(address).wait()?;
 //! connection.send("hello").wait()?;
@@ -46,7 +46,9 @@ mod receive;
 mod region;
 mod remote;
 mod router;
+mod shutdown;
 mod state;
+mod stats;
 mod stream;
 mod turns;
 mod wait;
@@ -63,10 +65,12 @@ pub use operation::{Bound, Done, Element, Elements, Operation, Payload};
 pub use receive::{Message, Recv};
 pub use region::Region;
 pub use remote::RemoteRegion;
+pub use shutdown::Shutdown;
+pub use stats::{Stats, Traffic, Transport};
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub use window::Window;
 
-pub use crate::failure::{OperationError, Refusal, RequestKind};
+pub use crate::failure::{End, OperationError, Refusal, RequestKind};
 
 use std::net::ToSocketAddrs;
 

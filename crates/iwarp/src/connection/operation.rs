@@ -152,6 +152,8 @@ pub(super) enum Op {
     /// The tagged offset and the rights to grant.
     Bind(u64, Access),
     Invalidate,
+    /// Completes when all earlier requests are visible in the peer's memory.
+    Flush,
 }
 
 /// A location in the peer's memory. Packed, so that an operation fits into two cache lines.
@@ -167,7 +169,7 @@ impl Op {
         match self {
             Self::Send | Self::SendImmediate(_) | Self::SendInvalidate(_) => RequestKind::Send,
             Self::Write(_) | Self::WriteImmediate(..) => RequestKind::Write,
-            Self::Read(_) => RequestKind::Read,
+            Self::Read(_) | Self::Flush => RequestKind::Read,
             Self::FetchAdd(..) => RequestKind::FetchAdd,
             Self::CompareSwap(..) => RequestKind::CompareSwap,
             Self::Bind(..) => RequestKind::Bind,
@@ -211,6 +213,10 @@ impl Op {
             }
             (Self::Invalidate, Some(window)) => SendOp::LocalInvalidate {
                 stag: Stag(window.rkey()),
+            },
+            (Self::Flush, _) => SendOp::Flush {
+                remote_addr: 0,
+                rkey: 0,
             },
             // Unreachable: binds and invalidations have a window.
             (Self::Send | Self::Bind(..) | Self::Invalidate, _) => SendOp::Send,

@@ -9,6 +9,7 @@ use super::operation::Payload;
 use super::wait::{Wait, block};
 use crate::error::{Error, Result};
 use std::io;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 /// A byte stream in both directions over a [`Channel`]: implements [`std::io::Read`] and
@@ -299,7 +300,10 @@ impl From<Error> for io::Error {
     /// Keeps the error as the source and derives the kind from it.
     fn from(error: Error) -> Self {
         match error {
-            Error::Io(error) => error,
+            Error::Io(error) => {
+                let kind = error.kind();
+                Arc::try_unwrap(error).unwrap_or_else(|error| Self::new(kind, error))
+            }
             error => {
                 let kind = Self::from_raw_os_error(error.errno()).kind();
                 Self::new(kind, error)

@@ -30,7 +30,7 @@ impl Plan {
                 self.log.note(self, &taken, &Place::default());
                 return Err(match object.errno {
                     libc::ENOMEM => Error::OutOfMemory,
-                    errno => Error::Io(io::Error::from_raw_os_error(errno)),
+                    errno => Error::from(io::Error::from_raw_os_error(errno)),
                 });
             }
         }

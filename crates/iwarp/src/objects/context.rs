@@ -600,7 +600,7 @@ pub(crate) fn random_u64() -> Result<u64> {
 }
 
 fn no_random(e: getrandom::Error) -> Error {
-    Error::Io(std::io::Error::other(e.to_string()))
+    Error::from(std::io::Error::other(e.to_string()))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns the time limit of a blocking call. The device's own limits expire earlier; this one only
 /// guards against a bug in them. It allows three attempts, because one with MPA revision 1 may
@@ -302,9 +302,24 @@ impl Connector {
     /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], or [`Error::Io`]: connection
     /// refused, no route.
     pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
+        self.connect_within(set_up_limit(self.ctx.config()), peer, qp)
+    }
+
+    /// As [`connect`](Self::connect), for at most `limit`.
+    ///
+    /// # Errors
+    /// See [`connect`](Self::connect).
+    pub fn connect_within(
+        &self,
+        limit: Duration,
+        peer: SocketAddr,
+        qp: QueuePair,
+    ) -> Result<ConnectedId> {
+        let deadline = Instant::now().checked_add(limit);
         let (id, channel) = self.start(peer, &qp)?;
         loop {
-            let event = channel.next(Some(set_up_limit(self.ctx.config())))?;
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            let event = channel.next(left)?;
             if !is_preliminary(event.kind) {
                 return ConnectedId::settle(id, channel, qp, event);
             }
@@ -371,7 +386,7 @@ impl Drop for OwnedId {
 
 impl ConnectedId {
     fn settle(id: OwnedId, channel: CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
-        let os = || Error::Io(io::Error::from_raw_os_error(event.status));
+        let os = || Error::from(io::Error::from_raw_os_error(event.status));
         match event.kind {
             CmEventKind::Established => Ok(Self {
                 id,
@@ -445,16 +460,18 @@ impl ConnectedId {
         self.channel.wake_at_next(waker);
     }
 
-    /// Takes the result of the connection's end. Returns `None` if the connection has not ended, or
-    /// if another call has taken the event.
-    pub(crate) fn try_ended(&self) -> Option<Result<()>> {
-        Some(self.ended(&self.channel.try_next()?))
+    /// Takes the event of the connection's end, and returns its status. Returns `None` if the
+    /// connection has not ended, or if another call has taken the event.
+    pub(crate) fn try_ended(&self) -> Option<i32> {
+        Some(self.channel.try_next()?.status)
     }
 
     fn ended(&self, event: &CmEvent) -> Result<()> {
         match self.qp.fault() {
             Some(fault) => Err(Error::ConnectionLost(fault.to_string())),
-            None if event.status != 0 => Err(Error::Io(io::Error::from_raw_os_error(event.status))),
+            None if event.status != 0 => {
+                Err(Error::from(io::Error::from_raw_os_error(event.status)))
+            }
             None => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 
 use iwarp::connection::{Refusal, RequestKind};
 use iwarp::runtime::WcStatus;
-use iwarp::{Access, Connection, Endpoint, Error, Options, RemoteRegion};
+use iwarp::{Access, Blame, Connection, End, Endpoint, Error, Options, RemoteRegion};
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -185,6 +185,101 @@ fn owned_payload_lives_until_completion() {
     }
 }
 
+/// Each end learns which one closed the connection, and that all messages arrived.
+#[test]
+fn shutdown_delivers_everything() {
+    for depth in [1, 128] {
+        for reads in [0, 16] {
+            let options = Options::new().send_depth(depth).reads(reads, reads);
+            let (a, b) = pair_with(&options);
+            for n in 0..40_u8 {
+                drop(a.send(vec![n]).started());
+            }
+            let end = a.shutdown().wait_for(LIMIT).unwrap();
+            assert_eq!(end, End::Closed);
+            for n in 0..40 {
+                assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [n]);
+            }
+            assert!(matches!(b.recv().wait_for(LIMIT), Err(Error::Closed)));
+            assert_eq!(b.closed().wait_for(LIMIT).unwrap(), End::ClosedByPeer);
+            // Once more has no effect.
+            assert_eq!(a.shutdown().wait_for(LIMIT).unwrap(), End::Closed);
+        }
+    }
+    let (a, b) = pair();
+    let end = run(async move {
+        a.send(String::from("x")).await.unwrap();
+        a.shutdown().await.unwrap()
+    });
+    assert_eq!(end, End::Closed);
+    assert_eq!(b.closed().wait_for(LIMIT).unwrap(), End::ClosedByPeer);
+}
+
+#[test]
+fn statistics_count_traffic() {
+    let (a, b) = pair();
+    let before = a.stats();
+    assert_eq!(before.sent.messages, 0);
+    a.send(vec![1; 3000]).wait_for(LIMIT).unwrap();
+    drop(b.recv().wait_for(LIMIT).unwrap());
+    b.send(vec![2; 10]).wait_for(LIMIT).unwrap();
+    drop(a.recv().wait_for(LIMIT).unwrap());
+    let (ours, theirs) = (a.stats(), b.stats());
+    assert_eq!((ours.sent.octets, ours.sent.messages), (3000, 1));
+    assert_eq!((ours.received.octets, ours.received.messages), (10, 1));
+    assert_eq!(theirs.sent, ours.received);
+    // The first message is that of the set-up.
+    assert_eq!(
+        (theirs.received.octets, theirs.received.messages),
+        (3000, 2)
+    );
+    let transport = ours.transport.unwrap();
+    assert!(transport.rtt > Duration::ZERO && transport.rtt < LIMIT);
+    assert_eq!(transport.retransmits, 0);
+    // TCP acknowledges in time.
+    let end = Instant::now() + LIMIT;
+    while a.stats().transport.unwrap().octets_in_flight > 0 {
+        assert!(Instant::now() < end);
+        std::thread::yield_now();
+    }
+    a.shutdown().wait_for(LIMIT).unwrap();
+    assert_eq!(a.stats().sent.octets, 3000);
+}
+
+/// Waits for a peer that does not come, or does not answer, are limited.
+#[test]
+fn setup_has_time_limits() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let brief = Duration::from_millis(50);
+    let refused = iwarp::connect(silent.local_addr().unwrap()).wait_for(brief);
+    assert!(matches!(refused, Err(Error::TimedOut(_))), "{refused:?}");
+    let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
+    let alone = listener.accept().wait_for(brief);
+    assert!(matches!(alone, Err(Error::TimedOut(_))), "{alone:?}");
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().wait_for(LIMIT).unwrap());
+        let connected = iwarp::connect(listener.local_addr())
+            .wait_for(LIMIT)
+            .unwrap();
+        assert_eq!(accepted.join().unwrap().peer_addr(), connected.local_addr());
+    });
+}
+
+/// Programs keep errors, and pass them to other threads.
+#[test]
+fn errors_are_cloned() {
+    fn is_value<T: Clone + Send + Sync + std::error::Error + 'static>(_: &T) {}
+    let refused = iwarp::connect("127.0.0.1:1").wait().unwrap_err();
+    is_value(&refused);
+    let clone = refused.clone();
+    assert_eq!(clone.to_string(), refused.to_string());
+    assert_eq!(clone.errno(), libc::ECONNREFUSED);
+    let source = std::error::Error::source(&clone).expect("it has a source");
+    assert!(source.downcast_ref::<std::io::Error>().is_some());
+    let io = std::io::Error::from(clone);
+    assert_eq!(io.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
 /// Operations own what they need, so tasks can be spawned with them.
 #[test]
 fn operations_are_spawned() {
@@ -240,7 +335,8 @@ fn payloads_of_each_kind() {
     assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());
-    let refused = a.send(&vec![0; 10_001]).wait();
+    let too_long = vec![0; 10_001];
+    let refused = a.send(&too_long).wait();
     assert!(matches!(
         refused,
         Err(Error::Refused(Refusal::TooLongToCopy { most: 10_000, .. }))
@@ -339,7 +435,13 @@ fn peer_refusal_ends_connection_with_cause() {
     assert_eq!(a.fault(), error.fault());
     let text = Error::Operation(error).to_string();
     assert!(text.contains("RDMA Write of 64 octets"), "{text}");
-    assert!(a.closed().wait_for(LIMIT).is_err());
+    let Ok(End::TerminatedByPeer(fault)) = a.closed().wait_for(LIMIT) else {
+        panic!("{:?}", a.closed().wait_for(LIMIT));
+    };
+    assert_eq!(Some(fault), a.fault());
+    assert!(
+        matches!(b.closed().wait_for(LIMIT), Ok(End::Terminated(fault)) if fault.blame == Blame::Peer)
+    );
     let late = a.send("x").wait();
     assert!(matches!(late, Err(Error::Operation(e)) if e.status() == WcStatus::Flushed));
     assert!(

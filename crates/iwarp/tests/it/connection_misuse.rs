@@ -208,7 +208,7 @@ fn forked_child_does_not_use_connection() {
                 |result: Result<(), Error>| matches!(result, Err(Error::Refused(Refusal::Forked)));
             let good = refused(a.send("x").wait())
                 && refused(a.recv().wait().map(drop))
-                && refused(a.closed().wait())
+                && refused(a.closed().wait().map(drop))
                 && refused(a.close())
                 && refused(a.bind(&region, ALL).wait().map(drop));
             drop((posted, region));

@@ -341,6 +341,7 @@ fn failed(
     effects: &mut Effects,
 ) {
     tracing::debug!(qp = qp.num, %error, "receive failed");
+    g.peer_vanished = error.raw_os_error() == Some(libc::ETIMEDOUT);
     // The program has unmapped registered memory.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);
     let hidden = !unmapped && hide_end(qp, g, effects);
