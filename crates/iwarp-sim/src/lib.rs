@@ -12,11 +12,10 @@
 //! * [`generate`](mod@generate), [`script`], [`illegal`], [`forgery`], [`memory`] create hosts,
 //!   options and programs from a seed, with the expected outcome of each request;
 //! * [`net`] simulates the byte streams; [`driver`] drives queue pairs as a runtime does; [`app`]
-//!   runs the programs; [`forge`] sends what no RNIC sends;
-//! * [`setup`] sets connections up with a fault at every octet;
-//! * [`reach`] records what each seed reaches;
-//! * [`check`] and [`verdict`] contain the checks; [`plant`] plants bugs, which the checks must
-//!   find.
+//!   runs the programs; [`forge`] sends FPDUs that no correct RNIC sends;
+//! * [`setup`] tests connection set-up with a fault after every octet;
+//! * [`reach`] records the coverage of each seed: states, operations, completions and errors;
+//! * [`check`] and [`verdict`] contain the checks; [`plant`] plants bugs that the checks must find.
 #![deny(unsafe_code)]
 
 pub mod app;
