@@ -75,8 +75,8 @@ impl World {
         }
     }
 
-    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who is
-    /// blamed, and the Terminate code.
+    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who
+    /// is blamed, and the Terminate code.
     fn check_fault(&mut self, e: usize) {
         let Some(want) = self.expected_fault(e) else {
             return;
@@ -89,8 +89,8 @@ impl World {
         self.check_first_error(e);
     }
 
-    /// Returns the fault that the endpoint must report: `Some(None)` if it must report none. Returns
-    /// `None` if several outcomes are allowed and the actual one is among them.
+    /// Returns the fault that the endpoint must report: `Some(None)` if it must report none.
+    /// Returns `None` if several outcomes are allowed and the actual one is among them.
     fn expected_fault(&self, e: usize) -> Option<Option<Fault>> {
         let got = self.eps[e].qp.fault();
         let lost = got.is_some_and(|fault| fault.blame == Blame::Transport);
@@ -152,8 +152,8 @@ impl World {
         Some(Some(match ep.ops[self.conns[e / 2].illegal_op?].expect {
             Expect::Success => return None,
             // A responder executes local requests before it has received the initiator's first
-            // FPDU. If one fails then, it must not send a Terminate (RFC 5044 section 7.1.2), and the
-            // initiator only detects that the connection ended.
+            // FPDU. If one fails then, it must not send a Terminate (RFC 5044 section 7.1.2), and
+            // the initiator only detects that the connection ended.
             Expect::Local(_) if e & 1 != side && could_not_terminate => Fault {
                 blame: Blame::Transport,
                 code: TerminateCode::MPA_CONNECTION_LOST,
@@ -230,8 +230,8 @@ impl World {
         }
         let mut sinks = Vec::new();
         let from = ep.first_error.map_or(ep.posted, |b| b.0).min(ep.posted);
-        // Requests before the failed one may have been flushed. The peer may have executed them, and
-        // their responses may have been placed.
+        // Requests before the failed one may have been flushed. The peer may have executed them,
+        // and their responses may have been placed.
         let from = from.min(ep.first_unsuccessful.unwrap_or(from));
         for op in &ep.ops[from..ep.posted] {
             ours.extend(op.local.iter().cloned());

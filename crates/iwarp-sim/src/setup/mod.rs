@@ -232,8 +232,8 @@ impl Run {
         })
     }
 
-    /// Delivers the next octet that `side` has sent, or the FIN or reset after its last one. Returns
-    /// `true` if anything was delivered.
+    /// Delivers the next octet that `side` has sent, or the FIN or reset after its last one.
+    /// Returns `true` if anything was delivered.
     fn deliver(&mut self, side: usize) -> bool {
         if self.has_fault(side, FaultKind::Stall) {
             return false;
