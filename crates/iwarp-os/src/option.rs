@@ -1,4 +1,4 @@
-//! Socket options that the crate `socket2` lacks.
+//! Socket options that the crate `socket2` does not offer.
 
 use socket2::Socket;
 use std::io;
@@ -8,9 +8,9 @@ use std::os::fd::AsRawFd;
 /// (`setsockopt(2)`).
 ///
 /// # Errors
-/// The operating system's.
+/// The operating system's error.
 pub(super) fn set<T: Copy>(socket: &Socket, level: i32, name: i32, value: T) -> io::Result<()> {
-    // SAFETY: the kernel reads as many bytes as the value has.
+    // SAFETY: the kernel reads the bytes of `value`, whose size is passed.
     let status = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
