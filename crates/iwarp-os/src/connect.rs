@@ -333,9 +333,6 @@ impl Bound {
     }
 
     /// Returns the address of the socket.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         address_of(&self.socket)
     }
@@ -449,9 +446,6 @@ impl Listener {
     }
 
     /// Returns the address of the listener, with the port that the kernel has chosen.
-    ///
-    /// # Errors
-    /// The kernel's error.
     #[cfg(test)]
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         address_of(&self.socket)

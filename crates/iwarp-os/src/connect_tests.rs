@@ -202,7 +202,6 @@ fn first_bytes_are_sent_on_loopback() {
     assert_eq!((ends.local, ends.peer), (peer, target));
     let mut octets = [0; 8];
     assert_eq!(accepted.recv(&mut octets).expect("there"), 5);
-    // The accepted stream inherits these options from the listener.
     assert!(accepted.socket().tcp_nodelay().expect("option"));
     assert!(accepted.socket().nonblocking().expect("flags"));
     assert!(stream.socket().nonblocking().expect("flags"));
@@ -301,7 +300,6 @@ fn port_is_free_after_close() {
     }
     let stream = finish(connect(taken, None).expect("connect")).expect("up");
     let (accepted, _) = accept(&listener);
-    // The side that closes first enters TIME-WAIT, which must not block a new listener.
     drop(accepted);
     drop(listener);
     drop(stream);

@@ -125,9 +125,6 @@ impl DatagramSocket {
     }
 
     /// Returns the address that the socket is bound to.
-    ///
-    /// # Errors
-    /// The operating system's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let address = self.socket.local_addr()?;
         address

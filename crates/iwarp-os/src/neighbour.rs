@@ -212,7 +212,7 @@ fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     ))
 }
 
-/// Appends an append_attribute whose value needs no padding.
+/// Appends an attribute whose value needs no padding.
 fn append_attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     to.extend((value.len() as u16 + 4).to_ne_bytes());
     to.extend(kind.to_ne_bytes());

@@ -237,7 +237,6 @@ fn wait_for(child: libc::pid_t) {
     }
 }
 
-/// Blocks all signals for this thread until it is dropped.
 struct Mask(MaybeUninit<libc::sigset_t>);
 
 impl Mask {

@@ -6,9 +6,6 @@ use std::os::fd::AsRawFd;
 
 /// Sets an option whose value is a plain number, or a structure of numbers that the kernel defines
 /// (`setsockopt(2)`).
-///
-/// # Errors
-/// The operating system's error.
 pub(super) fn set<T: Copy>(socket: &Socket, level: i32, name: i32, value: T) -> io::Result<()> {
     // SAFETY: the kernel reads the bytes of `value`, whose size is passed.
     let status = unsafe {

@@ -71,17 +71,11 @@ impl ServiceSocket {
     }
 
     /// Stops sharing the port: no other socket can bind it from now on.
-    ///
-    /// # Errors
-    /// The operating system's error.
     pub fn claim(&self) -> io::Result<()> {
         self.socket.set_reuse_address(false)
     }
 
     /// Returns the address that the socket is bound to.
-    ///
-    /// # Errors
-    /// The operating system's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let address = self.socket.local_addr()?;
         address
@@ -107,9 +101,6 @@ impl ServiceSocket {
     }
 
     /// Returns the address of the connected peer.
-    ///
-    /// # Errors
-    /// The operating system's error.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let address = self.socket.peer_addr()?.as_socket();
         let address = address.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
@@ -139,7 +130,7 @@ impl ServiceSocket {
             iov_base: octets.as_ptr().cast_mut().cast(),
             iov_len: octets.len(),
         };
-        // SAFETY: plain numbers and null pointers.
+        // SAFETY: the structure contains numbers and pointers, so all zeros are a valid value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_name = to.as_ptr().cast_mut().cast();
         header.msg_namelen = to.len();
@@ -172,7 +163,7 @@ impl ServiceSocket {
             iov_base: into.as_mut_ptr().cast(),
             iov_len: into.len(),
         };
-        // SAFETY: plain numbers and null pointers.
+        // SAFETY: the structure contains numbers and pointers, so all zeros are a valid value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_name = (&raw mut name).cast();
         header.msg_namelen = size_of::<SockAddrStorage>() as libc::socklen_t;

@@ -158,9 +158,6 @@ impl TcpStream {
     }
 
     /// Returns the maximum segment size (the EMSS of RFC 5044). It may change with the path MTU.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn mss(&self) -> io::Result<u32> {
         self.socket.tcp_mss()
     }
@@ -192,9 +189,6 @@ impl TcpStream {
     }
 
     /// Returns the local address.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         to_inet(&self.socket.local_addr()?)
     }
@@ -208,9 +202,6 @@ impl TcpStream {
     }
 
     /// Returns the pending error of the socket, if any, and clears it.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.socket.take_error()
     }
@@ -234,17 +225,11 @@ impl TcpStream {
     }
 
     /// Returns the number of bytes written to the socket that the peer has not acknowledged.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn unacknowledged_bytes(&self) -> io::Result<u64> {
         self.queue_ioctl(libc::TIOCOUTQ)
     }
 
     /// Enables TCP keep-alive with this limit, or disables it.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn keep_alive(&self, limit: Option<Duration>) -> io::Result<()> {
         set_keep_alive(&self.socket, limit)
     }
@@ -257,9 +242,6 @@ impl TcpStream {
 
     /// If the peer has not answered a retransmission or a window probe, returns the time since its
     /// last acknowledgement.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn unanswered(&self) -> io::Result<Option<Duration>> {
         let info = tcp_info(&self.socket)?;
         // A peer whose buffer is full may drop a retransmission, but acknowledges that it received
@@ -282,9 +264,6 @@ impl TcpStream {
     /// Linux first sends a tail loss probe, which it does not count as a retransmission, and then
     /// waits again. That takes up to two retransmission timeouts. A third one allows for late
     /// timers.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn time_to_tell(&self) -> io::Result<Duration> {
         let timeout = tcp_info(&self.socket)?.retransmission_timeout_us;
         Ok(Duration::from_micros(timeout.into()) * 3)
@@ -311,9 +290,6 @@ impl TcpStream {
 /// stream fails with `TimedOut`. The limit is rounded down to seconds, and is at least 2 s and at
 /// most 32,767 s. While data are unacknowledged, the kernel sends no probes; see
 /// [`TcpStream::unanswered`]. Accepted streams inherit the setting of their listening socket.
-///
-/// # Errors
-/// The kernel's error.
 pub(super) fn set_keep_alive(socket: &Socket, limit: Option<Duration>) -> io::Result<()> {
     const MAX_PROBES: u64 = 4;
     let Some(limit) = limit else {

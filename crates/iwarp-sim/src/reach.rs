@@ -396,7 +396,8 @@ impl Summary {
             println!("{:>9} {name}", "NONE");
         }
         println!(
-            "{} of {} seeds are dull: they reached only what at least one in {COMMON} seeds reached",
+            "{} of {} seeds are dull: they reached only what at least one in {COMMON} seeds \
+             reached",
             self.dull(),
             self.seeds.len()
         );

@@ -30,7 +30,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a fork waits for another thread's fork, which may have to copy large page tables.
 const OTHER_FORK_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause between attempts.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A process-wide value and its lock. In a forked child, the lock is free.
@@ -114,14 +113,12 @@ trait ForkSafe: Sync {
     /// Holds the lock until [`release`](Self::release). Returns `false` if another thread holds it.
     fn hold(&'static self) -> bool;
 
-    /// Releases the lock if this fork holds it.
     fn release(&self);
 
     /// Called in a child: replaces the lock if a thread of the parent held it, or if the child must
     /// not use the value.
     fn reset_in_child(&'static self);
 
-    /// Runs `f` while the calling thread holds the lock.
     fn while_locked(&'static self, f: &mut dyn FnMut());
 }
 

@@ -24,7 +24,6 @@ pub(super) extern "C" fn failed() {
     naked_asm!("mov x0, #0", "mov x1, #0", "ret")
 }
 
-/// The address range of the section.
 #[repr(C)]
 pub(super) struct Bounds {
     pub(super) start: usize,

@@ -73,7 +73,6 @@ static PREVIOUS: [[Previous; HANDLERS.len()]; SIGNALS.len()] = [const {
 }; SIGNALS.len()];
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-/// Held while a level is installed.
 static INSTALLING: ProcessLock<()> = ProcessLock::new("sys::guarded::INSTALLING", ());
 
 impl Previous {
@@ -105,13 +104,11 @@ impl Previous {
     }
 }
 
-/// See [`super::enable`].
 pub(super) fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
     keep();
 }
 
-/// See [`super::keep`].
 pub(super) fn keep() {
     if !ENABLED.load(Ordering::Relaxed) {
         return;
@@ -126,7 +123,6 @@ pub(super) fn keep() {
     }
 }
 
-/// Unblocks the signals in this thread.
 fn unblock() {
     let mut blocked = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: the sets are local, and the calls change the mask of this thread only.

@@ -24,7 +24,6 @@ pub(super) extern "C" fn failed() {
     naked_asm!("xor eax, eax", "xor edx, edx", "ret")
 }
 
-/// The address range of the section.
 #[repr(C)]
 pub(super) struct Bounds {
     pub(super) start: usize,

@@ -64,7 +64,7 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamChange {
     None,
-    /// The sending direction was shut_down down.
+    /// The sending direction was shut down.
     Shutdown,
     Reset,
 }
@@ -104,7 +104,6 @@ pub(super) struct Endpoint {
     host: Completions,
     /// STags of the four ranges.
     stags: [u32; 4],
-    /// The peer's STags.
     peer_stags: [u32; 4],
     /// Identifiers of the posted requests.
     posted: Vec<u64>,
@@ -336,7 +335,6 @@ impl Endpoint {
         self.serve_requests()
     }
 
-    /// Performs what the queue pair requests.
     fn serve_requests(&mut self) -> StreamChange {
         while self.qp.completions_due() {
             let _ = self.qp.complete_due(&mut self.host);
@@ -388,7 +386,6 @@ impl Endpoint {
         }
     }
 
-    /// Processes the peer's FIN.
     pub(super) fn receive_fin(&mut self, pool: &mut Pool) -> StreamChange {
         match self.phase {
             Phase::Startup(_) => {

@@ -154,7 +154,6 @@ enum Fin {
 
 #[derive(Debug)]
 struct RunOutcome {
-    /// For each endpoint, the number of its octets that arrived at the other one.
     delivered: [u64; 2],
     pool: Pool,
     result: Result<(), String>,

@@ -57,7 +57,6 @@ impl Queue {
         })
     }
 
-    /// Returns `true` if all completions have been polled.
     pub(crate) fn is_over(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         assert!(taken <= self.expected, "a completion was taken twice");

@@ -196,7 +196,6 @@ pub(crate) fn first_wake_time() -> Option<u64> {
     with(|w| w.sleepers.iter().filter_map(|(end, _)| *end).min())
 }
 
-/// Creates a descriptor without arrivals.
 pub(crate) fn descriptor() -> usize {
     with(|w| {
         w.descriptors.push(Descriptor::default());

@@ -4,7 +4,6 @@ use iwarp_sim_threads::{Plant, run};
 
 const DEFAULT_SEEDS: u64 = 200;
 
-/// Reads a env_number from an environment variable.
 fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
