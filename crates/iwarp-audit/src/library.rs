@@ -5,7 +5,7 @@
 //! audit namespace contains neither a standard library nor a C library, so the functions must not
 //! allocate, panic or call other libraries. See `rtld-audit(7)`.
 #![no_std]
-// Prevents that the compiler replaces loops by calls of the C library's `memcpy` and `strlen`.
+// The compiler must not replace loops by calls of the C library's `memcpy` and `strlen`.
 #![no_builtins]
 
 mod preload;

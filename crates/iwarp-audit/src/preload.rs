@@ -16,9 +16,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_char;
 use core::ptr;
 
-/// The program that needs the library.
 const PROGRAM: &[u8] = b"rdma";
-/// The variable with the path of the library.
 const LIBRARY_VARIABLE: &[u8] = b"IWARP_NETLINK_PRELOAD";
 /// The loader's variable with the libraries to load, separated by colons or spaces.
 const LIST_VARIABLE: &[u8] = b"LD_PRELOAD";
@@ -44,7 +42,7 @@ static BUFFERS: Buffers = Buffers {
 /// another program, if the library is already preloaded, or if the program cannot be executed.
 ///
 /// # Safety
-/// As the invariant at the head of the file.
+/// The invariant at the head of the file holds.
 pub(crate) unsafe fn execute_again(
     arguments: *const *const c_char,
     environment: *const *const c_char,

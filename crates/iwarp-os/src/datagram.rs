@@ -6,6 +6,7 @@
 //! sizes. Only the parts that the kernel reports as written are read.
 
 use super::option;
+use iwarp_proto::datagram::DATAGRAM_MAX;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -151,7 +152,7 @@ impl DatagramSocket {
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         loop {
-            // SAFETY: the invariant at the head of the file.
+            // SAFETY: the invariant at the head of the file holds.
             let sent = unsafe {
                 libc::sendmmsg(
                     self.socket.as_raw_fd(),
@@ -179,13 +180,13 @@ impl DatagramSocket {
     pub fn receive(&self, batch: &mut Batch, max: usize) -> io::Result<usize> {
         let max = max.clamp(1, BATCH);
         batch.len = max;
-        batch.lens = [Batch::ROOM; BATCH];
+        batch.lens = [DATAGRAM_MAX; BATCH];
         batch.control_lens = [CONTROL_WORDS * 8; BATCH];
         batch.name_lens = [size_of::<SockAddrStorage>() as libc::socklen_t; BATCH];
         let mut vectors = [EMPTY; BATCH];
         let mut headers = batch.headers(&mut vectors);
         batch.len = 0;
-        // SAFETY: the invariant at the head of the file.
+        // SAFETY: the invariant at the head of the file holds.
         let received = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
@@ -204,7 +205,7 @@ impl DatagramSocket {
         for (i, header) in headers[..received].iter().enumerate() {
             let m = &header.msg_hdr;
             batch.truncated[i] = m.msg_flags & libc::MSG_TRUNC != 0;
-            batch.lens[i] = (header.msg_len as usize).min(Batch::ROOM);
+            batch.lens[i] = (header.msg_len as usize).min(DATAGRAM_MAX);
             batch.name_lens[i] = m.msg_namelen;
             // SAFETY: the kernel has filled in `m` and its control data, which are in `batch`.
             batch.routes[i] = unsafe { parse_route(m) };
@@ -325,9 +326,7 @@ impl Default for Batch {
 impl Batch {
     /// Unused bytes before each datagram, which the caller may fill.
     pub const FRONT: usize = 8;
-    /// Maximum length of a datagram in bytes.
-    const ROOM: usize = iwarp_proto::datagram::DATAGRAM_MAX;
-    const SLOT: usize = Self::FRONT + Self::ROOM;
+    const SLOT: usize = Self::FRONT + DATAGRAM_MAX;
 
     /// Removes all datagrams.
     pub fn clear(&mut self) {
@@ -347,7 +346,7 @@ impl Batch {
     /// Returns a buffer for a datagram of `len` bytes, or `None` if the batch is full or `len` is
     /// too long. Write the datagram to it, then call [`commit`](Self::commit).
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
-        if self.len == BATCH || len > Self::ROOM {
+        if self.len == BATCH || len > DATAGRAM_MAX {
             return None;
         }
         self.lens[self.len] = len;
@@ -459,7 +458,7 @@ mod tests {
     fn truncated_datagram_is_not_returned() {
         let b = loopback(false);
         let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let long = vec![1; Batch::ROOM + 1];
+        let long = vec![1; DATAGRAM_MAX + 1];
         let to = b.local_addr().unwrap();
         sender.send_to(&long, to).unwrap();
         sender.send_to(&long[1..], to).unwrap();

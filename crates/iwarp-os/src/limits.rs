@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The size to which [`make_room`] enlarges the descriptor table, unless the limit of open files is
 /// lower. The table takes 128 KiB of kernel memory.
-const ROOM: usize = 16 << 10;
+const TABLE_SIZE: usize = 16 << 10;
 
 /// The limit of open files, before and after [`raise_open_files`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub fn descriptors() -> usize {
 /// thread that opens a descriptor then waits until no processor uses the old table: 5 to 8 ms, four
 /// times for 3,000 connections.
 pub fn make_room(any: impl AsFd) {
-    let last = descriptors().min(ROOM).saturating_sub(1);
+    let last = descriptors().min(TABLE_SIZE).saturating_sub(1);
     if let Ok(last) = i32::try_from(last) {
         drop(fcntl_dupfd_cloexec(any, last));
     }
@@ -75,7 +75,7 @@ mod tests {
             .find_map(|line| line.strip_prefix("FDSize:"))
             .expect("the size of the table");
         let size: usize = size.trim().parse().expect("a number");
-        assert!(size >= descriptors().min(ROOM), "{size}");
+        assert!(size >= descriptors().min(TABLE_SIZE), "{size}");
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl ServiceSocket {
         header.msg_iovlen = 1;
         header.msg_control = control.as_mut_ptr().cast();
         header.msg_controllen = used as _;
-        // SAFETY: the invariant at the head of the file.
+        // SAFETY: the invariant at the head of the file holds.
         let sent = unsafe {
             libc::sendmsg(
                 self.socket.as_raw_fd(),
@@ -171,7 +171,7 @@ impl ServiceSocket {
         header.msg_iovlen = 1;
         header.msg_control = control.as_mut_ptr().cast();
         header.msg_controllen = size_of_val(&control) as _;
-        // SAFETY: the invariant at the head of the file.
+        // SAFETY: the invariant at the head of the file holds.
         let received = unsafe {
             libc::recvmsg(
                 self.socket.as_raw_fd(),

@@ -37,7 +37,6 @@ const DIRECTORIES: [&[u8]; 3] = [
 /// The variable with the path of the directory that contains the redirected files.
 const VARIABLE: &CStr = c"IWARP_PATHS";
 
-/// Buffer for a redirected path.
 struct PathBuffer([u8; libc::PATH_MAX as usize]);
 
 impl PathBuffer {

@@ -39,7 +39,6 @@ impl Drop for Tree {
     }
 }
 
-/// Runs a script. Returns its output.
 fn run(script: &str, root: Option<&Path>) -> String {
     let mut command = Command::new("sh");
     command.args(["-c", script]).env("LD_PRELOAD", library());

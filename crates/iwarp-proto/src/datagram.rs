@@ -184,7 +184,6 @@ fn put<const N: usize>(header: &mut [u8; HEADER_LEN], at: core::ops::Range<usize
     }
 }
 
-/// Reads a field.
 fn get<const N: usize>(header: &[u8; HEADER_LEN], at: core::ops::Range<usize>) -> [u8; N] {
     header
         .get(at)
@@ -222,7 +221,6 @@ mod tests {
         datagram
     }
 
-    /// Updates the CRC of a datagram that a test has changed.
     fn update_crc(datagram: &mut [u8]) {
         let crc = append(append(0, &datagram[..28]), &datagram[32..]);
         datagram[28..32].copy_from_slice(&crc.to_be_bytes());
@@ -290,11 +288,9 @@ mod tests {
             };
             assert_eq!(seal(&header, HEADER_LEN), Err(Unsendable));
         }
-        // The longest payload is valid.
         let longest = sealed(&EXAMPLE, &[7; PAYLOAD_MAX]);
         let (header, payload) = Header::open(append, &longest).unwrap();
         assert_eq!((header, payload), (EXAMPLE, &[7; PAYLOAD_MAX][..]));
-        // The largest queue pair numbers are valid.
         let last = Header {
             destination: QP_MAX,
             source: QP_MAX,

@@ -23,7 +23,6 @@ fn message(kind: Kind, private_data: &[u8]) -> Message<'_> {
     }
 }
 
-/// Updates the CRC of a message that a test has changed.
 fn update_crc(octets: &mut [u8]) {
     let crc = append(0, &octets[..252]);
     octets[252..256].copy_from_slice(&crc.to_be_bytes());

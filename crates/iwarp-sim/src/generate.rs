@@ -221,7 +221,6 @@ impl World {
         }
     }
 
-    /// Chooses random parameters for a queue pair.
     fn random_config(&mut self, e: usize, n: usize, stream: &StreamConfig, fate: Fate) -> QpConfig {
         let special = match fate {
             Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) => s == e % 2,

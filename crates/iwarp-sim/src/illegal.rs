@@ -32,7 +32,6 @@ enum Mistake {
     Unmapped,
 }
 
-/// A kind of remote access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RemoteAccess {
     Write,
@@ -339,7 +338,6 @@ impl Side {
         self.expect(w, index, Expect::Refused(write_code(mistake)))
     }
 
-    /// Adds an atomic with a misaligned address.
     fn misaligned(&mut self, w: &mut World, peer: &Self) -> usize {
         let (sges, _) = w.scatter(self.n, self.pd, 8, 1, true);
         let op = SendOp::FetchAdd {

@@ -79,7 +79,6 @@ fn main() -> ExitCode {
     run_seeds(&args, plant)
 }
 
-/// Tests connection set-up in all modes.
 fn test_setup() -> ExitCode {
     let start = Instant::now();
     let result = sweep(None);

@@ -243,8 +243,8 @@ unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut usize {
     }
 }
 
-/// Makes the guarded access fail in which the thread was interrupted. Returns `false` if there was
-/// none.
+/// If the thread was interrupted in a guarded access, makes the access fail. Otherwise, returns
+/// `false`.
 ///
 /// # Safety
 /// As for [`program_counter`].

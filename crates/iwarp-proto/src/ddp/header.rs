@@ -149,7 +149,6 @@ impl UntaggedHeader {
         Err(header.queue_error())
     }
 
-    /// Returns the error of a header on a wrong queue.
     #[cold]
     const fn queue_error(&self) -> HeaderError {
         if self.qn > QueueNumber::ATOMIC_RESPONSE.0 {
@@ -260,7 +259,6 @@ impl Header {
         }
     }
 
-    /// Returns the error in two control octets.
     #[cold]
     const fn control_error(ddp_control: u8, rdmap_control: u8) -> HeaderError {
         //= rfc5044 section C.1

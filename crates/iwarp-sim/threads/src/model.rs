@@ -126,7 +126,6 @@ impl Source for Timers {
 }
 
 impl Timers {
-    /// Sets a timer that expires after `delay`.
     fn set(&self, engine: &Engine, token: u64, delay: u64) {
         let at = world::now() + delay;
         self.checked.alarms.lock().push(at);

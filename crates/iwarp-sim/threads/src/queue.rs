@@ -272,7 +272,6 @@ impl Socket {
         assert_eq!(*self.posted.lock(), 0, "a request was not sent");
     }
 
-    /// Returns `true` if there is a message to read.
     pub(crate) fn is_readable(&self) -> bool {
         world::pending(self.fd) > 0
     }

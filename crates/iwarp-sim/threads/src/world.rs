@@ -85,7 +85,6 @@ pub(crate) fn begin(plant: Option<Plant>) {
     });
 }
 
-/// Returns `true` if this bug is planted.
 pub(crate) fn has_plant(plant: Plant) -> bool {
     with(|w| w.plant == Some(plant))
 }

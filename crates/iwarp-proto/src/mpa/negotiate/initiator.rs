@@ -80,7 +80,6 @@ impl Initiator {
         Ok(this)
     }
 
-    /// Returns the RTR messages to offer.
     fn offer(&self) -> RtrSet {
         if !self.params.peer_to_peer {
             return RtrSet::NONE;
