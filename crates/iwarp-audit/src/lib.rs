@@ -1,5 +1,5 @@
-//! `LD_AUDIT=libiwarp_audit.so`: a program gets iwarp's libraries, in whatever way it requests
-//! `libibverbs` or `librdmacm`.
+//! `LD_AUDIT=libiwarp_audit.so`: a program that requests `libibverbs` or `librdmacm` gets iwarp's
+//! libraries.
 //!
 //! `LD_LIBRARY_PATH` is sufficient for most programs. But `DT_RPATH` and absolute paths take
 //! precedence over it, and it has no effect if a program requests another name: `libibverbs.so`

@@ -272,8 +272,8 @@ impl State {
     /// Returns the version of the audit interface to use, or 0 if the loader must ignore this
     /// library.
     ///
-    /// Before version 2 (glibc 2.35), an audit library slows down each call of a function in a
-    /// shared library, unless all functions are resolved when the program starts.
+    /// Before version 2 (glibc 2.35), an audit library slows down all calls between shared
+    /// libraries, unless all functions are resolved when the program starts.
     pub(crate) fn version(&self, offered: c_uint) -> c_uint {
         let inner = self.inner();
         if inner.target.len == 0 || (offered < VERSION && !inner.binds_now) {

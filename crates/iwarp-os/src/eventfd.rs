@@ -1,8 +1,8 @@
 //! A pollable flag: the file descriptor behind completion channels and connection-event channels.
 //!
 //! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next
-//! [`EventFd::drain`], regardless of the number of signals, so it works with an application's
-//! level-triggered `poll`, `select` and `epoll`.
+//! [`EventFd::drain`], regardless of the number of signals. So it works with level-triggered
+//! `poll`, `select` and `epoll`.
 
 use super::poller::{Interest, wait_fd};
 use rustix::event::{EventfdFlags, eventfd};

@@ -52,8 +52,8 @@ pub struct NextHop {
 
 impl NextHop {
     /// Finds the next hop from a local address to a peer, and makes the kernel ask for its link
-    /// address. Returns `None` if the link address is known or not needed (the peer is on this
-    /// host, or the link has no addresses), or if the kernel does not report it.
+    /// address. Returns `None` if the link address is known, not needed (the peer is on this host,
+    /// or the link has no addresses), or not reported by the kernel.
     pub fn unanswered(source: IpAddr, peer: SocketAddr) -> Option<Self> {
         let local = [
             source,

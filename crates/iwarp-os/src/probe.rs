@@ -8,7 +8,7 @@
 //! - Earlier kernels: the text of `/proc/self/maps`. It takes 0.4 µs per mapping of the process, or
 //!   24 µs in a small process.
 //! - Without `/proc`: `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (Linux 5.14) on the whole
-//!   range. They do not change the contents, but fault in the pages, so a large unused range takes
+//!   range. They do not change the contents, but fault in the pages. So a large unused range takes
 //!   memory and time, as pinning it for a hardware RNIC would. On earlier kernels, the check fails.
 //!
 //! If a file is shorter than its mapping, the last pages do not exist. So the check also faults in
@@ -30,8 +30,8 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Returns `true` if all of `[addr, addr + len)` is mapped and readable in this process, and
-/// writable if `write` is set, and no part of it is beyond the end of a mapped file. An empty range
-/// is always valid. A range that wraps around is never valid.
+/// writable if `write` is set. Pages beyond the end of a mapped file count as unmapped. An empty
+/// range is always valid. A range that wraps around is never valid.
 pub fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     let Some(end) = addr.checked_add(len) else {
         return false;

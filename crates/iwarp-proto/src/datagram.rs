@@ -62,9 +62,8 @@ pub struct Header {
     pub immediate: Option<u32>,
     /// The receiver should raise a solicited event.
     pub solicited: bool,
-    /// Packet sequence number. A queue pair starts with any number and counts its datagrams, so
-    /// that a receiver can distinguish a datagram that the network has duplicated from one that was
-    /// sent twice.
+    /// Packet sequence number. A queue pair starts with any number and counts its datagrams. So a
+    /// receiver can detect a datagram that the network has duplicated.
     pub sequence: u32,
 }
 

@@ -56,8 +56,8 @@ pub fn crc32c() -> Crc32c {
     let functions = Crc32c::new(crc32c_append);
     #[cfg(target_arch = "x86_64")]
     if x86::is_supported() {
-        // SAFETY: both functions access the given memory by assembly only, and CPU support was just
-        // checked.
+        // SAFETY: both functions access the given memory by assembly only, and CPU support was
+        // checked above.
         return unsafe {
             functions
                 .with_shared(x86::crc32c_shared)
@@ -73,12 +73,12 @@ pub fn crc32c() -> Crc32c {
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if data.len() < FOLD_FROM && std::arch::is_x86_feature_detected!("sse4.2") {
-        // SAFETY: CPU support was just checked.
+        // SAFETY: CPU support was checked above.
         return unsafe { by_instruction(crc, data) };
     }
     #[cfg(target_arch = "x86_64")]
     if x86::is_supported() {
-        // SAFETY: the slice is readable, and CPU support was just checked.
+        // SAFETY: the slice is readable, and CPU support was checked above.
         return unsafe { x86::crc32c_shared(crc, data.as_ptr(), data.len()) }.unwrap_or_default();
     }
     by_crc_fast(crc, data)
@@ -179,7 +179,7 @@ mod tests {
             prop_assert_eq!(iwarp_proto::crc32c::append(start, &data), whole);
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("sse4.2") {
-                // SAFETY: CPU support was just checked.
+                // SAFETY: CPU support was checked above.
                 prop_assert_eq!(unsafe { by_instruction(start, &data) }, whole);
             }
         }

@@ -534,7 +534,7 @@ mod tests {
         ) {
             let data = &data[cut.index(data.len() + 1)..];
             if is_supported() {
-                // SAFETY: the slice is readable, and CPU support was just checked.
+                // SAFETY: the slice is readable, and CPU support was checked above.
                 let crc = unsafe { crc32c_shared(start, data.as_ptr(), data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 let mut copy = vec![0x5A; data.len() + 1];

@@ -98,7 +98,7 @@ pub fn generation() -> u32 {
 }
 
 /// The process that created an object. In a child, an inherited object's locks may be held by
-/// threads that do not exist there, so the child must not lock them, not even to drop the object.
+/// threads that do not exist there. So the child must not lock them, not even to drop the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin(u32);
 

@@ -174,9 +174,9 @@ impl PendingRequest {
     }
 
     /// Writes a reply that rejects the connection. It contains the initiator's own IRD and ORD, so
-    /// that these do not appear to be the reason. Returns the length of the reply, or 0 if the
-    /// private data are too long (more than 512 octets, or 508 in an enhanced reply) or `out` is
-    /// too short. The TCP connection may remain open.
+    /// that these do not appear to be the reason. Returns the length of the reply, or 0 if `out` is
+    /// too short or the private data are too long (more than 512 octets, or 508 if enhanced). The
+    /// TCP connection may remain open.
     pub fn reject(&self, private_data: &[u8], out: &mut [u8]) -> usize {
         let prefix = self.prefix.map(|p| reject_prefix(&p, p.ird));
         self.emit_reject(prefix, private_data, out)
