@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(
             kinds(&[0; 16]),
             [] as [u16; 0],
-            "a length shorter than the append_attribute's header"
+            "a length shorter than the attribute's header"
         );
     }
 
