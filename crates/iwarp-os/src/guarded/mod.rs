@@ -12,17 +12,13 @@
 //! (`handler`) sets the program counter to the function `failed`, which returns 0 to the caller. No
 //! other code is interrupted, so no frame with a destructor is skipped, and no lock remains held.
 //!
-//! The alternative is a recovery point in thread-local storage, as `sigsetjmp` creates it, around a
-//! call of the C library's `memcpy`. It was not chosen:
+//! A copy takes 0.8 to 1.1 times as long as `memcpy` (`cargo test -p iwarp-os --release --lib
+//! copy_cost -- --ignored --nocapture`). A processor without such functions ends the process at a
+//! fault.
 //!
-//! | | our functions | recovery point |
-//! | --- | --- | --- |
-//! | the fault interrupts | one of our leaf functions | any `memcpy`, also that of a sanitizer, whose own frames and state would be skipped |
-//! | the handler needs | the program counter | thread-local storage, which a library that was opened with `dlopen` may have to allocate first |
-//! | cost without a fault | none | two stores and a look-up of the thread's storage per access |
-//! | the caller's registers | are all intact | those that the recovery point has saved |
-//! | time of a copy, relative to `memcpy` | 0.8 to 1.1 (`cargo test -p iwarp-os --release --lib copy_cost -- --ignored --nocapture`) | 1 |
-//! | other architectures | have no such functions, so a fault ends the process | would work |
+//! The alternative is a call of `memcpy` with a recovery point in thread-local storage
+//! (`sigsetjmp`). It costs two stores and a look-up for each access. A fault may also interrupt a
+//! sanitizer's `memcpy`, whose frames and state would be skipped.
 //!
 //! System calls do not need this: they fail with `EFAULT`.
 
@@ -171,10 +167,8 @@ pub fn enable() {
 /// two signals in this thread, because the kernel kills a process if a thread faults while it
 /// blocks the signal.
 ///
-/// This takes three system calls, so it is done only at certain times: when a device is opened,
-/// memory is registered, or a queue pair is created or connected; before the progress thread drives
-/// sockets; when a polling thread yields (after 64 empty polls, or later if another thread
-/// computes); and at every 64th read or write of a queue pair.
+/// This takes three system calls, so it is called only at certain times, such as when memory is
+/// registered.
 #[cold]
 pub fn keep() {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
