@@ -13,8 +13,8 @@
 //! other code is interrupted, so no frame with a destructor is skipped, and no lock remains held.
 //!
 //! A copy takes 0.8 to 1.1 times as long as `memcpy` (`cargo test -p iwarp-os --release --lib
-//! copy_cost -- --ignored --nocapture`). A processor without such functions ends the process at a
-//! fault.
+//! copy_cost -- --ignored --nocapture`). Other architectures have no such functions, so a fault
+//! ends the process.
 //!
 //! The alternative is a call of `memcpy` with a recovery point in thread-local storage
 //! (`sigsetjmp`). It costs two stores and a look-up for each access. A fault may also interrupt a
