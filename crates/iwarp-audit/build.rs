@@ -1,10 +1,10 @@
 //! Compiles `src/library.rs` to a shared library that depends on no other library.
 //!
-//! The dynamic loader loads an audit library and its dependencies into a namespace of their own, so
-//! a library that needs the C library costs every process a second copy of it. Cargo cannot build
-//! this one itself: without the standard library, `panic` must be `abort`, and Cargo's profiles set
-//! that for whole workspaces only. The workspace's compiler flags (coverage, sanitizers) do not
-//! apply for the same reason: they would bring their runtimes along.
+//! The dynamic loader loads an audit library and its dependencies into a separate namespace. If the
+//! library needed the C library, every process would load a second copy of it. Cargo cannot build
+//! the library: without the standard library, `panic` must be `abort`, which Cargo's profiles can
+//! only set for the whole workspace. The workspace's compiler flags (coverage, sanitizers) are not
+//! used, because their runtimes would be dependencies.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ fn set_by_cargo(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
 }
 
-fn compiler(to: &Path) -> Command {
+fn compile_command(to: &Path) -> Command {
     let mut command = Command::new(set_by_cargo("RUSTC"));
     let source: PathBuf = [&set_by_cargo("CARGO_MANIFEST_DIR"), "src/library.rs"]
         .iter()
@@ -28,13 +28,13 @@ fn compiler(to: &Path) -> Command {
         .args(["--crate-name", "iwarp_audit", "--crate-type", "cdylib"])
         .args(["--edition", "2024", "--target", &set_by_cargo("TARGET")])
         .args(["-Cpanic=abort", "-Copt-level=2", "-Clto=fat"])
-        // Without this flag rustc refuses to make shared libraries for musl.
+        // Without this flag, rustc cannot build shared libraries for musl.
         .args(["-Ctarget-feature=-crt-static", "-Cstrip=symbols"])
-        // A reference to a function of the C library is an error.
+        // Make a reference to a function of the C library an error.
         .args(["-Clink-arg=-nostdlib", "-Clink-arg=-zdefs"])
         .arg("-o")
         .arg(to)
-        // Only the workspace's flags are in these.
+        // Do not use the workspace's flags.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     command
@@ -45,21 +45,21 @@ fn main() {
         println!("cargo:rerun-if-changed={file}");
     }
     let to = Path::new(&set_by_cargo("OUT_DIR")).join("libiwarp_audit.so");
-    let mut first = compiler(&to);
-    // Cargo passes the linker that its configuration names.
+    let mut with_configured = compile_command(&to);
+    // Cargo passes the linker of its configuration.
     if let Some(linker) = variable("RUSTC_LINKER") {
-        first.arg(format!("-Clinker={linker}"));
+        with_configured.arg(format!("-Clinker={linker}"));
     }
-    // The linker that comes with Rust works for every architecture, because nothing of the system
-    // is linked. `cargo check` for another architecture usually has no other linker.
-    let mut second = compiler(&to);
-    second.args(["-Clinker=rust-lld", "-Clinker-flavor=ld.lld"]);
-    let native =
+    // Rust's own linker works for every architecture, because no system library is linked. For
+    // `cargo check` of another architecture, there is usually no other linker.
+    let mut with_lld = compile_command(&to);
+    with_lld.args(["-Clinker=rust-lld", "-Clinker-flavor=ld.lld"]);
+    let prefer_configured =
         set_by_cargo("TARGET") == set_by_cargo("HOST") || variable("RUSTC_LINKER").is_some();
-    let (first, second) = if native {
-        (first, second)
+    let (first, second) = if prefer_configured {
+        (with_configured, with_lld)
     } else {
-        (second, first)
+        (with_lld, with_configured)
     };
     let mut errors = String::new();
     for mut command in [first, second] {

@@ -1,10 +1,11 @@
-//! The shared library, as `build.rs` compiles it: the functions that the dynamic loader looks for.
+//! The root of the shared library, which `build.rs` compiles: the functions that the dynamic loader
+//! calls.
 //!
-//! The loader calls them with its lock held, from `main`'s thread or from a thread in `dlopen`.
-//! There is neither a standard library nor a C library in this process's audit namespace, so
-//! nothing here may allocate, panic or call out. See `rtld-audit(7)`.
+//! The loader calls them with its lock held, from `main`'s thread or from a thread in `dlopen`. The
+//! audit namespace contains neither a standard library nor a C library, so the functions must not
+//! allocate, panic or call other libraries. See `rtld-audit(7)`.
 #![no_std]
-// Otherwise the compiler replaces loops by calls of the C library's `memcpy` and `strlen`.
+// The compiler must not replace loops by calls of the C library's `memcpy` and `strlen`.
 #![no_builtins]
 
 mod preload;
@@ -15,15 +16,15 @@ use redirect::{LinkMap, State, Variables};
 
 static STATE: State = State::new();
 
-/// Runs when the loader has loaded this library. glibc passes the arguments of `main` to
-/// constructors, which is the only way to the environment without the C library.
+/// The constructor of this library. glibc passes the arguments of `main` to constructors. Without
+/// the C library, there is no other way to get the environment.
 unsafe extern "C" fn start(
     _count: c_int,
     arguments: *const *const c_char,
     environment: *const *const c_char,
 ) {
     // SAFETY: the loader passes the process's environment, which ends with a null pointer. Nothing
-    // else uses the state before the loader calls `la_version`.
+    // else uses `STATE` before the loader calls `la_version`.
     unsafe {
         preload::execute_again(arguments, environment);
         STATE.start(Variables::new(environment));
@@ -40,13 +41,14 @@ extern "C" fn la_version(version: c_uint) -> c_uint {
     STATE.version(version)
 }
 
-/// Records in which namespaces the target is loaded. Returns 0: no bindings are audited.
+/// Records in which namespaces the target is loaded. Returns 0, so that no symbol bindings are
+/// audited.
 ///
 /// # Safety
 /// As in the manual page: the loader passes the object that it has just mapped.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn la_objopen(map: *const LinkMap, space: c_long, cookie: *mut usize) -> c_uint {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { STATE.opened(map, space, cookie) };
     0
 }
@@ -54,25 +56,26 @@ unsafe extern "C" fn la_objopen(map: *const LinkMap, space: c_long, cookie: *mut
 /// Records that an object is about to be unloaded.
 ///
 /// # Safety
-/// As in the manual page: `cookie` is that of an object that was opened.
+/// As in the manual page: `cookie` is the cookie of an opened object.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn la_objclose(cookie: *mut usize) -> c_uint {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { STATE.closed(cookie) };
     0
 }
 
-/// Returns the name by which the loader goes on.
+/// Returns the name for which the loader continues its search.
 ///
 /// # Safety
-/// As in the manual page: `name` is a C string, and `cookie` is that of the object that asks.
+/// As in the manual page: `name` is a C string, and `cookie` is the cookie of the requesting
+/// object.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn la_objsearch(
     name: *const c_char,
     cookie: *mut usize,
     flag: c_uint,
 ) -> *const c_char {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { STATE.search(name, cookie, flag) }
 }
 

@@ -1,83 +1,84 @@
-//! Loads a library into iproute2's `rdma` that no program asks for: the preload library that
-//! answers netlink requests about our devices.
+//! Loads the preload library that answers netlink requests about our devices into iproute2's
+//! `rdma`.
 //!
-//! A library in `LD_PRELOAD` of every process would keep programs with AddressSanitizer from
-//! starting, whose runtime has to be the first library. Only `rdma` needs this one, but scripts
-//! start it by any path and in any environment. So if the program's name is `rdma`, the process
-//! executes its own file again, with the library in `LD_PRELOAD`. That happens before any code of
+//! If the library were in `LD_PRELOAD` of every process, programs with AddressSanitizer would not
+//! start, because its runtime must be the first library. Only `rdma` needs the library, but scripts
+//! start `rdma` by various paths and in various environments. So if the program's name is `rdma`,
+//! the process executes its own file again, with the library in `LD_PRELOAD`, before any code of
 //! the program has run.
 //!
 //! Invariant of the `unsafe` code: it runs once, in the constructor of the audit library, while the
-//! process has one thread; arguments and environment are lists of C strings that end with null.
+//! process has only one thread. The arguments and the environment are lists of C strings that end
+//! with a null pointer.
 
-use crate::redirect::{Variables, is, octets, split, without};
+use crate::redirect::{Variables, equals, octets, split_path, without};
 use core::cell::UnsafeCell;
 use core::ffi::c_char;
 use core::ptr;
 
-/// The program that needs the library.
 const PROGRAM: &[u8] = b"rdma";
-/// The variable with the path of the library.
 const LIBRARY_VARIABLE: &[u8] = b"IWARP_NETLINK_PRELOAD";
 /// The loader's variable with the libraries to load, separated by colons or spaces.
 const LIST_VARIABLE: &[u8] = b"LD_PRELOAD";
-/// The most variables that are passed on. In a larger environment nothing is done.
+/// The maximum number of variables. In a larger environment, the program is not executed again.
 const VARIABLES_MAX: usize = 2048;
-/// Room for the new value of `LD_PRELOAD`.
+/// The maximum length of the new `LD_PRELOAD` entry, with the final zero.
 const TEXT_MAX: usize = 16384;
 
-struct Room {
+struct Buffers {
     text: UnsafeCell<[u8; TEXT_MAX]>,
     list: UnsafeCell<[*const c_char; VARIABLES_MAX]>,
 }
 
-// SAFETY: the file's invariant.
-unsafe impl Sync for Room {}
+// SAFETY: only one thread uses the buffers (invariant at the head of the file).
+unsafe impl Sync for Buffers {}
 
-static ROOM: Room = Room {
+static BUFFERS: Buffers = Buffers {
     text: UnsafeCell::new([0; TEXT_MAX]),
     list: UnsafeCell::new([ptr::null(); VARIABLES_MAX]),
 };
 
-/// Executes the program again if it needs the library and does not have it. Returns in all other
-/// cases, and if the kernel refuses.
+/// Executes the program again if it is `rdma` and the library is not preloaded. Returns if it is
+/// another program, if the library is already preloaded, or if the program cannot be executed.
 ///
 /// # Safety
-/// The file's invariant.
+/// The invariant at the head of the file holds.
 pub(crate) unsafe fn execute_again(
     arguments: *const *const c_char,
     environment: *const *const c_char,
 ) {
-    // SAFETY: the file's invariant.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if arguments.is_null() || environment.is_null() || (*arguments).is_null() {
             return;
         }
-        if !is(split(octets(*arguments)).1, PROGRAM) {
+        if !equals(split_path(octets(*arguments)).1, PROGRAM) {
             return;
         }
         let variables = Variables::new(environment);
         let library = variables.value(LIBRARY_VARIABLE);
         let others = variables.value(LIST_VARIABLE);
-        // The library comes first, which also ends the repetition.
+        // If the library is the first entry, the program was already executed again.
         if library.is_empty() || without(others, library).is_some() {
             return;
         }
         let parts: [&[u8]; 5] = [LIST_VARIABLE, b"=", library, b":", others];
         let used = if others.is_empty() { 3 } else { 5 };
-        let text = &mut *ROOM.text.get();
-        let list = &mut *ROOM.list.get();
-        if write(text, &parts, used) && copy(list, environment, text.as_ptr().cast()) {
+        let text = &mut *BUFFERS.text.get();
+        let list = &mut *BUFFERS.list.get();
+        if concatenate(text, &parts, used)
+            && copy_environment(list, environment, text.as_ptr().cast())
+        {
             execute(c"/proc/self/exe".as_ptr(), arguments, list.as_ptr());
         }
     }
 }
 
-/// Concatenates parts to a C string. Returns `false` if there is no room.
-fn write(text: &mut [u8; TEXT_MAX], parts: &[&[u8]; 5], used: usize) -> bool {
+/// Concatenates the first `used` parts to a C string. Returns `false` if it is too long.
+fn concatenate(text: &mut [u8; TEXT_MAX], parts: &[&[u8]; 5], used: usize) -> bool {
     let mut len = 0;
-    for (at, part) in parts.iter().enumerate() {
-        if at >= used {
+    for (i, part) in parts.iter().enumerate() {
+        if i >= used {
             break;
         }
         for octet in *part {
@@ -95,12 +96,12 @@ fn write(text: &mut [u8; TEXT_MAX], parts: &[&[u8]; 5], used: usize) -> bool {
     true
 }
 
-/// Copies the environment with `first` in place of the old `LD_PRELOAD`. Returns `false` if there
-/// is no room.
+/// Copies the environment, with the entry `first` instead of the old `LD_PRELOAD`. Returns `false`
+/// if there are too many variables.
 ///
 /// # Safety
-/// `environment` is a list of C strings that ends with null.
-unsafe fn copy(
+/// `environment` is a list of C strings that ends with a null pointer.
+unsafe fn copy_environment(
     list: &mut [*const c_char; VARIABLES_MAX],
     mut environment: *const *const c_char,
     first: *const c_char,
@@ -117,7 +118,7 @@ unsafe fn copy(
         }
         len += 1;
         loop {
-            // SAFETY: the caller's promise. The loop ends after the null pointer.
+            // SAFETY: guaranteed by the caller. The loop ends after the null pointer.
             unsafe {
                 entry = *environment;
                 environment = environment.add(1);
@@ -134,7 +135,7 @@ unsafe fn copy(
 /// Calls the kernel's `execve`. Returns if it fails.
 ///
 /// # Safety
-/// `path` is a C string, and the others are lists of C strings that end with null.
+/// `path` is a C string. The others are lists of C strings that end with a null pointer.
 #[cfg(target_arch = "x86_64")]
 unsafe fn execute(
     path: *const c_char,
@@ -142,7 +143,8 @@ unsafe fn execute(
     environment: *const *const c_char,
 ) {
     const EXECVE: usize = 59;
-    // SAFETY: the kernel reads what the arguments point to. It changes these three registers alone.
+    // SAFETY: the kernel only reads the memory that the arguments point to. It changes no registers
+    // except `rax`, `rcx` and `r11`.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -160,7 +162,7 @@ unsafe fn execute(
 /// Calls the kernel's `execve`. Returns if it fails.
 ///
 /// # Safety
-/// `path` is a C string, and the others are lists of C strings that end with null.
+/// `path` is a C string. The others are lists of C strings that end with a null pointer.
 #[cfg(target_arch = "aarch64")]
 unsafe fn execute(
     path: *const c_char,
@@ -168,7 +170,8 @@ unsafe fn execute(
     environment: *const *const c_char,
 ) {
     const EXECVE: usize = 221;
-    // SAFETY: the kernel reads what the arguments point to, and changes no register but the first.
+    // SAFETY: the kernel only reads the memory that the arguments point to. It changes no register
+    // except `x0`.
     unsafe {
         core::arch::asm!(
             "svc 0",
@@ -181,9 +184,9 @@ unsafe fn execute(
     }
 }
 
-/// On other processors `rdma` shows the kernel's devices.
+/// Does nothing: on other processors, `rdma` only shows the kernel's devices.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn execute(_: *const c_char, _: *const *const c_char, _: *const *const c_char) {}

@@ -1,42 +1,42 @@
-//! Which names are redirected, to which file, and at which step of the loader's search.
+//! Decides which names are redirected, to which file, and at which step of the loader's search.
 //!
-//! The target is the file that the variable `IWARP_AUDIT` names, or else `libibverbs.so.1` in the
-//! folder of this library. `LD_AUDIT` names that folder, so the target is known wherever this
-//! library is loaded.
+//! The target is the file in the variable `IWARP_AUDIT`. If that is not set, it is
+//! `libibverbs.so.1` in the directory of this library, which is known from `LD_AUDIT`.
 //!
-//! The first request for the target gets its path immediately, so that the loader records that path
-//! for debuggers. Later requests are different: the loader then finds that it has loaded the file
-//! already, and records the name by which it was opened as another name of the object. If that were
-//! the path, symbol versions would be searched in `librdmacm.so.1`, no object would have that name,
-//! and an assertion of the loader would end the process. So a later request without a slash keeps
-//! its name, and the path replaces the first candidate in the loader's folders.
+//! For the first request, the path of the target is returned immediately, so that the loader
+//! records that path for debuggers. On a later request, the loader finds that the file is already
+//! loaded, and records the name that it opened as another name of the object. The loader checks
+//! symbol versions by the name in the program, such as `librdmacm.so.1`. If it had opened the path,
+//! no object would have that name, and an assertion in the loader would end the process. So a later
+//! request without a slash keeps its name, and the path replaces the first candidate in the
+//! loader's search directories.
 //!
-//! Invariant of the `unsafe` code: the loader passes C strings and the cookies of its objects, and
-//! calls with its lock held, so nothing here runs at the same time as anything else.
+//! Invariant of the `unsafe` code: the loader passes C strings and the cookies of its objects. It
+//! calls with its lock held, so these functions never run concurrently.
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_char, c_long, c_uint};
 
-/// The variable with the path of the target. It is needed where the target has another name.
+/// The variable with the path of the target, if that is not [`TARGET_NAME`] beside this library.
 const TARGET_VARIABLE: &[u8] = b"IWARP_AUDIT";
 /// The loader's variable with the paths of audit libraries, separated by colons.
 const AUDIT_VARIABLE: &[u8] = b"LD_AUDIT";
-/// Makes glibc's loader resolve all functions at the start.
+/// The variable that makes glibc's loader resolve all functions when the program starts.
 const NOW_VARIABLE: &[u8] = b"LD_BIND_NOW";
-/// Our entry in `LD_AUDIT`.
+/// The file name of this library, in `LD_AUDIT`.
 const OWN_NAME: &[u8] = b"libiwarp_audit.so";
-/// The name of the target in the folder of this library.
+/// The file name of the target in the directory of this library.
 const TARGET_NAME: &[u8] = b"libibverbs.so.1";
 const STEMS: [&[u8]; 2] = [b"libibverbs", b"librdmacm"];
 /// Longest path including the final zero: Linux's `PATH_MAX`.
 const PATH_MAX: usize = 4096;
-/// The most namespaces of a glibc process (`DL_NNS`).
-const SPACES: usize = 16;
-/// In a cookie: the object is the target. The other bits are the number of its namespace.
+/// The maximum number of namespaces of a glibc process (`DL_NNS`).
+const NAMESPACES: usize = 16;
+/// The flag of the target in a cookie. The other bits are the number of the object's namespace.
 const IS_TARGET: usize = 1 << 16;
-/// The search begins, with the requested name (`LA_SER_ORIG`).
+/// The loader passes the requested name, before it searches (`LA_SER_ORIG`).
 const ORIGINAL: c_uint = 1;
-/// The version of the interface since glibc 2.35.
+/// The version of the audit interface since glibc 2.35.
 const VERSION: c_uint = 2;
 
 /// The loader's record of an object: the part that `link.h` publishes.
@@ -62,23 +62,25 @@ impl Variables {
 
     /// Returns the value of a variable, or an empty one if it is not set.
     pub(crate) fn value(self, name: &[u8]) -> &'static [u8] {
-        let mut at = self.0;
-        if at.is_null() {
+        let mut next = self.0;
+        if next.is_null() {
             return &[];
         }
         loop {
-            // SAFETY: the promise of `new`. `at` is not beyond the null pointer.
-            let entry = unsafe { *at };
+            // SAFETY: the caller of `new` guarantees that the list ends with a null pointer, and
+            // `next` is not beyond it.
+            let entry = unsafe { *next };
             if entry.is_null() {
                 return &[];
             }
-            // SAFETY: the promise of `new`. The kernel's copy of the strings stays.
+            // SAFETY: the caller of `new` guarantees C strings. The kernel has put them on the
+            // stack, where they remain.
             let entry = unsafe { octets(entry) };
             if let Some([b'=', value @ ..]) = without(entry, name) {
                 return value;
             }
-            // SAFETY: this pointer is not the last.
-            at = unsafe { at.add(1) };
+            // SAFETY: this pointer is not the last one.
+            next = unsafe { next.add(1) };
         }
     }
 }
@@ -89,60 +91,62 @@ impl Variables {
 /// `text` is a C string that does not change during `'a`.
 pub(crate) unsafe fn octets<'a>(text: *const c_char) -> &'a [u8] {
     let mut len = 0;
-    // SAFETY: the caller's promise: no byte before this one is zero.
+    // SAFETY: guaranteed by the caller; no byte before this one is zero.
     while unsafe { *text.add(len) } != 0 {
         len += 1;
     }
-    // SAFETY: `len` bytes were read.
+    // SAFETY: the loop has read these `len` bytes.
     unsafe { core::slice::from_raw_parts(text.cast(), len) }
 }
 
-/// Returns the text after `prefix`. The methods of slices would call the C library's `memcmp`.
+/// Returns the text after `prefix`, if the text starts with it. (The methods of slices would call
+/// the C library's `memcmp`.)
 pub(crate) fn without<'a>(mut text: &'a [u8], mut prefix: &[u8]) -> Option<&'a [u8]> {
-    while let [wanted, later @ ..] = prefix {
-        let [octet, behind @ ..] = text else {
+    while let [wanted, rest_of_prefix @ ..] = prefix {
+        let [octet, rest_of_text @ ..] = text else {
             return None;
         };
         if octet != wanted {
             return None;
         }
-        (text, prefix) = (behind, later);
+        (text, prefix) = (rest_of_text, rest_of_prefix);
     }
     Some(text)
 }
 
-pub(crate) fn is(text: &[u8], other: &[u8]) -> bool {
+pub(crate) fn equals(text: &[u8], other: &[u8]) -> bool {
     without(text, other).is_some_and(<[u8]>::is_empty)
 }
 
-pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    let mut at = path.len();
-    while let Some(before) = at.checked_sub(1) {
-        if path.get(before) == Some(&b'/') {
+/// Splits a path into its directory, with the final slash, and its file name.
+pub(crate) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
+    let mut end = path.len();
+    while let Some(last) = end.checked_sub(1) {
+        if path.get(last) == Some(&b'/') {
             break;
         }
-        at = before;
+        end = last;
     }
-    path.split_at_checked(at).unwrap_or((&[], path))
+    path.split_at_checked(end).unwrap_or((&[], path))
 }
 
-/// Returns `true` for a name of `libibverbs` or `librdmacm`: with or without a version, and with or
-/// without the hash that packaging tools put into the names of private copies.
+/// Returns `true` for a name of `libibverbs` or `librdmacm`, with or without a version. The name
+/// may contain a hash, which packaging tools add to the names of private copies.
 pub(crate) fn is_redirected(name: &[u8]) -> bool {
-    let (_, last) = split(name);
+    let (_, file_name) = split_path(name);
     let mut rest = None;
     for stem in STEMS {
-        rest = rest.or(without(last, stem));
+        rest = rest.or(without(file_name, stem));
     }
     let Some(mut rest) = rest else {
         return false;
     };
     if let [b'-', hash @ ..] = rest {
         rest = hash;
-        while let [octet, behind @ ..] = rest
+        while let [octet, later @ ..] = rest
             && octet.is_ascii_alphanumeric()
         {
-            rest = behind;
+            rest = later;
         }
         if rest.len() == hash.len() {
             return false;
@@ -155,31 +159,32 @@ pub(crate) fn is_redirected(name: &[u8]) -> bool {
     }
 }
 
-/// Returns the folder of this library, with the slash at its end, or nothing if `LD_AUDIT` does not
-/// name it by a path. The loader expands `$ORIGIN` and the like, which is not done here.
-fn own_folder(mut list: &[u8]) -> Option<&[u8]> {
+/// Returns the directory of this library, with the final slash, or `None` if `LD_AUDIT` does not
+/// contain a path of it. Entries with `$ORIGIN` and other tokens, which the loader expands, are not
+/// supported.
+fn own_directory(mut list: &[u8]) -> Option<&[u8]> {
     loop {
         let mut len = 0;
-        let mut expanded = false;
+        let mut has_token = false;
         while let Some(octet) = list.get(len)
             && *octet != b':'
         {
-            expanded |= *octet == b'$';
+            has_token |= *octet == b'$';
             len += 1;
         }
-        let (entry, behind) = list.split_at_checked(len)?;
-        let (folder, name) = split(entry);
-        if is(name, OWN_NAME) && !folder.is_empty() && !expanded {
-            return Some(folder);
+        let (entry, rest) = list.split_at_checked(len)?;
+        let (directory, name) = split_path(entry);
+        if equals(name, OWN_NAME) && !directory.is_empty() && !has_token {
+            return Some(directory);
         }
-        let [_, others @ ..] = behind else {
+        let [_, others @ ..] = rest else {
             return None;
         };
         list = others;
     }
 }
 
-/// The path of the target as a C string, or an empty one if nothing is redirected.
+/// The path of the target as a C string. It is empty if nothing is redirected.
 #[derive(Debug)]
 struct Path {
     text: [u8; PATH_MAX],
@@ -194,7 +199,7 @@ impl Path {
         }
     }
 
-    /// Sets the path to the concatenation of two parts. Stays empty if they are too long.
+    /// Sets the path to the concatenation of two parts, or to an empty path if they are too long.
     fn set(&mut self, parts: [&[u8]; 2]) {
         self.len = 0;
         let mut len = 0;
@@ -223,16 +228,16 @@ impl Path {
 #[derive(Debug)]
 struct Inner {
     target: Path,
-    /// All functions are resolved when a program starts.
+    /// The loader resolves all functions when the program starts.
     binds_now: bool,
-    /// The namespaces in which the target is loaded.
-    loaded: [bool; SPACES],
+    /// For each namespace, whether the target is loaded.
+    loaded: [bool; NAMESPACES],
 }
 
 #[derive(Debug)]
 pub(crate) struct State(UnsafeCell<Inner>);
 
-// SAFETY: the file's invariant.
+// SAFETY: the functions never run concurrently (invariant at the head of the file).
 unsafe impl Sync for State {}
 
 impl State {
@@ -240,7 +245,7 @@ impl State {
         Self(UnsafeCell::new(Inner {
             target: Path::empty(),
             binds_now: false,
-            loaded: [false; SPACES],
+            loaded: [false; NAMESPACES],
         }))
     }
 
@@ -249,25 +254,26 @@ impl State {
         reason = "the loader calls one function at a time, and each uses the reference once"
     )]
     fn inner(&self) -> &mut Inner {
-        // SAFETY: the file's invariant.
+        // SAFETY: the functions never run concurrently, and each uses one reference.
         unsafe { &mut *self.0.get() }
     }
 
     pub(crate) fn start(&self, variables: Variables) {
         let inner = self.inner();
         inner.binds_now = !variables.value(NOW_VARIABLE).is_empty();
-        let named = variables.value(TARGET_VARIABLE);
-        if !named.is_empty() {
-            inner.target.set([named, &[]]);
-        } else if let Some(folder) = own_folder(variables.value(AUDIT_VARIABLE)) {
-            inner.target.set([folder, TARGET_NAME]);
+        let path = variables.value(TARGET_VARIABLE);
+        if !path.is_empty() {
+            inner.target.set([path, &[]]);
+        } else if let Some(directory) = own_directory(variables.value(AUDIT_VARIABLE)) {
+            inner.target.set([directory, TARGET_NAME]);
         }
     }
 
-    /// Returns the version of the interface to use, or 0 for none.
+    /// Returns the version of the audit interface to use, or 0 if the loader must ignore this
+    /// library.
     ///
-    /// Before version 2, that is glibc 2.35, every audit library costs time at each call of a
-    /// function of a shared library, unless all functions are resolved at the start.
+    /// Before version 2 (glibc 2.35), an audit library slows down all calls between shared
+    /// libraries, unless all functions are resolved when the program starts.
     pub(crate) fn version(&self, offered: c_uint) -> c_uint {
         let inner = self.inner();
         if inner.target.len == 0 || (offered < VERSION && !inner.binds_now) {
@@ -277,28 +283,29 @@ impl State {
     }
 
     /// # Safety
-    /// `map` is the object that the loader has opened in this namespace, and `cookie` is its own.
-    pub(crate) unsafe fn opened(&self, map: *const LinkMap, space: c_long, cookie: *mut usize) {
+    /// `map` is the object that the loader has opened in this namespace, and `cookie` points to the
+    /// cookie of that object.
+    pub(crate) unsafe fn opened(&self, map: *const LinkMap, namespace: c_long, cookie: *mut usize) {
         let inner = self.inner();
-        let space = usize::try_from(space).unwrap_or(0);
-        // SAFETY: the caller's promise. The name of an object is a C string.
+        let namespace = usize::try_from(namespace).unwrap_or(0);
+        // SAFETY: guaranteed by the caller. The name of an object is a C string.
         let name = unsafe { octets((*map).name) };
-        let target = !name.is_empty() && is(name, inner.target.as_slice());
-        let mut value = space;
-        if let Some(loaded) = inner.loaded.get_mut(space)
-            && target
+        let is_target = !name.is_empty() && equals(name, inner.target.as_slice());
+        let mut value = namespace;
+        if let Some(loaded) = inner.loaded.get_mut(namespace)
+            && is_target
         {
             *loaded = true;
             value |= IS_TARGET;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { *cookie = value };
     }
 
     /// # Safety
-    /// `cookie` is that of an object that was opened.
+    /// `cookie` points to the cookie of an opened object.
     pub(crate) unsafe fn closed(&self, cookie: *const usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let value = unsafe { *cookie };
         if value & IS_TARGET != 0
             && let Some(loaded) = self.inner().loaded.get_mut(value & !IS_TARGET)
@@ -307,10 +314,11 @@ impl State {
         }
     }
 
-    /// Returns the name by which the loader goes on: that of the target, or the one that was given.
+    /// Returns the name for which the loader continues its search: the path of the target, or
+    /// `name`.
     ///
     /// # Safety
-    /// `name` is a C string, and `cookie` is that of the object that asks.
+    /// `name` is a C string, and `cookie` points to the cookie of the requesting object.
     pub(crate) unsafe fn search(
         &self,
         name: *const c_char,
@@ -318,18 +326,18 @@ impl State {
         flag: c_uint,
     ) -> *const c_char {
         let inner = self.inner();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let text = unsafe { octets(name) };
         if !is_redirected(text) {
             return name;
         }
-        // SAFETY: the caller's promise.
-        let space = unsafe { *cookie } & !IS_TARGET;
-        // An object without a cookie of ours belongs to the program's own namespace.
-        let loaded = inner.loaded.get(space).unwrap_or(&inner.loaded[0]);
-        let bare = split(text).0.is_empty();
+        // SAFETY: guaranteed by the caller.
+        let namespace = unsafe { *cookie } & !IS_TARGET;
+        // If we have not set the cookie, the object belongs to the program's main namespace.
+        let loaded = inner.loaded.get(namespace).unwrap_or(&inner.loaded[0]);
+        let has_slash = !split_path(text).0.is_empty();
         let redirect = match (flag == ORIGINAL, *loaded) {
-            (true, true) => !bare,
+            (true, true) => has_slash,
             (true, false) => true,
             (false, loaded) => loaded,
         };

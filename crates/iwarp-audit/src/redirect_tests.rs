@@ -1,4 +1,4 @@
-//! Tests of the answers to the loader, with an environment and objects that the tests create.
+//! Tests of the results for the loader. The tests create the environment and the objects.
 
 use crate::redirect::{LinkMap, State, Variables, is_redirected};
 use std::ffi::{CStr, CString};
@@ -22,14 +22,15 @@ fn started(environment: &[&str]) -> State {
 
 fn search(state: &State, name: &str, mut cookie: usize, flag: u32) -> String {
     let name = CString::new(name).unwrap();
-    // SAFETY: the name is a C string that outlives the call, as the answer does.
+    // SAFETY: the name is a C string. The result points to it, or into `state`.
     unsafe {
-        let answer = state.search(name.as_ptr(), &raw mut cookie, flag);
-        CStr::from_ptr(answer).to_str().unwrap().to_owned()
+        let result = state.search(name.as_ptr(), &raw mut cookie, flag);
+        CStr::from_ptr(result).to_str().unwrap().to_owned()
     }
 }
 
-fn open(state: &State, name: &str, space: i64) -> usize {
+/// Passes a new object to the state. Returns its cookie.
+fn open(state: &State, name: &str, namespace: i64) -> usize {
     let name = CString::new(name).unwrap();
     let map = LinkMap {
         base: 0,
@@ -40,13 +41,13 @@ fn open(state: &State, name: &str, space: i64) -> usize {
     };
     let mut cookie = (&raw const map).addr();
     // SAFETY: the object and its name outlive the call.
-    unsafe { state.opened(&raw const map, space, &raw mut cookie) };
+    unsafe { state.opened(&raw const map, namespace, &raw mut cookie) };
     cookie
 }
 
 const TARGET: &str = "/opt/lib/libibverbs.so.1";
 
-fn usual() -> State {
+fn with_target() -> State {
     started(&[
         "PATH=/bin",
         "LD_AUDIT=/x/other.so:/opt/lib/libiwarp_audit.so",
@@ -103,7 +104,7 @@ fn target_is_beside_audit_library() {
             &["IWARP_AUDIT=/y", "LD_AUDIT=/opt/lib/libiwarp_audit.so"],
             "/y",
         ),
-        // An empty value is the same as none.
+        // A variable with an empty value counts as not set.
         (
             &["IWARP_AUDIT=", "LD_AUDIT=/opt/lib/libiwarp_audit.so"],
             TARGET,
@@ -117,7 +118,7 @@ fn target_is_beside_audit_library() {
 }
 
 #[test]
-fn without_target_the_library_is_ignored() {
+fn library_is_ignored_without_target() {
     let long = format!("LD_AUDIT=/{}/libiwarp_audit.so", "x".repeat(4090));
     for environment in [
         &[][..],
@@ -131,10 +132,10 @@ fn without_target_the_library_is_ignored() {
     }
 }
 
-/// glibc before 2.35 offers version 1, and slows down function calls unless they are resolved at
-/// the start.
+/// With version 1 (glibc before 2.35), function calls are slow unless they are resolved when the
+/// program starts.
 #[test]
-fn old_loaders_need_bind_now() {
+fn version_1_requires_bind_now() {
     let own = "LD_AUDIT=/opt/lib/libiwarp_audit.so";
     assert_eq!(started(&[own]).version(1), 0);
     assert_eq!(started(&[own, "LD_BIND_NOW="]).version(1), 0);
@@ -144,7 +145,7 @@ fn old_loaders_need_bind_now() {
 
 #[test]
 fn first_request_gets_path() {
-    let state = usual();
+    let state = with_target();
     let main = open(&state, "", 0);
     for name in ["libibverbs.so.1", "/usr/lib/librdmacm.so.1"] {
         assert_eq!(search(&state, name, main, ORIGINAL), TARGET);
@@ -154,8 +155,8 @@ fn first_request_gets_path() {
 }
 
 #[test]
-fn later_requests_keep_their_names() {
-    let state = usual();
+fn later_request_without_slash_keeps_name() {
+    let state = with_target();
     let main = open(&state, "", 0);
     let target = open(&state, TARGET, 0);
     let name = "librdmacm.so.1";
@@ -172,29 +173,29 @@ fn later_requests_keep_their_names() {
         search(&state, "/lib/libc.so.6", main, LIBRARY_PATH),
         "/lib/libc.so.6"
     );
-    // The requesting object may be the target itself.
+    // The target itself may be the requesting object.
     assert_eq!(search(&state, name, target, ORIGINAL), name);
     let mut cookie = target;
-    // SAFETY: the cookie outlives the call.
+    // SAFETY: the pointer is to a valid cookie.
     unsafe { state.closed(&raw mut cookie) };
     assert_eq!(search(&state, name, main, ORIGINAL), TARGET);
 }
 
 #[test]
 fn namespaces_are_separate() {
-    let state = usual();
+    let state = with_target();
     let (main, other) = (open(&state, "", 0), open(&state, "", 15));
     open(&state, TARGET, 15);
     let name = "libibverbs.so.1";
     assert_eq!(search(&state, name, main, ORIGINAL), TARGET);
     assert_eq!(search(&state, name, other, ORIGINAL), name);
-    // A number that no namespace has, and an object that was never announced.
-    let strange = open(&state, TARGET, 16);
-    assert_eq!(search(&state, name, strange, ORIGINAL), TARGET);
+    // An invalid namespace, and an object that was not passed to `opened`.
+    let invalid = open(&state, TARGET, 16);
+    assert_eq!(search(&state, name, invalid, ORIGINAL), TARGET);
     assert_eq!(search(&state, name, usize::MAX, ORIGINAL), TARGET);
 }
 
-/// Dependencies would be loaded a second time for the library.
+/// The loader would load a second copy of each dependency.
 #[test]
 fn library_has_no_dependencies() {
     let file = std::env::temp_dir().join(format!("iwarp-audit-{}.so", std::process::id()));
@@ -204,12 +205,12 @@ fn library_has_no_dependencies() {
         .arg(&file)
         .output();
     let Ok(out) = out else {
-        eprintln!("skipped: there is no readelf");
+        eprintln!("skipped: `readelf` is not installed");
         std::fs::remove_file(&file).unwrap();
         return;
     };
     std::fs::remove_file(&file).unwrap();
-    let said = String::from_utf8_lossy(&out.stdout);
-    assert!(said.contains("INIT_ARRAY"), "{said}");
-    assert!(!said.contains("NEEDED"), "{said}");
+    let output = String::from_utf8_lossy(&out.stdout);
+    assert!(output.contains("INIT_ARRAY"), "{output}");
+    assert!(!output.contains("NEEDED"), "{output}");
 }

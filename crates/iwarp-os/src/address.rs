@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns the address with an IPv4-mapped IPv6 address, as dual-stack sockets report it, as IPv4.
+/// Converts an IPv4-mapped IPv6 address, as dual-stack sockets report it, to an IPv4 address.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),

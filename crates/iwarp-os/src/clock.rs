@@ -1,5 +1,4 @@
-//! The monotonic clock. The crates below the runtime have no clock; their `now` arguments come from
-//! here.
+//! The monotonic clock. The runtime passes its time to the sans-I/O crates as the argument `now`.
 //!
 //! No `unsafe`. `CLOCK_MONOTONIC` is read through the vDSO, in about 20 ns.
 
@@ -23,8 +22,8 @@ mod tests {
 
     #[test]
     fn clock_agrees_with_instant() {
-        // One reference surrounds the readings and one is inside, so that a busy machine cannot
-        // distort the comparison.
+        // `outer` spans all readings and `inner` lies within them, so that delays on a busy machine
+        // do not matter.
         let outer = Instant::now();
         let start = now_ns();
         let inner = Instant::now();

@@ -1,8 +1,8 @@
 //! TCP connections: non-blocking connect, listening sockets, accept.
 //!
-//! Invariant: the one `unsafe` call sets an integer socket option on a descriptor that is owned
-//! here. A lack of descriptors has its own error ([`NetError::TooManyFiles`]): the level-triggered
-//! poller reports the waiting connection again and again, so the accepting thread must pause.
+//! If there is no free descriptor, `accept` returns [`NetError::TooManyFiles`]. The connection
+//! remains in the backlog, and a level-triggered poller reports it again and again, so the
+//! accepting thread must pause.
 
 use super::address::canonical;
 use super::option;
@@ -19,9 +19,9 @@ use std::time::Duration;
 /// Why a socket could not be created or used.
 #[derive(Debug)]
 pub enum NetError {
-    /// No file descriptor left.
+    /// No file descriptor is left.
     TooManyFiles {
-        /// `true`: the process's limit (`EMFILE`); `false`: the system's limit (`ENFILE`).
+        /// `true` for the process's limit (`EMFILE`), `false` for the system's limit (`ENFILE`).
         process_limit: bool,
     },
     /// Any other error of the operating system.
@@ -36,7 +36,7 @@ impl fmt::Display for NetError {
             } => f.write_str("this process has no file descriptor left (see ulimit -n)"),
             Self::TooManyFiles {
                 process_limit: false,
-            } => f.write_str("the system has no file descriptor left"),
+            } => f.write_str("the system has no file descriptor left (see sysctl fs.file-max)"),
             Self::Io(error) => error.fmt(f),
         }
     }
@@ -88,7 +88,7 @@ fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
     )
 }
 
-/// A connect that may still be in progress. Poll it for writing, then call
+/// A connection attempt that may still be in progress. Poll it for writing, then call
 /// [`Connecting::try_finish`].
 #[derive(Debug)]
 pub struct Connecting {
@@ -96,7 +96,7 @@ pub struct Connecting {
     peer: SocketAddr,
 }
 
-/// The two ends of a connection.
+/// The addresses of the two endpoints of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
     /// Our address.
@@ -114,45 +114,45 @@ pub enum Connect {
     Pending(Connecting),
 }
 
-/// Starts to connect to `peer`, from `local` if given (port 0: any free port), without waiting.
+/// Starts to connect to `peer`, from `local` if given, and does not wait for the connection. If
+/// `local` has port 0, the kernel chooses a free port.
 ///
 /// # Errors
-/// No descriptor; no route; `local` is in use, of the other family, or not an address of this host.
-/// Some connects fail immediately (`ConnectionRefused` on loopback); most fail later, in
-/// [`Connecting::try_finish`].
+/// There is no descriptor or no route, or `local` is in use, of the other address family, or not an
+/// address of this host. An error of the connection itself is returned here if the kernel detects
+/// it immediately (`ConnectionRefused` on loopback), and by [`Connecting::try_finish`] otherwise.
 pub fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting, NetError> {
     // An IPv4-mapped peer gets an IPv4 socket.
     let peer = canonical(peer);
     let socket = tcp_socket(&peer)?;
     if let Some(local) = local.map(canonical) {
         if local.port() == 0 {
-            choose_port_late(&socket);
+            choose_port_at_connect(&socket);
         }
         socket.bind(&SockAddr::from(local))?;
     }
-    acknowledge_with_first_octets(&socket);
+    delay_handshake_ack(&socket);
     start_connect(socket, peer)
 }
 
-/// How long a socket may take to connect to itself. Unless this host is very busy, it is connected
-/// when `connect` returns.
-const ITSELF_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a socket may take to connect to itself. Usually it is connected when `connect` returns.
+const SELF_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connects a socket to itself, on a free port of `address`: it receives what is sent on it. This
 /// is TCP's simultaneous open (RFC 9293 section 3.5), with one socket in both roles.
 ///
 /// # Errors
-/// No descriptor, no port; `address` is not of this host; `TimedOut` if this host filters the
-/// packets.
+/// There is no descriptor or no port, or `address` is not an address of this host. `TimedOut` if a
+/// packet filter of this host drops the segments.
 pub fn connect_to_itself(address: SocketAddr) -> Result<(TcpStream, Ends), NetError> {
     let mut address = canonical(address);
     address.set_port(0);
     let socket = tcp_socket(&address)?;
-    // Bind first: the address to connect to needs the port.
+    // Bind first, because the address to connect to includes the port.
     socket.bind(&SockAddr::from(address))?;
     let local = address_of(&socket)?;
     let connecting = start_connect(socket, local)?;
-    if !wait_fd(&connecting, Interest::WRITE, Some(ITSELF_PATIENCE))? {
+    if !wait_fd(&connecting, Interest::WRITE, Some(SELF_CONNECT_TIMEOUT))? {
         return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT).into());
     }
     if let Some(error) = connecting.stream.take_error()? {
@@ -166,7 +166,7 @@ fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetErro
     let stream = TcpStream::from_socket(socket)?;
     match stream.socket().connect(&SockAddr::from(peer)) {
         Ok(()) => {}
-        // An interrupted connect continues in the background like any other.
+        // An interrupted connect continues in the background.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -174,10 +174,10 @@ fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetErro
     Ok(Connecting { stream, peer })
 }
 
-/// If the source address has no port, lets the kernel choose the port at connect time, so that
-/// connections to different destinations can share ports. Otherwise a busy client runs out of ports
-/// early. A failure is ignored.
-fn choose_port_late(socket: &Socket) {
+/// Lets the kernel choose the source port at connect time instead of bind time, so that connections
+/// to different destinations can use the same port. A busy client then does not run out of ports.
+/// A failure is ignored.
+fn choose_port_at_connect(socket: &Socket) {
     // The IPv4 option applies to both families.
     let _ = option::set(
         socket,
@@ -187,21 +187,21 @@ fn choose_port_late(socket: &Socket) {
     );
 }
 
-/// Delays the last segment of TCP's handshake to carry the first bytes, because the initiator sends
-/// its MPA request immediately. That saves a segment, and the responder finds the request when it
-/// accepts. Without data, the kernel sends the segment after 200 ms. If the kernel refuses the
-/// option, the segment is sent alone and immediately. Later segments are not affected.
-fn acknowledge_with_first_octets(socket: &Socket) {
+/// Delays the last segment of the TCP handshake, so that it carries the MPA request, which the
+/// initiator sends immediately. That saves a segment, and the responder finds the request when it
+/// accepts. If no data is sent within 200 ms, the kernel sends the segment without data. If the
+/// kernel refuses the option, it sends the segment immediately. Later segments are not affected.
+fn delay_handshake_ack(socket: &Socket) {
     let _ = option::set(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0i32);
 }
 
 impl Connecting {
-    /// Checks whether the connect has finished. Intended for when the descriptor is writable; an
-    /// earlier call is harmless.
+    /// Checks whether the attempt has finished. Call it when the descriptor is writable; an earlier
+    /// call is harmless.
     ///
     /// # Errors
-    /// `ConnectionRefused`, `TimedOut`, `HostUnreachable`, `ConnectionReset` …; the attempt has
-    /// failed.
+    /// Why the attempt failed: `ConnectionRefused`, `TimedOut`, `HostUnreachable`,
+    /// `ConnectionReset` and others.
     pub fn try_finish(self) -> io::Result<Connect> {
         if let Some(error) = self.stream.take_error()? {
             return Err(error);
@@ -217,16 +217,17 @@ impl Connecting {
         self.done(Ends { local, peer })
     }
 
-    /// Sends the first bytes if the connection is established already, as on this host. Makes no
-    /// other check: an error is reported by the next [`try_finish`](Self::try_finish).
+    /// Sends the first bytes if the connection is already established, as it is if the peer is on
+    /// this host. Returns the number of bytes sent. The next [`try_finish`](Self::try_finish)
+    /// reports an error of the attempt.
     ///
     /// # Errors
     /// As [`try_finish`](Self::try_finish).
     pub fn send_now(self, first: &[u8]) -> io::Result<(Connect, usize)> {
         let local = self.stream.local_addr()?;
         let peer = if self.peer.ip().is_unspecified() {
-            // The unspecified address means this host, by an address that only the connection
-            // knows.
+            // The unspecified address refers to this host. The kernel has chosen the actual
+            // address.
             match self.stream.peer_addr() {
                 Ok(peer) => peer,
                 Err(_) => return Ok((Connect::Pending(self), 0)),
@@ -234,7 +235,7 @@ impl Connecting {
         } else {
             self.peer
         };
-        // It must not connect to itself.
+        // Do not send on a socket that is connected to itself; `done` reports an error.
         if local == peer {
             return self.done(Ends { local, peer }).map(|done| (done, 0));
         }
@@ -248,8 +249,8 @@ impl Connecting {
     }
 
     fn done(self, ends: Ends) -> io::Result<Connect> {
-        // A connect to a free local port can meet itself (simultaneous open of one socket). Then
-        // nothing listens there.
+        // A socket that connects to a port of this host may get the same port as its source port,
+        // and so be connected to itself (simultaneous open). Then nothing listens on the port.
         if ends.local == ends.peer {
             self.stream.abort();
             return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
@@ -274,9 +275,9 @@ fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
 /// Whether other sockets may bind the same port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// No other socket, until this one listens or connects.
+    /// No other socket may bind it until this one listens or connects.
     Exclusive,
-    /// Other sockets with `Shared` may bind it too.
+    /// Other sockets with `Shared` may bind it as well.
     Shared,
 }
 
@@ -290,16 +291,16 @@ impl Bound {
     /// Binds to `address`; [`local_addr`](Self::local_addr) returns the port if `address` has port
     /// 0.
     ///
-    /// Remains of earlier connections do not reserve a port, so that a restarted program gets its
-    /// port back immediately. Another bound socket does, unless it [shares](Sharing::Shared) the
-    /// port. While there are such remains, two sockets can bind the same port, because the kernel
-    /// checks no further; at most one of them can listen.
+    /// Earlier connections of the port, established or in TIME-WAIT, do not reserve it, so that a
+    /// restarted program gets its port back immediately. Another bound socket reserves the port,
+    /// unless it [shares](Sharing::Shared) it. While there are earlier connections, the kernel does
+    /// not always detect that; but at most one of the sockets can listen.
     ///
     /// `only_v6` says whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's
     /// default.
     ///
     /// # Errors
-    /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
+    /// There is no descriptor. `AddrInUse`. `AddrNotAvailable`. `PermissionDenied` for a low port.
     pub fn bind(
         address: SocketAddr,
         only_v6: Option<bool>,
@@ -311,9 +312,8 @@ impl Bound {
         }
         let address = SockAddr::from(address);
         let shared = sharing == Sharing::Shared;
-        // Sockets with SO_REUSEADDR do not exclude each other until one listens. A socket with an
-        // exclusive port therefore sets it only to get past remaining connections, and clears it
-        // once it is bound.
+        // Sockets with SO_REUSEADDR can bind the same port until one of them listens. So a socket
+        // with an exclusive port sets the option only while it binds beside earlier connections.
         socket.set_reuse_address(shared)?;
         match socket.bind(&address) {
             Err(error) if !shared && error.kind() == io::ErrorKind::AddrInUse => {
@@ -326,16 +326,13 @@ impl Bound {
         Ok(Self { socket })
     }
 
-    /// Sets SO_REUSEADDR again: it now excludes listening sockets only, and its connections do not
+    /// Sets SO_REUSEADDR before the socket listens or connects, so that its connections do not
     /// reserve the port.
-    fn release(&self) -> io::Result<()> {
+    fn share_port(&self) -> io::Result<()> {
         self.socket.set_reuse_address(true)
     }
 
-    /// Returns its address.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// Returns the address of the socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         address_of(&self.socket)
     }
@@ -344,12 +341,12 @@ impl Bound {
     /// Accepted streams start with this setting of [`TcpStream::keep_alive`].
     ///
     /// # Errors
-    /// `AddrInUse` if another socket listens there.
+    /// `AddrInUse` if another socket listens on this address.
     pub fn listen(self, backlog: u32, keep_alive: Option<Duration>) -> Result<Listener, NetError> {
-        // Accepted sockets inherit the options.
-        self.release()?;
+        // Accepted sockets inherit these options.
+        self.share_port()?;
         self.socket.set_tcp_nodelay(true)?;
-        // If the kernel refuses this, it is set for each stream.
+        // If the kernel refuses keep-alive on the listener, each accepted stream sets it.
         let keep_alive = keep_alive.filter(|_| set_keep_alive(&self.socket, keep_alive).is_ok());
         self.socket
             .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
@@ -370,8 +367,8 @@ impl Bound {
             }
             (_, peer) => peer,
         };
-        self.release()?;
-        acknowledge_with_first_octets(&self.socket);
+        self.share_port()?;
+        delay_handshake_ack(&self.socket);
         start_connect(self.socket, peer)
     }
 }
@@ -394,8 +391,8 @@ impl Listener {
         Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog, None)
     }
 
-    /// Returns how many connections are waiting, at least one: asking costs less than an `accept`
-    /// that finds none.
+    /// Returns the number of connections in the backlog, or 1 if it is empty or unknown. This call
+    /// costs less than an `accept` that finds no connection.
     pub fn waiting(&self) -> u32 {
         tcp_info(&self.socket).map_or(1, |info| info.unacknowledged_segments.max(1))
     }
@@ -405,8 +402,9 @@ impl Listener {
     /// Connections that failed while they waited are skipped.
     ///
     /// # Errors
-    /// [`NetError::TooManyFiles`]: the connection is still waiting; stop polling the listener for a
-    /// while. Others: the listener is unusable or the system is out of memory.
+    /// [`NetError::TooManyFiles`] if no descriptor is left; the connection remains in the backlog,
+    /// so stop polling the listener for a while. [`NetError::Io`] if the listener is unusable or
+    /// the system is out of memory.
     pub fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, NetError> {
         loop {
             let (socket, peer) = match self
@@ -416,7 +414,7 @@ impl Listener {
                 Ok(accepted) => accepted,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => return Ok(None),
-                    // Linux returns pending errors of the new connection from accept. They do not
+                    // Linux's `accept` returns pending errors of the new connection. They do not
                     // concern the listener.
                     Some(
                         libc::EINTR
@@ -430,8 +428,7 @@ impl Listener {
                         | libc::EOPNOTSUPP
                         | libc::ENETUNREACH,
                     ) => continue,
-                    // The kernel allocates a descriptor before it checks whether a connection is
-                    // waiting.
+                    // The kernel allocates a descriptor even if no connection is waiting.
                     Some(libc::EMFILE | libc::ENFILE) if !self.has_waiting() => return Ok(None),
                     _ => return Err(error.into()),
                 },
@@ -443,15 +440,12 @@ impl Listener {
         }
     }
 
-    /// Returns `true` if a connection is waiting, or if the kernel cannot tell.
+    /// Returns `true` if a connection is waiting, or if polling fails.
     fn has_waiting(&self) -> bool {
         wait_fd(&self.socket, Interest::READ, Some(Duration::ZERO)).unwrap_or(true)
     }
 
-    /// Returns the address that it listens on, with the chosen port.
-    ///
-    /// # Errors
-    /// The kernel's error.
+    /// Returns the address of the listener, with the port that the kernel has chosen.
     #[cfg(test)]
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         address_of(&self.socket)

@@ -34,10 +34,10 @@ fn accept(listener: &Listener) -> (TcpStream, SocketAddr) {
     listener.accept().expect("accept").expect("a connection")
 }
 
-/// Binds, and retries while the port is in use: a child that another test has forked keeps this
-/// process's descriptors until it ends, and so the port of a socket that is closed here. A port in
-/// TIME-WAIT is kept for longer than this retries.
-fn once_free<T>(bind: impl Fn() -> Result<T, NetError>) -> Result<T, NetError> {
+/// Binds, and retries for 10 s while the port is in use. A child that another test has forked keeps
+/// copies of this process's descriptors until it exits, and so the port of a socket that was closed
+/// here. A port in TIME-WAIT stays in use for longer than 10 s.
+fn retry_while_in_use<T>(bind: impl Fn() -> Result<T, NetError>) -> Result<T, NetError> {
     let end = LONG.map(|long| Instant::now() + long);
     loop {
         match bind() {
@@ -115,7 +115,7 @@ fn dual_listener_reports_ipv4_peer() {
     );
 }
 
-/// Programs that know only one family name an IPv4 peer like this.
+/// Programs that only use IPv6 sockets pass the address of an IPv4 peer in this form.
 #[test]
 fn connects_to_ipv4_mapped_peer() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
@@ -147,8 +147,8 @@ fn connects_to_ipv4_mapped_peer() {
 }
 
 #[test]
-fn nobody_listening_is_refused() {
-    // A bound socket that does not listen keeps the port from being reused.
+fn connect_without_listener_is_refused() {
+    // A bound socket that does not listen reserves the port.
     let blocker = tcp_socket(&address("127.0.0.1:0")).expect("socket");
     blocker
         .bind(&SockAddr::from(address("127.0.0.1:0")))
@@ -169,7 +169,7 @@ fn nobody_listening_is_refused() {
 
 #[test]
 fn self_connection_is_refused() {
-    // Connecting a socket to its own address reliably causes what is rare with random ports.
+    // With ports that the kernel chooses, a self-connection is rare. Cause one.
     let connecting = || {
         let socket = tcp_socket(&address("127.0.0.1:0")).expect("socket");
         socket
@@ -202,41 +202,39 @@ fn first_bytes_are_sent_on_loopback() {
     assert_eq!((ends.local, ends.peer), (peer, target));
     let mut octets = [0; 8];
     assert_eq!(accepted.recv(&mut octets).expect("there"), 5);
-    // Inherited from the listener.
     assert!(accepted.socket().tcp_nodelay().expect("option"));
     assert!(accepted.socket().nonblocking().expect("flags"));
     assert!(stream.socket().nonblocking().expect("flags"));
     drop(listener);
 }
 
-/// The port is exclusive until one socket listens; shared and exclusive sockets are combined.
+/// Tests all combinations of two sockets that bind the same port.
 #[test]
 fn bound_port_is_exclusive() {
     let any = address("127.0.0.1:0");
     let bind = |at, sharing| Bound::bind(at, None, sharing);
-    for (first, second, together) in [
+    for (first, second, succeeds) in [
         (Sharing::Exclusive, Sharing::Exclusive, false),
         (Sharing::Exclusive, Sharing::Shared, false),
-        // To the kernel, a socket that shares looks like a remaining connection.
+        // The kernel treats a socket that shares its port like an earlier connection.
         (Sharing::Shared, Sharing::Exclusive, true),
         (Sharing::Shared, Sharing::Shared, true),
     ] {
         let held = bind(any, first).expect("bind");
         let at = held.local_addr().expect("address");
         match bind(at, second) {
-            Ok(_) => assert!(together, "{first:?}, {second:?}"),
+            Ok(_) => assert!(succeeds, "{first:?}, {second:?}"),
             Err(error) => {
-                assert!(!together, "{first:?}, {second:?}: {error}");
+                assert!(!succeeds, "{first:?}, {second:?}: {error}");
                 assert_eq!(io::Error::from(error).kind(), io::ErrorKind::AddrInUse);
             }
         }
         drop(held);
-        once_free(|| bind(at, second)).expect("free again");
+        retry_while_in_use(|| bind(at, second)).expect("free again");
     }
 }
 
-/// Remaining connections let a socket bind the port, but do not protect it from others; the socket
-/// itself has to.
+/// A socket that binds its port beside an old connection excludes other sockets from then on.
 #[test]
 fn bind_beside_old_connections_is_exclusive() {
     for second in [Sharing::Exclusive, Sharing::Shared] {
@@ -245,13 +243,14 @@ fn bind_beside_old_connections_is_exclusive() {
         let stream = finish(connect(at, None).expect("connect")).expect("up");
         let accepted = accept(&listener).0;
         drop(listener);
-        // The accepting end closes first, so it has the TIME-WAIT state.
+        // The accepting side closes first, so it enters TIME-WAIT.
         drop(accepted);
         drop(stream);
-        let held = once_free(|| Bound::bind(at, None, Sharing::Exclusive)).expect("beside it");
-        let error = Bound::bind(at, None, second).expect_err("it is taken");
+        let held = retry_while_in_use(|| Bound::bind(at, None, Sharing::Exclusive))
+            .expect("bind beside TIME-WAIT");
+        let error = Bound::bind(at, None, second).expect_err("the port is in use");
         assert_eq!(io::Error::from(error).kind(), io::ErrorKind::AddrInUse);
-        held.listen(8, None).expect("its own");
+        held.listen(8, None).expect("listen");
     }
 }
 
@@ -267,23 +266,23 @@ fn connections_do_not_reserve_port() {
         })
         .collect();
     drop(listener);
-    let again = || once_free(|| Listener::bind(at, 8, None));
-    let listener = again().expect("beside living connections");
+    let listen_again = || retry_while_in_use(|| Listener::bind(at, 8, None));
+    let listener = listen_again().expect("listen beside established connections");
     drop(listener);
-    // The accepting ends close first, so they have the TIME-WAIT state.
+    // The accepting sides close first, so they enter TIME-WAIT.
     let (servers, clients): (Vec<_>, Vec<_>) = streams.into_iter().unzip();
     drop(servers);
     drop(clients);
-    let listener = again().expect("beside TIME-WAIT");
+    let listener = listen_again().expect("listen beside TIME-WAIT");
     assert_eq!(listener.local_addr().expect("address"), at);
 }
 
 #[test]
-fn wrong_local_addresses_are_errors() {
+fn invalid_local_addresses_fail() {
     let target = address("127.0.0.1:9");
     assert!(
         connect(target, Some(address("192.0.2.77:0"))).is_err(),
-        "not ours"
+        "not an address of this host"
     );
     assert!(
         connect(target, Some(address("[::1]:0"))).is_err(),
@@ -301,15 +300,14 @@ fn port_is_free_after_close() {
     }
     let stream = finish(connect(taken, None).expect("connect")).expect("up");
     let (accepted, _) = accept(&listener);
-    // The side that closes first keeps the port in TIME-WAIT, which must not block a new listener.
     drop(accepted);
     drop(listener);
     drop(stream);
-    once_free(|| Listener::bind(taken, 1, None)).expect("again");
+    retry_while_in_use(|| Listener::bind(taken, 1, None)).expect("listen again");
 }
 
 #[test]
-fn lack_of_descriptors_has_own_error() {
+fn descriptor_limit_has_own_error() {
     assert!(matches!(
         NetError::from(io::Error::from_raw_os_error(libc::EMFILE)),
         NetError::TooManyFiles {
@@ -327,40 +325,39 @@ fn lack_of_descriptors_has_own_error() {
     });
     assert_eq!(back.raw_os_error(), Some(libc::EMFILE));
 
-    // Runs in a child process, because the limit of this one is shared with the other tests.
+    // Lower the limit in a child process, because the other tests run in this one.
     let listener = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
     let target = listener.local_addr().expect("address");
     let _client = finish(connect(target, None).expect("connect")).expect("up");
     assert!(wait_fd(&listener, Interest::READ, LONG).expect("poll"));
-    let quiet = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
-    // SAFETY: the child only makes system calls and leaves by `_exit`: `accept` allocates nothing
-    // on this path.
+    let empty = Listener::bind(address("127.0.0.1:0"), 1, None).expect("listen");
+    // SAFETY: the child only makes system calls, and exits by `_exit`. On this path, `accept` does
+    // not allocate.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // Room for the one descriptor that `poll` checks, which is in use; 0 would make `poll`
-        // fail.
+        // Allow one descriptor, which is in use: with a limit of 0, `poll` would fail.
         let none = libc::rlimit {
             rlim_cur: 1,
             rlim_max: 1,
         };
-        // SAFETY: plain system calls on valid arguments.
+        // SAFETY: a system call with valid arguments.
         unsafe { libc::dup2(listener.as_fd().as_raw_fd(), 0) };
-        // SAFETY: plain system calls on valid arguments.
+        // SAFETY: a system call with valid arguments.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) };
-        let typed = matches!(
+        let refused = matches!(
             listener.accept(),
             Err(NetError::TooManyFiles {
                 process_limit: true
             })
         );
-        // If no connection is waiting, no descriptor is needed.
-        let typed = typed && matches!(quiet.accept(), Ok(None));
+        // If no connection is waiting, the limit is no error.
+        let correct = refused && matches!(empty.accept(), Ok(None));
         // SAFETY: `_exit` is async-signal-safe.
-        unsafe { libc::_exit(if typed { 9 } else { 1 }) };
+        unsafe { libc::_exit(if correct { 9 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: `status` is a valid place for an int; the child is ours.
+    // SAFETY: `status` is a valid `int`, and the child was forked above.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 9, "status {status:#x}");
     accept(&listener);
@@ -372,9 +369,9 @@ fn keep_alive_of(stream: &TcpStream) -> Option<(u64, u64, u32)> {
     let socket = stream.socket();
     socket.keepalive().expect("SO_KEEPALIVE").then(|| {
         let idle = socket.tcp_keepalive_time().expect("TCP_KEEPIDLE");
-        let between = socket.tcp_keepalive_interval().expect("TCP_KEEPINTVL");
-        let asks = socket.tcp_keepalive_retries().expect("TCP_KEEPCNT");
-        (idle.as_secs(), between.as_secs(), asks)
+        let interval = socket.tcp_keepalive_interval().expect("TCP_KEEPINTVL");
+        let probes = socket.tcp_keepalive_retries().expect("TCP_KEEPCNT");
+        (idle.as_secs(), interval.as_secs(), probes)
     })
 }
 
@@ -402,22 +399,22 @@ fn accepted_streams_inherit_keep_alive() {
     }
 }
 
-/// The last segment of TCP's handshake waits for the first bytes, so that the acceptor finds them,
-/// but not forever.
+/// The last segment of the TCP handshake carries the first bytes. If there are none, it is sent
+/// without data after a while.
 #[test]
-fn first_bytes_end_handshake() {
+fn handshake_ack_carries_first_bytes() {
     let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listener");
     let target = listener.local_addr().expect("address");
-    // If this thread is stopped for 200 ms after it has connected, the segment is sent.
+    // Try several times: if this thread is preempted for 200 ms, the segment is sent without data.
     let merged = (0..20).any(|_| {
         let stream = finish(connect(target, None).expect("connect")).expect("established");
-        let waited = listener.accept().expect("accept").is_none();
-        if waited {
+        let delayed = listener.accept().expect("accept").is_none();
+        if delayed {
             assert_eq!(stream.send(b"request").expect("send"), 7);
             let (accepted, _) = accept(&listener);
             assert_eq!(accepted.recv(&mut [0; 16]).expect("octets"), 7);
         }
-        waited
+        delayed
     });
     assert!(merged);
     let _silent = finish(connect(target, None).expect("connect")).expect("established");
@@ -425,7 +422,7 @@ fn first_bytes_end_handshake() {
 }
 
 #[test]
-fn listener_reports_waiting_connections() {
+fn listener_reports_backlog_length() {
     let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
     let target = listener.local_addr().expect("address");
     let connected = || {
@@ -433,7 +430,7 @@ fn listener_reports_waiting_connections() {
         stream.send(b"request").expect("send");
         stream
     };
-    // No connection is waiting, but one extra accept is harmless.
+    // The backlog is empty, but the result is never 0.
     assert_eq!(listener.waiting(), 1);
     let _streams = [connected(), connected(), connected()];
     let start = Instant::now();

@@ -1,11 +1,12 @@
 //! UDP sockets for unreliable datagrams: several datagrams per system call, with the fields of a
 //! global routing header.
 //!
-//! Invariant of the `unsafe`: addresses, lists and control data that the kernel accesses are arrays
-//! of this file that live until the call has returned, and are passed with their real sizes. Only
-//! the part that the kernel reports as written is read.
+//! Invariant of the `unsafe`: addresses, vectors and control data that the kernel accesses are
+//! arrays of this file. They exist until the call has returned, and are passed with their real
+//! sizes. Only the parts that the kernel reports as written are read.
 
 use super::option;
+use iwarp_proto::datagram::DATAGRAM_MAX;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +14,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Maximum number of datagrams per system call.
 pub const BATCH: usize = 16;
-/// From `linux/in6.h`: whether a socket receives groups that others have joined.
+/// From `linux/in6.h`: whether a socket receives datagrams of groups that it has not joined itself.
 const IPV6_MULTICAST_ALL: i32 = 29;
-/// Words of control data: two entries of a header and a number, with room for what a kernel may
-/// add.
+/// Words of control data for a datagram: two entries with an `int` each, and room for entries that
+/// the kernel may add.
 const CONTROL_WORDS: usize = 16;
 
-/// How the network carries a datagram.
+/// The routing fields of a datagram's IP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Route {
     /// IPv4's type of service, or IPv6's traffic class.
@@ -46,12 +47,12 @@ pub enum Bind {
 
 impl DatagramSocket {
     /// Creates a socket whose buffers have about `buffer` bytes each, if the system allows it.
-    /// Datagrams to groups leave through the interface with the index `interface`, and are looped
-    /// back to this host.
+    /// Datagrams to multicast groups are sent on the interface with the index `interface`, and are
+    /// looped back to this host.
     ///
     /// # Errors
-    /// The operating system's: no descriptors left, not an address of the host, port taken, too
-    /// many groups.
+    /// The operating system's error: no descriptor is left, the address does not belong to the
+    /// host, the port is in use, or the host has joined too many groups.
     pub fn bind(to: Bind, interface: u32, buffer: usize) -> io::Result<Self> {
         let (Bind::Address(address) | Bind::Group(address, _)) = to;
         let socket = Socket::new(
@@ -63,7 +64,7 @@ impl DatagramSocket {
             socket,
             v6: address.is_ipv6(),
         };
-        // A smaller buffer only means that more is lost.
+        // With smaller buffers, more datagrams are lost, which is not an error.
         let _ = this.socket.set_recv_buffer_size(buffer);
         let _ = this.socket.set_send_buffer_size(buffer);
         if this.v6 {
@@ -84,13 +85,18 @@ impl DatagramSocket {
         } else {
             option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1i32)?;
             option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1i32)?;
-            // Routers may fragment datagrams. Path MTU discovery would lose the first datagrams.
-            let never = libc::IP_PMTUDISC_DONT;
-            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, never)?;
-            // SAFETY: plain numbers.
-            let mut by: libc::ip_mreqn = unsafe { std::mem::zeroed() };
-            by.imr_ifindex = interface as i32;
-            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, by)?;
+            // Let routers fragment datagrams. Path MTU discovery would lose the first datagrams.
+            let off = libc::IP_PMTUDISC_DONT;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, off)?;
+            // SAFETY: the structure contains only numbers, so all zeros are a valid value.
+            let mut request: libc::ip_mreqn = unsafe { std::mem::zeroed() };
+            request.imr_ifindex = interface as i32;
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IP,
+                libc::IP_MULTICAST_IF,
+                request,
+            )?;
         }
         match to {
             Bind::Address(_) => this.socket.bind(&address.into())?,
@@ -106,11 +112,11 @@ impl DatagramSocket {
     fn join(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => {
-                // Otherwise it receives everything that any socket of the host has joined, on any
-                // interface.
+                // By default, a socket also receives the datagrams of groups that other sockets of
+                // the host have joined, on any interface.
                 option::set(&self.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0i32)?;
-                let by = socket2::InterfaceIndexOrAddress::Index(interface);
-                self.socket.join_multicast_v4_n(&group, &by)
+                let interface = socket2::InterfaceIndexOrAddress::Index(interface);
+                self.socket.join_multicast_v4_n(&group, &interface)
             }
             IpAddr::V6(group) => {
                 option::set(&self.socket, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0i32)?;
@@ -119,10 +125,7 @@ impl DatagramSocket {
         }
     }
 
-    /// Returns the address that it is bound to.
-    ///
-    /// # Errors
-    /// The operating system's.
+    /// Returns the address that the socket is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let address = self.socket.local_addr()?;
         address
@@ -130,11 +133,12 @@ impl DatagramSocket {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Sends the datagrams of `batch` in order. Returns how many the socket took, at least one.
+    /// Sends the datagrams of `batch` in order. Returns the number of datagrams sent, at least 1
+    /// unless the batch is empty.
     ///
     /// # Errors
-    /// Why the first was not sent: `WouldBlock` if the socket's buffer is full; all others concern
-    /// this datagram alone.
+    /// `WouldBlock` if the socket's buffer is full. Any other error concerns the first datagram
+    /// only.
     pub fn send(&self, batch: &mut Batch) -> io::Result<usize> {
         if batch.len == 0 {
             return Ok(0);
@@ -148,13 +152,13 @@ impl DatagramSocket {
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         loop {
-            // SAFETY: the module's invariant.
+            // SAFETY: the invariant at the head of the file holds.
             let sent = unsafe {
                 libc::sendmmsg(
                     self.socket.as_raw_fd(),
                     headers.as_mut_ptr(),
                     batch.len as u32,
-                    // C libraries differ in the type.
+                    // The type differs between C libraries.
                     flags as _,
                 )
             };
@@ -168,46 +172,46 @@ impl DatagramSocket {
         }
     }
 
-    /// Receives up to `most` datagrams, at most [`BATCH`]. Returns how many arrived; 0 if none are
-    /// waiting.
+    /// Receives up to `max` datagrams, but at most [`BATCH`]. Returns the number of received
+    /// datagrams, 0 if none has arrived.
     ///
     /// # Errors
-    /// The operating system's. It concerns one earlier datagram; the next call may succeed.
-    pub fn receive(&self, batch: &mut Batch, most: usize) -> io::Result<usize> {
-        let most = most.clamp(1, BATCH);
-        batch.len = most;
-        batch.lens = [Batch::ROOM; BATCH];
+    /// The operating system's error. It concerns an earlier datagram; the next call may succeed.
+    pub fn receive(&self, batch: &mut Batch, max: usize) -> io::Result<usize> {
+        let max = max.clamp(1, BATCH);
+        batch.len = max;
+        batch.lens = [DATAGRAM_MAX; BATCH];
         batch.control_lens = [CONTROL_WORDS * 8; BATCH];
         batch.name_lens = [size_of::<SockAddrStorage>() as libc::socklen_t; BATCH];
         let mut vectors = [EMPTY; BATCH];
         let mut headers = batch.headers(&mut vectors);
         batch.len = 0;
-        // SAFETY: the module's invariant.
-        let came = unsafe {
+        // SAFETY: the invariant at the head of the file holds.
+        let received = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                most as u32,
+                max as u32,
                 libc::MSG_DONTWAIT as _,
                 std::ptr::null_mut(),
             )
         };
-        let Ok(came) = usize::try_from(came) else {
+        let Ok(received) = usize::try_from(received) else {
             return match io::Error::last_os_error() {
                 e if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
                 e => Err(e),
             };
         };
-        for (i, header) in headers[..came].iter().enumerate() {
+        for (i, header) in headers[..received].iter().enumerate() {
             let m = &header.msg_hdr;
-            batch.whole[i] = m.msg_flags & libc::MSG_TRUNC == 0;
-            batch.lens[i] = (header.msg_len as usize).min(Batch::ROOM);
+            batch.truncated[i] = m.msg_flags & libc::MSG_TRUNC != 0;
+            batch.lens[i] = (header.msg_len as usize).min(DATAGRAM_MAX);
             batch.name_lens[i] = m.msg_namelen;
-            // SAFETY: the kernel has written the control data of `m`, which lie in `batch`.
-            batch.routes[i] = unsafe { route_of(m) };
+            // SAFETY: the kernel has filled in `m` and its control data, which are in `batch`.
+            batch.routes[i] = unsafe { parse_route(m) };
         }
-        batch.len = came;
-        Ok(came)
+        batch.len = received;
+        Ok(received)
     }
 }
 
@@ -217,25 +221,26 @@ impl AsFd for DatagramSocket {
     }
 }
 
-/// Reads what the kernel reports about a datagram.
+/// Reads the route of a received datagram from its control data.
 ///
 /// # Safety
 /// The kernel has filled in `m` and the memory that it refers to.
-unsafe fn route_of(m: &libc::msghdr) -> Route {
+unsafe fn parse_route(m: &libc::msghdr) -> Route {
     let mut route = Route::default();
     // SAFETY: `m` refers to control data that the kernel has written.
-    let mut at = unsafe { libc::CMSG_FIRSTHDR(m) };
-    while !at.is_null() {
-        // SAFETY: an entry of the control data. It has at least the first byte of the value, and
-        // the values of these options are a byte, or an `int` in host order that fits a byte.
+    let mut cmsg = unsafe { libc::CMSG_FIRSTHDR(m) };
+    while !cmsg.is_null() {
+        // SAFETY: `cmsg` is an entry of the control data. Its value has at least one byte. The
+        // values of these options are a byte, or an `int` in host order that fits into a byte.
         let (entry, octet, number) = unsafe {
-            let data = libc::CMSG_DATA(at);
-            let whole = (*at).cmsg_len as usize >= libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
-            let number = match whole {
+            let data = libc::CMSG_DATA(cmsg);
+            let int_len = libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
+            let has_int = (*cmsg).cmsg_len as usize >= int_len;
+            let number = match has_int {
                 true => data.cast::<i32>().read_unaligned() as u8,
                 false => 0,
             };
-            (&*at, *data, number)
+            (&*cmsg, *data, number)
         };
         match (entry.cmsg_level, entry.cmsg_type) {
             (libc::IPPROTO_IP, libc::IP_TOS) => route.traffic_class = octet,
@@ -246,18 +251,18 @@ unsafe fn route_of(m: &libc::msghdr) -> Route {
             _ => {}
         }
         // SAFETY: as above.
-        at = unsafe { libc::CMSG_NXTHDR(m, at) };
+        cmsg = unsafe { libc::CMSG_NXTHDR(m, cmsg) };
     }
     route
 }
 
-/// Writes control data that route a datagram. Returns their length in bytes.
-fn put_route(control: &mut [u64; CONTROL_WORDS], v6: bool, route: Route) -> usize {
+/// Writes the control data that set a datagram's route. Returns their length in bytes.
+fn write_route(control: &mut [u64; CONTROL_WORDS], v6: bool, route: Route) -> usize {
     let (level, class, hops) = match v6 {
         true => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         false => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
     };
-    // SAFETY: the macro only computes.
+    // SAFETY: these macros only compute sizes.
     let (space, entry_len) = unsafe {
         let len = size_of::<i32>() as u32;
         (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize)
@@ -265,18 +270,18 @@ fn put_route(control: &mut [u64; CONTROL_WORDS], v6: bool, route: Route) -> usiz
     debug_assert!(space.is_multiple_of(8) && 2 * space <= CONTROL_WORDS * 8);
     let mut used = 0;
     for (name, value) in [(class, route.traffic_class), (hops, route.hop_limit)] {
-        // Zero is the system's default for both.
+        // For both fields, 0 stands for the system's default.
         if value == 0 {
             continue;
         }
-        // SAFETY: two entries fit into the array, and it is aligned for them.
+        // SAFETY: the array has room for two entries, and is aligned for them.
         unsafe {
-            let at = control.as_mut_ptr().byte_add(used).cast::<libc::cmsghdr>();
-            at.write(std::mem::zeroed());
-            (*at).cmsg_len = entry_len as _;
-            (*at).cmsg_level = level;
-            (*at).cmsg_type = name;
-            let data = libc::CMSG_DATA(at);
+            let cmsg = control.as_mut_ptr().byte_add(used).cast::<libc::cmsghdr>();
+            cmsg.write(std::mem::zeroed());
+            (*cmsg).cmsg_len = entry_len as _;
+            (*cmsg).cmsg_level = level;
+            (*cmsg).cmsg_type = name;
+            let data = libc::CMSG_DATA(cmsg);
             data.cast::<i32>().write_unaligned(i32::from(value));
         }
         used += space;
@@ -298,7 +303,7 @@ pub struct Batch {
     name_lens: [libc::socklen_t; BATCH],
     control: Box<[[u64; CONTROL_WORDS]; BATCH]>,
     control_lens: [usize; BATCH],
-    whole: [bool; BATCH],
+    truncated: [bool; BATCH],
     routes: [Route; BATCH],
 }
 
@@ -312,38 +317,36 @@ impl Default for Batch {
             name_lens: [0; BATCH],
             control: Box::new([[0; CONTROL_WORDS]; BATCH]),
             control_lens: [0; BATCH],
-            whole: [true; BATCH],
+            truncated: [false; BATCH],
             routes: [Route::default(); BATCH],
         }
     }
 }
 
 impl Batch {
-    /// Bytes before each datagram, which the kernel does not touch.
+    /// Unused bytes before each datagram, which the caller may fill.
     pub const FRONT: usize = 8;
-    /// Maximum bytes of a datagram.
-    const ROOM: usize = iwarp_proto::datagram::DATAGRAM_MAX;
-    const SLOT: usize = Self::FRONT + Self::ROOM;
+    const SLOT: usize = Self::FRONT + DATAGRAM_MAX;
 
     /// Removes all datagrams.
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Returns how many datagrams it holds.
+    /// Returns the number of datagrams in the batch.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns `true` if it holds no datagram.
+    /// Returns `true` if the batch contains no datagram.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the buffer for a datagram of `len` bytes, which [`commit`](Self::commit) then adds;
-    /// `None` if the batch is full or the datagram is too long.
+    /// Returns a buffer for a datagram of `len` bytes, or `None` if the batch is full or `len` is
+    /// too long. Write the datagram to it, then call [`commit`](Self::commit).
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
-        if self.len == BATCH || len > Self::ROOM {
+        if self.len == BATCH || len > DATAGRAM_MAX {
             return None;
         }
         self.lens[self.len] = len;
@@ -351,52 +354,52 @@ impl Batch {
         self.octets.get_mut(from..from + len)
     }
 
-    /// Adds the datagram that was written into the buffer of [`room`](Self::room).
+    /// Adds the datagram that was written to the buffer of [`room`](Self::room).
     pub fn commit(&mut self, to: SocketAddr, route: Route) {
-        let at = self.len;
+        let i = self.len;
         let v6 = to.is_ipv6();
         let to = SockAddr::from(to);
-        self.name_lens[at] = to.len();
-        self.names[at] = to.as_storage();
-        self.control_lens[at] = put_route(&mut self.control[at], v6, route);
+        self.name_lens[i] = to.len();
+        self.names[i] = to.as_storage();
+        self.control_lens[i] = write_route(&mut self.control[i], v6, route);
         self.len += 1;
     }
 
-    /// Returns a received datagram with [`FRONT`](Self::FRONT) bytes of room before it, its sender,
-    /// and its route; `None` if it was truncated, because it is longer than any of ours, or has no
-    /// IP source address.
-    pub fn received(&mut self, at: usize) -> Option<(&mut [u8], SocketAddr, Route)> {
-        if at >= self.len || !self.whole[at] {
+    /// Returns the received datagram number `i`, its sender, and its route. The datagram is
+    /// preceded by [`FRONT`](Self::FRONT) unused bytes. Returns `None` if the datagram was
+    /// truncated because it is too long, or if it has no IP source address.
+    pub fn received(&mut self, i: usize) -> Option<(&mut [u8], SocketAddr, Route)> {
+        if i >= self.len || self.truncated[i] {
             return None;
         }
-        let name = std::mem::replace(&mut self.names[at], SockAddrStorage::zeroed());
+        let name = std::mem::replace(&mut self.names[i], SockAddrStorage::zeroed());
         // SAFETY: the kernel has written the address and its length.
-        let from = unsafe { SockAddr::new(name, self.name_lens[at]) }.as_socket()?;
-        let start = at * Self::SLOT;
+        let from = unsafe { SockAddr::new(name, self.name_lens[i]) }.as_socket()?;
+        let start = i * Self::SLOT;
         let octets = self
             .octets
-            .get_mut(start..start + Self::FRONT + self.lens[at])?;
-        Some((octets, from, self.routes[at]))
+            .get_mut(start..start + Self::FRONT + self.lens[i])?;
+        Some((octets, from, self.routes[i]))
     }
 
-    /// Describes the datagrams, or the buffers for them, to the kernel.
+    /// Returns headers for the kernel, which describe the datagrams or the buffers for them.
     fn headers(&mut self, vectors: &mut [libc::iovec; BATCH]) -> [libc::mmsghdr; BATCH] {
-        // SAFETY: plain numbers and null pointers.
+        // SAFETY: the structure contains numbers and pointers, so all zeros are a valid value.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
         let base = self.octets.as_mut_ptr();
-        for at in 0..self.len {
-            vectors[at] = libc::iovec {
-                // SAFETY: a slot of the array.
-                iov_base: unsafe { base.add(at * Self::SLOT + Self::FRONT) }.cast(),
-                iov_len: self.lens[at],
+        for i in 0..self.len {
+            vectors[i] = libc::iovec {
+                // SAFETY: the offset is inside slot `i` of `octets`.
+                iov_base: unsafe { base.add(i * Self::SLOT + Self::FRONT) }.cast(),
+                iov_len: self.lens[i],
             };
-            let m = &mut headers[at].msg_hdr;
-            m.msg_name = (&raw mut self.names[at]).cast();
-            m.msg_namelen = self.name_lens[at];
-            m.msg_iov = &raw mut vectors[at];
+            let m = &mut headers[i].msg_hdr;
+            m.msg_name = (&raw mut self.names[i]).cast();
+            m.msg_namelen = self.name_lens[i];
+            m.msg_iov = &raw mut vectors[i];
             m.msg_iovlen = 1;
-            m.msg_control = self.control[at].as_mut_ptr().cast();
-            m.msg_controllen = self.control_lens[at] as _;
+            m.msg_control = self.control[i].as_mut_ptr().cast();
+            m.msg_controllen = self.control_lens[i] as _;
         }
         headers
     }
@@ -439,11 +442,11 @@ mod tests {
             }
             assert_eq!(a.send(&mut batch).unwrap(), 3);
             batch.clear();
-            assert_eq!(batch.received(0), None, "they are forgotten");
+            assert_eq!(batch.received(0), None, "the batch is empty");
             receive(&b, &mut batch, 3);
-            for (at, len) in [0usize, 1, 3000].into_iter().enumerate() {
-                let (octets, sender, how) = batch.received(at).unwrap();
-                assert_eq!((sender, how), (from, route));
+            for (i, len) in [0usize, 1, 3000].into_iter().enumerate() {
+                let (octets, sender, got_route) = batch.received(i).unwrap();
+                assert_eq!((sender, got_route), (from, route));
                 assert_eq!(octets.len(), Batch::FRONT + len);
                 assert!(octets[Batch::FRONT..].iter().all(|o| *o == len as u8));
             }
@@ -452,13 +455,13 @@ mod tests {
     }
 
     #[test]
-    fn long_datagram_is_detected() {
+    fn truncated_datagram_is_not_returned() {
         let b = loopback(false);
-        let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let long = vec![1; Batch::ROOM + 1];
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let long = vec![1; DATAGRAM_MAX + 1];
         let to = b.local_addr().unwrap();
-        stranger.send_to(&long, to).unwrap();
-        stranger.send_to(&long[1..], to).unwrap();
+        sender.send_to(&long, to).unwrap();
+        sender.send_to(&long[1..], to).unwrap();
         let mut batch = Batch::default();
         receive(&b, &mut batch, 2);
         assert!(batch.received(0).is_none());
@@ -466,11 +469,11 @@ mod tests {
     }
 
     #[test]
-    fn group_reaches_its_members_only() {
+    fn group_datagram_reaches_members_only() {
         let group = |last| SocketAddr::from(([239, 255, 77, last], 62_812));
         let lo = 1;
-        let bind = |last| DatagramSocket::bind(Bind::Group(group(last), lo), lo, 1 << 16).unwrap();
-        let (one, two, other) = (bind(1), bind(1), bind(2));
+        let join = |last| DatagramSocket::bind(Bind::Group(group(last), lo), lo, 1 << 16).unwrap();
+        let (one, two, other) = (join(1), join(1), join(2));
         let mut batch = Batch::default();
         batch.room(5).unwrap().copy_from_slice(b"hello");
         batch.commit(group(1), Route::default());
@@ -485,12 +488,12 @@ mod tests {
     #[test]
     fn send_without_listener_succeeds() {
         let a = loopback(false);
-        let gone = loopback(false).local_addr().unwrap();
+        let unbound = loopback(false).local_addr().unwrap();
         let mut batch = Batch::default();
         for _ in 0..3 {
             batch.clear();
             batch.room(1).unwrap();
-            batch.commit(gone, Route::default());
+            batch.commit(unbound, Route::default());
             assert_eq!(a.send(&mut batch).unwrap(), 1);
         }
     }

@@ -1,8 +1,8 @@
 //! A pollable flag: the file descriptor behind completion channels and connection-event channels.
 //!
 //! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next
-//! [`EventFd::drain`], regardless of the number of signals, so it works with an application's
-//! level-triggered `poll`, `select` and `epoll`.
+//! [`EventFd::drain`], regardless of the number of signals. So it works with level-triggered
+//! `poll`, `select` and `epoll`.
 
 use super::poller::{Interest, wait_fd};
 use rustix::event::{EventfdFlags, eventfd};
@@ -21,19 +21,20 @@ impl EventFd {
     /// Creates a descriptor that is not readable yet.
     ///
     /// # Errors
-    /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
+    /// No descriptor (`EMFILE`, `ENFILE`) or memory (`ENOMEM`) is left.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { fd })
     }
 
-    /// Makes the descriptor readable. A thread that drains it sees everything written before.
+    /// Makes the descriptor readable. A thread that drains it sees all memory that was written
+    /// before the call.
     pub fn signal(&self) {
         loop {
             match write(&self.fd, &1u64.to_ne_bytes()) {
                 Err(Errno::INTR) => {}
-                // A full counter is readable already. No other error can occur on a descriptor that
-                // we own.
+                // If the counter is full, the descriptor is already readable. No other error can
+                // occur on a descriptor that we own.
                 Ok(_) | Err(_) => return,
             }
         }
@@ -44,12 +45,11 @@ impl EventFd {
         self.take() > 0
     }
 
-    /// As [`drain`](Self::drain), but returns the number of signals since the last time.
+    /// Like [`drain`](Self::drain), but returns the number of signals since the last drain.
     pub fn take(&self) -> u64 {
         let mut count = [0u8; 8];
         loop {
-            // Programs may clear O_NONBLOCK on a descriptor that they have; this call must not
-            // block even then.
+            // Do not rely on O_NONBLOCK: programs get the descriptor and may clear the flag.
             let got = preadv2(
                 &self.fd,
                 &mut [IoSliceMut::new(&mut count)],
@@ -70,7 +70,7 @@ impl EventFd {
         }
     }
 
-    /// For kernels before 5.8, which have no flag for not waiting.
+    /// Replaces the read on kernels before 5.8, where eventfds do not support `RWF_NOWAIT`.
     fn take_if_readable(&self, count: &mut [u8; 8]) -> Result<usize, Errno> {
         match wait_fd(self, Interest::READ, Some(Duration::ZERO)) {
             Ok(true) => read(&self.fd, &mut count[..]),
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readable_from_signal_to_drain() {
+    fn descriptor_is_readable_until_drained() {
         let event = EventFd::new().expect("eventfd");
         let readable = |limit| wait_fd(&event, Interest::READ, Some(limit)).expect("poll");
         assert!(!readable(Duration::ZERO));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn signal_wakes_sleeper() {
+    fn signal_wakes_poll() {
         let event = EventFd::new().expect("eventfd");
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_survive_exec() {
+    fn descriptor_is_closed_on_exec() {
         let event = EventFd::new().expect("eventfd");
         let flags = rustix::io::fcntl_getfd(&event).expect("flags");
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));

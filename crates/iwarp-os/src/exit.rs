@@ -1,5 +1,5 @@
-//! Work at the normal end of the process. Invariant: the C library calls a plain function that
-//! cannot unwind.
+//! Runs functions when the process exits normally. Invariant: the C library calls a function that
+//! does not unwind.
 
 use super::process_lock::ProcessLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +9,13 @@ static AT_EXIT: ProcessLock<Vec<fn()>> = ProcessLock::new("sys::exit::AT_EXIT", 
 extern "C" fn run() {
     let all = std::mem::take(&mut *AT_EXIT.lock());
     for work in all {
-        // A panic must not unwind into C, and it can no longer be reported.
+        // A panic must not unwind into C, and can no longer be reported.
         let _ = std::panic::catch_unwind(work);
     }
 }
 
-/// Work that runs at most once, at the end of the process. A forked child runs what its parent had
-/// planned.
+/// A function that runs at most once, when the process exits. A forked child also runs the
+/// functions that its parent had planned before the fork.
 #[derive(Debug)]
 pub struct AtExit {
     work: fn(),
@@ -23,7 +23,7 @@ pub struct AtExit {
 }
 
 impl AtExit {
-    /// Creates work that runs at the end of the process once it is planned.
+    /// Creates the object. [`plan`](Self::plan) must be called for `work` to run.
     pub const fn new(work: fn()) -> Self {
         Self {
             work,
@@ -31,15 +31,15 @@ impl AtExit {
         }
     }
 
-    /// Plans the work; it runs before exit handlers that were installed earlier.
+    /// Plans the function. It runs before exit handlers that were installed earlier.
     pub fn plan(&self) {
         if self.is_planned.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut all = AT_EXIT.lock();
         if all.is_empty() {
-            // SAFETY: a function of this program, which stays loaded; the call has no other
-            // condition.
+            // SAFETY: `run` is a function of this library, which is not unloaded. `atexit` requires
+            // nothing else.
             unsafe { libc::atexit(run) };
         }
         all.push(self.work);

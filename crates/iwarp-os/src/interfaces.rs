@@ -1,8 +1,8 @@
-//! The addresses of this host, from which devices are created.
+//! The addresses of this host's network interfaces, for which devices are created.
 //!
-//! Invariant: the list that `getifaddrs` returns is walked once, read-only, copied into owned
-//! values, and freed exactly once by the guard `List`, after the last use of its pointers. Address
-//! structures are read unaligned, and only after their family says which structure they are.
+//! Invariant: the list that `getifaddrs` returns is only read, and `List` frees it once, after the
+//! last use of its pointers. An address structure is read unaligned, after its family has been
+//! checked.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-/// One usable address of one network interface that is up.
+/// A usable address of a network interface that is up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceAddress {
     /// Interface name, such as `eth0`.
@@ -25,20 +25,20 @@ pub struct InterfaceAddress {
     pub prefix_len: u8,
     /// Largest IP packet in bytes; 0 if unknown.
     pub mtu: u32,
-    /// Ethernet address, if it has one.
+    /// Ethernet address, if the interface has one.
     pub mac: Option<[u8; 6]>,
-    /// An interface with a lower index has the same Ethernet address, as below a VLAN.
+    /// An interface with a lower index has the same Ethernet address, as a VLAN's parent has.
     pub shares_mac: bool,
     /// The interface is administratively up (always true in this list).
     pub up: bool,
-    /// It has a carrier.
+    /// The interface has a carrier.
     pub running: bool,
-    /// It is a loopback interface.
+    /// The interface is a loopback interface.
     pub loopback: bool,
 }
 
 impl InterfaceAddress {
-    /// Returns the scope of a link-local address, which is the interface index; 0 for all other
+    /// Returns the scope of a link-local address, which is the interface index. Returns 0 for other
     /// addresses.
     pub fn scope_id(&self) -> u32 {
         match self.ip {
@@ -52,14 +52,14 @@ impl InterfaceAddress {
     }
 }
 
-/// Returns all addresses of interfaces that are up, by interface index, then IPv4 before IPv6, then
-/// by value.
+/// Returns all addresses of interfaces that are up. They are sorted by interface index, then IPv4
+/// before IPv6, then by value.
 ///
 /// IPv6 addresses whose duplicate address detection is running or has failed are omitted: they
 /// cannot be bound.
 ///
 /// # Errors
-/// The kernel's error; `EMFILE` if there is no descriptor left for the request.
+/// The kernel's error; `EMFILE` if no descriptor is left.
 pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     let list = List::get()?;
     let unusable = unusable_v6();
@@ -80,10 +80,10 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
         {
             continue;
         }
-        // Old-style IPv4 aliases ("eth0:1") belong to the interface before the colon.
+        // An IPv4 alias ("eth0:1") belongs to the interface before the colon.
         let device = name.split(':').next().unwrap_or_default().to_owned();
         let Some(index) = index_of(&device) else {
-            // The interface has vanished since the list was fetched.
+            // The interface was removed after the list was fetched.
             continue;
         };
         found.push(InterfaceAddress {
@@ -100,7 +100,7 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
         });
     }
     for address in &mut found {
-        // A MAC address of zeros (loopback) means none.
+        // The loopback interface has a MAC address of zeros. Treat it as none.
         if let Some((index, mac)) = macs.get(&address.name).filter(|m| m.1 != [0; 6]) {
             address.mac = Some(*mac);
             address.shares_mac = macs.values().any(|(i, m)| m == mac && i < index);
@@ -126,7 +126,7 @@ struct List {
 impl List {
     fn get() -> io::Result<Self> {
         let mut first = ptr::null_mut();
-        // SAFETY: `first` is a valid place for the pointer.
+        // SAFETY: `first` is valid for writing a pointer.
         if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -136,7 +136,7 @@ impl List {
     fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         let mut next = self.first;
         std::iter::from_fn(move || {
-            // SAFETY: `next` is null or an entry of the list, which lives as long as `self`.
+            // SAFETY: `next` is null, or points to an entry of the list, which `self` owns.
             let raw = unsafe { next.as_ref() }?;
             next = raw.ifa_next;
             Some(Entry { raw })
@@ -146,7 +146,7 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: came from `getifaddrs` and is freed only here.
+        // SAFETY: `getifaddrs` returned the list, and nothing else frees it.
         unsafe { libc::freeifaddrs(self.first) };
     }
 }
@@ -161,7 +161,7 @@ impl Entry<'_> {
         if self.raw.ifa_name.is_null() {
             return String::new();
         }
-        // SAFETY: a C string that lives as long as the list.
+        // SAFETY: the name is a C string of the list.
         unsafe { CStr::from_ptr(self.raw.ifa_name) }
             .to_string_lossy()
             .into_owned()
@@ -193,7 +193,7 @@ impl Entry<'_> {
         if address.is_null() || i32::from(unsafe { (*address).sa_family }) != libc::AF_PACKET {
             return None;
         }
-        // SAFETY: the family says that it is a `sockaddr_ll`.
+        // SAFETY: a socket address of this family is a `sockaddr_ll`.
         let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
         if link.sll_halen != 6 {
             return None;
@@ -203,21 +203,23 @@ impl Entry<'_> {
     }
 }
 
+/// Returns the IP address in a socket address, if it contains one.
+///
 /// # Safety
-/// `address` is null or points to a complete socket address of the family that it names.
+/// `address` is null or points to a complete socket address.
 unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
-    // SAFETY: not null, so it starts with a family.
+    // SAFETY: the pointer is not null, and every socket address starts with its family.
     match i32::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
-            // SAFETY: the family says so.
+            // SAFETY: a socket address of this family is a `sockaddr_in`.
             let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr))))
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says so.
+            // SAFETY: a socket address of this family is a `sockaddr_in6`.
             let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
             Some(IpAddr::V6(Ipv6Addr::from(v6.sin6_addr.s6_addr)))
         }
@@ -225,26 +227,26 @@ unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-/// Returns the index of an interface; `None` if there is none with this name.
+/// Returns the index of the interface with this name, if there is one.
 pub fn index_of(name: &str) -> Option<u32> {
     let request = std::ffi::CString::new(name).ok()?;
-    // SAFETY: a valid C string.
+    // SAFETY: the argument is a C string.
     match unsafe { libc::if_nametoindex(request.as_ptr()) } {
         0 => None,
         index => Some(index),
     }
 }
 
-/// Returns the MTU; 0 if the interface has vanished.
+/// Returns the MTU of an interface, or 0 if the interface no longer exists.
 fn mtu_of(name: &str) -> io::Result<u32> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
-    // SAFETY: all zero octets are a valid `ifreq`.
+    // SAFETY: all zeros are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name.iter_mut().take(room).zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: the request reads the name and stores an int in the union of the structure given.
+    // SAFETY: the kernel reads the name in `request`, and stores an `int` in its union.
     let status = unsafe {
         libc::ioctl(
             socket.as_raw_fd(),
@@ -255,7 +257,7 @@ fn mtu_of(name: &str) -> io::Result<u32> {
     if status < 0 {
         return Ok(0);
     }
-    // SAFETY: the successful call has filled this member.
+    // SAFETY: the successful call has filled in this member of the union.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
@@ -263,7 +265,7 @@ fn mtu_of(name: &str) -> io::Result<u32> {
 /// Returns IPv6 addresses whose duplicate address detection is running or has failed. `getifaddrs`
 /// does not report that.
 fn unusable_v6() -> Vec<(Ipv6Addr, String)> {
-    // Without the file (no IPv6, no /proc) no address is known to be unusable.
+    // The file does not exist without IPv6 or /proc. Then treat all addresses as usable.
     std::fs::read_to_string("/proc/net/if_inet6")
         .map(|text| parse_if_inet6(&text))
         .unwrap_or_default()
@@ -293,7 +295,7 @@ mod tests {
     use std::net::{SocketAddr, SocketAddrV6};
 
     #[test]
-    fn finds_the_loopback() {
+    fn addresses_include_loopback() {
         let all = addresses().expect("interfaces");
         let lo = all
             .iter()
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_ipv6_address_flags() {
+    fn tentative_ipv6_addresses_are_unusable() {
         let text = "\
 00000000000000000000000000000001 01 80 10 80       lo
 fe800000000000000000000000000002 02 40 20 c0     eth0

@@ -1,10 +1,9 @@
-//! The operating system as the iWARP runtime uses it: sockets, `epoll`, clocks, forks, memory, and
-//! CRC32C.
+//! System calls of the iWARP runtime: sockets, `epoll`, clocks, forks, memory, and CRC32C.
 //!
 //! This crate contains every system call of the runtime, and the `unsafe` code for it. Each file
-//! states the invariant that makes its `unsafe` sound. The crates above see safe types, and a few
-//! functions named `_raw`, whose callers are responsible for the memory (registered memory that
-//! peers may write).
+//! states the invariant that makes its `unsafe` sound. Most of the interface is safe. The callers
+//! of functions named `…_raw` guarantee that the memory is valid: registered memory, which peers
+//! may write at any time.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod address;

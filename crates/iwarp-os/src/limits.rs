@@ -1,5 +1,5 @@
-//! The limit of open files. With one TCP socket per connection, the usual soft limit of 1024 is
-//! reached quickly.
+//! The limit of open files. Each connection needs a TCP socket, so programs soon reach the usual
+//! soft limit of 1024.
 //!
 //! No `unsafe`.
 
@@ -7,9 +7,9 @@ use rustix::fd::AsFd;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The number of descriptors for which [`make_room`] makes room, if the process may have as many.
-/// It takes 128 KiB of kernel memory.
-const ROOM: usize = 16 << 10;
+/// The size to which [`make_room`] enlarges the descriptor table, unless the limit of open files is
+/// lower. The table takes 128 KiB of kernel memory.
+const TABLE_SIZE: usize = 16 << 10;
 
 /// The limit of open files, before and after [`raise_open_files`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +22,14 @@ pub struct OpenFiles {
 
 /// Raises the soft limit of open files to the hard limit, which needs no privilege.
 ///
-/// Never lowers it. A refusal (some sandboxes) is not an error: the old limit is kept and returned.
+/// Never lowers the limit. If the kernel refuses (in some sandboxes), the old limit is kept and
+/// returned.
 pub fn raise_open_files() -> OpenFiles {
     let limit = getrlimit(Resource::Nofile);
     let before = limit.current.unwrap_or(u64::MAX);
     let hard = limit.maximum.unwrap_or(u64::MAX);
     if before < hard {
-        // On failure the old limit remains, which is read below.
+        // If it fails, the old limit remains.
         let _ = setrlimit(
             Resource::Nofile,
             Rlimit {
@@ -41,22 +42,20 @@ pub fn raise_open_files() -> OpenFiles {
     OpenFiles { before, now }
 }
 
-/// Returns the current limit of file descriptors; `usize::MAX` if there is none.
+/// Returns the current limit of open files; `usize::MAX` if there is none.
 pub fn descriptors() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// Makes the kernel enlarge the process's descriptor table, by a short-lived duplicate of `any`
-/// with a high number. May block for some hundredths of a second.
+/// Makes the kernel enlarge the process's descriptor table, by duplicating `any` to a high number
+/// for a moment. May block for a few hundredths of a second. Errors are ignored.
 ///
-/// The kernel doubles a full table. In a process with threads, the thread that opens a descriptor
-/// then waits until no processor uses the old table: 5 to 8 ms, four times for 3,000 connections. A
-/// refusal is not an error: the table then grows when it is full. processor uses the old table: 5
-/// to 8 ms, four times for 3,000 connections. A refusal is not an error: the table grows when it is
-/// full.
+/// Otherwise, the kernel doubles the table each time it is full. In a process with threads, the
+/// thread that opens a descriptor then waits until no processor uses the old table: 5 to 8 ms, four
+/// times for 3,000 connections.
 pub fn make_room(any: impl AsFd) {
-    let last = descriptors().min(ROOM).saturating_sub(1);
+    let last = descriptors().min(TABLE_SIZE).saturating_sub(1);
     if let Ok(last) = i32::try_from(last) {
         drop(fcntl_dupfd_cloexec(any, last));
     }
@@ -76,7 +75,7 @@ mod tests {
             .find_map(|line| line.strip_prefix("FDSize:"))
             .expect("the size of the table");
         let size: usize = size.trim().parse().expect("a number");
-        assert!(size >= descriptors().min(ROOM), "{size}");
+        assert!(size >= descriptors().min(TABLE_SIZE), "{size}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Page-aligned anonymous memory: staging buffers, and regions that the library allocates for its
-//! users.
+//! Page-aligned anonymous memory: staging buffers, and regions that the library allocates for
+//! programs.
 //!
-//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`. No other code knows them until it
-//! hands out the address, and it unmaps them exactly once. It never creates references to the
-//! memory; code that does must know that nothing else writes there.
+//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`. No other code accesses them until
+//! the mapping has returned their address. The mapping unmaps them exactly once, and never creates
+//! references to them. Code that creates a reference must ensure that nothing else writes there.
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::fmt;
@@ -16,10 +16,10 @@ pub fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Why there is no memory.
+/// Why memory could not be mapped.
 #[derive(Debug)]
 pub enum MappingError {
-    /// Longer than the address space of a process.
+    /// The length exceeds the address space of a process.
     TooLong {
         /// The requested length in bytes.
         len: usize,
@@ -37,9 +37,9 @@ impl fmt::Display for MappingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong { len } => {
-                write!(f, "{len} octets are more than an address range can hold")
+                write!(f, "{len} octets exceed the address space of a process")
             }
-            Self::Refused { len, source } => write!(f, "no memory for {len} octets: {source}"),
+            Self::Refused { len, source } => write!(f, "cannot map {len} octets: {source}"),
         }
     }
 }
@@ -63,8 +63,8 @@ impl From<MappingError> for io::Error {
     }
 }
 
-/// Zeroed, readable, writable memory that begins at a page boundary. Untouched pages take no
-/// memory.
+/// Zeroed, readable, writable memory that begins at a page boundary. The kernel allocates a page
+/// when it is first accessed.
 pub struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
@@ -85,7 +85,7 @@ impl Mapping {
     pub fn new(len: usize) -> Result<Self, MappingError> {
         let page = page_size();
         if len == 0 {
-            // Aligned like a real address, and never accessed.
+            // A pointer that is aligned to a page, and never accessed.
             let ptr =
                 NonNull::new(ptr::without_provenance_mut(page)).unwrap_or(NonNull::dangling());
             return Ok(Self {
@@ -99,7 +99,7 @@ impl Mapping {
             .filter(|&mapped| isize::try_from(mapped).is_ok())
             .ok_or(MappingError::TooLong { len })?;
         let refused = |source: io::Error| MappingError::Refused { len, source };
-        // SAFETY: a new private mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: the kernel chooses the address, so the mapping does not replace another one.
         let start = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -114,15 +114,15 @@ impl Mapping {
         Ok(Self { ptr, len, mapped })
     }
 
-    /// Returns the address of the first byte. Valid for reads and writes of [`len`](Self::len)
-    /// bytes while `self` lives.
+    /// Returns the address of the first byte. It is valid for reads and writes of
+    /// [`len`](Self::len) bytes until `self` is dropped.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// Returns the address as a number. The compiler expects accesses through that number from now
-    /// on.
+    /// Returns the address as a number, and exposes its provenance: pointers may be created from
+    /// the number.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.ptr.as_ptr().expose_provenance() as u64
@@ -152,8 +152,8 @@ impl fmt::Debug for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.mapped > 0 {
-            // SAFETY: we own these pages, and users of the address must have stopped using it (see
-            // `as_ptr`). It cannot fail for a range that was mapped as a whole.
+            // SAFETY: we own these pages, and nobody may use the address any longer (see `as_ptr`).
+            // The call cannot fail for a complete mapping.
             let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.mapped) };
         }
     }
@@ -171,7 +171,7 @@ mod tests {
             let mapping = Mapping::new(len).expect("memory");
             assert_eq!(mapping.len(), len);
             assert_eq!(mapping.addr() as usize % page, 0);
-            // SAFETY: nothing else knows the memory; both bytes are inside.
+            // SAFETY: nothing else accesses the memory, and both bytes are inside the mapping.
             unsafe {
                 assert_eq!(mapping.as_ptr().add(len - 1).read(), 0);
                 mapping.as_ptr().write(1);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_absurd_lengths() {
+    fn empty_and_excessive_lengths() {
         let empty = Mapping::new(0).expect("empty");
         assert!(empty.is_empty() && (empty.addr() as usize).is_multiple_of(page_size()));
         assert!(matches!(
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_gives_the_pages_back() {
+    fn drop_unmaps_pages() {
         // Large, so that no other test thread gets the same range immediately.
         let len = 1 << 30;
         let mapping = Mapping::new(len).expect("memory");

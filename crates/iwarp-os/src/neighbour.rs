@@ -1,8 +1,10 @@
-//! Whether the next hop towards a peer answers, according to the kernel's tables (`rtnetlink(7)`).
+//! Checks whether the next hop towards a peer answers ARP or neighbour discovery, according to the
+//! kernel's tables (`rtnetlink(7)`).
 //!
-//! A message consists of a header (length, type, flags, number, port; 16 bytes), a body of fixed
-//! length, and attributes (length, type, value), all in the host's byte order and aligned to 4
-//! bytes. The kernel answers a request during the call that sends it, so nothing here blocks.
+//! A netlink message consists of a header (length, type, flags, sequence number, port; 16 bytes), a
+//! body of fixed length, and attributes (length, type, value), all in the host's byte order and
+//! aligned to 4 bytes. The kernel replies to a request before the sending call returns, so no
+//! function of this file blocks.
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::{self, Read as _};
@@ -10,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const HEADER_LEN: usize = 16;
 const FLAG_REQUEST: u16 = 1;
-/// The type of an answer that contains an error number.
+/// The type of a reply that contains an error number.
 const ERROR: u16 = 2;
 const ATTRIBUTE_DESTINATION: u16 = 1;
 const ATTRIBUTE_SOURCE: u16 = 2;
@@ -29,16 +31,16 @@ const KNOWN: u16 = libc::NUD_PERMANENT
 const DISCARD_PORT: u16 = 9;
 
 enum Neighbour {
-    /// Packets can be sent to it.
-    Known,
-    /// The kernel has asked for its link address and waits for the answer.
-    Asked,
-    /// The kernel does not know it, and asks when something is sent to it.
-    Unknown,
+    /// The kernel knows the link address.
+    Resolved,
+    /// The kernel has asked for the link address, and waits for the reply.
+    Incomplete,
+    /// The kernel does not know the link address. It asks for it when a packet is sent.
+    Unresolved,
 }
 
-/// The neighbour that packets for a peer are sent to: the peer itself or a gateway. Its sockets are
-/// created with it, so that a thread in another network namespace can use it.
+/// The neighbour that packets for a peer are sent to: the peer itself or a gateway. The object
+/// contains its sockets, so that a thread in another network namespace can use it.
 #[derive(Debug)]
 pub struct NextHop {
     netlink: Socket,
@@ -50,16 +52,16 @@ pub struct NextHop {
 
 impl NextHop {
     /// Finds the next hop from a local address to a peer, and makes the kernel ask for its link
-    /// address. Returns `None` if packets can be sent immediately, as to peers on this host and on
-    /// links without link addresses, or if the kernel does not report it.
+    /// address. Returns `None` if the link address is known, not needed (the peer is on this host,
+    /// or the link has no addresses), or not reported by the kernel.
     pub fn unanswered(source: IpAddr, peer: SocketAddr) -> Option<Self> {
-        let here = [
+        let local = [
             source,
             Ipv4Addr::UNSPECIFIED.into(),
             Ipv6Addr::UNSPECIFIED.into(),
         ];
-        let own = peer.ip().is_loopback() || here.contains(&peer.ip());
-        if own || source.is_ipv4() != peer.is_ipv4() {
+        let is_local = peer.ip().is_loopback() || local.contains(&peer.ip());
+        if is_local || source.is_ipv4() != peer.is_ipv4() {
             return None;
         }
         let netlink = netlink().ok()?;
@@ -67,7 +69,7 @@ impl NextHop {
         if !resolves_addresses(&netlink, interface)
             || matches!(
                 lookup(&netlink, interface, address),
-                None | Some(Neighbour::Known)
+                None | Some(Neighbour::Resolved)
             )
         {
             return None;
@@ -84,15 +86,15 @@ impl NextHop {
         hop.is_open().then_some(hop)
     }
 
-    /// Returns `true` if the neighbour has not answered, and makes the kernel continue to ask. An
-    /// unknown state counts as an answer: TCP will find out.
+    /// Returns `true` if the neighbour has not answered, and makes the kernel continue to ask.
+    /// Returns `false` if the state is unknown; TCP then detects whether the peer answers.
     pub fn is_open(&self) -> bool {
         match lookup(&self.netlink, self.interface, self.address) {
-            None | Some(Neighbour::Known) => false,
-            Some(Neighbour::Asked) => true,
-            // It takes a packet: an empty datagram. A packet filter may drop it although it accepts
-            // TCP.
-            Some(Neighbour::Unknown) => self.datagrams.send_to(&[], &self.to).is_ok(),
+            None | Some(Neighbour::Resolved) => false,
+            Some(Neighbour::Incomplete) => true,
+            // Send an empty datagram, so that the kernel asks. The send fails if a packet filter
+            // drops it, which does not show whether the filter accepts TCP.
+            Some(Neighbour::Unresolved) => self.datagrams.send_to(&[], &self.to).is_ok(),
         }
     }
 }
@@ -106,7 +108,7 @@ fn netlink() -> io::Result<Socket> {
     )
 }
 
-/// Creates a datagram socket whose packets no gateway forwards.
+/// Creates a datagram socket whose packets no router forwards.
 fn datagrams(source: IpAddr, to: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM.nonblocking(), None)?;
     match to {
@@ -125,32 +127,33 @@ fn lookup(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour
     let mut body = vec![family(address), 0, 0, 0];
     body.extend(interface.to_ne_bytes());
     body.extend([0; 4]);
-    attribute(&mut body, ATTRIBUTE_DESTINATION, &octets(address));
+    append_attribute(&mut body, ATTRIBUTE_DESTINATION, &octets(address));
     match request(netlink, libc::RTM_GETNEIGH, &body) {
         Ok(entry) => {
             let state = entry.get(8..10)?.try_into().ok()?;
             Some(match u16::from_ne_bytes(state) {
-                state if state & KNOWN != 0 => Neighbour::Known,
-                libc::NUD_INCOMPLETE => Neighbour::Asked,
-                _ => Neighbour::Unknown,
+                state if state & KNOWN != 0 => Neighbour::Resolved,
+                libc::NUD_INCOMPLETE => Neighbour::Incomplete,
+                _ => Neighbour::Unresolved,
             })
         }
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Some(Neighbour::Unknown),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Some(Neighbour::Unresolved),
         Err(_) => None,
     }
 }
 
-/// Returns the interface and the next hop of the kernel's route, if it leaves this host.
+/// Returns the interface and the next hop of the kernel's route to a peer, unless the peer is on
+/// this host.
 fn route(netlink: &Socket, source: IpAddr, peer: SocketAddr) -> Option<(u32, IpAddr)> {
     let bits = if peer.is_ipv4() { 32 } else { 128 };
     let mut body = vec![family(peer.ip()), bits, bits, 0, 0, 0, 0, 0];
     body.extend([0; 4]);
-    attribute(&mut body, ATTRIBUTE_DESTINATION, &octets(peer.ip()));
-    attribute(&mut body, ATTRIBUTE_SOURCE, &octets(source));
+    append_attribute(&mut body, ATTRIBUTE_DESTINATION, &octets(peer.ip()));
+    append_attribute(&mut body, ATTRIBUTE_SOURCE, &octets(source));
     if let SocketAddr::V6(peer) = peer
         && peer.scope_id() != 0
     {
-        attribute(
+        append_attribute(
             &mut body,
             ATTRIBUTE_INTERFACE,
             &peer.scope_id().to_ne_bytes(),
@@ -185,6 +188,7 @@ fn resolves_addresses(netlink: &Socket, interface: u32) -> bool {
     flags & (libc::IFF_LOOPBACK | libc::IFF_NOARP) as u32 == 0
 }
 
+/// Sends a request. Returns the body of the reply.
 fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let mut message = Vec::with_capacity(HEADER_LEN + body.len());
     message.extend(((HEADER_LEN + body.len()) as u32).to_ne_bytes());
@@ -193,12 +197,12 @@ fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     message.extend([0; 8]);
     message.extend(body);
     netlink.send(&message)?;
-    // Longer answers are truncated; only their beginning is used.
-    let mut answer = [0u8; 4096];
-    let len = { netlink }.read(&mut answer)?;
+    // A longer reply is truncated. Only its beginning is used.
+    let mut reply = [0u8; 4096];
+    let len = { netlink }.read(&mut reply)?;
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let answer = answer.get(..len).ok_or_else(invalid)?;
-    let (header, body) = answer.split_at_checked(HEADER_LEN).ok_or_else(invalid)?;
+    let reply = reply.get(..len).ok_or_else(invalid)?;
+    let (header, body) = reply.split_at_checked(HEADER_LEN).ok_or_else(invalid)?;
     if header[4..6] != ERROR.to_ne_bytes() {
         return Ok(body.to_vec());
     }
@@ -209,7 +213,7 @@ fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Appends an attribute whose value needs no padding.
-fn attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
+fn append_attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     to.extend((value.len() as u16 + 4).to_ne_bytes());
     to.extend(kind.to_ne_bytes());
     to.extend(value);
@@ -269,8 +273,8 @@ mod tests {
     #[test]
     fn truncated_attribute_ends_list() {
         let mut list = Vec::new();
-        attribute(&mut list, 5, &[10, 0, 0, 1]);
-        attribute(&mut list, 4, &7u32.to_ne_bytes());
+        append_attribute(&mut list, 5, &[10, 0, 0, 1]);
+        append_attribute(&mut list, 4, &7u32.to_ne_bytes());
         let kinds = |octets: &[u8]| attributes(octets).map(|a| a.0).collect::<Vec<_>>();
         assert_eq!(kinds(&list), [5, 4]);
         for cut in 0..list.len() {
@@ -279,7 +283,7 @@ mod tests {
         assert_eq!(
             kinds(&[0; 16]),
             [] as [u16; 0],
-            "a length below that of the head"
+            "a length shorter than the attribute's header"
         );
     }
 
@@ -287,7 +291,7 @@ mod tests {
     fn kernel_reports_routes_and_links() {
         let netlink = netlink().unwrap();
         let own: IpAddr = Ipv4Addr::LOCALHOST.into();
-        assert_eq!(route(&netlink, own, (own, 9).into()), None, "it is local");
+        assert_eq!(route(&netlink, own, (own, 9).into()), None, "a local peer");
         assert!(!resolves_addresses(&netlink, 1), "the loopback interface");
         assert!(!resolves_addresses(&netlink, u32::MAX >> 1), "no interface");
     }

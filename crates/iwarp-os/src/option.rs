@@ -1,4 +1,4 @@
-//! Socket options that the crate `socket2` lacks.
+//! Socket options that the crate `socket2` does not offer.
 
 use socket2::Socket;
 use std::io;
@@ -6,11 +6,8 @@ use std::os::fd::AsRawFd;
 
 /// Sets an option whose value is a plain number, or a structure of numbers that the kernel defines
 /// (`setsockopt(2)`).
-///
-/// # Errors
-/// The operating system's.
 pub(super) fn set<T: Copy>(socket: &Socket, level: i32, name: i32, value: T) -> io::Result<()> {
-    // SAFETY: the kernel reads as many bytes as the value has.
+    // SAFETY: the kernel reads the bytes of `value`, whose size is passed.
     let status = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -1,9 +1,9 @@
 //! Readiness: `epoll` for the progress thread, `poll` for one descriptor.
 //!
-//! No `unsafe`. Level-triggered: a driver that stops early (its budget is used up, a receive is
-//! missing) gets the event again, so no wake-up is lost. A descriptor leaves the set when it is
-//! removed or its last duplicate is closed. Its owner adds it, and removes it before closing,
-//! because a batch of events that was already fetched may still contain its token.
+//! No `unsafe`. Events are level-triggered: if a thread stops reading early (because its budget is
+//! used up, or no receive is posted), the event is reported again, so no wake-up is lost. A
+//! descriptor must be removed from the set before it is closed: events that were already fetched
+//! may contain its token. A closed descriptor stays in the set until its last duplicate is closed.
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -13,11 +13,10 @@ pub use std::os::fd::AsFd;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Shorter sleeps are precise to the microsecond. `epoll_wait(2)` counts in milliseconds and would
-/// at least double them.
+/// Shorter sleeps use `poll(2)`, because `epoll_wait(2)` rounds up to milliseconds.
 const PRECISE_BELOW: Duration = Duration::from_millis(4);
-/// The longest single sleep; longer waits loop. It keeps every timeout within the kernel's `int` of
-/// milliseconds.
+/// The longest single sleep, because the kernel's timeout is an `int` of milliseconds. Longer waits
+/// sleep several times.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// The events to report. Errors and hang-ups are always reported.
@@ -35,17 +34,17 @@ impl Interest {
         readable: false,
         writable: false,
     };
-    /// Reading only.
+    /// Readable only.
     pub const READ: Self = Self {
         readable: true,
         writable: false,
     };
-    /// Writing only.
+    /// Writable only.
     pub const WRITE: Self = Self {
         readable: false,
         writable: true,
     };
-    /// Both.
+    /// Readable and writable.
     pub const BOTH: Self = Self {
         readable: true,
         writable: true,
@@ -74,7 +73,7 @@ impl Interest {
     }
 }
 
-/// One event: the descriptor, and what can be done with it.
+/// An event: the token of the descriptor, and its readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readiness {
     /// The token given to [`Poller::add`].
@@ -87,14 +86,14 @@ pub struct Readiness {
     pub broken: bool,
 }
 
-/// A reusable buffer for the events of one [`Poller::wait`]. Allocates only when it is created.
+/// A reusable buffer for the events of a [`Poller::wait`]. Only its creation allocates memory.
 pub struct Events {
     list: Vec<epoll::Event>,
 }
 
 impl Events {
-    /// Creates a buffer for `capacity` events per wait, at least one. The next wait reports what
-    /// does not fit.
+    /// Creates a buffer for `capacity` events per wait, at least one. If more events are ready, the
+    /// next wait reports the others.
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
             list: Vec::with_capacity(capacity.clamp(1, 1 << 16)),
@@ -133,7 +132,7 @@ impl Poller {
     /// Creates an empty set.
     ///
     /// # Errors
-    /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
+    /// No descriptor (`EMFILE`, `ENFILE`) or memory (`ENOMEM`) is left.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
@@ -143,8 +142,8 @@ impl Poller {
     /// Adds a descriptor; its events carry `token`.
     ///
     /// # Errors
-    /// `EEXIST` if it is in the set; `EPERM` for a descriptor without readiness (a regular file);
-    /// `ENOSPC`, `ENOMEM`.
+    /// `EEXIST` if the descriptor is already in the set. `EPERM` for a descriptor that cannot be
+    /// polled, such as a regular file. `ENOSPC` or `ENOMEM` if there is no room or memory.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         epoll::add(
             &self.fd,
@@ -155,10 +154,10 @@ impl Poller {
         Ok(())
     }
 
-    /// Changes token and interest of a descriptor in the set.
+    /// Changes the token and the interest of a descriptor in the set.
     ///
     /// # Errors
-    /// `ENOENT` if it is not in the set.
+    /// `ENOENT` if the descriptor is not in the set.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         epoll::modify(
             &self.fd,
@@ -170,10 +169,10 @@ impl Poller {
     }
 
     /// Removes a descriptor from the set. Events that a waiting thread has already fetched may
-    /// still contain its token.
+    /// contain its token.
     ///
     /// # Errors
-    /// `ENOENT` if it is not in the set.
+    /// `ENOENT` if the descriptor is not in the set.
     pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         epoll::delete(&self.fd, fd)?;
         Ok(())
@@ -185,7 +184,7 @@ impl Poller {
     /// A signal does not end the wait early.
     ///
     /// # Errors
-    /// None in practice; the kernel's error if the set itself is unusable.
+    /// The kernel's error if the set is unusable, which does not occur in practice.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
         let deadline = Deadline::after(timeout);
         loop {
@@ -201,8 +200,8 @@ impl Poller {
     fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
         events.list.clear();
         if !time.is_zero() && time < PRECISE_BELOW {
-            // `epoll_pwait2(2)` would do it in one call, but older kernels lack it, and sandboxes
-            // may kill a process that calls it.
+            // `epoll_pwait2(2)` needs only one call, but older kernels do not have it, and
+            // sandboxes may kill a process that calls it.
             let mut set = [PollFd::new(&self.fd, PollFlags::IN)];
             if poll(&mut set, Some(&timespec(time)))? == 0 {
                 return Ok(0);
@@ -213,10 +212,10 @@ impl Poller {
         epoll::wait(&self.fd, room, Some(&timespec(time)))
     }
 
-    /// Fetches the events that are ready, without sleeping.
+    /// Fetches the events that are ready, without waiting.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As for [`wait`](Self::wait).
     pub fn wait_zero(&self, events: &mut Events) -> io::Result<usize> {
         match self.step(events, Duration::ZERO) {
             Ok(count) => Ok(count),
@@ -227,7 +226,8 @@ impl Poller {
 }
 
 impl AsFd for Poller {
-    /// The set itself is a descriptor that is readable when one of its members has an event.
+    /// Returns the descriptor of the set, which is readable while a descriptor in the set has an
+    /// event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -255,7 +255,7 @@ pub fn wait_fd(fd: impl AsFd, interest: Interest, timeout: Option<Duration>) -> 
     }
 }
 
-/// When a wait ends. Interrupted waits continue with the remaining time.
+/// The time when a wait ends. An interrupted wait continues with the remaining time.
 #[derive(Clone, Copy)]
 enum Deadline {
     Never,
@@ -268,7 +268,7 @@ impl Deadline {
         match timeout {
             None => Self::Never,
             Some(Duration::ZERO) => Self::Now,
-            // A timeout beyond the range of `Instant` means no limit.
+            // Treat a timeout beyond the range of `Instant` as no limit.
             Some(timeout) => Instant::now()
                 .checked_add(timeout)
                 .map_or(Self::Never, Self::At),
@@ -309,7 +309,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn reports_descriptor_until_served() {
+    fn events_are_level_triggered() {
         let poller = Poller::new().expect("epoll");
         let (first, second) = (EventFd::new().expect("a"), EventFd::new().expect("b"));
         poller.add(&first, 11, Interest::READ).expect("add");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn times_out_not_early() {
+    fn wait_does_not_time_out_early() {
         let poller = Poller::new().expect("epoll");
         let mut events = Events::with_capacity(1);
         let start = Instant::now();
@@ -378,16 +378,16 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(5));
     }
 
-    /// What is deferred by 100 µs would otherwise wait for a millisecond.
+    /// A wait of 100 µs must not take a millisecond.
     #[test]
-    fn short_wait_stays_short() {
+    fn short_wait_is_precise() {
         let poller = Poller::new().expect("epoll");
         let event = EventFd::new().expect("eventfd");
         poller.add(&event, 3, Interest::READ).expect("add");
         let mut events = Events::with_capacity(1);
         let short = Duration::from_micros(100);
         let begin = Instant::now();
-        // A busy machine may delay some of them, but not all.
+        // A busy machine may delay some of the waits, but not all.
         loop {
             let start = Instant::now();
             assert_eq!(poller.wait(&mut events, Some(short)).expect("wait"), 0);
@@ -412,7 +412,7 @@ mod tests {
         poller.add(&stream, 5, Interest::NONE).expect("add");
         let mut events = Events::with_capacity(4);
         assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
-        // Unread data turns the peer's close into a reset.
+        // The peer resets the connection.
         peer.write_all(b"unread").expect("write");
         socket2::SockRef::from(&peer)
             .set_linger(Some(Duration::ZERO))
@@ -432,8 +432,7 @@ mod tests {
     /// calls.
     fn let_signals_interrupt() {
         extern "C" fn nothing(_: libc::c_int) {}
-        // SAFETY: an empty handler without SA_RESTART for a signal that nothing else in this
-        // process uses.
+        // SAFETY: the handler does nothing, and nothing else in this process uses the signal.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
@@ -444,39 +443,39 @@ mod tests {
         }
     }
 
-    /// Signals the calling thread every 2 ms, by a kernel timer, so that it is punctual on any
-    /// machine.
+    /// Signals the calling thread every 2 ms. A kernel timer is punctual even on a busy machine.
     struct Alarm(libc::timer_t);
 
     impl Alarm {
         fn start() -> Self {
             let_signals_interrupt();
-            // SAFETY: plain numbers, and variables for the kernel's answers that live on.
+            // SAFETY: all zeros are a valid `sigevent`, and the pointers are to local variables.
             unsafe {
                 let mut event: libc::sigevent = std::mem::zeroed();
                 event.sigev_notify = libc::SIGEV_THREAD_ID;
                 event.sigev_signo = libc::SIGURG;
                 event.sigev_notify_thread_id = libc::gettid();
                 let mut timer = std::ptr::null_mut();
-                let made =
+                let status =
                     libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
-                assert_eq!(made, 0);
+                assert_eq!(status, 0);
                 let alarm = Self(timer);
                 alarm.set(Duration::from_millis(2));
                 alarm
             }
         }
 
-        fn set(&self, every: Duration) {
-            let every = libc::timespec {
+        /// Sets the interval of the signals; zero stops them.
+        fn set(&self, interval: Duration) {
+            let interval = libc::timespec {
                 tv_sec: 0,
-                tv_nsec: every.subsec_nanos().into(),
+                tv_nsec: interval.subsec_nanos().into(),
             };
             let times = libc::itimerspec {
-                it_interval: every,
-                it_value: every,
+                it_interval: interval,
+                it_value: interval,
             };
-            // SAFETY: the timer is ours; `times` is only read.
+            // SAFETY: the timer exists until `self` is dropped, and `times` is a valid value.
             let set =
                 unsafe { libc::timer_settime(self.0, 0, &raw const times, std::ptr::null_mut()) };
             assert_eq!(set, 0);
@@ -485,7 +484,7 @@ mod tests {
 
     impl Drop for Alarm {
         fn drop(&mut self) {
-            // SAFETY: the timer is ours.
+            // SAFETY: the timer was created in `start`, and is deleted only here.
             unsafe { libc::timer_delete(self.0) };
         }
     }
@@ -493,8 +492,7 @@ mod tests {
     // SAFETY: a timer belongs to the process, and `timer_settime(2)` may be called by any thread.
     unsafe impl Sync for Alarm {}
 
-    /// A thread that is signaled repeatedly waits as long as requested; the signals do not restart
-    /// its wait.
+    /// Repeated signals must not restart the wait each time.
     #[test]
     fn signals_do_not_prolong_wait() {
         let poller = Poller::new().expect("epoll");
@@ -505,18 +503,18 @@ mod tests {
             &mut || poller.wait(&mut events, limit).expect("wait") > 0,
             &mut || wait_fd(&never, Interest::READ, limit).expect("wait"),
         ];
-        for (at, wait) in waits.iter_mut().enumerate() {
+        for (i, wait) in waits.iter_mut().enumerate() {
             let alarm = &Alarm::start();
-            let (tell, told) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             std::thread::scope(|scope| {
-                let ended = scope.spawn(move || {
-                    let told = told.recv_timeout(Duration::from_secs(20));
+                let watchdog = scope.spawn(move || {
+                    let result = receiver.recv_timeout(Duration::from_secs(20));
                     alarm.set(Duration::ZERO);
-                    told.is_ok()
+                    result.is_ok()
                 });
                 assert!(!wait());
-                tell.send(()).expect("somebody listens");
-                assert!(ended.join().expect("no panic"), "wait {at} had no end");
+                sender.send(()).expect("the watchdog is waiting");
+                assert!(watchdog.join().expect("no panic"), "wait {i} did not end");
             });
         }
     }
@@ -524,14 +522,14 @@ mod tests {
     #[test]
     fn signal_does_not_shorten_wait() {
         let_signals_interrupt();
-        // SAFETY: names the calling thread, which outlives the scope below.
+        // SAFETY: the call has no requirements.
         let sleeper = unsafe { libc::pthread_self() };
         let poller = Poller::new().expect("epoll");
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..5 {
                     std::thread::sleep(Duration::from_millis(4));
-                    // SAFETY: the thread named is alive until the scope ends.
+                    // SAFETY: the waiting thread exists until the scope ends.
                     unsafe { libc::pthread_kill(sleeper, libc::SIGURG) };
                 }
             });

@@ -1,18 +1,17 @@
-//! Hints to the processor that memory will be used soon.
+//! Hints to the processor that memory will be accessed soon.
 //!
-//! Invariant of the `unsafe`: to the language, a hint reads nothing. It cannot fault, so any
-//! address is allowed.
+//! Invariant of the `unsafe`: a hint is not an access and cannot fault, so any address is allowed.
 
 use std::sync::Arc;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Prefetches the line of this address.
+/// Prefetches the cache line of this address.
 #[inline]
 pub fn line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the module's invariant.
+    // SAFETY: a hint may have any address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
@@ -21,7 +20,7 @@ pub fn line(at: *const u8) {
     let _ = at;
 }
 
-/// Prefetches the counters of an `Arc`, before its object, which cloning and dropping write.
+/// Prefetches the reference counts of an `Arc`, which are before its object in memory.
 #[inline]
 pub fn counts<T: ?Sized>(arc: &Arc<T>) {
     line(Arc::as_ptr(arc).cast::<u8>().wrapping_sub(1));

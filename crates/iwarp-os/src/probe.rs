@@ -1,23 +1,25 @@
-//! Checks whether a range of addresses is mapped. This is done once per memory registration, so
-//! that a bad address is an error and never a crash.
+//! Checks whether a range of addresses is mapped. Each memory registration does this, so that a bad
+//! address is an error and not a crash.
 //!
-//! The contents of the range are neither read nor written. The kernel's list of mappings is
-//! consulted, and the last page of a mapped file is faulted in (`MADV_POPULATE_READ`, Linux 5.14),
-//! because a file that is too short lacks its last pages.
-//! - Linux 6.11 and later: one `PROCMAP_QUERY` per mapping that the range touches; 4 µs for the
+//! The check neither reads nor writes the contents of the range. It gets the mappings from the
+//! kernel:
+//! - Linux 6.11 and later: one `PROCMAP_QUERY` per mapping in the range. It takes 4 µs for the
 //!   usual single mapping, of any size.
-//! - Before: the text of `/proc/self/maps`, 0.4 µs per mapping of the process (24 µs for a small
-//!   one).
-//! - Without `/proc`: `MADV_POPULATE_READ`/`_WRITE` (Linux 5.14). It changes no contents but faults
-//!   in the pages, so a large untouched range takes memory and time, as pinning it for a hardware
-//!   RNIC would. If that is missing too, the range counts as bad.
+//! - Earlier kernels: the text of `/proc/self/maps`. It takes 0.4 µs per mapping of the process, or
+//!   24 µs in a small process.
+//! - Without `/proc`: `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (Linux 5.14) on the whole
+//!   range. They do not change the contents, but fault in the pages. So a large unused range takes
+//!   memory and time, as pinning it for a hardware RNIC would. On earlier kernels, the check fails.
 //!
-//! The answer does not promise that the range stays mapped (the application must ensure that until
-//! it deregisters), or that a mapped file keeps its length. Pages of a main stack that has not
-//! grown yet count as unmapped.
+//! If a file is shorter than its mapping, the last pages do not exist. So the check also faults in
+//! the last page of a mapped file (`MADV_POPULATE_READ`, Linux 5.14).
 //!
-//! Invariant: the `unsafe` calls below only pass addresses as numbers to the kernel, and variables
-//! for its answers that live on.
+//! The check cannot ensure that the range remains mapped (the application must ensure that until it
+//! deregisters), or that a mapped file keeps its length. Pages below the current end of the main
+//! stack count as unmapped.
+//!
+//! Invariant: the `unsafe` calls pass addresses to the kernel as numbers only, and variables for
+//! its results.
 
 use super::mapping::page_size;
 use rustix::fs::{Mode, OFlags, open};
@@ -27,11 +29,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Returns `true` if all of `[addr, addr + len)` is mapped in this process, readable, and, if
-/// `write`, writable, and no part of it lies beyond the end of a mapped file.
-/// behind the end of a mapped file.
-/// An empty range is always valid. A range that wraps around is not.
-/// An empty range is valid anywhere. A range that wraps around is not.
+/// Returns `true` if all of `[addr, addr + len)` is mapped and readable in this process, and
+/// writable if `write` is set. Pages beyond the end of a mapped file count as unmapped. An empty
+/// range is always valid. A range that wraps around is never valid.
 pub fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     let Some(end) = addr.checked_add(len) else {
         return false;
@@ -41,7 +41,7 @@ pub fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     }
     match open_maps() {
         Some(maps) => match walk_query(&maps, addr, end, write) {
-            Ok(good) => good,
+            Ok(valid) => valid,
             Err(Unsupported) => walk_text(
                 BufReader::with_capacity(1 << 15, File::from(maps)),
                 addr,
@@ -53,7 +53,8 @@ pub fn probe_range(addr: u64, len: u64, write: bool) -> bool {
     }
 }
 
-/// Opened each time: a descriptor kept across `fork` would show the parent's memory.
+/// Opens the list of mappings. A descriptor that is kept across a `fork` would refer to the
+/// parent's memory, so every check opens the file.
 fn open_maps() -> Option<OwnedFd> {
     open(
         "/proc/self/maps",
@@ -63,7 +64,7 @@ fn open_maps() -> Option<OwnedFd> {
     .ok()
 }
 
-/// The method is not available here.
+/// The kernel does not support the method.
 #[derive(Debug, PartialEq, Eq)]
 struct Unsupported;
 
@@ -102,9 +103,9 @@ fn walk_query(maps: impl AsFd, mut addr: u64, end: u64, write: bool) -> Result<b
             query_addr: addr,
             ..ProcmapQuery::default()
         };
-        // SAFETY: the opcode takes exactly this structure, which contains its size. The kernel
-        // reads and updates it, and follows no pointer in it, because the name and build-id sizes
-        // are 0.
+        // SAFETY: the structure is the one that the opcode requires, and contains its size. The
+        // kernel reads and updates it. It follows no pointer in it, because the sizes of the name
+        // and the build ID are 0.
         match unsafe { ioctl(maps, Updater::<PROCMAP_QUERY, _>::new(&mut query)) } {
             Ok(()) => {}
             // No mapping covers the address.
@@ -120,11 +121,11 @@ fn walk_query(maps: impl AsFd, mut addr: u64, end: u64, write: bool) -> Result<b
             return Ok(false);
         }
         if query.vma_end <= addr {
-            // The answer does not advance.
+            // An invalid result, with which the loop would not end.
             return Err(Unsupported);
         }
         addr = query.vma_end;
-        if query.inode != 0 && !reaches(addr.min(end)) {
+        if query.inode != 0 && !last_page_exists(addr.min(end)) {
             return Ok(false);
         }
     }
@@ -135,12 +136,12 @@ fn allows(readable: bool, writable: bool, write: bool) -> bool {
     readable && (writable || !write)
 }
 
-/// As [`walk_query`], from the text form. Lines are sorted by address.
+/// Like [`walk_query`], but reads the text of `/proc/self/maps`. Its lines are sorted by address.
 fn walk_text(mut maps: impl BufRead, mut addr: u64, end: u64, write: bool) -> bool {
     let mut line = Vec::with_capacity(128);
     loop {
         line.clear();
-        // Bytes, not text: the name of a mapped file may be anything.
+        // The name of a mapped file need not be UTF-8.
         match maps.read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return false,
             Ok(_) => {}
@@ -155,7 +156,7 @@ fn walk_text(mut maps: impl BufRead, mut addr: u64, end: u64, write: bool) -> bo
             return false;
         }
         addr = mapping.end;
-        if mapping.is_file && !reaches(addr.min(end)) {
+        if mapping.is_file && !last_page_exists(addr.min(end)) {
             return false;
         }
         if addr >= end {
@@ -164,18 +165,19 @@ fn walk_text(mut maps: impl BufRead, mut addr: u64, end: u64, write: bool) -> bo
     }
 }
 
-/// Returns `true` if the file that is mapped before `end` has that page. It counts as present if
-/// the kernel does not report it: before Linux 5.14, and for memory of devices.
-fn reaches(end: u64) -> bool {
+/// Returns `true` if the mapped file contains the last page before `end`. Also returns `true` if
+/// the kernel does not report that: before Linux 5.14, and for memory of devices.
+fn last_page_exists(end: u64) -> bool {
     let page = page_size() as u64;
     let last = end.saturating_sub(1) / page * page;
     let start = std::ptr::without_provenance_mut(last as usize);
-    // SAFETY: populating changes no content and no permission; the kernel checks the range itself.
+    // SAFETY: populating pages changes neither contents nor permissions. The kernel checks the
+    // range.
     let status = unsafe { libc::madvise(start, page as usize, libc::MADV_POPULATE_READ) };
     status == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
-/// A line of the text form.
+/// A line of `/proc/self/maps`.
 struct Mapped {
     start: u64,
     end: u64,
@@ -184,7 +186,8 @@ struct Mapped {
     is_file: bool,
 }
 
-/// `start-end rwxp offset device inode …`; numbers are hexadecimal except the last.
+/// Parses `start-end rwxp offset device inode …`. The inode is decimal, the other numbers are
+/// hexadecimal.
 fn parse_line(line: &[u8]) -> Option<Mapped> {
     let head = line.get(..line.len().min(100))?;
     let mut fields = head.split(u8::is_ascii_whitespace);
@@ -201,6 +204,7 @@ fn parse_line(line: &[u8]) -> Option<Mapped> {
     })
 }
 
+/// Like [`walk_query`], but faults in the pages.
 fn populate(addr: u64, end: u64, write: bool) -> bool {
     let page = page_size() as u64;
     let start = addr - addr % page;
@@ -213,8 +217,8 @@ fn populate(addr: u64, end: u64, write: bool) -> bool {
     };
     let advise = |advice: libc::c_int| {
         loop {
-            // SAFETY: populating changes no content and no permission; the kernel checks the range
-            // itself.
+            // SAFETY: populating pages changes neither contents nor permissions. The kernel checks
+            // the range.
             let status =
                 unsafe { libc::madvise(std::ptr::without_provenance_mut(start), len, advice) };
             if status == 0 {
@@ -225,7 +229,8 @@ fn populate(addr: u64, end: u64, write: bool) -> bool {
             }
         }
     };
-    // Writable implies readable on common processors, but a write-only mapping must not pass.
+    // Also check reading: a write-only mapping is not valid, although most processors allow reading
+    // it.
     advise(libc::MADV_POPULATE_READ) && (!write || advise(libc::MADV_POPULATE_WRITE))
 }
 

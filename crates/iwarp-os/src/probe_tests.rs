@@ -1,5 +1,4 @@
-//! Tests of the range check: all three methods must agree on memory that is known to be good or
-//! bad.
+//! Tests of the range check: all three methods must return the right result for known memory.
 
 use super::*;
 use crate::mapping::Mapping;
@@ -17,16 +16,16 @@ fn by_text(addr: u64, end: u64, write: bool) -> bool {
     walk_text(BufReader::new(File::from(maps)), addr, end, write)
 }
 
-/// Returns the methods that this kernel supports; the text form must always be available.
+/// Returns the methods that this kernel supports. `/proc/self/maps` must be available.
 fn methods() -> Vec<Method> {
     let mut all: Vec<Method> = vec![("text", by_text)];
-    let here = &raw const all as u64;
+    let addr = &raw const all as u64;
     let maps = open_maps().expect("/proc");
-    match walk_query(&maps, here, here + 1, false) {
+    match walk_query(&maps, addr, addr + 1, false) {
         Ok(_) => all.push(("query", by_query)),
         Err(Unsupported) => println!("skipped: no PROCMAP_QUERY (before Linux 6.11)"),
     }
-    if populate(here, here + 1, true) {
+    if populate(addr, addr + 1, true) {
         all.push(("populate", populate));
     } else {
         println!("skipped: no MADV_POPULATE_WRITE (before Linux 5.14)");
@@ -34,11 +33,12 @@ fn methods() -> Vec<Method> {
     all
 }
 
-/// Five pages: read-write, read-write, read-only, none, read-write.
-fn patchwork() -> (Mapping, u64) {
+/// Maps five pages: read-write, read-write, read-only, inaccessible, read-write. Returns them and
+/// the page size.
+fn five_pages() -> (Mapping, u64) {
     let page = page_size();
     let mapping = Mapping::new(5 * page).expect("memory");
-    // SAFETY: whole pages of a mapping that nothing accesses.
+    // SAFETY: these are whole pages of a mapping that nothing else accesses.
     unsafe {
         let start = mapping.as_ptr();
         mprotect(start.add(2 * page).cast(), page, MprotectFlags::READ).expect("read-only");
@@ -48,10 +48,10 @@ fn patchwork() -> (Mapping, u64) {
 }
 
 #[test]
-fn all_methods_see_every_border() {
-    let (mapping, page) = patchwork();
+fn methods_agree_at_page_borders() {
+    let (mapping, page) = five_pages();
     let base = mapping.addr();
-    // (first octet, end, readable, writable), relative to the patchwork
+    // (offset of the start, offset of the end, readable, writable)
     let cases = [
         (0, 1, true, true),
         (0, 2 * page, true, true),
@@ -88,7 +88,7 @@ fn all_methods_see_every_border() {
 }
 
 #[test]
-fn knows_ordinary_memory() {
+fn heap_stack_and_constants_are_mapped() {
     static CONSTANT: [u8; 100] = [1; 100];
     let heap = vec![0u8; 10_000];
     let mut stack = [0u8; 64];
@@ -101,8 +101,8 @@ fn knows_ordinary_memory() {
     );
 }
 
-/// A mapping of three pages whose file has one and a half: the third page is missing, however small
-/// the checked part.
+/// The mapping has three pages, but the file only two, the second one incomplete. Every range that
+/// includes a byte of the third page is invalid.
 #[test]
 fn pages_beyond_end_of_file_fail() {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -113,12 +113,12 @@ fn pages_beyond_end_of_file_fail() {
     ftruncate(&file, page as u64 + 10).expect("its length");
     for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address, so the mapping does not replace another one.
         let start = unsafe { mmap(std::ptr::null_mut(), 3 * page, protection, flags, &file, 0) };
         let start = start.expect("mapped");
         let (base, page) = (start as u64, page as u64);
         for (name, method) in methods() {
-            for (from, end, good) in [
+            for (from, end, valid) in [
                 (0, 1, true),
                 (0, 2 * page, true),
                 (page, page + 11, true),
@@ -128,16 +128,16 @@ fn pages_beyond_end_of_file_fail() {
                 (page + 1, 3 * page, false),
             ] {
                 let found = method(base + from, base + end, true);
-                assert_eq!(found, good, "{name} {flags:?} {from}..{end}");
+                assert_eq!(found, valid, "{name} {flags:?} {from}..{end}");
             }
         }
-        // SAFETY: the mapping from above, which is no longer used.
+        // SAFETY: the mapping was created above, and is no longer used.
         unsafe { munmap(start, 3 * page as usize) }.expect("unmapped");
     }
 }
 
 #[test]
-fn absurd_and_empty_ranges() {
+fn empty_and_unmapped_ranges() {
     assert!(!probe_range(0, 1, false));
     assert!(!probe_range(8, 8, false));
     assert!(
@@ -145,7 +145,7 @@ fn absurd_and_empty_ranges() {
         "ends beyond the last address"
     );
     assert!(!probe_range(u64::MAX - 5, 100, false), "wraps around");
-    assert!(!probe_range(u64::MAX - 4096, 10, true), "the kernel's half");
+    assert!(!probe_range(u64::MAX - 4096, 10, true), "kernel address");
     let one = 1u8;
     assert!(!probe_range(&raw const one as u64, u64::MAX >> 1, false));
     assert!(probe_range(0, 0, true));
@@ -157,16 +157,16 @@ fn absurd_and_empty_ranges() {
 }
 
 #[test]
-fn probe_touches_no_page() {
+fn probe_does_not_fault_in_pages() {
     let len = 1usize << 28;
     let mapping = Mapping::new(len).expect("memory");
-    // SAFETY: inside the mapping, which nothing else knows.
+    // SAFETY: the byte is inside the mapping, which nothing else accesses.
     unsafe { mapping.as_ptr().write(0x5A) };
     assert!(probe_range(mapping.addr(), len as u64, true));
     // SAFETY: as above.
     assert_eq!(unsafe { mapping.as_ptr().read() }, 0x5A);
     let mut resident = vec![0u8; len / page_size()];
-    // SAFETY: the mapping exists, and the vector has a byte per page of it.
+    // SAFETY: the mapping exists, and the vector has a byte for each page of it.
     let status = unsafe { libc::mincore(mapping.as_ptr().cast(), len, resident.as_mut_ptr()) };
     assert_eq!(status, 0);
     let pages = resident.iter().filter(|&&octet| octet & 1 == 1).count();
@@ -175,7 +175,7 @@ fn probe_touches_no_page() {
 }
 
 #[test]
-fn text_lines_of_any_kind() {
+fn maps_text_is_parsed() {
     let maps: &[u8] = b"1000-3000 rw-p 00000000 00:00 0 \n\
         3000-4000 r--p 00000000 fd:01 9 /a file\xff with \xfe bytes\n\
         6000-7000 -w-p 00000000 00:00 0 [odd]\n";
@@ -191,8 +191,8 @@ fn text_lines_of_any_kind() {
     assert!(!walk_text(&b""[..], 0x1000, 0x1001, false));
 }
 
-/// Not a speed check; it prints the figures for the head of the file: `cargo test -p iwarp-os
-/// --release probe_cost -- --ignored --nocapture`.
+/// Prints the figures for the documentation of the module: `cargo test -p iwarp-os --release
+/// probe_cost -- --ignored --nocapture`. It checks nothing.
 #[test]
 #[ignore = "prints a measurement"]
 fn probe_cost() {

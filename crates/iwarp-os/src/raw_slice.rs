@@ -1,17 +1,16 @@
-//! A range of memory by address and length, laid out as the kernel's `iovec`.
+//! A range of memory by address and length, with the layout of the kernel's `iovec`.
 //!
-//! RDMA moves registered memory: the application, a peer or the RNIC may write it at any time, so
-//! it must never be seen as `&[u8]`. Invariant: nothing here accesses memory through the address
-//! except the `unsafe` functions, whose callers guarantee that the range is mapped, or which ask
-//! the kernel. The layout equals `libc::iovec` (checked at compile time), so a list of slices is
-//! passed to the kernel as it is.
+//! The application, a peer or the RNIC may write registered memory at any time, so a `&[u8]` must
+//! never refer to it. Invariant: only the `unsafe` functions access memory through the address.
+//! Their callers guarantee that the range is mapped, or the kernel checks it. The layout equals
+//! that of `libc::iovec` (checked at compile time), so a list of these ranges can be passed to the
+//! kernel.
 
 use super::guarded;
 use iwarp_rnic::memory::Fragment;
 use std::mem::{align_of, offset_of, size_of};
 
-/// A range of this process's memory. It is only a pair of numbers, and gives no right to access the
-/// memory.
+/// A range of this process's memory. It is only a pair of numbers; the memory need not be mapped.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RawSlice {
@@ -36,8 +35,8 @@ impl RawSlice {
         }
     }
 
-    /// Creates the range `[addr, addr + len)`. An address that does not fit a pointer cannot be
-    /// mapped, and becomes an empty range at 0.
+    /// Creates the range `[addr, addr + len)`. If the address does not fit into a pointer, the
+    /// range is empty.
     #[cfg(test)]
     #[inline]
     pub fn new(addr: u64, len: usize) -> Self {
@@ -47,7 +46,7 @@ impl RawSlice {
         }
     }
 
-    /// Creates the range of a slice that the caller keeps alive and, for receiving, unaliased.
+    /// Creates the range of a slice, for the kernel to read.
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
         Self {
@@ -56,7 +55,7 @@ impl RawSlice {
         }
     }
 
-    /// Creates the range of a slice that the kernel writes.
+    /// Creates the range of a slice, for the kernel to write.
     #[inline]
     pub fn of_mut(bytes: &mut [u8]) -> Self {
         Self {
@@ -70,25 +69,25 @@ impl RawSlice {
         self.addr as u64
     }
 
-    /// First address, for the kernel.
+    /// Returns the address of the first octet, for the kernel.
     #[inline]
     pub fn as_ptr(&self) -> *mut libc::c_void {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// Length in octets.
+    /// Returns the length in octets.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns `true` if it is empty.
+    /// Returns `true` if the range is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the range without its first `count` octets; empty if it has no more.
+    /// Returns the range without its first `count` octets, or an empty range if it is not longer.
     #[inline]
     pub fn after(&self, count: usize) -> Self {
         let count = count.min(self.len);
@@ -98,7 +97,7 @@ impl RawSlice {
         }
     }
 
-    /// Returns the first `count` octets of the range; all if it has no more.
+    /// Returns the first `count` octets of the range, or all if it is not longer.
     #[inline]
     pub fn first(&self, count: usize) -> Self {
         Self {
@@ -107,12 +106,11 @@ impl RawSlice {
         }
     }
 
-    /// Appends the range to `out`. Returns `false`, and appends nothing, if it is not mapped or the
-    /// kernel refuses to copy for this process.
+    /// Appends the contents of the range to `out`. Appends nothing and returns `false` if a part of
+    /// the range is not mapped, or if the kernel refuses the system call.
     ///
     /// # Safety
-    /// The caller has the right to let the range be read during the call. It may change
-    /// concurrently.
+    /// The caller may access the range. It may change concurrently.
     pub unsafe fn append_if_mapped(&self, out: &mut Vec<u8>) -> bool {
         let before = out.len();
         out.resize(before + self.len, 0);
@@ -120,9 +118,9 @@ impl RawSlice {
         let mut done = 0;
         while done < self.len {
             let (local, remote) = (to.after(done), self.after(done));
-            // SAFETY: both have the layout of `iovec`. The kernel writes only to `out`, which is
-            // borrowed, and checks whether the range, which the caller allows to be read, is
-            // mapped.
+            // SAFETY: both ranges have the layout of `iovec`. The kernel only writes to `out`,
+            // which is borrowed, and checks whether the other range is mapped. The caller
+            // guarantees that it may be read.
             let copied = unsafe {
                 let local = (&raw const local).cast::<libc::iovec>();
                 let remote = (&raw const remote).cast::<libc::iovec>();
@@ -139,13 +137,12 @@ impl RawSlice {
         true
     }
 
-    /// Appends at most `limit` bytes of the range to `out`, and returns their number. Bytes of
-    /// registered memory that was unmapped are arbitrary.
+    /// Appends at most `limit` bytes of the range to `out`, and returns their number. If registered
+    /// memory was unmapped, the appended bytes are arbitrary.
     ///
     /// # Safety
-    /// The range is registered memory, or mapped and readable during the call. Other threads and
-    /// the kernel may write to it: the copy may then be a mix of old and new bytes, as it would be
-    /// on a wire.
+    /// The range is registered memory, or mapped and readable during the call. If other threads or
+    /// the kernel write to it concurrently, the copy contains old and new bytes.
     pub unsafe fn append_to(&self, out: &mut Vec<u8>, limit: usize) -> usize {
         let count = self.len.min(limit);
         if count == 0 {
@@ -154,8 +151,8 @@ impl RawSlice {
         let from: *const u8 = std::ptr::with_exposed_provenance(self.addr);
         let before = out.len();
         out.resize(before + count, 0);
-        // SAFETY: the caller promises that `count` bytes may be read, and `resize` made room for as
-        // many, which cannot overlap other allocations.
+        // SAFETY: the caller guarantees that `count` bytes may be read. `resize` made room for as
+        // many, which do not overlap the range.
         unsafe { guarded::copy(from, out[before..].as_mut_ptr(), count) };
         count
     }
@@ -166,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn appends_up_to_the_limit() {
+    fn append_to_respects_limit() {
         let source = *b"octets";
         let slice = RawSlice::of(&source);
         assert_eq!(slice.len(), 6);
@@ -175,7 +172,7 @@ mod tests {
         assert_eq!(slice.after(2).len(), 4);
         assert!(slice.after(7).is_empty());
         let mut out = vec![b'>'];
-        // SAFETY: `source` lives on.
+        // SAFETY: the ranges are in `source`, or empty.
         unsafe {
             assert_eq!(slice.append_to(&mut out, 3), 3);
             assert_eq!(slice.append_to(&mut out, 0), 0);
@@ -186,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn appends_what_is_mapped() {
+    fn append_if_mapped_detects_unmapped_memory() {
         let source = *b"octets";
         let mut out = vec![b'>'];
-        // SAFETY: `source` lives on. The kernel does not read at address 1.
+        // SAFETY: `source` may be read, and nothing is mapped at address 1.
         unsafe {
             assert!(RawSlice::of(&source).append_if_mapped(&mut out));
             assert!(!RawSlice::new(1, 3).append_if_mapped(&mut out));

@@ -1,9 +1,9 @@
-//! Detects privileges of the program that its caller does not have. Invariant: `getauxval` reads a
-//! table that never changes.
+//! Detects whether the program has privileges that its user does not have. Invariant: `getauxval`
+//! reads a table that never changes.
 
-/// Returns `true` if the environment comes from a user with fewer rights than the program (setuid,
-/// file capabilities). Then no variable may name a file to write.
+/// Returns `true` if the program has more privileges than the user who started it (setuid, file
+/// capabilities). Then the program must not write to a file that an environment variable names.
 pub fn environment_is_untrusted() -> bool {
-    // SAFETY: any number is allowed; an unknown one returns zero.
+    // SAFETY: the call accepts any number, and returns 0 for an unknown one.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

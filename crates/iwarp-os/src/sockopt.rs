@@ -1,23 +1,24 @@
 //! Socket options that no safe crate reads: the process at the other end of a Unix socket, and
 //! TCP's statistics of a connection.
 //!
-//! Invariant of the `unsafe`: `getsockopt` writes at most as many bytes as the given length of the
-//! array. Both options are plain numbers, laid out by the kernel's stable interface (`struct ucred`
-//! in `socket.h`, `struct tcp_info` in `linux/tcp.h`).
+//! Invariant of the `unsafe`: `getsockopt` writes at most the given length of the array. The values
+//! are structures of numbers, whose layout is stable (`struct ucred` in `socket.h`, `struct
+//! tcp_info` in `linux/tcp.h`).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Bytes of `struct tcp_info` up to and including `tcpi_total_retrans`, which every kernel since
-/// 2.6 fills in.
+/// Length of `struct tcp_info` up to and including `tcpi_total_retrans`. Every kernel since 2.6
+/// fills in these fields.
 const TCP_INFO_LEN: usize = 104;
 
-/// The process at the other end of a Unix socket at the time when it connected or began to listen.
+/// The process at the other end of a Unix socket, at the time when it connected or started to
+/// listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Process number in this process's namespace; `None` if it has none there.
+    /// Process ID in the pid namespace of this process; `None` if the process has none there.
     pub pid: Option<u32>,
-    /// Effective user.
+    /// Effective user ID.
     pub uid: u32,
 }
 
@@ -30,20 +31,20 @@ pub struct TcpInfo {
     pub unanswered_probes: u8,
     /// Retransmission timeout in microseconds.
     pub retransmission_timeout_us: u32,
-    /// Milliseconds since data were last sent.
+    /// Time since data were last sent, in milliseconds.
     pub last_data_sent_ms: u32,
-    /// Milliseconds since the peer's last acknowledgement of any kind.
+    /// Time since the peer's last acknowledgement of any kind, in milliseconds.
     pub last_ack_received_ms: u32,
     /// Maximum segment size for sending, in bytes.
     pub segment_octets: u32,
-    /// Segments sent and not acknowledged. Of a listening socket: connections waiting to be
+    /// Segments sent and not acknowledged. For a listening socket: connections that wait to be
     /// accepted.
     pub unacknowledged_segments: u32,
     /// Segments that TCP counts as lost.
     pub lost_segments: u32,
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: u32,
-    /// Its mean deviation in microseconds.
+    /// Mean deviation of the round-trip time, in microseconds.
     pub rtt_variation_us: u32,
     /// Congestion window in segments.
     pub congestion_window_segments: u32,
@@ -55,8 +56,8 @@ pub struct TcpInfo {
 fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<[u8; N]> {
     let mut value = [0u8; N];
     let mut len = N as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `value`, which has as many, and stores their
-    // number in `len`.
+    // SAFETY: the kernel writes at most `len` bytes to `value`, which has that length, and stores
+    // the number of bytes in `len`.
     let status = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -72,9 +73,9 @@ fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result
     Ok(value)
 }
 
-/// Returns the kernel's number at byte `at`.
-fn number(value: &[u8], at: usize) -> u32 {
-    let octets = value.get(at..).and_then(|rest| rest.first_chunk());
+/// Returns the 32-bit number at a byte offset.
+fn number(value: &[u8], offset: usize) -> u32 {
+    let octets = value.get(offset..).and_then(|rest| rest.first_chunk());
     octets.map_or(0, |octets| u32::from_ne_bytes(*octets))
 }
 
@@ -129,8 +130,8 @@ mod tests {
         assert_eq!(got.uid, rustix::process::geteuid().as_raw());
     }
 
-    /// Uses literal offsets: each field is where the kernel puts it, as far as a new connection can
-    /// show that.
+    /// The offsets in `tcp_info` must be those of the kernel. Checks the values that a new
+    /// connection has, and compares the other offsets with the C structure.
     #[test]
     fn tcp_info_fields_match_kernel() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -150,12 +151,12 @@ mod tests {
             "{info:?}"
         );
         assert!(info.unacknowledged_segments <= 1, "{info:?}");
-        // Linux waits 200 ms at least, unless a route says otherwise.
+        // The minimum is 200 ms, unless a route sets another one.
         assert!(
             (1000..120_000_000).contains(&info.retransmission_timeout_us),
             "{info:?}"
         );
-        for (at, field) in [
+        for (offset, field) in [
             (2, std::mem::offset_of!(libc::tcp_info, tcpi_retransmits)),
             (3, std::mem::offset_of!(libc::tcp_info, tcpi_probes)),
             (8, std::mem::offset_of!(libc::tcp_info, tcpi_rto)),
@@ -165,7 +166,7 @@ mod tests {
             ),
             (56, std::mem::offset_of!(libc::tcp_info, tcpi_last_ack_recv)),
         ] {
-            assert_eq!(at, field);
+            assert_eq!(offset, field);
         }
         assert!(tcp_info(UnixStream::pair().unwrap().0).is_err());
     }

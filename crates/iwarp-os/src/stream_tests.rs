@@ -23,23 +23,23 @@ fn pair() -> (TcpStream, TcpStream) {
 fn recv_when_ready(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     assert!(
         wait_fd(stream, Interest::READ, LONG).expect("poll"),
-        "nothing came"
+        "no data arrived"
     );
     stream.recv(buffer)
 }
 
 #[test]
-fn gathers_and_scatters() {
+fn lists_are_gathered_and_scattered() {
     let (a, b) = pair();
     let parts: [&[u8]; 4] = [b"head", b"", b"payload", b"crc"];
     let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
-    // SAFETY: the parts are static.
+    // SAFETY: the parts may be read.
     let sent = unsafe { a.send_vectored_raw(&list, true, false) }.expect("send");
     assert_eq!(sent, 14);
     assert!(wait_fd(&b, Interest::READ, LONG).expect("poll"));
     let (mut first, mut second) = ([0u8; 5], [0u8; 20]);
     let list = [RawSlice::of_mut(&mut first), RawSlice::of_mut(&mut second)];
-    // SAFETY: both buffers live on and nothing else uses them during the call.
+    // SAFETY: nothing else uses the two buffers during the call.
     assert_eq!(unsafe { b.recv_vectored_raw(&list) }.expect("receive"), 14);
     assert_eq!(&first, b"headp");
     assert_eq!(&second[..9], b"ayloadcrc");
@@ -52,9 +52,9 @@ fn gathers_and_scatters() {
 #[test]
 fn unmapped_memory_is_an_error() {
     let (a, b) = pair();
-    // Address 8 is never mapped in a process.
+    // Nothing is ever mapped at address 8.
     let bad = [RawSlice::new(8, 64)];
-    // SAFETY: the kernel refuses the address before it reads or writes anything.
+    // SAFETY: the kernel refuses the unmapped address.
     let (sent, received) = unsafe {
         let sent = a.send_vectored_raw(&bad, false, false);
         b.send(b"x").expect("send");
@@ -70,7 +70,7 @@ fn unmapped_memory_is_an_error() {
         Some(libc::EFAULT)
     );
     let mut byte = [0];
-    assert_eq!(a.recv(&mut byte).expect("still there"), 1);
+    assert_eq!(a.recv(&mut byte).expect("the byte is still unread"), 1);
 }
 
 #[test]
@@ -78,11 +78,11 @@ fn long_list_is_sent_in_part() {
     let (a, b) = pair();
     let byte = [7u8];
     let list = vec![RawSlice::of(&byte); MAX_SLICES + 5];
-    // SAFETY: `byte` lives on.
+    // SAFETY: `byte` may be read.
     let sent = unsafe { a.send_vectored_raw(&list, true, false) }.expect("send");
     assert_eq!(sent, MAX_SLICES);
-    // SAFETY: as before. The remaining entry carries the end of the record and pushes the part that
-    // was held back.
+    // The end of the record makes TCP send the bytes that wait for more data.
+    // SAFETY: as above.
     let sent = unsafe { a.send_vectored_raw(&list[MAX_SLICES..], true, false) }.expect("send");
     assert_eq!(sent, 5);
     let mut got = 0;
@@ -94,7 +94,7 @@ fn long_list_is_sent_in_part() {
 }
 
 #[test]
-fn full_socket_blocks_and_recovers() {
+fn full_socket_would_block() {
     let (a, b) = pair();
     let chunk = vec![1u8; 1 << 16];
     let mut total = 0u64;
@@ -103,7 +103,7 @@ fn full_socket_blocks_and_recovers() {
             Ok(count) => total += count as u64,
             Err(error) => break error,
         }
-        assert!(total < 1 << 30, "the socket takes everything");
+        assert!(total < 1 << 30, "the socket is never full");
     };
     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") > 0);
@@ -123,7 +123,7 @@ fn shutdown_delivers_last_bytes() {
     let mut buffer = [0u8; 16];
     assert_eq!(recv_when_ready(&b, &mut buffer).expect("receive"), 4);
     assert_eq!(recv_when_ready(&b, &mut buffer).expect("end"), 0);
-    // No signal kills the process: an error is returned.
+    // The call returns an error and raises no SIGPIPE.
     assert_eq!(
         a.send(b"late").expect_err("closed").kind(),
         io::ErrorKind::BrokenPipe
@@ -133,14 +133,14 @@ fn shutdown_delivers_last_bytes() {
 }
 
 #[test]
-fn abort_is_seen_on_both_sides() {
+fn abort_fails_calls_on_both_sides() {
     let (a, b) = pair();
     let poller = Poller::new().expect("epoll");
     poller.add(&a, 1, Interest::NONE).expect("add");
     a.send(b"lost").expect("send");
     a.abort();
     let mut buffer = [0u8; 16];
-    // The bytes may have arrived before the reset, which then follows.
+    // The bytes may have arrived before the reset.
     let mut result = recv_when_ready(&b, &mut buffer);
     if matches!(result, Ok(4)) {
         result = recv_when_ready(&b, &mut buffer);
@@ -159,7 +159,7 @@ fn abort_is_seen_on_both_sides() {
 }
 
 #[test]
-fn knows_its_addresses_and_size() {
+fn addresses_and_mss_are_reported() {
     for address in ["127.0.0.1:0", "[::1]:0"] {
         if address.starts_with('[') && std::net::TcpListener::bind(address).is_err() {
             println!("skipped: no IPv6 loopback here");
@@ -178,8 +178,8 @@ fn knows_its_addresses_and_size() {
 #[test]
 fn keep_alive_probes_within_limit() {
     let (a, _b) = pair();
-    // Seconds: the limit, before the first probe, between probes; and the number of probes.
-    for (limit, idle, interval, asks) in [
+    // In seconds: the limit, the time before the first probe, and the interval of the probes.
+    for (limit, idle, interval, probes) in [
         (0, 1, 1, 1),
         (2, 1, 1, 1),
         (3, 1, 1, 2),
@@ -198,12 +198,12 @@ fn keep_alive_probes_within_limit() {
                 .as_secs(),
             socket.tcp_keepalive_retries().expect("TCP_KEEPCNT"),
         );
-        assert_eq!(set, (idle, interval, asks), "{limit}");
+        assert_eq!(set, (idle, interval, probes), "{limit}");
     }
 }
 
 #[test]
-fn peer_that_does_not_read_answers() {
+fn full_receive_buffer_is_not_silence() {
     let (a, _b) = pair();
     assert_eq!(a.unanswered().expect("TCP_INFO"), None);
     while a.send(&[1; 1 << 16]).is_ok() {}

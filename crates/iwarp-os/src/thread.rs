@@ -1,6 +1,6 @@
-//! Threads of the engine. Invariant: they run with every signal blocked, so that the program's
-//! handlers run only on its own threads; the calling thread's mask is restored. The signals of a
-//! fault are not blocked: the kernel would kill the process instead of calling the handler
+//! Threads of the engine. Invariant: they run with all signals blocked, so that the program's
+//! handlers only run on its own threads. The calling thread's mask is restored. SIGSEGV and SIGBUS
+//! are not blocked: otherwise, the kernel would kill the process instead of calling the handler
 //! (`guarded`).
 
 use crate::clock::now_ns;
@@ -19,9 +19,8 @@ pub fn spawn_without_signals(
 ) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are valid to write; `sigfillset` initialises the first before it is read,
-    // and `pthread_sigmask` initialises the second if it succeeds, which it does for these
-    // arguments.
+    // SAFETY: both sets are local variables. `sigfillset` initialises the first one before it is
+    // read, and `pthread_sigmask` the second one if it succeeds.
     let masked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
@@ -30,19 +29,19 @@ pub fn spawn_without_signals(
     };
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     if masked == 0 {
-        // SAFETY: initialised by the successful call above.
+        // SAFETY: the successful call above has initialised the set.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     }
     spawned
 }
 
-/// Returns the kernel's number of the calling thread.
+/// Returns the kernel's thread ID of the calling thread.
 pub fn own_number() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Returns `true` if this thread of the process is running or runnable; `false` if it sleeps, or if
-/// that is unknown.
+/// Returns `true` if the thread with this ID is running or runnable. Returns `false` if it sleeps,
+/// or if that is unknown.
 pub fn is_runnable(number: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat"));
     // The state follows the name, which is in parentheses and may contain any character.
@@ -52,28 +51,29 @@ pub fn is_runnable(number: u32) -> bool {
 /// A sample of a thread's scheduling history.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sample {
-    /// When it was taken; 0 if never.
+    /// When the sample was taken; 0 for an unused entry.
     at: u64,
-    /// Total time without a processor until then, from an arbitrary origin.
+    /// Total time without a processor up to that time, from an arbitrary origin.
     idle: u64,
-    /// Number of sleeps until then.
+    /// Number of sleeps up to that time.
     sleeps: libc::c_long,
 }
 
-/// Number of samples kept. A thread that polls several queues is asked about the same pause once
-/// for each of them.
+/// Number of samples kept. A thread that polls several queues requests the duration of the same
+/// pause for each of them.
 const SAMPLES: usize = 4;
-/// Shorter times without a processor are not recorded, in nanoseconds.
-const LITTLE: u64 = 5_000;
+/// A sample is only kept if the thread was without a processor for at least this long since the
+/// previous sample, in nanoseconds.
+const MIN_IDLE: u64 = 5_000;
 
 /// The last samples of a thread, newest first.
 #[derive(Debug, Clone, Copy, Default)]
 struct History([Sample; SAMPLES]);
 
 impl History {
-    /// Returns how long the thread was kept from a processor between the newest sample that is not
-    /// after `since`, or else the oldest sample, and `now`. 0 if it has slept meanwhile, or if
-    /// there are no samples.
+    /// Returns how long the thread was kept from a processor since the newest sample that is not
+    /// after `since`; if there is none, since the oldest sample. Returns 0 if the thread has slept
+    /// since that sample, or if there are no samples.
     fn kept_since(&self, since: u64, now: Sample) -> u64 {
         let known = self.0.iter().take_while(|sample| sample.at != 0);
         let before = known.clone().find(|sample| sample.at <= since);
@@ -83,10 +83,10 @@ impl History {
         }
     }
 
-    fn remember(&mut self, now: Sample) {
+    fn add(&mut self, now: Sample) {
         let [newest, ..] = self.0;
         let idle = now.idle.saturating_sub(newest.idle);
-        if newest.at == 0 || newest.sleeps != now.sleeps || idle >= LITTLE {
+        if newest.at == 0 || newest.sleeps != now.sleeps || idle >= MIN_IDLE {
             self.0.rotate_right(1);
             self.0[0] = now;
         }
@@ -99,9 +99,9 @@ thread_local! {
     };
 }
 
-/// Returns how long the calling thread was kept from a processor since the time `since`, in
-/// nanoseconds, possibly including a short time before. 0 if it has slept meanwhile, or on the
-/// first call, which does not know how long the thread was runnable.
+/// Returns how long the calling thread was runnable without a processor since the time `since`, in
+/// nanoseconds. The result may include a short time before `since`. Returns 0 if the thread has
+/// slept since then, and on the thread's first call.
 #[cold]
 pub fn kept_from_processor(since: u64) -> u64 {
     let at = now_ns();
@@ -110,37 +110,38 @@ pub fn kept_from_processor(since: u64) -> u64 {
     };
     let idle = at.saturating_sub(used);
     let now = Sample { at, idle, sleeps };
-    // A thread that is ending has no thread-local storage.
+    // A thread that is exiting may have no thread-local storage any longer.
     let kept = HISTORY.try_with(|cell| {
         let mut history = cell.get();
         let kept = history.kept_since(since, now);
-        history.remember(now);
+        history.add(now);
         cell.set(history);
         kept
     });
     kept.unwrap_or(0)
 }
 
-/// Returns the calling thread's processor time in nanoseconds. A sandbox may refuse it.
+/// Returns the calling thread's processor time in nanoseconds, or `None` if a sandbox refuses the
+/// call.
 fn processor_time() -> Option<u64> {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: valid to write; the kernel fills it in if the call succeeds.
+    // SAFETY: `time` is a local variable, which the kernel fills in if the call succeeds.
     if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, time.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: initialised by the successful call above.
+    // SAFETY: the successful call above has initialised the value.
     let time = unsafe { time.assume_init() };
     Some(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
 }
 
-/// Returns how often the calling thread has slept.
+/// Returns the number of times that the calling thread has slept.
 fn sleeps() -> Option<libc::c_long> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: valid to write; the kernel fills it in if the call succeeds.
+    // SAFETY: `usage` is a local variable, which the kernel fills in if the call succeeds.
     if unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: initialised by the successful call above.
+    // SAFETY: the successful call above has initialised the value.
     Some(unsafe { usage.assume_init() }.ru_nvcsw)
 }
 
@@ -155,9 +156,9 @@ mod tests {
             assert_eq!(kept_from_processor(now_ns()), 0, "the first call");
             let begin = now_ns();
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(kept_from_processor(begin), 0, "it has slept");
-            // Other threads may use the processor for part of this time, so the result is at most
-            // the time that this one did not use.
+            assert_eq!(kept_from_processor(begin), 0, "the thread has slept");
+            // Other threads may use the processor for a part of this time, so the result need not
+            // be 0.
             let begin = now_ns();
             let mut sum = 0u64;
             while now_ns() - begin < 20_000_000 {
@@ -169,9 +170,9 @@ mod tests {
         .expect("thread");
     }
 
-    /// Each queue that a thread polls asks separately about the same pause.
+    /// A thread that polls several queues requests the duration of the same pause for each of them.
     #[test]
-    fn pause_counts_for_each_queue() {
+    fn pause_is_reported_for_each_queue() {
         let sample = |at, idle| Sample {
             at,
             idle,
@@ -179,7 +180,7 @@ mod tests {
         };
         let mut history = History::default();
         assert_eq!(history.kept_since(1, sample(100_000, 30_000)), 0, "unknown");
-        history.remember(sample(100_000, 30_000));
+        history.add(sample(100_000, 30_000));
         for pause in 1..20 {
             let (at, idle) = (100_000 + pause * 200_000, 30_000 + pause * 90_000);
             for queue in 0..6 {
@@ -187,18 +188,18 @@ mod tests {
                 let renewed = at - 170_000 + queue * 1_000;
                 let kept = history.kept_since(renewed, now);
                 assert!((90_000..91_000).contains(&kept), "{pause} {queue} {kept}");
-                history.remember(now);
+                history.add(now);
             }
         }
         let now = sample(4_000_000, 1_800_000);
         assert!(
             history.kept_since(10, now) >= 90_000,
-            "further back than is remembered"
+            "before the oldest sample"
         );
         assert_eq!(
             history.kept_since(3_950_000, Sample { sleeps: 8, ..now }),
             0,
-            "it has slept"
+            "the thread has slept"
         );
     }
 }

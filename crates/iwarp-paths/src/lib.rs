@@ -1,17 +1,16 @@
-//! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev`,
+//! `LD_PRELOAD=libiwarp_paths.so`: a program finds our RDMA devices below `/sys/class` and `/dev`,
 //! although the kernel has none.
 //!
-//! The library interposes the C library's functions with a path argument. Paths below
+//! The library interposes the C library's functions that have a path argument. Paths below
 //! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are redirected to
-//! the folder in the environment variable `IWARP_PATHS`, which `iwarp run` fills; others are
-//! unchanged. Netlink sockets of the family RDMA are served by a process of the command
-//! (`netlink.rs`). `iwarp run` prefers mounts, which also apply to statically linked programs and
-//! direct system calls.
+//! the directory in the environment variable `IWARP_PATHS`, which `iwarp run` fills. Other paths
+//! are passed on unchanged. Netlink sockets of the family RDMA are served by a process of the
+//! command `iwarp` (`netlink.rs`). `iwarp run` prefers mounts if it may use them, because these
+//! also apply to statically linked programs and direct system calls.
 //!
 //! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages require. The
-//! pointer that `dlsym` returns for a name is that function, and its type here is that of its
-//! manual page. Other paths are passed on unchanged. No function allocates, because allocators open
-//! files themselves when they start. allocators open files themselves when they start.
+//! pointer that `dlsym` returns for a name is the function of that name, with the type in its
+//! manual page. No function allocates memory, because an allocator may open files when it starts.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the contracts are those of the C library's functions"
@@ -29,75 +28,73 @@ use libc::{c_char, c_int, c_uint, c_void, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The folders that are redirected.
-const FOLDERS: [&[u8]; 3] = [
+/// The directories that are redirected.
+const DIRECTORIES: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
     b"/dev/infiniband",
 ];
-/// The variable that names the folder with the redirected files.
+/// The variable with the path of the directory that contains the redirected files.
 const VARIABLE: &CStr = c"IWARP_PATHS";
 
-/// Buffer for a redirected path.
-struct Room([u8; libc::PATH_MAX as usize]);
+struct PathBuffer([u8; libc::PATH_MAX as usize]);
 
-impl Room {
+impl PathBuffer {
     const fn new() -> Self {
         Self([0; libc::PATH_MAX as usize])
     }
 
-    /// Returns the path to use instead of one of ours.
+    /// Returns the path to use instead of `path`, which is below one of [`DIRECTORIES`].
     ///
     /// # Safety
     /// `path` is a C string.
-    unsafe fn seen(&mut self, path: *const c_char) -> *const c_char {
-        // SAFETY: the caller's promise.
+    unsafe fn redirected(&mut self, path: *const c_char) -> *const c_char {
+        // SAFETY: guaranteed by the caller.
         let octets = unsafe { CStr::from_ptr(path) }.to_bytes();
         // SAFETY: the name is a C string.
-        let folder = unsafe { libc::getenv(VARIABLE.as_ptr()) };
-        if folder.is_null() {
+        let root = unsafe { libc::getenv(VARIABLE.as_ptr()) };
+        if root.is_null() {
             return path;
         }
         // SAFETY: a value of the environment is a C string.
-        let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
-        match self.joined(folder, octets) {
+        let root = unsafe { CStr::from_ptr(root) }.to_bytes();
+        match self.joined(root, octets) {
             Some(joined) => joined.as_ptr(),
             None => path,
         }
     }
 
-    /// Writes the redirected path. Returns `None` if there is no folder, or if the path is too
-    /// long.
-    fn joined(&mut self, folder: &[u8], path: &[u8]) -> Option<&CStr> {
-        let len = folder.len() + path.len();
-        if folder.is_empty() || len >= self.0.len() {
+    /// Writes the redirected path. Returns `None` if `root` is empty, or if the path is too long.
+    fn joined(&mut self, root: &[u8], path: &[u8]) -> Option<&CStr> {
+        let len = root.len() + path.len();
+        if root.is_empty() || len >= self.0.len() {
             return None;
         }
-        self.0[..folder.len()].copy_from_slice(folder);
-        self.0[folder.len()..len].copy_from_slice(path);
+        self.0[..root.len()].copy_from_slice(root);
+        self.0[root.len()..len].copy_from_slice(path);
         self.0[len] = 0;
         CStr::from_bytes_with_nul(&self.0[..=len]).ok()
     }
 }
 
-/// Returns `true` if a path is not redirected.
+/// Returns `true` if a path is redirected.
 ///
 /// # Safety
 /// `path` is null or a C string.
-unsafe fn is_other(path: *const c_char) -> bool {
-    // SAFETY: the caller's promise.
-    path.is_null() || !is_ours(unsafe { CStr::from_ptr(path) }.to_bytes())
+unsafe fn is_redirected(path: *const c_char) -> bool {
+    // SAFETY: guaranteed by the caller.
+    !path.is_null() && is_ours(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
-/// Returns `true` for the redirected folders and their contents.
+/// Returns `true` for the redirected directories and their contents.
 fn is_ours(path: &[u8]) -> bool {
-    FOLDERS.iter().any(|folder| {
-        let rest = path.strip_prefix(*folder);
+    DIRECTORIES.iter().any(|directory| {
+        let rest = path.strip_prefix(*directory);
         rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     })
 }
 
-/// Returns the function that this library interposes, or null. Later calls take it from `cache`.
+/// Returns the C library's function with this name, or null. Stores it in `cache` for later calls.
 fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Acquire);
     if !known.is_null() {
@@ -109,14 +106,15 @@ fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-fn unknown<T>(failed: T) -> T {
+/// Sets `errno` to `ENOSYS`, and returns `failed`.
+fn not_implemented<T>(failed: T) -> T {
     // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
     failed
 }
 
-/// Functions of the C library: arguments before the path, the path, arguments after it, and the
-/// result of a failure.
+/// Defines interposed functions of the C library. For each: the name, the arguments before the path
+/// and after it, and the result in case of failure.
 macro_rules! functions {
     ($($name:ident, $text:literal,
        ($($first:ident: $f:ty),*) path ($($arg:ident: $t:ty),*) -> $r:ty, $failed:expr;)*) => { $(
@@ -125,24 +123,24 @@ macro_rules! functions {
             static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             let function = next(&CACHE, $text);
             if function.is_null() {
-                return unknown($failed);
+                return not_implemented($failed);
             }
             type Function = unsafe extern "C" fn($($f,)* *const c_char $(, $t)*) -> $r;
-            // SAFETY: the file's invariant.
+            // SAFETY: the function has this type (invariant at the head of the file).
             let function = unsafe { std::mem::transmute::<*mut c_void, Function>(function) };
-            // SAFETY: the caller's promise.
-            if unsafe { is_other(path) } {
-                // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
+            if unsafe { !is_redirected(path) } {
+                // SAFETY: guaranteed by the caller.
                 return unsafe { function($($first,)* path $(, $arg)*) };
             }
-            let mut room = Room::new();
-            // SAFETY: the caller's promise.
-            unsafe { function($($first,)* room.seen(path) $(, $arg)*) }
+            let mut buffer = PathBuffer::new();
+            // SAFETY: guaranteed by the caller.
+            unsafe { function($($first,)* buffer.redirected(path) $(, $arg)*) }
         }
     )* };
 }
 
-// In C, the mode of `open` is an optional argument. It is passed in the same place.
+// In C, the mode of `open` is a variadic argument, which is passed in the same register.
 functions! {
     access, c"access", () path (mode: c_int) -> c_int, -1;
     euidaccess, c"euidaccess", () path (mode: c_int) -> c_int, -1;
@@ -184,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_own_folders_are_redirected() {
+    fn only_device_directories_are_redirected() {
         for ours in [
             "/sys/class/infiniband",
             "/sys/class/infiniband/",
@@ -207,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn long_path_is_unchanged() {
-        let mut room = Room::new();
-        let joined = room.joined(b"/tmp/x", b"/dev/infiniband");
+    fn too_long_path_is_not_joined() {
+        let mut buffer = PathBuffer::new();
+        let joined = buffer.joined(b"/tmp/x", b"/dev/infiniband");
         assert_eq!(joined, Some(c"/tmp/x/dev/infiniband"));
-        assert_eq!(room.joined(b"", b"/dev/infiniband"), None);
+        assert_eq!(buffer.joined(b"", b"/dev/infiniband"), None);
         let long = vec![b'x'; libc::PATH_MAX as usize - 15];
-        assert_eq!(room.joined(&long, b"/dev/infiniband"), None);
-        assert!(room.joined(&long[1..], b"/dev/infiniband").is_some());
+        assert_eq!(buffer.joined(&long, b"/dev/infiniband"), None);
+        assert!(buffer.joined(&long[1..], b"/dev/infiniband").is_some());
     }
 }

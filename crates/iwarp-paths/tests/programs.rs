@@ -1,5 +1,5 @@
-//! Programs of the distribution with the library: they find our folders elsewhere, and everything
-//! else where it is.
+//! Runs programs of the distribution with the library: they find our directories at the redirected
+//! place, and all other files unchanged.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn library() -> PathBuf {
         .expect("cargo builds the library for its integration tests")
 }
 
-/// A folder with a device, removed when it is dropped.
+/// A directory with a device, which is removed when the value is dropped.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -39,22 +39,21 @@ impl Drop for Tree {
     }
 }
 
-/// Runs a script. Returns what it said.
-fn run(script: &str, folder: Option<&Path>) -> String {
+fn run(script: &str, root: Option<&Path>) -> String {
     let mut command = Command::new("sh");
     command.args(["-c", script]).env("LD_PRELOAD", library());
     command.env_remove("IWARP_PATHS");
-    if let Some(folder) = folder {
-        command.env("IWARP_PATHS", folder);
+    if let Some(root) = root {
+        command.env("IWARP_PATHS", root);
     }
     let out = command.output().unwrap();
     String::from_utf8(out.stdout).unwrap()
 }
 
 #[test]
-fn programs_find_the_devices() {
+fn programs_find_devices() {
     let tree = Tree::new("ours");
-    let said = |script: &str| run(script, Some(&tree.0));
+    let output = |script: &str| run(script, Some(&tree.0));
     for (script, wanted) in [
         ("cat /sys/class/infiniband/iwarp0/node_type", "1: CA\n"),
         (
@@ -80,12 +79,12 @@ fn programs_find_the_devices() {
         ("find /sys/class/infiniband -name node_type | wc -l", "1\n"),
         ("test -e /dev/infiniband/uverbs1 || echo none", "none\n"),
     ] {
-        assert_eq!(said(script), wanted, "{script}");
+        assert_eq!(output(script), wanted, "{script}");
     }
 }
 
 #[test]
-fn everything_else_stays_where_it_is() {
+fn other_paths_are_unchanged() {
     let tree = Tree::new("others");
     let script = "ls /sys/class/net; cat /proc/self/comm; ls -d /dev/null; \
                   readlink /proc/self/exe | wc -l; umask 077; \
@@ -93,8 +92,8 @@ fn everything_else_stays_where_it_is() {
     let wanted = run(script, None);
     assert!(wanted.ends_with("600\n"), "{wanted}");
     assert_eq!(run(script, Some(&tree.0)), wanted);
-    // Without the folder the library changes nothing.
-    let there = Path::new("/dev/infiniband").exists();
-    let said = run("test -e /dev/infiniband && echo there", None);
-    assert_eq!(said == "there\n", there);
+    // If `IWARP_PATHS` is not set, the library changes nothing.
+    let exists = Path::new("/dev/infiniband").exists();
+    let output = run("test -e /dev/infiniband && echo exists", None);
+    assert_eq!(output == "exists\n", exists);
 }

@@ -1,12 +1,12 @@
 //! CRC32c (Castagnoli), the checksum of FPDUs. RFC 5044 §4.4, which refers to iSCSI (RFC 3720
 //! §12.1) for the algorithm.
 //!
-//! Other crates may have a faster implementation (SIMD, CPU instructions), so each function of this
-//! project that computes a CRC takes a [`Crc32cFn`]. The version here is portable: eight tables,
-//! eight octets per step, no CPU detection.
+//! Other crates have faster implementations (SIMD, CPU instructions), so each function of this
+//! project that computes a CRC takes a [`Crc32cFn`]. The implementation in this module is portable:
+//! eight tables, eight octets per step, no CPU detection.
 
-/// A CRC32c implementation in the *append* convention: it starts with 0, and each result is a
-/// finished CRC that can be continued, so `f(f(0, a), b) == f(0, a ++ b)`.
+/// A CRC32c implementation. It starts with 0, and each result is a complete CRC that a further call
+/// can continue: `f(f(0, a), b) == f(0, a ++ b)`.
 pub type Crc32cFn = fn(crc: u32, data: &[u8]) -> u32;
 
 /// The Castagnoli polynomial 0x1EDC6F41 with its bits reversed, because the CRC shifts to the
@@ -53,7 +53,7 @@ const fn tables() -> [[u32; 256]; 8] {
     clippy::indexing_slicing,
     reason = "tables have 256 entries and are indexed by octets"
 )]
-// A loop over octets gains nothing from inlining, and inside a large function it lacks registers.
+// Inlining does not make the loop faster, and in a large function it would run out of registers.
 #[inline(never)]
 pub fn append(crc: u32, data: &[u8]) -> u32 {
     //= rfc5044 section 4.4
@@ -84,7 +84,7 @@ pub fn append(crc: u32, data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// Follows the definition, one bit at a time.
+    /// Computes the CRC by its definition, one bit at a time.
     fn naive(crc: u32, data: &[u8]) -> u32 {
         let mut crc = !crc;
         for &octet in data {
@@ -101,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn iscsi_examples() {
-        // The CRC examples of RFC 3720 appendix B.4, as they appear on the wire.
+    fn rfc_3720_examples() {
+        // The CRC examples of appendix B.4, in wire order.
         let mut up = [0u8; 32];
         let mut down = [0u8; 32];
         for i in 0..32 {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_the_definition_at_every_split() {
+    fn append_matches_definition_at_every_split() {
         let mut data = [0u8; 67];
         for (i, b) in data.iter_mut().enumerate() {
             *b = (i * 37 + 11) as u8;

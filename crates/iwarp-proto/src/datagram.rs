@@ -1,18 +1,17 @@
 //! Unreliable datagrams (UD) over UDP: the framing of one message.
 //!
-//! No RFC has datagrams for iWARP, so this framing is the project's own; docs/wire.md describes it
-//! for other implementations. A message is one UDP datagram: a header of fixed size, then the
-//! payload. All numbers are in network order.
+//! No RFC defines datagrams for iWARP. This framing is the project's own, and docs/wire.md
+//! describes it for other implementations. A message is one UDP datagram: a header of fixed size,
+//! then the payload. All numbers are in network order.
 //!
 //! ```text
 //!  0      4 5 6      8      12     16     20     24     28     32
 //!  │ iWUD │v│f│ len  │ dst  │ src  │ qkey │ imm  │ psn  │ CRC  │ payload …
 //! ```
-//! UDP's own checksum has 16 bits and may be absent, so a CRC32C covers everything before it and
-//! the payload after it.
+//! UDP's own checksum has 16 bits and may be absent, so a CRC32C covers the other fields of the
+//! header and the payload.
 //!
-//! The header says nothing about memory: a datagram can only fill a receive that the program has
-//! posted.
+//! The header contains no memory address: a datagram can only fill a posted receive.
 
 use crate::crc32c::Crc32cFn;
 
@@ -63,23 +62,22 @@ pub struct Header {
     pub immediate: Option<u32>,
     /// The receiver should raise a solicited event.
     pub solicited: bool,
-    /// Packet sequence number. A queue pair starts with any number and counts its datagrams, so
-    /// that a receiver can distinguish a datagram that the network has duplicated from one that was
-    /// sent twice.
+    /// Packet sequence number. A queue pair starts with any number and counts its datagrams. So a
+    /// receiver can detect a datagram that the network has duplicated.
     pub sequence: u32,
 }
 
 /// Why a datagram is invalid. The receiver drops it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// Shorter than a header, or a wrong beginning.
+    /// The datagram is shorter than a header, or does not start with `iWUD`.
     Foreign,
-    /// An unsupported version.
+    /// The version is not supported.
     Version(u8),
-    /// Unknown flags, a queue pair number of more than 24 bits, or immediate data without their
-    /// flag.
+    /// A flag is unknown, a queue pair number has more than 24 bits, or immediate data are present
+    /// without their flag.
     Field,
-    /// The length in the header is not the payload's, or exceeds [`PAYLOAD_MAX`].
+    /// The length in the header is not that of the payload, or exceeds [`PAYLOAD_MAX`].
     Length,
     /// The CRC is wrong.
     Crc,
@@ -90,12 +88,12 @@ pub enum Malformed {
 pub struct Unsendable;
 
 impl Header {
-    /// Writes the header into the first [`HEADER_LEN`] octets of `datagram`, whose other octets are
-    /// the payload.
+    /// Writes the header to the first [`HEADER_LEN`] octets of `datagram`. The other octets are the
+    /// payload.
     ///
     /// # Errors
-    /// [`Unsendable`]: `datagram` is shorter than a header or longer than [`DATAGRAM_MAX`], or a
-    /// queue pair number has more than 24 bits.
+    /// [`Unsendable`] if `datagram` is shorter than a header or longer than [`DATAGRAM_MAX`], or if
+    /// a queue pair number has more than 24 bits.
     pub fn seal(&self, crc: Crc32cFn, datagram: &mut [u8]) -> Result<(), Unsendable> {
         let (header, payload) = datagram
             .split_first_chunk_mut::<HEADER_LEN>()
@@ -124,15 +122,15 @@ impl Header {
         let immediate = self.immediate.unwrap_or(0);
         put(header, field::IMMEDIATE, immediate.to_be_bytes());
         put(header, field::SEQUENCE, self.sequence.to_be_bytes());
-        let sum = sum(crc, header, payload);
-        put(header, field::CRC, sum.to_be_bytes());
+        let crc = compute_crc(crc, header, payload);
+        put(header, field::CRC, crc.to_be_bytes());
         Ok(())
     }
 
-    /// Reads a datagram, and returns its header and its payload. The CRC covers every octet.
+    /// Checks a datagram. Returns its header and its payload.
     ///
     /// # Errors
-    /// Why the datagram must be dropped.
+    /// [`Malformed`] if the datagram must be dropped.
     pub fn open(crc: Crc32cFn, datagram: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let (header, payload) = datagram
             .split_first_chunk::<HEADER_LEN>()
@@ -148,7 +146,7 @@ impl Header {
         if usize::from(length) != payload.len() || payload.len() > PAYLOAD_MAX {
             return Err(Malformed::Length);
         }
-        if u32::from_be_bytes(get(header, field::CRC)) != sum(crc, header, payload) {
+        if u32::from_be_bytes(get(header, field::CRC)) != compute_crc(crc, header, payload) {
             return Err(Malformed::Crc);
         }
         let number = |at| u32::from_be_bytes(get(header, at));
@@ -161,32 +159,30 @@ impl Header {
             solicited: flags & FLAG_SOLICITED != 0,
             sequence: number(field::SEQUENCE),
         };
-        let strange = flags & !(FLAG_IMMEDIATE | FLAG_SOLICITED) != 0
+        let invalid = flags & !(FLAG_IMMEDIATE | FLAG_SOLICITED) != 0
             || this.destination > QP_MAX
             || this.source > QP_MAX
             || this.immediate.is_none() && immediate != 0;
-        if strange {
+        if invalid {
             return Err(Malformed::Field);
         }
         Ok((this, payload))
     }
 }
 
-/// Returns the CRC of a datagram: of the header before the CRC, and of the payload.
-fn sum(crc: Crc32cFn, header: &[u8; HEADER_LEN], payload: &[u8]) -> u32 {
+/// Returns the CRC of a datagram, over the header before the CRC field and the payload.
+fn compute_crc(crc: Crc32cFn, header: &[u8; HEADER_LEN], payload: &[u8]) -> u32 {
     let before = header.get(..field::CRC.start).unwrap_or_default();
     crc(crc(0, before), payload)
 }
 
-/// Stores a field. The ranges of [`field`] are inside the header and have the sizes of their
-/// fields.
+/// Stores a field. The ranges in [`field`] are inside the header and have the right lengths.
 fn put<const N: usize>(header: &mut [u8; HEADER_LEN], at: core::ops::Range<usize>, value: [u8; N]) {
     if let Some(to) = header.get_mut(at).and_then(|to| to.first_chunk_mut()) {
         *to = value;
     }
 }
 
-/// Reads a field.
 fn get<const N: usize>(header: &[u8; HEADER_LEN], at: core::ops::Range<usize>) -> [u8; N] {
     header
         .get(at)
@@ -224,8 +220,7 @@ mod tests {
         datagram
     }
 
-    /// Stores the right CRC in a datagram that a test has changed.
-    fn resum(datagram: &mut [u8]) {
+    fn update_crc(datagram: &mut [u8]) {
         let crc = append(append(0, &datagram[..28]), &datagram[32..]);
         datagram[28..32].copy_from_slice(&crc.to_be_bytes());
     }
@@ -246,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_datagrams_have_no_flags() {
+    fn plain_datagram_has_no_flags() {
         let plain = Header {
             immediate: None,
             solicited: false,
@@ -258,11 +253,11 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_are_refused() {
+    fn malformed_datagrams_are_refused() {
         let refused = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut datagram = sealed(&EXAMPLE, b"hello");
             change(&mut datagram);
-            resum(&mut datagram);
+            update_crc(&mut datagram);
             Header::open(append, &datagram).map(|_| ()).unwrap_err()
         };
         assert_eq!(refused(&|d| d[0] = b'I'), Malformed::Foreign);
@@ -292,11 +287,9 @@ mod tests {
             };
             assert_eq!(seal(&header, HEADER_LEN), Err(Unsendable));
         }
-        // The longest payload arrives, too.
         let longest = sealed(&EXAMPLE, &[7; PAYLOAD_MAX]);
         let (header, payload) = Header::open(append, &longest).unwrap();
         assert_eq!((header, payload), (EXAMPLE, &[7; PAYLOAD_MAX][..]));
-        // The largest number of each kind is valid.
         let last = Header {
             destination: QP_MAX,
             source: QP_MAX,
@@ -325,7 +318,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sealed_messages_open(
+        fn sealed_datagrams_open(
             header in headers(),
             payload in proptest::collection::vec(any::<u8>(), 0..=PAYLOAD_MAX),
         ) {
@@ -333,27 +326,27 @@ mod tests {
             prop_assert_eq!(Header::open(append, &datagram), Ok((header, &payload[..])));
         }
 
-        /// CRC32C detects every burst of up to 32 bits anywhere.
+        /// CRC32C detects every burst error of up to 32 bits.
         #[test]
         fn changed_octets_are_detected(
             header in headers(),
             payload in proptest::collection::vec(any::<u8>(), 0..200),
-            at in any::<proptest::sample::Index>(),
+            index in any::<proptest::sample::Index>(),
             change in 1u8..,
         ) {
             let mut datagram = sealed(&header, &payload);
-            let at = at.index(datagram.len());
-            datagram[at] ^= change;
+            let index = index.index(datagram.len());
+            datagram[index] ^= change;
             prop_assert!(Header::open(append, &datagram).is_err());
         }
 
         #[test]
         fn arbitrary_input_is_handled(
             octets in proptest::collection::vec(any::<u8>(), 0..100),
-            begins in any::<bool>(),
+            has_magic in any::<bool>(),
         ) {
             let mut octets = octets;
-            if begins && octets.len() > 5 {
+            if has_magic && octets.len() > 5 {
                 octets[..5].copy_from_slice(b"iWUD\x01");
             }
             let _ = Header::open(append, &octets);

@@ -2,10 +2,10 @@
 //! serves a UDP port.
 //!
 //! InfiniBand has two messages for this, a request and a reply (InfiniBand Architecture
-//! Specification, volume 1, section 12.11). No RFC defines them for iWARP, so this framing is the
-//! project's own; docs/wire.md describes it for other implementations. A listener keeps no state
-//! for a requester until that has proved, with a cookie, that it receives what is sent to its
-//! address.
+//! Specification, volume 1, section 12.11). No RFC defines them for iWARP. This framing is the
+//! project's own, and docs/wire.md describes it for other implementations. A listener stores
+//! nothing about a requester until the requester has returned a cookie, which proves that it
+//! receives packets at its address.
 //!
 //! ```text
 //!  0      4 5 6 7 8      16       24    28     32             212    252   256
@@ -13,19 +13,20 @@
 //! ```
 //! Every message has [`MESSAGE_LEN`] octets, so a listener never sends more than it has received.
 //!
-//! [`Requester`] decides when to retransmit a request and what a received message means. It does no
+//! [`Requester`] decides when to retransmit a request, and interprets received messages. It does no
 //! I/O and reads no clock.
 
 use crate::crc32c::Crc32cFn;
 use crate::wire::{be32, be64, put};
 
-/// Octets of a message, as in InfiniBand's management datagrams.
+/// Length of a message in octets, as in InfiniBand's management datagrams.
 pub const MESSAGE_LEN: usize = 256;
 /// The version of this framing.
 pub const VERSION: u8 = 1;
-/// The longest private data of a request in octets: what `rdma_connect(3)` can send on InfiniBand.
+/// The longest private data of a request in octets: as many as `rdma_connect(3)` sends on
+/// InfiniBand.
 pub const REQUEST_DATA_MAX: usize = 180;
-/// The longest private data of a reply in octets: what `rdma_accept(3)` and `rdma_reject(3)` can
+/// The longest private data of a reply in octets: as many as `rdma_accept(3)` and `rdma_reject(3)`
 /// send on InfiniBand.
 pub const REPLY_DATA_MAX: usize = 136;
 /// The Q_Key of datagram queue pairs that the connection manager creates, unless a program chooses
@@ -65,9 +66,9 @@ const _: () = assert!(
 pub struct Refusal(u8);
 
 impl Refusal {
-    /// Nothing serves this port here.
+    /// No queue pair serves the port.
     pub const UNSUPPORTED: Self = Self(1);
-    /// The program has rejected the request.
+    /// The listener's program has rejected the request.
     pub const REJECTED: Self = Self(2);
 
     /// Returns the number, which is not zero.
@@ -79,14 +80,14 @@ impl Refusal {
 /// The contents of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// The queue pair, and the key that datagrams for it must have.
+    /// The queue pair that serves the port.
     QueuePair {
-        /// Its number, 24 bits.
+        /// Number of the queue pair, 24 bits.
         num: u32,
-        /// Its Q_Key.
+        /// The Q_Key that datagrams for it must have.
         qkey: u32,
     },
-    /// There is no queue pair.
+    /// The listener returns no queue pair.
     Refused(Refusal),
 }
 
@@ -106,7 +107,7 @@ pub enum Kind {
 pub struct Message<'a> {
     /// The kind of the message.
     pub kind: Kind,
-    /// The requester's random number, which is in all messages about one request.
+    /// A random number of the requester, which all messages about one request contain.
     pub id: u64,
     /// In a challenge, a number that is hard to guess. In a request, the cookie of the last
     /// challenge, or zero. In a reply, the cookie of the request.
@@ -115,29 +116,30 @@ pub struct Message<'a> {
     pub private_data: &'a [u8],
 }
 
-/// Why octets are not a message. The receiver drops them.
+/// Why a message is invalid. The receiver drops it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// A wrong length or a wrong beginning.
+    /// The length is wrong, or the message does not start with `iWSR`.
     Foreign,
-    /// An unsupported version.
+    /// The version is not supported.
     Version(u8),
     /// The CRC is wrong.
     Crc,
-    /// An unknown type, a value that the type does not allow, or unused octets that are not zero.
+    /// The type is unknown, a field has a value that the type does not allow, or an unused octet is
+    /// not zero.
     Field,
 }
 
-/// Private data that are too long for the kind of message, or a queue pair number of more than 24
+/// The private data are too long for the kind of message, or a queue pair number has more than 24
 /// bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unsendable;
 
 impl<'a> Message<'a> {
-    /// Writes the message.
+    /// Returns the octets of the message.
     ///
     /// # Errors
-    /// [`Unsendable`].
+    /// [`Unsendable`] if the private data or the queue pair number are too long.
     pub fn seal(&self, crc: Crc32cFn) -> Result<[u8; MESSAGE_LEN], Unsendable> {
         let (kind, status, qp, qkey) = match self.kind {
             Kind::Request => (TYPE_REQUEST, 0, 0, 0),
@@ -160,15 +162,15 @@ impl<'a> Message<'a> {
         for (to, from) in room.iter_mut().zip(self.private_data) {
             *to = *from;
         }
-        let sum = sum(crc, &to);
-        put(&mut to, field::CRC, &sum.to_be_bytes());
+        let crc = compute_crc(crc, &to);
+        put(&mut to, field::CRC, &crc.to_be_bytes());
         Ok(to)
     }
 
     /// Reads a message and checks every octet.
     ///
     /// # Errors
-    /// Why it must be dropped.
+    /// [`Malformed`] if the message must be dropped.
     pub fn open(crc: Crc32cFn, octets: &'a [u8]) -> Result<Self, Malformed> {
         let octets: &[u8; MESSAGE_LEN] = octets.try_into().map_err(|_| Malformed::Foreign)?;
         if octets.get(field::MAGIC) != Some(&MAGIC) {
@@ -178,13 +180,13 @@ impl<'a> Message<'a> {
         if version != VERSION {
             return Err(Malformed::Version(version));
         }
-        if be32(octets, field::CRC) != sum(crc, octets) {
+        if be32(octets, field::CRC) != compute_crc(crc, octets) {
             return Err(Malformed::Crc);
         }
         let num = be32(octets, field::QP);
         let qkey = be32(octets, field::QKEY);
         let is_empty = (status, num, qkey) == (0, 0, 0);
-        let kind_is = match kind {
+        let parsed_kind = match kind {
             TYPE_REQUEST if is_empty => Kind::Request,
             TYPE_CHALLENGE if is_empty => Kind::Challenge,
             TYPE_REPLY if status == 0 && num <= QP_MAX => {
@@ -194,15 +196,15 @@ impl<'a> Message<'a> {
             _ => return Err(Malformed::Field),
         };
         let length = usize::from(length);
-        let behind = octets.get(field::DATA.start..field::CRC.start);
-        let (private_data, rest) = behind
-            .and_then(|room| room.split_at_checked(length))
+        let data = octets.get(field::DATA.start..field::CRC.start);
+        let (private_data, unused) = data
+            .and_then(|data| data.split_at_checked(length))
             .ok_or(Malformed::Field)?;
-        if length > data_max(kind) || rest.iter().any(|octet| *octet != 0) {
+        if length > data_max(kind) || unused.iter().any(|octet| *octet != 0) {
             return Err(Malformed::Field);
         }
         Ok(Self {
-            kind: kind_is,
+            kind: parsed_kind,
             id: be64(octets, field::ID),
             cookie: be64(octets, field::COOKIE),
             private_data,
@@ -210,7 +212,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns the most octets of private data in a message of this type.
+/// Returns the maximum length of the private data in a message of this type.
 const fn data_max(kind: u8) -> usize {
     match kind {
         TYPE_REQUEST => REQUEST_DATA_MAX,
@@ -219,7 +221,7 @@ const fn data_max(kind: u8) -> usize {
     }
 }
 
-fn sum(crc: Crc32cFn, message: &[u8; MESSAGE_LEN]) -> u32 {
+fn compute_crc(crc: Crc32cFn, message: &[u8; MESSAGE_LEN]) -> u32 {
     crc(0, message.get(..field::CRC.start).unwrap_or_default())
 }
 
@@ -227,39 +229,39 @@ fn sum(crc: Crc32cFn, message: &[u8; MESSAGE_LEN]) -> u32 {
 const FIRST_PAUSE_NS: u64 = 200_000_000;
 /// The longest delay: 4 s, as in the kernel's connection manager.
 const LAST_PAUSE_NS: u64 = 4_000_000_000;
-/// Challenges that are answered immediately. A listener needs one, or two if it changes its cookies
-/// meanwhile. After that the request waits for its retransmission, so that a listener cannot make
-/// the requester send endlessly.
+/// Maximum number of challenges after which the request is sent immediately. A listener needs one
+/// challenge, or two if it changes its cookies meanwhile. After more challenges, the request waits
+/// for its retransmission, so that a listener cannot make the requester send continuously.
 const CHALLENGES_MAX: u32 = 4;
 
 /// Time limits of a requester, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// For any message from the listener.
+    /// Limit for the first message from the listener.
     pub silence_ns: u64,
-    /// For the reply after a challenge. The listener's program may take its time.
+    /// Limit for the reply, if there was a challenge. The listener's program may need longer.
     pub answer_ns: u64,
 }
 
-/// What a requester must do.
+/// What the requester must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Send the request; call again at this time.
+    /// Send the request, and call [`Requester::due`] again at this time.
     Send(u64),
-    /// Nothing; call again at this time.
+    /// Call [`Requester::due`] again at this time.
     Wait(u64),
-    /// Give up: the time limit has expired.
+    /// Give up, because the time limit has expired.
     TimedOut,
 }
 
 /// The meaning of a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
-    /// It is ignored.
+    /// The message is ignored.
     Nothing,
-    /// Send the request now, with the new cookie.
+    /// Send the request now. It contains the new cookie.
     Challenge,
-    /// The answer. The exchange is complete.
+    /// The reply. The exchange is complete.
     Answer(Answer),
 }
 
@@ -277,7 +279,7 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// Starts an exchange at the time `now`. `id` is random.
+    /// Starts an exchange at the time `now`. `id` must be random.
     pub const fn new(id: u64, patience: Patience, now: u64) -> Self {
         Self {
             id,
@@ -293,7 +295,7 @@ impl Requester {
     /// Returns the request to send now.
     ///
     /// # Errors
-    /// [`Unsendable`]: the private data are too long.
+    /// [`Unsendable`] if the private data are too long.
     pub fn request(
         &self,
         crc: Crc32cFn,
@@ -340,7 +342,7 @@ impl Requester {
                     false => Heard::Nothing,
                 }
             }
-            // A reply to another requester's request has another cookie, and so does a forged one.
+            // A forged reply, and a reply to another requester, have another cookie.
             Kind::Reply(answer) if message.cookie == self.cookie && self.challenges > 0 => {
                 Heard::Answer(answer)
             }

@@ -1,4 +1,4 @@
-//! Tests of service ID resolution: encoding, invalid messages, and a requester's decisions.
+//! Tests of service ID resolution: encoding, invalid messages, and the requester.
 
 use super::*;
 use crate::crc32c::append;
@@ -23,8 +23,7 @@ fn message(kind: Kind, private_data: &[u8]) -> Message<'_> {
     }
 }
 
-/// Stores the right CRC in a message that a test has changed.
-fn resum(octets: &mut [u8]) {
+fn update_crc(octets: &mut [u8]) {
     let crc = append(0, &octets[..252]);
     octets[252..256].copy_from_slice(&crc.to_be_bytes());
 }
@@ -49,7 +48,7 @@ fn encoding_matches_document() {
     assert_eq!(octets[4..8], [1, 3, 2, 0]);
     assert_eq!(octets[24..32], [0; 8]);
     let codes = [Refusal::UNSUPPORTED, Refusal::REJECTED].map(Refusal::code);
-    assert_eq!(codes, [1, 2], "those of InfiniBand's SIDR reply");
+    assert_eq!(codes, [1, 2], "as in InfiniBand's SIDR reply");
     for (kind, number) in [(Kind::Request, 1), (Kind::Challenge, 2)] {
         let octets = message(kind, b"").seal(append).unwrap();
         assert_eq!(octets[4..8], [1, number, 0, 0]);
@@ -58,12 +57,12 @@ fn encoding_matches_document() {
 }
 
 #[test]
-fn other_versions_are_refused() {
+fn malformed_messages_are_refused() {
     let refused = |kind, change: &dyn Fn(&mut Vec<u8>)| {
         let mut octets = message(kind, b"").seal(append).unwrap().to_vec();
         change(&mut octets);
         if octets.len() == MESSAGE_LEN {
-            resum(&mut octets);
+            update_crc(&mut octets);
         }
         Message::open(append, &octets).map(|_| ()).unwrap_err()
     };
@@ -90,12 +89,12 @@ fn other_versions_are_refused() {
 #[test]
 fn unsendable_messages_are_refused() {
     let seals = |kind, length: usize| message(kind, &vec![1; length]).seal(append).is_ok();
-    for (kind, most) in [
+    for (kind, max) in [
         (Kind::Request, REQUEST_DATA_MAX),
         (Kind::Challenge, 0),
         (ACCEPTED, REPLY_DATA_MAX),
     ] {
-        assert!(seals(kind, most) && !seals(kind, most + 1));
+        assert!(seals(kind, max) && !seals(kind, max + 1));
     }
     let wide = Kind::Reply(Answer::QueuePair {
         num: 1 << 24,
@@ -114,8 +113,8 @@ const PATIENCE: Patience = Patience {
     answer_ns: 60 * SECOND,
 };
 
-/// Runs a requester from the time `now` until it gives up. Returns when it sent, and when it gave
-/// up.
+/// Runs a requester from the time `now` until it gives up. Returns the times when it sent, and when
+/// it gave up.
 fn run(requester: &mut Requester, mut now: u64) -> (Vec<u64>, u64) {
     let mut sent = vec![];
     loop {
@@ -161,7 +160,7 @@ fn challenge_extends_time_limit() {
 }
 
 #[test]
-fn only_matching_reply_counts() {
+fn reply_with_wrong_cookie_is_ignored() {
     let mut requester = Requester::new(message(ACCEPTED, b"").id, PATIENCE, 0);
     let reply = message(ACCEPTED, b"");
     let early = Message { cookie: 0, ..reply };
@@ -181,10 +180,10 @@ fn only_matching_reply_counts() {
     assert_eq!(requester.hear(&reply), Heard::Answer(answer));
 }
 
-/// Anybody may send messages about other requests, and so may a listener that answers an earlier
-/// one late.
+/// Any host may send messages about other requests, and a listener may reply late to an earlier
+/// request.
 #[test]
-fn other_requests_change_nothing() {
+fn messages_for_other_requests_are_ignored() {
     let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
     for challenged in [false, true] {
         for kind in [Kind::Request, Kind::Challenge, ACCEPTED, refused] {
@@ -216,17 +215,17 @@ fn other_requests_change_nothing() {
 #[test]
 fn challenges_are_limited() {
     let mut requester = Requester::new(1, PATIENCE, 0);
-    let mut at_once = 0;
+    let mut sent_immediately = 0;
     for cookie in 1..1000 {
         let challenge = Message {
             id: 1,
             cookie,
             ..message(Kind::Challenge, b"")
         };
-        at_once += usize::from(requester.hear(&challenge) == Heard::Challenge);
+        sent_immediately += usize::from(requester.hear(&challenge) == Heard::Challenge);
     }
-    assert_eq!(at_once, CHALLENGES_MAX as usize);
-    // The last one is used at the next time.
+    assert_eq!(sent_immediately, CHALLENGES_MAX as usize);
+    // The next retransmission contains the last cookie.
     let request = requester.request(append, b"").unwrap();
     assert_eq!(Message::open(append, &request).unwrap().cookie, 999);
 }
@@ -257,9 +256,9 @@ proptest! {
     }
 
     #[test]
-    fn changed_octets_are_detected(kind in kinds(), at in 0..MESSAGE_LEN, change in 1u8..) {
+    fn changed_octets_are_detected(kind in kinds(), index in 0..MESSAGE_LEN, change in 1u8..) {
         let mut octets = message(kind, b"").seal(append).unwrap();
-        octets[at] ^= change;
+        octets[index] ^= change;
         prop_assert!(Message::open(append, &octets).is_err());
     }
 
@@ -271,7 +270,7 @@ proptest! {
         let mut octets = octets;
         octets[..5].copy_from_slice(b"iWSR\x01");
         octets[5] %= 4;
-        resum(&mut octets);
+        update_crc(&mut octets);
         let _ = Message::open(append, &octets);
         octets.truncate(length);
         let _ = Message::open(append, &octets);

@@ -1,9 +1,8 @@
-//! The headers of tag matching: what stands at the beginning of a message that a receiver matches
-//! by its tag.
+//! The headers at the beginning of a message that a receiver matches by its tag.
 //!
-//! No RFC has them. They are those of the verbs (`infiniband/tm_types.h`, `ibv_post_srq_ops(3)`),
-//! so that both ends may be programs that were written for hardware. All numbers are in network
-//! order.
+//! No RFC defines them. They are the headers of the verbs (`infiniband/tm_types.h`,
+//! `ibv_post_srq_ops(3)`), so that both ends may be programs that were written for hardware. All
+//! numbers are in network order.
 //!
 //! ```text
 //!  0  1        4         8           16        24     28     32
@@ -11,14 +10,14 @@
 //!  └──────── TMH ────────────────────┴──────── RVH ─────────┘
 //! ```
 //!
-//! Eager messages have their payload behind the first header. A rendezvous request has the second
-//! header, which says where its sender has the payload, and perhaps more behind it that is for the
-//! receiver's program.
+//! In an eager message, the payload follows the first header. A rendezvous request has the second
+//! header, which contains the address of the payload in the sender's memory. Data for the
+//! receiver's program may follow it.
 
-/// What a message with a [`Tmh`] is.
+/// The kind of a message with a [`Tmh`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// It is not matched (`IBV_TMH_NO_TAG`).
+    /// The message is not matched (`IBV_TMH_NO_TAG`).
     NoTag,
     /// A request to read the payload from the sender's memory (`IBV_TMH_RNDV`).
     Rendezvous,
@@ -26,7 +25,7 @@ pub enum Operation {
     Finish,
     /// The payload follows (`IBV_TMH_EAGER`).
     Eager,
-    /// Something that this crate does not know.
+    /// An unknown operation.
     Other(u8),
 }
 
@@ -55,20 +54,20 @@ impl Operation {
 /// The tag matching header (`struct ibv_tmh`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tmh {
-    /// What the message is.
+    /// The kind of the message.
     pub operation: Operation,
-    /// Opaque to the receiver, who returns it when a rendezvous has ended.
+    /// A number of the sender, which the receiver returns when a rendezvous has finished.
     pub app_ctx: u32,
-    /// The tag that is compared with those of posted buffers.
+    /// The tag that is compared with the tags of posted buffers.
     pub tag: u64,
 }
 
 impl Tmh {
-    /// Octets on the wire.
+    /// Length on the wire in octets.
     pub const LEN: usize = 16;
 
-    /// Reads the header of a message; `None` if the message is shorter. Reserved octets are not
-    /// looked at.
+    /// Reads the header of a message. Returns `None` if the message is shorter. Ignores reserved
+    /// octets.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let header: &[u8; Self::LEN] = message.first_chunk()?;
         let [operation, _, _, _, c0, c1, c2, c3, tag @ ..] = header;
@@ -90,22 +89,22 @@ impl Tmh {
     }
 }
 
-/// The rendezvous header (`struct ibv_rvh`): where the sender has the payload.
+/// The rendezvous header (`struct ibv_rvh`): the payload's place in the sender's memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Rvh {
-    /// Tagged offset of its first octet.
+    /// Tagged offset of the payload.
     pub va: u64,
     /// STag of the sender's memory.
     pub rkey: u32,
-    /// How many octets it has.
+    /// Length of the payload in octets.
     pub len: u32,
 }
 
 impl Rvh {
-    /// Octets on the wire.
+    /// Length on the wire in octets.
     pub const LEN: usize = 16;
 
-    /// Reads the header, which stands behind a [`Tmh`]; `None` if the message is shorter.
+    /// Reads the header after the [`Tmh`] of a message. Returns `None` if the message is shorter.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let header: &[u8; Self::LEN] = message.get(Tmh::LEN..)?.first_chunk()?;
         let [v0, v1, v2, v3, v4, v5, v6, v7, k0, k1, k2, k3, len @ ..] = header;
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn short_messages_have_none() {
+    fn short_messages_have_no_header() {
         for len in 0..REQUEST.len() {
             let message = &REQUEST[..len];
             assert_eq!(Tmh::parse(message).is_some(), len >= 16, "{len}");

@@ -2,7 +2,7 @@
 //! network order.
 //!
 //! Offsets are constants and buffers are arrays, so the compiler removes the bounds checks. A field
-//! outside the buffer would read as zero; the ranges of this crate exclude that.
+//! outside the buffer would read as zero, which does not occur with the offsets of this crate.
 
 use core::ops::Range;
 

@@ -4,10 +4,10 @@
 use iwarp_rnic::qp::{Events, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendWr};
 
-use crate::world::{End, Event, Fate, World};
+use crate::world::{Ending, Event, Fate, World};
 
-/// Returns a work request identifier: the kind in the highest octet, then the number of the
-/// endpoint or node (24 bits) and the index of the request (32 bits).
+/// Returns a work request identifier: the kind in the highest octet, then the index of the endpoint
+/// or node (24 bits), then the index of the request (32 bits).
 pub const fn wr_id(kind: u64, owner: usize, index: usize) -> u64 {
     kind << 56 | (owner as u64) << 32 | index as u64
 }
@@ -21,7 +21,7 @@ pub const SHARED: u64 = 3;
 
 impl World {
     /// Schedules the program of an endpoint to continue soon.
-    pub fn app_soon(&mut self, e: usize) {
+    pub fn schedule_app(&mut self, e: usize) {
         if !self.eps[e].app_due && !self.eps[e].stopped {
             self.eps[e].app_due = true;
             let delay = self.rng.below(30_000);
@@ -67,7 +67,7 @@ impl World {
                 Ok(()) => {
                     self.log(|| format!("ep {e}: post {index} {:?} {:?}", op.op, op.flags));
                     self.reach.posted(&op.op, op.flags);
-                    if op.shared_sink.is_some() {
+                    if op.counter_sink.is_some() {
                         let peer = self.eps[e ^ 1].node;
                         self.nodes[peer].counter_posted += 1;
                     }
@@ -86,7 +86,7 @@ impl World {
                 }
             }
         }
-        self.app_soon(e);
+        self.schedule_app(e);
     }
 
     /// Posts the next receives of a queue pair's own queue.
@@ -107,7 +107,7 @@ impl World {
             match self.call(e, |c| c.ep.qp.post_recv(&wr, &mut c.host)) {
                 Ok(()) => self.retry_held(e),
                 Err(PostError::QueueFull) => {
-                    // The receive is posted again after the next completion.
+                    // Try again after the next completion.
                     self.eps[e].recv_posted -= 1;
                     return;
                 }
@@ -117,11 +117,11 @@ impl World {
                 }
             }
         }
-        self.receives_soon(e);
+        self.schedule_receives(e);
     }
 
     /// Schedules the posting of more receives.
-    pub fn receives_soon(&mut self, e: usize) {
+    pub fn schedule_receives(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         if ep.recv_posted < ep.receives.len() && !ep.recv_due {
             ep.recv_due = true;
@@ -168,8 +168,8 @@ impl World {
         self.after(delay, Event::PostShared(n));
     }
 
-    /// Takes all completions of a queue, arms it, and takes completions again. Otherwise a
-    /// completion just before the arming would wait without an event.
+    /// Polls a completion queue until it is empty, arms it, and polls it again, because no event
+    /// reports completions that were written before it was armed.
     pub fn poll(&mut self, n: usize, cq: usize) {
         self.nodes[n].poll_due[cq] = false;
         let mut out = [Cqe::default(); 4];
@@ -200,7 +200,7 @@ impl World {
         if self.eps.get(e).is_none_or(|ep| ep.node != n) {
             self.fail(|| {
                 format!(
-                    "node {n}: completion for queue pair {}, which is not of this node",
+                    "node {n}: completion for queue pair {}, which does not belong to this node",
                     cqe.qp_num
                 )
             });
@@ -210,10 +210,10 @@ impl World {
         match cqe.wr_id >> 56 {
             SEND => self.check_send(e, cqe),
             RECV | SHARED => self.check_receive(e, cqe),
-            _ => self.fail(|| format!("endpoint {e}: unknown request {:#x}", cqe.wr_id)),
+            _ => self.fail(|| format!("endpoint {e}: unknown wr_id {:#x}", cqe.wr_id)),
         }
-        self.app_soon(e);
-        self.receives_soon(e);
+        self.schedule_app(e);
+        self.schedule_receives(e);
     }
 
     /// Applies the fate of a connection while its programs are running.
@@ -232,7 +232,7 @@ impl World {
                 let e = 2 * conn + side;
                 let result = self.call(e, |c| c.ep.qp.modify(State::Error, &mut c.host));
                 if result.is_err() {
-                    self.fail(|| format!("endpoint {e}: modify to ERR fails"));
+                    self.fail(|| format!("endpoint {e}: modify to ERR failed"));
                 }
             }
             Fate::Reset(_) => self.reset_both(conn),
@@ -241,18 +241,18 @@ impl World {
         }
     }
 
-    /// Ends a connection when its programs are done.
-    pub fn end(&mut self, conn: usize, end: End) {
+    /// Ends a connection whose programs have finished.
+    pub fn end(&mut self, conn: usize, end: Ending) {
         self.conns[conn].fate_happened = true;
         match end {
-            End::Close(2) => {
+            Ending::Close(2) => {
                 self.close(2 * conn);
                 self.close(2 * conn + 1);
             }
-            End::Close(side) => self.close(2 * conn + side),
-            End::Abort(side) => self.abort(2 * conn + side),
-            End::Reset => self.reset_both(conn),
-            End::Forge(side, forgery) => self.forge(2 * conn + side, forgery),
+            Ending::Close(side) => self.close(2 * conn + side),
+            Ending::Abort(side) => self.abort(2 * conn + side),
+            Ending::Reset => self.reset_both(conn),
+            Ending::Forge(side, forgery) => self.forge(2 * conn + side, forgery),
         }
     }
 
@@ -282,7 +282,7 @@ impl World {
             .call(e, |c| c.ep.qp.modify(State::Sqd, &mut c.host))
             .is_err()
         {
-            self.fail(|| format!("endpoint {e}: modify to SQD fails"));
+            self.fail(|| format!("endpoint {e}: modify to SQD failed"));
         }
     }
 
@@ -297,7 +297,7 @@ impl World {
             .call(e, |c| c.ep.qp.modify(State::Rts, &mut c.host))
             .is_err()
         {
-            self.fail(|| format!("endpoint {e}: modify to RTS fails"));
+            self.fail(|| format!("endpoint {e}: modify to RTS failed"));
         }
     }
 }

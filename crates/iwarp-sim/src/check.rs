@@ -1,4 +1,4 @@
-//! Checks each completion when it is polled, and all endpoints when no event is left.
+//! Checks each completion when it is polled, and all endpoints when no event is pending.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::qp::{RxInterest, State};
@@ -7,7 +7,7 @@ use iwarp_rnic::{Cqe, WcFlags, WcStatus};
 use crate::app::{SHARED, is_signalled};
 use crate::world::{Effect, Expect, Fate, Message, World};
 
-/// Returns the status with which a request completes if the peer refused it with this code.
+/// Returns the completion status of a request that the peer refuses with this Terminate code.
 pub const fn refused_status(code: TerminateCode) -> WcStatus {
     match (code.layer, code.etype, code.code) {
         (0 | 1, 1, _) => WcStatus::RemoteAccess,
@@ -18,8 +18,8 @@ pub const fn refused_status(code: TerminateCode) -> WcStatus {
 }
 
 impl World {
-    /// Checks a completion of a send queue: order, status, opcode and length. Unsignaled requests
-    /// before it have succeeded.
+    /// Checks a completion of a send queue: order, status, opcode and length. Records that the
+    /// unsignaled requests before it succeeded.
     pub fn check_send(&mut self, e: usize, cqe: &Cqe) {
         let index = cqe.wr_id as u32 as usize;
         let owner = (cqe.wr_id >> 32) as usize & 0xff_ffff;
@@ -27,20 +27,20 @@ impl World {
         if owner != e || index >= ep.posted {
             self.fail(|| {
                 format!(
-                    "endpoint {e}: completion of {:#x}, which was not posted",
+                    "endpoint {e}: completion of wr_id {:#x}, which was not posted",
                     cqe.wr_id
                 )
             });
             return;
         }
         if index < ep.next_cqe {
-            self.fail(|| format!("endpoint {e}: request {index} completes twice or out of order"));
+            self.fail(|| format!("endpoint {e}: request {index} completed twice or out of order"));
             return;
         }
         let all = ep.qp.config().signal_all;
         for skipped in ep.next_cqe..index {
             let ep = &self.eps[e];
-            if ep.first_bad.is_some() || is_signalled(ep.ops[skipped].flags, all) {
+            if ep.first_error.is_some() || is_signalled(ep.ops[skipped].flags, all) {
                 self.fail(|| format!("endpoint {e}: request {skipped} did not complete"));
                 return;
             }
@@ -50,34 +50,39 @@ impl World {
         ep.next_cqe = index + 1;
         let op = &ep.ops[index];
         if cqe.status != WcStatus::Success {
-            ep.flushed_from = ep.flushed_from.or(Some(index));
-            if ep.first_bad.is_none() {
-                ep.first_bad = Some((index, cqe.status, cqe.vendor_err));
+            ep.first_unsuccessful = ep.first_unsuccessful.or(Some(index));
+            if ep.first_error.is_none() {
+                ep.first_error = Some((index, cqe.status, cqe.vendor_err));
             } else if cqe.status != WcStatus::Flushed
-                && ep.first_bad.map(|b| b.1) != Some(WcStatus::Flushed)
+                && ep.first_error.map(|b| b.1) != Some(WcStatus::Flushed)
             {
                 self.fail(|| {
                     format!(
-                        "endpoint {e}: request {index} fails, but an earlier one failed already"
+                        "endpoint {e}: request {index} failed, although an earlier one had failed"
                     )
                 });
                 return;
             } else if cqe.status != WcStatus::Flushed {
-                // The requests before this one were flushed; this one failed.
-                ep.first_bad = Some((index, cqe.status, cqe.vendor_err));
+                // Earlier requests were flushed because this one failed.
+                ep.first_error = Some((index, cqe.status, cqe.vendor_err));
             }
-            if !self.may_break(e) {
-                self.fail(|| format!("endpoint {e}: request {index} ends with {:?}", cqe.status));
+            if !self.error_allowed(e) {
+                self.fail(|| {
+                    format!(
+                        "endpoint {e}: request {index} unexpectedly completed with {:?}",
+                        cqe.status
+                    )
+                });
             }
             return;
         }
-        let failed = ep.first_bad.is_some();
+        let failed = ep.first_error.is_some();
         let signalled = is_signalled(op.flags, all);
         let (opcode, byte_len) = (op.op.wc_opcode(), op.byte_len);
         if failed || !signalled || cqe.opcode != opcode || cqe.byte_len != byte_len {
             self.fail(|| {
                 format!(
-                    "endpoint {e}: request {index} ({opcode:?}, {byte_len} octets) completes as \
+                    "endpoint {e}: request {index} ({opcode:?}, {byte_len} octets) completed as \
                      {cqe:?}"
                 )
             });
@@ -86,16 +91,16 @@ impl World {
         self.succeeded(e, index);
     }
 
-    /// Records that a request has succeeded. Its sink must contain the right octets. If it has an
-    /// answer, the peer has executed it.
+    /// Records that a request has succeeded, and checks the octets in its sink. If the request has
+    /// a response, the peer has executed it and all requests before it.
     pub fn succeeded(&mut self, e: usize, index: usize) {
         let n = self.eps[e].node;
         let op = self.eps[e].ops[index].clone();
         if op.expect != Expect::Success && op.op.has_response() {
-            self.fail(|| format!("endpoint {e}: illegal request {index} succeeds"));
+            self.fail(|| format!("endpoint {e}: illegal request {index} succeeded"));
             return;
         }
-        if let Some(off) = op.shared_sink {
+        if let Some(off) = op.counter_sink {
             let mut old = [0; 8];
             let node = &mut self.nodes[n];
             node.arena.read(off, &mut old);
@@ -112,14 +117,14 @@ impl World {
                 });
                 return;
             }
-            self.commit_local(n, effect);
+            self.apply_to_shadow(n, effect);
         }
         if op.op.has_response() {
             self.commit(e, index + 1);
         }
     }
 
-    fn commit_local(&mut self, n: usize, effect: &Effect) {
+    fn apply_to_shadow(&mut self, n: usize, effect: &Effect) {
         self.nodes[n].shadow[effect.off..effect.off + effect.data.len()]
             .copy_from_slice(&effect.data);
     }
@@ -142,7 +147,7 @@ impl World {
                     });
                     return;
                 }
-                self.commit_local(n, effect);
+                self.apply_to_shadow(n, effect);
             }
         }
         self.eps[e].committed = self.eps[e].committed.max(upto);
@@ -173,7 +178,7 @@ impl World {
             self.receive_failed(e, shared, index, message, cqe.status);
             return;
         }
-        let failed = self.eps[e].first_bad_recv.is_some();
+        let failed = self.eps[e].first_recv_error.is_some();
         let Some(m) = message.filter(|_| !failed) else {
             self.fail(|| format!("endpoint {e}: receive {index} got a message that was not sent"));
             return;
@@ -185,22 +190,22 @@ impl World {
             || m.flags.intersects(WcFlags::WITH_IMM | WcFlags::WITH_INV)
                 && cqe.imm_or_stag != m.imm_or_stag
         {
-            self.fail(|| format!("endpoint {e}: message {next} came as {cqe:?}, not as {m:?}"));
+            self.fail(|| format!("endpoint {e}: message {next}: got {cqe:?}, expected {m:?}"));
             return;
         }
-        for effect in self.parts(e, shared, index, &m) {
+        for effect in self.placement(e, shared, index, &m) {
             if self.nodes[n].arena.copy(effect.off, effect.data.len()) != effect.data {
                 self.fail(|| format!("endpoint {e}: message {next} has wrong data"));
                 return;
             }
-            self.commit_local(n, &effect);
+            self.apply_to_shadow(n, &effect);
         }
         self.eps[e].received += 1;
         self.commit(e ^ 1, m.op + 1);
     }
 
-    /// Returns the changes that a message makes in the memory of a receive.
-    fn parts(&self, e: usize, shared: bool, index: usize, message: &Message) -> Vec<Effect> {
+    /// Returns the expected contents of a receive's memory after a message.
+    fn placement(&self, e: usize, shared: bool, index: usize, message: &Message) -> Vec<Effect> {
         let ep = &self.eps[e];
         let receive = if shared {
             let srq = self.nodes[ep.node].srq.as_ref();
@@ -227,31 +232,33 @@ impl World {
         message: Option<Message>,
         status: WcStatus,
     ) {
-        if !self.may_break(e) {
-            self.fail(|| format!("endpoint {e}: receive {index} ends with {status:?}"));
+        if !self.error_allowed(e) {
+            self.fail(|| {
+                format!("endpoint {e}: receive {index} unexpectedly completed with {status:?}")
+            });
             return;
         }
-        if self.eps[e].first_bad_recv.is_some() {
+        if self.eps[e].first_recv_error.is_some() {
             if status != WcStatus::Flushed {
                 self.fail(|| {
                     format!(
-                        "endpoint {e}: receive {index} fails, but an earlier one failed already"
+                        "endpoint {e}: receive {index} failed, although an earlier one had failed"
                     )
                 });
             }
             return;
         }
-        self.eps[e].first_bad_recv = Some(status);
-        // The receive may have been filled in part.
+        self.eps[e].first_recv_error = Some(status);
+        // A part of the message may have been placed.
         if let Some(m) = message {
             let n = self.eps[e].node;
-            let parts = self.parts(e, shared, index, &m);
-            self.nodes[n].maybe.extend(parts);
+            let placement = self.placement(e, shared, index, &m);
+            self.nodes[n].unproven.extend(placement);
         }
     }
 
     /// Returns `true` if an error is expected on this endpoint's connection.
-    fn may_break(&self, e: usize) -> bool {
+    fn error_allowed(&self, e: usize) -> bool {
         let conn = &self.conns[e / 2];
         conn.fate_happened
             || match conn.fate {
@@ -263,9 +270,9 @@ impl World {
             }
     }
 
-    /// Called when no event is left. Checks that every program is done, unless the fate of its
-    /// connection prevents that.
-    pub fn check_quiet(&mut self) {
+    /// Called when no event is pending. Checks that every program has finished, unless the fate of
+    /// its connection prevents that.
+    pub fn check_idle(&mut self) {
         for e in 0..self.eps.len() {
             let conn = e / 2;
             let fate = self.conns[conn].fate;
@@ -286,7 +293,11 @@ impl World {
                 // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its
                 // buffer.
                 Fate::Flip(side) => {
-                    waits && side == e % 2 && !ep.gone && ep.buffer.is_none() && ep.lent.is_empty()
+                    waits
+                        && side == e % 2
+                        && !ep.gone
+                        && ep.buffer.is_none()
+                        && ep.unaccepted.is_empty()
                 }
                 _ => false,
             };
@@ -303,7 +314,7 @@ impl World {
                 self.fail(|| format!("endpoint {e} is stuck while closing: {a:?} and {b:?}"));
                 return;
             }
-            let what = if ep.qp.state() == State::Sqd {
+            let problem = if ep.qp.state() == State::Sqd {
                 "in SQD, without the event that it is drained"
             } else if ep.posted < ep.ops.len() {
                 "with requests that it could not post"
@@ -312,18 +323,18 @@ impl World {
             } else if ep.qp.rx_interest() == RxInterest::Held {
                 "holding a Send"
             } else if ep.received < ep.inbound.len() {
-                "without a message that was sent"
+                "waiting for a message that was sent"
             } else if !self.pipes[e].is_empty() {
                 "with octets that the peer did not read"
             } else {
                 match fate {
                     Fate::Clean(_) | Fate::Flip(_) => continue,
-                    // Any other fate must have ended the connection, also if it came after the
-                    // programs were done.
+                    // Any other fate must have ended the connection, even if it happened after the
+                    // programs had finished.
                     _ => "although the fate should have ended the connection",
                 }
             };
-            self.fail(|| format!("endpoint {e} is stuck {what} ({fate:?})"));
+            self.fail(|| format!("endpoint {e} is stuck {problem} ({fate:?})"));
             return;
         }
     }

@@ -12,13 +12,13 @@ use iwarp_rnic::qp::{
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Cqe, Time, Work};
 
-use crate::net::Found;
+use crate::net::Peeked;
 use crate::plant::{Plant, Planted};
 use crate::raw::{self, SimRange};
 use crate::world::{CRC32C, Endpoint, Event, Node, Srq, World};
 
-/// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue
-/// of its node.
+/// The [`Host`] of one queue pair during one call: the completion queues and the shared receive
+/// queue of its node.
 pub struct SimHost<'a> {
     cqs: &'a mut [CompletionQueue],
     poll_due: &'a mut [bool],
@@ -29,6 +29,7 @@ pub struct SimHost<'a> {
     /// Completion queues that raised an event during the call.
     notified: Vec<usize>,
     overflow: bool,
+    /// A completion that a planted bug writes after the next one.
     swapped: Option<(usize, Cqe)>,
 }
 
@@ -107,7 +108,7 @@ impl Call<'_> {
 }
 
 impl World {
-    /// Calls a queue pair with `f`, then performs what the queue pair requests.
+    /// Calls `f` with an endpoint, then performs what its queue pair requests.
     pub fn call<R>(&mut self, e: usize, f: impl FnOnce(&mut Call<'_>) -> R) -> R {
         let ep = &mut self.eps[e];
         let node_index = ep.node;
@@ -149,9 +150,9 @@ impl World {
             self.after(delay, Event::Complete(e));
         }
         if overflow {
-            self.fail(|| format!("endpoint {e}: a completion queue with room overflowed"));
+            self.fail(|| format!("endpoint {e}: a completion queue overflowed, but had room"));
         }
-        self.serve(e);
+        self.serve_requests(e);
         result
     }
 
@@ -166,7 +167,7 @@ impl World {
 
     /// Performs what the queue pair requests: schedules sending and polling, and shuts down or
     /// closes the stream.
-    fn serve(&mut self, e: usize) {
+    fn serve_requests(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
         ep.events |= events;
@@ -185,7 +186,7 @@ impl World {
         let ep = &mut self.eps[e];
         if ep.queue_full && ep.qp.sends_outstanding() < ep.qp.config().max_send_wr {
             ep.queue_full = false;
-            self.app_soon(e);
+            self.schedule_app(e);
         }
         let ep = &mut self.eps[e];
         if events.contains(Events::SQ_DRAINED) && ep.sqd {
@@ -212,43 +213,43 @@ impl World {
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
-            // No checker minds an early end.
+            // A runtime would keep the stream open until `not_before`. No check depends on that.
             StreamWish::Leave { cut: false, .. } => {
-                self.log(|| format!("ep {e}: leaves"));
+                self.log(|| format!("ep {e}: close"));
                 let at = self.pipes[e].shutdown(self.now);
                 self.at(at, Event::Readable(e ^ 1));
                 // Octets that the peer writes are discarded without limit.
-                self.pipes[e ^ 1].reset_at(self.now);
+                self.pipes[e ^ 1].reset(self.now);
                 let now = self.now;
                 self.at(now, Event::Writable(e ^ 1));
-                self.finish(e);
+                self.close_socket(e);
             }
             StreamWish::Abort | StreamWish::Leave { cut: true, .. } => {
                 self.log(|| format!("ep {e}: abort"));
-                self.break_at(e, self.now + 10_000);
-                self.finish(e);
+                self.send_reset(e, self.now + 10_000);
+                self.close_socket(e);
             }
         }
         let ep = &self.eps[e];
         if !ep.gone && ep.fin_sent && ep.qp.rx_interest() == RxInterest::None {
-            self.finish(e);
+            self.close_socket(e);
         }
     }
 
-    /// Resets the stream of `e`: its peer sees the reset at `at`.
-    fn break_at(&mut self, e: usize, at: u64) {
-        self.pipes[e].reset_at(at);
+    /// Endpoint `e` resets its stream. The reset arrives at the peer at `at`.
+    fn send_reset(&mut self, e: usize, at: u64) {
+        self.pipes[e].reset(at);
         self.at(at, Event::Readable(e ^ 1));
         // Octets that the peer writes from now on are lost.
-        self.pipes[e ^ 1].reset_at(self.now);
+        self.pipes[e ^ 1].reset(self.now);
     }
 
     /// Closes the socket, and returns the plan and the buffer to the pool.
-    fn finish(&mut self, e: usize) {
+    fn close_socket(&mut self, e: usize) {
         self.eps[e].gone = true;
         self.call(e, |c| c.ep.qp.stream_gone(&mut c.host));
         let ep = &mut self.eps[e];
-        ep.lent.clear();
+        ep.unaccepted.clear();
         if let Some(mut plan) = ep.plan.take() {
             plan.clear();
             self.pool.plans.push(plan);
@@ -263,7 +264,7 @@ impl World {
     pub fn reset_both(&mut self, conn: usize) {
         for e in [2 * conn, 2 * conn + 1] {
             let at = self.now + self.rng.below(1_000);
-            self.pipes[e].reset_at(at);
+            self.pipes[e].reset(at);
             self.at(at, Event::Readable(e ^ 1));
         }
     }
@@ -275,11 +276,11 @@ impl World {
             None => self.pool.plan(),
         };
         while !self.eps[e].gone && self.failure.is_none() {
-            let goes_on = match plan.is_done() {
+            let progressed = match plan.is_done() {
                 true => self.fill(e, &mut plan),
                 false => self.write(e, &mut plan),
             };
-            if !goes_on {
+            if !progressed {
                 break;
             }
         }
@@ -289,10 +290,10 @@ impl World {
         } else {
             self.eps[e].plan = Some(plan);
         }
-        self.serve(e);
+        self.serve_requests(e);
     }
 
-    /// Fills a completed plan. Returns `false` if there is nothing to send.
+    /// Refills a plan that is written completely. Returns `false` if there is nothing to send.
     fn fill(&mut self, e: usize, plan: &mut TxPlan) -> bool {
         if !self.eps[e].qp.wants_tx() {
             return false;
@@ -316,16 +317,16 @@ impl World {
 
     /// Writes a part of a plan. Returns `false` if the stream is full or has ended.
     fn write(&mut self, e: usize, plan: &mut TxPlan) -> bool {
-        let most = match self.eps[e].rng.below(4) {
+        let max_len = match self.eps[e].rng.below(4) {
             0 => self.eps[e].rng.range(1, 64) as usize,
             1 => self.eps[e].rng.range(1, 3000) as usize,
             _ => 65536,
         };
         let mut octets = std::mem::take(&mut self.pool.octets);
-        octets.resize(most, 0);
+        octets.resize(max_len, 0);
         let ep = &self.eps[e];
-        let who = ep.qp.accessor();
-        let copied = plan.copy_to(&self.nodes[ep.node].table, who, &mut octets);
+        let accessor = ep.qp.accessor();
+        let copied = plan.copy_to(&self.nodes[ep.node].table, accessor, &mut octets);
         let Ok(n) = copied else {
             self.pool.octets = octets;
             self.log(|| format!("ep {e}: memory of a request was deregistered"));
@@ -340,7 +341,7 @@ impl World {
         }
         if self.planted.happens(Plant::StrayWrite) {
             let arena = &self.nodes[self.eps[e].node].arena;
-            // Offset 7 belongs to no region.
+            // Offset 7 is outside all regions.
             arena.write(7, &[!arena.copy(7, 1)[0]]);
         }
         let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
@@ -359,17 +360,17 @@ impl World {
             }
             let interest = ep.qp.rx_interest();
             let found = self.pipes[e ^ 1].peek(self.now);
-            if found == Found::Reset {
+            if found == Peeked::Reset {
                 self.log(|| format!("ep {e}: reset by peer"));
                 self.eps[e].gone = true;
                 self.call(e, |c| c.ep.qp.stream_failed(&mut c.host));
-                self.finish(e);
+                self.close_socket(e);
                 return;
             }
             match (interest, found) {
                 (RxInterest::None | RxInterest::Held | RxInterest::Waits, _)
-                | (_, Found::Nothing) => return,
-                (_, Found::Fin) => {
+                | (_, Peeked::Nothing) => return,
+                (_, Peeked::Fin) => {
                     self.log(|| format!("ep {e}: end of stream"));
                     let mut buffer = match self.eps[e].buffer.take() {
                         Some(buffer) => buffer,
@@ -379,52 +380,52 @@ impl World {
                     buffer.clear();
                     self.pool.buffers.push(buffer);
                 }
-                (RxInterest::Discard, Found::Octets(n)) => {
-                    self.eps[e].lent.clear();
+                (RxInterest::Discard, Peeked::Octets(n)) => {
+                    self.eps[e].unaccepted.clear();
                     let mut octets = std::mem::take(&mut self.pool.octets);
                     self.pipes[e ^ 1].read(self.now, n, &mut octets);
                     self.pool.octets = octets;
-                    self.writable(e ^ 1);
+                    self.schedule_writable(e ^ 1);
                 }
-                (RxInterest::Read, Found::Octets(n)) => {
-                    self.take_octets(e, n);
-                    self.writable(e ^ 1);
+                (RxInterest::Read, Peeked::Octets(n)) => {
+                    self.read_octets(e, n);
+                    self.schedule_writable(e ^ 1);
                 }
-                (_, Found::Reset) => return,
+                (_, Peeked::Reset) => return,
             }
         }
     }
 
     /// Schedules more writing for an endpoint whose full stream has room again.
-    fn writable(&mut self, e: usize) {
+    fn schedule_writable(&mut self, e: usize) {
         if self.eps[e].tx_blocked {
             let delay = self.rng.range(100, 5_000);
             self.after(delay, Event::Writable(e));
         }
     }
 
-    fn take_octets(&mut self, e: usize, here: usize) {
+    fn read_octets(&mut self, e: usize, available: usize) {
         let mut buffer = match self.eps[e].buffer.take() {
             Some(buffer) => buffer,
             None => self.pool.buffer(),
         };
         let mut octets = std::mem::take(&mut self.pool.octets);
         if self.eps[e].rng.chance(60) {
-            self.take_as_planned(e, here, &mut buffer, &mut octets);
+            self.read_as_planned(e, available, &mut buffer, &mut octets);
         } else {
-            let n = here.min(60_000);
+            let n = available.min(60_000);
             self.pipes[e ^ 1].read(self.now, n, &mut octets);
-            self.eps[e].lent.extend_from_slice(&octets);
+            self.eps[e].unaccepted.extend_from_slice(&octets);
             self.offer(e, &mut buffer);
         }
         self.pool.octets = octets;
         self.keep_buffer(e, buffer);
     }
 
-    /// Passes octets that were read, as a driver with a buffer does. Those that are not accepted,
-    /// because a Send is held, are passed again later.
+    /// Passes octets to the queue pair that were read into the driver's own memory. While a Send is
+    /// held, the queue pair accepts only a part of them. The others are passed again later.
     fn offer(&mut self, e: usize, buffer: &mut RxBuffer) {
-        let mut octets = std::mem::take(&mut self.eps[e].lent);
+        let mut octets = std::mem::take(&mut self.eps[e].unaccepted);
         loop {
             let (n, status) = self.call(e, |c| {
                 let mut env = Env {
@@ -437,20 +438,22 @@ impl World {
             octets.drain(..n);
             self.check_status(e, status);
             if matches!(status, RxStatus::Ok | RxStatus::Failed) && !octets.is_empty() {
-                self.fail(|| format!("endpoint {e} returns {status:?}, but leaves octets"));
+                self.fail(|| {
+                    format!("endpoint {e} returned {status:?}, but did not accept all octets")
+                });
             }
             if status != RxStatus::More {
                 break;
             }
         }
-        self.eps[e].lent = octets;
+        self.eps[e].unaccepted = octets;
     }
 
     /// Reads directly to the destinations of a receive plan, as `recvmsg` does.
-    fn take_as_planned(
+    fn read_as_planned(
         &mut self,
         e: usize,
-        here: usize,
+        available: usize,
         buffer: &mut RxBuffer,
         octets: &mut Vec<u8>,
     ) {
@@ -462,21 +465,21 @@ impl World {
         ep.qp
             .rx_plan(buffer, &node.table, &mut plan, |run| runs.push(run));
         let room = plan.room();
-        self.pipes[e ^ 1].read(self.now, here.min(room), octets);
+        self.pipes[e ^ 1].read(self.now, available.min(room), octets);
         let direct = runs.len() > 1;
         // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been
         // changed.
         #[allow(unsafe_code)]
         let written = unsafe { raw::read_into(&runs, octets) };
         if !written {
-            self.log(|| format!("ep {e}: memory to read into has gone"));
+            self.log(|| format!("ep {e}: memory to read into was unmapped"));
             buffer.clear();
             self.call(e, |c| c.ep.qp.rx_unwritable(&mut c.host));
             return;
         }
         if direct && !octets.is_empty() && self.planted.happens(Plant::CorruptPlacement) {
             octets[0] ^= 1;
-            // SAFETY: as above; this writes the first octet again.
+            // SAFETY: as above: nothing has changed since. This writes the first octet again.
             #[allow(unsafe_code)]
             unsafe {
                 raw::read_into(&runs, &octets[..1]);
@@ -509,14 +512,14 @@ impl World {
         if self.eps[e].gone {
             return;
         }
-        let (now, was) = (Time::from_nanos(self.now), self.eps[e].qp.rx_interest());
+        let (now, before) = (Time::from_nanos(self.now), self.eps[e].qp.rx_interest());
         self.call(e, |c| c.ep.qp.on_time(now, &mut c.host));
         let ep = &self.eps[e];
         if ep.qp.poll_at().is_some_and(|next| next <= now) {
-            self.fail(|| format!("endpoint {e}: the time {now:?} changes nothing"));
+            self.fail(|| format!("endpoint {e}: its timer is still pending after {now:?}"));
         }
-        if was == RxInterest::Held && self.eps[e].qp.rx_interest() != RxInterest::Held {
-            self.log(|| format!("ep {e}: no receive came"));
+        if before == RxInterest::Held && self.eps[e].qp.rx_interest() != RxInterest::Held {
+            self.log(|| format!("ep {e}: no receive was posted in time"));
             self.receive(e);
         }
     }
@@ -530,7 +533,7 @@ impl World {
         }
         let mut buffer = match self.eps[e].buffer.take() {
             Some(buffer) => buffer,
-            None if self.eps[e].lent.is_empty() => {
+            None if self.eps[e].unaccepted.is_empty() => {
                 self.fail(|| format!("endpoint {e} holds a Send, but has no buffer"));
                 return;
             }
@@ -555,7 +558,7 @@ impl World {
         self.reach.receive(status);
         let qp = &self.eps[e].qp;
         let (held, state) = (qp.rx_interest() == RxInterest::Held, qp.state());
-        let fits = match status {
+        let is_consistent = match status {
             RxStatus::Ok => !held,
             RxStatus::More => !held,
             // The program's close may have shut down the sending side after the call.
@@ -564,10 +567,10 @@ impl World {
             RxStatus::Waits => false,
             RxStatus::Failed => state == State::Error,
         };
-        if !fits {
+        if !is_consistent {
             self.fail(|| {
                 format!(
-                    "endpoint {e}: the receive side returns {status:?} in state {state:?}, \
+                    "endpoint {e}: the receive side returned {status:?} in state {state:?}, \
                      held: {held}"
                 )
             });

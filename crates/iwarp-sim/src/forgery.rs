@@ -1,4 +1,4 @@
-//! FPDUs that no RNIC sends: a peer that violates a rule of DDP or RDMAP after everything else has
+//! Forged FPDUs: each violates a rule of DDP or RDMAP. A peer sends it after all requests have
 //! completed. RFC 5040 section 4.8 and RFC 5041 section 7.2 define the code with which the receiver
 //! must terminate the stream.
 
@@ -11,18 +11,18 @@ pub enum Forgery {
     UntaggedVersion,
     /// A tagged segment of DDP version 2.
     TaggedVersion,
-    /// RDMAP version 2.
+    /// A Send of RDMAP version 2.
     RdmapVersion,
-    /// Queue 9.
-    Queue,
-    /// A Send far ahead of the last one.
-    Number,
-    /// A Send that starts in the middle.
-    Offset,
+    /// A segment for queue 9, which does not exist.
+    QueueNumber,
+    /// A Send whose message sequence number is far ahead of the expected one.
+    SequenceNumber,
+    /// A Send whose first segment does not start at message offset 0.
+    MessageOffset,
     /// An undefined opcode.
     Opcode,
     /// A ULPDU that is shorter than any header.
-    Short,
+    TooShort,
 }
 
 impl Forgery {
@@ -31,11 +31,11 @@ impl Forgery {
         Self::UntaggedVersion,
         Self::TaggedVersion,
         Self::RdmapVersion,
-        Self::Queue,
-        Self::Number,
-        Self::Offset,
+        Self::QueueNumber,
+        Self::SequenceNumber,
+        Self::MessageOffset,
         Self::Opcode,
-        Self::Short,
+        Self::TooShort,
     ];
 
     /// Returns the code with which the receiver terminates the stream.
@@ -44,19 +44,19 @@ impl Forgery {
             Self::UntaggedVersion => Code::DDP_UNTAGGED_INVALID_VERSION,
             Self::TaggedVersion => Code::DDP_TAGGED_INVALID_VERSION,
             Self::RdmapVersion => Code::RDMAP_INVALID_VERSION,
-            Self::Queue => Code::DDP_UNTAGGED_INVALID_QN,
-            Self::Number => Code::DDP_UNTAGGED_INVALID_MSN,
-            Self::Offset => Code::DDP_UNTAGGED_INVALID_MO,
+            Self::QueueNumber => Code::DDP_UNTAGGED_INVALID_QN,
+            Self::SequenceNumber => Code::DDP_UNTAGGED_INVALID_MSN,
+            Self::MessageOffset => Code::DDP_UNTAGGED_INVALID_MO,
             Self::Opcode => Code::RDMAP_UNEXPECTED_OPCODE,
-            Self::Short => Code::MPA_MARKER,
+            Self::TooShort => Code::MPA_MARKER,
         }
     }
 
-    /// Returns the ULPDU. `next` is the number of the next Send.
-    pub(crate) fn ulpdu(self, next: u32) -> Vec<u8> {
+    /// Returns the ULPDU. `next_msn` is the message sequence number of the next Send.
+    pub(crate) fn ulpdu(self, next_msn: u32) -> Vec<u8> {
         // Last segment, DDP version 1; RDMAP version 1, Send.
         let (mut ddp, mut rdmap) = (0x41, 0x43);
-        let (mut queue, mut number, mut offset) = (0_u32, next, 0_u32);
+        let (mut queue, mut msn, mut offset) = (0_u32, next_msn, 0_u32);
         match self {
             Self::UntaggedVersion => ddp = 0x42,
             Self::TaggedVersion => {
@@ -65,14 +65,14 @@ impl Forgery {
                 return octets;
             }
             Self::RdmapVersion => rdmap = 0x83,
-            Self::Queue => queue = 9,
-            Self::Number => number = next.wrapping_add(0x4000_0000),
-            Self::Offset => offset = 4,
+            Self::QueueNumber => queue = 9,
+            Self::SequenceNumber => msn = next_msn.wrapping_add(0x4000_0000),
+            Self::MessageOffset => offset = 4,
             Self::Opcode => rdmap = 0x4e,
-            Self::Short => return vec![0x41, 0x43, 0, 0],
+            Self::TooShort => return vec![0x41, 0x43, 0, 0],
         }
         let mut octets = vec![ddp, rdmap, 0, 0, 0, 0];
-        for field in [queue, number, offset] {
+        for field in [queue, msn, offset] {
             octets.extend(field.to_be_bytes());
         }
         octets

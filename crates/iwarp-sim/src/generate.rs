@@ -21,7 +21,7 @@ use crate::reach::Reach;
 use crate::rng::Rng;
 use crate::script::{Side, Target};
 use crate::world::{
-    ARENA, Conn, End, Endpoint, Event, Fate, HOLD_TIME, Node, Pool, Receive, Srq, World, pattern,
+    ARENA, Conn, Ending, Endpoint, Event, Fate, HOLD_TIME, Node, Pool, Receive, Srq, World, pattern,
 };
 
 const PD: u32 = 1;
@@ -54,11 +54,11 @@ impl World {
             w.rng.range(3, 6) as usize
         };
         for n in 0..nodes {
-            w.node(n);
+            w.add_node(n);
         }
         let conns = w.rng.range(1, if nodes == 2 { 3 } else { 6 });
         for _ in 0..conns {
-            w.connection(nodes);
+            w.add_connection(nodes);
         }
         for n in 0..nodes {
             w.finish_node(n);
@@ -66,7 +66,7 @@ impl World {
         w
     }
 
-    fn node(&mut self, n: usize) {
+    fn add_node(&mut self, n: usize) {
         let shared = self.rng.chance(30);
         let cqs = self.rng.range(1, 3) as usize;
         let mut node = Node {
@@ -74,14 +74,14 @@ impl World {
             used: 0,
             model: Vec::new(),
             shadow: Vec::new(),
-            maybe: Vec::new(),
-            wild: Vec::new(),
+            unproven: Vec::new(),
+            unpredictable: Vec::new(),
             table: MemoryTable::new(),
             cqs: Vec::new(),
             poll_due: vec![false; cqs],
             srq: shared.then(|| Srq {
-                // A placeholder: the depth is known after all programs are generated. `finish_node`
-                // creates the real queue.
+                // A placeholder. `finish_node` creates the real queue, because its depth is known
+                // only after all programs have been generated.
                 queue: SharedReceiveQueue::new(1, 1).expect("memory"),
                 receives: Vec::new(),
                 posted: 0,
@@ -116,15 +116,15 @@ impl World {
         }
     }
 
-    fn fate(&mut self, crc: bool) -> Fate {
+    fn random_fate(&mut self, crc: bool) -> Fate {
         let side = self.rng.index(2);
         let at = self.rng.below(3_000_000);
         let end = match self.rng.below(8) {
-            6 | 7 => End::Forge(side, self.rng.pick(Forgery::ALL)),
-            0 => End::Abort(side),
-            1 => End::Reset,
-            2 => End::Close(2),
-            _ => End::Close(side),
+            6 | 7 => Ending::Forge(side, self.rng.pick(Forgery::ALL)),
+            0 => Ending::Abort(side),
+            1 => Ending::Reset,
+            2 => Ending::Close(2),
+            _ => Ending::Close(side),
         };
         match self.rng.below(100) {
             0..=49 => Fate::Clean(end),
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    fn connection(&mut self, nodes: usize) {
+    fn add_connection(&mut self, nodes: usize) {
         let a = self.rng.index(nodes);
         let mut b = self.rng.index(nodes);
         if a == b && self.rng.chance(90) {
@@ -151,7 +151,7 @@ impl World {
         }
         let conn = self.conns.len();
         let crc = self.rng.chance(65);
-        let fate = self.fate(crc);
+        let fate = self.random_fate(crc);
         let emss = self
             .rng
             .pick(&[536, 1220, 1448, 1460, 1460, 8948, 16344, 65483]);
@@ -175,17 +175,17 @@ impl World {
                 rtr: rtr.filter(|_| side == initiator),
                 rtr_send_expected: side != initiator && rtr == Some(Rtr::Send),
                 emss,
-                times: self.times(rtr.is_some()),
+                times: self.random_times(rtr.is_some()),
             };
             let n = [a, b][side];
-            self.endpoint(2 * conn + side, n, stream, fate);
+            self.add_endpoint(2 * conn + side, n, stream, fate);
         }
         for side in 0..2 {
             let config = self.pipe_config();
             let rng = self.rng.fork();
-            // The flipped bit is in the direction that the victim reads.
+            // Flip a bit of the direction that the victim reads.
             let flip = matches!(fate, Fate::Flip(victim) if victim != side).then(|| Flip {
-                at: match self.rng.below(3) {
+                position: match self.rng.below(3) {
                     0 => self.rng.below(60),
                     1 => self.rng.below(2_000),
                     _ => self.rng.below(20_000),
@@ -199,11 +199,11 @@ impl World {
             illegal_op: None,
             fate_happened: false,
         });
-        self.script(conn, initiator, rtr.is_none());
+        self.generate_programs(conn, initiator, rtr.is_none());
     }
 
-    /// Draws timers, which often do not expire, sometimes in the middle of the run, sometimes late.
-    fn times(&mut self, rtr: bool) -> StreamTimes {
+    /// Chooses random timers. Each is off, expires during the run, or expires after it.
+    fn random_times(&mut self, rtr: bool) -> StreamTimes {
         let rng = &mut self.rng;
         let time = |rng: &mut Rng| match rng.below(3) {
             0 => None,
@@ -213,15 +213,15 @@ impl World {
         StreamTimes {
             reminders: [time(rng), time(rng), time(rng)],
             maturity: time(rng).unwrap_or_default(),
-            // With an RTR message, no end has to send first.
+            // The RTR message is the initiator's first FPDU, so the responder never has to send
+            // without one.
             speak_first: time(rng).filter(|_| !rtr),
-            // With an RTR message the first FPDU comes soon, unless the connection is stalled.
+            // The RTR message arrives soon, unless the connection is stalled.
             first_fpdu: rtr.then_some(HOLD_TIME),
         }
     }
 
-    /// Draws the parameters of a queue pair.
-    fn config(&mut self, e: usize, n: usize, stream: &StreamConfig, fate: Fate) -> QpConfig {
+    fn random_config(&mut self, e: usize, n: usize, stream: &StreamConfig, fate: Fate) -> QpConfig {
         let special = match fate {
             Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) => s == e % 2,
             _ => false,
@@ -237,7 +237,8 @@ impl World {
             }
         };
         let max_send_wr = rng.range(1, 24) as u32;
-        // Derived from a random number instead of drawn, so that existing seeds keep their meaning.
+        // Derived from `max_send_wr` instead of another random number, so that the runs of existing
+        // seeds do not change.
         let completions = [1, 2, 5, 256][max_send_wr as usize % 4];
         let fpdus = [1, 256, 3, 20][max_send_wr as usize / 4 % 4];
         QpConfig {
@@ -264,8 +265,8 @@ impl World {
         }
     }
 
-    fn endpoint(&mut self, e: usize, n: usize, stream: StreamConfig, fate: Fate) {
-        let config = self.config(e, n, &stream, fate);
+    fn add_endpoint(&mut self, e: usize, n: usize, stream: StreamConfig, fate: Fate) {
+        let config = self.random_config(e, n, &stream, fate);
         let cqs = self.nodes[n].poll_due.len();
         let rng = &mut self.rng;
         let ep = Endpoint {
@@ -278,7 +279,7 @@ impl World {
             rng: rng.fork(),
             plan: None,
             buffer: None,
-            lent: Vec::new(),
+            unaccepted: Vec::new(),
             tx_due: false,
             tx_blocked: false,
             stalled: false,
@@ -300,9 +301,9 @@ impl World {
             recv_posted: 0,
             recv_due: false,
             next_cqe: 0,
-            first_bad: None,
-            flushed_from: None,
-            first_bad_recv: None,
+            first_error: None,
+            first_unsuccessful: None,
+            first_recv_error: None,
             received: 0,
             recv_cqes: 0,
             committed: 0,
@@ -311,15 +312,15 @@ impl World {
         self.eps.push(ep);
     }
 
-    fn side(&mut self, e: usize, most: usize) -> Side {
+    fn new_side(&mut self, e: usize, max_message: usize) -> Side {
         let n = self.eps[e].node;
         let mut src = Vec::new();
         for _ in 0..self.rng.range(1, 2) {
-            let len = most + self.rng.range(64, 2000) as usize;
-            // The region has no rights except local reading.
+            let len = max_message + self.rng.range(64, 2000) as usize;
+            // The region can only be read locally.
             src.push(self.region(n, PD, len, Access::empty()));
         }
-        let len = most.max(64) + self.rng.index(most + 1000);
+        let len = max_message.max(64) + self.rng.index(max_message + 1000);
         let exposed = self.region(n, PD, len, ALL_RIGHTS);
         let words = 8 * self.rng.range(1, 6) as usize;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC | Access::REMOTE_READ;
@@ -334,20 +335,20 @@ impl World {
             sinks: Vec::new(),
             reading: Vec::new(),
             written: Vec::new(),
-            most,
+            max_message,
         }
     }
 
-    fn script(&mut self, conn: usize, initiator: usize, initiator_first: bool) {
+    fn generate_programs(&mut self, conn: usize, initiator: usize, initiator_first: bool) {
         let emss = self.eps[2 * conn].stream.emss as usize;
-        let (most, steps) = match self.rng.below(100) {
+        let (max_message, steps) = match self.rng.below(100) {
             0..=49 => (300, self.rng.range(1, 30)),
             50..=84 => ((4 * emss).min(20_000), self.rng.range(1, 20)),
             85..=96 => ((4 * emss).min(90_000), self.rng.range(1, 10)),
             _ => (300_000, self.rng.range(1, 5)),
         };
-        let a = self.side(2 * conn, most);
-        let b = self.side(2 * conn + 1, most);
+        let a = self.new_side(2 * conn, max_message);
+        let b = self.new_side(2 * conn + 1, max_message);
         let mut sides = [a, b];
         let fate = self.conns[conn].fate;
         let illegal_step = match fate {
@@ -363,7 +364,7 @@ impl World {
             let s = self.rng.index(2);
             let [a, b] = &mut sides;
             let (us, them) = if s == 0 { (a, b) } else { (b, a) };
-            self.step(us, them);
+            self.add_step(us, them);
             if let Some((s, at)) = illegal_step
                 && at == step
             {
@@ -374,15 +375,15 @@ impl World {
                 self.conns[conn].illegal_op = Some(index);
             }
         }
-        // A fate of a receive needs a Send that uses the receive.
+        // If the fate concerns a receive, add a Send that uses this receive.
         if let Fate::TooLong(s) | Fate::BadReceive(s) | Fate::Starve(s) = fate {
             let [a, b] = &mut sides;
             let (us, _) = if s == 0 { (b, a) } else { (a, b) };
-            us.send_of(self, most.min(100), None);
+            us.send_with_len(self, max_message.min(100), None);
         }
     }
 
-    fn step(&mut self, us: &mut Side, them: &mut Side) {
+    fn add_step(&mut self, us: &mut Side, them: &mut Side) {
         let reads = self.eps[us.e].stream.ord > 0;
         let their_reads = self.eps[them.e].stream.ord > 0;
         match self.rng.below(100) {
@@ -392,27 +393,27 @@ impl World {
             66..=80 if reads => drop(us.read(self, them, Target::Exposed)),
             81..=85 if reads => drop(us.atomic(self, them, Target::Exposed)),
             86..=88 if reads => drop(us.atomic_write(self, them)),
-            89..=92 if reads => us.count(self, them),
-            93..=96 => drop(us.episode(self, them, their_reads)),
-            97..=99 => us.local_episode(self),
+            89..=92 if reads => us.increment_counter(self, them),
+            93..=96 => drop(us.grant_and_revoke(self, them, their_reads)),
+            97..=99 => us.register_send_invalidate(self),
             _ => drop(us.send(self, None)),
         }
     }
 
-    /// Creates receives, completion queues and the first events of a node, when all programs are
-    /// known.
+    /// Creates the receives, the completion queues and the first events of a node, once all
+    /// programs have been generated.
     fn finish_node(&mut self, n: usize) {
         let ours: Vec<usize> = (0..self.eps.len())
             .filter(|&e| self.eps[e].node == n)
             .collect();
-        let (mut total, mut shared_count, mut shared_most) = (16, 0, 0);
+        let (mut total, mut shared_count, mut shared_max_len) = (16, 0, 0);
         for &e in &ours {
             let ep = &self.eps[e];
             total += ep.ops.len() + 8;
             let longest = ep.inbound.iter().map(|m| m.data.len()).max().unwrap_or(0);
             if ep.qp.config().shared_receive {
                 shared_count += ep.inbound.len();
-                shared_most = shared_most.max(longest);
+                shared_max_len = shared_max_len.max(longest);
             } else {
                 self.own_receives(e);
                 total += self.eps[e].receives.len();
@@ -420,16 +421,16 @@ impl World {
         }
         if self.nodes[n].srq.is_some() {
             let extra = self.rng.index(4) + 1;
-            let most = self.rng.range(1, 6) as u32;
+            let max_sge = self.rng.range(1, 6) as u32;
             let mut receives = Vec::new();
             for _ in 0..shared_count + extra {
-                let (sges, parts) = self.scatter(n, PD, shared_most, most, false);
+                let (sges, parts) = self.scatter(n, PD, shared_max_len, max_sge, false);
                 receives.push(Receive { sges, parts });
             }
             let depth = receives.len() as u32;
             total += receives.len();
             if let Some(srq) = &mut self.nodes[n].srq {
-                srq.queue = SharedReceiveQueue::new(depth, most).expect("memory");
+                srq.queue = SharedReceiveQueue::new(depth, max_sge).expect("memory");
                 srq.receives = receives;
             }
             self.at(0, Event::PostShared(n));
@@ -440,8 +441,8 @@ impl World {
             cq.arm(false);
             node.cqs.push(cq);
         }
-        // The amount of used memory is known only now.
-        let initial: Vec<u8> = (0..node.used).map(|at| pattern(n, at)).collect();
+        // The number of used octets is known only now.
+        let initial: Vec<u8> = (0..node.used).map(|off| pattern(n, off)).collect();
         node.arena.write(0, &initial);
         node.shadow = initial;
         for e in ours {
@@ -454,7 +455,7 @@ impl World {
         let side = e % 2;
         let ep = &self.eps[e];
         let n = ep.node;
-        let most = ep.qp.config().max_recv_sge;
+        let max_sge = ep.qp.config().max_recv_sge;
         let lens: Vec<usize> = ep.inbound.iter().map(|m| m.data.len()).collect();
         let mut receives = Vec::new();
         for &len in &lens {
@@ -463,13 +464,13 @@ impl World {
             } else {
                 0
             };
-            let (sges, parts) = self.scatter(n, PD, len + slack, most, false);
+            let (sges, parts) = self.scatter(n, PD, len + slack, max_sge, false);
             receives.push(Receive { sges, parts });
         }
         let last = lens.len().saturating_sub(1);
         match fate {
             Fate::TooLong(s) if s == side => {
-                let (sges, parts) = self.scatter(n, PD, lens[last] - 1, most, false);
+                let (sges, parts) = self.scatter(n, PD, lens[last] - 1, max_sge, false);
                 receives[last] = Receive { sges, parts };
             }
             Fate::BadReceive(s) if s == side && self.rng.chance(50) => {
@@ -478,8 +479,7 @@ impl World {
                 }
             }
             Fate::BadReceive(s) if s == side => {
-                // Change the key. It is invalid even if the index has been reused for another
-                // region.
+                // Make the key invalid, even for another region with the same index.
                 for sge in &mut receives[last].sges {
                     sge.lkey ^= 0x80;
                 }
@@ -487,7 +487,7 @@ impl World {
             Fate::Starve(s) if s == side => receives.truncate(last),
             _ => {
                 for _ in 0..self.rng.index(4) {
-                    let (sges, parts) = self.scatter(n, PD, 10, most, false);
+                    let (sges, parts) = self.scatter(n, PD, 10, max_sge, false);
                     receives.push(Receive { sges, parts });
                 }
             }
@@ -495,26 +495,27 @@ impl World {
         self.eps[e].receives = receives;
     }
 
-    /// Attaches the stream. Some programs change the states themselves, before or afterwards.
+    /// Attaches the stream. Some programs also modify the state of the queue pair themselves,
+    /// before or after that.
     fn attach(&mut self, e: usize, stream: StreamConfig, now: Time) {
-        let way = self.rng.below(10);
-        if way < 3 {
+        let variant = self.rng.below(10);
+        if variant < 3 {
             self.call(e, |c| c.ep.qp.await_stream().expect("INIT awaits a stream"));
         }
         let rts = |c: &mut Call<'_>| c.ep.qp.modify(State::Rts, &mut c.host).expect("RTR, RTS");
-        if way == 0 {
+        if variant == 0 {
             self.call(e, rts);
         }
         self.call(e, |c| c.ep.qp.start(stream, now).expect("INIT becomes RTS"));
-        if matches!(way, 1 | 2) {
+        if matches!(variant, 1 | 2) {
             self.call(e, rts);
         }
     }
 
     fn start(&mut self, e: usize) {
         let stream = self.eps[e].stream;
-        let patient = self.eps[e].qp.config().receiver_not_ready != ReceiverNotReady::Terminate;
-        if !patient {
+        let holds_sends = self.eps[e].qp.config().receiver_not_ready != ReceiverNotReady::Terminate;
+        if !holds_sends {
             // If Sends are not held, every receive must be posted before the first octet arrives.
             let depth = self.eps[e].receives.len() as u32;
             let config = QpConfig {
@@ -524,13 +525,13 @@ impl World {
             self.eps[e].qp = QueuePair::new(config).expect("sizes within limits");
         }
         let now = Time::from_nanos(self.now);
-        let started = self.call(e, |c| {
+        let initialized = self.call(e, |c| {
             // Programs move the queue pair to INIT, post receives, and then connect.
             let init = c.ep.qp.modify(State::Init, &mut c.host);
             init.is_ok()
         });
-        assert!(started, "a fresh queue pair cannot become INIT");
-        if !patient {
+        assert!(initialized, "a new queue pair cannot move to INIT");
+        if !holds_sends {
             let all = self.eps[e].receives.len() as u64;
             self.post_receives(e, all);
         } else if self.rng.chance(50) {
@@ -538,8 +539,8 @@ impl World {
             self.post_receives(e, some);
         }
         self.attach(e, stream, now);
-        self.app_soon(e);
-        self.receives_soon(e);
+        self.schedule_app(e);
+        self.schedule_receives(e);
         let conn = e / 2;
         if e.is_multiple_of(2) {
             match self.conns[conn].fate {

@@ -1,5 +1,5 @@
-//! Illegal requests, which must not succeed, with the Terminate and the completion status that must
-//! follow (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
+//! Illegal requests, and the Terminate and the completion status that each must cause (RFC 5040
+//! section 4.8, RFC 5041 section 7.2, RFC 7306 section 8.2).
 
 use iwarp_proto::rdmap::TerminateCode as Code;
 use iwarp_rnic::memory::{Stag, WindowType};
@@ -9,19 +9,34 @@ use crate::memory::Region;
 use crate::script::{Side, Target};
 use crate::world::{Effect, Expect, World};
 
-/// What is wrong with an access: the index or key of its STag, its bounds, its rights, its
-/// protection domain, the queue pair of its memory window, or its memory has been unmapped.
+/// What is wrong with an access to the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
+    /// The index of the STag is not in use.
     Index,
+    /// The key of the STag is wrong.
     Key,
+    /// The access crosses the end of the region or window.
     Bounds,
+    /// The access starts before the region.
     Before,
+    /// The tagged offset wraps around.
     Wrap,
+    /// The region does not allow this kind of access.
     Rights,
+    /// The region belongs to another protection domain.
     Domain,
+    /// The memory window is bound to another queue pair.
     Window,
-    Gone,
+    /// The memory was unmapped.
+    Unmapped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RemoteAccess {
+    Write,
+    Read,
+    Atomic,
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -33,14 +48,14 @@ const MISTAKES: &[Mistake] = &[
     Mistake::Rights,
     Mistake::Domain,
     Mistake::Window,
-    Mistake::Gone,
+    Mistake::Unmapped,
 ];
 
 /// Returns the code with which the peer must refuse a Write.
-const fn tagged(mistake: Mistake) -> Code {
+const fn write_code(mistake: Mistake) -> Code {
     match mistake {
         Mistake::Index | Mistake::Key => Code::DDP_TAGGED_INVALID_STAG,
-        Mistake::Bounds | Mistake::Before | Mistake::Gone => Code::DDP_TAGGED_BASE_BOUNDS,
+        Mistake::Bounds | Mistake::Before | Mistake::Unmapped => Code::DDP_TAGGED_BASE_BOUNDS,
         Mistake::Wrap => Code::DDP_TAGGED_TO_WRAP,
         Mistake::Rights => Code::RDMAP_ACCESS,
         Mistake::Domain | Mistake::Window => Code::DDP_TAGGED_NOT_ASSOCIATED,
@@ -48,10 +63,10 @@ const fn tagged(mistake: Mistake) -> Code {
 }
 
 /// Returns the code with which the peer must refuse a Read or an atomic.
-const fn rdmap(mistake: Mistake) -> Code {
+const fn read_code(mistake: Mistake) -> Code {
     match mistake {
         Mistake::Index | Mistake::Key => Code::RDMAP_INVALID_STAG,
-        Mistake::Bounds | Mistake::Before | Mistake::Gone => Code::RDMAP_BASE_BOUNDS,
+        Mistake::Bounds | Mistake::Before | Mistake::Unmapped => Code::RDMAP_BASE_BOUNDS,
         Mistake::Wrap => Code::RDMAP_TO_WRAP,
         Mistake::Rights => Code::RDMAP_ACCESS,
         Mistake::Domain | Mistake::Window => Code::RDMAP_STAG_NOT_ASSOCIATED,
@@ -64,14 +79,14 @@ impl Side {
         match w.rng.below(if reads { 10 } else { 6 }) {
             0 => self.illegal_local(w, peer, reads),
             1 => self.bad_invalidate(w, peer),
-            2..=5 => self.illegal_remote(w, peer, 0),
-            6 | 7 => self.illegal_remote(w, peer, 1),
-            8 => self.illegal_remote(w, peer, 2),
+            2..=5 => self.illegal_remote(w, peer, RemoteAccess::Write),
+            6 | 7 => self.illegal_remote(w, peer, RemoteAccess::Read),
+            8 => self.illegal_remote(w, peer, RemoteAccess::Atomic),
             _ => self.misaligned(w, peer),
         }
     }
 
-    /// Adds a request whose local elements or parameters are wrong.
+    /// Adds a request that fails locally, because its elements or parameters are invalid.
     fn illegal_local(&mut self, w: &mut World, peer: &Self, reads: bool) -> usize {
         let flags = SendFlags::empty();
         match w.rng.below(if reads { 5 } else { 4 }) {
@@ -101,10 +116,10 @@ impl Side {
             }
             4 => {
                 let index = self.read(w, peer, Target::Exposed);
-                // The region of the source does not allow local writing.
+                // The source region does not allow local writing.
                 let sink = match w.rng.chance(50) {
                     true => self.src[0],
-                    false => w.gone_region(self.n, self.pd, 8, Access::LOCAL_WRITE),
+                    false => w.unmapped_region(self.n, self.pd, 8, Access::LOCAL_WRITE),
                 };
                 let op = &mut w.eps[self.e].ops[index];
                 op.local.clear();
@@ -122,8 +137,8 @@ impl Side {
                     0 => (src.base, src.stag ^ 1),
                     1 => (src.base.wrapping_add(src.len as u64), src.stag),
                     _ => {
-                        let gone = w.gone_region(self.n, self.pd, 8, Access::empty());
-                        (gone.base, gone.stag)
+                        let region = w.unmapped_region(self.n, self.pd, 8, Access::empty());
+                        (region.base, region.stag)
                     }
                 };
                 let sge = Sge { addr, len: 1, lkey };
@@ -146,16 +161,16 @@ impl Side {
             _ => w.window(peer.n, peer.pd, WindowType::Type2).0,
         };
         let index = self.send(w, Some(stag));
-        // The payload is placed, but the receive must not complete with success. No completion has
-        // this length.
+        // The payload is placed, but the receive must not succeed. This length is impossible, so
+        // the check fails if it does.
         if let Some(message) = w.eps[peer.e].inbound.last_mut() {
             message.byte_len = u32::MAX;
         }
         self.expect(w, index, Expect::Refused(Code::RDMAP_CANNOT_INVALIDATE))
     }
 
-    /// Returns an address and an STag of the peer with the mistake, for an access of `len` octets
-    /// that needs the right `need`.
+    /// Returns an address and an STag of the peer for an access that makes the mistake. The access
+    /// has `len` octets and needs the right `need`.
     fn bad_access(
         &self,
         w: &mut World,
@@ -170,13 +185,10 @@ impl Side {
             Mistake::Index => (inside, w.rng.next_u32() & !0xff | 0x5a),
             Mistake::Key => (inside, good.stag ^ (1 << w.rng.below(8))),
             Mistake::Bounds if w.rng.chance(50) => {
-                // The access leaves a window that ends inside its region.
-                let window = self.inner_window(w, peer);
-                let end = window.0.wrapping_add(window.1);
-                (
-                    end.wrapping_sub(len.min(window.1)).wrapping_add(1),
-                    window.2,
-                )
+                // The access crosses the end of a window, but stays inside the window's region.
+                let (addr, window_len, stag) = self.inner_window(w, peer);
+                let end = addr.wrapping_add(window_len);
+                (end.wrapping_sub(len.min(window_len)).wrapping_add(1), stag)
             }
             Mistake::Bounds => {
                 let end = good.base.wrapping_add(good.len as u64);
@@ -187,8 +199,8 @@ impl Side {
             Mistake::Before => (good.base.wrapping_sub(1 + w.rng.below(16)), good.stag),
             Mistake::Wrap => (u64::MAX - len + 2 + w.rng.below(len - 1), good.stag),
             Mistake::Rights => {
-                let most = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-                let access = (most | Access::LOCAL_WRITE) - need;
+                let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+                let access = (remote | Access::LOCAL_WRITE) - need;
                 let r = w.region(peer.n, peer.pd, peer.exposed.len, access);
                 (r.base, r.stag)
             }
@@ -201,8 +213,9 @@ impl Side {
                 );
                 (r.base, r.stag)
             }
-            Mistake::Gone => {
-                let r = w.gone_region(peer.n, peer.pd, peer.exposed.len, crate::memory::ALL_RIGHTS);
+            Mistake::Unmapped => {
+                let rights = crate::memory::ALL_RIGHTS;
+                let r = w.unmapped_region(peer.n, peer.pd, peer.exposed.len, rights);
                 (r.base, r.stag)
             }
             Mistake::Window => {
@@ -221,7 +234,7 @@ impl Side {
                     qp: 9999,
                 };
                 let bound = w.nodes[peer.n].table.bind(&bind, other);
-                bound.expect("a sound bind");
+                bound.expect("a valid bind");
                 (good.base, stag.0)
             }
         }
@@ -240,40 +253,41 @@ impl Side {
             len,
             access: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
         };
-        let who = w.eps[peer.e].qp.accessor();
-        let bound = w.nodes[peer.n].table.bind(&bind, who);
-        bound.expect("a sound bind");
+        let accessor = w.eps[peer.e].qp.accessor();
+        let bound = w.nodes[peer.n].table.bind(&bind, accessor);
+        bound.expect("a valid bind");
         (addr, len, stag.0)
     }
 
-    /// Adds a Write (0), Read (1) or atomic (2) that the peer must refuse.
-    fn illegal_remote(&mut self, w: &mut World, peer: &Self, kind: u32) -> usize {
+    /// Adds a request that the peer must refuse.
+    fn illegal_remote(&mut self, w: &mut World, peer: &Self, kind: RemoteAccess) -> usize {
         let mut mistake = MISTAKES[w.rng.index(MISTAKES.len())];
         if mistake == Mistake::Before && peer.exposed.base < 64 {
-            // There is no tagged offset below zero.
+            // Tagged offsets are not negative.
             mistake = Mistake::Bounds;
         }
-        let need = [
-            Access::REMOTE_WRITE,
-            Access::REMOTE_READ,
-            Access::REMOTE_ATOMIC,
-        ][kind as usize];
+        let need = match kind {
+            RemoteAccess::Write => Access::REMOTE_WRITE,
+            RemoteAccess::Read => Access::REMOTE_READ,
+            RemoteAccess::Atomic => Access::REMOTE_ATOMIC,
+        };
         let len = match kind {
-            2 => 8,
-            // Each segment is checked by itself, so a long Write would leave the region before it
-            // wraps. A long answer from unmapped memory may be cut in the middle, without a code.
-            _ if w.rng.chance(70) || mistake == Mistake::Wrap || mistake == Mistake::Gone => {
+            RemoteAccess::Atomic => 8,
+            // The peer checks each segment separately: a long Write would exceed the bounds before
+            // it wraps. A long Read response from unmapped memory may end in the middle, without a
+            // Terminate code.
+            _ if w.rng.chance(70) || mistake == Mistake::Wrap || mistake == Mistake::Unmapped => {
                 w.rng.range(2, 16)
             }
             _ => w.rng.range(2, peer.exposed.len as u64),
         }
         .min(self.src[0].len as u64);
         let (remote_addr, rkey) = self.bad_access(w, peer, mistake, len, need);
-        if kind == 0 {
+        if kind == RemoteAccess::Write {
             return self.bad_write(w, peer, mistake, len as usize, (remote_addr, rkey));
         }
         let (sges, _) = w.scatter(self.n, self.pd, len as usize, 1, true);
-        let op = if kind == 1 {
+        let op = if kind == RemoteAccess::Read {
             SendOp::Read { remote_addr, rkey }
         } else {
             SendOp::FetchAdd {
@@ -284,7 +298,7 @@ impl Side {
             }
         };
         let index = self.push(w, op, SendFlags::empty(), sges);
-        self.expect(w, index, Expect::Refused(rdmap(mistake)))
+        self.expect(w, index, Expect::Refused(read_code(mistake)))
     }
 
     fn bad_write(
@@ -302,7 +316,7 @@ impl Side {
             lkey: src.stag,
         };
         let op = SendOp::Write { remote_addr, rkey };
-        // The fence prevents its first segments from changing memory that an earlier Read reads.
+        // Without the fence, its first segments could change memory that an earlier Read reads.
         let index = self.push(w, op, SendFlags::FENCE, vec![sge]);
         if mistake == Mistake::Bounds {
             // Segments before the one that crosses the end of the region are legal, and are placed.
@@ -312,7 +326,7 @@ impl Side {
                 let inside = (good.len - from as usize).min(len);
                 let data = w.nodes[self.n].model[src.off..src.off + inside].to_vec();
                 for &(_, _, other) in &self.written {
-                    // This Write may overwrite their octets before those are checked.
+                    // This Write may overwrite their octets before they are checked.
                     w.eps[self.e].ops[other].exclusive = false;
                 }
                 w.eps[self.e].ops[index].remote.push(Effect {
@@ -321,10 +335,9 @@ impl Side {
                 });
             }
         }
-        self.expect(w, index, Expect::Refused(tagged(mistake)))
+        self.expect(w, index, Expect::Refused(write_code(mistake)))
     }
 
-    /// Adds an atomic on octets that are not an aligned word.
     fn misaligned(&mut self, w: &mut World, peer: &Self) -> usize {
         let (sges, _) = w.scatter(self.n, self.pd, 8, 1, true);
         let op = SendOp::FetchAdd {

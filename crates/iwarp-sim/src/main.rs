@@ -29,7 +29,7 @@ struct Args {
     /// Number of threads; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Plant a bug, which the checks must find; `list` prints the names
+    /// Plant this bug, which the checks must find; `list` prints the names of all bugs
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
     /// Instead of running seeds, test connection set-up: in every mode, with a reset, a stall or a
@@ -55,14 +55,14 @@ fn main() -> ExitCode {
                 let names: Vec<_> = Plant::ALL.iter().map(|(name, _)| *name).collect();
                 match found {
                     Some(_) => eprintln!("{name} needs a build with --features planted-bugs"),
-                    None => eprintln!("bugs: {}", names.join(", ")),
+                    None => eprintln!("the bugs that can be planted: {}", names.join(", ")),
                 }
                 return ExitCode::from(2);
             }
         },
     };
     if args.setup {
-        return setup();
+        return test_setup();
     }
     if let Some(seed) = args.seed {
         return match run(seed, plant, Pool::default(), true).failure {
@@ -79,14 +79,13 @@ fn main() -> ExitCode {
     run_seeds(&args, plant)
 }
 
-/// Runs the connection set-ups.
-fn setup() -> ExitCode {
+fn test_setup() -> ExitCode {
     let start = Instant::now();
-    let swept = sweep(None);
-    for failure in &swept.failures {
+    let result = sweep(None);
+    for failure in &result.failures {
         println!("{failure}");
     }
-    let (runs, modes, failed) = (swept.runs, swept.modes, swept.failures.len());
+    let (runs, modes, failed) = (result.runs, result.modes, result.failures.len());
     let seconds = start.elapsed().as_secs_f64();
     println!("set-up: {runs} runs in {modes} modes, {failed} failed in {seconds:.1} s");
     if failed == 0 {
@@ -96,8 +95,8 @@ fn setup() -> ExitCode {
     }
 }
 
-/// Number of seeds after which everything reachable must have been reached.
-const SEEDS_FOR_ALL: u64 = 10_000;
+/// A run of at least this many seeds must reach everything that is reachable.
+const SEEDS_FOR_FULL_COVERAGE: u64 = 10_000;
 
 /// Runs the seeds on all threads, and prints the failures and a summary.
 fn run_seeds(args: &Args, plant: Option<Plant>) -> ExitCode {
@@ -106,7 +105,7 @@ fn run_seeds(args: &Args, plant: Option<Plant>) -> ExitCode {
     let end = args.start.saturating_add(args.seeds);
     let failed = AtomicU64::new(0);
     let passed = AtomicU64::new(0);
-    let output = Mutex::new(());
+    let output_lock = Mutex::new(());
     let summary = Mutex::new(Summary::default());
     let jobs = match args.jobs {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -128,7 +127,7 @@ fn run_seeds(args: &Args, plant: Option<Plant>) -> ExitCode {
                     }
                     if let Some(text) = outcome.failure {
                         failed.fetch_add(1, Ordering::Relaxed);
-                        let _guard = output.lock();
+                        let _guard = output_lock.lock();
                         println!("seed {seed} failed {text}");
                         println!("  replay: iwarp-sim --seed {seed}");
                     } else {
@@ -144,7 +143,7 @@ fn run_seeds(args: &Args, plant: Option<Plant>) -> ExitCode {
     if args.reach {
         summary.print();
     }
-    let missing = if args.seeds >= SEEDS_FOR_ALL && plant.is_none() {
+    let missing = if args.seeds >= SEEDS_FOR_FULL_COVERAGE && plant.is_none() {
         summary.missing()
     } else {
         Vec::new()

@@ -7,7 +7,7 @@ use crate::plant::Plant;
 use crate::rng::Rng;
 use crate::world::{ARENA, Node, World, pattern};
 
-/// A range of an arena for registration.
+/// A registered range of an arena.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     /// Offset in the arena.
@@ -21,7 +21,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Returns the tagged offset of the octet at `off` of the arena.
+    /// Returns the tagged offset of the octet at offset `off` of the arena.
     pub const fn tagged(&self, off: usize) -> u64 {
         self.base.wrapping_add((off - self.off) as u64)
     }
@@ -46,10 +46,10 @@ impl Node {
         self.used = off + len + 64;
         assert!(
             self.used <= ARENA,
-            "the programs use more memory than the arena has"
+            "the programs need more memory than the arena has"
         );
-        for at in self.model.len()..self.used {
-            self.model.push(pattern(n, at));
+        for i in self.model.len()..self.used {
+            self.model.push(pattern(n, i));
         }
         off
     }
@@ -63,13 +63,13 @@ impl World {
     }
 
     /// Reserves and registers a range, and unmaps its memory.
-    pub fn gone_region(&mut self, n: usize, pd: u32, len: usize, access: Access) -> Region {
+    pub fn unmapped_region(&mut self, n: usize, pd: u32, len: usize, access: Access) -> Region {
         let region = self.region(n, pd, len, access);
         self.nodes[n].arena.unmap(region.off, region.len);
         region
     }
 
-    /// Registers a range.
+    /// Registers a range that is already reserved.
     pub fn register(
         &mut self,
         n: usize,
@@ -92,7 +92,7 @@ impl World {
         let node = &mut self.nodes[n];
         let host = node.arena.range(off, len + slack);
         let registered = node.table.register(host, iova, pd, access, random);
-        let stag = registered.expect("a sound registration");
+        let stag = registered.expect("a valid registration");
         let base = if access.contains(Access::ZERO_BASED) {
             0
         } else {
@@ -106,18 +106,17 @@ impl World {
         }
     }
 
-    /// Returns a random tagged offset for a range of `len` octets, sometimes close to the end of 64
-    /// bits.
+    /// Returns a random first tagged offset for a range of `len` octets.
     pub fn iova(&mut self, len: u64) -> u64 {
         match self.rng.below(8) {
-            // Close to the end. No range can include the last octet of 64 bits.
+            // The end of the range is close to the largest offset, which no range can include.
             0 => (u64::MAX - len - 64) & !7,
             1 => 0,
             _ => (self.rng.next_u64() >> 8) & !7,
         }
     }
 
-    /// Reserves a range for fast registration. Returns its STag, offset and length.
+    /// Reserves a range and allocates an STag for its fast registration.
     pub fn fast_region(&mut self, n: usize, pd: u32, len: usize) -> Region {
         let off = self.nodes[n].allocate(n, len, true, &mut self.rng);
         let random = self.rng.next_u32();
@@ -128,7 +127,7 @@ impl World {
             off,
             len,
             base: 0,
-            stag: stag.expect("a sound registration").0,
+            stag: stag.expect("room in the table").0,
         }
     }
 
@@ -139,28 +138,28 @@ impl World {
         window.expect("room in the table")
     }
 
-    /// Reserves and registers `len` octets in at most `most` separate parts. Returns the elements,
-    /// and the offset and length of each part.
+    /// Reserves and registers `len` octets in at most `max_parts` separate parts. Returns the
+    /// scatter/gather elements, and the offset and length of each part.
     pub fn scatter(
         &mut self,
         n: usize,
         pd: u32,
         len: usize,
-        most: u32,
+        max_parts: u32,
         aligned: bool,
     ) -> (Vec<Sge>, Vec<(usize, usize)>) {
-        let lens = cut(&mut self.rng, len, most as usize);
+        let lens = split_len(&mut self.rng, len, max_parts as usize);
         let mut parts = Vec::new();
         for &l in &lens {
             let off = self.nodes[n].allocate(n, l, aligned, &mut self.rng);
             parts.push((off, l));
         }
-        let sges = self.cover(n, pd, &parts);
+        let sges = self.register_parts(n, pd, &parts);
         (sges, parts)
     }
 
     /// Registers parts, together as one region or separately.
-    fn cover(&mut self, n: usize, pd: u32, parts: &[(usize, usize)]) -> Vec<Sge> {
+    fn register_parts(&mut self, n: usize, pd: u32, parts: &[(usize, usize)]) -> Vec<Sge> {
         let together = self.rng.chance(70);
         let mut region = None;
         let mut sges = Vec::new();
@@ -187,17 +186,17 @@ impl World {
     }
 }
 
-/// Splits a length into 1 to `most` parts, which may be empty. For length 0 the list is sometimes
-/// empty.
-pub fn cut(rng: &mut Rng, len: usize, most: usize) -> Vec<usize> {
-    if most == 0 || len == 0 && rng.chance(60) {
+/// Splits a length into 1 to `max_parts` parts, some of which may be empty. For length 0, the list
+/// itself is sometimes empty.
+pub fn split_len(rng: &mut Rng, len: usize, max_parts: usize) -> Vec<usize> {
+    if max_parts == 0 || len == 0 && rng.chance(60) {
         assert!(len == 0, "no elements for a message");
         return Vec::new();
     }
     let n = if rng.chance(50) {
         1
     } else {
-        1 + rng.index(most)
+        1 + rng.index(max_parts)
     };
     let mut cuts: Vec<usize> = (1..n).map(|_| rng.index(len + 1)).collect();
     cuts.push(0);

@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checks find them.
 //!
-//! Most are planted in the simulator: its driver or host behaves as if a program or an RNIC had the
-//! bug. `SkipBounds` is in the RNIC itself, and needs the feature `planted-bugs`.
+//! The simulator's driver or host behaves as if a program or an RNIC had the bug. Only `SkipBounds`
+//! changes the RNIC itself, and needs the feature `planted-bugs`.
 
 use crate::rng::Rng;
 
@@ -20,13 +20,13 @@ pub enum Plant {
     ForgetHeld,
     /// A completion event is lost.
     LoseNotify,
-    /// Registered ranges are longer than the program granted.
+    /// Regions are registered longer than the program requested.
     WideGrant,
     /// The STag table does not check the end of a region (feature `planted-bugs`).
     SkipBounds,
-    /// An octet is placed incorrectly although the CRC was correct.
+    /// An octet is changed when it is placed, after its CRC was checked.
     CorruptPlacement,
-    /// An octet outside of every range is changed.
+    /// An octet outside all registered regions is changed.
     StrayWrite,
 }
 
@@ -45,7 +45,7 @@ impl Plant {
         ("stray-write", Self::StrayWrite),
     ];
 
-    /// Returns the bug with this name on the command line.
+    /// Returns the bug that has this name on the command line.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(n, _)| *n == name).map(|(_, p)| *p)
     }
@@ -56,7 +56,7 @@ impl Plant {
     }
 }
 
-/// The bug of one run, and the number of occasions to skip.
+/// The bug of one run, and the number of occasions on which it does not happen yet.
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     kind: Option<Plant>,

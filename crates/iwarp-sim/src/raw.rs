@@ -17,7 +17,7 @@ const ALIGN: usize = 64;
 /// The memory of one simulated host.
 #[derive(Debug)]
 pub struct Arena {
-    at: NonNull<u8>,
+    start: NonNull<u8>,
     len: usize,
 }
 
@@ -30,11 +30,11 @@ impl Arena {
         assert!(len > 0);
         let layout = Layout::from_size_align(len, ALIGN).expect("arena too long");
         // SAFETY: the layout is not empty.
-        let at = unsafe { alloc_zeroed(layout) };
-        let Some(at) = NonNull::new(at) else {
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else {
             handle_alloc_error(layout)
         };
-        Self { at, len }
+        Self { start, len }
     }
 
     fn check(&self, off: usize, len: usize) {
@@ -44,7 +44,7 @@ impl Arena {
         );
     }
 
-    /// Copies octets out.
+    /// Copies octets at `off` to `out`.
     ///
     /// # Panics
     /// If the range is not inside the arena.
@@ -53,7 +53,8 @@ impl Arena {
         // SAFETY: the range was checked to be inside our allocation. There are no references into
         // it, so it does not overlap `out`.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.at.as_ptr().add(off), out.as_mut_ptr(), out.len());
+            let from = self.start.as_ptr().add(off);
+            std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
     }
 
@@ -64,47 +65,48 @@ impl Arena {
         out
     }
 
-    /// Copies octets in.
+    /// Copies `src` to offset `off`.
     ///
     /// # Panics
     /// If the range is not inside the arena.
     pub fn write(&self, off: usize, src: &[u8]) {
         self.check(off, src.len());
-        // SAFETY: as in `read`.
+        // SAFETY: the range was checked to be inside our allocation. There are no references into
+        // it, so it does not overlap `src`.
         unsafe {
-            std::ptr::copy_nonoverlapping(src.as_ptr(), self.at.as_ptr().add(off), src.len());
+            std::ptr::copy_nonoverlapping(src.as_ptr(), self.start.as_ptr().add(off), src.len());
         }
     }
 
-    /// Returns a part of the arena for registration. It must be deregistered, or its STag table
-    /// dropped, before the arena is dropped.
+    /// Returns a part of the arena for registration. Before the arena is dropped, the part must be
+    /// deregistered, or its STag table dropped.
     ///
     /// # Panics
     /// If the range is not inside the arena.
     pub fn range(&self, off: usize, len: usize) -> SimRange {
         self.check(off, len);
-        let addr = self.at.as_ptr() as u64 + off as u64;
-        // SAFETY: the octets stay allocated as long as the arena; `World` drops tables and queue
-        // pairs with their arena, and tables do not touch memory when dropped. No reference into
-        // the arena is ever made.
+        let addr = self.start.as_ptr() as u64 + off as u64;
+        // SAFETY: the octets stay allocated as long as the arena exists. `World` drops tables and
+        // queue pairs with their arena, and tables do not access memory when dropped. There are no
+        // references into the arena.
         let range = unsafe { HostRange::new(addr, len as u64) };
         SimRange(range.expect("an allocation does not wrap"))
     }
 
-    /// Unmaps `len` octets, as a program that unmaps registered memory: the RNIC's accesses to them
-    /// fail from now on. The simulator still reads them, to detect changes.
+    /// Simulates a program that unmaps `len` octets of registered memory: from now on, the RNIC's
+    /// accesses to them fail. The simulator still reads them, to detect changes.
     ///
     /// # Panics
     /// If the range is not inside the arena.
     pub fn unmap(&self, off: usize, len: usize) {
         self.check(off, len);
-        let at = self.at.as_ptr().addr() + off;
-        GONE.with_borrow_mut(|gone| gone.push(at..at + len));
+        let start = self.start.as_ptr().addr() + off;
+        UNMAPPED.with_borrow_mut(|unmapped| unmapped.push(start..start + len));
     }
 
     /// Returns `true` if this fragment is inside the arena.
     pub fn contains(&self, fragment: &Fragment<'_>) -> bool {
-        let start = self.at.as_ptr() as usize;
+        let start = self.start.as_ptr() as usize;
         let addr = fragment.as_ptr() as usize;
         addr >= start && addr - start <= self.len && fragment.len() <= self.len - (addr - start)
     }
@@ -112,10 +114,10 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout, which was valid there.
+        // SAFETY: `new` allocated the memory with the same layout, and checked the layout.
         unsafe {
             dealloc(
-                self.at.as_ptr(),
+                self.start.as_ptr(),
                 Layout::from_size_align_unchecked(self.len, ALIGN),
             );
         }
@@ -123,27 +125,27 @@ impl Drop for Arena {
 }
 
 thread_local! {
-    /// The unmapped addresses in the run of this thread.
-    static GONE: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+    /// The unmapped addresses of the run on this thread.
+    static UNMAPPED: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Maps everything again for the next run.
+/// Maps all memory again, for the next run.
 pub fn map_all() {
-    GONE.with_borrow_mut(Vec::clear);
+    UNMAPPED.with_borrow_mut(Vec::clear);
 }
 
-/// Returns `true` if none of these octets is unmapped.
-fn is_here(at: *const u8, len: usize) -> bool {
+/// Returns `true` if all of these octets are mapped.
+fn is_mapped(at: *const u8, len: usize) -> bool {
     let at = at.addr();
-    GONE.with_borrow(|gone| gone.iter().all(|g| at + len <= g.start || g.end <= at))
+    UNMAPPED.with_borrow(|all| all.iter().all(|u| at + len <= u.start || u.end <= at))
 }
 
 /// Memory of a simulated host: a range whose octets may be unmapped while it is registered.
 #[derive(Debug)]
 pub struct SimRange(HostRange);
 
-// SAFETY: all of it is inside an arena, as for `HostRange`. Unmapped octets are only marked, and
-// still exist.
+// SAFETY: the range is a `HostRange` inside an arena. Unmapped octets are only marked as unmapped,
+// and remain allocated.
 unsafe impl Memory for SimRange {
     type Place = u64;
 
@@ -172,48 +174,48 @@ unsafe impl Memory for SimRange {
 
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
         // SAFETY: guaranteed by the caller.
-        is_here(from, len) && unsafe { HostRange::copy_out(from, to, len) }
+        is_mapped(from, len) && unsafe { HostRange::copy_out(from, to, len) }
     }
 
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
         // SAFETY: guaranteed by the caller.
-        is_here(to, len) && unsafe { HostRange::copy_in(from, to, len) }
+        is_mapped(to, len) && unsafe { HostRange::copy_in(from, to, len) }
     }
 
     unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
         // SAFETY: guaranteed by the caller.
-        is_here(at, 1) && unsafe { HostRange::store_octet(at, octet) }
+        is_mapped(at, 1) && unsafe { HostRange::store_octet(at, octet) }
     }
 
     unsafe fn store_word(at: *mut u64, word: u64) -> bool {
         // SAFETY: guaranteed by the caller.
-        is_here(at.cast(), 8) && unsafe { HostRange::store_word(at, word) }
+        is_mapped(at.cast(), 8) && unsafe { HostRange::store_word(at, word) }
     }
 
     unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
         // SAFETY: guaranteed by the caller.
-        is_here(at.cast(), 8)
+        is_mapped(at.cast(), 8)
             .then(|| unsafe { HostRange::exchange(at, old, new) })
             .flatten()
     }
 }
 
-/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`. Returns `false` at
-/// unmapped memory; data before it may have been copied.
+/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`. Returns `false` if a run
+/// is unmapped; runs before it may have been filled.
 ///
 /// # Safety
-/// The runs come from a receive plan. Its STag table and buffer were not changed since the plan was
-/// made.
+/// The runs are those of a receive plan. The STag table and the buffer of the plan have not been
+/// changed since it was created.
 ///
 /// # Panics
 /// If the runs are shorter than `src`.
 pub unsafe fn read_into(runs: &[Run<'_>], mut src: &[u8]) -> bool {
     for fragment in runs.iter().map(|run| run.fragment) {
         let n = fragment.len().min(src.len());
-        if !is_here(fragment.as_ptr(), n) {
+        if !is_mapped(fragment.as_ptr(), n) {
             return false;
         }
-        // SAFETY: the plan's runs are writable for their whole length (contract of this function).
+        // SAFETY: the caller guarantees that the plan's runs are writable over their whole length.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), fragment.as_ptr(), n) };
         src = &src[n..];
     }
@@ -226,13 +228,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arena_reads_what_was_written() {
+    fn arena_returns_written_octets() {
         let arena = Arena::new(100);
         arena.write(90, &[1, 2, 3]);
         assert_eq!(arena.copy(89, 5), [0, 1, 2, 3, 0]);
         let range = arena.range(90, 3);
         let at = range.0.addr() as usize as *mut u8;
-        // SAFETY: never read or written.
+        // SAFETY: the fragment is never read or written.
         let inside = |len| arena.contains(&unsafe { Fragment::new(at, len) });
         assert!(inside(10));
         assert!(!inside(11));
@@ -240,7 +242,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside the arena")]
-    fn arena_is_bounded() {
+    fn read_outside_arena_panics() {
         Arena::new(8).copy(7, 2);
     }
 }

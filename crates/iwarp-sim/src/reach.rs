@@ -1,5 +1,5 @@
-//! Records what a run reaches: states, operations, completions, errors. A seed that reaches only
-//! common things is dull, and something that no seed reaches is not tested.
+//! Coverage: records the states, operations, completions and errors that a run reaches. What no
+//! seed reaches is not tested. A seed that reaches only what many seeds reach is called dull.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,14 +17,14 @@ pub type Reached = BTreeSet<String>;
 pub struct Reach {
     /// What was reached so far.
     pub reached: Reached,
-    /// Numbers of recorded things, so that each name is formatted only once.
+    /// Numbers of the recorded names, so that each name is formatted only once.
     known: BTreeSet<u64>,
     /// The last state of each endpoint.
     states: Vec<Option<State>>,
 }
 
 impl Reach {
-    /// Records something of a kind. `number` identifies it within its kind.
+    /// Records a name. `number` identifies it among the names of its kind.
     fn note(&mut self, kind: u8, number: u64, name: impl FnOnce() -> String) {
         if self.known.insert(u64::from(kind) << 56 | number) {
             self.reached.insert(name());
@@ -164,88 +164,89 @@ const fn operation(op: &SendOp) -> (u64, &'static str) {
 const EXCEPTIONS: &[(&str, &str)] = &[
     (
         "status BadResponse",
-        "no peer here gives a wrong answer: the target `engine` of the fuzzer does",
+        "no simulated peer sends a wrong response; the fuzz target `engine` does",
     ),
     (
         "status TransportRetryExceeded",
-        "only queue pairs that are connected by number",
+        "only on queue pairs that are connected by number",
     ),
     (
         "status ReceiverNotReady",
-        "only queue pairs that are connected by number",
+        "only on queue pairs that are connected by number",
     ),
     (
         "status ResponseTimeout",
-        "only queue pairs that are connected by number",
+        "only on queue pairs that are connected by number",
     ),
-    ("status General", "an error of the RNIC itself"),
+    ("status General", "an internal error of the RNIC"),
     (
         "status TagMatching",
-        "no queue here matches tags: the tests of `qp::tagged` do",
+        "no simulated queue matches tags; the unit tests of `qp::tagged` cover it",
     ),
     (
         "status LocalQpOperation",
-        "no program here posts what its queue pair cannot do",
+        "no program posts a request that its queue pair does not support",
     ),
     (
         "receives Waits",
-        "nobody uses memory here while it is invalidated",
+        "no other thread accesses memory while it is invalidated",
     ),
     (
         "reads Waits",
-        "nobody uses memory here while it is invalidated",
+        "no other thread accesses memory while it is invalidated",
     ),
     (
         "status Fatal",
-        "only for what no RNIC sends, with a request under way: the unit tests of `qp::blamed` do",
+        "needs a protocol violation while a request is outstanding; the unit tests of `qp::blamed` \
+         cover it",
     ),
     (
         "fault Peer: RDMAP: local catastrophic error",
-        "an RNIC says so of itself",
+        "an RNIC reports only its own local errors",
     ),
     (
         "fault Peer: RDMAP: unspecified protection error",
-        "no rule is without a code of its own",
+        "every violation has a more specific code",
     ),
     (
         "fault Peer: RDMAP: catastrophic error, global",
-        "the RNIC would be broken",
+        "only a broken RNIC reports it",
     ),
     (
         "fault Peer: RDMAP: STag cannot be invalidated (operation)",
-        "the other layout of the same code, which we only read",
+        "another encoding of the same error, which we accept but never send",
     ),
     (
         "fault Peer: RDMAP: unspecified operation error",
-        "only for malformed messages: the fuzzer's target `engine` makes them",
+        "only for malformed messages; the fuzz target `engine` sends them",
     ),
     (
         "fault Peer: DDP: local catastrophic error",
-        "an RNIC says so of itself",
+        "an RNIC reports only its own local errors",
     ),
     (
         "fault Peer: MPA: TCP connection lost",
-        "that is nobody's fault but the transport's",
+        "a lost connection is blamed on the transport, not on the peer",
     ),
     (
         "fault Peer: MPA: invalid request or reply frame",
-        "set-up: see the module `setup`",
+        "only in connection set-up (module `setup`)",
     ),
     (
         "fault Peer: MPA: local catastrophic error",
-        "set-up: see the module `setup`",
+        "only in connection set-up (module `setup`)",
     ),
     (
         "fault Peer: MPA: insufficient IRD resources",
-        "set-up: see the module `setup`",
+        "only in connection set-up (module `setup`)",
     ),
     (
         "fault Peer: MPA: no matching RTR option",
-        "set-up: see the module `setup`",
+        "only in connection set-up (module `setup`)",
     ),
     (
         "event MESSAGE_IN_RTR",
-        "no program here stays in RTR once it is connected: the tests of `qp::startup` do",
+        "no connected program stays in RTR; the unit tests of `qp::startup` cover it",
     ),
 ];
 
@@ -283,8 +284,8 @@ const OPCODES: [WcOpcode; 11] = [
     WcOpcode::RecvWriteImm,
 ];
 
-/// Returns everything that a queue pair can reach, where an enumeration exists.
-fn universe() -> Vec<String> {
+/// Returns the names of everything that runs should reach, as far as an enumeration lists it.
+fn expected_coverage() -> Vec<String> {
     use State::{Error, Init, Reset, Rtr, Rts, Sqd};
     let mut all = Vec::new();
     for (from, to) in [(Init, Rtr), (Rtr, Rts), (Init, Rts), (Rts, Sqd), (Sqd, Rts)] {
@@ -328,14 +329,15 @@ fn universe() -> Vec<String> {
 /// The totals of many runs.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// How many seeds reached each thing.
+    /// For each name, the number of seeds that reached it.
     counts: BTreeMap<String, u64>,
-    /// What each seed reached, as numbers of names.
+    /// For each seed, the numbers of the names that it reached.
     seeds: Vec<Vec<u32>>,
+    /// The number of each name.
     numbers: BTreeMap<String, u32>,
 }
 
-/// Something is common if at least one in this many seeds reaches it.
+/// A name is common if at least one in this many seeds reaches it.
 const COMMON: u64 = 10;
 
 impl Summary {
@@ -350,7 +352,7 @@ impl Summary {
         self.seeds.push(seed);
     }
 
-    /// Returns the number of seeds that reach only common things.
+    /// Returns the number of seeds that reached only common names.
     fn dull(&self) -> usize {
         let mut common = vec![false; self.numbers.len()];
         for (name, number) in &self.numbers {
@@ -360,15 +362,15 @@ impl Summary {
         self.seeds.iter().filter(is_dull).count()
     }
 
-    /// Returns what no seed reached, without the exceptions.
+    /// Returns the names that no seed reached, without the exceptions.
     pub fn missing(&self) -> Vec<String> {
         let excused = |name: &String| EXCEPTIONS.iter().any(|(exception, _)| exception == name);
-        let mut all = universe();
+        let mut all = expected_coverage();
         all.retain(|name| !self.counts.contains_key(name) && !excused(name));
         all
     }
 
-    /// Returns the exceptions that some seed reached.
+    /// Returns the exceptions that at least one seed reached.
     pub fn reached_but_listed_unreachable(&self) -> Vec<&'static str> {
         let names = EXCEPTIONS.iter().map(|(name, _)| *name);
         names
@@ -376,9 +378,12 @@ impl Summary {
             .collect()
     }
 
-    /// Prints how many seeds reached each thing.
+    /// Prints how many seeds reached each name.
     pub fn print(&self) {
-        println!("{:>9} of {} seeds reach", "", self.seeds.len());
+        println!(
+            "Number of seeds, of {}, that reached each name:",
+            self.seeds.len()
+        );
         for (name, count) in &self.counts {
             println!("{count:>9} {name}");
         }
@@ -391,7 +396,8 @@ impl Summary {
             println!("{:>9} {name}", "NONE");
         }
         println!(
-            "{} of {} seeds are dull: they reach only what at least one in {COMMON} seeds reaches",
+            "{} of {} seeds are dull: they reached only what at least one in {COMMON} seeds \
+             reached",
             self.dull(),
             self.seeds.len()
         );
@@ -403,18 +409,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dull_seeds_are_counted() {
+    fn summary_finds_dull_seeds_and_gaps() {
         let mut summary = Summary::default();
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         for _ in 0..20 {
             summary.add(set(&["status Success", "reads Read"]));
         }
         summary.add(set(&["status Success", "status MwBind"]));
-        assert_eq!(summary.dull(), 20, "one reached something uncommon");
+        assert_eq!(summary.dull(), 20, "one seed reached an uncommon name");
         let missing = summary.missing();
         assert!(missing.contains(&"status RemoteAccess".to_owned()));
         assert!(!missing.contains(&"status MwBind".to_owned()));
-        assert!(!missing.contains(&"status General".to_owned()), "excused");
+        assert!(!missing.contains(&"status General".to_owned()), "exception");
         assert!(summary.reached_but_listed_unreachable().is_empty());
         summary.add(set(&["status General"]));
         assert_eq!(summary.reached_but_listed_unreachable(), ["status General"]);

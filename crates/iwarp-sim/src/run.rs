@@ -1,4 +1,4 @@
-//! One run of a seed: creates the world, handles its events in order of time, and runs the checks.
+//! Runs one seed: creates the world, handles its events in order of time, and runs the checks.
 
 use std::cmp::Reverse;
 
@@ -6,9 +6,9 @@ use iwarp_rnic::qp::State;
 
 use crate::plant::Plant;
 use crate::reach::Reached;
-use crate::world::{End, Event, Fate, Pool, World};
+use crate::world::{Ending, Event, Fate, Pool, World};
 
-/// Limit of events, which only a run that does not end reaches.
+/// A run with more events than this is assumed not to terminate.
 const STEPS_MAX: u64 = 5_000_000;
 
 /// The result of a run.
@@ -71,23 +71,23 @@ impl World {
     }
 
     fn play(&mut self) {
-        self.run_until_quiet();
+        self.run_until_idle();
         if self.failure.is_some() {
             return;
         }
-        self.check_quiet();
+        self.check_idle();
         for conn in 0..self.conns.len() {
             match self.conns[conn].fate {
                 Fate::Clean(end) => self.end(conn, end),
-                _ => self.end(conn, End::Reset),
+                _ => self.end(conn, Ending::Reset),
             }
-            // An endpoint that had stopped reading reads again and sees the end.
+            // An endpoint that had stopped reading reads again, and detects the end.
             self.eps[2 * conn].stalled = false;
             self.eps[2 * conn + 1].stalled = false;
         }
-        self.run_until_quiet();
-        // After a lost completion event the completions were not polled, and the checks below miss
-        // them.
+        self.run_until_idle();
+        // If a completion event was lost, completions were not polled, and this check reports that
+        // they are missing.
         if self.failure.is_none() {
             self.check_end();
         }
@@ -98,13 +98,13 @@ impl World {
             }
         }
         if self.failure.is_none() {
-            self.use_again();
+            self.reuse_queue_pairs();
         }
     }
 
-    /// Moves each queue pair to the states that a program uses before its next connection. Nothing
-    /// else may change.
-    fn use_again(&mut self) {
+    /// Moves each queue pair through the states in which a program prepares it for its next
+    /// connection. That must not write completions.
+    fn reuse_queue_pairs(&mut self) {
         use State::{Error, Init, Reset, Rtr};
         for e in 0..self.eps.len() {
             for to in [Reset, Init, Error, Reset, Init, Rtr, Error] {
@@ -112,13 +112,13 @@ impl World {
                 let changed = self.call(e, |c| c.ep.qp.modify(to, &mut c.host).is_ok());
                 let ep = &self.eps[e];
                 if !changed || ep.qp.state() != to || ep.qp.counters().completions != before {
-                    self.fail(|| format!("endpoint {e}: cannot become {to:?} again"));
+                    self.fail(|| format!("endpoint {e}: cannot move to {to:?} for reuse"));
                 }
             }
         }
     }
 
-    fn run_until_quiet(&mut self) {
+    fn run_until_idle(&mut self) {
         while let Some(Reverse((time, _, event))) = self.queue.pop() {
             self.now = time;
             self.steps += 1;

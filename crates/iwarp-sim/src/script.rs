@@ -1,23 +1,26 @@
 //! Random verbs programs for one connection, and the outcome of each request.
 //!
-//! The programs of both sides are generated as one script. A request that depends on an earlier
-//! step of the other side waits for a message of that side (`after_recv`). So both sides keep the
-//! order of the script where it matters, and the final contents of memory are known exactly.
+//! The programs of both sides are generated together, as one sequence of steps. A request that
+//! depends on an earlier step of the other side waits for a message of that side (`after_recv`). So
+//! dependent steps are executed in order, and the final contents of memory are known exactly.
 
 use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
 
-use crate::memory::{Region, cut};
+use crate::memory::{Region, split_len};
 use crate::rng::Rng;
 use crate::world::{Effect, Expect, Message, Op, World};
 
-/// The memory of one side of a connection, and the generator's knowledge about its use.
+/// The memory of one side of a connection, and how the generated requests use it.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Side {
+    /// Index of the endpoint.
     pub e: usize,
+    /// Index of its node.
     pub n: usize,
     pub pd: u32,
+    /// Regions to send from.
     pub src: Vec<Region>,
     /// For the peer's writes, reads and windows.
     pub exposed: Region,
@@ -30,8 +33,8 @@ pub struct Side {
     pub reading: Vec<(usize, usize)>,
     /// Ranges of the peer that requests have written: offset, length, index of the request.
     pub written: Vec<(usize, usize, usize)>,
-    /// Octets of the longest message.
-    pub most: usize,
+    /// Longest message, in octets.
+    pub max_message: usize,
 }
 
 /// The memory that a request accesses at the peer.
@@ -40,8 +43,8 @@ pub struct Side {
 pub enum Target {
     /// The peer's exposed region, by its own STag.
     Exposed,
-    /// A range that the peer has granted by another STag.
-    Through(Region),
+    /// A memory window or fast registration of the peer.
+    Granted(Region),
 }
 
 /// Returns a random atomic on a word with the value `old`, and the word's new value.
@@ -59,7 +62,7 @@ fn random_atomic(rng: &mut Rng, remote_addr: u64, rkey: u32, old: u64) -> (SendO
             (add, old.wrapping_add(a))
         }
         1 => {
-            // The mask makes two 32-bit fields that are added separately.
+            // The mask separates two 32-bit fields, which are added separately.
             let mask = 1 << 31;
             let low = (old as u32).wrapping_add(a as u32);
             let high = ((old >> 32) as u32).wrapping_add((a >> 32) as u32);
@@ -105,7 +108,7 @@ const fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
 }
 
 impl Side {
-    fn lengths(&self, w: &mut World) -> usize {
+    fn random_len(&self, w: &mut World) -> usize {
         let mulpdu = usize::from(iwarp_proto::mpa::framing::mulpdu(
             w.eps[self.e].stream.emss,
             w.eps[self.e].stream.markers_tx,
@@ -114,26 +117,26 @@ impl Side {
         let len = match rng.below(10) {
             0 => 0,
             1..=3 => rng.range(1, 64) as usize,
-            4 | 5 => rng.index(self.most + 1),
-            // Lengths around the boundaries of segments.
+            4 | 5 => rng.index(self.max_message + 1),
+            // Lengths close to a multiple of the segment length.
             6 => {
                 let segment = mulpdu - if rng.chance(50) { 14 } else { 18 };
                 (segment * rng.range(1, 3) as usize + rng.index(5)).saturating_sub(2)
             }
-            7 => self.most,
-            _ => rng.index(self.most.min(2000) + 1),
+            7 => self.max_message,
+            _ => rng.index(self.max_message.min(2000) + 1),
         };
-        len.min(self.most)
+        len.min(self.max_message)
     }
 
-    /// Chooses `len` octets to send. Returns the elements and the contents.
+    /// Chooses `len` octets to send. Returns the scatter/gather elements and the contents.
     fn gather(&mut self, w: &mut World, len: usize, flags: &mut SendFlags) -> (Vec<Sge>, Vec<u8>) {
         let n = self.n;
         if w.rng.chance(15)
             && len > 0
             && let Some(&(sge, off)) = self.sinks.iter().rfind(|s| s.0.len as usize >= len)
         {
-            // The octets of an earlier Read are in its sink only after a fence.
+            // Without a fence, an earlier Read may not have filled its sink yet.
             *flags |= SendFlags::FENCE;
             let sge = Sge {
                 len: len as u32,
@@ -141,9 +144,9 @@ impl Side {
             };
             return (vec![sge], w.nodes[n].model[off..off + len].to_vec());
         }
-        let most = w.eps[self.e].qp.config().max_send_sge as usize;
+        let max_sge = w.eps[self.e].qp.config().max_send_sge as usize;
         let (mut sges, mut data) = (Vec::new(), Vec::new());
-        for l in cut(&mut w.rng, len, most) {
+        for l in split_len(&mut w.rng, len, max_sge) {
             let r = self.src[w.rng.index(self.src.len())];
             let off = r.off + w.rng.index(r.len - l + 1);
             sges.push(Sge {
@@ -164,8 +167,8 @@ impl Side {
         let byte_len = sges.iter().map(|s| s.len).sum();
         let after_recv = w.eps[self.e].inbound.len();
         let ep = &mut w.eps[self.e];
-        // Only requests that depend on the other side wait. Otherwise the two programs would never
-        // run at the same time.
+        // Only requests that depend on the other side wait, so that the two programs run
+        // concurrently.
         let after_recv = if ep.wait_next { after_recv } else { 0 };
         ep.wait_next = false;
         let before = ep.ops.last().map_or(0, |o| o.after_recv);
@@ -179,7 +182,7 @@ impl Side {
             remote: Vec::new(),
             exclusive: false,
             byte_len,
-            shared_sink: None,
+            counter_sink: None,
             expect: Expect::Success,
         });
         ep.ops.len() - 1
@@ -195,8 +198,8 @@ impl Side {
 
     /// Sometimes turns the payload of a request into inline data.
     fn maybe_inline(&self, w: &mut World, index: usize, data: &[u8]) {
-        let most = w.eps[self.e].qp.config().max_inline as usize;
-        if data.len() <= most && w.rng.chance(50) {
+        let max_inline = w.eps[self.e].qp.config().max_inline as usize;
+        if data.len() <= max_inline && w.rng.chance(50) {
             let op = &mut w.eps[self.e].ops[index];
             op.flags |= SendFlags::INLINE;
             op.inline = Some(data.to_vec());
@@ -209,8 +212,8 @@ impl Side {
         }
     }
 
-    /// Records the message that a request sends, with the completion of its receive.
-    fn message(
+    /// Records the message that a request sends, and the expected completion of its receive.
+    fn record_message(
         &self,
         w: &mut World,
         index: usize,
@@ -235,17 +238,17 @@ impl Side {
         });
     }
 
-    /// Adds a Send of any kind and length. Returns its index.
+    /// Adds a Send of a random length, which invalidates `inv` if given. Returns its index.
     pub fn send(&mut self, w: &mut World, inv: Option<u32>) -> usize {
-        let len = self.lengths(w);
-        self.send_of(w, len, inv)
+        let len = self.random_len(w);
+        self.send_with_len(w, len, inv)
     }
 
-    /// Adds a Send of a given length. Returns its index.
-    pub fn send_of(&mut self, w: &mut World, len: usize, inv: Option<u32>) -> usize {
+    /// Adds a Send of `len` octets, which invalidates `inv` if given. Returns its index.
+    pub fn send_with_len(&mut self, w: &mut World, len: usize, inv: Option<u32>) -> usize {
         let mut flags = self.random_flags(w);
         if inv.is_some() {
-            // Reads through the STag must be complete before it is invalidated.
+            // Reads that use the STag must be complete before it is invalidated.
             flags |= SendFlags::FENCE;
         }
         let imm = (inv.is_none() && w.rng.chance(25)).then(|| w.rng.next_u32());
@@ -258,26 +261,26 @@ impl Side {
         let index = self.push(w, op, flags, sges);
         w.eps[self.e].ops[index].byte_len = len as u32;
         self.maybe_inline(w, index, &data);
-        self.message(w, index, data, WcOpcode::Recv, imm, inv);
+        self.record_message(w, index, data, WcOpcode::Recv, imm, inv);
         index
     }
 
-    /// Adds an RDMA Write, with immediate data if `imm`. Returns its index.
+    /// Adds an RDMA Write, with immediate data if `imm` is set. Returns its index.
     pub fn write(&mut self, w: &mut World, peer: &Self, target: Target, imm: bool) -> usize {
         let region = match target {
             Target::Exposed => peer.exposed,
-            Target::Through(r) => r,
+            Target::Granted(r) => r,
         };
-        let len = self.lengths(w).min(region.len);
+        let len = self.random_len(w).min(region.len);
         let off = region.off + w.rng.index(region.len - len + 1);
         let mut flags = self.random_flags(w);
         if self.reading.iter().any(|r| overlap(*r, (off, len))) {
-            // Otherwise the earlier Read could see the octets of this Write.
+            // Without the fence, the earlier Read could return octets of this Write.
             flags |= SendFlags::FENCE;
         }
         let (sges, data) = self.gather(w, len, &mut flags);
         let (remote_addr, rkey) = (region.tagged(off), region.stag);
-        // Address and STag of an empty access are not checked, so any values are valid.
+        // The address and STag of an empty Write are not checked, so any values are valid.
         let (remote_addr, rkey) = if len == 0 && w.rng.chance(50) {
             (w.rng.next_u64(), w.rng.next_u32())
         } else {
@@ -293,17 +296,17 @@ impl Side {
             None => SendOp::Write { remote_addr, rkey },
         };
         let index = self.push(w, op, flags, sges);
-        self.changes(w, peer, index, off, &data);
+        self.record_change(w, peer, index, off, &data);
         w.eps[self.e].ops[index].byte_len = len as u32;
         self.maybe_inline(w, index, &data);
         if imm.is_some() {
-            self.message(w, index, Vec::new(), WcOpcode::RecvWriteImm, imm, None);
+            self.record_message(w, index, Vec::new(), WcOpcode::RecvWriteImm, imm, None);
         }
         index
     }
 
     /// Records that a request changes octets of the peer's memory.
-    fn changes(&mut self, w: &mut World, peer: &Self, index: usize, off: usize, data: &[u8]) {
+    fn record_change(&mut self, w: &mut World, peer: &Self, index: usize, off: usize, data: &[u8]) {
         w.nodes[peer.n].model[off..off + data.len()].copy_from_slice(data);
         let mut exclusive = true;
         for &(o, l, other) in &self.written {
@@ -325,13 +328,13 @@ impl Side {
     pub fn read(&mut self, w: &mut World, peer: &Self, target: Target) -> usize {
         let region = match target {
             Target::Exposed => peer.exposed,
-            Target::Through(r) => r,
+            Target::Granted(r) => r,
         };
-        let len = self.lengths(w).min(region.len);
+        let len = self.random_len(w).min(region.len);
         let off = region.off + w.rng.index(region.len - len + 1);
         let data = w.nodes[peer.n].model[off..off + len].to_vec();
-        let most = w.eps[self.e].qp.config().max_send_sge;
-        let (sges, parts) = w.scatter(self.n, self.pd, len, most, false);
+        let max_sge = w.eps[self.e].qp.config().max_send_sge;
+        let (sges, parts) = w.scatter(self.n, self.pd, len, max_sge, false);
         let op = SendOp::Read {
             remote_addr: region.tagged(off),
             rkey: region.stag,
@@ -359,7 +362,7 @@ impl Side {
     pub fn atomic(&mut self, w: &mut World, peer: &Self, target: Target) -> usize {
         let region = match target {
             Target::Exposed => peer.words,
-            Target::Through(r) => r,
+            Target::Granted(r) => r,
         };
         let words = region.len / 8;
         let off = region.off + 8 * w.rng.index(words);
@@ -380,12 +383,12 @@ impl Side {
             off: at,
             data: old.to_ne_bytes().to_vec(),
         });
-        self.changes(w, peer, index, off, &new.to_ne_bytes());
+        self.record_change(w, peer, index, off, &new.to_ne_bytes());
         index
     }
 
-    /// Adds an Atomic Write of eight octets. Returns its index. From then on, requests of this side
-    /// complete when they are placed.
+    /// Adds an Atomic Write of eight octets. Returns its index. It, and all later requests of this
+    /// side, complete only once the peer has placed them.
     pub fn atomic_write(&mut self, w: &mut World, peer: &Self) -> usize {
         let region = peer.exposed;
         let off = region.off + 8 * w.rng.index(region.len / 8);
@@ -406,12 +409,12 @@ impl Side {
             rkey: region.stag,
         };
         let index = self.push(w, op, flags, vec![sge]);
-        self.changes(w, peer, index, off, &data);
+        self.record_change(w, peer, index, off, &data);
         index
     }
 
     /// Adds an atomic that increments the counter of the peer's host, which all connections share.
-    pub fn count(&mut self, w: &mut World, peer: &Self) {
+    pub fn increment_counter(&mut self, w: &mut World, peer: &Self) {
         let (_, remote_addr, rkey) = w.nodes[peer.n].counter;
         let op = SendOp::FetchAdd {
             remote_addr,
@@ -422,30 +425,30 @@ impl Side {
         let (sges, parts) = w.scatter(self.n, self.pd, 8, 1, true);
         let flags = self.random_flags(w);
         let index = self.push(w, op, flags, sges);
-        w.eps[self.e].ops[index].shared_sink = Some(parts[0].0);
+        w.eps[self.e].ops[index].counter_sink = Some(parts[0].0);
     }
 
-    /// Adds a series of requests: this side grants the peer an STag, the peer uses it, and one of
-    /// them invalidates it.
-    pub fn episode(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> Region {
-        let (region, kind) = match w.rng.below(3) {
-            0 => (self.grant_window(w, WindowType::Type1), 0),
-            1 => (self.grant_window(w, WindowType::Type2), 1),
-            _ => (self.grant_fast(w), 1),
+    /// Adds a series of requests: this side binds a window or registers memory for the peer, the
+    /// peer accesses it, and one side unbinds or invalidates it. The peer may read if `reads`.
+    pub fn grant_and_revoke(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> Region {
+        let (region, can_invalidate) = match w.rng.below(3) {
+            0 => (self.grant_window(w, WindowType::Type1), false),
+            1 => (self.grant_window(w, WindowType::Type2), true),
+            _ => (self.grant_fast_registration(w), true),
         };
         // The peer waits for this message before it uses the STag.
-        self.send_of(w, 8.min(self.most), None);
+        self.send_with_len(w, 8.min(self.max_message), None);
         w.eps[peer.e].wait_next = true;
         for _ in 0..w.rng.range(1, 3) {
-            let through = Target::Through(region);
+            let target = Target::Granted(region);
             match w.rng.below(3) {
-                0 if reads => drop(peer.read(w, self, through)),
-                1 => drop(peer.write(w, self, through, true)),
-                _ => drop(peer.write(w, self, through, false)),
+                0 if reads => drop(peer.read(w, self, target)),
+                1 => drop(peer.write(w, self, target, true)),
+                _ => drop(peer.write(w, self, target, false)),
             }
         }
-        let remote = kind == 1 && w.rng.chance(60);
-        if remote {
+        let peer_invalidates = can_invalidate && w.rng.chance(60);
+        if peer_invalidates {
             peer.send(w, Some(region.stag));
         } else {
             let index = peer.send(w, None);
@@ -453,7 +456,7 @@ impl Side {
             peer.reading.clear();
             w.eps[self.e].wait_next = true;
             let flags = self.random_flags(w);
-            let op = if kind == 0 {
+            let op = if !can_invalidate {
                 // A bind of length zero unbinds the window.
                 SendOp::Bind(Bind {
                     mw_stag: Stag(region.stag),
@@ -476,7 +479,7 @@ impl Side {
     fn grant_window(&mut self, w: &mut World, ty: WindowType) -> Region {
         let stag = w.window(self.n, self.pd, ty);
         let new_stag = stag.with_key(w.rng.next_u32() as u8);
-        let len = 1 + w.rng.index(self.exposed.len.min(self.most.max(64)));
+        let len = 1 + w.rng.index(self.exposed.len.min(self.max_message.max(64)));
         let off = self.exposed.off + w.rng.index(self.exposed.len - len + 1);
         let mut access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         access.set(Access::ZERO_BASED, w.rng.chance(30));
@@ -500,18 +503,19 @@ impl Side {
         }
     }
 
-    fn grant_fast(&mut self, w: &mut World) -> Region {
-        let reserved = self.most.max(64) + 64;
-        let whole = w.fast_region(self.n, self.pd, reserved);
+    fn grant_fast_registration(&mut self, w: &mut World) -> Region {
+        let max_len = self.max_message.max(64) + 64;
+        let allocated = w.fast_region(self.n, self.pd, max_len);
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        self.fast_register(w, whole, access)
+        self.fast_register(w, allocated, access)
     }
 
-    fn fast_register(&mut self, w: &mut World, whole: Region, access: Access) -> Region {
-        let len = 1 + w.rng.index(whole.len);
-        let offset = w.rng.index(whole.len - len + 1);
+    /// Adds a fast registration of a random part of an allocated region.
+    fn fast_register(&mut self, w: &mut World, allocated: Region, access: Access) -> Region {
+        let len = 1 + w.rng.index(allocated.len);
+        let offset = w.rng.index(allocated.len - len + 1);
         let iova = w.iova(len as u64);
-        let new_stag = Stag(whole.stag).with_key(w.rng.next_u32() as u8);
+        let new_stag = Stag(allocated.stag).with_key(w.rng.next_u32() as u8);
         let flags = self.random_flags(w);
         let fast = FastRegister {
             new_stag,
@@ -523,7 +527,7 @@ impl Side {
         };
         self.push(w, SendOp::FastRegister(fast), flags, Vec::new());
         Region {
-            off: whole.off + offset,
+            off: allocated.off + offset,
             len,
             base: iova,
             stag: new_stag.0,
@@ -532,11 +536,11 @@ impl Side {
 
     /// Adds a series of requests: a fast registration, a Send from the registered range, and an
     /// invalidation.
-    pub fn local_episode(&mut self, w: &mut World) {
-        let whole = w.fast_region(self.n, self.pd, self.most.max(64));
+    pub fn register_send_invalidate(&mut self, w: &mut World) {
+        let allocated = w.fast_region(self.n, self.pd, self.max_message.max(64));
         for _ in 0..w.rng.range(1, 2) {
-            let region = self.fast_register(w, whole, Access::LOCAL_WRITE);
-            let len = region.len.min(self.most);
+            let region = self.fast_register(w, allocated, Access::LOCAL_WRITE);
+            let len = region.len.min(self.max_message);
             let flags = self.random_flags(w);
             let data = w.nodes[self.n].model[region.off..region.off + len].to_vec();
             let sge = Sge {
@@ -545,7 +549,7 @@ impl Side {
                 lkey: region.stag,
             };
             let index = self.push(w, SendOp::Send, flags, vec![sge]);
-            self.message(w, index, data, WcOpcode::Recv, None, None);
+            self.record_message(w, index, data, WcOpcode::Recv, None, None);
             let flags = self.random_flags(w);
             let stag = Stag(region.stag);
             self.push(w, SendOp::LocalInvalidate { stag }, flags, Vec::new());

@@ -5,7 +5,7 @@ use iwarp_rnic::WcStatus;
 use iwarp_rnic::qp::{Blame, Fault, State};
 
 use crate::check::refused_status;
-use crate::world::{Effect, End, Expect, Fate, World};
+use crate::world::{Effect, Ending, Expect, Fate, World};
 
 impl World {
     /// Checks everything after all connections have ended.
@@ -39,11 +39,11 @@ impl World {
             return;
         }
         let all = ep.qp.config().signal_all;
-        let silent = ep.first_bad.is_none()
+        let all_unsignaled = ep.first_error.is_none()
             && ep.ops[ep.next_cqe..ep.posted]
                 .iter()
                 .all(|op| !crate::app::is_signalled(op.flags, all));
-        if ep.next_cqe < ep.posted && !silent {
+        if ep.next_cqe < ep.posted && !all_unsignaled {
             let (next, posted) = (ep.next_cqe, ep.posted);
             self.fail(|| format!("endpoint {e}: {next} of {posted} requests completed"));
             return;
@@ -75,40 +75,38 @@ impl World {
         }
     }
 
-    /// Checks that the endpoint reports the fault that the fate of its connection must cause: the
-    /// blame and the code.
+    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who
+    /// is blamed, and the Terminate code.
     fn check_fault(&mut self, e: usize) {
-        let Some(want) = self.wanted_fault(e) else {
+        let Some(want) = self.expected_fault(e) else {
             return;
         };
         let (fault, fate) = (self.eps[e].qp.fault(), self.conns[e / 2].fate);
         if fault != want {
-            self.fail(|| {
-                format!("endpoint {e}: ended by {fault:?} instead of {want:?} ({fate:?})")
-            });
+            self.fail(|| format!("endpoint {e}: reports {fault:?} instead of {want:?} ({fate:?})"));
             return;
         }
-        self.check_status_of_fate(e);
+        self.check_first_error(e);
     }
 
-    /// Returns the fault that the endpoint must report. Returns `None` if several are correct and
-    /// it reports one of them.
-    fn wanted_fault(&self, e: usize) -> Option<Option<Fault>> {
+    /// Returns the fault that the endpoint must report: `Some(None)` if it must report none.
+    /// Returns `None` if several outcomes are allowed and the actual one is among them.
+    fn expected_fault(&self, e: usize) -> Option<Option<Fault>> {
         let got = self.eps[e].qp.fault();
         let lost = got.is_some_and(|fault| fault.blame == Blame::Transport);
-        let here = |side: usize| side == e & 1;
-        // The report of this endpoint if `side` detects a violation by its peer, and if `side`
-        // fails itself.
-        let found = |side, code| {
-            let blame = if here(side) {
+        let is_own = |side: usize| side == e & 1;
+        // What this endpoint reports if `side` detects a violation by its peer.
+        let detected_by = |side, code| {
+            let blame = if is_own(side) {
                 Blame::Peer
             } else {
                 Blame::PeerTerminated
             };
             Fault { blame, code }
         };
-        let failed = |side| {
-            let blame = if here(side) {
+        // What this endpoint reports if `side` has a local error.
+        let local_error_of = |side| {
+            let blame = if is_own(side) {
                 Blame::Local
             } else {
                 Blame::PeerTerminated
@@ -116,53 +114,57 @@ impl World {
             let code = TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
             Fault { blame, code }
         };
-        // Otherwise the endpoint must report no fault.
-        let unless = |right: bool| (!right).then_some(None);
+        // If the actual outcome is not allowed, demand that there is no fault.
+        let allow_if = |allowed: bool| (!allowed).then_some(None);
         match self.conns[e / 2].fate {
             Fate::Close(..) => Some(None),
-            Fate::Clean(End::Forge(s, forgery)) => Some(Some(found(s ^ 1, forgery.code()))),
-            // The end of a clean connection may be a reset.
-            Fate::Clean(_) => unless(lost),
+            Fate::Clean(Ending::Forge(s, forgery)) => {
+                Some(Some(detected_by(s ^ 1, forgery.code())))
+            }
+            // A clean connection may end by a reset.
+            Fate::Clean(_) => allow_if(lost),
             Fate::Abort(..) | Fate::ToError(..) | Fate::Reset(_) | Fate::Stall(..) => {
-                unless(got.is_none() || lost)
+                allow_if(got.is_none() || lost)
             }
             Fate::Flip(victim) => {
-                let noticed = [TerminateCode::MPA_CRC, TerminateCode::MPA_MARKER]
-                    .map(|code| Some(found(victim, code)));
-                unless(got.is_none() || lost || noticed.contains(&got))
+                let codes = [TerminateCode::MPA_CRC, TerminateCode::MPA_MARKER]
+                    .map(|code| Some(detected_by(victim, code)));
+                allow_if(got.is_none() || lost || codes.contains(&got))
             }
-            Fate::Illegal(s) => self.fault_of_illegal(e, s, found, failed),
-            Fate::TooLong(s) => Some(Some(found(s, TerminateCode::DDP_UNTAGGED_TOO_LONG))),
-            Fate::BadReceive(s) => Some(Some(failed(s))),
-            Fate::Starve(s) => Some(Some(found(s, TerminateCode::DDP_UNTAGGED_NO_BUFFER))),
+            Fate::Illegal(s) => self.fault_of_illegal(e, s, detected_by, local_error_of),
+            Fate::TooLong(s) => Some(Some(detected_by(s, TerminateCode::DDP_UNTAGGED_TOO_LONG))),
+            Fate::BadReceive(s) => Some(Some(local_error_of(s))),
+            Fate::Starve(s) => Some(Some(detected_by(s, TerminateCode::DDP_UNTAGGED_NO_BUFFER))),
         }
     }
 
-    /// Like [`wanted_fault`](Self::wanted_fault), if `side` posts a request that cannot succeed.
+    /// Like [`expected_fault`](Self::expected_fault), for [`Fate::Illegal`].
     fn fault_of_illegal(
         &self,
         e: usize,
         side: usize,
-        found: impl Fn(usize, TerminateCode) -> Fault,
-        failed: impl Fn(usize) -> Fault,
+        detected_by: impl Fn(usize, TerminateCode) -> Fault,
+        local_error_of: impl Fn(usize) -> Fault,
     ) -> Option<Option<Fault>> {
         let ep = &self.eps[2 * (e / 2) + side];
-        let unheard = || ep.qp.counters().rx_fpdus == 0 && ep.qp.counters().terminates_sent == 0;
+        let counters = ep.qp.counters();
+        let could_not_terminate = counters.rx_fpdus == 0 && counters.terminates_sent == 0;
         Some(Some(match ep.ops[self.conns[e / 2].illegal_op?].expect {
             Expect::Success => return None,
-            // A responder executes local requests before the initiator's first FPDU, and may send
-            // no Terminate then (RFC 5044 section 7.1.2). The initiator only sees the end of the
-            // connection.
-            Expect::Local(_) if e & 1 != side && unheard() => Fault {
+            // A responder executes local requests before it has received the initiator's first
+            // FPDU. If one fails then, it must not send a Terminate (RFC 5044 section 7.1.2), and
+            // the initiator only detects that the connection ended.
+            Expect::Local(_) if e & 1 != side && could_not_terminate => Fault {
                 blame: Blame::Transport,
                 code: TerminateCode::MPA_CONNECTION_LOST,
             },
-            Expect::Local(_) => failed(side),
-            Expect::Refused(code) => found(side ^ 1, code),
+            Expect::Local(_) => local_error_of(side),
+            Expect::Refused(code) => detected_by(side ^ 1, code),
         }))
     }
 
-    fn check_status_of_fate(&mut self, e: usize) {
+    /// Checks the completion of the request or receive that the fate of the connection made fail.
+    fn check_first_error(&mut self, e: usize) {
         let conn = &self.conns[e / 2];
         let side = e & 1;
         let ep = &self.eps[e];
@@ -180,8 +182,8 @@ impl World {
                     ),
                     _ => return,
                 };
-                if ep.first_bad != Some((index, status, vendor)) {
-                    let got = ep.first_bad;
+                if ep.first_error != Some((index, status, vendor)) {
+                    let got = ep.first_error;
                     self.fail(|| {
                         format!(
                             "endpoint {e}: request {index} should fail with {status:?}, but the \
@@ -195,12 +197,12 @@ impl World {
                     Fate::TooLong(_) => WcStatus::LocalLength,
                     _ => WcStatus::LocalProtection,
                 };
-                if ep.first_bad_recv != Some(want) {
-                    let got = ep.first_bad_recv;
+                if ep.first_recv_error != Some(want) {
+                    let got = ep.first_recv_error;
                     self.fail(|| {
                         format!(
-                            "endpoint {e}: a receive should end with {want:?}, but ended with \
-                             {got:?}"
+                            "endpoint {e}: a receive should complete with {want:?}, but completed \
+                             with {got:?}"
                         )
                     });
                 }
@@ -209,12 +211,11 @@ impl World {
         }
     }
 
-    /// Separates the changes of memory that completions prove from those that may not have
-    /// happened.
+    /// Records the changes of memory that may have happened, although no completion proves it.
     fn note_unproven_changes(&mut self, e: usize) {
         let (n, peer) = (self.eps[e].node, self.eps[e ^ 1].node);
         let ep = &self.eps[e];
-        let all_done = ep.first_bad.is_none()
+        let all_done = ep.first_error.is_none()
             && ep.posted == ep.ops.len()
             && matches!(self.conns[e / 2].fate, Fate::Clean(_));
         if all_done {
@@ -227,17 +228,18 @@ impl World {
         for op in &ep.ops[ep.committed.min(ep.posted)..ep.posted] {
             theirs.extend(op.remote.iter().cloned());
         }
-        let mut wild = Vec::new();
-        let from = ep.first_bad.map_or(ep.posted, |b| b.0).min(ep.posted);
-        // Requests before the failed request may also have been flushed, with or without an answer.
-        let from = from.min(ep.flushed_from.unwrap_or(from));
+        let mut sinks = Vec::new();
+        let from = ep.first_error.map_or(ep.posted, |b| b.0).min(ep.posted);
+        // Requests before the failed one may have been flushed. The peer may have executed them,
+        // and their responses may have been placed.
+        let from = from.min(ep.first_unsuccessful.unwrap_or(from));
         for op in &ep.ops[from..ep.posted] {
             ours.extend(op.local.iter().cloned());
-            wild.extend(op.shared_sink);
+            sinks.extend(op.counter_sink);
         }
-        self.nodes[peer].maybe.extend(theirs);
-        self.nodes[n].maybe.extend(ours);
-        self.nodes[n].wild.extend(wild);
+        self.nodes[peer].unproven.extend(theirs);
+        self.nodes[n].unproven.extend(ours);
+        self.nodes[n].unpredictable.extend(sinks);
     }
 
     fn check_shared(&mut self, n: usize) {
@@ -249,16 +251,17 @@ impl World {
         if open != queued as usize {
             self.fail(|| {
                 format!(
-                    "node {n}: {open} shared receives have not completed, but {queued} are queued"
+                    "node {n}: {open} receives of the SRQ have not completed, but {queued} are \
+                     queued"
                 )
             });
         } else if limits > set {
-            self.fail(|| format!("node {n}: {limits} limit events came for {set} limits"));
+            self.fail(|| format!("node {n}: {limits} limit events for {set} armed limits"));
         }
     }
 
-    /// Checks the counter that all connections add to: each addition returned a different old
-    /// value, and the sum is right.
+    /// Checks the counter that all connections increment: each increment returned a different old
+    /// value, and the final value is right.
     fn check_counter(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let (off, ..) = node.counter;
@@ -283,15 +286,15 @@ impl World {
         if !fits {
             self.fail(|| {
                 format!(
-                    "node {n}: counter advanced by {added}, {before} additions completed, {posted} \
-                     were posted"
+                    "node {n}: counter advanced by {added}, {before} increments completed, \
+                     {posted} were posted"
                 )
             });
         }
     }
 
-    /// Checks every octet of a host against what the completions prove, except where a broken
-    /// stream leaves it open.
+    /// Compares a host's memory with the contents that the completions prove. Where a stream broke,
+    /// unproven changes are allowed as well.
     fn check_memory(&mut self, n: usize) {
         let node = &self.nodes[n];
         let now = node.arena.copy(0, node.used);
@@ -299,12 +302,12 @@ impl World {
             return;
         }
         let mut allowed = vec![false; node.used];
-        for effect in &node.maybe {
+        for effect in &node.unproven {
             for (i, octet) in effect.data.iter().enumerate() {
                 allowed[effect.off + i] |= now[effect.off + i] == *octet;
             }
         }
-        for &off in &node.wild {
+        for &off in &node.unpredictable {
             allowed[off..off + 8].fill(true);
         }
         let wrong = (0..node.used).find(|&i| now[i] != node.shadow[i] && !allowed[i]);

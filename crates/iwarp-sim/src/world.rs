@@ -1,4 +1,4 @@
-//! The state of a run: hosts, connections, programs, and the events in virtual time.
+//! The state of a run: hosts, connections, programs, and the pending events in virtual time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -18,14 +18,14 @@ use crate::raw::{Arena, SimRange};
 use crate::reach::Reach;
 use crate::rng::{Rng, mix};
 
-/// Size of one host's memory. Unused pages take no real memory.
+/// Size of one host's memory. The operating system does not allocate unused pages.
 pub const ARENA: usize = 32 << 20;
 /// The CRC function of all queue pairs.
 pub const CRC32C: Crc32c = Crc32c::new(iwarp_proto::crc32c::append);
-/// How long a Send may wait for a receive: far longer than any program takes to post it.
+/// How long a Send may wait for a receive. Programs always post one much earlier.
 pub const HOLD_TIME: Duration = Duration::from_secs(100);
 
-/// A change of memory: new octets at an offset of an arena.
+/// New octets at an offset of an arena.
 #[derive(Debug, Clone)]
 pub struct Effect {
     /// The offset.
@@ -39,10 +39,10 @@ pub struct Effect {
 pub enum Expect {
     /// The request succeeds.
     Success,
-    /// The request fails with this status, and the peer gets a Terminate with a local catastrophic
-    /// error.
+    /// The request fails with this status, and the peer receives a Terminate with the code "local
+    /// catastrophic error".
     Local(WcStatus),
-    /// The peer refuses the request with this code. If the request has an answer, its completion
+    /// The peer refuses the request with this code. If the request has a response, its completion
     /// reports the refusal.
     Refused(TerminateCode),
 }
@@ -52,49 +52,49 @@ pub enum Expect {
 pub struct Op {
     /// The operation.
     pub op: SendOp,
-    /// Its flags.
+    /// Flags of the request.
     pub flags: SendFlags,
-    /// Its elements.
+    /// Scatter/gather elements.
     pub sges: Vec<Sge>,
-    /// Its data, if inline.
+    /// Payload of an inline request.
     pub inline: Option<Vec<u8>>,
-    /// Post it after this many received messages.
+    /// Number of messages that must be received before the request is posted.
     pub after_recv: usize,
-    /// Changes in the poster's memory.
+    /// Changes in the memory of the host that posts it.
     pub local: Vec<Effect>,
-    /// Changes in the peer's memory, other than in receives.
+    /// Changes in the peer's memory, except in receives.
     pub remote: Vec<Effect>,
-    /// No other request changes the same memory.
+    /// No other request changes the same memory of the peer.
     pub exclusive: bool,
     /// `byte_len` of the completion.
     pub byte_len: u32,
-    /// Offset of the sink, for an atomic on the counter that all connections share.
-    pub shared_sink: Option<usize>,
-    /// The outcome.
+    /// For an atomic on the counter that all connections share, the offset of its sink.
+    pub counter_sink: Option<usize>,
+    /// The expected outcome.
     pub expect: Expect,
 }
 
-/// A message, and what the completion of its receive must report.
+/// A message, and the expected completion of its receive.
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// The peer's request that sends it.
+    /// Index of the peer's request that sends it.
     pub op: usize,
     /// Payload of a Send.
     pub data: Vec<u8>,
     /// Opcode of the completion.
     pub opcode: WcOpcode,
-    /// Its length.
+    /// Length in the completion.
     pub byte_len: u32,
-    /// Its flags.
+    /// Flags of the completion.
     pub flags: WcFlags,
-    /// Immediate data or STag.
+    /// Immediate data, or the invalidated STag, of the completion.
     pub imm_or_stag: u32,
 }
 
 /// A receive work request.
 #[derive(Debug, Clone)]
 pub struct Receive {
-    /// Its elements.
+    /// Scatter/gather elements.
     pub sges: Vec<Sge>,
     /// Offset and length of each element in the arena.
     pub parts: Vec<(usize, usize)>,
@@ -109,7 +109,7 @@ pub struct Srq {
     pub receives: Vec<Receive>,
     /// Number of posted receives.
     pub posted: usize,
-    /// Indices of receives that are posted and not complete.
+    /// Indices of receives that are posted, but have not completed.
     pub open: BTreeSet<usize>,
     /// Number of limit events.
     pub limit_events: u32,
@@ -120,19 +120,18 @@ pub struct Srq {
 /// A host with an RNIC.
 #[derive(Debug)]
 pub struct Node {
-    /// Its memory.
+    /// The memory of the host.
     pub arena: Arena,
-    /// Octets of the arena in use.
+    /// Number of octets of the arena in use.
     pub used: usize,
-    /// Contents according to the programs, in the order of the script. Used only to generate the
-    /// programs.
+    /// While the programs are generated: contents of the arena after the requests generated so far.
     pub model: Vec<u8>,
-    /// Contents according to the completions.
+    /// Contents of the arena that the completions so far prove.
     pub shadow: Vec<u8>,
     /// Changes that may or may not have happened before a stream broke.
-    pub maybe: Vec<Effect>,
+    pub unproven: Vec<Effect>,
     /// Offsets of words of eight octets whose final value cannot be predicted.
-    pub wild: Vec<usize>,
+    pub unpredictable: Vec<usize>,
     /// The STag table.
     pub table: MemoryTable<SimRange>,
     /// Completion queues.
@@ -141,20 +140,21 @@ pub struct Node {
     pub poll_due: Vec<bool>,
     /// The shared receive queue, if any.
     pub srq: Option<Srq>,
-    /// The counter that all connections add to: offset, tagged offset and STag.
+    /// The counter that all connections increment: offset, tagged offset and STag.
     pub counter: (usize, u64, u32),
-    /// The old values that additions returned.
+    /// The old values of the counter that atomics returned.
     pub counter_olds: Vec<u64>,
-    /// Additions that were posted.
+    /// Number of increments that were posted.
     pub counter_posted: u64,
 }
 
-/// The fate of a connection: what the run does to it. The side is 0 or 1; a time is in nanoseconds.
+/// The fate of a connection: what the run does to it. The `usize` is the affected side, 0 or 1. The
+/// `u64` is the time in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub enum Fate {
-    /// Nothing happens until the programs have finished. Then the connection ends like this.
-    Clean(End),
-    /// One side (0, 1) or both (2) close gracefully while the programs are running.
+    /// Nothing happens until the programs have finished. Then the connection ends in this way.
+    Clean(Ending),
+    /// One side (0 or 1) or both sides (2) close gracefully while the programs are running.
     Close(usize, u64),
     /// One side aborts.
     Abort(usize, u64),
@@ -170,7 +170,7 @@ pub enum Fate {
     Illegal(usize),
     /// A receive of this side is too short.
     TooLong(usize),
-    /// A receive of this side names memory by an invalid key, or memory that has gone.
+    /// A receive of this side has an invalid lkey, or its memory was unmapped.
     BadReceive(usize),
     /// This side posts too few receives.
     Starve(usize),
@@ -180,10 +180,10 @@ impl Fate {
     /// Returns the number and the name of a kind of fate, for [`Reach`].
     pub const fn number_and_name(self) -> (u64, &'static str) {
         match self {
-            Self::Clean(End::Close(_)) => (0, "clean, then closed"),
-            Self::Clean(End::Abort(_)) => (1, "clean, then aborted"),
-            Self::Clean(End::Reset) => (2, "clean, then reset"),
-            Self::Clean(End::Forge(..)) => (14, "clean, then a forged FPDU"),
+            Self::Clean(Ending::Close(_)) => (0, "clean, then closed"),
+            Self::Clean(Ending::Abort(_)) => (1, "clean, then aborted"),
+            Self::Clean(Ending::Reset) => (2, "clean, then reset"),
+            Self::Clean(Ending::Forge(..)) => (14, "clean, then a forged FPDU"),
             Self::Close(2, _) => (3, "closed by both in the middle"),
             Self::Close(..) => (4, "closed in the middle"),
             Self::Abort(..) => (5, "aborted"),
@@ -201,8 +201,8 @@ impl Fate {
 
 /// How a connection ends when its programs have finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// One side closes (0, 1), or both (2).
+pub enum Ending {
+    /// One side (0 or 1) or both sides (2) close gracefully.
     Close(usize),
     /// One side aborts.
     Abort(usize),
@@ -219,11 +219,11 @@ pub struct Conn {
     pub fate: Fate,
     /// The index of the illegal request, once generated.
     pub illegal_op: Option<usize>,
-    /// The fate has happened. From now on, completions with errors are expected.
+    /// The fate has happened. Completions with errors are allowed from now on.
     pub fate_happened: bool,
 }
 
-/// One end of a connection: a queue pair, its driver and its program.
+/// One endpoint of a connection: a queue pair, its driver and its program.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Endpoint {
@@ -240,8 +240,8 @@ pub struct Endpoint {
     pub plan: Option<Box<TxPlan>>,
     /// Received octets that were not processed yet, if any.
     pub buffer: Option<Box<RxBuffer>>,
-    /// Octets after those that the queue pair has not accepted, because a Send is held.
-    pub lent: Vec<u8>,
+    /// Octets that were read, but that the queue pair has not accepted because it holds a Send.
+    pub unaccepted: Vec<u8>,
     /// A transmission is scheduled.
     pub tx_due: bool,
     /// The stream is full.
@@ -249,7 +249,7 @@ pub struct Endpoint {
     /// The endpoint does not read.
     pub stalled: bool,
     pub fin_sent: bool,
-    /// Writing more completions is scheduled.
+    /// An [`Event::Complete`] is scheduled.
     pub completing: bool,
     /// The socket is closed.
     pub gone: bool,
@@ -263,13 +263,13 @@ pub struct Endpoint {
     pub app_due: bool,
     /// The program waits for room in the send queue.
     pub queue_full: bool,
-    /// The program posts no more.
+    /// The program posts no more requests.
     pub stopped: bool,
     /// Number of requests that the program still posts in the error state.
     pub extra_posts: usize,
-    /// The program has the queue pair in SQD.
+    /// The program has moved the queue pair to SQD.
     pub sqd: bool,
-    /// While generating: the next request depends on all messages so far.
+    /// While generating: the next request waits for all messages generated so far.
     pub wait_next: bool,
     pub inbound: Vec<Message>,
     pub receives: Vec<Receive>,
@@ -279,30 +279,31 @@ pub struct Endpoint {
     // The checker.
     /// All requests below this index have completed.
     pub next_cqe: usize,
-    /// The first request that failed: index, status and vendor error.
-    pub first_bad: Option<(usize, WcStatus, u32)>,
-    /// The first request that did not succeed.
-    pub flushed_from: Option<usize>,
-    /// The status of the first receive that failed.
-    pub first_bad_recv: Option<WcStatus>,
+    /// The request that failed, or the first flushed request if none failed: index, status and
+    /// vendor error.
+    pub first_error: Option<(usize, WcStatus, u32)>,
+    /// Index of the first request that was flushed or failed.
+    pub first_unsuccessful: Option<usize>,
+    /// The status of the first receive that did not succeed.
+    pub first_recv_error: Option<WcStatus>,
     /// Number of received messages.
     pub received: usize,
     /// Number of completions of the queue pair's own receives.
     pub recv_cqes: usize,
-    /// Number of requests of this side whose changes in the peer's memory are proven.
+    /// Number of requests that are known to have changed the peer's memory.
     pub committed: usize,
-    /// Number of requests that had been posted when the program closed gracefully.
+    /// Number of requests that were posted before the program closed gracefully.
     pub posted_at_close: Option<usize>,
 }
 
 impl Endpoint {
-    /// Returns the number of the other end.
+    /// Returns the index of the other endpoint.
     pub const fn peer(&self) -> usize {
         self.id ^ 1
     }
 }
 
-/// A scheduled event.
+/// A scheduled event, with the index of the endpoint, node or connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Event {
@@ -379,7 +380,7 @@ impl World {
         self.at(self.now + delay, event);
     }
 
-    /// Schedules an event at a time in nanoseconds, or now if that is past.
+    /// Schedules an event at a time in nanoseconds, or now if that time has passed.
     pub fn at(&mut self, time: u64, event: Event) {
         self.sequence += 1;
         self.queue

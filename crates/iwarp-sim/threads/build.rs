@@ -1,5 +1,5 @@
-//! Selects the scheduler's locks and atomics for the modules of the runtime that are compiled into
-//! this crate.
+//! Sets `cfg(shuttle)`, so that the runtime's modules in this crate use the locks and atomics of
+//! the scheduler.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

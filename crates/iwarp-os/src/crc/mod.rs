@@ -3,10 +3,11 @@
 //! The implementation is chosen at run time:
 //! - short inputs on x86-64 (small FPDUs, which determine the message rate): the processor's CRC32C
 //!   instruction, inlined, without set-up;
-//! - longer inputs on x86-64: folding with carry-less multiplication (`x86`), several times faster
-//!   from a few hundred bytes on. It is written in assembly, because it also sums registered
-//!   memory, which others may change concurrently, and copies memory while it sums;
-//! - other processors: `crc-fast`. Registered memory is copied first.
+//! - longer inputs on x86-64: folding with carry-less multiplication (`x86`), which is several
+//!   times faster from a few hundred bytes on. It is written in assembly, because it also reads
+//!   registered memory, which the program and peers may change concurrently. It can copy the memory
+//!   at the same time;
+//! - other processors: `crc-fast`. Registered memory is copied before its CRC is computed.
 //!
 //! Invariant of the `unsafe` blocks: instructions are used only after they were detected at run
 //! time.
@@ -17,7 +18,7 @@ mod x86;
 use crc_fast::{CrcAlgorithm, Digest};
 use iwarp_rnic::memory::Crc32c;
 
-/// Length in octets from which folding is at least as fast.
+/// Inputs of at least this many octets are folded.
 ///
 /// Nanoseconds per call on one core of an AMD EPYC with AVX-512. Each call continues the previous
 /// CRC:
@@ -33,10 +34,10 @@ use iwarp_rnic::memory::Crc32c;
 /// | 4096 | 424 | 82.0 | 95.5 |
 /// | 65536 | 7037 | 1223 | 1273 |
 ///
-/// Payload that is copied behind a header of 18 bytes: copied first and then summed with it, or
-/// summed while it is copied:
+/// Nanoseconds to copy the payload behind a header of 18 bytes and to compute the CRC of both,
+/// after the copy or during the copy:
 ///
-/// | octets | first | on the way |
+/// | octets | after | during |
 /// | ---: | ---: | ---: |
 /// | 512 | 33 | 58 |
 /// | 1024 | 49 | 70 |
@@ -52,38 +53,39 @@ const FOLD_FROM: usize = 256;
 /// Returns the CRC functions for queue pairs.
 #[inline]
 pub fn crc32c() -> Crc32c {
-    let own = Crc32c::new(crc32c_append);
+    let functions = Crc32c::new(crc32c_append);
     #[cfg(target_arch = "x86_64")]
-    if x86::is_possible() {
-        // SAFETY: they access the given memory by assembly only, and the instructions were just
-        // detected.
+    if x86::is_supported() {
+        // SAFETY: both functions access the given memory by assembly only, and CPU support was
+        // checked above.
         return unsafe {
-            own.with_shared(x86::crc32c_shared)
+            functions
+                .with_shared(x86::crc32c_shared)
                 .with_copying(x86::crc32c_copying)
         };
     }
-    own
+    functions
 }
 
-/// Continues the CRC32C `crc` over `data`. Start with 0. Every returned value is a finished CRC,
-/// and may be continued.
+/// Continues the CRC32C `crc` over `data`; start with 0. Every returned value is a complete CRC,
+/// which a further call can continue.
 #[inline]
 pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if data.len() < FOLD_FROM && std::arch::is_x86_feature_detected!("sse4.2") {
-        // SAFETY: the feature that the function needs was just detected.
+        // SAFETY: CPU support was checked above.
         return unsafe { by_instruction(crc, data) };
     }
     #[cfg(target_arch = "x86_64")]
-    if x86::is_possible() {
-        // SAFETY: the slice is readable, and the instructions were just detected.
+    if x86::is_supported() {
+        // SAFETY: the slice is readable, and CPU support was checked above.
         return unsafe { x86::crc32c_shared(crc, data.as_ptr(), data.len()) }.unwrap_or_default();
     }
-    by_folding(crc, data)
+    by_crc_fast(crc, data)
 }
 
-fn by_folding(crc: u32, data: &[u8]) -> u32 {
-    // The state is the complement of the finished CRC. 32-bit algorithms do not use its upper half.
+fn by_crc_fast(crc: u32, data: &[u8]) -> u32 {
+    // The state is the complement of the CRC. 32-bit algorithms do not use its upper half.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(data);
     digest.finalize() as u32
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_rfc_3720() {
+    fn rfc_3720_test_vectors() {
         let ascending: Vec<u8> = (0..32).collect();
         let descending: Vec<u8> = (0..32).rev().collect();
         assert_eq!(crc32c_append(0, &[0; 32]), 0x8A91_36AA);
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_around_thresholds() {
+    fn append_matches_reference_at_every_length() {
         let data: Vec<u8> = (0..1200u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
@@ -154,7 +156,11 @@ mod tests {
                 want,
                 "length {len}"
             );
-            assert_eq!(by_folding(0xDEAD_BEEF, &data[..len]), want, "folding {len}");
+            assert_eq!(
+                by_crc_fast(0xDEAD_BEEF, &data[..len]),
+                want,
+                "crc-fast, length {len}"
+            );
         }
     }
 
@@ -169,11 +175,11 @@ mod tests {
             let whole = reference(start, &data);
             prop_assert_eq!(crc32c_append(start, &data), whole);
             prop_assert_eq!(crc32c_append(crc32c_append(start, head), tail), whole);
-            prop_assert_eq!(by_folding(by_folding(start, head), tail), whole);
+            prop_assert_eq!(by_crc_fast(by_crc_fast(start, head), tail), whole);
             prop_assert_eq!(iwarp_proto::crc32c::append(start, &data), whole);
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("sse4.2") {
-                // SAFETY: the feature that the function needs was just detected.
+                // SAFETY: CPU support was checked above.
                 prop_assert_eq!(unsafe { by_instruction(start, &data) }, whole);
             }
         }
@@ -183,27 +189,26 @@ mod tests {
     #[ignore = "prints a measurement"]
     fn crc_cost() {
         type Route = fn(u32, &[u8]) -> u32;
-        #[allow(unused_mut, reason = "the third route is for one architecture")]
+        #[allow(unused_mut, reason = "the other functions exist on x86-64 only")]
         let mut routes: Vec<(&str, Route)> =
-            vec![("chosen", crc32c_append), ("folding", by_folding)];
+            vec![("append", crc32c_append), ("crc-fast", by_crc_fast)];
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("sse4.2") {
             fn checked(crc: u32, data: &[u8]) -> u32 {
-                // SAFETY: this closure is called only after the check above has detected the
-                // feature.
+                // SAFETY: CPU support was checked above.
                 unsafe { by_instruction(crc, data) }
             }
             routes.push(("instruction", checked));
         }
         #[cfg(target_arch = "x86_64")]
-        if x86::is_possible() {
+        if x86::is_supported() {
             fn in_place(crc: u32, data: &[u8]) -> u32 {
-                // SAFETY: the slice is readable, and the check above has detected the instructions.
+                // SAFETY: the slice is readable, and CPU support was checked above.
                 unsafe { x86::crc32c_shared(crc, data.as_ptr(), data.len()) }.unwrap()
             }
             routes.push(("shared", in_place));
-            // Short payload is copied behind its header and summed with it; otherwise the header is
-            // summed first.
+            // With `copy_first`, one CRC call covers the header and the copied payload. With
+            // `copying`, the CRC of the header is computed first.
             std::thread_local! {
                 static TO: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![0; 1 << 16]);
             }
@@ -219,8 +224,8 @@ mod tests {
                     let to = std::hint::black_box(&mut to[..data.len()]);
                     let (head, rest) = data.split_at(18.min(data.len()));
                     let crc = crc32c_append(crc, head);
-                    // SAFETY: both buffers have `data.len()` bytes, and the check above has
-                    // detected the instructions.
+                    // SAFETY: both buffers hold `data.len()` bytes, and CPU support was checked
+                    // above.
                     unsafe { x86::crc32c_copying(crc, rest.as_ptr(), to.as_mut_ptr(), rest.len()) }
                         .unwrap()
                 })

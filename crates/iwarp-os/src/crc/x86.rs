@@ -1,16 +1,16 @@
-//! CRC32C by x86-64 instructions, including memory that programs, peers and the kernel may change
+//! CRC32C by x86-64 instructions, also of memory that programs, peers and the kernel may change
 //! concurrently.
 //!
-//! To the compiler, accesses to such memory would be data races, so it is read by assembly, without
-//! a copy. Long inputs are folded with carry-less multiplication: the remaining 64 bytes have the
-//! same CRC as everything that was folded into them. The bytes after whole blocks are summed by the
-//! CRC32C instruction.
+//! Reading such memory in Rust would be a data race, so assembly reads it, without a copy. Long
+//! inputs are folded with carry-less multiplication: each step leaves 64 bytes that have the same
+//! CRC as all bytes folded into them. The CRC32C instruction processes these, and the bytes after
+//! the last step.
 //!
-//! A program may unmap such memory in spite of its promise. The functions are therefore guarded
-//! accesses (`sys/guarded`), which report that they could not read.
+//! A program may unmap registered memory, although it must not. The functions are therefore guarded
+//! accesses (`guarded`), which report that they could not read the memory.
 //!
-//! Invariant: the memory is registered or mapped. Instructions are used only after they were
-//! detected.
+//! Invariant: the memory is registered or mapped, and instructions are used only after CPU support
+//! was checked.
 
 use super::by_instruction;
 use std::arch::naked_asm;
@@ -31,7 +31,8 @@ const fn power_of_x(n: u32) -> u32 {
 }
 
 /// Returns the two factors that advance 128 bits by `octets`: one for the first eight bytes, one
-/// for the last eight. A product of reversed numbers lacks one bit, which the shift adds.
+/// for the last eight. The product of two bit-reversed numbers is shifted by one bit, which the
+/// shift here compensates.
 const fn factors(octets: u32) -> [u64; 2] {
     let bits = 8 * octets;
     [
@@ -40,20 +41,20 @@ const fn factors(octets: u32) -> [u64; 2] {
     ]
 }
 
-/// Bytes per step of both loops.
+/// Bytes per step of the folding functions.
 const STEP: usize = 256;
-/// Bytes that a loop leaves.
+/// Bytes to which the folding functions reduce their input.
 const REST: usize = 64;
 
 /// Returns `true` if this processor has the instructions that [`crc32c_shared`] needs.
 #[inline]
-pub(super) fn is_possible() -> bool {
+pub(super) fn is_supported() -> bool {
     std::arch::is_x86_feature_detected!("sse4.2")
         && std::arch::is_x86_feature_detected!("pclmulqdq")
 }
 
 #[inline]
-fn is_wide() -> bool {
+fn has_avx512() -> bool {
     std::arch::is_x86_feature_detected!("avx512f")
         && std::arch::is_x86_feature_detected!("vpclmulqdq")
 }
@@ -62,18 +63,18 @@ fn is_wide() -> bool {
 /// be read.
 ///
 /// # Safety
-/// They are readable until it returns, or not mapped and nothing else is mapped there meanwhile,
-/// and [`is_possible`] has returned `true`.
+/// Until the call returns, the bytes are either readable or unmapped, and nothing else is mapped in
+/// their place. [`is_supported`] has returned `true`.
 pub(super) unsafe fn crc32c_shared(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     let to = null_mut();
-    // SAFETY: all steps and the remainder are inside, and the instructions have been detected.
-    // Nothing is copied.
+    // SAFETY: the steps and the bytes after them are within `len`, and CPU support was checked.
+    // These functions do not copy, so `to` is not used.
     unsafe {
-        let crc = folded(crc, len / STEP, |state, steps, rest| match is_wide() {
+        let crc = reduce(crc, len / STEP, |state, steps, rest| match has_avx512() {
             true => fold_wide(state, from, to, steps, rest),
             false => fold(state, from, to, steps, rest),
         })?;
-        sum(step_by_step(
+        finished(step_by_step(
             crc,
             from.wrapping_add(len / STEP * STEP),
             to,
@@ -82,11 +83,12 @@ pub(super) unsafe fn crc32c_shared(crc: u32, from: *const u8, len: usize) -> Opt
     }
 }
 
-/// Copies `len` bytes from `from` to `to`, and continues the CRC32C `crc` over the copy: each byte
-/// is read once. Returns `None` if some of them could not be read.
+/// Copies `len` bytes from `from` to `to`, and continues the CRC32C `crc` over them. Each byte is
+/// read only once, so the CRC always matches the copy. Returns `None` if some bytes could not be
+/// read.
 ///
 /// # Safety
-/// As [`crc32c_shared`]. `len` bytes are writable at `to`, and the two do not overlap.
+/// As for [`crc32c_shared`]. `len` bytes are writable at `to`, and the two ranges do not overlap.
 pub(super) unsafe fn crc32c_copying(
     crc: u32,
     from: *const u8,
@@ -94,13 +96,13 @@ pub(super) unsafe fn crc32c_copying(
     len: usize,
 ) -> Option<u32> {
     let done = len / STEP * STEP;
-    // SAFETY: as above, on both sides.
+    // SAFETY: as above, for both ranges.
     unsafe {
-        let crc = folded(crc, len / STEP, |state, steps, rest| match is_wide() {
+        let crc = reduce(crc, len / STEP, |state, steps, rest| match has_avx512() {
             true => copy_and_fold_wide(state, from, to, steps, rest),
             false => copy_and_fold(state, from, to, steps, rest),
         })?;
-        sum(copy_step_by_step(
+        finished(copy_step_by_step(
             crc,
             from.wrapping_add(done),
             to.wrapping_add(done),
@@ -109,13 +111,13 @@ pub(super) unsafe fn crc32c_copying(
     }
 }
 
-/// Continues a CRC over whole steps. `fold` reduces them to [`REST`] bytes: it gets the state and
-/// their number, and returns 0 if it could not read them.
+/// Continues a CRC over `steps` steps. `fold` gets the state and the number of steps, reduces their
+/// bytes to [`REST`] bytes, and returns 0 if it could not read them.
 ///
 /// # Safety
-/// [`is_possible`] has returned `true`.
+/// [`is_supported`] has returned `true`.
 #[inline(always)]
-unsafe fn folded(
+unsafe fn reduce(
     crc: u32,
     steps: usize,
     fold: impl FnOnce(u32, usize, &mut [u8; REST]) -> u32,
@@ -127,26 +129,26 @@ unsafe fn folded(
     if fold(!crc, steps, &mut rest) == 0 {
         return None;
     }
-    // SAFETY: the instruction has been detected.
+    // SAFETY: CPU support was checked.
     Some(unsafe { by_instruction(!0, &rest) })
 }
 
-/// Returns the CRC that [`step_by_step`] has computed, unless it failed.
+/// Returns the CRC in a result of [`step_by_step`], or `None` if it failed.
 #[inline(always)]
-const fn sum(result: u64) -> Option<u32> {
+const fn finished(result: u64) -> Option<u32> {
     match result {
         0 => None,
         _ => Some(result as u32),
     }
 }
 
-// The functions below are guarded accesses (`sys/guarded`): leaf functions in the section
-// `iwarp_guarded` that change only registers that a C function may change. If memory is missing,
+// The functions below are guarded accesses (`guarded`): leaf functions in the section
+// `iwarp_guarded` that change only registers that a C function may change. If memory is unmapped,
 // they return 0. Their arguments are in `edi` (the CRC or its state), `rsi` (`from`), `rdx` (`to`),
-// `rcx` (length) and `r8` (`rest`).
+// `rcx` (length or number of steps) and `r8` (`rest`).
 
-/// An instruction that loads a register from an offset of `from`, and, with a third argument, one
-/// that stores it at the same offset of `to`.
+/// An instruction that loads a register from an offset of `from`. With the argument `copy`, also an
+/// instruction that stores the register at the same offset of `to`.
 macro_rules! load {
     ($mov:literal, $register:literal, $at:literal) => {
         concat!($mov, " ", $register, ", [rsi", $at, "]")
@@ -164,14 +166,15 @@ macro_rules! load {
     };
 }
 
-/// Defines a function that continues a CRC by the CRC32C instruction; with `copy` it copies the
-/// octets as well.
+/// Defines a function that continues a CRC by the CRC32C instruction. With `copy`, the function
+/// also copies the octets.
 macro_rules! define_steps {
     ($name:ident $(, $copy:ident)?) => {
-        /// Continues a CRC by the CRC32C instruction. Returns the CRC with bit 32 set.
+        /// Continues a CRC by the CRC32C instruction. Returns the CRC with bit 32 set, or 0 if an
+        /// octet could not be read.
         ///
         /// # Safety
-        /// As [`crc32c_shared`], and [`crc32c_copying`] if it copies.
+        /// As for [`crc32c_shared`], or for [`crc32c_copying`] if the function copies.
         #[unsafe(naked)]
         #[unsafe(link_section = "iwarp_guarded")]
         unsafe extern "C" fn $name(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u64 {
@@ -211,15 +214,16 @@ define_steps!(copy_step_by_step, copy);
 static FACTORS_WIDE: [[u64; 2]; 2] = [factors(256), factors(64)];
 static FACTORS: [[u64; 2]; 2] = [factors(128), factors(64)];
 
-/// Defines a function that folds with four registers of 64 octets; with `copy` it copies the octets
-/// as well.
+/// Defines a function that folds with four registers of 64 octets. With `copy`, the function also
+/// copies the octets.
 macro_rules! define_fold_wide {
     ($name:ident $(, $copy:ident)?) => {
-        /// Folds `steps` times [`STEP`] octets into 64, with four registers of 64 octets.
+        /// Folds `steps` times [`STEP`] octets into [`REST`] octets, with four registers of 64
+        /// octets. Returns 1, or 0 if an octet could not be read.
         ///
         /// # Safety
-        /// `steps` is not zero. `steps` times [`STEP`] bytes at `from` are as [`crc32c_shared`]
-        /// requires, and writable at `to` if it copies. AVX-512F and VPCLMULQDQ have been detected.
+        /// `steps` is not zero. The octets at `from` are as [`crc32c_shared`] requires. If the
+        /// function copies, as many are writable at `to`. The CPU supports AVX-512F and VPCLMULQDQ.
         #[unsafe(naked)]
         #[unsafe(link_section = "iwarp_guarded")]
         unsafe extern "C" fn $name(
@@ -229,7 +233,7 @@ macro_rules! define_fold_wide {
             steps: usize,
             rest: &mut [u8; REST],
         ) -> u32 {
-            // Registers from 16 on need no `vzeroupper`.
+            // Code that uses only registers 16 to 31 needs no `vzeroupper`.
             naked_asm!(
                 "lea rax, [rip + {factors}]",
                 "vbroadcasti32x4 zmm20, xmmword ptr [rax]",
@@ -284,8 +288,8 @@ macro_rules! define_fold_wide {
 define_fold_wide!(fold_wide);
 define_fold_wide!(copy_and_fold_wide, copy);
 
-/// Advances the 16 bytes of a register, by the factors in another one.
-macro_rules! move_on {
+/// Advances the 16 bytes of a register by the factors in `xmm9`.
+macro_rules! advance {
     ($register:literal) => {
         concat!(
             "movdqa xmm8, ",
@@ -301,11 +305,11 @@ macro_rules! move_on {
     };
 }
 
-/// Advances the 16 bytes of a register, and adds the 16 bytes at that place.
+/// Advances the 16 bytes of a register, and adds the 16 bytes at an offset of `from`.
 macro_rules! fold_into {
     ($register:literal, $at:literal $(, $copy:ident)?) => {
         concat!(
-            move_on!($register),
+            advance!($register),
             load!("movdqu", "xmm10", $at $(, $copy)?),
             "\n pxor ",
             $register,
@@ -317,17 +321,17 @@ macro_rules! fold_into {
 /// Folds the 16 bytes of a register into another one.
 macro_rules! merge {
     ($register:literal, $other:literal) => {
-        concat!(move_on!($register), "pxor ", $other, ", ", $register)
+        concat!(advance!($register), "pxor ", $other, ", ", $register)
     };
 }
 
-/// As [`define_fold_wide`], with eight registers of 16 octets.
+/// Like [`define_fold_wide`], with eight registers of 16 octets.
 macro_rules! define_fold {
     ($name:ident $(, $copy:ident)?) => {
-        /// As [`fold_wide`], with eight registers of 16 octets.
+        /// Like [`fold_wide`], with eight registers of 16 octets.
         ///
         /// # Safety
-        /// As there, but with PCLMULQDQ.
+        /// As for [`fold_wide`], but the CPU only needs to support PCLMULQDQ.
         #[unsafe(naked)]
         #[unsafe(link_section = "iwarp_guarded")]
         unsafe extern "C" fn $name(
@@ -338,7 +342,7 @@ macro_rules! define_fold {
             rest: &mut [u8; REST],
         ) -> u32 {
             naked_asm!(
-                // Rounds of 128 octets.
+                // Each round of the loop folds 128 octets.
                 "add rcx, rcx",
                 "lea rax, [rip + {factors}]",
                 "movdqu xmm9, xmmword ptr [rax]",
@@ -397,17 +401,17 @@ mod tests {
     /// Returns the folding functions that this processor supports, and whether they copy.
     fn folds() -> Vec<(Fold, bool)> {
         let mut folds: Vec<(Fold, bool)> = vec![];
-        if is_possible() {
+        if is_supported() {
             folds.extend([(fold as Fold, false), (copy_and_fold, true)]);
         }
-        if is_possible() && is_wide() {
+        if is_supported() && has_avx512() {
             folds.extend([(fold_wide as Fold, false), (copy_and_fold_wide, true)]);
         }
         folds
     }
 
     #[test]
-    fn every_number_of_steps() {
+    fn folds_match_reference() {
         let data: Vec<u8> = (0..9 * STEP as u32 + 1)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
@@ -429,7 +433,7 @@ mod tests {
                 let want = iwarp_proto::crc32c::append(0xDEAD_BEEF, data);
                 assert_eq!(iwarp_proto::crc32c::append(!0, &rest), want, "{steps}");
                 let last = copy.pop();
-                assert_eq!(last, Some(0), "one behind {steps}");
+                assert_eq!(last, Some(0), "octet after the copy, {steps} steps");
                 match copies {
                     true => assert!(copy == data, "{steps}"),
                     false => assert!(copy.iter().all(|octet| *octet == 0)),
@@ -438,58 +442,59 @@ mod tests {
         }
     }
 
-    /// Any part of the memory may be missing, in whole steps or after them.
+    /// The first unmapped byte may be in a step or after the last one.
     #[test]
     #[cfg(not(miri))]
-    fn crc_of_missing_bytes_fails() {
-        if !is_possible() {
+    fn crc_of_unmapped_bytes_fails() {
+        if !is_supported() {
             return;
         }
         let (mapping, hole) = crate::guarded::tests::with_a_hole();
         let mut own = vec![0; 4 * STEP];
         for len in [1, 7, 8, 9, 63, STEP, STEP + 1, 3 * STEP + 77] {
-            for there in 0..=len {
-                let at = mapping.as_ptr().wrapping_add(hole - there);
-                // SAFETY: faults are caught, there is room for the copy, and the instructions were
-                // just detected.
-                let sums = unsafe {
+            for mapped in 0..=len {
+                let at = mapping.as_ptr().wrapping_add(hole - mapped);
+                // SAFETY: faults are caught, `own` has room for the copy, and CPU support was
+                // checked.
+                let crcs = unsafe {
                     [
                         crc32c_shared(7, at, len),
                         crc32c_copying(7, at, own.as_mut_ptr(), len),
                     ]
                 };
-                let want = (there == len).then(|| {
+                let want = (mapped == len).then(|| {
                     let octets: Vec<u8> = (hole - len..hole).map(|i| i as u8).collect();
                     iwarp_proto::crc32c::append(7, &octets)
                 });
-                assert_eq!(sums, [want; 2], "{there} of {len}");
+                assert_eq!(crcs, [want; 2], "{mapped} of {len} bytes are mapped");
             }
         }
     }
 
-    /// The narrow functions, for processors without AVX-512.
+    /// Also tests the functions for processors without AVX-512.
     #[test]
     #[cfg(not(miri))]
-    fn folds_of_missing_bytes_fail() {
+    fn folds_of_unmapped_bytes_fail() {
         let (mapping, hole) = crate::guarded::tests::with_a_hole();
         let (mut rest, mut own) = ([0; REST], vec![0; 2 * STEP]);
         for (fold, _) in folds() {
-            for there in 0..=2 * STEP {
-                let at = mapping.as_ptr().wrapping_add(hole - there);
-                // SAFETY: as above.
+            for mapped in 0..=2 * STEP {
+                let at = mapping.as_ptr().wrapping_add(hole - mapped);
+                // SAFETY: faults are caught, `own` has room for the copy, and CPU support was
+                // checked.
                 let done = unsafe { fold(7, at, own.as_mut_ptr(), 2, &mut rest) };
-                assert_eq!(done, u32::from(there == 2 * STEP), "{there}");
+                assert_eq!(done, u32::from(mapped == 2 * STEP), "{mapped}");
             }
         }
     }
 
-    /// The CRC that is sent must match what the peer receives, even if the program writes to the
-    /// memory meanwhile.
+    /// The CRC in an FPDU must match its payload, even if the program changes the memory
+    /// concurrently.
     #[test]
     fn crc_matches_copy() {
         use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-        if !is_possible() {
+        if !is_supported() {
             return;
         }
         let shared: Vec<AtomicU8> = (0..4 * STEP + 77).map(|_| AtomicU8::new(0)).collect();
@@ -507,13 +512,13 @@ mod tests {
             });
             for _ in 0..20_000 {
                 let mut copy = vec![0; shared.len()];
-                // SAFETY: both buffers have the length, and the instructions were just detected.
+                // SAFETY: both buffers hold `copy.len()` bytes, and CPU support was checked.
                 let crc = unsafe {
                     crc32c_copying(7, shared.as_ptr().cast(), copy.as_mut_ptr(), copy.len())
                 };
                 if crc != Some(iwarp_proto::crc32c::append(7, &copy)) {
                     done.store(true, Ordering::Relaxed);
-                    panic!("another sum");
+                    panic!("the CRC does not match the copy");
                 }
             }
             done.store(true, Ordering::Relaxed);
@@ -528,13 +533,13 @@ mod tests {
             cut: prop::sample::Index,
         ) {
             let data = &data[cut.index(data.len() + 1)..];
-            if is_possible() {
-                // SAFETY: the slice is readable, and the instructions were just detected.
+            if is_supported() {
+                // SAFETY: the slice is readable, and CPU support was checked above.
                 let crc = unsafe { crc32c_shared(start, data.as_ptr(), data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 let mut copy = vec![0x5A; data.len() + 1];
                 let (from, to) = (data.as_ptr(), copy.as_mut_ptr());
-                // SAFETY: as above, and there is room for the copy.
+                // SAFETY: as above, and `copy` has room for the data.
                 let crc = unsafe { crc32c_copying(start, from, to, data.len()) };
                 prop_assert_eq!(crc, Some(iwarp_proto::crc32c::append(start, data)));
                 prop_assert_eq!(copy.pop(), Some(0x5A));

@@ -2,8 +2,8 @@
 //! thread that it does not have.
 //!
 //! Invariant: the handlers of `pthread_atfork` change two atomics, close a descriptor, which is
-//! async-signal-safe, and handle the locks of `process_lock`. They touch no other memory that
-//! another thread could have left half-written at the time of the fork. (A raw `clone` system call
+//! async-signal-safe, and handle the locks of `process_lock`. They access no other memory that
+//! another thread may have been changing at the time of the fork. (A raw `clone` system call
 //! bypasses the C library and is not detected.)
 
 pub mod process_lock;
@@ -16,17 +16,17 @@ use std::time::{Duration, Instant};
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// A descriptor that belongs to this process alone, or -1.
-static OWN: AtomicI32 = AtomicI32::new(-1);
+/// The descriptor that each child closes, or -1.
+static CLOSED_IN_CHILD: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    let own = OWN.swap(-1, Ordering::Relaxed);
-    if own >= 0 {
-        // A direct system call: a preloaded library that replaces `close` takes a lock, which may
-        // be held forever here.
-        // SAFETY: `close_in_child` was promised that nothing uses this descriptor in a child.
-        unsafe { libc::syscall(libc::SYS_close, own) };
+    let fd = CLOSED_IN_CHILD.swap(-1, Ordering::Relaxed);
+    if fd >= 0 {
+        // Make the system call directly. A preloaded library may replace `close` and take a lock,
+        // which may be held forever in a child.
+        // SAFETY: the caller of `close_in_child` guarantees that no child uses this descriptor.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
     }
     process_lock::after_fork_in_child();
 }
@@ -39,19 +39,20 @@ extern "C" fn in_parent() {
     process_lock::after_fork();
 }
 
-/// Closes `fd` in each future child of this process, at the moment of the fork. There is one such
-/// descriptor; -1 removes it.
+/// Closes `fd` in each future child of this process, at the time of the fork. It replaces the
+/// descriptor of an earlier call; -1 closes none.
 ///
-/// The child must not use or close it: its owner belongs to an engine, and a child leaks its
-/// parent's engines.
+/// The child must not use or close the descriptor otherwise. It belongs to an engine, and a child
+/// leaks its parent's engines.
 pub fn close_in_child(fd: RawFd) {
-    OWN.store(fd, Ordering::Relaxed);
+    CLOSED_IN_CHILD.store(fd, Ordering::Relaxed);
 }
 
 /// Calls `attempt` until it returns a value, for at most `patience`.
 ///
-/// For locks that another thread may have held at the time of a fork. Their own timed waits do not
-/// work: they use a lock of the library that waiting threads share, which may be held forever, too.
+/// Use it for a lock of `parking_lot` that another thread may have held at the time of a fork. The
+/// lock's own timed wait may block forever in a child: it uses a table that all locks share, whose
+/// own locks may have been held as well.
 pub fn try_for<T>(patience: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
@@ -71,10 +72,10 @@ pub fn install() -> io::Result<()> {
     if IS_INSTALLED.load(Ordering::Acquire) {
         return Ok(());
     }
-    // Threads that do this concurrently install the handlers twice, which is harmless: generations
-    // are only compared. Waiting for each other could last forever in a child.
-    // SAFETY: the handlers are functions that live as long as the program and obey the file's
-    // invariant.
+    // Two threads may install the handlers twice, which is harmless, because generations are only
+    // compared. A lock that prevents it could be held forever in a child.
+    // SAFETY: the handlers are functions of this library, which is not unloaded, and obey the
+    // invariant at the head of the file.
     let status = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     if status != 0 {
         return Err(io::Error::from_raw_os_error(libc::ENOMEM));
@@ -83,33 +84,32 @@ pub fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns how many forks lie between this process and the one that called this first. Equal
-/// numbers mean the same process.
+/// Returns the number of forks between the process that called this first and this process. It
+/// never changes within a process, so a different number shows that a value is from a parent.
 ///
-/// Costs one relaxed load once the handler is installed; it may be called on every post.
+/// Once the handlers are installed, the call costs two loads, so it may be made on every post.
 #[inline]
 pub fn generation() -> u32 {
     if !IS_INSTALLED.load(Ordering::Acquire) {
-        // Without memory for the handler, forks are not detected.
+        // If there is no memory for the handlers, forks are not detected.
         let _ = install();
     }
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The process in which an object was created. A child's copy of its locks may have been held by
-/// threads that do not exist in the child; so the child takes none of them to drop what it
-/// inherited.
+/// The process that created an object. In a child, an inherited object's locks may be held by
+/// threads that do not exist there. So the child must not lock them, not even to drop the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin(u32);
 
 impl Origin {
-    /// This process.
+    /// Returns the current process.
     #[inline]
     pub fn here() -> Self {
         Self(generation())
     }
 
-    /// Returns `true` if a fork lies between that process and this one.
+    /// Returns `true` if the object was created by a parent of the current process.
     #[inline]
     pub fn is_foreign(self) -> bool {
         self != Self::here()
@@ -122,22 +122,23 @@ impl Origin {
 /// `check` must not allocate, nor wait for a lock that another thread of this process may hold.
 #[cfg(any(test, feature = "testing"))]
 pub fn check_in_child(check: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child does what the caller has promised, and leaves by `_exit`.
+    // SAFETY: the child only runs `check`, which the caller restricts as described above, and
+    // exits by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork: {}", io::Error::last_os_error());
     if child == 0 {
-        let good = check();
+        let passed = check();
         // SAFETY: `_exit` is async-signal-safe.
-        unsafe { libc::_exit(if good { 7 } else { 1 }) };
+        unsafe { libc::_exit(if passed { 7 } else { 1 }) };
     }
     let mut status = 0;
     let waited = try_for(Duration::from_secs(20), || {
-        // SAFETY: `status` is a valid place for an int; the child is ours.
+        // SAFETY: `status` is a valid `int`, and the child was forked above.
         let waited = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
         (waited != 0).then_some(waited)
     });
     if waited.is_none() {
-        // SAFETY: the child is ours, and has not been waited for.
+        // SAFETY: the child was forked above, and was not reaped.
         unsafe { libc::kill(child, libc::SIGKILL) };
         // SAFETY: as above.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
@@ -153,12 +154,12 @@ mod tests {
 
     #[test]
     fn try_for_gives_up_after_patience() {
-        let mut left = 3;
+        let mut failures = 2;
         let third = try_for(Duration::from_secs(60), || {
-            left -= 1;
-            (left == 0).then_some(7)
+            failures -= 1;
+            (failures < 0).then_some(7)
         });
-        assert_eq!((third, left), (Some(7), 0));
+        assert_eq!((third, failures), (Some(7), -1));
         assert_eq!(try_for(Duration::ZERO, || Some(1)), Some(1));
         assert_eq!(try_for(Duration::from_millis(5), || None::<()>), None);
     }

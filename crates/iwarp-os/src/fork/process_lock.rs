@@ -1,21 +1,22 @@
 //! Locks of the whole process that survive a fork.
 //!
-//! A child has a copy of its parent's memory, and only the thread that forked. A lock that another
-//! thread held at that moment is never released in the child. So the handlers here, which `fork`
-//! installs, take all locks of this kind before a fork and release them in both processes; the
-//! child finds complete values. They wait for a lock only for a bounded time, because its holder
-//! may need another lock that they have taken already, or may be stuck. A lock that they did not
-//! get is replaced in the child by a new one with the default value, and the old value is leaked.
-//! Also replaced is a value that a child must not use, such as a list of engines whose threads
-//! do not exist there.
+//! A child has a copy of its parent's memory, but only the thread that forked. A lock that another
+//! thread held at that time is never released in the child. So the handlers of this file, which
+//! `fork` installs, take all locks of this type before a fork, and release them in both processes
+//! afterwards. Then the child's values are complete.
 //!
-//! The locks are those of the standard library: each is a single word. The locks of `parking_lot`
-//! share a table whose own locks may be held at the fork, too. Every static lock in the crates that
-//! become C libraries has this type, which `cargo xtask test --only tidy` checks.
+//! The handlers wait for a lock only for a limited time: its holder may be stuck, or may need a
+//! lock that they have already taken. A lock that they could not take is replaced in the child by a
+//! new one with the default value, and the old value is leaked. So is a value that belongs to one
+//! process, such as a list of engines, whose threads do not exist in the child.
+//!
+//! The type uses the standard library's lock, which is a single word. The locks of `parking_lot`
+//! share a table, whose own locks may be held at the time of the fork as well. Every static lock in
+//! the crates that become C libraries has this type, which `cargo xtask test --only tidy` checks.
 //!
 //! Invariants: `held` is accessed only by the forking thread, between its handlers, while it holds
 //! the lock, and by the child's only thread. `mutex` is replaced only by the child's only thread,
-//! if its holder does not exist there.
+//! if the thread that holds it does not exist in the child.
 
 use crate::fork;
 use std::cell::{Cell, UnsafeCell};
@@ -28,27 +29,27 @@ use std::time::{Duration, Instant};
 /// How long a fork waits for the locks.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a fork waits for another thread's fork, which may have to copy large page tables.
-const TURN_PATIENCE: Duration = Duration::from_secs(5);
+const OTHER_FORK_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A process-wide value and its lock. A forked child finds it unlocked; see the file.
+/// A process-wide value and its lock. In a forked child, the lock is free.
 pub struct ProcessLock<T: 'static> {
     name: &'static str,
-    /// A child starts with the default value.
+    /// The value belongs to one process: a child starts with the default value.
     is_own: bool,
-    initial: fn() -> T,
+    default: fn() -> T,
     mutex: UnsafeCell<Mutex<T>>,
-    /// The guard, from before a fork until after it.
+    /// The guard, while a fork holds the lock.
     held: UnsafeCell<Option<MutexGuard<'static, T>>>,
     is_listed: AtomicBool,
 }
 
-// SAFETY: `mutex` guards the value, which may move between threads. The file's invariants say who
-// accesses the other cell.
+// SAFETY: `mutex` guards the value, which is `Send`. The invariants at the head of the file say
+// which threads access `held`.
 unsafe impl<T: Send> Sync for ProcessLock<T> {}
 
 impl<T: Default + Send> ProcessLock<T> {
-    /// Creates a lock whose value a child inherits. `name` is for tests.
+    /// Creates a lock whose value a child inherits. Tests refer to the lock by `name`.
     pub const fn new(name: &'static str, value: T) -> Self {
         Self::with(name, value, false)
     }
@@ -62,7 +63,7 @@ impl<T: Default + Send> ProcessLock<T> {
         Self {
             name,
             is_own,
-            initial: T::default,
+            default: T::default,
             mutex: UnsafeCell::new(Mutex::new(value)),
             held: UnsafeCell::new(None),
             is_listed: AtomicBool::new(false),
@@ -86,10 +87,11 @@ impl<T: Default + Send> ProcessLock<T> {
     }
 
     fn mutex(&'static self) -> &'static Mutex<T> {
-        // SAFETY: it is replaced only as the file's invariants say, when no other thread exists.
+        // SAFETY: the mutex is replaced only while no other thread exists (see the invariants).
         unsafe { &*self.mutex.get() }
     }
 
+    /// Adds the lock to the list, before it is locked for the first time.
     fn enlist(&'static self) {
         if !self.is_listed.load(Ordering::Acquire) {
             add(self);
@@ -104,33 +106,31 @@ impl<T> fmt::Debug for ProcessLock<T> {
     }
 }
 
-/// What the handlers do with a lock of any type.
-trait Survives: Sync {
+/// The operations of the handlers on a lock of any type.
+trait ForkSafe: Sync {
     fn name(&self) -> &'static str;
 
-    /// Takes the lock until [`release`](Self::release). Returns `false` if another thread holds it.
+    /// Holds the lock until [`release`](Self::release). Returns `false` if another thread holds it.
     fn hold(&'static self) -> bool;
 
-    /// Releases the lock if this fork has taken it.
     fn release(&self);
 
-    /// In a child: replaces the lock if a thread of the parent held it, or if the value is not for
-    /// the child.
-    fn revive(&'static self);
+    /// Called in a child: replaces the lock if a thread of the parent held it, or if the child must
+    /// not use the value.
+    fn reset_in_child(&'static self);
 
-    /// Runs `f` while the calling thread holds the lock.
     fn while_locked(&'static self, f: &mut dyn FnMut());
 }
 
-impl<T: Default + Send> Survives for ProcessLock<T> {
+impl<T: Default + Send> ForkSafe for ProcessLock<T> {
     fn name(&self) -> &'static str {
         self.name
     }
 
     fn hold(&'static self) -> bool {
         let guard = self.try_lock();
-        // It may be listed twice.
-        // SAFETY: the forking thread accesses this, and holds the lock now, or has found it held.
+        // If the lock is in the list twice, this fork may already hold it.
+        // SAFETY: only the forking thread accesses `held` now.
         unsafe {
             if guard.is_some() {
                 *self.held.get() = guard;
@@ -140,15 +140,15 @@ impl<T: Default + Send> Survives for ProcessLock<T> {
     }
 
     fn release(&self) {
-        // SAFETY: the thread that forks holds the lock, or this is the child's only thread.
+        // SAFETY: this is the forking thread, or the child's only thread.
         drop(unsafe { (*self.held.get()).take() });
     }
 
-    fn revive(&'static self) {
+    fn reset_in_child(&'static self) {
         if self.is_own || self.try_lock().is_none() {
             // SAFETY: this is the only thread of the child, so no thread holds the lock. The old
-            // value is not dropped: it may be incomplete, or refer to what the parent uses.
-            unsafe { self.mutex.get().write(Mutex::new((self.initial)())) };
+            // value is not dropped: it may be incomplete, or refer to objects of the parent.
+            unsafe { self.mutex.get().write(Mutex::new((self.default)())) };
         }
     }
 
@@ -160,17 +160,17 @@ impl<T: Default + Send> Survives for ProcessLock<T> {
 
 /// An entry of the list of locks. It is never freed.
 struct Entry {
-    lock: &'static dyn Survives,
+    lock: &'static dyn ForkSafe,
     next: *const Self,
 }
 
 static FIRST: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
 
-/// Adds a lock to the list, before it is locked for the first time. Threads that do so concurrently
-/// add it twice, which is harmless; waiting for each other could last forever in a child.
+/// Adds a lock to the list. Two threads may add it twice, which is harmless. A lock that prevents
+/// it could be held forever in a child.
 #[cold]
-fn add(lock: &'static dyn Survives) {
-    // Without memory for the handlers, forks are not detected.
+fn add(lock: &'static dyn ForkSafe) {
+    // If there is no memory for the handlers, forks are not detected.
     let _ = fork::install();
     let entry = Box::leak(Box::new(Entry {
         lock,
@@ -186,67 +186,68 @@ fn add(lock: &'static dyn Survives) {
     }
 }
 
-fn all() -> impl Iterator<Item = &'static dyn Survives> {
-    let mut at: *const Entry = FIRST.load(Ordering::Acquire);
+fn all() -> impl Iterator<Item = &'static dyn ForkSafe> {
+    let mut next: *const Entry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
-        // SAFETY: null, or an entry, which lives as long as the process.
-        let entry = unsafe { at.as_ref() }?;
-        at = entry.next;
+        // SAFETY: the pointer is null, or refers to an entry, which is never freed.
+        let entry = unsafe { next.as_ref() }?;
+        next = entry.next;
         Some(entry.lock)
     })
 }
 
-/// A thread is between the handlers of its fork.
+/// A thread of this process is between the handlers of its fork.
 static FORKING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// This thread is.
-    static MINE: Cell<bool> = const { Cell::new(false) };
+    /// The current thread is between the handlers of its fork.
+    static THIS_THREAD_FORKS: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Takes all locks before a fork.
 pub(super) fn before_fork() {
-    if MINE.get() {
-        // The handlers are installed twice.
+    if THIS_THREAD_FORKS.get() {
+        // The handlers are installed twice, and this is the second call.
         return;
     }
     let begin = Instant::now();
     while FORKING.swap(true, Ordering::Acquire) {
-        if begin.elapsed() >= TURN_PATIENCE {
+        if begin.elapsed() >= OTHER_FORK_PATIENCE {
             return;
         }
         std::thread::sleep(PAUSE);
     }
-    MINE.set(true);
+    THIS_THREAD_FORKS.set(true);
     let begin = Instant::now();
-    // Each lock is tried; those that are held remain after the last attempt.
+    // Each attempt tries all locks. The last one keeps those that it could take.
     while all().filter(|lock| !lock.hold()).count() > 0 && begin.elapsed() < PATIENCE {
         // The holder may be waiting for a lock that was taken here.
-        all().for_each(Survives::release);
+        all().for_each(ForkSafe::release);
         std::thread::sleep(PAUSE);
     }
 }
 
 /// Releases the locks in the parent, even if the fork has failed.
 pub(super) fn after_fork() {
-    if MINE.replace(false) {
-        all().for_each(Survives::release);
+    if THIS_THREAD_FORKS.replace(false) {
+        all().for_each(ForkSafe::release);
         FORKING.store(false, Ordering::Release);
     }
 }
 
 /// Releases the locks in the child, and replaces those that other threads of the parent held.
 pub(super) fn after_fork_in_child() {
-    MINE.set(false);
+    THIS_THREAD_FORKS.set(false);
     all().for_each(|lock| {
         lock.release();
-        lock.revive();
+        lock.reset_in_child();
     });
     FORKING.store(false, Ordering::Release);
 }
 
 /// Returns the names of the locks that this process has used. For tests.
 pub fn names() -> Vec<&'static str> {
-    let mut names: Vec<_> = all().map(Survives::name).collect();
+    let mut names: Vec<_> = all().map(ForkSafe::name).collect();
     names.sort_unstable();
     names.dedup();
     names
@@ -265,8 +266,9 @@ mod tests {
     use crate::fork::check_in_child;
     use std::sync::mpsc;
 
-    /// Runs `f` while another thread holds the lock, then lets that thread end.
-    fn while_another_has<T: Default + Send>(
+    /// Runs `f` while another thread holds the lock. When `f` drops its argument, that thread
+    /// applies `change` to the value and releases the lock.
+    fn while_other_thread_holds<T: Default + Send>(
         lock: &'static ProcessLock<T>,
         change: impl FnOnce(&mut T) + Send,
         f: impl FnOnce(mpsc::Sender<()>),
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn child_keeps_value() {
+    fn child_inherits_value() {
         static LOCK: ProcessLock<Vec<u8>> = ProcessLock::new("test::kept", Vec::new());
         LOCK.lock().push(7);
         assert!(check_in_child(|| LOCK
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn child_begins_with_own_value() {
+    fn own_value_is_reset_in_child() {
         static LOCK: ProcessLock<Vec<u8>> = ProcessLock::own("test::own", Vec::new());
         LOCK.lock().push(7);
         assert!(check_in_child(|| LOCK
@@ -306,17 +308,20 @@ mod tests {
     }
 
     #[test]
-    fn child_replaces_stuck_lock() {
+    fn stuck_lock_is_replaced_in_child() {
         static LOCK: ProcessLock<Vec<u8>> = ProcessLock::new("test::stuck", Vec::new());
         LOCK.lock().push(7);
-        while_another_has(
+        while_other_thread_holds(
             &LOCK,
             |_| {},
             |_done| {
                 assert!(check_in_child(|| LOCK
                     .try_lock()
                     .is_some_and(|v| v.is_empty())));
-                assert!(LOCK.try_lock().is_none(), "the parent's holder keeps it");
+                assert!(
+                    LOCK.try_lock().is_none(),
+                    "the parent's lock is not replaced"
+                );
             },
         );
         assert_eq!(*LOCK.lock(), [7]);
@@ -325,7 +330,7 @@ mod tests {
     #[test]
     fn fork_waits_for_holder() {
         static LOCK: ProcessLock<Vec<u8>> = ProcessLock::new("test::awaited", Vec::new());
-        while_another_has(
+        while_other_thread_holds(
             &LOCK,
             |value| value.push(1),
             |done| {
@@ -341,10 +346,10 @@ mod tests {
         );
     }
 
-    /// Each child finds the locks free while threads of the parent take them continuously and two
-    /// threads fork.
+    /// Two threads fork while two other threads take the lock continuously. In each child, the lock
+    /// is free.
     #[test]
-    fn forks_under_contention() {
+    fn lock_is_free_after_contended_forks() {
         static LOCK: ProcessLock<u64> = ProcessLock::new("test::contended", 0);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -352,7 +357,7 @@ mod tests {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
                         *LOCK.lock() += 1;
-                        // A lock that is never free cannot be taken for a fork.
+                        // Give the forks a chance to take the lock.
                         std::thread::yield_now();
                     }
                 });
@@ -363,10 +368,10 @@ mod tests {
                 std::thread::yield_now();
             }
             let other = scope.spawn(forks);
-            let good = forks();
-            let good = other.join().unwrap() && good;
+            let passed = forks();
+            let passed = other.join().unwrap() && passed;
             stop.store(true, Ordering::Relaxed);
-            assert!(good);
+            assert!(passed);
         });
         assert!(LOCK.try_lock().is_some());
     }

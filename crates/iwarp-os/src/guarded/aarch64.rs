@@ -1,8 +1,9 @@
-//! The guarded accesses on aarch64, like those on x86-64.
+//! The guarded accesses on aarch64.
 //!
 //! Each is a leaf function in the section `iwarp_guarded`: it calls nothing, has no stack frame,
-//! and changes only registers that a C function may change. So [`failed`] can replace the rest of
-//! any of them. Each returns 1 in `w0`, and [`failed`] returns 0.
+//! and changes only registers that a C function may change. So, if an instruction faults, the
+//! thread can continue in [`failed`]. A function that succeeds returns 1 in `w0`, and [`failed`]
+//! returns 0.
 //!
 //! Invariant: the functions access only the given bytes.
 
@@ -16,14 +17,13 @@ pub(super) struct Exchanged {
     pub(super) found: u64,
 }
 
-/// Ends any of these functions. The signal handler continues here.
+/// Returns from any of these functions with 0. The thread continues here after a fault.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) extern "C" fn failed() {
     naked_asm!("mov x0, #0", "mov x1, #0", "ret")
 }
 
-/// First address of the section, and its end.
 #[repr(C)]
 pub(super) struct Bounds {
     pub(super) start: usize,
@@ -62,7 +62,7 @@ pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -
         "subs x2, x2, #64",
         "b.hs 2b",
         "3:",
-        // 64 more than what is left.
+        // The bits of `w2` are those of the remaining length, which is `x2` + 64.
         "tbz w2, #5, 4f",
         "ldp q0, q1, [x1], #32",
         "stp q0, q1, [x0], #32",

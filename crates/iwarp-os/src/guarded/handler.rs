@@ -7,25 +7,26 @@
 //!
 //! # Programs with handlers
 //!
-//! A handler that was installed *before* ours is called by ours. A program that installs one
-//! *later* replaces ours. Interposing `sigaction` would not catch all of these: libraries opened
-//! with `dlopen` get the C library's function, and sanitizers put a function of their own in front.
-//! So [`keep`] checks from time to time whether ours is still installed, and if not, installs it
-//! again in front of the new one.
+//! Our handler calls the handler that was installed *before* it. If the program installs a handler
+//! *later*, that replaces ours. Interposing `sigaction` would not detect all of these: libraries
+//! opened with `dlopen` get the C library's function, and sanitizers interpose a function of their
+//! own. So [`keep`] checks from time to time whether our handler is still installed. If not, it
+//! installs ours again, with the new handler as its predecessor.
 //!
-//! The new handler may have saved the old one (ours) to call it for signals that it does not
-//! handle. So that the two do not call each other forever, ours is a different function each time,
-//! a *level*, with its own predecessor:
+//! The new handler may have saved ours as its own predecessor, for signals that it does not handle.
+//! So that the two do not call each other forever, we install a different function each time, a
+//! *level*, with its own predecessor:
 //!
 //! ```text
 //! kernel ──► level 1 ──► the program's new handler ──► level 0 ──► the program's first handler
 //! ```
 //!
-//! The program's same handler always gets the same level. If all levels are used up, a new handler
-//! stays in front. A program may also take level 1 for the predecessor of its new handler, when it
-//! installs that once more. So each level marks the signals that it has passed on, in bytes of
-//! `siginfo_t` that the kernel clears and nothing uses, and passes a marked one to a lower level's
-//! predecessor.
+//! If the program installs the same handler again, it gets the same level. If all levels are in
+//! use, the program's new handler remains installed. When a program installs its new handler once
+//! more, it may save level 1 as the predecessor. Then level 1 and that handler would call each
+//! other. So each level marks the signals that it passes on, in bytes of `siginfo_t` that the
+//! kernel clears and nothing uses. If a level gets a signal with its own mark, it passes the signal
+//! to the predecessor of a lower level.
 
 use super::machine;
 use crate::process_lock::ProcessLock;
@@ -34,7 +35,7 @@ use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-/// The signals of a fault.
+/// The signals that a fault raises.
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -60,7 +61,7 @@ struct Previous {
     flags: AtomicI32,
 }
 
-/// By signal, then by level.
+/// The predecessors, indexed by signal and by level.
 static PREVIOUS: [[Previous; HANDLERS.len()]; SIGNALS.len()] = [const {
     [const {
         Previous {
@@ -72,11 +73,11 @@ static PREVIOUS: [[Previous; HANDLERS.len()]; SIGNALS.len()] = [const {
 }; SIGNALS.len()];
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-/// Held while a level is installed.
 static INSTALLING: ProcessLock<()> = ProcessLock::new("sys::guarded::INSTALLING", ());
 
 impl Previous {
-    /// The flags that are compared and kept. The kernel applies the others to our handler as well.
+    /// The flags that are compared and stored. Our handler is installed with all other flags of its
+    /// predecessor, so that the kernel applies them.
     const FLAGS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
 
     fn is(&self, action: &libc::sigaction) -> bool {
@@ -92,7 +93,7 @@ impl Previous {
         self.used.store(true, Ordering::Release);
     }
 
-    /// Returns the action for a signal, and its flags. An action with SA_RESETHAND is then removed.
+    /// Returns the action for a signal, and its flags. Removes an action with SA_RESETHAND.
     fn take(&self) -> (usize, c_int) {
         let flags = self.flags.load(Ordering::Acquire);
         let action = match flags & libc::SA_RESETHAND {
@@ -103,20 +104,17 @@ impl Previous {
     }
 }
 
-/// See [`super::enable`].
 pub(super) fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
     keep();
 }
 
-/// See [`super::keep`].
 pub(super) fn keep() {
     if !ENABLED.load(Ordering::Relaxed) {
         return;
     }
     unblock();
-    // A forked child may have inherited a lock that is never released. Its handlers are the
-    // parent's.
+    // Do not wait: another thread that holds the lock is installing the handlers.
     let Some(_installing) = INSTALLING.try_lock() else {
         return;
     };
@@ -145,15 +143,14 @@ fn unblock() {
     }
 }
 
-/// Returns the action for a signal, and replaces it by `new` if given; `None` if the kernel
+/// Returns the action for a signal, and replaces it by `new` if given. Returns `None` if the kernel
 /// refuses.
 fn sigaction(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let new = new.map_or(null(), std::ptr::from_ref);
     let mut old = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: both are valid, and what is installed is one of `HANDLERS` or an action without a
-    // function.
+    // SAFETY: both pointers are valid. The new action is one of `HANDLERS`, or has no function.
     match unsafe { libc::sigaction(signal, new, old.as_mut_ptr()) } {
-        // SAFETY: all zeros are a valid value, and the call has overwritten it.
+        // SAFETY: the successful call has filled in the structure.
         0 => Some(unsafe { old.assume_init() }),
         _ => None,
     }
@@ -165,14 +162,14 @@ fn is_ours(action: &libc::sigaction) -> bool {
         .any(|handler| *handler as usize == action.sa_sigaction)
 }
 
-/// Returns an action like `before` with our handler: the kernel calls it with the same mask and on
-/// the same stack.
-fn in_front_of(before: &libc::sigaction, handler: Handler) -> libc::sigaction {
+/// Returns an action for our handler whose predecessor is `before`: the kernel calls it with the
+/// same mask and on the same stack.
+fn with_predecessor(before: &libc::sigaction, handler: Handler) -> libc::sigaction {
     let mut ours = *before;
     ours.sa_sigaction = handler as usize;
     ours.sa_flags = match before.sa_sigaction {
-        // No program function can depend on the stack. An overflow of a thread's stack needs
-        // another one.
+        // There is no function that could depend on the stack. Use the alternate stack, because the
+        // fault may be a stack overflow.
         libc::SIG_DFL | libc::SIG_IGN => libc::SA_ONSTACK | libc::SA_RESTART,
         _ => before.sa_flags & !libc::SA_RESETHAND,
     };
@@ -180,7 +177,7 @@ fn in_front_of(before: &libc::sigaction, handler: Handler) -> libc::sigaction {
     ours
 }
 
-/// Installs the handler for a signal unless it is installed.
+/// Installs our handler for a signal, unless it is already installed.
 fn install(signal: c_int, levels: &[Previous; HANDLERS.len()]) {
     let Some(before) = sigaction(signal, None) else {
         return;
@@ -188,26 +185,26 @@ fn install(signal: c_int, levels: &[Previous; HANDLERS.len()]) {
     if is_ours(&before) {
         return;
     }
-    let again = levels.iter().position(|level| level.is(&before));
+    let known = levels.iter().position(|level| level.is(&before));
     let unused = || {
         let free = |level: &Previous| !level.used.load(Ordering::Relaxed);
         levels.iter().position(free)
     };
-    let Some(level) = again.or_else(unused) else {
+    let Some(level) = known.or_else(unused) else {
         return;
     };
     let (Some(previous), Some(handler)) = (levels.get(level), HANDLERS.get(level)) else {
         return;
     };
     previous.set(&before);
-    let replaced = sigaction(signal, Some(&in_front_of(&before, *handler)));
-    // Another thread may have installed one since the first call.
+    let replaced = sigaction(signal, Some(&with_predecessor(&before, *handler)));
+    // The program may have installed a handler since the first call.
     if let Some(replaced) = replaced
         && replaced.sa_sigaction != before.sa_sigaction
         && !is_ours(&replaced)
     {
         previous.set(&replaced);
-        sigaction(signal, Some(&in_front_of(&replaced, *handler)));
+        sigaction(signal, Some(&with_predecessor(&replaced, *handler)));
     }
 }
 
@@ -216,7 +213,7 @@ extern "C" fn handle<const LEVEL: usize>(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: both come from the kernel, or from a handler that passes on what the kernel gave it.
+    // SAFETY: the arguments are the kernel's, which another handler may have passed on.
     unsafe {
         if is_fault(signal, &*info) && fail_guarded(context.cast()) {
             return;
@@ -225,57 +222,59 @@ extern "C" fn handle<const LEVEL: usize>(
     }
 }
 
-/// Returns `true` if this thread caused the signal, and `false` if a process has sent it, or if it
-/// concerns memory that no instruction has accessed.
+/// Returns `true` if an instruction of this thread caused the signal. Returns `false` if a process
+/// has sent it, or if it reports a memory error that no instruction has caused.
 fn is_fault(signal: c_int, info: &libc::siginfo_t) -> bool {
     info.si_code > 0 && !(signal == libc::SIGBUS && info.si_code == libc::BUS_MCEERR_AO)
 }
 
-/// Returns where the interrupted thread is.
+/// Returns a pointer to the program counter of the interrupted thread.
 ///
 /// # Safety
-/// The context is that of a signal handler.
+/// The context is the argument of a signal handler.
 unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        let at = &raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize];
+        let counter = &raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize];
         #[cfg(target_arch = "aarch64")]
-        let at = &raw mut (*context).uc_mcontext.pc;
-        at.cast()
+        let counter = &raw mut (*context).uc_mcontext.pc;
+        counter.cast()
     }
 }
 
-/// Ends the guarded access in which the thread was interrupted. Returns `false` if there was none.
+/// If the thread was interrupted in a guarded access, makes the access fail. Otherwise, returns
+/// `false`.
 ///
 /// # Safety
-/// As [`program_counter`].
+/// As for [`program_counter`].
 unsafe fn fail_guarded(context: *mut libc::ucontext_t) -> bool {
     let section = machine::bounds();
-    // SAFETY: the caller's promise. `failed` may replace the rest of any function of the section.
+    // SAFETY: guaranteed by the caller. Any function of the section may continue in `failed`.
     unsafe {
-        let at = program_counter(context);
-        let guarded = (section.start..section.end).contains(&*at);
-        if guarded {
-            *at = machine::failed as extern "C" fn() as usize;
+        let counter = program_counter(context);
+        let is_guarded = (section.start..section.end).contains(&*counter);
+        if is_guarded {
+            *counter = machine::failed as extern "C" fn() as usize;
         }
-        guarded
+        is_guarded
     }
 }
 
-/// The levels that have passed a signal on, in unused bytes of its `siginfo_t`.
+/// The levels that have passed on a signal, stored in unused bytes of its `siginfo_t`.
 mod mark {
-    /// Marks the 16 bits as ours.
+    /// Shows that the mark is ours.
     const MAGIC: u64 = 0x1a7b_93e2_65c4 << 16;
+    /// One bit for each level.
     const LEVELS: u64 = 0xffff;
 
-    /// Adds a level. Returns the levels that were present before, one bit for each.
+    /// Adds a level to the mark. Returns the levels of the mark before that.
     ///
     /// # Safety
     /// `info` is valid, and nothing else uses it.
     pub(super) unsafe fn add(info: *mut libc::siginfo_t, level: usize) -> u64 {
         const { assert!(size_of::<libc::siginfo_t>() == 128) };
-        // SAFETY: the last eight bytes of the structure, which is aligned for them.
+        // SAFETY: the mark is the last eight bytes of the structure, which is aligned for them.
         unsafe {
             let mark = info.cast::<u64>().add(15);
             let before = match *mark & !LEVELS == MAGIC {
@@ -291,7 +290,7 @@ mod mark {
 /// Passes a signal to the predecessor of a level.
 ///
 /// # Safety
-/// The arguments are those of a signal handler.
+/// The last three arguments are those of a signal handler.
 unsafe fn forward(
     mut level: usize,
     signal: c_int,
@@ -300,10 +299,10 @@ unsafe fn forward(
 ) {
     let which = usize::from(signal == libc::SIGBUS);
     let levels = PREVIOUS.get(which);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let mut before = unsafe { mark::add(info, level) };
-    // The predecessor has called this level again: continue with the next lower level that was not
-    // called.
+    // If the predecessor has called this level again, continue with the next lower level that has
+    // not passed on the signal.
     while before & 1 << level != 0 {
         let Some(lower) = level.checked_sub(1) else {
             // SAFETY: as above.
@@ -315,8 +314,8 @@ unsafe fn forward(
     }
     let previous = levels.and_then(|levels| levels.get(level));
     let (action, flags) = previous.map_or((libc::SIG_DFL, 0), Previous::take);
-    // SAFETY: the program has installed the action with these flags. The arguments are the
-    // kernel's.
+    // SAFETY: the program has installed the action with these flags, and the arguments are those of
+    // a signal handler.
     unsafe {
         match action {
             libc::SIG_DFL => act_by_default(signal, info),
@@ -335,18 +334,18 @@ unsafe fn forward(
     }
 }
 
-/// Ends the process by the signal, with a core dump if enabled.
+/// Performs the signal's default action: ends the process, with a core dump if enabled.
 ///
 /// # Safety
-/// `info` is the signal's.
+/// `info` is the argument of the signal handler.
 unsafe fn act_by_default(signal: c_int, info: *mut libc::siginfo_t) {
-    // SAFETY: all zeros are an action without a function, mask and flags.
+    // SAFETY: all zeros are a valid action, with no function, an empty mask and no flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = libc::SIG_DFL;
     sigaction(signal, Some(&action));
-    // The signal is blocked, so it is delivered when the handler returns, with the registers of the
-    // fault. If a sandbox forbids the call, the instruction faults again.
-    // SAFETY: the caller's promise.
+    // Send the signal again. It is blocked now, so it is delivered when the handler returns, with
+    // the registers of the fault. If a sandbox forbids the call, the instruction faults again.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (process, thread) = (libc::getpid(), libc::syscall(libc::SYS_gettid));
         libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info);

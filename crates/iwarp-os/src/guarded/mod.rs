@@ -1,28 +1,24 @@
 //! Accesses to registered memory that the program may have unmapped, protected or truncated.
 //!
-//! A program promises to keep registered memory mapped, and some break the promise: registration
-//! caches that miss an `munmap`, files that are truncated. An RNIC has pinned the pages and does
-//! not notice. Here the access must fail, and the process and its other connections must continue.
+//! A program must keep registered memory mapped, but some do not: a registration cache misses an
+//! `munmap`, or a file is truncated. A hardware RNIC has pinned the pages and does not notice. In
+//! software, the access must fail, and the process and its other connections must continue.
 //!
-//! # How an access can fail
+//! # How an access fails
 //!
-//! The access runs in a function of our own (`x86`, `aarch64`, and the CRCs in `crc/x86.rs`). All
-//! of these are in one section of the library, and each is a leaf without a stack frame. If the
-//! processor reports a fault inside that section, the signal handler (`handler`) sets the program
-//! counter to the function `failed`, which returns "not done" to the caller. No other code is
-//! interrupted, so no frame with a destructor is skipped, and no lock remains held.
+//! The access runs in an assembly function of this crate (`x86`, `aarch64`, and the CRCs in
+//! `crc/x86.rs`). These functions are in one section of the library, and each is a leaf without a
+//! stack frame. If the processor reports a fault inside that section, the signal handler
+//! (`handler`) sets the program counter to the function `failed`, which returns 0 to the caller. No
+//! other code is interrupted, so no frame with a destructor is skipped, and no lock remains held.
 //!
-//! The alternative is a recovery point in thread-local storage, as `sigsetjmp` creates it, around a
-//! call of the C library's `memcpy`. It was not chosen:
+//! A copy takes 0.8 to 1.1 times as long as `memcpy` (`cargo test -p iwarp-os --release --lib
+//! copy_cost -- --ignored --nocapture`). Other architectures have no such functions, so a fault
+//! ends the process.
 //!
-//! | | own functions | recovery point |
-//! | --- | --- | --- |
-//! | what is interrupted | our leaf functions | any `memcpy`: also that of a sanitizer, whose own frames and state would be skipped |
-//! | the handler needs | the program counter | thread-local storage, which a library that was opened with `dlopen` may have to allocate first |
-//! | without a fault | nothing | two stores and a look-up of the thread's storage per access |
-//! | callers keep | all their registers | what the recovery point has saved |
-//! | speed of a copy | 0.8 to 1.1 of the time of `memcpy` (`cargo test -p iwarp-os --release --lib copy_cost -- --ignored --nocapture`) | 1 |
-//! | other architectures | have no such functions: a fault ends the process | would work |
+//! The alternative is a call of `memcpy` with a recovery point in thread-local storage
+//! (`sigsetjmp`). It costs two stores and a look-up for each access. A fault may also interrupt a
+//! sanitizer's `memcpy`, whose frames and state would be skipped.
 //!
 //! System calls do not need this: they fail with `EFAULT`.
 
@@ -48,13 +44,13 @@ pub type MemoryTable = iwarp_rnic::memory::MemoryTable<ProcessRange>;
 pub struct ProcessRange(HostRange);
 
 impl ProcessRange {
-    /// Names `len` octets at address `addr`. Returns `None` if the range wraps around the address
-    /// space.
+    /// Returns the range of `len` octets at address `addr`, or `None` if it wraps around the
+    /// address space.
     ///
     /// # Safety
-    /// As [`HostRange::new`], except that the memory need not stay mapped: until the range has left
-    /// every table, the program must not map anything else there that the RNIC and its peers may
-    /// not access.
+    /// As for [`HostRange::new`], except that the memory need not stay mapped. Until the range has
+    /// been removed from every table, the program must not map other memory there, unless the RNIC
+    /// and its peers may access it.
     pub const unsafe fn new(addr: u64, len: u64) -> Option<Self> {
         // SAFETY: all accesses go through the functions below, which detect unmapped memory.
         match unsafe { HostRange::new(addr, len) } {
@@ -64,8 +60,8 @@ impl ProcessRange {
     }
 }
 
-// SAFETY: a range is one fragment, which its creator has promised to leave to the RNIC. Each access
-// detects whether it is mapped.
+// SAFETY: a range is one fragment, which its creator has made accessible to the RNIC. Each access
+// detects whether the memory is mapped.
 unsafe impl Memory for ProcessRange {
     type Place = u64;
 
@@ -92,56 +88,56 @@ unsafe impl Memory for ProcessRange {
 
     #[inline]
     unsafe fn fragment<'t>(place: u64, len: u32) -> Fragment<'t> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { HostRange::fragment(place, len) }
     }
 
     #[inline(always)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { copy(from, to, len) }
     }
 
     #[inline(always)]
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { copy(from, to, len) }
     }
 
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     #[inline(always)]
     unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { machine::store_octet(at, octet) != 0 }
     }
 
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     #[inline(always)]
     unsafe fn store_word(at: *mut u64, word: u64) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { machine::store_word(at, word) != 0 }
     }
 
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     #[inline(always)]
     unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let exchanged = unsafe { machine::exchange(at, old, new) };
         (exchanged.done != 0).then_some(exchanged.found)
     }
 }
 
 /// Copies `len` bytes from or to registered memory. Returns `false` if some of them could not be
-/// accessed; some may have been copied then.
+/// accessed; the others may have been copied.
 ///
 /// # Safety
-/// The registered side belongs to the RNIC and its peers, or is not mapped at all. The other side
-/// is mapped, and nothing else accesses it. The two do not overlap.
+/// The RNIC and its peers may access the registered range, or it is not mapped at all. The other
+/// range is mapped, and nothing else accesses it. The two ranges do not overlap.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
-    // SAFETY: the caller's promise; a fault ends the function. AVX was just detected before it is
-    // used.
+    // SAFETY: guaranteed by the caller. A fault ends the function. CPU support for AVX is checked
+    // before it is used.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         if len > machine::SHORT && std::arch::is_x86_feature_detected!("avx") {
@@ -151,14 +147,15 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
     }
 }
 
-/// As above, but a fault ends the process.
+/// Copies `len` bytes from or to registered memory. A fault ends the process.
 ///
 /// # Safety
-/// As above, and both sides are mapped.
+/// Both ranges are mapped, and do not overlap. The RNIC and its peers may access the registered
+/// range. Nothing else accesses the other range.
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
-    // SAFETY: the caller's promise. The function reads one side and writes the other; either may be
-    // registered.
+    // SAFETY: guaranteed by the caller. `copy_out` reads one range and writes the other, so either
+    // may be the registered one.
     unsafe { HostRange::copy_out(from, to, len) }
 }
 
@@ -168,9 +165,9 @@ pub fn enable() {
     handler::enable();
 }
 
-/// Moves the handler to the front again if the program has installed its own meanwhile, and
-/// unblocks the two signals in this thread: the kernel kills a process whose thread blocks the
-/// signal of its own fault.
+/// Keeps the handler installed: installs it again if the program has replaced it. Also unblocks the
+/// two signals in this thread, because the kernel kills a process if a thread faults while it
+/// blocks the signal.
 ///
 /// It takes three system calls, so it is called rarely: when a device is opened, memory is
 /// registered, and a queue pair is created or connected. [`keep_regularly`] is called when the

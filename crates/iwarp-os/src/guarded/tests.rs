@@ -1,5 +1,5 @@
-//! Accesses to missing pages: each fails wherever it reaches one, and does all of its work
-//! otherwise.
+//! Tests of guarded accesses: an access fails if any of its bytes is unmapped, and otherwise
+//! succeeds completely.
 
 use super::*;
 use crate::mapping::{Mapping, page_size};
@@ -12,7 +12,7 @@ use std::time::Instant;
 type Copy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> u32;
 
 fn copies() -> Vec<(&'static str, Copy)> {
-    #[allow(unused_mut, reason = "one architecture has a second one")]
+    #[allow(unused_mut, reason = "only x86-64 has a second function")]
     let mut all: Vec<(&'static str, Copy)> = vec![("copy", machine::copy)];
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx") {
@@ -27,10 +27,10 @@ pub fn with_a_hole() -> (Mapping, usize) {
     let page = page_size();
     let mapping = Mapping::new(3 * page).expect("memory");
     for i in 0..2 * page {
-        // SAFETY: inside the mapping, which nothing else knows.
+        // SAFETY: the byte is inside the mapping, which nothing else accesses.
         unsafe { mapping.as_ptr().add(i).write(i as u8) };
     }
-    // SAFETY: a whole page of a mapping that nothing accesses.
+    // SAFETY: this is a whole page of a mapping that nothing else accesses.
     unsafe {
         mprotect(
             mapping.as_ptr().add(2 * page).cast(),
@@ -42,25 +42,27 @@ pub fn with_a_hole() -> (Mapping, usize) {
     (mapping, 2 * page)
 }
 
-/// Lengths that exercise every branch of the copies.
+/// Lengths that execute every branch of the copy functions.
 fn lengths() -> impl Iterator<Item = usize> {
     (0..=300).chain([511, 512, 513, 1024, 4000])
 }
 
 #[test]
-fn copies_fail_at_every_octet() {
+fn copies_fail_at_first_unmapped_byte() {
     let (mapping, hole) = with_a_hole();
     let mut own = vec![0u8; 8192];
     for (name, copy) in copies() {
         for len in lengths() {
-            // `len` bytes are accessible.
-            for there in (0..=len).filter(|n| len <= 300 || n % 37 == 0 || *n >= len - 70) {
-                let at = mapping.as_ptr().wrapping_add(hole - there);
-                // SAFETY: the other side is long enough, and faults are caught.
+            for mapped in (0..=len).filter(|n| len <= 300 || n % 37 == 0 || *n >= len - 70) {
+                let at = mapping.as_ptr().wrapping_add(hole - mapped);
+                // SAFETY: `own` is long enough, and faults are caught.
                 let copied =
                     unsafe { [copy(own.as_mut_ptr(), at, len), copy(at, own.as_ptr(), len)] };
-                let whole = u32::from(there == len);
-                assert_eq!(copied, [whole; 2], "{name} {there} of {len}");
+                let want = u32::from(mapped == len);
+                assert_eq!(
+                    copied, [want; 2],
+                    "{name}: {mapped} of {len} bytes are mapped"
+                );
             }
         }
     }
@@ -73,7 +75,7 @@ fn copies_of_mapped_bytes_succeed() {
         for len in lengths() {
             for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 17), (31, 33), (64, 5)] {
                 let mut own = vec![0x5a; 8192];
-                // SAFETY: both are long enough.
+                // SAFETY: both buffers are long enough.
                 let copied =
                     unsafe { copy(own.as_mut_ptr().add(to), source.as_ptr().add(from), len) };
                 assert_eq!(copied, 1);
@@ -92,7 +94,7 @@ fn copies_of_mapped_bytes_succeed() {
 fn stores_and_exchanges_fail_cleanly() {
     let (mapping, hole) = with_a_hole();
     let at = |offset: usize| mapping.as_ptr().wrapping_add(offset);
-    // SAFETY: faults are caught, and nothing else knows the mapping.
+    // SAFETY: faults are caught, and nothing else accesses the mapping.
     unsafe {
         assert!(ProcessRange::store_octet(at(hole - 1), 9));
         assert!(!ProcessRange::store_octet(at(hole), 9));
@@ -109,7 +111,7 @@ fn stores_and_exchanges_fail_cleanly() {
     }
 }
 
-/// A page beyond the end of a file raises SIGBUS.
+/// An access beyond the end of a file raises SIGBUS.
 #[test]
 fn truncated_file_fails_copy() {
     enable();
@@ -117,12 +119,12 @@ fn truncated_file_fails_copy() {
     let file = memfd_create("iwarp-guarded", MemfdFlags::CLOEXEC).expect("a file");
     ftruncate(&file, 2 * page as u64).expect("its length");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: the kernel chooses the address, so the mapping does not replace another one.
     let start = unsafe { mmap(null_mut(), 2 * page, protection, MapFlags::SHARED, &file, 0) }
         .expect("mapped")
         .cast::<u8>();
     let mut own = vec![0; 2 * page];
-    // SAFETY: both sides have two pages, and faults are caught.
+    // SAFETY: both buffers have two pages, and faults are caught.
     unsafe {
         assert!(copy(start, own.as_mut_ptr(), 2 * page));
         ftruncate(&file, page as u64).expect("shorter");
@@ -133,19 +135,20 @@ fn truncated_file_fails_copy() {
     }
 }
 
-/// The kernel ends a process whose thread blocks the signal of its own fault.
+/// The kernel kills a process if a thread faults while it blocks the signal.
 #[test]
 fn blocked_signals_are_unblocked() {
     let (mapping, hole) = with_a_hole();
     let at = mapping.addr() as usize + hole;
-    let blocks = move || {
+    let copy_with_blocked_signals = move || {
         block_all_signals();
         keep();
         let mut own = 0u8;
         // SAFETY: faults are caught.
         unsafe { copy(std::ptr::with_exposed_provenance(at), &raw mut own, 1) }
     };
-    assert!(!std::thread::spawn(blocks).join().expect("thread"));
+    let thread = std::thread::spawn(copy_with_blocked_signals);
+    assert!(!thread.join().expect("no panic"));
 }
 
 #[test]
@@ -189,7 +192,7 @@ fn blocks_faults() -> bool {
 #[ignore = "prints a measurement"]
 fn copy_cost() {
     unsafe extern "C" fn platform(to: *mut u8, from: *const u8, len: usize) -> u32 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::ptr::copy_nonoverlapping(from, to, std::hint::black_box(len)) };
         1
     }
@@ -205,7 +208,7 @@ fn copy_cost() {
             for ((_, copy), best) in all.iter().zip(&mut best) {
                 let start = Instant::now();
                 for i in 0..rounds {
-                    // SAFETY: both are long enough.
+                    // SAFETY: both buffers are long enough.
                     unsafe {
                         copy(
                             own.as_mut_ptr().add(i & 63),

@@ -1,8 +1,9 @@
 //! The guarded accesses on x86-64.
 //!
 //! Each is a leaf function in the section `iwarp_guarded`: it calls nothing, pushes nothing, and
-//! changes only registers that a C function may change. So [`failed`] can replace the rest of any
-//! of them at any instruction. Each returns 1 in `eax`, and [`failed`] returns 0.
+//! changes only registers that a C function may change. So, if an instruction faults, the thread
+//! can continue in [`failed`]. A function that succeeds returns 1 in `eax`, and [`failed`] returns
+//! 0.
 //!
 //! Invariant: the functions access only the given bytes.
 
@@ -16,14 +17,13 @@ pub(super) struct Exchanged {
     pub(super) found: u64,
 }
 
-/// Ends any of these functions. The signal handler continues here.
+/// Returns from any of these functions with 0. The thread continues here after a fault.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) extern "C" fn failed() {
     naked_asm!("xor eax, eax", "xor edx, edx", "ret")
 }
 
-/// First address of the section, and its end.
 #[repr(C)]
 pub(super) struct Bounds {
     pub(super) start: usize,
@@ -43,11 +43,11 @@ pub(super) extern "C" fn bounds() -> Bounds {
     )
 }
 
-/// [`copy_avx`] is faster for longer copies.
+/// Longer copies are faster with [`copy_avx`].
 pub(super) const SHORT: usize = 128;
 
-/// Copies up to [`SHORT`] bytes; shared by both copy functions. Each size is copied by pairs of
-/// overlapping loads and stores, all loads first.
+/// The part of both copy functions that copies up to [`SHORT`] bytes, by pairs of overlapping loads
+/// and stores. All loads come first. Longer copies continue after it.
 macro_rules! copy_short {
     () => {
         "
@@ -124,7 +124,7 @@ macro_rules! copy_short {
 pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -> u32 {
     naked_asm!(
         copy_short!(),
-        // The first 16 bytes; continue at the next aligned address for stores.
+        // Copy the first 16 bytes, then continue at the next aligned address of `to`.
         "movups xmm0, [rsi]",
         "movups [rdi], xmm0",
         "mov ecx, edi",
@@ -147,7 +147,7 @@ pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -
         "sub rdx, 64",
         "cmp rdx, 64",
         "ja 2b",
-        // The last 64 bytes, some of them again.
+        // Copy the last 64 bytes. Some of them may be copied twice.
         "movups xmm0, [rsi + rdx - 64]",
         "movups xmm1, [rsi + rdx - 48]",
         "movups xmm2, [rsi + rdx - 32]",
@@ -160,7 +160,7 @@ pub(super) unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize) -
     )
 }
 
-/// As [`copy`], with 32-byte registers. AVX has been detected.
+/// Like [`copy`], with 32-byte registers. The CPU must support AVX.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn copy_avx(to: *mut u8, from: *const u8, len: usize) -> u32 {
@@ -204,14 +204,14 @@ pub(super) unsafe extern "C" fn copy_avx(to: *mut u8, from: *const u8, len: usiz
     )
 }
 
-/// Stores a byte. Stores of this processor become visible in order.
+/// Stores a byte after all previous stores: on x86, stores become visible in order.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn store_octet(at: *mut u8, octet: u8) -> u32 {
     naked_asm!("mov [rdi], sil", "mov eax, 1", "ret")
 }
 
-/// Stores a word at an aligned address.
+/// Stores a word at an aligned address after all previous stores.
 #[unsafe(naked)]
 #[unsafe(link_section = "iwarp_guarded")]
 pub(super) unsafe extern "C" fn store_word(at: *mut u64, word: u64) -> u32 {

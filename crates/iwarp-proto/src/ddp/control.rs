@@ -24,8 +24,7 @@ pub(super) mod bit {
     pub(in crate::ddp) const RDMAP_VERSION_SHIFT: u32 = 6;
 }
 
-/// Returns the two control octets of a segment, with reserved bits zero. Receivers compare them
-/// before they parse.
+/// Returns the two control octets of a segment. Reserved bits are zero.
 #[inline]
 pub const fn control_octets(tagged: bool, last: bool, opcode: Opcode) -> [u8; 2] {
     let tagged = if tagged { bit::TAGGED } else { 0 };

@@ -6,8 +6,8 @@ use super::view::{TAGGED_HEADER_LEN, TaggedView, UNTAGGED_HEADER_LEN, UntaggedVi
 use super::{Opcode, QueueNumber, Stag};
 use core::fmt;
 
-/// Returns the header length that the first octet of a ULPDU announces: 14 if its T bit is set,
-/// else 18. A stream receiver collects that many octets before it parses.
+/// Returns the length of the header of a ULPDU that starts with this octet: 14 if its T bit is set,
+/// otherwise 18. A stream receiver collects that many octets before it parses the header.
 #[inline]
 pub const fn header_len(first_octet: u8) -> usize {
     if first_octet & bit::TAGGED != 0 {
@@ -17,15 +17,15 @@ pub const fn header_len(first_octet: u8) -> usize {
     }
 }
 
-/// The bits of the control octets that follow from the opcode: T, both versions, and the opcode
-/// itself.
+/// The bits of the control octets whose values the opcode determines: T, both versions, and the
+/// opcode itself.
 const FIXED: u16 = u16::from_be_bytes([
     bit::TAGGED | bit::DDP_VERSION,
     u8::MAX << bit::RDMAP_VERSION_SHIFT | bit::OPCODE,
 ]);
 
-/// These bits in a valid segment, by opcode. An unknown opcode has 0, which no control octets with
-/// that opcode have.
+/// The values of the [`FIXED`] bits in a valid segment, indexed by opcode. For an unknown opcode,
+/// the entry is 0, which never matches because the opcode is not 0.
 const VALID: [u16; 16] = {
     let mut valid = [0; 16];
     let mut rest: &mut [u16] = &mut valid;
@@ -40,7 +40,7 @@ const VALID: [u16; 16] = {
     valid
 };
 
-/// The queue of each opcode, or a nonexistent queue for opcodes that have none.
+/// The queue of each opcode, or the number of a nonexistent queue for opcodes without one.
 const QUEUES: [u32; 16] = {
     let mut queues = [u32::MAX; 16];
     let mut rest: &mut [u32] = &mut queues;
@@ -60,7 +60,7 @@ const QUEUES: [u32; 16] = {
 pub struct TaggedHeader {
     /// Last segment of its message.
     pub last: bool,
-    /// The RDMAP opcode: Write or Read Response. Only the low four bits go on the wire.
+    /// The RDMAP opcode: Write or Read Response. Only the low four bits are sent.
     pub opcode: Opcode,
     /// The buffer at the data sink.
     pub stag: Stag,
@@ -81,8 +81,7 @@ impl TaggedHeader {
         })
     }
 
-    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was
-    /// written.
+    /// Writes the header. Returns its length. If `out` is too short, writes nothing and returns 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<TAGGED_HEADER_LEN>() else {
@@ -103,7 +102,7 @@ impl TaggedHeader {
 pub struct UntaggedHeader {
     /// Last segment of its message.
     pub last: bool,
-    /// The RDMAP opcode. Only the low four bits go on the wire.
+    /// The RDMAP opcode. Only the low four bits are sent.
     pub opcode: Opcode,
     /// The STag to invalidate, in messages that do so; zero in all others.
     pub invalidate_stag: Stag,
@@ -150,20 +149,17 @@ impl UntaggedHeader {
         Err(header.queue_error())
     }
 
-    /// Returns the error of a header on a wrong queue.
     #[cold]
     const fn queue_error(&self) -> HeaderError {
         if self.qn > QueueNumber::ATOMIC_RESPONSE.0 {
             HeaderError::InvalidQueue { qn: self.qn }
         } else {
-            // The queue exists, so this is not an error of DDP: RDMAP did not expect this opcode on
-            // it.
+            // The queue exists, so this is not a DDP error: the opcode is unexpected on this queue.
             HeaderError::UnexpectedOpcode(self.opcode.0)
         }
     }
 
-    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was
-    /// written.
+    /// Writes the header. Returns its length. If `out` is too short, writes nothing and returns 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<UNTAGGED_HEADER_LEN>() else {
@@ -193,7 +189,7 @@ pub enum Header {
 }
 
 impl Header {
-    /// Returns its length on the wire in octets: 14 or 18.
+    /// Returns the length of the header on the wire in octets: 14 or 18.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
@@ -203,7 +199,8 @@ impl Header {
         }
     }
 
-    /// Reads a header without checking version, opcode or queue. Returns `None` if it is cut short.
+    /// Reads a header without checking version, opcode or queue. Returns `None` if it is
+    /// incomplete.
     #[inline]
     pub fn decode(ulpdu: &[u8]) -> Option<Self> {
         if ulpdu.first()? & bit::TAGGED != 0 {
@@ -213,9 +210,9 @@ impl Header {
         }
     }
 
-    /// Reads and checks the header at the start of a ULPDU: versions, opcode, that the opcode
-    /// matches the T bit, and that an untagged segment is on the opcode's queue. Checks that need
-    /// state (STags, MSN, MO) are left to the caller.
+    /// Reads and checks the header at the start of a ULPDU: the versions and the opcode, that the
+    /// opcode matches the T bit, and that an untagged segment is on the opcode's queue. The caller
+    /// makes the checks that need state (STags, MSN, MO).
     #[inline]
     pub fn parse(ulpdu: &[u8]) -> Result<Self, HeaderError> {
         if Self::parse_opcode(ulpdu)?.is_tagged() {
@@ -227,8 +224,8 @@ impl Header {
         }
     }
 
-    /// Reads and checks the control octets at the start of a ULPDU, which determine its kind.
-    /// Returns its opcode, which is known and matches the T bit.
+    /// Reads and checks the control octets at the start of a ULPDU. Returns the opcode, which is
+    /// known and matches the T bit.
     #[inline(always)]
     pub fn parse_opcode(ulpdu: &[u8]) -> Result<Opcode, HeaderError> {
         let Some(&[ddp, rdmap]) = ulpdu.first_chunk() else {
@@ -252,8 +249,7 @@ impl Header {
             .any(|opcode| opcode.is_known() && VALID.get(usize::from(opcode.0)) == Some(&control))
     }
 
-    /// Checks the two control octets. They are sufficient to refuse a segment of another protocol
-    /// version.
+    /// Checks the two control octets: versions, opcode, and T bit.
     #[inline]
     pub fn check_control(ddp_control: u8, rdmap_control: u8) -> Result<(), HeaderError> {
         let control = u16::from_be_bytes([ddp_control, rdmap_control]);
@@ -263,7 +259,6 @@ impl Header {
         }
     }
 
-    /// Returns the error in two control octets.
     #[cold]
     const fn control_error(ddp_control: u8, rdmap_control: u8) -> HeaderError {
         //= rfc5044 section C.1
@@ -291,8 +286,7 @@ impl Header {
         HeaderError::UnexpectedOpcode(rdmap_control & bit::OPCODE)
     }
 
-    /// Writes the header. Returns its length, or 0 when `out` is shorter than that and nothing was
-    /// written.
+    /// Writes the header. Returns its length. If `out` is too short, writes nothing and returns 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         match self {
@@ -320,10 +314,11 @@ impl Header {
     }
 }
 
-/// Errors of a header alone. Each has a [`TerminateCode`](crate::rdmap::TerminateCode).
+/// Errors that are detected in a header without any state. Each has a
+/// [`TerminateCode`](crate::rdmap::TerminateCode).
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HeaderError {
-    /// The ULPDU ends before its header does.
+    /// The ULPDU is shorter than its header.
     TooShort,
     /// DV is not 1.
     BadDdpVersion {

@@ -38,7 +38,7 @@ named_values! {
 }
 
 impl Opcode {
-    /// Returns `true` if RFC 5040 or RFC 7306 defines it.
+    /// Returns `true` if RFC 5040 or RFC 7306 defines the opcode.
     #[inline]
     pub const fn is_known(self) -> bool {
         self.0 <= Self::ATOMIC_RESPONSE.0
@@ -47,8 +47,8 @@ impl Opcode {
     /// The four Sends.
     pub const SENDS: [Self; 4] = [Self::SEND, Self::SEND_INV, Self::SEND_SE, Self::SEND_SE_INV];
 
-    /// Returns `true` for the four Sends. Immediate Data is not one of them, although it consumes a
-    /// receive, too.
+    /// Returns `true` for the four Sends, but not for Immediate Data, which also consumes a
+    /// receive.
     #[inline]
     pub const fn is_send(self) -> bool {
         matches!(
@@ -57,7 +57,7 @@ impl Opcode {
         )
     }
 
-    /// Returns `true` if its segments are tagged: Write and Read Response.
+    /// Returns `true` if the segments of the message are tagged: Write and Read Response.
     #[inline]
     pub const fn is_tagged(self) -> bool {
         //= rfc5040 section 4.1
@@ -76,19 +76,19 @@ impl Opcode {
         matches!(self, Self::WRITE | Self::READ_RESPONSE)
     }
 
-    /// Returns `true` if it requests a solicited event at the data sink.
+    /// Returns `true` if the message requests a solicited event at the data sink.
     #[inline]
     pub const fn solicited(self) -> bool {
         matches!(self, Self::SEND_SE | Self::SEND_SE_INV | Self::IMMEDIATE_SE)
     }
 
-    /// Returns `true` if it carries an STag to invalidate.
+    /// Returns `true` if the message carries an STag to invalidate.
     #[inline]
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SEND_INV | Self::SEND_SE_INV)
     }
 
-    /// Returns the untagged queue it belongs to; `None` for tagged and unknown opcodes.
+    /// Returns the untagged queue of the message; `None` for tagged and unknown opcodes.
     #[inline]
     pub const fn queue_number(self) -> Option<u32> {
         //= rfc7306 section 5.2

@@ -3,9 +3,9 @@
 use crate::wire::named_values;
 use core::fmt;
 
-/// A Steering Tag: names a tagged buffer. The RFCs leave its structure to the owner; here, as in
-/// the RDMA verbs, it consists of a 24-bit index (upper bits) and an 8-bit key that the consumer
-/// may choose.
+/// A Steering Tag, which identifies a tagged buffer. The RFCs leave its structure to the owner. In
+/// this project, as in the RDMA verbs, it consists of a 24-bit index (upper bits) and an 8-bit key
+/// that the consumer may choose.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Stag(pub u32);
 
@@ -68,7 +68,7 @@ mod tests {
     use std::format;
 
     #[test]
-    fn stag_parts() {
+    fn stag_consists_of_index_and_key() {
         let s = Stag::new(0xabcdef, 0x12);
         assert_eq!((s.0, s.index(), s.key()), (0xabcd_ef12, 0xabcdef, 0x12));
         assert_eq!(s.with_key(0xff), Stag(0xabcd_efff));

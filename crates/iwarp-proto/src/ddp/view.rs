@@ -1,7 +1,6 @@
 //! Views of the two DDP segment headers. RFC 5041 §4.2 and §4.3, RFC 5040 §4.1 figure 3.
 //!
-//! A view checks nothing: it shows each version, opcode and reserved bit as it is.
-//! [`Header::parse`](super::Header::parse) checks.
+//! A view does not check the fields. [`Header::parse`](super::Header::parse) does.
 
 use super::control::{bit, control_octets};
 use super::{Opcode, Stag};
@@ -47,8 +46,8 @@ macro_rules! view {
         pub struct $name<T>(T);
 
         impl<T: AsRef<[u8]>> $name<T> {
-            /// Creates a view of the header at the start of `octets`. Returns `None` if there are
-            /// too few. Ignores the T bit.
+            /// Creates a view of the header at the start of `octets`. Returns `None` if they are
+            /// too short. Ignores the T bit.
             #[inline]
             pub fn new(octets: T) -> Option<Self> {
                 (octets.as_ref().len() >= $len).then_some(Self(octets))
@@ -61,8 +60,8 @@ macro_rules! view {
 
             #[inline(always)]
             fn head(&self) -> &[u8; $len] {
-                // `new` has checked the length. If the container has become shorter since, the
-                // missing octets read as zero.
+                // `new` has checked the length. If the container has become shorter since then, all
+                // octets read as zero.
                 self.0.as_ref().first_chunk().unwrap_or(&[0; $len])
             }
 
@@ -96,15 +95,15 @@ macro_rules! view {
                 Opcode(self.head()[field::RDMAP_CONTROL] & bit::OPCODE)
             }
 
-            /// Returns what follows the header.
+            /// Returns the octets after the header.
             pub fn payload(&self) -> &[u8] {
                 self.0.as_ref().get($len..).unwrap_or_default()
             }
         }
 
         impl<T: AsRef<[u8]> + AsMut<[u8]>> $name<T> {
-            /// Writes both control octets: the T bit of this view's type, versions 1 and 1,
-            /// reserved bits zero.
+            /// Writes both control octets, with the T bit of this view's type, versions 1 and 1,
+            /// and reserved bits zero.
             #[inline]
             pub fn set_control(&mut self, last: bool, opcode: Opcode) {
                 //= rfc5041 section 4.1
@@ -141,7 +140,7 @@ view! {
     TaggedView, TAGGED_HEADER_LEN, tagged: true
 }
 view! {
-    /// A view of an untagged header (everything else).
+    /// A view of an untagged header (all other messages).
     UntaggedView, UNTAGGED_HEADER_LEN, tagged: false
 }
 
@@ -186,7 +185,7 @@ impl<T: AsRef<[u8]>> UntaggedView<T> {
         be32(self.head(), field::QN)
     }
 
-    /// Returns the message sequence number; the first message of a queue has 1.
+    /// Returns the message sequence number. The first message of a queue has number 1.
     #[inline]
     pub fn msn(&self) -> u32 {
         be32(self.head(), field::MSN)

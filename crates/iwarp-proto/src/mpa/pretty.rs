@@ -1,5 +1,5 @@
-//! Prints one direction of an MPA connection, one line per frame or FPDU. It serves tools, and is
-//! the cheapest fuzz target, because it passes any octets through every decoder of this crate.
+//! Prints one direction of an MPA connection, one line per frame or FPDU. It is for tools and for
+//! fuzzing: it passes the octets through every decoder of this crate.
 
 use super::framing::{
     FpduOptions, MARKER_LEN, MPA_LEN_FIELD, MarkerClock, Piece, fpdu_len_with_markers, fpdu_pieces,
@@ -11,11 +11,12 @@ use crate::rdmap::{
 };
 use core::fmt;
 
-/// Octets of a ULPDU that are sufficient to describe it: the longest header and what may follow it.
+/// Number of octets at the start of a ULPDU that are printed: the longest DDP header and the
+/// longest RDMAP header after it.
 const HEAD: usize = UNTAGGED_HEADER_LEN + AtomicRequest::LEN;
 const _: () = assert!(AtomicRequest::LEN >= Terminate::MAX_LEN);
 
-/// One direction of a connection, for printing. `{}` prints lines that end in a newline.
+/// One direction of a connection, for printing. The output of `{}` ends with a newline.
 #[derive(Copy, Clone, Debug)]
 pub struct Stream<'a> {
     octets: &'a [u8],
@@ -23,8 +24,9 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Creates a printer for one direction, from its first octet, or from the start of any FPDU if
-    /// there are no markers. An initial Request or Reply frame is recognised by its key.
+    /// Creates a printer for the octets of one direction, which start with its first octet. Without
+    /// markers, they may start with any FPDU. An initial Request or Reply frame is recognised by
+    /// its key.
     pub const fn new(octets: &'a [u8], opts: FpduOptions) -> Self {
         Self { octets, opts }
     }
@@ -42,7 +44,7 @@ impl fmt::Display for Stream<'_> {
         }
         let mut clock = MarkerClock::new();
         while !rest.is_empty() {
-            let Some(fpdu) = Fpdu::look(rest, &self.opts, &clock) else {
+            let Some(fpdu) = Fpdu::parse(rest, &self.opts, &clock) else {
                 return writeln!(f, "{at:>8} {} octets of an incomplete FPDU", rest.len());
             };
             write!(f, "{at:>8} {fpdu}")?;
@@ -91,19 +93,22 @@ fn print_frame(f: &mut fmt::Formatter<'_>, frame: &Frame<'_>) -> fmt::Result {
     )
 }
 
-/// The description of one FPDU.
+/// The printed properties of an FPDU.
 struct Fpdu {
+    /// Number of octets in the stream, including markers.
     total: usize,
     ulpdu_len: usize,
+    /// The first octets of the ULPDU.
     head: [u8; HEAD],
     head_len: usize,
     markers: usize,
     bad_markers: usize,
+    /// Whether the CRC is correct, if it was checked.
     crc: Option<bool>,
 }
 
 impl Fpdu {
-    fn look(stream: &[u8], opts: &FpduOptions, clock: &MarkerClock) -> Option<Self> {
+    fn parse(stream: &[u8], opts: &FpduOptions, clock: &MarkerClock) -> Option<Self> {
         let next = if opts.markers {
             clock.next_marker_in()
         } else {

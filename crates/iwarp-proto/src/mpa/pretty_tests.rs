@@ -58,7 +58,7 @@ fn fpdus(ulpdus: &[&[u8]], opts: FpduOptions) -> Vec<u8> {
     wire
 }
 
-/// Prints the only FPDU of a stream, without the text before its header.
+/// Returns the printed line of an FPDU, without the text before its header.
 fn described(header: &Header, body: &[u8]) -> String {
     let ulpdu = ulpdu(header, body);
     let line = printed(&fpdus(&[&ulpdu], PLAIN), PLAIN);
@@ -104,14 +104,14 @@ fn frames_are_described() {
         printed(&reply, PLAIN),
         "       0 MPA Reply revision 2 reject, 5 octets private data\n"
     );
-    // Offsets after a frame are counted from the beginning of the stream.
+    // Offsets of FPDUs include the frame.
     let send = ulpdu(&untagged(Opcode::SEND, 0), b"abc");
     let all = [&reply[..], &fpdus(&[&send, &send], PLAIN)].concat();
     let lines: Vec<String> = printed(&all, PLAIN).lines().map(String::from).collect();
     assert!(lines[1].starts_with("      25 FPDU 21: "), "{lines:?}");
     assert!(lines[2].starts_with("      53 FPDU 21: "), "{lines:?}");
     assert_eq!(lines.len(), 3);
-    // Markers are counted from the end of the frame.
+    // The first marker is after the frame.
     let all = [&reply[..], &fpdus(&[&send, &send], MARKERS)].concat();
     let lines: Vec<String> = printed(&all, MARKERS).lines().map(String::from).collect();
     let first = "      25 FPDU 21 markers 1 CRC good: ";
@@ -142,7 +142,7 @@ fn invalid_fpdus_are_described() {
 }
 
 #[test]
-fn markers_are_counted_and_judged() {
+fn markers_are_counted_and_checked() {
     // The first marker is before the first FPDU, the second inside it, and the third before the
     // second FPDU.
     let long = ulpdu(
@@ -166,7 +166,7 @@ fn markers_are_counted_and_judged() {
     assert!(text.contains("FPDU 18 markers 1 CRC good: "), "{text}");
 }
 
-/// A marker may split the header. The header is described, not the marker.
+/// A marker may split a header. It must not be printed as a part of the header.
 #[test]
 fn header_is_read_around_marker() {
     let request = ReadRequest {
@@ -216,11 +216,11 @@ fn headers_are_described() {
         described(&invalidates, b""),
         "SEND_INV QN 0 MSN 2 MO 3, 0 octets, invalidates 0x00000099, last"
     );
-    let nowhere = described(&untagged(Opcode::SEND, 9), b"");
+    let invalid_queue = described(&untagged(Opcode::SEND, 9), b"");
     assert!(
-        nowhere
+        invalid_queue
             .starts_with("SEND QN 9 MSN 7 MO 0, 0 octets, last -- no untagged queue 9, terminate "),
-        "{nowhere}"
+        "{invalid_queue}"
     );
 }
 

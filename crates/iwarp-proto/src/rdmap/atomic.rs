@@ -4,13 +4,13 @@ use crate::ddp::Stag;
 use crate::wire::{be32, be64, named_values, put};
 
 named_values! {
-    /// AOpCode: four bits on the wire; any value can be represented. RFC 7306 has text about a
-    /// plain Swap, but figure 5 gives it no code; a CmpSwap with compare mask 0 does the same.
+    /// AOpCode: four bits on the wire. Any value can be represented. RFC 7306 also describes a
+    /// Swap, but figure 5 defines no code for it. A CmpSwap with compare mask 0 does the same.
     pub struct AtomicOp(u8) {
-        /// Add `add_swap` under `add_swap_mask`.
+        /// Adds `add_swap`, in the fields that `add_swap_mask` defines.
         FETCH_ADD = 0;
-        /// Store `add_swap` under `add_swap_mask` if the value equals `compare` under
-        /// `compare_mask`.
+        /// Stores the bits of `add_swap` in `add_swap_mask`, if the value equals `compare` in the
+        /// bits of `compare_mask`.
         CMP_SWAP = 2;
     }
 }
@@ -93,13 +93,13 @@ impl<T: AsRef<[u8]>> AtomicRequestView<T> {
     }
 }
 
-/// An Atomic Request: reads a 64-bit value at the target, changes it as `op` says, and returns the
-/// original.
+/// An Atomic Request: reads a 64-bit value at the target, changes it according to `op`, and returns
+/// the original value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AtomicRequest {
-    /// The operation. Only the low four bits go on the wire.
+    /// The operation. Only the low four bits are sent.
     pub op: AtomicOp,
-    /// Chosen by the requester, reflected in the response.
+    /// A number that the requester chooses, and the response returns.
     pub request_id: u32,
     /// The target buffer.
     pub stag: Stag,
@@ -107,7 +107,8 @@ pub struct AtomicRequest {
     pub to: u64,
     /// The value to add or to store.
     pub add_swap: u64,
-    /// The bits of it that are used; for additions each set bit ends a field (RFC 7306 §5.1.1).
+    /// For a swap, the bits of `add_swap` to store. For an addition, each set bit is the highest
+    /// bit of a field (RFC 7306 §5.1.1).
     pub add_swap_mask: u64,
     /// The value to compare with (CmpSwap).
     pub compare: u64,
@@ -119,8 +120,8 @@ impl AtomicRequest {
     /// Octets on the wire.
     pub const LEN: usize = 52;
 
-    /// Reads the header; `None` if there are fewer than 52 octets. Unknown operations are not
-    /// refused here.
+    /// Reads the header. Returns `None` if there are fewer than 52 octets. Does not refuse unknown
+    /// operations.
     #[inline]
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let v = AtomicRequestView::new(octets.first_chunk::<{ Self::LEN }>()?)?;
@@ -136,7 +137,8 @@ impl AtomicRequest {
         })
     }
 
-    /// Writes the header. Returns 52, or 0 when `out` is shorter and nothing was written.
+    /// Writes the header. Returns its length, 52. If `out` is too short, writes nothing and returns
+    /// 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<{ Self::LEN }>() else {
@@ -184,8 +186,8 @@ impl<T: AsRef<[u8]>> AtomicResponseView<T> {
 
 /// An Atomic Response.
 ///
-/// RFC 7306 §4 says that the header has 32 octets, but figure 6 and the DDP segment in appendix A.2
-/// show the two fields below, 12 octets, which are sent on the wire.
+/// According to RFC 7306 §4, the header has 32 octets. But figure 6 and the DDP segment in appendix
+/// A.2 only contain the two fields below, 12 octets, and these are sent.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AtomicResponse {
     /// The request's identifier.
@@ -198,7 +200,7 @@ impl AtomicResponse {
     /// Octets on the wire.
     pub const LEN: usize = 12;
 
-    /// Reads the header; `None` when there are fewer than 12 octets.
+    /// Reads the header. Returns `None` if there are fewer than 12 octets.
     #[inline]
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let v = AtomicResponseView::new(octets.first_chunk::<{ Self::LEN }>()?)?;
@@ -208,7 +210,8 @@ impl AtomicResponse {
         })
     }
 
-    /// Writes the header. Returns 12, or 0 when `out` is shorter and nothing was written.
+    /// Writes the header. Returns its length, 12. If `out` is too short, writes nothing and returns
+    /// 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<{ Self::LEN }>() else {

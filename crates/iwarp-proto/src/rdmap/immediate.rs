@@ -1,16 +1,16 @@
-//! Immediate Data, and how its 64 bits carry the verbs' 32. RFC 7306 §6.
+//! Immediate Data, and how its 64 bits carry the 32-bit immediate value of the verbs. RFC 7306 §6.
 //!
-//! The RFC gives an Immediate Data message 8 octets without structure; the verbs have 4. This
-//! project's mapping:
+//! In the RFC, an Immediate Data message has 8 octets without structure. The verbs have 4 octets.
+//! This project uses the 8 octets as follows:
 //!
 //! | octets | content |
 //! | --- | --- |
-//! | 0 to 3 | the immediate value, network order |
-//! | 4 to 7 | 0: stands alone or ends a Write with Immediate; 1: belongs to the Send that follows |
+//! | 0 to 3 | the immediate value, in network order |
+//! | 4 to 7 | 1 if the value belongs to the Send that follows, 0 otherwise |
 //!
-//! A Write with Immediate is the Write followed by the Immediate Data, as RFC 7306 §6 describes it.
-//! For a Send with Immediate the Immediate Data comes first, so that a receiver that knows the
-//! mapping can hold it back and complete both with one receive.
+//! A Write with Immediate is sent as a Write and then Immediate Data, as RFC 7306 §6 describes. For
+//! a Send with Immediate, the Immediate Data is sent first, so that a receiver that knows this
+//! encoding can complete both messages with one receive.
 
 /// The content of an Immediate Data message.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
@@ -22,7 +22,7 @@ impl Immediate {
 
     const BEFORE_SEND: u32 = 1;
 
-    /// Creates an immediate that completes on its own.
+    /// Creates an immediate that does not belong to a Send.
     #[inline]
     pub const fn plain(imm: u32) -> Self {
         Self::with_word(imm, 0)
@@ -39,13 +39,13 @@ impl Immediate {
         Self((((imm as u64) << 32) | word as u64).to_be_bytes())
     }
 
-    /// Creates it from any octets, with any second word.
+    /// Creates an immediate from its octets on the wire.
     #[inline]
     pub const fn from_octets(octets: [u8; 8]) -> Self {
         Self(octets)
     }
 
-    /// Returns its octets on the wire.
+    /// Returns the octets on the wire.
     #[inline]
     pub const fn octets(self) -> [u8; 8] {
         self.0
@@ -57,14 +57,15 @@ impl Immediate {
         (u64::from_be_bytes(self.0) >> 32) as u32
     }
 
-    /// Returns `true` if the next Send carries this value. A second word other than 1 counts as
-    /// plain, because another implementation may use all 8 octets for its own purposes.
+    /// Returns `true` if the value belongs to the next Send. Returns `false` if the second word is
+    /// not 1, because another implementation may use all 8 octets for its own purposes.
     #[inline]
     pub const fn belongs_to_send(self) -> bool {
         u64::from_be_bytes(self.0) as u32 == Self::BEFORE_SEND
     }
 
-    /// Reads the payload of an Immediate Data message; `None` unless it has exactly 8 octets.
+    /// Reads the payload of an Immediate Data message. Returns `None` unless it has exactly 8
+    /// octets.
     #[inline]
     pub fn parse(payload: &[u8]) -> Option<Self> {
         //= rfc7306 section 6.3
@@ -74,7 +75,8 @@ impl Immediate {
         payload.try_into().ok().map(Self)
     }
 
-    /// Writes the octets. Returns 8, or 0 when `out` is shorter and nothing was written.
+    /// Writes the octets. Returns their number, 8. If `out` is too short, writes nothing and
+    /// returns 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         //= rfc7306 section 6.3

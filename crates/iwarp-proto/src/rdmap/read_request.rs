@@ -96,7 +96,7 @@ pub struct ReadRequest {
     pub sink_stag: Stag,
     /// Offset in the sink buffer, in octets.
     pub sink_to: u64,
-    /// Octets to read; zero is allowed.
+    /// Number of octets to read; zero is allowed.
     pub size: u32,
     /// The buffer that contains the data.
     pub source_stag: Stag,
@@ -108,7 +108,8 @@ impl ReadRequest {
     /// Octets on the wire.
     pub const LEN: usize = 28;
 
-    /// Reads the header; `None` if there are fewer than 28 octets. Ignores what follows them.
+    /// Reads the header. Returns `None` if there are fewer than 28 octets. Ignores octets after the
+    /// header.
     #[inline]
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let v = ReadRequestView::new(octets.first_chunk::<{ Self::LEN }>()?)?;
@@ -121,7 +122,8 @@ impl ReadRequest {
         })
     }
 
-    /// Writes the header. Returns 28, or 0 when `out` is shorter and nothing was written.
+    /// Writes the header. Returns its length, 28. If `out` is too short, writes nothing and returns
+    /// 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<{ Self::LEN }>() else {

@@ -1,4 +1,4 @@
-//! FPDUs: the RFC's figures, marker positions against a naive model, sizes.
+//! Tests of FPDUs: the RFC's figures, a comparison of marker positions with a simple model, sizes.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, UntaggedHeader};
@@ -14,7 +14,7 @@ const MARKERS: FpduOptions = FpduOptions {
     crc: Some(crc32c::append),
 };
 
-/// The ULPDU of RFC 5044 figures 5 and 6: a Send of 24 zeros.
+/// Returns the ULPDU of RFC 5044 figures 5 and 6: a Send of 24 zeros.
 fn send(msn: u32) -> [u8; 42] {
     let mut ulpdu = [0; 42];
     let header = Header::Untagged(UntaggedHeader {
@@ -27,8 +27,8 @@ fn send(msn: u32) -> [u8; 42] {
     ulpdu
 }
 
-/// Encodes and compares, decodes and compares.
-fn both_ways(ulpdu: &[u8], wire: &[u8], opts: &FpduOptions, start: MarkerClock) {
+/// Checks that `ulpdu` is encoded to `wire`, and that `wire` is decoded to `ulpdu`.
+fn assert_round_trip(ulpdu: &[u8], wire: &[u8], opts: &FpduOptions, start: MarkerClock) {
     let mut tx = start;
     let mut out = vec![0xaa; wire.len()];
     assert_eq!(encode_fpdu(ulpdu, opts, &mut tx, &mut out), Ok(wire.len()));
@@ -47,7 +47,7 @@ fn both_ways(ulpdu: &[u8], wire: &[u8], opts: &FpduOptions, start: MarkerClock) 
 }
 
 #[test]
-fn figure_5() {
+fn rfc_5044_figure_5() {
     //= rfc5041 section 3
     //= type=test
     //# 6. LLP MUST provide a strong digest (at least equivalent to CRC32-C) to
@@ -79,11 +79,11 @@ fn figure_5() {
     //# The fields which MUST be included in the CRC calculation when sending an
     //# FPDU are as follows:
     assert_eq!(wire.len(), 0x34);
-    both_ways(&send(1), &wire, &MARKERS, MarkerClock::new());
+    assert_round_trip(&send(1), &wire, &MARKERS, MarkerClock::new());
 }
 
 #[test]
-fn figure_6() {
+fn rfc_5044_figure_6() {
     //= rfc5044 section 4.3
     //= type=test
     //# FPDUPTR MUST contain the number of octets in
@@ -94,22 +94,21 @@ fn figure_6() {
     wire.extend([0, 0, 0, 0x14]); // marker at 0x200
     wire.extend([0; 24]);
     wire.extend([0x84, 0x92, 0x58, 0x98]);
-    both_ways(&send(2), &wire, &MARKERS, MarkerClock::at(0x1ec));
+    assert_round_trip(&send(2), &wire, &MARKERS, MarkerClock::at(0x1ec));
 }
 
 #[test]
-fn figure_4() {
-    // An FPDU with 16 octets of ULPDU, a marker after 12 octets, and two octets of pad; its CRC is
-    // checked by hand below.
+fn rfc_5044_figure_4() {
+    // An FPDU with 16 octets of ULPDU, a marker after 12 octets, and two octets of pad.
     let ulpdu: Vec<u8> = (1..=16).collect();
     let mut wire = vec![0x00, 0x10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0x0c];
     wire.extend([11, 12, 13, 14, 15, 16, 0, 0]);
     wire.extend(crc32c::append(0, &wire).to_le_bytes());
-    both_ways(&ulpdu, &wire, &MARKERS, MarkerClock::at(500));
+    assert_round_trip(&ulpdu, &wire, &MARKERS, MarkerClock::at(500));
 }
 
 #[test]
-fn without_markers_every_pad() {
+fn fpdus_have_pads_of_every_length() {
     //= rfc5044 section 4.1
     //= type=test
     //# The length of the
@@ -142,14 +141,14 @@ fn without_markers_every_pad() {
         //= rfc5044 section 4.1
         //= type=test
         //# The format of an FPDU shown below MUST be used for all MPA FPDUs.
-        both_ways(&ulpdu, &wire, &CRC, MarkerClock::new());
-        // CRC off: the field is present and zero, and a peer's values there and in the pad are
+        assert_round_trip(&ulpdu, &wire, &CRC, MarkerClock::new());
+        // If CRCs are off, the field is zero. A peer's values in the field and in the pad are
         // ignored.
         let off = FpduOptions::default();
-        let at = wire.len() - 4;
-        wire[at..].fill(0);
-        both_ways(&ulpdu, &wire, &off, MarkerClock::new());
-        wire[at - pad..].fill(0xee);
+        let crc_at = wire.len() - 4;
+        wire[crc_at..].fill(0);
+        assert_round_trip(&ulpdu, &wire, &off, MarkerClock::new());
+        wire[crc_at - pad..].fill(0xee);
         let mut back = vec![0; len];
         assert!(decode_fpdu(&wire, &off, &mut MarkerClock::new(), &mut back).is_ok());
         assert_eq!(back, ulpdu);
@@ -199,9 +198,9 @@ fn crc_off_ignores_field() {
     assert_eq!(e.terminate(), Some(TerminateCode::MPA_CRC));
 }
 
-/// Returns the stream of `bodies` (FPDUs without markers), with markers inserted one octet at a
-/// time; FPDUPTRs are found by searching for the start of the FPDU around each marker.
-fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
+/// Returns the stream of `bodies` (FPDUs without markers). Inserts the markers while it copies one
+/// octet at a time, and computes each FPDUPTR from the position of the FPDU's first octet.
+fn simple_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for body in bodies {
         let mut header_at = None;
@@ -219,7 +218,7 @@ fn naive_stream(bodies: &[Vec<u8>], start: usize) -> Vec<u8> {
 }
 
 #[test]
-fn markers_match_naive_model() {
+fn markers_match_simple_model() {
     //= rfc5041 section 3
     //= type=test
     //# 4. The LLP MUST preserve DDP Segment and Message boundaries at the Data
@@ -292,7 +291,7 @@ fn markers_match_naive_model() {
                     body
                 })
                 .collect();
-            let expected = naive_stream(&bodies, start);
+            let expected = simple_stream(&bodies, start);
             let (mut tx, mut rx) = (MarkerClock::at(start as u64), MarkerClock::at(start as u64));
             let mut stream = Vec::new();
             for u in &ulpdus {
@@ -316,13 +315,13 @@ fn markers_match_naive_model() {
 }
 
 #[test]
-fn marker_beside_crc() {
+fn marker_before_and_after_crc() {
     //= rfc5044 section 4.4
     //= type=test
     //# If there is a
     //# Marker immediately following the PAD, the Marker is included in
     //# the CRC calculation for this FPDU.
-    // Length 2, ULPDU 10: 12 octets, then the marker, then the CRC.
+    // The length field (2 octets), the ULPDU (10 octets), the marker, and the CRC.
     let mut out = [0; 20];
     let mut clock = MarkerClock::at(500);
     assert_eq!(
@@ -331,7 +330,8 @@ fn marker_beside_crc() {
     );
     assert_eq!(out[12..16], [0, 0, 0, 12]);
     assert_eq!(out[16..], crc32c::append(0, &out[..16]).to_le_bytes());
-    // Four octets earlier the marker is directly after the CRC, and so not part of the FPDU.
+    // If the FPDU starts four octets earlier, the marker is directly after the CRC, and belongs to
+    // the next FPDU.
     let mut clock = MarkerClock::at(496);
     assert_eq!(
         encode_fpdu(&[7; 10], &MARKERS, &mut clock, &mut out),
@@ -341,7 +341,7 @@ fn marker_beside_crc() {
 }
 
 #[test]
-fn bad_markers_are_found() {
+fn bad_markers_are_detected() {
     //= rfc5044 section 8
     //= type=test
     //# It may not be possible to make this check as a segment arrives, but the
@@ -390,7 +390,7 @@ fn bad_markers_are_found() {
     assert_eq!(Marker { fpdu_ptr: 15 }.octets(), [0, 0, 0, 12]);
 }
 
-/// After an error, or an incomplete FPDU, the position in the stream is unchanged.
+/// After an error or an incomplete FPDU, the clock is unchanged.
 #[test]
 fn error_keeps_marker_clock() {
     let body = [7; 1200];
@@ -405,13 +405,13 @@ fn error_keeps_marker_clock() {
         let mut clock = from;
         let mut out = [0; 1200];
         let mut errors = 0;
-        // Each octet: errors in markers are detected even without the CRC.
-        for at in 0..n {
+        // Change each octet. Errors in markers are detected even without CRCs.
+        for i in 0..n {
             let mut wrong = wire;
-            wrong[at] ^= 0x10;
+            wrong[i] ^= 0x10;
             for options in [&MARKERS, &unchecked] {
                 if decode_fpdu(&wrong[..n], options, &mut clock, &mut out).is_err() {
-                    assert_eq!(clock, from, "octet {at} from {start}");
+                    assert_eq!(clock, from, "octet {i} from {start}");
                     errors += 1;
                 }
                 clock = from;
@@ -431,7 +431,7 @@ fn error_keeps_marker_clock() {
 }
 
 #[test]
-fn incomplete_input_reports_need() {
+fn incomplete_input_reports_needed_length() {
     //= rfc5044 section 6
     //= type=test
     //# The ULPDU Length field (see Section 4) MUST be used to determine if the
@@ -441,10 +441,10 @@ fn incomplete_input_reports_need() {
         let n = encode_fpdu(&send(1), &opts, &mut MarkerClock::new(), &mut wire).unwrap();
         let mut out = [0; 42];
         let mut clock = MarkerClock::new();
-        for have in 0..n {
-            match decode_fpdu(&wire[..have], &opts, &mut clock, &mut out) {
-                Err(FramingError::Incomplete { needed }) => assert!(have < needed && needed <= n),
-                other => panic!("{have} octets: {other:?}"),
+        for len in 0..n {
+            match decode_fpdu(&wire[..len], &opts, &mut clock, &mut out) {
+                Err(FramingError::Incomplete { needed }) => assert!(len < needed && needed <= n),
+                other => panic!("{len} octets: {other:?}"),
             }
             assert_eq!(clock, MarkerClock::new());
         }
@@ -454,14 +454,14 @@ fn incomplete_input_reports_need() {
 }
 
 #[test]
-fn too_long_or_no_room() {
+fn long_ulpdu_or_short_output_fails() {
     let mut out = vec![0; 70000];
     let clock = &mut MarkerClock::new();
     assert_eq!(
         encode_fpdu(&[0; 65536], &CRC, clock, &mut out),
         Err(FramingError::UlpduTooLong)
     );
-    // 65535 octets fit the length field, but their last marker could not point back.
+    // The length field can express 65535 octets, but the pointer of the last marker cannot.
     assert_eq!(
         encode_fpdu(&[0; 65535], &MARKERS, clock, &mut out),
         Err(FramingError::UlpduTooLong)
@@ -478,7 +478,7 @@ fn too_long_or_no_room() {
 }
 
 #[test]
-fn mulpdu_values() {
+fn mulpdu_follows_rfc_formula() {
     //= rfc5044 section 4.5
     //= type=test
     //# The maximum ULPDU Length for a single ULPDU when Markers are
@@ -526,7 +526,7 @@ fn mulpdu_values() {
             assert!((128..=64768).contains(&mulpdu(emss, markers)), "{emss}");
         }
     }
-    // Wherever the markers are, an FPDU of that size fits.
+    // An FPDU with the MULPDU fits into a segment, wherever the markers are.
     for emss in 140..4000u32 {
         assert!(fpdu_len(mulpdu(emss, false).into()) <= emss as usize);
         for next in (0..512).step_by(4) {
@@ -536,7 +536,7 @@ fn mulpdu_values() {
 }
 
 #[test]
-fn clock() {
+fn marker_clock_counts_modulo_512() {
     let mut c = MarkerClock::new();
     assert_eq!((c.offset(), c.next_marker_in()), (0, 0));
     c.advance(4);
@@ -553,7 +553,7 @@ fn clock() {
 }
 
 #[test]
-fn fpdu_with_markers_is_limited() {
+fn fpdu_length_with_markers_is_limited() {
     let mut out = vec![0; 70000];
     let (mut fit, mut over) = (0, 0);
     for start in (0..512).step_by(4) {

@@ -1,5 +1,5 @@
-//! The integration tests of this crate. They are one program, because each program takes seconds to
-//! link.
+//! The integration tests of this crate. They are a single program, because linking each program
+//! takes seconds.
 
 mod common;
 mod framing;

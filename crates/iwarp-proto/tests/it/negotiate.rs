@@ -1,5 +1,4 @@
-//! MPA negotiation: what both roles offer and agree on. CRC, markers, depths, connection models,
-//! RTR.
+//! Tests of MPA negotiation: CRC, markers, IRD and ORD, connection models, RTR.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
@@ -7,7 +6,7 @@ use iwarp_proto::mpa::startup::*;
 use iwarp_proto::rdmap::TerminateCode;
 
 #[test]
-fn defaults_on_the_wire() {
+fn default_request_octets() {
     //= rfc5044 section 1.2
     //= type=test
     //# It is possible to disable this CRC check; however, CRCs MUST be enabled
@@ -44,7 +43,7 @@ fn defaults_on_the_wire() {
 }
 
 #[test]
-fn plain_request_without_enhancements() {
+fn request_without_enhancements_has_revision_1() {
     //= rfc6581 section 10
     //= type=test
     //# The initiator MUST NOT use the enhanced RDMA connection establishment
@@ -64,7 +63,7 @@ fn plain_request_without_enhancements() {
 }
 
 #[test]
-fn client_server_model() {
+fn client_server_model_has_no_rtr() {
     //= rfc6581 section 9.2
     //= type=test
     //# The initiator MUST set Control Flag A to 0 for the client-server
@@ -86,7 +85,7 @@ fn client_server_model() {
     //# is 0 in the request.
     assert_eq!((ours.rtr, ours.peer_to_peer), (None, false));
     assert_eq!((theirs.rtr, theirs.peer_to_peer), (None, false));
-    // A reply that claims the peer-to-peer model without a request is accepted without it.
+    // If the reply has flag A although the request had not, the flag is ignored.
     let p = EnhancedPrefix {
         ird: 1,
         ord: 1,
@@ -117,7 +116,7 @@ fn client_server_model() {
 }
 
 #[test]
-fn crc_and_markers() {
+fn crc_and_marker_flags_are_combined() {
     //= rfc5044 section 4.4
     //= type=test
     //# An MPA implementation MUST implement CRC support and MUST either:
@@ -191,7 +190,7 @@ fn crc_and_markers() {
 }
 
 #[test]
-fn ird_and_ord_in_pairs() {
+fn ird_and_ord_agree_for_all_pairs() {
     //= rfc6581 section 9.1
     //= type=test
     //# Upon receiving the MPA Accept Frame from the responder, the initiator
@@ -210,15 +209,15 @@ fn ird_and_ord_in_pairs() {
     //= type=test
     //# The responder ORD SHOULD be set to a value less than or equal to the
     //# initiator IRD.
-    let depths = [0, 1, 2, 9, 16, 127, 128, 129, 0x3ffe, 0x3fff, 0xffff];
-    for ird in depths {
-        for ord in depths {
-            for rird in depths {
-                for rord in depths {
+    let values = [0, 1, 2, 9, 16, 127, 128, 129, 0x3ffe, 0x3fff, 0xffff];
+    for ird in values {
+        for ord in values {
+            for responder_ird in values {
+                for responder_ord in values {
                     let i = LocalParams { ird, ord, ..BASE };
                     let r = LocalParams {
-                        ird: rird,
-                        ord: rord,
+                        ird: responder_ird,
+                        ord: responder_ord,
                         ..BASE
                     };
                     let (ours, theirs) = connect(i, r);
@@ -227,12 +226,12 @@ fn ird_and_ord_in_pairs() {
                         "{ours:?} {theirs:?}"
                     );
                     assert!(ours.ird <= 128 && theirs.ird <= 128);
-                    assert!(ours.ord <= ord && theirs.ord <= rord);
+                    assert!(ours.ord <= ord && theirs.ord <= responder_ord);
                     assert_eq!((ours.peer_ird, ours.peer_ord), (theirs.ird, theirs.ord));
                     assert_eq!(theirs.peer_ird, ird.min(128));
-                    // No depth is wasted: each ORD is as large as both sides allow.
-                    assert_eq!(theirs.ord, rord.min(128).min(ird));
-                    // An ORD of zero stays zero: the RTR message is then not a Read.
+                    // Each ORD is as large as both sides allow.
+                    assert_eq!(theirs.ord, responder_ord.min(128).min(ird));
+                    // An ORD of zero stays zero, because the RTR message is then not a Read.
                     assert_eq!(ours.ord, ord.min(128));
                 }
             }
@@ -240,9 +239,9 @@ fn ird_and_ord_in_pairs() {
     }
 }
 
-/// Depths have 14 bits on the wire, and the largest number has another meaning.
+/// IRD and ORD have 14 bits on the wire, and 0x3fff means "no negotiation".
 #[test]
-fn depths_fit_14_bits() {
+fn ird_and_ord_fit_14_bits() {
     let boundless = LocalParams {
         ird: u16::MAX,
         ord: u16::MAX,
@@ -259,8 +258,8 @@ fn depths_fit_14_bits() {
 }
 
 #[test]
-fn responder_answers_like_siw() {
-    // Request IRD/ORD, responder's ird/ord, reply IRD/ORD, as observed.
+fn responder_replies_like_siw() {
+    // (IRD, ORD) of the request, of the responder's parameters, and of siw's reply.
     for (req, own, reply) in [
         ((16, 16), (2, 2), (16, 2)),
         ((2, 2), (16, 16), (16, 2)),
@@ -289,7 +288,7 @@ fn responder_answers_like_siw() {
 }
 
 #[test]
-fn no_negotiation() {
+fn ird_and_ord_without_negotiation() {
     //= rfc6581 section 9.1
     //= type=test
     //# The responder MUST respond to an initiator ORD value of
@@ -326,7 +325,7 @@ fn no_negotiation() {
     for a in [ours, theirs] {
         assert_eq!((a.peer_ird, a.peer_ord), (NO_NEGOTIATION, NO_NEGOTIATION));
     }
-    // Each field by itself.
+    // The request negotiates only the ORD.
     let p = EnhancedPrefix {
         ird: NO_NEGOTIATION,
         ord: 9,
@@ -339,7 +338,7 @@ fn no_negotiation() {
     assert_eq!((a.ird, a.ord), (9, 6));
     let p = parse(&out[..n]).prefix().unwrap().unwrap();
     assert_eq!((p.ird, p.ord), (9, NO_NEGOTIATION));
-    // siw answers 0x3fff with its own numbers, which are ignored, too.
+    // siw replies to 0x3fff with its own numbers, which are ignored.
     let i = Initiator::new(i, b"").unwrap();
     let p = EnhancedPrefix {
         ird: 2,
@@ -350,7 +349,7 @@ fn no_negotiation() {
     };
     let a = accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p)));
     assert_eq!((a.ird, a.ord, a.peer_ird, a.peer_ord), (3, 4, 2, 9));
-    // An initiator that negotiates, and a responder that does not.
+    // The initiator negotiates, but the responder does not.
     let i = Initiator::new(
         LocalParams {
             ird: 3,
@@ -370,7 +369,7 @@ fn no_negotiation() {
 }
 
 #[test]
-fn insufficient_ird() {
+fn responder_ord_above_limit_is_refused() {
     //= rfc6581 section 9.1
     //= type=test
     //# If the initiator does not have sufficient
@@ -406,7 +405,7 @@ fn insufficient_ird() {
             code: 6
         })
     );
-    // Raised as far as the device allows.
+    // The IRD is raised to the maximum of the device.
     let p = EnhancedPrefix { ord: 128, ..p };
     assert_eq!(
         accepted(&i, &frame(FrameKind::Reply, 2, 0x10, &prefix(p))).ird,
@@ -414,7 +413,7 @@ fn insufficient_ird() {
     );
 }
 
-/// The bit of a Read in [`set`].
+/// The bit of the Read in the argument of [`set`].
 const READ: u8 = 4;
 
 fn set(bits: u8) -> RtrSet {
@@ -426,7 +425,7 @@ fn set(bits: u8) -> RtrSet {
 }
 
 #[test]
-fn every_pair_of_rtr_offers() {
+fn rtr_is_negotiated_for_all_pairs() {
     //= rfc6581 section 9.2
     //= type=test
     //# If Control Flag A
@@ -479,7 +478,7 @@ fn every_pair_of_rtr_offers() {
             };
             let initiator = Initiator::new(i, b"").unwrap();
             let pending = Responder::on_request(&parse(initiator.request_octets()), &r).unwrap();
-            // A Read would need an ORD, so it is offered only if nothing else is.
+            // A Read requires an ORD, so it is offered only if no other message is.
             let offered = match offered & !READ {
                 0 => offered,
                 others => others,
@@ -507,7 +506,7 @@ fn every_pair_of_rtr_offers() {
                     //= type=test
                     //# If the initiator ORD is insufficient to support the selected connection
                     //# model, the responder IRD MAY be increased;
-                    // A Read needs room for one.
+                    // A Read as RTR message requires an ORD and an IRD of at least 1.
                     if rtr == Rtr::Read {
                         assert!(ours.ord >= 1 && theirs.ird >= 1);
                     }
@@ -531,7 +530,7 @@ fn every_pair_of_rtr_offers() {
 }
 
 #[test]
-fn odd_rtr_replies() {
+fn unusual_rtr_replies_are_accepted() {
     let i = Initiator::new(BASE, b"").unwrap();
     let reply = |p: EnhancedPrefix| frame(FrameKind::Reply, 2, 0x10, &prefix(p));
     let p2p = EnhancedPrefix {
@@ -540,7 +539,7 @@ fn odd_rtr_replies() {
         peer_to_peer: true,
         ..Default::default()
     };
-    // A responder may name more than was offered.
+    // The reply may contain messages that were not offered.
     let a = accepted(
         &i,
         &reply(EnhancedPrefix {
@@ -559,7 +558,7 @@ fn odd_rtr_replies() {
         }),
     );
     assert_eq!((a.rtr, a.peer_to_peer), (None, false));
-    // An empty offer is not possible: we then offer what every peer knows.
+    // An empty offer is replaced by Write and Read, which every peer supports.
     let i = Initiator::new(
         LocalParams {
             rtr_offer: RtrSet::NONE,
@@ -569,7 +568,7 @@ fn odd_rtr_replies() {
     )
     .unwrap();
     assert_eq!(i.request_octets()[22] & 0xc0, 0xc0);
-    // Initiators that request peer-to-peer and offer nothing (siw can) get Write proposed.
+    // If the request has flag A but no RTR message (siw), the reply contains Write.
     let request = frame(FrameKind::Request, 2, 0x10, &prefix(p2p));
     let mut out = [0; 64];
     let (_, a) = Responder::on_request(&parse(&request), &BASE)
@@ -580,9 +579,9 @@ fn odd_rtr_replies() {
 }
 
 #[test]
-fn small_wish_keeps_offered_ird() {
-    // The initiator serves as many Reads as it has offered, even if the responder wants fewer, and
-    // more if it can and is asked.
+fn small_responder_ord_keeps_offered_ird() {
+    // The initiator supports as many Reads as it has offered, even if the responder requests fewer.
+    // If the responder requests more, it supports more.
     for (ord, ird) in [(0, 16), (4, 16), (16, 16), (20, 20)] {
         let reply = EnhancedPrefix {
             ird: 16,

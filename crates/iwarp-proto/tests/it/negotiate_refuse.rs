@@ -1,14 +1,14 @@
-//! MPA negotiation with peers that use other revisions, have the wrong role, send too much, or
-//! reject.
+//! Tests of MPA negotiation with a peer that uses another revision, has the wrong role, sends too
+//! much private data, or rejects.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
 use iwarp_proto::rdmap::TerminateCode;
 
-/// A responder's result for every revision, with and without flag S.
+/// Checks a responder's result for all revisions and flags in a request.
 #[test]
-fn revisions_at_the_responder() {
+fn responder_accepts_own_and_lower_revisions() {
     //= rfc5044 section 7.1.1
     //= type=test
     //# If the MPA receiver cannot interoperate with
@@ -101,7 +101,8 @@ fn revisions_at_the_responder() {
                 //# [RFC5044] specifies that 'Res' MUST be set to zero when sending and MUST NOT
                 //# be checked on reception, making use of 'S' bit backwards compatibility with
                 //# the original MPA Frame format.
-                // Same revision, same form, no reserved bits, no rejection.
+                // The reply has the same revision, is enhanced if the request is, and has neither
+                // reserved bits nor flag R.
                 assert_eq!(out[17], revision);
                 assert_eq!(out[16], 0x40 | if enhanced { 0x10 } else { 0 });
                 assert_eq!(n, if enhanced { 24 } else { 20 });
@@ -114,9 +115,9 @@ fn revisions_at_the_responder() {
     }
 }
 
-/// An initiator's result for every revision and flag in a reply.
+/// Checks an initiator's result for all revisions and flags in a reply.
 #[test]
-fn revisions_at_the_initiator() {
+fn initiator_accepts_matching_replies_only() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# MPA Initiator mode implementations MUST receive and validate an
@@ -162,7 +163,7 @@ fn revisions_at_the_initiator() {
 }
 
 #[test]
-fn revision_1_keeps_local_depths() {
+fn revision_1_keeps_local_ird_and_ord() {
     let i = LocalParams {
         revision: 1,
         ird: 3,
@@ -176,7 +177,7 @@ fn revision_1_keeps_local_depths() {
     };
     let (ours, theirs) = connect(i, r);
     assert_eq!((ours.ird, ours.ord, ours.peer_ird), (3, 4, NO_NEGOTIATION));
-    // Room for the zero-length Read that cxgb4 sends on plain connections.
+    // An IRD of 1, for the zero-length Read that cxgb4 sends on unenhanced connections.
     assert_eq!(
         (theirs.ird, theirs.ord, theirs.peer_ord),
         (1, 6, NO_NEGOTIATION)
@@ -184,7 +185,7 @@ fn revision_1_keeps_local_depths() {
 }
 
 #[test]
-fn fallback_to_revision_1() {
+fn initiator_falls_back_to_revision_1() {
     //= rfc6581 section 10
     //= type=test
     //# In this case, the
@@ -194,17 +195,17 @@ fn fallback_to_revision_1() {
     //# and IRD and peer-to-peer negotiations.
     let mut i = Initiator::new(BASE, b"hello").unwrap();
     let enhanced = i.request_octets().to_vec();
-    // The first end of a connection may be accidental.
+    // The first connection may have ended for another reason, so the request is repeated.
     assert!(i.ask_again());
     assert_eq!(i.request_octets(), enhanced);
     assert!(i.ask_again());
     assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x05hello");
     assert!(!i.ask_again());
-    let old = LocalParams {
+    let revision_1 = LocalParams {
         revision: 1,
         ..BASE
     };
-    let (ours, _) = connect(old, old);
+    let (ours, _) = connect(revision_1, revision_1);
     assert_eq!((ours.revision, ours.enhanced, ours.rtr), (1, false, None));
     for revision in [0, 3, 255] {
         let e = Initiator::new(LocalParams { revision, ..BASE }, b"").unwrap_err();
@@ -213,7 +214,7 @@ fn fallback_to_revision_1() {
 }
 
 #[test]
-fn wrong_roles() {
+fn wrong_role_is_refused() {
     //= rfc5044 section 8
     //= type=test
     //# The following errors MUST be detected by MPA and the codes SHOULD be
@@ -258,7 +259,7 @@ fn wrong_roles() {
 }
 
 #[test]
-fn private_data_limits() {
+fn private_data_length_is_limited() {
     //= rfc5044 section 7.1.1
     //= type=test
     //# The Private Data field MUST be between 0 and 512
@@ -291,7 +292,7 @@ fn private_data_limits() {
 }
 
 #[test]
-fn rejections() {
+fn rejection_carries_data_ird_and_ord() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# The Responder SHOULD return an MPA Reply Frame with the
@@ -321,7 +322,7 @@ fn rejections() {
     //# The initiator MUST pass the responder provided IRD and ORD to the ULP for
     //# both MPA Accept and Reject messages.
     assert_eq!(reply.ulp_private_data(), b"sorry");
-    // As in an acceptance, the CRC flag is copied from the request.
+    // The CRC flag is copied from the request.
     let crc = reply.header().flags.has(Flags::CRC);
     assert!(crc && reply.header().flags.has(Flags::REJECT));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! MPA negotiation: the RTR message, and what it needs.
+//! Tests of MPA negotiation: the RTR message, and the IRD and ORD that it requires.
 
 use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
@@ -6,12 +6,12 @@ use iwarp_proto::mpa::startup::*;
 
 #[test]
 fn rtr_read_raises_ird() {
-    let reads = LocalParams {
+    let initiator = LocalParams {
         rtr_offer: RtrSet::only(Rtr::Read),
         ord: 0,
         ..BASE
     };
-    let none = LocalParams {
+    let responder = LocalParams {
         rtr_offer: RtrSet::only(Rtr::Read),
         ird: 0,
         ..BASE
@@ -24,12 +24,12 @@ fn rtr_read_raises_ird() {
         ..EnhancedPrefix::default()
     };
     let request = frame(FrameKind::Request, 2, 0x50, &prefix(request));
-    let pending = Responder::on_request(&parse(&request), &none).unwrap();
+    let pending = Responder::on_request(&parse(&request), &responder).unwrap();
     let mut out = [0; MAX_FRAME_LEN];
-    let (n, agreed) = pending.accept(&none, b"", &mut out).unwrap();
+    let (n, agreed) = pending.accept(&responder, b"", &mut out).unwrap();
     assert_eq!((agreed.ird, agreed.rtr), (1, Some(Rtr::Read)));
     assert_eq!(parse(&out[..n]).prefix().unwrap().unwrap().ird, 1);
-    let (ours, theirs) = connect(reads, none);
+    let (ours, theirs) = connect(initiator, responder);
     assert_eq!((ours.rtr, ours.ord, theirs.ird), (Some(Rtr::Read), 1, 1));
 }
 
@@ -45,10 +45,11 @@ fn rtr_prefers_write_then_read() {
     assert_eq!(set(false, false, false), None);
 }
 
-/// Offering a Read as RTR message requests room for one, but never more than the device supports.
+/// If a Read is offered as RTR message, the requested ORD is at least 1, unless the device supports
+/// none.
 #[test]
-fn rtr_read_needs_ird() {
-    for (ord, max_ord, asked) in [(0, 0, 0), (3, 0, 0), (0, 1, 1), (0, 8, 1), (3, 8, 3)] {
+fn rtr_read_requests_ord() {
+    for (ord, max_ord, requested) in [(0, 0, 0), (3, 0, 0), (0, 1, 1), (0, 8, 1), (3, 8, 3)] {
         let params = LocalParams {
             rtr_offer: RtrSet::only(Rtr::Read),
             ord,
@@ -58,7 +59,7 @@ fn rtr_read_needs_ird() {
         let initiator = Initiator::new(params, b"").unwrap();
         let request = parse(initiator.request_octets());
         let prefix = request.prefix().unwrap().unwrap();
-        assert_eq!(prefix.ord, asked, "ORD {ord} of {max_ord}");
+        assert_eq!(prefix.ord, requested, "ORD {ord} of {max_ord}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Properties: what is emitted parses as itself, and no octets make any decoder panic.
+//! Property tests: emitted values are parsed to the same values, and no octets make a decoder
+//! panic.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::*;
@@ -42,7 +43,7 @@ fn untagged() -> impl Strategy<Value = UntaggedHeader> {
         })
 }
 
-/// Any header, valid or not.
+/// Any header, also invalid ones.
 fn header() -> impl Strategy<Value = Header> {
     prop_oneof![
         tagged().prop_map(Header::Tagged),
@@ -113,7 +114,7 @@ fn params() -> impl Strategy<Value = LocalParams> {
 
 proptest! {
     #[test]
-    fn headers(h in header(), tail in vec(any::<u8>(), 0..8)) {
+    fn headers_round_trip(h in header(), tail in vec(any::<u8>(), 0..8)) {
         let mut out = vec![0u8; 18];
         let n = h.emit(&mut out);
         prop_assert_eq!(n, h.len());
@@ -140,7 +141,7 @@ proptest! {
                 prop_assert_eq!(v.payload(), &tail[..]);
             }
         }
-        // A checked parse either returns the same or has a reason.
+        // `parse` either returns the same header, or an error with a Terminate code.
         match Header::parse(&out) {
             Ok(p) => prop_assert_eq!(p, h),
             Err(e) => prop_assert!(TerminateCode::from(&e).description().is_some()),
@@ -148,7 +149,7 @@ proptest! {
     }
 
     #[test]
-    fn rdmap_headers(
+    fn rdmap_headers_round_trip(
         r in read_request(),
         op in 0..16u8,
         id in any::<u32>(),
@@ -173,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn terminates(
+    fn terminates_round_trip(
         code in code(),
         len in option::of(any::<u16>()),
         h in option::of(header()),
@@ -187,7 +188,8 @@ proptest! {
         if layout == Layout::Rfc {
             prop_assert_eq!(back, t);
         } else {
-            // Only a bare code that is defined just with exchanged nibbles is read as siw's.
+            // Only a Terminate without other parts, whose code is undefined, may be read in siw's
+            // layout.
             prop_assert!(len.is_none() && h.is_none() && r.is_none());
             prop_assert!(code.description().is_none());
             prop_assert_eq!(back.code, code.swapped());
@@ -195,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn startup_frames(
+    fn startup_frames_round_trip(
         p in prefix(),
         flags in any::<u8>(),
         revision in any::<u8>(),
@@ -223,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn fpdu_streams(
+    fn fpdu_streams_round_trip(
         ulpdus in vec(vec(any::<u8>(), 0..3000), 1..6),
         start in 0..128u64,
         markers in any::<bool>(),
@@ -250,9 +252,9 @@ proptest! {
         prop_assert_eq!(tx, rx);
     }
 
-    /// Both roles of this crate always come to an agreement, or to an error of RFC 6581.
+    /// The two roles of this crate always agree, or fail with an error of RFC 6581.
     #[test]
-    fn negotiation(i in params(), r in params()) {
+    fn both_roles_agree(i in params(), r in params()) {
         let initiator = Initiator::new(i, b"").unwrap();
         let request = Frame::parse(initiator.request_octets()).unwrap().unwrap();
         let Ok(pending) = Responder::on_request(&request, &r) else {
@@ -283,7 +285,7 @@ proptest! {
 
     /// Passes arbitrary octets to every decoder.
     #[test]
-    fn nothing_panics(
+    fn decoders_never_panic(
         octets in vec(any::<u8>(), 0..2000),
         cut in 0..2000usize,
         markers in any::<bool>(),
@@ -305,9 +307,9 @@ proptest! {
         let _ = reader.frame();
     }
 
-    /// As above, after a valid key: frames and FPDUs with plausible beginnings.
+    /// Passes octets that start with a valid key to the start-up and the printer.
     #[test]
-    fn nothing_panics_behind_a_key(
+    fn startup_never_panics_after_key(
         reply in any::<bool>(),
         rest in vec(any::<u8>(), 4..600),
         own in params(),

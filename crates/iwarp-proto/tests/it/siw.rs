@@ -1,5 +1,5 @@
-//! What Linux's siw sends: every octet of every capture must be parsed and emitted identically.
-//! `tests/data/siw/README.md` explains how the captures were made.
+//! Tests with captures of Linux's siw: every frame and header of every capture is parsed, and
+//! emitted identically. `tests/data/siw/README.md` describes the captures.
 
 use crate::common::{Connection, connections};
 use iwarp_proto::crc32c;
@@ -20,11 +20,11 @@ fn data() -> PathBuf {
 
 fn capture(name: &str) -> Vec<Connection> {
     let list = connections(&data().join(name).with_extension("pcap"));
-    assert!(!list.is_empty(), "{name} holds no connection");
+    assert!(!list.is_empty(), "{name} contains no connection");
     list
 }
 
-/// The parts of a direction: start-up frame and ULPDUs.
+/// The parts of one direction: the start-up frame and the ULPDUs.
 struct Direction {
     frame: Vec<u8>,
     ulpdus: Vec<Vec<u8>>,
@@ -43,9 +43,9 @@ impl Direction {
     }
 }
 
-/// Parses a direction, and checks that each piece is emitted identically.
-fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
-    // Octet by octet, so that nothing depends on TCP's segments.
+/// Parses one direction, and checks that each part is emitted identically.
+fn parse_direction(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
+    // Pass the octets one by one, so that nothing depends on TCP's segments.
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
     loop {
@@ -77,7 +77,7 @@ fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
     let mut rest = &octets[at..];
     let mut buf = vec![0; 65536];
     while !rest.is_empty() {
-        let d = decode_fpdu(rest, &opts, &mut rx, &mut buf).expect("a whole, valid FPDU");
+        let d = decode_fpdu(rest, &opts, &mut rx, &mut buf).expect("a complete, valid FPDU");
         let ulpdu = &buf[..d.ulpdu_len];
         let mut again = vec![0xee; d.consumed];
         assert_eq!(
@@ -85,14 +85,14 @@ fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
             Ok(d.consumed)
         );
         if !crc {
-            // siw leaves the field zero, as we do.
+            // siw sets the field to zero, as we do.
             assert_eq!(rest[d.consumed - 4..d.consumed], [0; 4]);
         }
-        // siw sometimes pads with old buffer contents. A receiver accepts that; we do not copy it.
+        // siw sometimes pads with old buffer contents, but we always pad with zeros.
         let pad = 2 + d.ulpdu_len..d.consumed - 4;
         let mut original = rest[..d.consumed].to_vec();
         if original[pad.clone()].iter().any(|&o| o != 0) {
-            assert!(!crc, "the CRC covers the pad, so both would differ");
+            assert!(!crc, "the CRC covers the pad, so it would differ as well");
             original[pad].fill(0);
         }
         assert_eq!(again, original, "FPDU");
@@ -107,7 +107,7 @@ fn dissect(octets: &[u8], kind: FrameKind, crc: bool) -> Direction {
     }
 }
 
-/// Parses and emits headers through their value types.
+/// Parses the headers of a ULPDU, and checks that they are emitted identically.
 fn reencode_ulpdu(ulpdu: &[u8]) {
     let header = Header::parse(ulpdu).unwrap_or_else(|e| panic!("{e}: {ulpdu:02x?}"));
     let mut out = [0u8; 18];
@@ -131,14 +131,14 @@ fn reencode_ulpdu(ulpdu: &[u8]) {
     }
 }
 
-fn both(c: &Connection) -> (Direction, Direction) {
+fn parse_connection(c: &Connection) -> (Direction, Direction) {
     let crc = {
         let reply = Frame::parse(&c.server).unwrap().unwrap();
         reply.header().flags.has(Flags::CRC)
     };
     (
-        dissect(&c.client, FrameKind::Request, crc),
-        dissect(&c.server, FrameKind::Reply, crc),
+        parse_direction(&c.client, FrameKind::Request, crc),
+        parse_direction(&c.server, FrameKind::Reply, crc),
     )
 }
 
@@ -155,7 +155,7 @@ fn captures_are_reproduced_exactly() {
         }
         files += 1;
         for c in connections(&path) {
-            let (a, b) = both(&c);
+            let (a, b) = parse_connection(&c);
             for d in [&a, &b] {
                 fpdus += d.ulpdus.len();
                 pads += d.ulpdus.iter().filter(|u| u.len() % 4 != 2).count();
@@ -165,7 +165,7 @@ fn captures_are_reproduced_exactly() {
             }
         }
     }
-    // Empty captures would test nothing.
+    // Check that the captures are not empty.
     assert!(files >= 17, "{files} captures");
     assert!(
         fpdus > 120 && crcs > 20 && pads > 15,
@@ -181,7 +181,7 @@ fn crc_detects_flipped_bit() {
     //# received CRC-32c value found in the FPDU CRC field.  If not, the
     //# receiver MUST treat the FPDU as an invalid FPDU.
     let c = &capture("mpa_crc_on")[0];
-    let d = dissect(&c.client, FrameKind::Request, true);
+    let d = parse_direction(&c.client, FrameKind::Request, true);
     let start = d.frame.len();
     let opts = FpduOptions {
         markers: false,
@@ -196,16 +196,16 @@ fn crc_detects_flipped_bit() {
     //= type=test
     //# When an FPDU is received, and CRC checking is enabled, the receiver MUST
     //# first perform the following:
-    for at in start + 2..end {
+    for i in start + 2..end {
         let mut broken = c.client[start..end].to_vec();
-        broken[at - start] ^= 1 << (at % 8);
+        broken[i - start] ^= 1 << (i % 8);
         let e = decode_fpdu(&broken, &opts, &mut MarkerClock::new(), &mut buf).unwrap_err();
-        assert_eq!(e.terminate(), Some(TerminateCode::MPA_CRC), "octet {at}");
+        assert_eq!(e.terminate(), Some(TerminateCode::MPA_CRC), "octet {i}");
     }
 }
 
 #[test]
-fn siw_terminates_are_understood() {
+fn siw_terminates_are_parsed() {
     for (name, code, read) in [
         (
             "err_write_badstag",
@@ -225,7 +225,7 @@ fn siw_terminates_are_understood() {
         ),
     ] {
         let c = &capture(name)[0];
-        let (a, b) = both(c);
+        let (a, b) = parse_connection(c);
         let found: Vec<_> = a
             .ulpdus
             .iter()
@@ -245,13 +245,13 @@ fn siw_terminates_are_understood() {
 }
 
 #[test]
-fn rtr_messages() {
+fn rtr_messages_match_siw() {
     for (name, rtr, opcode) in [
         ("mpa_p2p_rtr_write", Rtr::Write, Opcode::WRITE),
         ("mpa_p2p_rtr_read", Rtr::Read, Opcode::READ_REQUEST),
     ] {
         let c = &capture(name)[0];
-        let (a, b) = both(c);
+        let (a, b) = parse_connection(c);
         let first = a.headers()[0];
         assert_eq!(first.opcode(), opcode, "{name}");
         match first {
@@ -264,8 +264,8 @@ fn rtr_messages() {
                 );
             }
         }
-        // We would have chosen the same one.
-        let (_, agreed) = answer(&a.frame(), &LocalParams::default());
+        // Our responder selects the same RTR message.
+        let (_, agreed) = our_reply(&a.frame(), &LocalParams::default());
         assert_eq!(agreed.rtr, Some(rtr), "{name}");
         let p = b.frame().prefix().unwrap().unwrap();
         assert_eq!(
@@ -275,8 +275,8 @@ fn rtr_messages() {
     }
 }
 
-/// Returns our answer to a request.
-fn answer(
+/// Returns our responder's reply to a request.
+fn our_reply(
     request: &RequestFrame<'_>,
     params: &LocalParams,
 ) -> (Vec<u8>, iwarp_proto::mpa::negotiate::Agreed) {
@@ -289,8 +289,8 @@ fn answer(
 }
 
 #[test]
-fn answers_match_siw() {
-    // With siw's defaults, our answers equal siw's own (except for private data).
+fn replies_match_siw() {
+    // With siw's defaults, our replies equal those of siw.
     for (name, crc, ird, ord) in [
         ("rping_s64", false, 128, 128),
         ("mpa_crc_on", true, 128, 128),
@@ -301,9 +301,9 @@ fn answers_match_siw() {
         ("mpa_p2p_rtr_none", false, 128, 128),
     ] {
         let c = &capture(name)[0];
-        let (a, b) = both(c);
+        let (a, b) = parse_connection(c);
         let reply = b.frame();
-        // Only the reply shows what rping and others passed to rdma_accept.
+        // The values that the program passed to `rdma_accept` are only visible in the reply.
         let (ird, ord) = match reply.prefix().unwrap() {
             Some(p) if name != "ird_srv2_cli16" => (p.ird, p.ord),
             _ => (ird, ord),
@@ -324,9 +324,9 @@ fn answers_match_siw() {
 }
 
 #[test]
-fn a_reject_carries_private_data() {
+fn rejection_carries_private_data() {
     let c = &capture("reject_priv64")[0];
-    let (a, b) = both(c);
+    let (a, b) = parse_connection(c);
     let request = a.frame();
     let initiator =
         iwarp_proto::mpa::negotiate::Initiator::new(LocalParams::default(), b"").unwrap();
@@ -339,7 +339,7 @@ fn a_reject_carries_private_data() {
         })
     );
     assert_eq!(b.frame().ulp_private_data().len(), 64);
-    // The reply is not a request: two responders would detect each other.
+    // A responder does not accept a reply as a request.
     assert_eq!(
         Responder::on_request(&b.frame(), &LocalParams::default()),
         Err(StartupError::WrongRole)
@@ -347,7 +347,7 @@ fn a_reject_carries_private_data() {
 }
 
 #[test]
-fn captures_print() {
+fn captures_are_printed() {
     let c = &capture("err_read_oob")[0];
     let text = format!(
         "{}{}",

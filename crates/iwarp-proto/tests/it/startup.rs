@@ -1,13 +1,13 @@
-//! MPA start-up frames: octets, flags, and arrival in arbitrary portions.
+//! Tests of MPA start-up frames: octets, flags, and arrival in arbitrary portions.
 
 use iwarp_proto::mpa::startup::*;
 
-/// An enhanced request as a real peer sends it: CRC, IRD 1 and ORD 2, peer-to-peer with Write and
-/// Read, "hi".
+/// An enhanced request: CRC, IRD 1, ORD 2, peer-to-peer with Write or Read as RTR message, and the
+/// private data "hi".
 const REQUEST: &[u8] = b"MPA ID Req Frame\x50\x02\x00\x06\x80\x01\xc0\x02hi";
 
 #[test]
-fn a_request_both_ways() {
+fn request_round_trips() {
     //= rfc5044 section 7.1.1
     //= type=test
     //# Initiator mode senders MUST set this field to
@@ -64,7 +64,7 @@ fn a_request_both_ways() {
 }
 
 #[test]
-fn prefix_bits() {
+fn enhanced_prefix_round_trips() {
     //= rfc6581 section 9
     //= type=test
     //# Note that this field MUST be
@@ -114,7 +114,7 @@ fn prefix_bits() {
         assert_eq!(prefix.emit(&mut out), 4);
         assert_eq!(out, octets);
     }
-    // Values that do not fit must become neither flags nor "no negotiation".
+    // If a value is too large, neither flags nor "no negotiation" may be written.
     let mut out = [0u8; 4];
     EnhancedPrefix {
         ird: 0xffff,
@@ -125,10 +125,9 @@ fn prefix_bits() {
     assert_eq!(out, [0x3f, 0xfe, 0x3f, 0xfe]);
 }
 
-/// All flags with all revisions, on both kinds of frames: nothing is refused here, and everything
-/// is preserved.
+/// Frames with all flags and all revisions are parsed without an error, and round-trip.
 #[test]
-fn exhaustive_flags_and_revisions() {
+fn all_flags_and_revisions_round_trip() {
     for kind in [FrameKind::Request, FrameKind::Reply] {
         for flags in 0..=255 {
             for revision in 0..=255 {
@@ -169,7 +168,7 @@ fn exhaustive_flags_and_revisions() {
 }
 
 #[test]
-fn enhanced_frame_too_short_for_its_prefix() {
+fn enhanced_frame_without_prefix_is_refused() {
     //= rfc6581 section 6
     //= type=test
     //# However, if the 'S' flag is
@@ -197,7 +196,7 @@ fn long_frame(len: u16) -> Vec<u8> {
 }
 
 #[test]
-fn private_data_up_to_512_octets() {
+fn private_data_has_at_most_512_octets() {
     //= rfc5044 section 7.1.1
     //= type=test
     //# If the receiver detects that
@@ -232,7 +231,7 @@ fn private_data_up_to_512_octets() {
         );
         let mut reader = FrameReader::new(FrameKind::Reply);
         assert_eq!(reader.push(&frame[..19]), Ok(Progress::NeedMore));
-        // As soon as the length is known, not when the data have arrived.
+        // The error is reported as soon as the length has arrived.
         assert_eq!(
             reader.push(&frame[19..20]),
             Err(StartupError::PeerPrivateDataTooLong { len })
@@ -241,25 +240,25 @@ fn private_data_up_to_512_octets() {
 }
 
 #[test]
-fn reader_takes_any_portions() {
+fn reader_accepts_any_portions() {
     let mut stream = REQUEST.to_vec();
     stream.extend([0xfd; 7]);
     for first in 0..=stream.len() {
         for second in first..=stream.len() {
             let mut reader = FrameReader::new(FrameKind::Request);
-            let mut taken = 0;
+            let mut consumed_len = 0;
             let mut done = false;
             for part in [&stream[..first], &stream[first..second], &stream[second..]] {
                 match reader.push(part).unwrap() {
-                    Progress::NeedMore => taken += part.len(),
+                    Progress::NeedMore => consumed_len += part.len(),
                     Progress::Frame { consumed } => {
-                        taken += consumed;
+                        consumed_len += consumed;
                         done = true;
                     }
                 }
             }
             assert!(done);
-            assert_eq!(taken, REQUEST.len());
+            assert_eq!(consumed_len, REQUEST.len());
             assert_eq!(reader.missing(), Ok(0));
             let frame = reader.frame().unwrap();
             assert_eq!(frame, Frame::parse(REQUEST).unwrap().unwrap());
@@ -268,7 +267,7 @@ fn reader_takes_any_portions() {
 }
 
 #[test]
-fn reader_can_avoid_over_reading() {
+fn reader_reports_octets_to_read() {
     //= rfc5044 section 7.1
     //= type=test
     //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
@@ -277,33 +276,33 @@ fn reader_can_avoid_over_reading() {
     let mut reader = FrameReader::new(FrameKind::Request);
     assert!(reader.is_empty());
     let mut rest = REQUEST;
-    let mut wants = Vec::new();
+    let mut lengths = Vec::new();
     while let n @ 1.. = reader.missing().unwrap() {
         assert!(reader.frame().is_none());
-        wants.push(n);
+        lengths.push(n);
         assert!(reader.push(&rest[..n]).is_ok());
         rest = &rest[n..];
     }
-    assert_eq!(wants, [20, 6]);
+    assert_eq!(lengths, [20, 6]);
     assert!(reader.frame().is_some());
 }
 
 #[test]
-fn wrong_key_fails_at_first_octet() {
+fn wrong_key_fails_at_first_wrong_octet() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If a received "Key" does not match the expected value (see
     //# Section 7.1.1, MPA Request and Reply Frame Format) the TCP/DDP
     //# connection MUST be closed, and an error returned to the ULP.
-    for at in 0..16 {
+    for i in 0..16 {
         let mut octets = REQUEST[..16].to_vec();
-        octets[at] ^= 0x20;
+        octets[i] ^= 0x20;
         let mut reader = FrameReader::new(FrameKind::Request);
-        assert_eq!(reader.push(&octets[..at]), Ok(Progress::NeedMore));
+        assert_eq!(reader.push(&octets[..i]), Ok(Progress::NeedMore));
         assert_eq!(
-            reader.push(&octets[at..at + 1]),
+            reader.push(&octets[i..i + 1]),
             Err(StartupError::BadKey),
-            "octet {at}"
+            "octet {i}"
         );
         assert!(Frame::parse(&[&octets[..], &[0, 1, 0, 0]].concat()).is_err());
     }
@@ -314,7 +313,7 @@ fn wrong_key_fails_at_first_octet() {
     //# "Initiator/Initiator" startups.
     let mut reader = FrameReader::new(FrameKind::Reply);
     assert_eq!(reader.push(REQUEST), Err(StartupError::WrongRole));
-    // A lost HTTP client.
+    // An HTTP client.
     let mut reader = FrameReader::new(FrameKind::Request);
     assert_eq!(
         reader.push(b"GET / HTTP/1.1\r\n\r\n"),
@@ -323,7 +322,7 @@ fn wrong_key_fails_at_first_octet() {
 }
 
 #[test]
-fn view() {
+fn frame_view_reads_and_writes_fields() {
     let mut octets = [0u8; 21];
     assert!(FrameView::new(&octets[..19]).is_none());
     let mut v = FrameView::new(&mut octets[..]).unwrap();

@@ -1,10 +1,11 @@
-//! Terminate: the RFCs' tables, the layout of RFC 5040 and siw's.
+//! Tests of the Terminate message: the tables of the RFCs, and the layouts of RFC 5040 and siw.
 
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::terminate::{Etype, Layer, Layout, TerminateError};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as C};
 
-/// RFC 5040 figure 9, RFC 5041 §7.2, RFC 5044 §8, RFC 6581 §8, retyped from the documents.
+/// The codes of RFC 5040 figure 9, RFC 5041 §7.2, RFC 5044 §8 and RFC 6581 §8, copied from the
+/// documents.
 const TABLE: &[(u8, u8, u8, C)] = &[
     (0, 0, 0x00, C::RDMAP_LOCAL_CATASTROPHIC),
     (0, 1, 0x00, C::RDMAP_INVALID_STAG),
@@ -52,7 +53,7 @@ fn codes_match_rfcs() {
         assert_eq!(constant, C { layer, etype, code });
         assert!(constant.description().is_some());
         assert!(C::ALL.contains(&constant));
-        // On the wire: nibbles and code, and nothing else.
+        // The message only contains the nibbles and the code.
         let mut out = [0xffu8; 8];
         assert_eq!(Terminate::new(constant).emit(&mut out), 4);
         assert_eq!(out[..4], [(layer << 4) | etype, code, 0, 0]);
@@ -72,7 +73,7 @@ fn terminate_carries_headers() {
     //= rfc5040 section 4.8
     //= type=test
     //# See Figure 10 for when this bit SHOULD be set.
-    // RFC 5040 figure 10.
+    // The expected values are those of RFC 5040 figure 10.
     for &(layer, etype, _, code) in TABLE {
         let (header, read) = match (layer, etype) {
             (0, 0) => (false, false),
@@ -113,7 +114,7 @@ fn read_request() -> ReadRequest {
     }
 }
 
-/// A failed Read with all parts: control, length, header, Read Request.
+/// The Terminate for a failed Read, with all parts: control word, length, DDP header, Read Request.
 const READ_BOUNDS: [u8; 52] = [
     0x01, 0x01, 0xe0, 0x00, // layer 0, type 1, code 1, M D R
     0x00, 0x2e, // 46 octets
@@ -123,7 +124,7 @@ const READ_BOUNDS: [u8; 52] = [
 ];
 
 #[test]
-fn with_everything() {
+fn terminate_with_all_parts_round_trips() {
     let t = Terminate::about(
         C::RDMAP_BASE_BOUNDS,
         46,
@@ -151,7 +152,7 @@ fn with_everything() {
 }
 
 #[test]
-fn tagged_header_goes_along() {
+fn terminate_carries_tagged_header() {
     let header = Header::Tagged(TaggedHeader {
         last: true,
         opcode: Opcode::WRITE,
@@ -169,8 +170,8 @@ fn tagged_header_goes_along() {
 }
 
 #[test]
-fn siw_layout() {
-    // siw's encoding of the same failed Read: nibbles exchanged, M D R at the low end.
+fn siw_layout_is_detected() {
+    // siw's encoding of the same Terminate: nibbles exchanged, and M, D, R in the low bits.
     let mut octets = READ_BOUNDS;
     octets[0] = 0x10;
     octets[2] = 0x07;
@@ -183,9 +184,9 @@ fn siw_layout() {
     assert_eq!(Terminate::parse(&octets), Ok((t, Layout::Siw)));
 }
 
-/// Control words sent by siw (left) and their meaning.
+/// Control words, and the code and layout that are read from them.
 #[test]
-fn siw_control_words() {
+fn control_word_determines_layout() {
     for (word, code, layout) in [
         (
             [0x11, 0x00, 0x03, 0x00],
@@ -217,7 +218,7 @@ fn siw_control_words() {
             C::DDP_LOCAL_CATASTROPHIC,
             Layout::Siw,
         ),
-        // No flags: only one reading is a defined code.
+        // Without flags, the code is defined in only one of the layouts.
         (
             [0x21, 0x06, 0x00, 0x00],
             C::DDP_UNTAGGED_INVALID_VERSION,
@@ -225,8 +226,8 @@ fn siw_control_words() {
         ),
         ([0x02, 0x02, 0x00, 0x00], C::MPA_CRC, Layout::Siw),
         ([0x02, 0x03, 0x00, 0x00], C::MPA_MARKER, Layout::Siw),
-        // No flags and both readings defined: the RFC's is used, although siw would mean RDMAP,
-        // unexpected opcode.
+        // Without flags, the code is defined in both layouts. The RFC's layout is used, although
+        // siw sends this for an unexpected opcode.
         (
             [0x20, 0x06, 0x00, 0x00],
             C::MPA_INSUFFICIENT_IRD,
@@ -238,8 +239,8 @@ fn siw_control_words() {
             Layout::Rfc,
         ),
     ] {
-        let (t, l) = Terminate::parse(&word).unwrap();
-        assert_eq!((t.code, l), (code, layout), "{word:02x?}");
+        let (t, parsed_layout) = Terminate::parse(&word).unwrap();
+        assert_eq!((t.code, parsed_layout), (code, layout), "{word:02x?}");
     }
 }
 
@@ -262,7 +263,7 @@ fn reserved_bits_are_ignored() {
 }
 
 #[test]
-fn cut_short_the_code_survives() {
+fn truncated_terminate_keeps_code() {
     for n in 0..READ_BOUNDS.len() {
         match Terminate::parse(&READ_BOUNDS[..n]) {
             Err(TerminateError) => assert!(n < 4),

@@ -1,4 +1,4 @@
-//! Literal octets in both directions: each header as its RFC draws it.
+//! Tests of headers against literal octets, in both directions.
 
 use iwarp_proto::ddp::{
     Header, HeaderError, QueueNumber, Stag, TaggedHeader, TaggedView, UntaggedHeader, UntaggedView,
@@ -11,8 +11,8 @@ use iwarp_proto::rdmap::{
     TerminateCode,
 };
 
-/// Parses, compares, emits, compares.
-fn both_ways(octets: &[u8], header: Header) {
+/// Checks that `octets` are parsed to `header`, and that `header` is emitted as `octets`.
+fn assert_round_trip(octets: &[u8], header: Header) {
     //= rfc5041 section 4.4
     //= type=test
     //# Each DDP Segment MUST contain a DDP Header.
@@ -23,7 +23,7 @@ fn both_ways(octets: &[u8], header: Header) {
     assert_eq!(&out[..octets.len()], octets);
     assert!(out[octets.len()..].iter().all(|&o| o == 0xaa));
     assert_eq!(header.len(), octets.len());
-    // Too short an output is not touched.
+    // An output that is too short is not changed.
     let mut short = [0xaa; 18];
     assert_eq!(header.emit(&mut short[..octets.len() - 1]), 0);
     assert_eq!(short, [0xaa; 18]);
@@ -37,7 +37,7 @@ fn both_ways(octets: &[u8], header: Header) {
 }
 
 #[test]
-fn tagged_headers() {
+fn tagged_headers_round_trip() {
     //= rfc5040 section 3.1
     //= type=test
     //# RDMAP MUST be layered on top of the Direct Data Placement Protocol [DDP].
@@ -65,7 +65,7 @@ fn tagged_headers() {
     //= type=test
     //# The value of DV MUST be the same for all the DDP Segments transmitted or
     //# received on a DDP Stream.
-    both_ways(
+    assert_round_trip(
         &[0x81, 0x40, 0xab, 0xcd, 0xef, 0x12, 1, 2, 3, 4, 5, 6, 7, 8],
         Header::Tagged(TaggedHeader {
             last: false,
@@ -74,7 +74,7 @@ fn tagged_headers() {
             to: 0x0102_0304_0506_0708,
         }),
     );
-    both_ways(
+    assert_round_trip(
         &[
             0xc1, 0x42, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
         ],
@@ -88,12 +88,12 @@ fn tagged_headers() {
 }
 
 #[test]
-fn untagged_headers() {
+fn untagged_headers_round_trip() {
     //= rfc5041 section 4.3
     //= type=test
     //# Figure 5 shows the DDP Header format that MUST be used in all DDP
     //# Segments that target Untagged Buffers.
-    both_ways(
+    assert_round_trip(
         &[0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
         Header::Untagged(UntaggedHeader {
             last: true,
@@ -107,7 +107,7 @@ fn untagged_headers() {
     //# For Send with Invalidate and Send with Solicited Event and
     //# Invalidate, the second through fifth octets of the DDP RsvdULP field
     //# MUST be used by RDMAP to carry the Invalidate STag.
-    both_ways(
+    assert_round_trip(
         &[
             0x01, 0x46, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66,
             0x77, 0x88,
@@ -121,7 +121,7 @@ fn untagged_headers() {
             mo: 0x5566_7788,
         }),
     );
-    both_ways(
+    assert_round_trip(
         &[0x41, 0x4b, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 9, 0, 0, 0, 0],
         Header::Untagged(UntaggedHeader {
             last: true,
@@ -134,7 +134,7 @@ fn untagged_headers() {
 }
 
 #[test]
-fn opcode_table() {
+fn opcode_properties_match_rfcs() {
     //= rfc5040 section 4.1
     //= type=test
     //# Figure 4 defines when the STag, Queue Number, and Tagged Offset fields MUST
@@ -218,9 +218,10 @@ fn opcode_table() {
     }
 }
 
-/// Every pair of control octets on every queue: 65536 × 6 headers against the rules in words.
+/// Parses all pairs of control octets on several queues (65536 × 6 headers), and compares the
+/// results with the rules, written out.
 #[test]
-fn exhaustive_control_octets() {
+fn all_control_octets_are_checked() {
     //= rfc5044 section C.1
     //= type=test
     //# Moreover, the DDP and RDMAP version MUST be identical in the two directions.
@@ -283,7 +284,7 @@ fn exhaustive_control_octets() {
                 );
                 if let Ok(h) = got {
                     assert_eq!(h.last(), ddp & 0x40 != 0);
-                    // Reserved bits were ignored, and are sent as zero.
+                    // Reserved bits are ignored, and emitted as zero.
                     let mut out = [0u8; 18];
                     h.emit(&mut out);
                     assert_eq!(out[..2], [ddp & 0xc3, rdmap & 0xcf]);
@@ -293,10 +294,10 @@ fn exhaustive_control_octets() {
     }
 }
 
-/// The quick comparison of two octets agrees with their complete check, for every pair and every
-/// opcode, known or not.
+/// `is_any_of` agrees with `parse_opcode`, for all pairs of control octets and all opcodes, known
+/// or not.
 #[test]
-fn quick_check_matches_full_check() {
+fn is_any_of_matches_parse_opcode() {
     for control in 0..=u16::MAX {
         let octets = control.to_be_bytes();
         let parsed = Header::parse_opcode(&octets);
@@ -318,7 +319,7 @@ fn quick_check_matches_full_check() {
 }
 
 #[test]
-fn views_show_what_values_refuse() {
+fn views_read_invalid_headers() {
     let octets = [0xff, 0xff, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0x77];
     let v = TaggedView::new(&octets[..]).unwrap();
     assert_eq!(
@@ -367,7 +368,7 @@ fn header_errors_have_terminate_codes() {
 }
 
 #[test]
-fn read_request() {
+fn read_request_round_trips() {
     let octets: [u8; 28] = [
         0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 64, 0xca, 0xfe, 0, 1, 0x80, 0, 0, 0, 0, 0,
         0, 5,
@@ -392,7 +393,7 @@ fn read_request() {
 }
 
 #[test]
-fn atomics() {
+fn atomics_round_trip() {
     let octets: [u8; 52] = [
         0, 0, 0, 2, // CmpSwap
         0, 0, 0, 9, // request identifier
@@ -436,7 +437,7 @@ fn atomics() {
 }
 
 #[test]
-fn immediates() {
+fn immediates_round_trip() {
     //= rfc7306 section 6.3
     //= type=test
     //# The Remote Peer MUST check that Immediate Data and Immediate Data
@@ -459,18 +460,18 @@ fn immediates() {
     assert_eq!(Immediate::parse(&out), None);
     assert_eq!(Immediate::parse(&out[..7]), None);
     assert_eq!(before.emit(&mut out[..7]), 0);
-    // Another implementation's use of the second word.
+    // Another implementation may use the second word for its own purposes.
     let other = Immediate::from_octets([1, 2, 3, 4, 5, 6, 7, 8]);
     assert!(!other.belongs_to_send());
     assert_eq!(Immediate::parse(&other.octets()), Some(other));
 }
 
 #[test]
-fn terminate_max_len() {
+fn longest_terminate_has_52_octets() {
     assert_eq!(Terminate::MAX_LEN, 52);
 }
 
-/// Prints one FPDU with this immediate value.
+/// Returns the printed line of an FPDU with this immediate value.
 fn printed(immediate: Immediate) -> String {
     let opts = FpduOptions::default();
     let header = Header::Untagged(UntaggedHeader {
@@ -488,7 +489,7 @@ fn printed(immediate: Immediate) -> String {
 }
 
 #[test]
-fn immediate_before_send_is_recognised() {
+fn immediate_before_send_is_printed() {
     let plain = printed(Immediate::plain(0x77));
     assert!(
         plain.contains(": 0x77") && !plain.contains("Send"),

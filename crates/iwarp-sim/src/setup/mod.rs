@@ -1,12 +1,12 @@
 //! Connection set-up with a fault at every octet, in all modes. Nothing here is random.
 //!
-//! A run is a whole short connection: MPA start-up, an RTR message if there is one, a Send in each
-//! direction, a Write, a Read, and the end. Octets arrive one by one. At one octet of one
-//! direction, the connection is reset, stalls forever, or is closed. In virtual time both ends must
-//! end by themselves wherever a rule requires it: start-up has time limits, and so has the first
-//! FPDU of the peer-to-peer model.
+//! A run is a short connection: MPA start-up, an RTR message if the mode has one, a Send in each
+//! direction, a Write, a Read, and a close. Octets arrive one by one. After some octet of one
+//! direction, the connection is reset, stalls forever, or is closed. The endpoints must give up by
+//! themselves where a rule sets a time limit: for start-up, and for the first FPDU in the
+//! peer-to-peer model.
 
-mod end;
+mod endpoint;
 
 use std::time::Duration;
 
@@ -15,21 +15,21 @@ use iwarp_rnic::Time;
 use iwarp_rnic::qp::Events;
 
 use crate::world::Pool;
-use end::{End, Phase, Seen};
+use endpoint::{Endpoint, Phase, StreamChange};
 
-/// Limit of turns, which only a run that does not end reaches.
+/// A run with more turns than this is assumed not to terminate.
 const TURNS_MAX: u32 = 20_000;
 
-/// How the two ends negotiate.
+/// How the two endpoints negotiate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// RFC 5044 alone.
+    /// MPA revision 1 (RFC 5044).
     Plain,
-    /// RFC 6581, to negotiate the depths.
+    /// MPA revision 2 (RFC 6581), to negotiate IRD and ORD.
     Enhanced,
-    /// RFC 6581, with this RTR message.
+    /// MPA revision 2, with this RTR message.
     PeerToPeer(Rtr),
-    /// The responder's program rejects.
+    /// MPA revision 2; the responder's program rejects the connection.
     Rejected,
 }
 
@@ -97,7 +97,7 @@ impl Mode {
 
 /// The effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum FaultKind {
     /// Both directions are reset.
     Reset,
     /// No more octets arrive in this direction.
@@ -109,12 +109,12 @@ pub enum What {
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// The end whose octets are affected: 0 is the initiator.
+    /// The sender of the affected direction: 0 is the initiator, 1 is the responder.
     pub side: usize,
     /// Number of octets that arrive before the fault.
-    pub at: u64,
+    pub after: u64,
     /// The effect.
-    pub what: What,
+    pub kind: FaultKind,
 }
 
 /// A bug that is planted to show that the checks find it.
@@ -124,46 +124,54 @@ pub enum SetupPlant {
     LoseDeadline,
     /// The first FPDU has no time limit.
     ForgetFirstFpdu,
-    /// The responder inverts the agreement about CRCs.
+    /// The responder uses CRCs if it agreed not to, and vice versa.
     WrongCrc,
     /// A completion is lost.
     LoseCompletion,
-    /// An octet outside of every range changes.
+    /// An octet outside all registered ranges changes.
     StrayOctet,
 }
 
 struct Run {
-    ends: [End; 2],
+    endpoints: [Endpoint; 2],
+    /// For each endpoint, the number of its octets that arrived at the other one.
     delivered: [u64; 2],
-    /// Directions that were closed; `true` if the FIN has not been delivered yet.
-    closed: [Option<bool>; 2],
+    fins: [Fin; 2],
     fault: Option<Fault>,
     now: Time,
     /// The initiator's program has closed the connection.
-    ended: bool,
+    closed: bool,
     pool: Pool,
 }
 
+/// The FIN of one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fin {
+    NotSent,
+    Sent,
+    Delivered,
+}
+
 #[derive(Debug)]
-struct Played {
-    /// Number of octets of each end that arrived.
+struct RunOutcome {
     delivered: [u64; 2],
     pool: Pool,
     result: Result<(), String>,
 }
 
-fn play(mode: Mode, fault: Option<Fault>, plant: Option<SetupPlant>, pool: Pool) -> Played {
+/// Runs one connection and checks it.
+fn run(mode: Mode, fault: Option<Fault>, plant: Option<SetupPlant>, pool: Pool) -> RunOutcome {
     let mut run = Run {
-        ends: [0, 1].map(|side| End::new(side, mode, plant)),
+        endpoints: [0, 1].map(|side| Endpoint::new(side, mode, plant)),
         delivered: [0; 2],
-        closed: [None; 2],
+        fins: [Fin::NotSent; 2],
         fault,
         now: Time::ZERO,
-        ended: false,
+        closed: false,
         pool,
     };
-    let result = run.until_quiet().and_then(|()| run.check(mode));
-    Played {
+    let result = run.until_idle().and_then(|()| run.check(mode));
+    RunOutcome {
         delivered: run.delivered,
         pool: run.pool,
         result,
@@ -171,115 +179,121 @@ fn play(mode: Mode, fault: Option<Fault>, plant: Option<SetupPlant>, pool: Pool)
 }
 
 impl Run {
-    fn until_quiet(&mut self) -> Result<(), String> {
+    fn until_idle(&mut self) -> Result<(), String> {
         for _ in 0..TURNS_MAX {
-            let mut moved = false;
+            let mut progressed = false;
             for side in [0, 1] {
-                let seen = self.ends[side].work(&mut self.pool);
-                self.see(side, seen);
-                moved |= self.deliver(side);
+                let change = self.endpoints[side].transmit(&mut self.pool);
+                self.apply(side, change);
+                progressed |= self.deliver(side);
             }
-            if !self.ended && self.ends.iter().all(End::is_done) {
-                self.ended = true;
-                let seen = self.ends[0].close();
-                self.see(0, seen);
-                moved = true;
+            if !self.closed && self.endpoints.iter().all(Endpoint::is_done) {
+                self.closed = true;
+                let change = self.endpoints[0].close();
+                self.apply(0, change);
+                progressed = true;
             }
-            if moved {
+            if progressed {
                 continue;
             }
-            let due = self.ends.iter().filter_map(End::due).min();
-            let Some(at) = due else { return Ok(()) };
+            let next_timer = self.endpoints.iter().filter_map(Endpoint::next_timer);
+            let Some(at) = next_timer.min() else {
+                return Ok(());
+            };
             self.now = self.now.max(at);
             for side in [0, 1] {
-                let seen = self.ends[side].on_time(self.now);
-                self.see(side, seen);
+                let change = self.endpoints[side].on_time(self.now);
+                self.apply(side, change);
             }
         }
-        Err("the run does not end".into())
+        Err("the run does not terminate".into())
     }
 
-    /// Applies what an end does with its stream.
-    fn see(&mut self, side: usize, seen: Seen) {
-        match seen {
-            Seen::Nothing => {}
-            Seen::Fin => {
-                self.closed[side].get_or_insert(true);
-            }
-            Seen::Reset => self.ends[side ^ 1].reset(),
+    /// Applies a change that an endpoint makes to its stream.
+    fn apply(&mut self, side: usize, change: StreamChange) {
+        match change {
+            StreamChange::None => {}
+            StreamChange::Shutdown => self.send_fin(side),
+            StreamChange::Reset => self.endpoints[side ^ 1].reset(),
         }
     }
 
-    /// Returns `true` if the fault has stopped this direction.
-    fn is_cut(&self, side: usize, what: What) -> bool {
+    fn send_fin(&mut self, side: usize) {
+        if self.fins[side] == Fin::NotSent {
+            self.fins[side] = Fin::Sent;
+        }
+    }
+
+    /// Returns `true` if the direction has a fault of this kind that is in effect now.
+    fn has_fault(&self, side: usize, kind: FaultKind) -> bool {
         self.fault.is_some_and(|fault| {
-            fault.side == side && fault.what == what && self.delivered[side] >= fault.at
+            fault.side == side && fault.kind == kind && self.delivered[side] >= fault.after
         })
     }
 
-    /// Delivers one octet of an end, or the FIN or reset after the last one. Returns `true` if
-    /// anything was delivered.
+    /// Delivers the next octet that `side` has sent, or the FIN or reset after its last one.
+    /// Returns `true` if anything was delivered.
     fn deliver(&mut self, side: usize) -> bool {
-        if self.is_cut(side, What::Stall) {
+        if self.has_fault(side, FaultKind::Stall) {
             return false;
         }
-        if self.is_cut(side, What::Reset) {
-            let open = |end: &End| matches!(end.phase, Phase::Startup(_) | Phase::Up);
-            let moved = self.ends.iter().any(open);
-            self.ends.iter_mut().for_each(End::reset);
-            return moved;
+        if self.has_fault(side, FaultKind::Reset) {
+            let is_open = |ep: &Endpoint| matches!(ep.phase, Phase::Startup(_) | Phase::Up);
+            let any_open = self.endpoints.iter().any(is_open);
+            self.endpoints.iter_mut().for_each(Endpoint::reset);
+            return any_open;
         }
-        if self.is_cut(side, What::Close) {
-            self.ends[side].out.clear();
-            self.closed[side].get_or_insert(true);
+        if self.has_fault(side, FaultKind::Close) {
+            self.endpoints[side].out.clear();
+            self.send_fin(side);
         }
         let now = self.now;
         let peer = side ^ 1;
-        let Some(octet) = self.ends[side].out.pop_front() else {
-            if self.closed[side] == Some(true) {
-                self.closed[side] = Some(false);
-                let seen = self.ends[peer].fin(&mut self.pool);
-                self.see(peer, seen);
+        let Some(octet) = self.endpoints[side].out.pop_front() else {
+            if self.fins[side] == Fin::Sent {
+                self.fins[side] = Fin::Delivered;
+                let change = self.endpoints[peer].receive_fin(&mut self.pool);
+                self.apply(peer, change);
                 return true;
             }
             return false;
         };
         self.delivered[side] += 1;
-        let seen = match self.ends[peer].phase {
-            Phase::Startup(_) => self.ends[peer].startup(octet, now),
-            Phase::Up => self.ends[peer].receive(octet, &mut self.pool),
-            Phase::Failed | Phase::Gone => Seen::Nothing,
+        let change = match self.endpoints[peer].phase {
+            Phase::Startup(_) => self.endpoints[peer].receive_startup(octet, now),
+            Phase::Up => self.endpoints[peer].receive(octet, &mut self.pool),
+            Phase::Failed | Phase::Gone => StreamChange::None,
         };
-        self.see(peer, seen);
+        self.apply(peer, change);
         true
     }
 
     fn check(&mut self, mode: Mode) -> Result<(), String> {
         self.check_startup(mode)?;
-        let open = |end: &End| end.phase == Phase::Up;
-        let stalled = self.fault.is_some_and(|fault| fault.what == What::Stall);
-        if self.ends.iter().any(open) && !stalled {
-            return Err("an end waits for ever, although the connection has ended".into());
+        let is_up = |ep: &Endpoint| ep.phase == Phase::Up;
+        let stalled = self.fault.is_some_and(|f| f.kind == FaultKind::Stall);
+        if self.endpoints.iter().any(is_up) && !stalled {
+            return Err("an endpoint waits forever, although the connection has ended".into());
         }
-        // TCP's keep-alive detects a peer that has vanished, which is a reset to the queue pair.
-        self.ends.iter_mut().for_each(End::reset);
-        let [a, b] = &mut self.ends;
+        // After a stall, TCP keep-alive would report to the queue pair that the stream failed.
+        self.endpoints.iter_mut().for_each(Endpoint::reset);
+        let [a, b] = &mut self.endpoints;
         a.check(b).map_err(|error| format!("initiator: {error}"))?;
         b.check(a).map_err(|error| format!("responder: {error}"))
     }
 
-    /// Checks that start-up progressed exactly as far as its octets allow, and that its time limits
-    /// ended it where nothing arrived.
+    /// Checks that each endpoint completed start-up only after the peer's frame had arrived, that
+    /// both agree, and that time limits ended start-up if nothing arrived.
     fn check_startup(&self, mode: Mode) -> Result<(), String> {
-        let [initiator, responder] = &self.ends;
+        let [initiator, responder] = &self.endpoints;
         let request = self.delivered[0] >= initiator.frame_len;
         let reply = responder.frame_len > 0 && self.delivered[1] >= responder.frame_len;
         if responder.agreed.is_some() && !request || initiator.agreed.is_some() && !reply {
-            return Err("an end is up before the peer's frame is there".into());
+            return Err("an endpoint completed start-up before the peer's frame arrived".into());
         }
-        for end in &self.ends {
-            if matches!(end.phase, Phase::Startup(_)) {
-                return Err("start-up has no end".into());
+        for ep in &self.endpoints {
+            if matches!(ep.phase, Phase::Startup(_)) {
+                return Err("an endpoint waits forever in start-up".into());
             }
         }
         if let (Some(a), Some(b)) = (&initiator.agreed, &responder.agreed)
@@ -288,17 +302,17 @@ impl Run {
                 || a.ord > b.ird
                 || b.ord > a.ird)
         {
-            return Err(format!("the ends do not agree: {a:?} and {b:?}"));
+            return Err(format!("the endpoints do not agree: {a:?} and {b:?}"));
         }
-        let unheard = responder.phase == Phase::Up && responder.qp.counters().rx_fpdus == 0;
-        if mode.peer_to_peer() && unheard {
-            return Err("the responder waits for the first FPDU without end".into());
+        let no_fpdu = responder.phase == Phase::Up && responder.qp.counters().rx_fpdus == 0;
+        if mode.peer_to_peer() && no_fpdu {
+            return Err("the responder waits forever for the first FPDU".into());
         }
         if self.fault.is_none() && !mode.rejects() && initiator.agreed.is_none() {
-            return Err("without a fault there is no connection".into());
+            return Err("connection set-up failed without a fault".into());
         }
-        let early = Time::ZERO.after(Duration::from_secs(5));
-        if responder.events.contains(Events::FIRST_FPDU_OVERDUE) && self.now < early {
+        let limit = Time::ZERO.after(Duration::from_secs(5));
+        if responder.events.contains(Events::FIRST_FPDU_OVERDUE) && self.now < limit {
             return Err("the time limit of the first FPDU expired too early".into());
         }
         Ok(())
@@ -307,33 +321,33 @@ impl Run {
 
 /// The result of a sweep.
 #[derive(Debug, Default)]
-pub struct Swept {
+pub struct SweepResult {
     /// Number of modes.
     pub modes: usize,
     /// Number of runs, including those without a fault.
     pub runs: u64,
-    /// The first failures, as texts.
+    /// Descriptions of the first failures.
     pub failures: Vec<String>,
 }
 
 const FAILURES_MAX: usize = 10;
 
-/// Runs each mode with each fault at each octet of each direction.
-pub fn sweep(plant: Option<SetupPlant>) -> Swept {
-    let mut swept = Swept::default();
+/// Runs each mode without a fault, and with each fault after each octet of each direction.
+pub fn sweep(plant: Option<SetupPlant>) -> SweepResult {
+    let mut swept = SweepResult::default();
     let mut pool = Pool::default();
     for mode in Mode::all() {
         swept.modes += 1;
-        let whole = play(mode, None, plant, std::mem::take(&mut pool));
-        pool = whole.pool;
-        swept.note(mode, None, whole.result);
+        let faultless = run(mode, None, plant, std::mem::take(&mut pool));
+        pool = faultless.pool;
+        swept.record(mode, None, faultless.result);
         for side in [0, 1] {
-            for at in 0..=whole.delivered[side] {
-                for what in [What::Reset, What::Stall, What::Close] {
-                    let fault = Some(Fault { side, at, what });
-                    let played = play(mode, fault, plant, std::mem::take(&mut pool));
-                    pool = played.pool;
-                    swept.note(mode, fault, played.result);
+            for after in 0..=faultless.delivered[side] {
+                for kind in [FaultKind::Reset, FaultKind::Stall, FaultKind::Close] {
+                    let fault = Some(Fault { side, after, kind });
+                    let outcome = run(mode, fault, plant, std::mem::take(&mut pool));
+                    pool = outcome.pool;
+                    swept.record(mode, fault, outcome.result);
                     if swept.failures.len() >= FAILURES_MAX {
                         return swept;
                     }
@@ -344,8 +358,8 @@ pub fn sweep(plant: Option<SetupPlant>) -> Swept {
     swept
 }
 
-impl Swept {
-    fn note(&mut self, mode: Mode, fault: Option<Fault>, result: Result<(), String>) {
+impl SweepResult {
+    fn record(&mut self, mode: Mode, fault: Option<Fault>, result: Result<(), String>) {
         self.runs += 1;
         if let Err(error) = result {
             self.failures.push(format!("{mode:?} {fault:?}: {error}"));
@@ -358,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_up_survives_fault_everywhere() {
+    fn setup_survives_faults_everywhere() {
         let swept = sweep(None);
         assert_eq!(swept.failures, Vec::<String>::new());
         assert!(swept.runs > 50_000, "{}", swept.runs);

@@ -1,16 +1,16 @@
-//! The runtime's engine, its progress threads, leases, batons and hand-overs, under a scheduler
-//! that selects which thread runs, with a virtual clock.
+//! Runs the runtime's engine (progress threads, leases, batons and hand-overs) under a
+//! deterministic scheduler of threads, with a virtual clock.
 //!
-//! `loom` explores all interleavings of the smallest protocols, but not of all of them together.
-//! Here the room `engine` of `crates/iwarp` is compiled unchanged, with the locks and atomics of
-//! [`shuttle`] and a simulated operating system (descriptors, sets, clock). A seed selects
-//! programs, messages and the order of the threads. `tests/threads.rs` runs seeds.
+//! `loom` explores all interleavings of each small protocol, but not of the whole engine. This
+//! crate compiles the room `engine` of `crates/iwarp` unchanged, with the locks and atomics of
+//! [`shuttle`] and a simulated operating system (descriptors, epoll sets, clock). A seed determines
+//! the programs, the messages and the order of the threads. `tests/threads.rs` runs seeds.
 
 #![allow(
     dead_code,
     unreachable_pub,
     missing_docs,
-    reason = "the modules of the runtime are used in part"
+    reason = "only a part of the runtime's modules is used"
 )]
 
 #[path = "../../../iwarp/src/engine/mod.rs"]

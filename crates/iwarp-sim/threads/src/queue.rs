@@ -16,12 +16,12 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// Sockets that an empty poll reads one by one. Fewer than in the runtime, so that small models
-/// have queues of both kinds.
+/// Largest number of sockets that an empty poll reads one by one. Smaller than in the runtime, so
+/// that small models also use the epoll set.
 const POLL_DIRECTLY: usize = 2;
-/// Time for reading something.
-const READ: u64 = 400;
-/// How long waits poll before they sleep.
+/// Time that it takes to process a message or a request.
+const PROCESSING_TIME: u64 = 400;
+/// How long [`Queue::wait`] polls before it sleeps.
 const WINDOW: Duration = Duration::from_micros(100);
 
 pub(crate) struct Queue {
@@ -32,15 +32,17 @@ pub(crate) struct Queue {
     pollers: Pollers,
     wakers: Wakers,
     busy: BusyPoll,
+    /// Number of completions that were polled.
     taken: AtomicUsize,
-    wanted: usize,
+    /// Number of completions that the queue gets in this execution.
+    expected: usize,
     /// Number of sleeping programs, for the checks only.
     asleep: std::sync::atomic::AtomicUsize,
     number: usize,
 }
 
 impl Queue {
-    pub(crate) fn new(wanted: usize) -> Arc<Self> {
+    pub(crate) fn new(expected: usize) -> Arc<Self> {
         Arc::new(Self {
             ring: Mutex::new(0),
             ready: AtomicBool::new(false),
@@ -49,17 +51,16 @@ impl Queue {
             wakers: Wakers::default(),
             busy: BusyPoll::default(),
             taken: AtomicUsize::new(0),
-            wanted,
+            expected,
             asleep: std::sync::atomic::AtomicUsize::new(0),
             number: world::descriptor(),
         })
     }
 
-    /// Returns `true` if all completions have been polled.
     pub(crate) fn is_over(&self) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
-        assert!(taken <= self.wanted, "a completion was taken twice");
-        taken == self.wanted
+        assert!(taken <= self.expected, "a completion was taken twice");
+        taken == self.expected
     }
 
     fn push(&self) {
@@ -81,19 +82,19 @@ impl Queue {
             self.ready.store(false, Ordering::Relaxed);
             std::mem::take(&mut *ring)
         };
-        if n > 0 && self.taken.fetch_add(n, Ordering::Relaxed) + n == self.wanted {
-            // Another program may be waiting for more.
+        if n > 0 && self.taken.fetch_add(n, Ordering::Relaxed) + n == self.expected {
+            // Another program may wait for a completion that will never be written.
             self.wakers.wake_all();
         }
         n
     }
 
-    /// No thread can run. Checks that no program sleeps despite a completion.
+    /// Called when no thread can run. Checks that no program sleeps although there is a completion.
     pub(crate) fn check(&self) {
         let asleep = self.asleep.load(Ordering::Relaxed);
         assert!(
             asleep == 0 || *self.ring.lock() == 0,
-            "a program sleeps despite a completion"
+            "a program sleeps, although there is a completion"
         );
     }
 
@@ -126,7 +127,8 @@ impl Queue {
             sockets.iter().filter_map(Weak::upgrade).collect()
         };
         let many = sockets.len() > POLL_DIRECTLY;
-        for socket in sockets.iter().filter(|_| !many) {
+        let direct = if many { &[][..] } else { &sockets };
+        for socket in direct {
             socket.drive();
             if socket.rx.is_held() {
                 yield_now();
@@ -135,20 +137,20 @@ impl Queue {
         (serve_all || many) && self.pollers.serve_all()
     }
 
-    /// Like `ibv_post_send` on one of its queue pairs.
+    /// Like `ibv_post_send` on a random queue pair of the queue.
     pub(crate) fn post(&self) {
         let socket = {
             let sockets = self.sockets.read();
-            let at = world::random(sockets.len() as u64) as usize;
-            sockets.get(at).and_then(Weak::upgrade)
+            let i = world::random(sockets.len() as u64) as usize;
+            sockets.get(i).and_then(Weak::upgrade)
         };
         if let Some(socket) = socket {
             socket.post();
         }
     }
 
-    /// Polls for a moment if that is worthwhile, and then sleeps until there is a completion, or
-    /// all have been polled.
+    /// Waits until there is a completion, or all have been polled. Busy-polls for a short time
+    /// first if that is worthwhile.
     pub(crate) fn wait(&self) {
         let begin = world::now();
         let found = self.busy.poll(WINDOW, |now| {
@@ -160,20 +162,20 @@ impl Queue {
         if found {
             return;
         }
-        let is_there = || *self.ring.lock() > 0 || self.is_over();
-        let looks_first = world::has(Plant::LooksFirst);
-        if looks_first && is_there() {
+        let must_not_sleep = || *self.ring.lock() > 0 || self.is_over();
+        let checks_first = world::has_plant(Plant::ChecksFirst);
+        if checks_first && must_not_sleep() {
             return;
         }
         let event = Arc::new(EventFd::new().expect("the world has no limits"));
-        let waker = Waker::from(Arc::new(Alarm(Arc::clone(&event))));
+        let waker = Waker::from(Arc::new(EventWaker(Arc::clone(&event))));
         self.wakers.register(&waker);
         self.ready.store(true, Ordering::Release);
-        if !world::has(Plant::KeepsLease) {
+        if !world::has_plant(Plant::KeepsLease) {
             self.pollers.hand_over();
         }
         world::note_hand_over(self.number);
-        if looks_first || !is_there() {
+        if checks_first || !must_not_sleep() {
             self.asleep.fetch_add(1, Ordering::Relaxed);
             let _ = wait_fd(&*event, Interest::READ, None);
             self.asleep.fetch_sub(1, Ordering::Relaxed);
@@ -182,19 +184,19 @@ impl Queue {
         }
     }
 
-    /// Updates the number of queue pairs.
-    fn count_members(&self) {
+    /// Updates the pollers after a queue pair was added.
+    fn update_pollers(&self) {
         let many = self.sockets.read().len() > POLL_DIRECTLY;
         self.pollers.set_many(many);
     }
 }
 
 /// Wakes the thread that sleeps on the descriptor.
-struct Alarm(Arc<EventFd>);
+struct EventWaker(Arc<EventFd>);
 
-impl Wake for Alarm {
+impl Wake for EventWaker {
     fn wake(self: Arc<Self>) {
-        self.0.raise();
+        self.0.signal_reliably();
     }
 }
 
@@ -208,7 +210,8 @@ pub(crate) struct Socket {
     tx: Baton,
     /// Number of posted requests that were not sent yet.
     posted: Mutex<usize>,
-    resting: Mutex<bool>,
+    /// The engine does not watch the socket, because programs drive it.
+    paused: Mutex<bool>,
 }
 
 impl AsFd for Socket {
@@ -230,59 +233,57 @@ impl Socket {
             rx: Baton::new(),
             tx: Baton::new(),
             posted: Mutex::new(0),
-            resting: Mutex::default(),
+            paused: Mutex::default(),
         });
         queue.sockets.write().push(Arc::downgrade(&socket));
-        queue.count_members();
+        queue.update_pollers();
         let source = Arc::clone(&socket);
         engine
             .add(&*socket, socket.token, Interest::READ, source)
-            .expect("it is not watched");
+            .expect("the socket is not in the set");
         socket
     }
 
-    /// Receives a message from the peer.
+    /// Adds a message that the peer has sent.
     pub(crate) fn receive(&self) {
         world::call();
         world::arrive(self.fd);
     }
 
-    /// Posts a request, which this thread sends, or one that is sending already.
+    /// Posts a request. This thread sends it, unless another thread holds the baton.
     fn post(&self) {
         *self.posted.lock() += 1;
-        if world::has(Plant::LeavesNoNote) && self.tx.is_held() {
+        if world::has_plant(Plant::LeavesNoNote) && self.tx.is_held() {
             return;
         }
         self.tx.drive(|| {
             let requests = std::mem::take(&mut *self.posted.lock());
             if requests > 0 {
                 world::call();
-                world::spend(requests as u64 * READ);
+                world::spend(requests as u64 * PROCESSING_TIME);
                 // Process the result of the system call before releasing the baton.
                 world::call();
             }
         });
     }
 
-    /// No thread can run. Checks that all requests were sent.
+    /// Called when no thread can run. Checks that all requests were sent.
     pub(crate) fn check(&self) {
-        assert_eq!(*self.posted.lock(), 0, "a request is not sent");
+        assert_eq!(*self.posted.lock(), 0, "a request was not sent");
     }
 
-    /// Returns `true` if there is something to read.
-    pub(crate) fn has_more(&self) -> bool {
-        world::waiting(self.fd) > 0
+    pub(crate) fn is_readable(&self) -> bool {
+        world::pending(self.fd) > 0
     }
 
-    /// Returns until when programs may drive the socket by a lease, or `None` if no program has a
-    /// lease at `now`.
+    /// Returns the end of the latest lease that covers the socket at `now`, if there is one.
     pub(crate) fn lease(&self, now: u64) -> Option<u64> {
-        let own = self.queue.pollers.driven_until(now);
-        let own = own.filter(|_| !world::is_handed_over(Some(self.queue.number)));
-        let of_all = everything()
+        let of_queue = self.queue.pollers.driven_until(now);
+        let of_queue = of_queue.filter(|_| !world::is_handed_over(Some(self.queue.number)));
+        let of_all_queues = everything()
             .end(now)
             .filter(|_| !world::is_handed_over(None));
-        own.max(of_all)
+        of_queue.max(of_all_queues)
     }
 
     fn drive(&self) -> bool {
@@ -290,7 +291,7 @@ impl Socket {
             world::call();
             let messages = world::take_all(self.fd);
             for _ in 0..messages {
-                world::spend(READ);
+                world::spend(PROCESSING_TIME);
                 self.queue.push();
             }
         })
@@ -311,21 +312,21 @@ impl Source for Socket {
     }
 
     fn pause_watch(&self) -> bool {
-        let mut resting = self.resting.lock();
-        if !*resting {
+        let mut paused = self.paused.lock();
+        if !*paused {
             self.engine.pause(self);
-            *resting = true;
+            *paused = true;
         }
         true
     }
 
     fn resume_watch(&self) {
-        let mut resting = self.resting.lock();
-        if *resting && !world::has(Plant::NeverResumes) {
+        let mut paused = self.paused.lock();
+        if *paused && !world::has_plant(Plant::NeverResumes) {
             self.engine
                 .resume(self, self.token, Interest::READ)
-                .expect("it is not watched");
-            *resting = false;
+                .expect("the socket is not in the set");
+            *paused = false;
         }
     }
 

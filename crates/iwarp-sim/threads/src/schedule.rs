@@ -1,21 +1,21 @@
-//! The order in which threads run. Time advances by itself only if no thread can run.
+//! The order in which threads run. The thread that advances the time runs only if no other can.
 //!
-//! A seed selects one of two strategies. At random: at each point any thread may run. By priorities
+//! A seed selects one of two strategies. Random: at each point, any thread may run. Priorities
 //! (probabilistic concurrency testing, PCT: Burckhardt and others, "A Randomized Scheduler with
 //! Probabilistic Guarantees of Finding Bugs", ASPLOS 2010): the thread with the highest priority
-//! runs; at a few points, and when it yields, it becomes the last. That finds bugs for which a
-//! thread must pause for long.
+//! runs. At a few points, and when it yields, it gets the lowest priority. That finds bugs which
+//! require that a thread is suspended for a long time.
 
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::collections::HashMap;
 
-/// Largest number of priority changes.
-const CHANGES: u64 = 6;
-/// The changes are among this many points where another thread could run. Few executions have
-/// more.
+/// Upper bound of the number of priority changes.
+const MAX_CHANGES: u64 = 6;
+/// The changes happen at the first points at which another thread could run. Few executions have
+/// more points than this.
 const POINTS: u64 = 8192;
-/// The task that advances the time: the first one that the main task starts.
-const TIME: usize = 1;
+/// The task that advances the time: the first task that the main task starts.
+const CLOCK_TASK: usize = 1;
 
 /// Pseudo-random numbers (SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
 /// Generators", 2014).
@@ -31,20 +31,21 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, below: u64) -> u64 {
-        self.next() % below.max(1)
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
     }
 }
 
 /// How the next thread is selected.
 #[derive(Debug)]
 enum Strategy {
-    Chance,
+    Random,
     Priorities {
-        /// Priorities; the lowest number runs first.
-        of: HashMap<TaskId, i64>,
-        /// Higher than all others.
+        /// The rank of each task; the task with the lowest rank runs.
+        ranks: HashMap<TaskId, i64>,
+        /// The largest rank.
         last: i64,
+        /// The points at which the running task moves to the last rank.
         changes: Vec<u64>,
     },
 }
@@ -54,7 +55,8 @@ enum Strategy {
 pub(crate) struct Order {
     seed: u64,
     random: Random,
-    way: Strategy,
+    strategy: Strategy,
+    /// Number of points so far at which another task could run.
     points: u64,
     has_begun: bool,
 }
@@ -62,23 +64,23 @@ pub(crate) struct Order {
 impl Order {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let way = match random.below(2) {
-            0 => Strategy::Chance,
+        let strategy = match random.below(2) {
+            0 => Strategy::Random,
             _ => {
-                // Some of the changes are close to the beginning.
-                let within = POINTS >> random.below(8);
-                let changes = random.below(CHANGES);
+                // In some executions, all changes are close to the beginning.
+                let limit = POINTS >> random.below(8);
+                let changes = random.below(MAX_CHANGES);
                 Strategy::Priorities {
-                    of: HashMap::new(),
+                    ranks: HashMap::new(),
                     last: i64::from(u32::MAX),
-                    changes: (0..changes).map(|_| random.below(within)).collect(),
+                    changes: (0..changes).map(|_| random.below(limit)).collect(),
                 }
             }
         };
         Self {
             seed,
             random,
-            way,
+            strategy,
             points: 0,
             has_begun: false,
         }
@@ -87,21 +89,26 @@ impl Order {
     /// Selects one of several tasks.
     fn choose(&mut self, tasks: &[TaskId], current: Option<TaskId>, is_yielding: bool) -> TaskId {
         self.points += 1;
-        let chance = |random: &mut Random| tasks[random.below(tasks.len() as u64) as usize];
-        let Strategy::Priorities { of, last, changes } = &mut self.way else {
-            return chance(&mut self.random);
+        let any_task = |random: &mut Random| tasks[random.below(tasks.len() as u64) as usize];
+        let Strategy::Priorities {
+            ranks,
+            last,
+            changes,
+        } = &mut self.strategy
+        else {
+            return any_task(&mut self.random);
         };
         for task in tasks {
-            let first = i64::from(self.random.next() as u32);
-            of.entry(*task).or_insert(first);
+            let initial = i64::from(self.random.next() as u32);
+            ranks.entry(*task).or_insert(initial);
         }
-        let changes = is_yielding || changes.contains(&self.points);
-        if let Some(current) = current.filter(|_| changes) {
+        let demote = is_yielding || changes.contains(&self.points);
+        if let Some(current) = current.filter(|_| demote) {
             *last += 1;
-            of.insert(current, *last);
+            ranks.insert(current, *last);
         }
-        let first = tasks.iter().copied().min_by_key(|task| of.get(task));
-        first.unwrap_or_else(|| chance(&mut self.random))
+        let first = tasks.iter().copied().min_by_key(|task| ranks.get(task));
+        first.unwrap_or_else(|| any_task(&mut self.random))
     }
 }
 
@@ -117,14 +124,14 @@ impl Scheduler for Order {
         current: Option<TaskId>,
         is_yielding: bool,
     ) -> Option<TaskId> {
-        let time = TaskId::from(TIME);
-        let can_go_on = tasks.iter().filter(|task| task.runnable());
-        let others: Vec<_> = can_go_on
+        let clock = TaskId::from(CLOCK_TASK);
+        let runnable = tasks.iter().filter(|task| task.runnable());
+        let others: Vec<_> = runnable
             .map(|task| task.id())
-            .filter(|&task| task != time)
+            .filter(|&task| task != clock)
             .collect();
         Some(match others[..] {
-            [] => time,
+            [] => clock,
             [only] => only,
             _ => self.choose(&others, current, is_yielding),
         })

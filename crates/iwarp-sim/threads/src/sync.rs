@@ -1,5 +1,5 @@
-//! Replaces the locks and atomics of the runtime in `engine/sync.rs`: at each access, the scheduler
-//! may switch to another thread.
+//! Locks and atomics for the runtime's modules, instead of those in its `engine/sync.rs`. At each
+//! access, the scheduler may switch to another thread.
 
 pub(crate) use shuttle::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,

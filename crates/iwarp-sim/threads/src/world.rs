@@ -1,8 +1,8 @@
 //! The world of one execution: its time, its descriptors, and its sleeping threads.
 //!
 //! All threads of an execution run on one thread of the operating system, one at a time, so this
-//! state needs no lock. It is not part of the model: a thread is interrupted only before an access,
-//! by [`call`].
+//! state needs no lock. The scheduler switches threads only in [`call`], never while the state is
+//! accessed.
 
 use shuttle::rand::RngCore as _;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
@@ -15,15 +15,15 @@ use std::collections::{HashMap, HashSet};
 pub enum Plant {
     /// Half of the signals that wake a progress thread do nothing.
     LosesSignals,
-    /// A sleep ends by an event only.
+    /// Only events wake a thread, not the time limit of its sleep.
     IgnoresTime,
-    /// A descriptor that is watched again reports only later arrivals.
+    /// A descriptor that is added to a set does not report what arrived before.
     ForgetsArrivals,
     /// A waiting thread keeps its lease.
     KeepsLease,
-    /// A thread checks for completions before it asks to be woken.
-    LooksFirst,
-    /// A socket that has rested is not watched again.
+    /// A thread checks for completions before it registers its waker, not afterwards.
+    ChecksFirst,
+    /// The engine does not watch a socket again after it paused watching it.
     NeverResumes,
     /// A thread that finds a socket in use leaves no note for its driver.
     LeavesNoNote,
@@ -31,7 +31,7 @@ pub enum Plant {
 
 #[derive(Debug, Default)]
 struct Descriptor {
-    /// Arrival times of everything that has not been taken.
+    /// Times of the arrivals that have not been taken.
     arrived: Vec<u64>,
 }
 
@@ -41,7 +41,7 @@ struct Member {
     fd: usize,
     token: u64,
     readable: bool,
-    /// Number of waiting arrivals that are not reported.
+    /// Number of pending arrivals that the set does not report.
     hidden: usize,
 }
 
@@ -52,14 +52,15 @@ struct World {
     descriptors: Vec<Descriptor>,
     sets: usize,
     members: Vec<Member>,
-    /// Queues that were not polled since a thread gave back their leases.
+    /// Queues whose lease was handed over, and that were not polled since.
     handed_over: HashSet<usize>,
-    /// No queue was polled since a thread gave back its leases.
+    /// A lease was handed over, and no queue was polled since.
     all_handed_over: bool,
-    /// When a poll last ended.
-    polled: u64,
-    /// When each thread last read the clock.
-    looks: HashMap<ThreadId, u64>,
+    /// End of the last poll.
+    last_poll: u64,
+    /// For each thread, the time that it last read from the clock.
+    clock_reads: HashMap<ThreadId, u64>,
+    /// Sleeping threads, with the time when each wakes by itself.
     sleepers: Vec<(Option<u64>, Thread)>,
 }
 
@@ -84,7 +85,7 @@ pub(crate) fn begin(plant: Option<Plant>) {
     });
 }
 
-pub(crate) fn has(plant: Plant) -> bool {
+pub(crate) fn has_plant(plant: Plant) -> bool {
     with(|w| w.plant == Some(plant))
 }
 
@@ -93,31 +94,31 @@ pub(crate) fn call() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// Starts a thread that does not prevent the execution from ending. Only tasks of futures can be
-/// detached; such a task may block.
+/// Starts a thread that does not prevent the execution from ending. `shuttle` can only detach tasks
+/// of futures, which may block like threads.
 pub(crate) fn spawn_detached(run: impl FnOnce() + Send + 'static) {
     drop(shuttle::future::spawn(async move { run() }));
 }
 
-/// Returns a number below `below`, chosen by the scheduler.
-pub(crate) fn random(below: u64) -> u64 {
-    shuttle::rand::thread_rng().next_u64() % below.max(1)
+/// Returns a random number below `limit`, which the seed determines.
+pub(crate) fn random(limit: u64) -> u64 {
+    shuttle::rand::thread_rng().next_u64() % limit.max(1)
 }
 
 pub(crate) fn now() -> u64 {
     with(|w| w.now)
 }
 
-/// Records the time that the calling thread has read.
-pub(crate) fn note_look(now: u64) {
+/// Records the time that the calling thread reads from the clock.
+pub(crate) fn note_clock_read(now: u64) {
     let me = thread::current().id();
-    with(|w| w.looks.insert(me, now));
+    with(|w| w.clock_reads.insert(me, now));
 }
 
-/// Returns the time that the calling thread has last read.
-pub(crate) fn last_look() -> u64 {
+/// Returns the time that the calling thread last read from the clock.
+pub(crate) fn last_clock_read() -> u64 {
     let me = thread::current().id();
-    with(|w| w.looks.get(&me).copied().unwrap_or(w.now))
+    with(|w| w.clock_reads.get(&me).copied().unwrap_or(w.now))
 }
 
 /// Records the end of a poll of a queue, which may have renewed leases.
@@ -125,16 +126,16 @@ pub(crate) fn note_poll(queue: usize) {
     with(|w| {
         w.handed_over.remove(&queue);
         w.all_handed_over = false;
-        w.polled = w.now;
+        w.last_poll = w.now;
     });
 }
 
 /// Returns when a poll of any queue last ended.
 pub(crate) fn last_poll() -> u64 {
-    with(|w| w.polled)
+    with(|w| w.last_poll)
 }
 
-/// Records that a thread has given back its leases.
+/// Records that a thread has handed over the lease of a queue, and the lease of all queues.
 pub(crate) fn note_hand_over(queue: usize) {
     with(|w| {
         w.handed_over.insert(queue);
@@ -142,8 +143,8 @@ pub(crate) fn note_hand_over(queue: usize) {
     });
 }
 
-/// Returns `true` if the lease of a queue, or that of all queues, was given back and there was no
-/// poll since.
+/// Returns `true` if the lease of a queue (`None`: the lease of all queues) was handed over and not
+/// renewed by a poll since.
 pub(crate) fn is_handed_over(queue: Option<usize>) -> bool {
     with(|w| queue.map_or(w.all_handed_over, |queue| w.handed_over.contains(&queue)))
 }
@@ -154,21 +155,27 @@ pub(crate) fn spend(time: u64) -> u64 {
         w.now += time;
         w.now
     });
-    wake(|end| end.is_some_and(|end| end <= now));
+    wake_if(|end| end.is_some_and(|end| end <= now));
     now
 }
 
-/// Wakes the sleepers whose end of sleep matches.
-fn wake(who: impl Fn(Option<u64>) -> bool) {
-    let woken: Vec<_> = with(|w| w.sleepers.extract_if(.., |(end, _)| who(*end)).collect());
+/// Wakes the sleepers for whose end of sleep `condition` returns `true`.
+fn wake_if(condition: impl Fn(Option<u64>) -> bool) {
+    let woken: Vec<_> = with(|w| {
+        let sleepers = &mut w.sleepers;
+        sleepers
+            .extract_if(.., |(end, _)| condition(*end))
+            .collect()
+    });
     for (_, thread) in woken {
         thread.unpark();
     }
 }
 
-/// Sleeps until `is_ready` or until `end`. Returns `false` if the time has expired.
+/// Sleeps until `is_ready` returns `true` or until `end`. Returns `false` if the time expired
+/// first.
 pub(crate) fn sleep_until(end: Option<u64>, is_ready: impl Fn() -> bool) -> bool {
-    let end = end.filter(|_| !has(Plant::IgnoresTime));
+    let end = end.filter(|_| !has_plant(Plant::IgnoresTime));
     loop {
         call();
         if is_ready() {
@@ -183,12 +190,11 @@ pub(crate) fn sleep_until(end: Option<u64>, is_ready: impl Fn() -> bool) -> bool
     }
 }
 
-/// Returns the end of the first sleep that ends by itself.
-pub(crate) fn first_end() -> Option<u64> {
+/// Returns when the first sleeper with a time limit wakes.
+pub(crate) fn first_wake_time() -> Option<u64> {
     with(|w| w.sleepers.iter().filter_map(|(end, _)| *end).min())
 }
 
-/// Creates a descriptor without arrivals.
 pub(crate) fn descriptor() -> usize {
     with(|w| {
         w.descriptors.push(Descriptor::default());
@@ -202,7 +208,7 @@ pub(crate) fn arrive(fd: usize) {
         let now = w.now;
         w.descriptors[fd].arrived.push(now);
     });
-    wake(|_| true);
+    wake_if(|_| true);
 }
 
 /// Takes all arrivals. Returns their number.
@@ -216,10 +222,12 @@ pub(crate) fn take_all(fd: usize) -> usize {
     })
 }
 
-pub(crate) fn waiting(fd: usize) -> usize {
+/// Returns the number of arrivals that have not been taken.
+pub(crate) fn pending(fd: usize) -> usize {
     with(|w| w.descriptors[fd].arrived.len())
 }
 
+/// A simulated epoll set.
 #[derive(Debug)]
 pub(crate) struct Set(usize);
 
@@ -251,7 +259,7 @@ impl Set {
             });
             true
         });
-        wake(|_| true);
+        wake_if(|_| true);
         added
     }
 

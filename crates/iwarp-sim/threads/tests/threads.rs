@@ -2,24 +2,22 @@
 
 use iwarp_sim_threads::{Plant, run};
 
-/// Default number of seeds.
-const FEW: u64 = 200;
+const DEFAULT_SEEDS: u64 = 200;
 
-fn number(name: &str) -> Option<u64> {
+fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 #[test]
 fn no_message_is_lost_or_delayed() {
-    if let Some(seed) = number("IWARP_THREADS_SEED") {
+    if let Some(seed) = env_number("IWARP_THREADS_SEED") {
         run(seed, None);
         return;
     }
-    let seeds = number("IWARP_THREADS_SEEDS").unwrap_or(FEW);
+    let seeds = env_number("IWARP_THREADS_SEEDS").unwrap_or(DEFAULT_SEEDS);
     (0..seeds).for_each(|seed| run(seed, None));
 }
 
-/// A few seeds detect each planted bug.
 #[test]
 fn planted_bugs_are_detected() {
     for plant in [
@@ -27,13 +25,13 @@ fn planted_bugs_are_detected() {
         Plant::IgnoresTime,
         Plant::ForgetsArrivals,
         Plant::KeepsLease,
-        Plant::LooksFirst,
+        Plant::ChecksFirst,
         Plant::NeverResumes,
         Plant::LeavesNoNote,
     ] {
-        let noticed = (0..10 * FEW)
+        let failed = (0..10 * DEFAULT_SEEDS)
             .find(|seed| std::panic::catch_unwind(|| run(*seed, Some(plant))).is_err());
-        let seed = noticed.unwrap_or_else(|| panic!("{plant:?} is not detected"));
+        let seed = failed.unwrap_or_else(|| panic!("{plant:?} is not detected"));
         println!("{plant:?} is detected by seed {seed}");
     }
 }

@@ -1,8 +1,8 @@
-//! Whole FPDUs in slices: encoder, decoder, and an iterator over the pieces between markers. RFC
-//! 5044 §4.1 to §4.4.
+//! Encoder and decoder of complete FPDUs in slices, and an iterator over the pieces between
+//! markers. RFC 5044 §4.1 to §4.4.
 //!
-//! The data path builds and parses FPDUs in place. The encoder and decoder here serve tests,
-//! fuzzing, tools and the simulator; tests compare the data path with them.
+//! The data path builds and parses FPDUs in place and does not use this encoder and decoder. They
+//! are for tests, fuzzing, tools and the simulator.
 
 use super::{
     CRC_LEN, MARKER_LEN, MPA_LEN_FIELD, Marker, MarkerClock, fpdu_len_with_markers, pad_len,
@@ -23,14 +23,14 @@ pub struct FpduOptions {
 /// Why an FPDU cannot be encoded or decoded.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum FramingError {
-    /// The ULPDU is longer than the length field or the markers' pointer can express.
+    /// The ULPDU is too long for the length field, or for the pointer in a marker.
     UlpduTooLong,
     /// The output buffer is shorter than this many octets.
     OutputTooSmall {
         /// Octets needed.
         needed: usize,
     },
-    /// The input ends before the FPDU.
+    /// The input ends before the end of the FPDU.
     Incomplete {
         /// Octets of input that are needed before the next attempt.
         needed: usize,
@@ -87,7 +87,7 @@ impl fmt::Display for FramingError {
 impl core::error::Error for FramingError {}
 
 /// Writes the FPDU of `ulpdu`, with the markers before and inside it, and advances the clock.
-/// Returns the octets written. On an error neither `out` nor the clock changes.
+/// Returns the number of octets written. On an error, neither `out` nor the clock changes.
 pub fn encode_fpdu(
     ulpdu: &[u8],
     opts: &FpduOptions,
@@ -138,7 +138,8 @@ pub fn encode_fpdu(
     Ok(total)
 }
 
-/// Returns the octets until the next marker; a number that is never reached if markers are off.
+/// Returns the number of octets until the next marker, or a number that is never reached if markers
+/// are off.
 fn next_marker(opts: &FpduOptions, clock: &MarkerClock) -> usize {
     if opts.markers {
         clock.next_marker_in()
@@ -153,7 +154,7 @@ struct Writer<'a> {
     at: usize,
     /// Position in `out` of the next marker.
     next: &'a mut usize,
-    /// Position in `out` of the ULPDU length field, once known.
+    /// Position in `out` of the ULPDU length field, once it is written.
     header_at: Option<usize>,
 }
 
@@ -208,16 +209,16 @@ impl Writer<'_> {
 pub enum Piece<'a> {
     /// A marker, and its correct pointer.
     Marker {
-        /// As received.
+        /// The octets of the marker, as received.
         octets: [u8; MARKER_LEN],
         /// The correct pointer at its position.
         expected: Marker,
     },
-    /// Octets of length field, ULPDU, pad or CRC, in order.
+    /// Octets of the length field, ULPDU, pad and CRC, in order.
     Octets(&'a [u8]),
 }
 
-/// Walks over an FPDU. See [`fpdu_pieces`].
+/// The iterator of [`fpdu_pieces`].
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
     rest: &'a [u8],
@@ -226,8 +227,8 @@ pub struct Pieces<'a> {
     header_at: usize,
 }
 
-/// Iterates over octets of a stream, from the start of an FPDU or of the marker before it, and
-/// separates markers from the rest. The caller finds the FPDU's end.
+/// Iterates over the octets of a stream, from the start of an FPDU or of the marker before it, and
+/// separates the markers from the other octets. The iterator does not detect the end of the FPDU.
 pub fn fpdu_pieces<'a>(stream: &'a [u8], opts: &FpduOptions, clock: &MarkerClock) -> Pieces<'a> {
     let next = next_marker(opts, clock);
     Pieces {
@@ -264,18 +265,18 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// An FPDU taken from a stream.
+/// The lengths of a decoded FPDU.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Decoded {
-    /// Octets of stream consumed, including markers.
+    /// Number of octets of the stream that the FPDU takes, including markers.
     pub consumed: usize,
-    /// Octets of ULPDU written to the output.
+    /// Number of octets of the ULPDU, which were written to the output.
     pub ulpdu_len: usize,
 }
 
 /// Decodes the FPDU at the start of `stream`: checks its CRC and markers, copies its ULPDU (without
-/// markers) to `ulpdu`, and advances the clock. On an error the clock does not change, and the
-/// contents of `ulpdu` are undefined.
+/// markers) to `ulpdu`, and advances the clock. On an error, the clock does not change, and the
+/// contents of `ulpdu` are unspecified.
 pub fn decode_fpdu(
     stream: &[u8],
     opts: &FpduOptions,
@@ -351,7 +352,7 @@ fn check_crc(
     Ok(())
 }
 
-/// Copies the ULPDU of an FPDU without its CRC, and checks the markers.
+/// Copies the ULPDU from an FPDU whose CRC field was removed, and checks the markers.
 fn copy_ulpdu(
     covered: &[u8],
     opts: &FpduOptions,

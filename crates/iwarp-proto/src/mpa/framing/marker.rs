@@ -2,14 +2,14 @@
 
 use super::{MARKER_INTERVAL, MARKER_LEN, fpdu_len};
 
-/// FPDU octets between two markers.
+/// Number of FPDU octets between two markers.
 const GAP: usize = MARKER_INTERVAL - MARKER_LEN;
 
 /// A marker: a pointer back to the start of its FPDU.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Marker {
-    /// Octets of stream from the ULPDU length field to this marker, including other markers; 0 if
-    /// the marker is directly before its FPDU. A multiple of four.
+    /// Number of octets in the stream from the ULPDU length field to this marker, including other
+    /// markers; 0 if the marker is directly before its FPDU. A multiple of four.
     pub fpdu_ptr: u16,
 }
 
@@ -47,7 +47,7 @@ impl Marker {
 /// first marker is due immediately.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct MarkerClock {
-    /// Octets of stream since the start of the last marker position, 0 to 511.
+    /// Number of octets since the start of the last marker position, 0 to 511.
     offset: u16,
 }
 
@@ -71,13 +71,13 @@ impl MarkerClock {
         }
     }
 
-    /// Returns the octets since the start of the last marker position, 0 to 511.
+    /// Returns the number of octets since the start of the last marker position, 0 to 511.
     #[inline]
     pub const fn offset(self) -> usize {
         self.offset as usize
     }
 
-    /// Returns the octets of stream until the next marker starts; 0 if it is due now.
+    /// Returns the number of octets until the next marker; 0 if it is due now.
     #[inline]
     pub const fn next_marker_in(self) -> usize {
         MARKER_INTERVAL.wrapping_sub(self.offset as usize) % MARKER_INTERVAL
@@ -92,8 +92,8 @@ impl MarkerClock {
         self.offset = ((self.offset as usize).wrapping_add(octets) % MARKER_INTERVAL) as u16;
     }
 
-    /// Returns the marker at `octets_since_length_field` octets of stream, including other markers,
-    /// after the FPDU's length field. The marker before the length field has 0.
+    /// Returns the marker that is `octets_since_length_field` octets (including other markers)
+    /// after the FPDU's length field. For the marker before the length field, pass 0.
     #[inline]
     pub const fn fpdu_ptr(octets_since_length_field: usize) -> Marker {
         //= rfc5044 section 4.3
@@ -106,15 +106,15 @@ impl MarkerClock {
     }
 }
 
-/// Returns the octets of stream that an FPDU takes if the next marker is due in `next_marker_in`
-/// octets: the FPDU, the markers in it, and one before it if it is due immediately. A marker
-/// directly after the CRC belongs to the next FPDU.
+/// Returns the number of octets in the stream that an FPDU takes if the next marker is due in
+/// `next_marker_in` octets: the FPDU, the markers in it, and a marker before it if that is due
+/// immediately. A marker directly after the CRC belongs to the next FPDU.
 #[inline]
 pub const fn fpdu_len_with_markers(next_marker_in: usize, ulpdu_len: usize) -> usize {
     let body = fpdu_len(ulpdu_len);
     if body > next_marker_in {
-        let behind_the_first = body.wrapping_sub(1).wrapping_sub(next_marker_in) / GAP;
-        body.wrapping_add(behind_the_first.wrapping_add(1).wrapping_mul(MARKER_LEN))
+        let after_the_first = body.wrapping_sub(1).wrapping_sub(next_marker_in) / GAP;
+        body.wrapping_add(after_the_first.wrapping_add(1).wrapping_mul(MARKER_LEN))
     } else {
         body
     }

@@ -13,25 +13,25 @@ pub use fpdu::{
 };
 pub use marker::{Marker, MarkerClock, fpdu_len_with_markers};
 
-/// Octets of the ULPDU length field, the FPDU's only header.
+/// Length of the ULPDU length field, the FPDU's only header.
 pub const MPA_LEN_FIELD: usize = 2;
-/// Octets of the CRC field, which is present even if CRCs are off.
+/// Length of the CRC field, which is present even if CRCs are off.
 pub const CRC_LEN: usize = 4;
 /// Octets from the start of one marker to the start of the next.
 pub const MARKER_INTERVAL: usize = 512;
-/// Octets of a marker.
+/// Length of a marker.
 pub const MARKER_LEN: usize = 4;
-/// The smallest MULPDU, however small TCP's segments are (RFC 5044 §4.5).
+/// The smallest MULPDU, even if TCP's segments are smaller (RFC 5044 §4.5).
 pub const MIN_MULPDU: u16 = 128;
-/// The longest ULPDU that may be sent (RFC 5044 §3). Loopback's segments and the length field would
-/// allow more.
+/// The longest ULPDU that may be sent (RFC 5044 §3). The length field and the segments of the
+/// loopback interface would allow longer ones.
 pub const MAX_ULPDU: u16 = 64768;
 /// The largest MULPDU: the longest ULPDU that may be sent and needs no pad.
 pub const MAX_MULPDU: u16 = MAX_ULPDU - 2;
 
 const _: () = assert!(pad_len(MAX_MULPDU as usize) == 0);
 
-/// Returns the pad octets after a ULPDU of this length, 0 to 3.
+/// Returns the number of pad octets after a ULPDU of this length, 0 to 3.
 #[inline]
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     //= rfc5044 section 4.1
@@ -41,7 +41,7 @@ pub const fn pad_len(ulpdu_len: usize) -> usize {
     MPA_LEN_FIELD.wrapping_add(ulpdu_len).wrapping_neg() & 3
 }
 
-/// Returns the octets of an FPDU without markers: length field, ULPDU, pad and CRC. A ULPDU has at
+/// Returns the length of an FPDU without markers: length field, ULPDU, pad and CRC. A ULPDU has at
 /// most 65,535 octets.
 #[inline]
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
@@ -50,8 +50,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     padded.wrapping_add(CRC_LEN)
 }
 
-/// Returns the longest ULPDU whose FPDU fits a TCP segment of `emss` octets, wherever the markers
-/// fall; at least [`MIN_MULPDU`] and at most [`MAX_MULPDU`].
+/// Returns the length of the longest ULPDU whose FPDU fits into a TCP segment of `emss` octets,
+/// wherever the markers are; at least [`MIN_MULPDU`] and at most [`MAX_MULPDU`].
 pub fn mulpdu(emss: u32, markers: bool) -> u16 {
     //= rfc5044 section 4.5
     //# The maximum ULPDU Length for a single ULPDU when Markers are

@@ -8,8 +8,8 @@ use crate::mpa::startup::{
 };
 use core::fmt;
 
-/// The meaning of a valid reply. [`ReplyFrame::ulp_private_data`] has the private data in both
-/// cases.
+/// The meaning of a valid reply. In both cases, [`ReplyFrame::ulp_private_data`] returns the
+/// private data.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The connection enters full operation. If [`Agreed::rtr`] is set, that message must be sent
@@ -17,10 +17,10 @@ pub enum Outcome {
     Accepted(Agreed),
     /// The responder's ULP rejected the connection. TCP is still open and belongs to the ULP.
     Rejected {
-        /// The responder's IRD, if given.
+        /// The responder's IRD, if the reply contains it.
         peer_ird: Option<u16>,
-        /// The responder's ORD, if given. If it exceeds the IRD that we sent, that may be the
-        /// reason.
+        /// The responder's ORD, if the reply contains it. If it exceeds the IRD in our request,
+        /// that may be the reason for the rejection.
         peer_ord: Option<u16>,
     },
 }
@@ -30,15 +30,15 @@ pub enum Outcome {
 pub struct Initiator {
     params: LocalParams,
     enhanced: bool,
-    /// The enhanced request was sent a second time.
-    asked_twice: bool,
+    /// The enhanced request was prepared a second time.
+    request_repeated: bool,
     request: [u8; MAX_FRAME_LEN],
     request_len: usize,
 }
 
 impl Initiator {
-    /// Prepares a request. Fails if the private data are longer than 512 octets (508 with an
-    /// enhanced request) or the revision is neither 1 nor 2.
+    /// Prepares a request. Fails if the private data are longer than 512 octets (508 octets in an
+    /// enhanced request), or if the revision is neither 1 nor 2.
     pub fn new(params: LocalParams, private_data: &[u8]) -> Result<Self, StartupError> {
         let LocalParams { revision, .. } = params;
         if !(1..=MAX_REVISION).contains(&revision) {
@@ -55,7 +55,7 @@ impl Initiator {
         let mut this = Self {
             params,
             enhanced,
-            asked_twice: false,
+            request_repeated: false,
             request: [0; MAX_FRAME_LEN],
             request_len: 0,
         };
@@ -80,18 +80,17 @@ impl Initiator {
         Ok(this)
     }
 
-    /// Returns the RTR messages to offer.
     fn offer(&self) -> RtrSet {
         if !self.params.peer_to_peer {
             return RtrSet::NONE;
         }
         let offer = match self.params.rtr_offer {
-            // With A = 1 but without B, C or D, the responder would have to guess.
+            // If A is set, but none of B, C and D, the responder would have to guess.
             RtrSet::NONE => RtrSet::WRITE_READ,
             offer => offer,
         };
-        // If a ULP issues no Reads, its ORD is zero, and its peer's ULP is informed of that. A Read
-        // as RTR message would need one.
+        // A ULP that issues no Reads has an ORD of zero, which is passed to the peer's ULP. With a
+        // Read as RTR message, the ORD would have to be 1.
         let without_read = RtrSet {
             read: false,
             ..offer
@@ -102,9 +101,9 @@ impl Initiator {
         }
     }
 
-    /// Returns the ORD to request. If a Read is offered as RTR message, one Read must be possible,
-    /// even if the ULP uses none.
-    fn wanted_ord(&self) -> u16 {
+    /// Returns the ORD to request. If a Read is offered as RTR message, the ORD is at least 1, even
+    /// if the ULP issues no Reads.
+    fn requested_ord(&self) -> u16 {
         let ord = self.params.ord();
         if self.offer().read && self.params.max_ord > 0 {
             ord.max(1)
@@ -136,7 +135,7 @@ impl Initiator {
                 NO_NEGOTIATION
             },
             ord: if negotiate {
-                self.wanted_ord()
+                self.requested_ord()
             } else {
                 NO_NEGOTIATION
             },
@@ -147,7 +146,8 @@ impl Initiator {
         }
     }
 
-    /// Returns the request frame. Send it in one write: some RNICs require it in one TCP segment.
+    /// Returns the request frame. Send it in one write, because some RNICs require that it arrives
+    /// in one TCP segment.
     pub fn request_octets(&self) -> &[u8] {
         self.request.get(..self.request_len).unwrap_or_default()
     }
@@ -165,20 +165,22 @@ impl Initiator {
     }
 
     /// Records that the peer closed or reset the connection instead of replying. Prepares the
-    /// request for the next connection, or returns `false` if there is nothing left to try.
+    /// request for the next connection attempt. Returns `false` if there should be no further
+    /// attempt.
     ///
-    /// A responder without RFC 6581 closes after each enhanced request. But a connection may also
-    /// end for another reason: the peer's process was killed, its queue pair was reset, or a
-    /// middlebox reset TCP. With a peer that knows revision 2, a connection of revision 1 would
-    /// have depths that were not negotiated. So the same request is sent once more, and a request
-    /// of revision 1 with the same private data follows only if that connection ends in the same
-    /// way. The ULP then decides about IRD, ORD and the connection model.
+    /// A responder that does not support RFC 6581 closes the connection after an enhanced request.
+    /// But the connection may also end for another reason: the peer's process was killed, its queue
+    /// pair was reset, or a middlebox reset the connection. If the peer supports revision 2, a
+    /// connection with revision 1 would be worse, because IRD and ORD would not be negotiated. So
+    /// the enhanced request is repeated once. If the second connection ends in the same way, the
+    /// next request has revision 1 and the same private data. The ULP then decides about IRD, ORD
+    /// and the connection model.
     pub fn ask_again(&mut self) -> bool {
         if !self.enhanced {
             return false;
         }
-        if !self.asked_twice {
-            self.asked_twice = true;
+        if !self.request_repeated {
+            self.request_repeated = true;
             return true;
         }
         //= rfc6581 section 10
@@ -203,8 +205,8 @@ impl Initiator {
         }
     }
 
-    /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if any,
-    /// and close.
+    /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if
+    /// there is one, and close the connection.
     pub fn on_reply(&self, reply: &ReplyFrame<'_>) -> Result<Outcome, StartupError> {
         //= rfc5044 section 7.1.2
         //# MPA Initiator mode implementations MUST receive and validate an
@@ -227,7 +229,7 @@ impl Initiator {
                 revision: header.revision,
             });
         }
-        // A plain rejection is accepted, whatever the request was.
+        // A rejection may be unenhanced even if the request was enhanced.
         if header.flags.has(Flags::REJECT) {
             let prefix = reply.prefix().ok().flatten();
             //= rfc6581 section 9.1
@@ -243,7 +245,7 @@ impl Initiator {
             .params
             .agree(header.revision, self.enhanced, header.flags);
         match (self.enhanced, prefix) {
-            (true, Some(prefix)) => self.agree_on_depths(&prefix, &mut agreed)?,
+            (true, Some(prefix)) => self.agree_on_ird_ord(&prefix, &mut agreed)?,
             (true, None) => return Err(StartupError::NotEnhanced),
             (false, Some(_)) => return Err(StartupError::EnhancedUnasked),
             (false, None) => {}
@@ -251,8 +253,8 @@ impl Initiator {
         Ok(Outcome::Accepted(agreed))
     }
 
-    /// Determines depths and RTR message from an enhanced reply.
-    fn agree_on_depths(
+    /// Determines IRD, ORD and the RTR message from an enhanced reply.
+    fn agree_on_ird_ord(
         &self,
         reply: &EnhancedPrefix,
         agreed: &mut Agreed,
@@ -273,7 +275,7 @@ impl Initiator {
             //# Upon receiving the MPA Accept Frame from the responder, the initiator
             //# MUST set its IRD at least to the responder ORD and its ORD at most to
             //# the responder IRD.
-            agreed.ord = min(self.wanted_ord(), reply.ird);
+            agreed.ord = min(self.requested_ord(), reply.ird);
         }
         //= rfc6581 section 9.1
         //# The initiator MUST

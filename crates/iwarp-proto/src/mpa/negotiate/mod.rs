@@ -1,18 +1,17 @@
-//! Contents and meaning of the start-up frames: both roles as pure state machines. RFC 5044 §7.1.2,
-//! RFC 6581 §9.
+//! Contents and meaning of the start-up frames: both roles as state machines without I/O. RFC 5044
+//! §7.1.2, RFC 6581 §9.
 //!
-//! Beyond the RFCs, these choices follow existing peers:
+//! Where the RFCs leave a choice, the implementation follows existing peers:
 //!
-//! - IRD and ORD are negotiated in the relaxed way of siw and cxgb4: ORD is lowered to the peer's
-//!   IRD, and IRD is raised to the peer's ORD as far as the device allows. A peer that asks for
-//!   more than is available is not refused.
-//! - The responder names exactly one of the offered RTR messages: otherwise cxgb4 as initiator
-//!   terminates. If several were offered it selects Write (no answer, no IRD used up), then Read,
-//!   then Send, as siw does.
-//! - A responder that does not return flag A (an early siw did not) gets the client-server model
-//!   without RTR message.
-//! - Every reply contains C if either side wants CRCs, because siw as initiator considers only the
-//!   reply.
+//! - As in siw and cxgb4, ORD is lowered to the peer's IRD, and IRD is raised to the peer's ORD as
+//!   far as the device allows. A peer that requests more is not refused.
+//! - The responder selects exactly one RTR message, because cxgb4 as initiator terminates the
+//!   connection otherwise. If several are offered, it selects Write (which needs no response and no
+//!   IRD), then Read, then Send, as siw does.
+//! - If the responder does not return flag A (early versions of siw), the client-server model
+//!   without RTR message is used.
+//! - Every reply contains flag C if either side requires CRCs, because siw as initiator only
+//!   considers the reply.
 //! - Reserved bits are ignored. Below revision 2, flag S is a reserved bit.
 
 mod initiator;
@@ -26,7 +25,8 @@ use super::startup::{
     NO_NEGOTIATION, StartupError,
 };
 
-/// The largest depth that can be negotiated: 14 bits, but all ones mean "no negotiation".
+/// The largest IRD or ORD that can be negotiated. The fields have 14 bits, and all ones mean "no
+/// negotiation".
 pub const MAX_DEPTH: u16 = NO_NEGOTIATION - 1;
 
 /// The message by which the initiator signals that it is ready to receive.
@@ -58,13 +58,13 @@ impl RtrSet {
         write: false,
         read: false,
     };
-    /// All three.
+    /// All three messages.
     pub const ALL: Self = Self {
         send: true,
         write: true,
         read: true,
     };
-    /// The messages that RNICs offer and understand: Write and Read.
+    /// The messages that RNICs commonly support: Write and Read.
     pub const WRITE_READ: Self = Self {
         send: false,
         write: true,
@@ -108,8 +108,8 @@ impl RtrSet {
         }
     }
 
-    /// Returns the message to use: Write if possible, because it needs no answer and no IRD; then
-    /// Read, which RNICs implement best; then Send, which uses up a receive of the peer.
+    /// Returns the message to use: Write if possible, because it needs no response and no IRD; then
+    /// Read, which RNICs support best; then Send, which consumes a receive of the peer.
     pub const fn preferred(self) -> Option<Rtr> {
         if self.write {
             Some(Rtr::Write)
@@ -145,35 +145,35 @@ impl Default for RtrSet {
     }
 }
 
-/// The wishes and limits of this side.
+/// What this side requests, and its limits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LocalParams {
     /// The MPA revision: 1 (RFC 5044) or 2 (RFC 6581). A responder of revision 2 also accepts 0 and
     /// 1.
     pub revision: u8,
-    /// This side wants CRCs. They are used if either side does.
+    /// This side requires CRCs. They are used if either side requires them.
     pub crc: bool,
     /// The peer must send markers.
     pub markers_rx: bool,
-    /// Inbound Read Requests that this side offers.
+    /// Number of inbound Read Requests that this side offers.
     pub ird: u16,
-    /// Outbound Read Requests that this side wants to have in flight.
+    /// Number of outbound Read Requests that this side requests.
     pub ord: u16,
-    /// The highest IRD that may be granted if the peer requests more.
+    /// The largest IRD that this side grants if the peer requests more than `ird`.
     pub max_ird: u16,
-    /// The highest ORD possible.
+    /// The largest ORD that this side supports.
     pub max_ord: u16,
-    /// Initiator: request the peer-to-peer model. A responder follows the request.
+    /// Initiator: request the peer-to-peer model. A responder uses the model of the request.
     pub peer_to_peer: bool,
     /// The RTR messages that this side can send (initiator) or recognise (responder).
     pub rtr_offer: RtrSet,
-    /// Initiator: negotiate IRD and ORD. If `false`, both sides keep their values.
+    /// Initiator: negotiate IRD and ORD. If `false`, both sides keep their own values.
     pub ird_ord_negotiate: bool,
 }
 
 impl Default for LocalParams {
-    /// Revision 2, peer-to-peer with Write or Read as RTR message, CRC, no markers: accepted by
-    /// RNICs and siw.
+    /// Revision 2, peer-to-peer with Write or Read as RTR message, CRC, no markers. RNICs and siw
+    /// accept that.
     fn default() -> Self {
         //= rfc5044 section 1.2
         //# It is possible to disable this CRC check; however, CRCs MUST be enabled
@@ -211,8 +211,8 @@ impl LocalParams {
         min(self.max_ird, MAX_DEPTH)
     }
 
-    /// Returns the agreement with a peer whose frame has these flags, before depths and RTR message
-    /// are determined.
+    /// Returns the agreement with a peer whose frame has these flags, before IRD, ORD and the RTR
+    /// message are determined.
     const fn agree(&self, revision: u8, enhanced: bool, peer: Flags) -> Agreed {
         Agreed {
             revision,
@@ -264,7 +264,7 @@ impl LocalParams {
     }
 }
 
-/// The agreement of both sides.
+/// The parameters that both sides have agreed on.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agreed {
     //= rfc5044 section 3
@@ -273,24 +273,24 @@ pub struct Agreed {
     pub revision: u8,
     /// The frames were enhanced.
     pub enhanced: bool,
-    /// Generate and check CRCs, in both directions.
+    /// CRCs are generated and checked, in both directions.
     pub crc: bool,
-    /// Insert markers in sent data.
+    /// Sent data contain markers.
     pub markers_tx: bool,
-    /// Expect markers in received data.
+    /// Received data contain markers.
     pub markers_rx: bool,
-    /// Inbound Read Requests that this side must be able to hold.
+    /// Number of inbound Read Requests that this side must support.
     pub ird: u16,
-    /// Outbound Read Requests that this side may have in flight.
+    /// Number of outbound Read Requests that this side may have in flight.
     pub ord: u16,
-    /// The IRD in the peer's frame; [`NO_NEGOTIATION`] if there is none.
+    /// The IRD in the peer's frame, or [`NO_NEGOTIATION`] if the frame contains none.
     pub peer_ird: u16,
-    /// The ORD in the peer's frame; [`NO_NEGOTIATION`] if there is none.
+    /// The ORD in the peer's frame, or [`NO_NEGOTIATION`] if the frame contains none.
     pub peer_ord: u16,
-    /// The RTR message that the initiator sends first, in the peer-to-peer model. A responder may
-    /// get another first message: siw sends no RTR message if it offered none.
+    /// The RTR message that the initiator sends first in the peer-to-peer model. A responder may
+    /// receive another first message, because siw sends no RTR message if it offered none.
     pub rtr: Option<Rtr>,
-    /// Peer-to-peer model: the RTR message comes first, then either side may send.
+    /// The peer-to-peer model is used: after the RTR message, either side may send first.
     pub peer_to_peer: bool,
 }
 

@@ -1,4 +1,5 @@
-//! The responder: checks the Request and answers it. RFC 5044 §7.1.2 rule 2, RFC 6581 §9 and §10.
+//! The responder: checks the Request and sends the Reply. RFC 5044 §7.1.2 rule 2, RFC 6581 §9 and
+//! §10.
 
 use super::{Agreed, LocalParams, Rtr, RtrSet, emit_frame, min};
 use crate::mpa::startup::{
@@ -11,8 +12,8 @@ use core::ops::Range;
 pub struct Responder;
 
 impl Responder {
-    /// Checks a request. After an error close the connection, preferably with a reset instead of a
-    /// FIN: RNICs as initiators fall back to revision 1 only after a reset.
+    /// Checks a request. After an error, close the connection, preferably with a reset instead of a
+    /// FIN: RNICs as initiators retry with revision 1 only after a reset.
     pub fn on_request(
         request: &RequestFrame<'_>,
         params: &LocalParams,
@@ -75,7 +76,7 @@ impl PendingRequest {
         })
     }
 
-    /// Returns the revision of the request, which is also that of the reply: 0, 1 or 2.
+    /// Returns the revision of the request (0, 1 or 2), which the reply must have as well.
     pub const fn revision(&self) -> u8 {
         self.revision
     }
@@ -85,24 +86,24 @@ impl PendingRequest {
         self.prefix.is_some()
     }
 
-    /// Returns `true` if the initiator wants CRCs.
+    /// Returns `true` if the initiator requires CRCs.
     pub const fn crc(&self) -> bool {
         self.flags.has(Flags::CRC)
     }
 
-    /// Returns `true` if the initiator wants us to send markers.
+    /// Returns `true` if the initiator requires that we send markers.
     pub const fn markers(&self) -> bool {
         self.flags.has(Flags::MARKERS)
     }
 
-    /// Returns the initiator's IRD, which limits our ORD. `None` if the request has none,
-    /// [`NO_NEGOTIATION`] if the ULPs decide.
+    /// Returns the initiator's IRD, which limits our ORD. Returns `None` if the request contains
+    /// none, and [`NO_NEGOTIATION`] if the ULPs decide.
     pub fn peer_ird(&self) -> Option<u16> {
         self.prefix.map(|p| p.ird)
     }
 
-    /// Returns the initiator's ORD, the IRD that it wants from us. `None` and [`NO_NEGOTIATION`] as
-    /// above.
+    /// Returns the initiator's ORD, the IRD that it requests from us. Returns `None` if the request
+    /// contains none, and [`NO_NEGOTIATION`] if the ULPs decide.
     pub fn peer_ord(&self) -> Option<u16> {
         self.prefix.map(|p| p.ord)
     }
@@ -122,8 +123,8 @@ impl PendingRequest {
         self.private_data.clone()
     }
 
-    /// Writes an accepting reply. Send it in one write, and nothing after it until the first FPDU
-    /// has arrived.
+    /// Writes a reply that accepts the connection. Send it in one write, and send nothing after it
+    /// until the first FPDU has arrived.
     pub fn accept(
         &self,
         params: &LocalParams,
@@ -150,10 +151,9 @@ impl PendingRequest {
         //# unenhanced responder treats the enhanced request as incorrectly formatted
         //# and closes the TCP connection.
         let prefix = match &self.prefix {
-            Some(request) => Some(agree_on_depths(request, params, &mut agreed)),
+            Some(request) => Some(agree_on_ird_ord(request, params, &mut agreed)),
             None => {
-                // cxgb4 sends a zero-length Read as RTR message on plain connections, too, so there
-                // must be room for one.
+                // cxgb4 also sends a zero-length Read as RTR message on unenhanced connections.
                 agreed.ird = agreed.ird.max(1);
                 None
             }
@@ -173,16 +173,17 @@ impl PendingRequest {
         Ok((len, agreed))
     }
 
-    /// Writes a rejecting reply that returns the initiator's own depths, so that it blames none of
-    /// them. Returns its length, or 0 if the private data (512 octets, 508 if enhanced) or the
-    /// reply do not fit. TCP may stay open afterwards.
+    /// Writes a reply that rejects the connection. It contains the initiator's own IRD and ORD, so
+    /// that these do not appear to be the reason. Returns the length of the reply, or 0 if `out` is
+    /// too short or the private data are too long (more than 512 octets, or 508 if enhanced). The
+    /// TCP connection may remain open.
     pub fn reject(&self, private_data: &[u8], out: &mut [u8]) -> usize {
         let prefix = self.prefix.map(|p| reject_prefix(&p, p.ird));
         self.emit_reject(prefix, private_data, out)
     }
 
-    /// As [`Self::reject`], but announces that our ULP needs this ORD, which exceeds the
-    /// initiator's IRD.
+    /// Like [`Self::reject`], but the reply contains the ORD that our ULP requires, which exceeds
+    /// the initiator's IRD.
     pub fn reject_insufficient_ird(
         &self,
         required_ord: u16,
@@ -229,8 +230,9 @@ impl PendingRequest {
     }
 }
 
-/// Determines depths and RTR message from an enhanced request, and writes them to a prefix.
-fn agree_on_depths(
+/// Determines IRD, ORD and the RTR message from an enhanced request. Returns the prefix of the
+/// reply.
+fn agree_on_ird_ord(
     request: &EnhancedPrefix,
     params: &LocalParams,
     agreed: &mut Agreed,
@@ -301,7 +303,8 @@ fn agree_on_depths(
     reply
 }
 
-/// Returns one RTR message: the best that both sides know, else one that we know.
+/// Returns the preferred RTR message that both sides support. If there is none, returns one that we
+/// support.
 fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
     //= rfc6581 section 9.2
     //# If the responder does
@@ -321,7 +324,7 @@ fn choose_rtr(offered: RtrSet, supported: RtrSet) -> Rtr {
         .unwrap_or(Rtr::Write)
 }
 
-/// Returns the prefix of a rejection: the initiator's values from this side's point of view.
+/// Returns the prefix of a rejection. Its IRD is the initiator's ORD.
 fn reject_prefix(request: &EnhancedPrefix, ord: u16) -> EnhancedPrefix {
     EnhancedPrefix {
         ird: request.ord,

@@ -1,27 +1,27 @@
-//! Errors before full operation, and the reaction to each. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
+//! Errors before full operation, and the Terminate for each. RFC 5044 §7.1.2 and §8, RFC 6581 §8.
 
 use crate::rdmap::TerminateCode;
 use core::fmt;
 
 /// Why MPA start-up fails.
 ///
-/// After an error in a peer's frame, close the connection and report the error locally. An
-/// initiator sends a Terminate only after some errors of an enhanced reply, because only then does
-/// the peer read FPDUs; see [`Self::terminate`].
+/// After an error in a peer's frame, close the connection and report the error locally. Only an
+/// initiator that has received an enhanced reply sends a Terminate after some errors, because only
+/// then the peer reads FPDUs; see [`Self::terminate`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StartupError {
-    /// The first 16 octets are no MPA key.
+    /// The first 16 octets are not an MPA key.
     BadKey,
     /// A Request arrived instead of a Reply, or vice versa: both sides started in the same role.
     WrongRole,
-    /// This side cannot use that revision, or is configured not to.
+    /// This side does not support the revision, or is configured not to use it.
     UnsupportedRevision {
         /// The revision received.
         revision: u8,
     },
     /// The peer announces more than 512 octets of private data.
     PeerPrivateDataTooLong {
-        /// The length it announces.
+        /// The announced length in octets.
         len: u16,
     },
     /// S is set but the private data is shorter than the enhanced prefix.
@@ -30,20 +30,20 @@ pub enum StartupError {
     NotEnhanced,
     /// The reply to a plain request is enhanced.
     EnhancedUnasked,
-    /// The peer's ORD is more than our IRD can become.
+    /// The responder's ORD exceeds the largest IRD of this side.
     InsufficientIrd {
         /// The responder's ORD.
         needed: u16,
-        /// The highest possible IRD of this side.
+        /// The largest IRD of this side.
         max: u16,
     },
-    /// The responder named no RTR message that we can send.
+    /// The responder's reply contains no RTR message that we can send.
     NoMatchingRtr,
-    /// Our own private data does not fit.
+    /// Our own private data is too long.
     PrivateDataTooLong {
-        /// Its length in octets.
+        /// The length in octets.
         len: usize,
-        /// The length that fits: 512, or 508 in an enhanced frame.
+        /// The maximum length: 512, or 508 in an enhanced frame.
         max: usize,
     },
     /// The output buffer is shorter than the frame.
@@ -51,7 +51,7 @@ pub enum StartupError {
         /// Octets needed.
         needed: usize,
     },
-    /// A local failure (no memory, no QP) after the peer had accepted.
+    /// A local error (no memory, no queue pair) after the peer had accepted.
     Local,
 }
 
@@ -82,8 +82,8 @@ impl StartupError {
             //# any error locally for which the special Error Code is not defined
             //# in Section 8 before resetting the connection.
             Self::Local => Some(TerminateCode::MPA_LOCAL_CATASTROPHIC),
-            // A malformed frame. A peer that cannot send a frame does not read a Terminate either,
-            // and RFC 5044 §8 requires that TCP is closed immediately.
+            // After a malformed frame, RFC 5044 §8 requires that TCP is closed immediately. The
+            // peer would not read a Terminate.
             _ => None,
         }
     }
@@ -111,10 +111,10 @@ impl StartupError {
 impl fmt::Display for StartupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::BadKey => f.write_str("no MPA key"),
+            Self::BadKey => f.write_str("frame does not start with an MPA key"),
             Self::WrongRole => f.write_str("the peer started in the same MPA role"),
             Self::UnsupportedRevision { revision } => {
-                write!(f, "MPA revision {revision} not supported")
+                write!(f, "MPA revision {revision} is not supported")
             }
             Self::PeerPrivateDataTooLong { len } => {
                 write!(
@@ -130,7 +130,10 @@ impl fmt::Display for StartupError {
             }
             Self::NoMatchingRtr => f.write_str("no common RTR message"),
             Self::PrivateDataTooLong { len, max } => {
-                write!(f, "private data of {len} octets, at most {max} fit")
+                write!(
+                    f,
+                    "{len} octets of private data exceed the maximum of {max}"
+                )
             }
             Self::OutputTooSmall { needed } => write!(f, "output needs {needed} octets"),
             Self::Local => f.write_str("local error during MPA start-up"),

@@ -1,4 +1,4 @@
-//! The frame itself: view, header value, and a whole frame borrowed from its octets. RFC 5044
+//! The start-up frame: view, header value, and a complete frame borrowed from its octets. RFC 5044
 //! §7.1.1, RFC 6581 §6.
 
 use super::{
@@ -15,7 +15,7 @@ mod field {
     pub(super) const PD_LENGTH: Range<usize> = 18..20;
 }
 
-/// Which of the two frames.
+/// The kind of a start-up frame.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// From the initiator.
@@ -49,9 +49,9 @@ pub struct Flags(pub u8);
 impl Flags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// M: the sender of the frame wants to receive markers.
+    /// M: the sender of the frame requires that it receives markers.
     pub const MARKERS: Self = Self(0x80);
-    /// C: the sender wants CRCs in both directions.
+    /// C: the sender of the frame requires CRCs in both directions.
     pub const CRC: Self = Self(0x40);
     /// R: the responder rejects the connection. Ignored in a request.
     pub const REJECT: Self = Self(0x20);
@@ -64,7 +64,7 @@ impl Flags {
         self.0 & flag.0 == flag.0
     }
 
-    /// Returns `self` with `flag` added if `on`.
+    /// Returns `self` with `flag` added if `on` is set.
     #[inline]
     #[must_use]
     pub const fn with(self, flag: Self, on: bool) -> Self {
@@ -85,7 +85,7 @@ pub struct FrameView<T>(T);
 
 impl<T: AsRef<[u8]>> FrameView<T> {
     /// Creates a view of the frame at the start of `octets`. Returns `None` if there are fewer than
-    /// 20.
+    /// 20 octets.
     pub fn new(octets: T) -> Option<Self> {
         (octets.as_ref().len() >= FRAME_HEADER_LEN).then_some(Self(octets))
     }
@@ -102,7 +102,7 @@ impl<T: AsRef<[u8]>> FrameView<T> {
         self.head().get(field::KEY).unwrap_or_default()
     }
 
-    /// Returns the kind of frame that the key names.
+    /// Returns the kind of frame that starts with this key.
     pub fn kind(&self) -> Option<FrameKind> {
         [FrameKind::Request, FrameKind::Reply]
             .into_iter()
@@ -119,7 +119,7 @@ impl<T: AsRef<[u8]>> FrameView<T> {
         self.head()[field::REVISION]
     }
 
-    /// Returns PD_Length, the announced octets of private data.
+    /// Returns PD_Length, the announced length of the private data in octets.
     pub fn pd_length(&self) -> u16 {
         be16(self.head(), field::PD_LENGTH)
     }
@@ -168,13 +168,14 @@ pub struct FrameHeader {
     pub flags: Flags,
     /// The MPA revision.
     pub revision: u8,
-    /// Octets of private data, enhanced prefix included.
+    /// Length of the private data in octets, including the enhanced prefix.
     pub pd_length: u16,
 }
 
 impl FrameHeader {
-    /// Reads the header of any revision with any flags. The key must be one of the two, and the
-    /// private data at most 512 octets; fewer than 20 octets count as a missing key.
+    /// Reads the header, with any revision and flags. Fails with [`StartupError::BadKey`] if the
+    /// key is invalid or there are fewer than 20 octets, and with
+    /// [`StartupError::PeerPrivateDataTooLong`] for more than 512 octets of private data.
     pub fn parse(octets: &[u8]) -> Result<Self, StartupError> {
         let v = octets
             .first_chunk::<FRAME_HEADER_LEN>()
@@ -204,7 +205,8 @@ impl FrameHeader {
         })
     }
 
-    /// Writes the header. Returns 20, or 0 when `out` is shorter and nothing was written.
+    /// Writes the header. Returns its length, 20. If `out` is too short, writes nothing and returns
+    /// 0.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.first_chunk_mut::<FRAME_HEADER_LEN>() else {
             return 0;
@@ -217,7 +219,7 @@ impl FrameHeader {
         FRAME_HEADER_LEN
     }
 
-    /// Returns the octets of the whole frame.
+    /// Returns the length of the complete frame in octets.
     pub const fn frame_len(&self) -> usize {
         FRAME_HEADER_LEN.wrapping_add(self.pd_length as usize)
     }
@@ -246,7 +248,7 @@ pub type RequestFrame<'a> = Frame<'a>;
 pub type ReplyFrame<'a> = Frame<'a>;
 
 impl<'a> Frame<'a> {
-    /// Reads the frame at the start of `octets`. Returns `Ok(None)` if they end before the frame.
+    /// Reads the frame at the start of `octets`. Returns `Ok(None)` if the frame is incomplete.
     pub fn parse(octets: &'a [u8]) -> Result<Option<Self>, StartupError> {
         if octets.len() < FRAME_HEADER_LEN {
             return Ok(None);
@@ -271,7 +273,7 @@ impl<'a> Frame<'a> {
         self.private_data
     }
 
-    /// Returns the enhanced prefix: `Ok(None)` in a plain frame.
+    /// Returns the enhanced prefix, or `Ok(None)` if the frame is not enhanced.
     pub fn prefix(&self) -> Result<Option<EnhancedPrefix>, StartupError> {
         if !self.header.is_enhanced() {
             return Ok(None);

@@ -1,9 +1,9 @@
 //! The MPA Request and Reply frames. RFC 5044 §7.1.1 and §7.1.2, RFC 6581 §6 and §9.
 //!
-//! Each side sends one frame: key (16), flags (1), revision (1), length of private data (2),
-//! private data. In enhanced frames (S set, revision 2) the private data begin with 4 octets of
-//! IRD, ORD and RTR offers. [`FrameReader`] collects a frame from a stream;
-//! [`negotiate`](super::negotiate) decides what frames mean.
+//! Each side sends one frame: key (16 octets), flags (1), revision (1), length of the private data
+//! (2), private data. In an enhanced frame (S set, revision 2), the private data begin with 4
+//! octets of IRD, ORD and RTR offers. [`FrameReader`] collects a frame from a stream.
+//! [`negotiate`](super::negotiate) determines the meaning of the frames.
 
 mod error;
 mod frame;
@@ -15,7 +15,7 @@ pub use frame::{Flags, Frame, FrameHeader, FrameKind, FrameView, ReplyFrame, Req
 pub use prefix::{EnhancedPrefix, NO_NEGOTIATION};
 pub use reader::{FrameReader, Progress};
 
-/// Octets before the private data.
+/// Number of octets before the private data.
 pub const FRAME_HEADER_LEN: usize = 20;
 //= rfc5044 section 7.1.2
 //# The buffer that receives the Private Data field MUST be large enough to
@@ -23,7 +23,7 @@ pub const FRAME_HEADER_LEN: usize = 20;
 //# or the application buffer.
 /// The longest private data of a frame in octets, including the enhanced prefix.
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// Octets of the longest frame.
+/// Length of the longest frame in octets.
 pub const MAX_FRAME_LEN: usize = FRAME_HEADER_LEN + MAX_PRIVATE_DATA;
 
 //= rfc5044 section 7.1.1

@@ -15,32 +15,33 @@ const LOW: u16 = 0x4000;
 /// The 14 bits of IRD or ORD.
 const DEPTH: u16 = 0x3fff;
 
-/// This value of IRD or ORD means that the sender does not negotiate it.
+/// The value of IRD or ORD if the sender does not negotiate it.
 pub const NO_NEGOTIATION: u16 = 0x3fff;
 
 /// The octets before the ULP's private data in an enhanced frame.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EnhancedPrefix {
-    /// Inbound Read Requests that the sender can take, 0 to 0x3ffe, or [`NO_NEGOTIATION`].
+    /// Number of inbound Read Requests that the sender supports, 0 to 0x3ffe, or
+    /// [`NO_NEGOTIATION`].
     pub ird: u16,
-    /// Outbound Read Requests that the sender wants to have in flight, 0 to 0x3ffe, or
+    /// Number of outbound Read Requests that the sender requests, 0 to 0x3ffe, or
     /// [`NO_NEGOTIATION`].
     pub ord: u16,
-    /// A: peer-to-peer model, so the initiator sends an RTR message first.
+    /// A: the peer-to-peer model is used, in which the initiator sends an RTR message first.
     pub peer_to_peer: bool,
     /// B: the RTR message may be a zero-length Send.
     pub rtr_send: bool,
-    /// C: it may be a zero-length Write.
+    /// C: the RTR message may be a zero-length Write.
     pub rtr_write: bool,
-    /// D: it may be a zero-length Read.
+    /// D: the RTR message may be a zero-length Read.
     pub rtr_read: bool,
 }
 
 impl EnhancedPrefix {
-    /// Octets on the wire.
+    /// Length on the wire in octets.
     pub const LEN: usize = 4;
 
-    /// Reads the prefix unchecked; `None` if there are fewer than 4 octets.
+    /// Reads the prefix. Returns `None` if there are fewer than 4 octets.
     pub fn parse(octets: &[u8]) -> Option<Self> {
         let octets = octets.first_chunk::<{ Self::LEN }>()?;
         let (ird, ord) = (be16(octets, field::IRD), be16(octets, field::ORD));
@@ -54,8 +55,8 @@ impl EnhancedPrefix {
         })
     }
 
-    /// Writes the prefix; depths beyond 14 bits are written as 0x3ffe. Returns 4, or 0 if `out` is
-    /// too short, which is then unchanged.
+    /// Writes the prefix. An IRD or ORD of more than 14 bits is written as 0x3ffe. Returns the
+    /// length, 4. If `out` is too short, writes nothing and returns 0.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         //= rfc6581 section 9
         //# Note that this field MUST be

@@ -1,5 +1,5 @@
-//! Collects one frame from a stream that arrives in portions of any size. RFC 5044 §7.1.2 rules 5,
-//! 8 and 9.
+//! Collects one frame from a stream, whose octets may arrive in portions of any size. RFC 5044
+//! §7.1.2 rules 5, 8 and 9.
 
 use super::{FRAME_HEADER_LEN, Frame, FrameHeader, FrameKind, MAX_FRAME_LEN, StartupError};
 use core::fmt;
@@ -7,17 +7,17 @@ use core::fmt;
 /// The result of [`FrameReader::push`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// All octets were taken, and the frame is not complete yet.
+    /// All octets were consumed, and the frame is not complete yet.
     NeedMore,
     /// The frame is complete.
     Frame {
-        /// Octets of the last input that belong to the frame. The octets after them are the first
-        /// of full operation.
+        /// Number of octets of the last input that belong to the frame. Full operation starts with
+        /// the octet after them.
         consumed: usize,
     },
 }
 
-/// Collects one frame in its own buffer, and never takes an octet after the frame.
+/// Collects one frame in its own buffer. It never consumes an octet after the frame.
 #[derive(Clone)]
 pub struct FrameReader {
     kind: FrameKind,
@@ -35,13 +35,13 @@ impl FrameReader {
         }
     }
 
-    /// Takes octets of the stream. Errors are reported as early as possible: a wrong key at its
-    /// first wrong octet, an excessive length together with the header. After an error the
-    /// connection is unusable. After `Frame` nothing more is taken.
+    /// Consumes octets of the stream. Reports errors as early as possible: a wrong key at its first
+    /// wrong octet, and an excessive length when the header is complete. After an error, the
+    /// connection is unusable. Once the frame is complete, no more octets are consumed.
     pub fn push(&mut self, mut input: &[u8]) -> Result<Progress, StartupError> {
         let mut consumed = 0;
-        // At most two turns: the first ends with the header, which contains the length of the
-        // private data.
+        // There are at most two iterations. The first one ends with the header, which contains the
+        // length of the private data.
         loop {
             let missing = self.missing()?;
             if missing == 0 {
@@ -63,8 +63,8 @@ impl FrameReader {
         }
     }
 
-    /// Returns how many octets to read from the stream next; zero if the frame is complete. A
-    /// caller that reads no more than that leaves everything after the frame in the socket.
+    /// Returns the number of octets to read from the stream next, or zero if the frame is complete.
+    /// If the caller never reads more than that, the octets after the frame remain in the socket.
     pub fn missing(&self) -> Result<usize, StartupError> {
         let header = FRAME_HEADER_LEN.saturating_sub(self.len);
         if header > 0 {

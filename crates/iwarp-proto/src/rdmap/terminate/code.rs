@@ -8,16 +8,16 @@ use core::fmt;
 named_values! {
     /// The layer that detected the error: four bits.
     pub struct Layer(u8) {
-        /// RDMAP itself.
+        /// RDMAP.
         RDMAP = 0;
         /// DDP.
         DDP = 1;
-        /// The lower layer, that is MPA.
+        /// The lower layer protocol, which is MPA.
         LLP = 2;
     }
 }
 
-/// Error type: four bits, to be read together with the layer.
+/// Error type: four bits. The meaning depends on the layer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Etype(pub u8);
 
@@ -38,7 +38,7 @@ impl Etype {
     pub const MPA: Self = Self(0);
 }
 
-/// Error code: eight bits, to be read together with layer and error type.
+/// Error code: eight bits. The meaning depends on the layer and the error type.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Code(pub u8);
 
@@ -58,7 +58,7 @@ macro_rules! codes {
                     Self::new(Layer::$layer, Etype::$etype, Code::$name);
             )*
 
-            /// Every code the RFCs define.
+            /// All codes that the RFCs define.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
             /// Returns the meaning of the code in words; `None` for a code that no RFC defines.
@@ -70,7 +70,7 @@ macro_rules! codes {
     };
 }
 
-/// Why a stream is terminated. Every value can be represented; the named ones are those that the
+/// Why a stream is terminated. Any value can be represented. The constants are the codes that the
 /// RFCs define.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TerminateCode {
@@ -176,8 +176,8 @@ impl TerminateCode {
         }
     }
 
-    /// Returns the code with layer and error type exchanged, which a receiver reads if the sender
-    /// wrote the first octet in the wrong nibble order.
+    /// Returns the code with layer and error type exchanged, for a sender that writes the nibbles
+    /// of the first octet in the wrong order.
     #[inline]
     pub const fn swapped(self) -> Self {
         Self {
@@ -199,7 +199,8 @@ impl TerminateCode {
         }
     }
 
-    /// Returns `true` if it must also contain the Read Request header if a Read Request caused it.
+    /// Returns `true` if a Terminate with this code must also contain the Read Request header, if a
+    /// Read Request caused it.
     pub const fn wants_read_request(self) -> bool {
         matches!(
             (Layer(self.layer), Etype(self.etype)),
@@ -211,8 +212,8 @@ impl TerminateCode {
 impl From<&HeaderError> for TerminateCode {
     fn from(error: &HeaderError) -> Self {
         match error {
-            // No RFC has this row. MPA's code 3 means that framing and contents disagree; siw sends
-            // it, too.
+            // No RFC defines a code for this. MPA's code 3 means that framing and contents
+            // disagree. siw sends it as well.
             HeaderError::TooShort => Self::MPA_MARKER,
             HeaderError::BadDdpVersion { tagged: true } => Self::DDP_TAGGED_INVALID_VERSION,
             HeaderError::BadDdpVersion { tagged: false } => Self::DDP_UNTAGGED_INVALID_VERSION,

@@ -1,8 +1,8 @@
 //! The Terminate header and its optional parts. RFC 5040 §4.8 figures 7, 8 and 10.
 //!
-//! Linux's siw fills the control word through C bit-fields, which on little-endian hosts exchanges
-//! the nibbles of the first octet and puts the M, D, R bits at the other end of the third.
-//! [`Terminate::parse`] reads both layouts.
+//! Linux's siw writes the control word through C bit-fields. On little-endian hosts, that exchanges
+//! the nibbles of the first octet, and puts the M, D and R bits at the other end of the third
+//! octet. [`Terminate::parse`] reads both layouts.
 
 use super::code::TerminateCode;
 use crate::ddp::{Header, UNTAGGED_HEADER_LEN};
@@ -26,16 +26,16 @@ const M: u8 = 0x80;
 const D: u8 = 0x40;
 /// Terminated RDMA Header included.
 const R: u8 = 0x20;
-/// The three flags at siw's positions, which are mirrored: `M` is the lowest bit.
+/// The three flags in siw's layout, in which they are mirrored: `M` is the lowest bit.
 const SIW_MDR: u8 = 0x07;
 
 /// The layout of the control word.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
-    /// As RFC 5040 §4.8 draws it.
+    /// The layout of RFC 5040 §4.8.
     #[default]
     Rfc,
-    /// As siw on little-endian hosts sends it.
+    /// The layout of siw on little-endian hosts.
     Siw,
 }
 
@@ -65,12 +65,12 @@ pub struct Terminate {
 }
 
 impl Terminate {
-    /// Octets of the control word, which is always present.
+    /// Length of the control word, which is always present.
     pub const CONTROL_LEN: usize = 4;
-    /// Octets of the longest Terminate: control, length, untagged DDP header, Read Request.
+    /// Length of the longest Terminate: control word, length, untagged DDP header, Read Request.
     pub const MAX_LEN: usize = Self::CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + ReadRequest::LEN;
 
-    /// Creates a Terminate without a segment's header.
+    /// Creates a Terminate that only consists of the control word.
     pub const fn new(code: TerminateCode) -> Self {
         Self {
             code,
@@ -80,8 +80,8 @@ impl Terminate {
         }
     }
 
-    /// Creates a Terminate for a received segment, with the parts of it that RFC 5040 §4.8 figure
-    /// 10 requires for this code.
+    /// Creates a Terminate for a received segment. It contains the parts of the segment that RFC
+    /// 5040 §4.8 figure 10 requires for this code.
     pub const fn about(
         code: TerminateCode,
         segment_len: u16,
@@ -103,7 +103,7 @@ impl Terminate {
         }
     }
 
-    /// Returns the octets on the wire.
+    /// Returns the length on the wire in octets.
     pub const fn wire_len(&self) -> usize {
         let mut len = Self::CONTROL_LEN;
         if self.ddp_segment_len.is_some() || self.ddp_header.is_some() {
@@ -118,12 +118,14 @@ impl Terminate {
         len
     }
 
-    /// Reads a Terminate. If its M, D and R bits announce more than the octets contain, the missing
-    /// parts are `None`: the stream ends in any case, and only the code matters.
+    /// Reads a Terminate. If the M, D and R bits announce parts that the octets do not contain,
+    /// these parts are `None`. That is not an error: the stream ends in any case, and only the code
+    /// matters.
     ///
-    /// If any of the low three bits of the third octet is set, the layout is siw's. If none of the
-    /// six bits is set, both layouts look alike: a code that is defined only with its nibbles
-    /// exchanged is then read in siw's layout, every other code in the RFC's.
+    /// If any of the low three bits of the third octet is set, and none of the high three bits, the
+    /// layout is siw's. If none of the six bits is set, the layout is ambiguous. Then a code that
+    /// is only defined with its nibbles exchanged is read in siw's layout, and any other code in
+    /// the RFC's layout.
     pub fn parse(octets: &[u8]) -> Result<(Self, Layout), TerminateError> {
         let control: &[u8; Self::CONTROL_LEN] = octets.first_chunk().ok_or(TerminateError)?;
         let flags = control[field::HEADER_CONTROL];
@@ -172,8 +174,8 @@ impl Terminate {
         Ok((t, layout))
     }
 
-    /// Writes the Terminate in the RFC's layout. Returns its length, or 0 when `out` is shorter
-    /// than that (at most [`Self::MAX_LEN`] octets are needed) and nothing was written.
+    /// Writes the Terminate in the RFC's layout. Returns its length, at most [`Self::MAX_LEN`]. If
+    /// `out` is too short, writes nothing and returns 0.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let Some(out) = out.get_mut(..self.wire_len()) else {
             return 0;

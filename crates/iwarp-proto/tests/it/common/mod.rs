@@ -1,17 +1,18 @@
-//! Reads a classic pcap file and reassembles its TCP connections: enough for the captures in
-//! `tests/data`.
+//! Reads a classic pcap file and reassembles its TCP connections. Supports only what the captures
+//! in `tests/data` contain.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// One TCP connection. The client sent the SYN.
+/// The octets of a TCP connection. The client sent the SYN.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Connection {
     pub(crate) client: Vec<u8>,
     pub(crate) server: Vec<u8>,
 }
 
-/// One direction: segments by offset from the initial sequence number.
+/// One direction of a connection. The key of a segment is its offset from the initial sequence
+/// number.
 #[derive(Default)]
 struct Half {
     isn: Option<u32>,
@@ -21,28 +22,28 @@ struct Half {
 impl Half {
     fn octets(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        for (&at, data) in &self.segments {
-            let at = at as usize;
-            // Loopback captures lose nothing; a gap would be a broken vector.
-            assert!(at <= out.len(), "gap in the capture at {at}");
-            out.truncate(at.max(out.len().min(at + data.len())));
-            if at + data.len() > out.len() {
-                let have = out.len() - at;
-                out.extend_from_slice(&data[have..]);
+        for (&offset, data) in &self.segments {
+            let offset = offset as usize;
+            // Captures of the loopback interface are complete.
+            assert!(offset <= out.len(), "gap in the capture at {offset}");
+            out.truncate(offset.max(out.len().min(offset + data.len())));
+            if offset + data.len() > out.len() {
+                let overlap = out.len() - offset;
+                out.extend_from_slice(&data[overlap..]);
             }
         }
         out
     }
 }
 
-/// Returns the connections of a capture that have carried data, in order of their SYNs.
+/// Returns the connections of a capture that carried data, in the order of their SYNs.
 pub(crate) fn connections(path: &Path) -> Vec<Connection> {
     let file = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert_eq!(file[..4], [0xd4, 0xc3, 0xb2, 0xa1], "little-endian pcap");
     let link = u32::from_le_bytes(file[20..24].try_into().unwrap());
     assert_eq!(link, 1, "Ethernet");
-    type Ends = ([u8; 4], u16, [u8; 4], u16);
-    let mut list: Vec<(Ends, Half, Half)> = Vec::new();
+    type Addresses = ([u8; 4], u16, [u8; 4], u16);
+    let mut list: Vec<(Addresses, Half, Half)> = Vec::new();
     let mut rest = &file[24..];
     while rest.len() >= 16 {
         let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
@@ -57,7 +58,7 @@ pub(crate) fn connections(path: &Path) -> Vec<Connection> {
         let src: [u8; 4] = ip[12..16].try_into().unwrap();
         let dst: [u8; 4] = ip[16..20].try_into().unwrap();
         let tcp = &ip[ip_header..];
-        let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
+        let port = |offset: usize| u16::from_be_bytes([tcp[offset], tcp[offset + 1]]);
         let (sport, dport) = (port(0), port(2));
         let seq = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
         let data = &tcp[usize::from(tcp[12] >> 4) * 4..];
@@ -70,10 +71,10 @@ pub(crate) fn connections(path: &Path) -> Vec<Connection> {
             list.push(((src, sport, dst, dport), client, Half::default()));
             continue;
         }
-        for (ends, client, server) in list.iter_mut().rev() {
-            let half = if *ends == (src, sport, dst, dport) {
+        for (addresses, client, server) in list.iter_mut().rev() {
+            let half = if *addresses == (src, sport, dst, dport) {
                 client
-            } else if *ends == (dst, dport, src, sport) {
+            } else if *addresses == (dst, dport, src, sport) {
                 server
             } else {
                 continue;

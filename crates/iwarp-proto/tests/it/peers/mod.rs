@@ -1,4 +1,4 @@
-//! Shared by the negotiation tests: hand-made frames, and a start-up between our two roles.
+//! Helpers of the negotiation tests: they create frames, and run a start-up between our two roles.
 
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
@@ -26,7 +26,7 @@ pub(crate) fn parse(octets: &[u8]) -> Frame<'_> {
     Frame::parse(octets).unwrap().unwrap()
 }
 
-/// Runs a whole start-up and returns both sides' agreements.
+/// Runs a complete start-up. Returns the agreements of the initiator and the responder.
 pub(crate) fn connect(i: LocalParams, r: LocalParams) -> (Agreed, Agreed) {
     let initiator = Initiator::new(i, b"ping").unwrap();
     let request = initiator.request_octets();

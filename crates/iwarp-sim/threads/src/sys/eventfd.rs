@@ -1,4 +1,4 @@
-//! An event flag with a descriptor.
+//! A simulated eventfd.
 
 use super::poller::AsFd;
 use crate::world::{self, Plant};
@@ -8,27 +8,27 @@ use std::io;
 pub(crate) struct EventFd(usize);
 
 impl EventFd {
-    #[allow(clippy::unnecessary_wraps, reason = "the real one can fail")]
+    #[allow(clippy::unnecessary_wraps, reason = "the real function can fail")]
     pub(crate) fn new() -> io::Result<Self> {
         world::call();
         Ok(Self(world::descriptor()))
     }
 
-    /// A system call.
+    /// Makes the descriptor readable.
     pub(crate) fn signal(&self) {
-        if world::has(Plant::LosesSignals) && world::random(2) == 0 {
+        if world::has_plant(Plant::LosesSignals) && world::random(2) == 0 {
             return;
         }
-        self.raise();
+        self.signal_reliably();
     }
 
-    /// Like [`signal`](Self::signal), for the threads of programs.
-    pub(crate) fn raise(&self) {
+    /// Like [`signal`](Self::signal), but [`Plant::LosesSignals`] has no effect.
+    pub(crate) fn signal_reliably(&self) {
         world::call();
         world::arrive(self.0);
     }
 
-    /// A system call.
+    /// Resets the flag. Returns `true` if it was set.
     pub(crate) fn drain(&self) -> bool {
         world::call();
         world::take_all(self.0) > 0

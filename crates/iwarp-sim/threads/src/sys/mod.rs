@@ -1,5 +1,5 @@
-//! The operating system as the engine sees it, implemented by the [`world`](crate::world). Each
-//! module replaces the module of the same name in the runtime.
+//! The operating system that the engine uses, simulated by [`world`](crate::world). Each module
+//! replaces the module of the same name in `iwarp-os`.
 
 pub(crate) mod clock;
 pub(crate) mod eventfd;
@@ -8,21 +8,21 @@ pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod thread;
 
-/// No memory is accessed here.
+/// Does nothing: the model has no registered memory.
 pub(crate) mod guarded {
     pub(crate) const fn keep() {}
 
     pub(crate) const fn keep_regularly(_now: u64) {}
 }
 
-/// No process forks here.
+/// The model does not fork.
 pub(crate) mod fork {
     pub(crate) const fn generation() -> u32 {
         0
     }
 }
 
-/// Descriptors are numbers of the world.
+/// The number of descriptors is not limited.
 pub(crate) mod limits {
     pub(crate) struct OpenFiles {
         pub(crate) now: u64,

@@ -1,10 +1,10 @@
-//! Sets of descriptors. Each function is a system call.
+//! Simulated epoll sets. Each function is a system call.
 
 use crate::world::{self, Set};
 use std::io;
 use std::time::Duration;
 
-/// Something with a descriptor of the world.
+/// An object that has a descriptor in the world.
 pub(crate) trait AsFd {
     fn number(&self) -> usize;
 }
@@ -34,14 +34,14 @@ pub(crate) struct Readiness {
 
 #[derive(Debug)]
 pub(crate) struct Events {
-    room: usize,
+    capacity: usize,
     list: Vec<Readiness>,
 }
 
 impl Events {
-    pub(crate) const fn with_capacity(room: usize) -> Self {
+    pub(crate) const fn with_capacity(capacity: usize) -> Self {
         let list = Vec::new();
-        Self { room, list }
+        Self { capacity, list }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Readiness> + '_ {
@@ -49,7 +49,7 @@ impl Events {
     }
 
     fn fill(&mut self, tokens: impl Iterator<Item = u64>) -> usize {
-        let events = tokens.take(self.room).map(|token| Readiness {
+        let events = tokens.take(self.capacity).map(|token| Readiness {
             token,
             readable: true,
             writable: false,
@@ -64,13 +64,13 @@ impl Events {
 #[derive(Debug)]
 pub(crate) struct Poller(Set);
 
-#[allow(clippy::unnecessary_wraps, reason = "the real ones can fail")]
+#[allow(clippy::unnecessary_wraps, reason = "the real functions can fail")]
 impl Poller {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Set::new()))
     }
 
-    /// Also reports earlier arrivals.
+    /// Adds a descriptor. The set also reports what arrived before the call.
     pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         world::call();
         match self.0.add(fd.number(), token, interest.readable) {
@@ -103,15 +103,16 @@ impl Poller {
     }
 }
 
-/// Returns `false` if the time has expired.
-#[allow(clippy::unnecessary_wraps, reason = "the real one can fail")]
+/// Waits until the descriptor is readable. Returns `false` if the time expired first.
+#[allow(clippy::unnecessary_wraps, reason = "the real function can fail")]
 pub(crate) fn wait_fd(fd: impl AsFd, _: Interest, time: Option<Duration>) -> io::Result<bool> {
     let fd = fd.number();
-    Ok(world::sleep_until(end_of(time), || world::waiting(fd) > 0))
+    Ok(world::sleep_until(end_of(time), || world::pending(fd) > 0))
 }
 
-/// Returns the end of a sleep, counted from the thread's last reading of the clock. A thread that
-/// is preempted between that and the sleep would sleep longer on any system, which is no bug.
+/// Returns the end of a sleep, counted from the thread's last reading of the clock. On a real
+/// system, a thread that is preempted between reading the clock and sleeping sleeps longer. The
+/// model must not report that as a bug.
 fn end_of(time: Option<Duration>) -> Option<u64> {
-    time.map(|time| world::last_look().saturating_add(time.as_nanos() as u64))
+    time.map(|time| world::last_clock_read().saturating_add(time.as_nanos() as u64))
 }

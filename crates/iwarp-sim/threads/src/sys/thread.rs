@@ -4,7 +4,7 @@ use crate::world;
 use std::io;
 
 /// Starts a thread that does not prevent the execution from ending.
-#[allow(clippy::unnecessary_wraps, reason = "the real one can fail")]
+#[allow(clippy::unnecessary_wraps, reason = "the real function can fail")]
 pub(crate) fn spawn_without_signals(
     _: &str,
     run: impl FnOnce() + Send + 'static,
@@ -13,7 +13,7 @@ pub(crate) fn spawn_without_signals(
     Ok(())
 }
 
-/// Returns how long the kernel kept the thread from its processor, at random.
+/// Returns a random time for which the kernel did not run the thread although it could.
 pub(crate) fn kept_from_processor(_since: u64) -> u64 {
     match world::random(4) {
         0 => world::random(3_000_000),
@@ -21,12 +21,12 @@ pub(crate) fn kept_from_processor(_since: u64) -> u64 {
     }
 }
 
-/// Only used by the watch, which does not run here.
+/// Not called: only `engine/watch.rs` uses it, which the model does not start.
 pub(crate) const fn own_number() -> u32 {
     0
 }
 
-/// Only used by the watch.
+/// Not called, like [`own_number`].
 pub(crate) const fn is_runnable(_: u32) -> bool {
     true
 }

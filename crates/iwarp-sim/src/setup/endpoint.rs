@@ -1,5 +1,5 @@
-//! One end of a connection during set-up: MPA start-up as in the runtime, then a queue pair and a
-//! short program.
+//! One endpoint of a connection: MPA start-up as in the runtime, then a queue pair and a short
+//! program.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,36 +18,39 @@ use super::{Mode, SetupPlant};
 use crate::raw::{Arena, SimRange};
 use crate::world::{CRC32C, Pool};
 
-/// Time limits of the responder for the request, and of the initiator for the reply, as in the
-/// runtime.
+/// How long the responder waits for the request, and the initiator for the reply. The values are
+/// those of the runtime.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Size of the memory, and ranges in it: source, sinks of messages and answers, and the target of
-/// the peer. The memory between them must not change.
+/// Size of the memory. Octets outside the following ranges must not change.
 const ARENA: usize = 1024;
+/// Offset and length of the range that Sends, Writes, and the peer's Read read.
 const SOURCE: (usize, usize) = (64, 64);
+/// The sink of the Read.
 const SINK: (usize, usize) = (256, 64);
+/// The receive.
 const RECEIVE: (usize, usize) = (448, 64);
+/// The range that the peer's Write changes.
 const EXPOSED: (usize, usize) = (640, 64);
-/// Length of the messages, of the Write and of the Read.
+/// Length of each Send, Write and Read.
 const LEN: usize = 16;
 const PD: u32 = 1;
 
-/// Identifiers of the requests.
+/// Work request identifiers.
 const RECV: u64 = 1;
 const SEND: u64 = 2;
 const WRITE: u64 = 3;
 const READ: u64 = 4;
 
-/// Returns the initial octet at an offset of an end's memory.
-const fn pattern(side: usize, at: usize) -> u8 {
-    (at as u8).wrapping_mul(7).wrapping_add(side as u8 * 101)
+/// Returns the initial octet at an offset of an endpoint's memory.
+const fn pattern(side: usize, off: usize) -> u8 {
+    (off as u8).wrapping_mul(7).wrapping_add(side as u8 * 101)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It waits for the peer's frame until this time.
+    /// The endpoint waits for the peer's frame, until this time if there is a limit.
     Startup(Option<Time>),
     /// The queue pair owns the stream.
     Up,
@@ -57,12 +60,12 @@ pub(super) enum Phase {
     Gone,
 }
 
-/// The effect of a call on the stream.
+/// The effect of a call on the endpoint's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
-    Nothing,
-    /// The sending side was shut down.
-    Fin,
+pub(super) enum StreamChange {
+    None,
+    /// The sending direction was shut down.
+    Shutdown,
     Reset,
 }
 
@@ -82,37 +85,40 @@ impl Host for Completions {
 }
 
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct Endpoint {
     side: usize,
     mode: Mode,
     plant: Option<SetupPlant>,
     pub(super) phase: Phase,
     reader: FrameReader,
     initiator: Option<Box<Initiator>>,
-    /// The negotiated parameters, once there are any.
+    /// The negotiated parameters, after start-up.
     pub(super) agreed: Option<Agreed>,
-    /// Length of the frame that it has sent.
+    /// Length of the MPA frame that was sent.
     pub(super) frame_len: u64,
-    /// Octets that the network has not taken yet.
+    /// Sent octets that have not arrived yet.
     pub(super) out: VecDeque<u8>,
     pub(super) qp: QueuePair,
     table: MemoryTable<SimRange>,
     arena: Arena,
     host: Completions,
-    keys: [u32; 4],
-    peer: [u32; 4],
-    /// Requests that were posted.
+    /// STags of the four ranges.
+    stags: [u32; 4],
+    peer_stags: [u32; 4],
+    /// Identifiers of the posted requests.
     posted: Vec<u64>,
-    lent: Vec<u8>,
-    /// An FPDU that has arrived in part.
-    held: Option<Box<RxBuffer>>,
-    shut: bool,
-    /// The stream ended in the middle of an FPDU that the end wanted to read.
-    cut: bool,
+    /// Octets that were read, but that the queue pair has not accepted.
+    unaccepted: Vec<u8>,
+    /// An incomplete FPDU.
+    partial: Option<Box<RxBuffer>>,
+    /// The sending direction was shut down.
+    shut_down: bool,
+    /// The peer's FIN arrived inside an FPDU that the queue pair was reading.
+    fin_inside_fpdu: bool,
     pub(super) events: Events,
 }
 
-impl End {
+impl Endpoint {
     pub(super) fn new(side: usize, mode: Mode, plant: Option<SetupPlant>) -> Self {
         let limit = if side == 0 {
             REPLY_LIMIT
@@ -134,7 +140,7 @@ impl End {
         } else {
             FrameKind::Request
         };
-        let mut end = Self {
+        let mut endpoint = Self {
             side,
             mode,
             plant,
@@ -148,24 +154,24 @@ impl End {
             table: MemoryTable::new(),
             arena: Arena::new(ARENA),
             host: Completions::default(),
-            keys: [0; 4],
-            peer: [0; 4],
+            stags: [0; 4],
+            peer_stags: [0; 4],
             posted: Vec::new(),
-            lent: Vec::new(),
-            held: None,
-            shut: false,
-            cut: false,
+            unaccepted: Vec::new(),
+            partial: None,
+            shut_down: false,
+            fin_inside_fpdu: false,
             events: Events::empty(),
         };
-        end.register_memory();
-        end.post_receive();
+        endpoint.register_memory();
+        endpoint.post_receive();
         if side == 0 {
             let initiator = Initiator::new(mode.params(side), b"set-up").expect("sound parameters");
-            end.frame_len = initiator.request_octets().len() as u64;
-            end.out.extend(initiator.request_octets());
-            end.initiator = Some(Box::new(initiator));
+            endpoint.frame_len = initiator.request_octets().len() as u64;
+            endpoint.out.extend(initiator.request_octets());
+            endpoint.initiator = Some(Box::new(initiator));
         }
-        end
+        endpoint
     }
 
     fn register_memory(&mut self) {
@@ -184,25 +190,25 @@ impl End {
             .enumerate()
         {
             let range = self.arena.range(at, len);
-            // Both ends use the same numbers, so that each knows the peer's STags.
+            // Both endpoints use the same numbers, so that each knows the peer's STags.
             let random = 0x1000_0000 + 0x10100 * (i as u32 + 1);
             let stag = self.table.register(range, at as u64, PD, access, random);
-            self.keys[i] = stag.expect("room in the table").0;
+            self.stags[i] = stag.expect("room in the table").0;
         }
-        self.peer = self.keys;
+        self.peer_stags = self.stags;
     }
 
     fn sge(&self, region: usize, (at, _): (usize, usize)) -> Sge {
         Sge {
             addr: at as u64,
             len: LEN as u32,
-            lkey: self.keys[region],
+            lkey: self.stags[region],
         }
     }
 
     fn post_receive(&mut self) {
         let ready = self.qp.modify(State::Init, &mut self.host);
-        ready.expect("a fresh queue pair becomes INIT");
+        ready.expect("a new queue pair can move to INIT");
         let sges = [self.sge(2, RECEIVE)];
         let wr = RecvWr {
             wr_id: RECV,
@@ -214,12 +220,12 @@ impl End {
         self.posted.push(RECV);
     }
 
-    /// Processes an octet of start-up. Returns the effect on the stream.
-    pub(super) fn startup(&mut self, octet: u8, now: Time) -> Seen {
+    /// Processes an octet that arrives during start-up.
+    pub(super) fn receive_startup(&mut self, octet: u8, now: Time) -> StreamChange {
         match self.reader.push(&[octet]) {
-            Ok(Progress::NeedMore) => return Seen::Nothing,
+            Ok(Progress::NeedMore) => return StreamChange::None,
             Ok(Progress::Frame { .. }) => {}
-            Err(error) => panic!("a valid frame is refused: {error}"),
+            Err(error) => panic!("a valid frame was refused: {error}"),
         }
         let frame = self.reader.frame().expect("a complete frame");
         let params: LocalParams = self.mode.params(self.side);
@@ -227,11 +233,11 @@ impl End {
             Some(initiator) => match initiator.on_reply(&frame) {
                 Ok(Outcome::Accepted(agreed)) => agreed,
                 Ok(Outcome::Rejected { .. }) => {
-                    assert!(self.mode.rejects(), "rejected without a reason");
+                    assert!(self.mode.rejects(), "rejected by a responder that accepts");
                     self.phase = Phase::Failed;
-                    return Seen::Fin;
+                    return StreamChange::Shutdown;
                 }
-                Err(error) => panic!("a valid reply is refused: {error}"),
+                Err(error) => panic!("a valid reply was refused: {error}"),
             },
             None => {
                 let pending = Responder::on_request(&frame, &params).expect("a valid request");
@@ -241,7 +247,7 @@ impl End {
                     self.out.extend(&out[..len]);
                     self.frame_len = len as u64;
                     self.phase = Phase::Failed;
-                    return Seen::Nothing;
+                    return StreamChange::None;
                 }
                 let accepted = pending.accept(&params, b"yes", &mut out);
                 let (len, agreed) = accepted.expect("the reply fits");
@@ -251,7 +257,7 @@ impl End {
             }
         };
         self.start(agreed, now);
-        Seen::Nothing
+        StreamChange::None
     }
 
     fn start(&mut self, mut agreed: Agreed, now: Time) {
@@ -259,29 +265,29 @@ impl End {
         if self.plant == Some(SetupPlant::WrongCrc) && self.side == 1 {
             agreed.crc = !agreed.crc;
         }
-        let overdue = agreed.peer_to_peer && self.plant != Some(SetupPlant::ForgetFirstFpdu);
+        let has_limit = agreed.peer_to_peer && self.plant != Some(SetupPlant::ForgetFirstFpdu);
         let times = StreamTimes {
             reminders: StreamTimes::REMINDERS,
             maturity: Duration::from_millis(100),
             speak_first: (!agreed.peer_to_peer).then_some(Duration::from_millis(200)),
-            first_fpdu: overdue.then_some(REQUEST_LIMIT),
+            first_fpdu: has_limit.then_some(REQUEST_LIMIT),
         };
         let stream = StreamConfig::agreed(&agreed, self.side == 0, 536, times);
         self.qp.start(stream, now).expect("INIT becomes RTS");
         self.phase = Phase::Up;
         self.post(SEND, SendOp::Send, (0, SOURCE));
         if self.side == 0 {
-            let (remote_addr, rkey) = (EXPOSED.0 as u64, self.peer[3]);
+            let (remote_addr, rkey) = (EXPOSED.0 as u64, self.peer_stags[3]);
             self.post(WRITE, SendOp::Write { remote_addr, rkey }, (0, SOURCE));
             if stream.ord > 0 {
-                let (remote_addr, rkey) = (SOURCE.0 as u64, self.peer[0]);
+                let (remote_addr, rkey) = (SOURCE.0 as u64, self.peer_stags[0]);
                 self.post(READ, SendOp::Read { remote_addr, rkey }, (1, SINK));
             }
         }
     }
 
-    fn post(&mut self, wr_id: u64, op: SendOp, (region, place): (usize, (usize, usize))) {
-        let sges = [self.sge(region, place)];
+    fn post(&mut self, wr_id: u64, op: SendOp, (region, range): (usize, (usize, usize))) {
+        let sges = [self.sge(region, range)];
         let wr = SendWr {
             wr_id,
             op,
@@ -295,10 +301,10 @@ impl End {
         self.posted.push(wr_id);
     }
 
-    /// Lets the program and the queue pair do what is possible without the peer.
-    pub(super) fn work(&mut self, pool: &mut Pool) -> Seen {
+    /// Sends everything that the queue pair can send now.
+    pub(super) fn transmit(&mut self, pool: &mut Pool) -> StreamChange {
         if self.phase != Phase::Up {
-            return Seen::Nothing;
+            return StreamChange::None;
         }
         let mut plan = pool.plan();
         for _ in 0..64 {
@@ -316,9 +322,9 @@ impl End {
             }
             while !plan.is_done() {
                 let mut octets = [0; 512];
-                let who = self.qp.accessor();
+                let accessor = self.qp.accessor();
                 let n = plan
-                    .copy_to(&self.table, who, &mut octets)
+                    .copy_to(&self.table, accessor, &mut octets)
                     .expect("registered memory");
                 self.out.extend(&octets[..n]);
                 self.qp.tx_written(&mut plan, n, &mut self.host);
@@ -326,37 +332,37 @@ impl End {
         }
         plan.clear();
         pool.plans.push(plan);
-        self.serve()
+        self.serve_requests()
     }
 
-    fn serve(&mut self) -> Seen {
+    fn serve_requests(&mut self) -> StreamChange {
         while self.qp.completions_due() {
             let _ = self.qp.complete_due(&mut self.host);
         }
         self.events |= self.qp.take_events();
-        let seen = match self.qp.stream_wish() {
-            StreamWish::Keep => Seen::Nothing,
+        let change = match self.qp.stream_wish() {
+            StreamWish::Keep => StreamChange::None,
             StreamWish::ShutdownWrite => {
-                self.shut = true;
+                self.shut_down = true;
                 self.qp.shutdown_done(&mut self.host);
-                Seen::Fin
+                StreamChange::Shutdown
             }
             StreamWish::Leave { cut: false, .. } => {
-                self.gone();
-                Seen::Fin
+                self.close_stream();
+                StreamChange::Shutdown
             }
             StreamWish::Leave { .. } | StreamWish::Abort => {
-                self.gone();
-                Seen::Reset
+                self.close_stream();
+                StreamChange::Reset
             }
         };
-        if self.phase == Phase::Up && self.shut && self.qp.rx_interest() == RxInterest::None {
-            self.gone();
+        if self.phase == Phase::Up && self.shut_down && self.qp.rx_interest() == RxInterest::None {
+            self.close_stream();
         }
-        seen
+        change
     }
 
-    fn gone(&mut self) {
+    fn close_stream(&mut self) {
         self.phase = Phase::Gone;
         self.qp.stream_gone(&mut self.host);
         while self.qp.completions_due() {
@@ -374,58 +380,57 @@ impl End {
             Phase::Startup(_) => self.phase = Phase::Failed,
             Phase::Up => {
                 self.qp.stream_failed(&mut self.host);
-                self.gone();
+                self.close_stream();
             }
             Phase::Failed | Phase::Gone => {}
         }
     }
 
-    /// Processes the peer's FIN.
-    pub(super) fn fin(&mut self, pool: &mut Pool) -> Seen {
+    pub(super) fn receive_fin(&mut self, pool: &mut Pool) -> StreamChange {
         match self.phase {
             Phase::Startup(_) => {
                 self.phase = Phase::Failed;
-                Seen::Fin
+                StreamChange::Shutdown
             }
             Phase::Up => {
-                let mut buffer = self.held.take().unwrap_or_else(|| pool.buffer());
+                let mut buffer = self.partial.take().unwrap_or_else(|| pool.buffer());
                 let reads = self.qp.rx_interest() == RxInterest::Read;
-                self.cut |= reads && !buffer.is_empty();
+                self.fin_inside_fpdu |= reads && !buffer.is_empty();
                 self.qp.rx_eof(&mut buffer, &mut self.host);
                 buffer.clear();
                 pool.buffers.push(buffer);
-                self.serve()
+                self.serve_requests()
             }
-            Phase::Failed | Phase::Gone => Seen::Nothing,
+            Phase::Failed | Phase::Gone => StreamChange::None,
         }
     }
 
-    /// Processes one octet in full operation.
-    pub(super) fn receive(&mut self, octet: u8, pool: &mut Pool) -> Seen {
+    /// Processes an octet that arrives after start-up.
+    pub(super) fn receive(&mut self, octet: u8, pool: &mut Pool) -> StreamChange {
         if self.phase != Phase::Up {
-            return Seen::Nothing;
+            return StreamChange::None;
         }
         if self.qp.rx_interest() == RxInterest::Read {
-            self.lent.push(octet);
-            let mut buffer = self.held.take().unwrap_or_else(|| pool.buffer());
+            self.unaccepted.push(octet);
+            let mut buffer = self.partial.take().unwrap_or_else(|| pool.buffer());
             let mut env = Env {
                 memory: &self.table,
                 crc32c: CRC32C,
                 host: &mut self.host,
             };
-            let (n, _) = self.qp.rx_input(&self.lent, &mut buffer, &mut env);
-            self.lent.drain(..n);
+            let (n, _) = self.qp.rx_input(&self.unaccepted, &mut buffer, &mut env);
+            self.unaccepted.drain(..n);
             if buffer.is_empty() {
                 pool.buffers.push(buffer);
             } else {
-                self.held = Some(buffer);
+                self.partial = Some(buffer);
             }
         }
-        self.serve()
+        self.serve_requests()
     }
 
-    /// Returns the time of the next timer.
-    pub(super) fn due(&self) -> Option<Time> {
+    /// Returns when the next timer expires.
+    pub(super) fn next_timer(&self) -> Option<Time> {
         match self.phase {
             Phase::Startup(deadline) => deadline,
             Phase::Up => self.qp.poll_at(),
@@ -433,18 +438,18 @@ impl End {
         }
     }
 
-    /// Processes the timers that expire at this time.
-    pub(super) fn on_time(&mut self, now: Time) -> Seen {
+    /// Processes the timers that have expired by `now`.
+    pub(super) fn on_time(&mut self, now: Time) -> StreamChange {
         match self.phase {
             Phase::Startup(Some(at)) if at <= now => {
                 self.phase = Phase::Failed;
-                Seen::Reset
+                StreamChange::Reset
             }
             Phase::Up => {
                 self.qp.on_time(now, &mut self.host);
-                self.serve()
+                self.serve_requests()
             }
-            _ => Seen::Nothing,
+            _ => StreamChange::None,
         }
     }
 
@@ -460,12 +465,12 @@ impl End {
                 .all(|(_, cqe)| cqe.status == WcStatus::Success)
     }
 
-    pub(super) fn close(&mut self) -> Seen {
+    pub(super) fn close(&mut self) -> StreamChange {
         self.qp.close(&mut self.host);
-        self.serve()
+        self.serve_requests()
     }
 
-    /// Checks what must hold at the end in any case. `peer` is the other end.
+    /// Checks the final state of the endpoint: completions, queue pair and memory.
     pub(super) fn check(&mut self, peer: &Self) -> Result<(), String> {
         if self.phase == Phase::Failed {
             // The program reclaims its queue pair.
@@ -485,39 +490,46 @@ impl End {
             return Err(format!("posted {posted:?}, completed {ids:?}"));
         }
         if self.qp.state() != State::Error || self.qp.sends_outstanding() > 0 {
-            return Err(format!("ends in {:?}", self.qp.state()));
+            return Err(format!(
+                "ends in {:?} with {} sends outstanding",
+                self.qp.state(),
+                self.qp.sends_outstanding()
+            ));
         }
         if let Some(fault) = self.qp.fault()
             && fault.blame != iwarp_rnic::qp::Blame::Transport
         {
-            return Err(format!("blames {fault:?}, but both ends are honest"));
+            return Err(format!("reports {fault:?}, but both endpoints are correct"));
         }
-        if self.cut && self.qp.fault().is_none() {
-            return Err("the stream ended in an FPDU without an error".into());
+        if self.fin_inside_fpdu && self.qp.fault().is_none() {
+            return Err("reports no error, but the stream ended inside an FPDU".into());
         }
         self.check_memory(peer.side)
     }
 
-    /// Compares memory with what the completions prove.
+    /// Compares the memory with the contents that the completions prove.
     fn check_memory(&self, peer: usize) -> Result<(), String> {
         let now = self.arena.copy(0, ARENA);
         let theirs: Vec<u8> = (0..LEN).map(|i| pattern(peer, SOURCE.0 + i)).collect();
-        let mut must: Vec<u8> = (0..ARENA).map(|at| pattern(self.side, at)).collect();
-        for ((at, _), id) in [(SINK, READ), (RECEIVE, RECV), (EXPOSED, 0)] {
-            let part = &now[at..at + LEN];
+        let mut expected: Vec<u8> = (0..ARENA).map(|i| pattern(self.side, i)).collect();
+        for ((off, _), id) in [(SINK, READ), (RECEIVE, RECV), (EXPOSED, 0)] {
+            let part = &now[off..off + LEN];
             let success = self
                 .host
                 .0
                 .iter()
                 .any(|(_, cqe)| cqe.wr_id == id && cqe.status == WcStatus::Success);
-            // An incomplete operation may have been performed or not, but not partly: it is one
-            // segment.
+            // An operation without a completion was executed completely or not at all, because it
+            // is a single segment.
             if success || part == theirs {
-                must[at..at + LEN].copy_from_slice(&theirs);
+                expected[off..off + LEN].copy_from_slice(&theirs);
             }
         }
-        match (0..ARENA).find(|&i| now[i] != must[i]) {
-            Some(at) => Err(format!("octet {at} is {:#x}, not {:#x}", now[at], must[at])),
+        match (0..ARENA).find(|&i| now[i] != expected[i]) {
+            Some(i) => Err(format!(
+                "octet {i} is {:#x}, not {:#x}",
+                now[i], expected[i]
+            )),
             None => Ok(()),
         }
     }
