@@ -1,7 +1,7 @@
 //! The C structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` for 64-bit systems: those of
-//! rdma-core 44, with the fields that versions up to 65 added. `recent` contains the structures that
-//! version 44 does not have; `kern` contains the kernel's structures and the functions that copy
-//! them. This room uses no other room.
+//! rdma-core 44, with the fields that versions up to 65 added. `recent` contains the structures
+//! that version 44 does not have; `kern` contains the kernel's structures and the functions that
+//! copy them. This room uses no other room.
 //!
 //! Structures that a program passes with a size or a mask may be longer here than in the program.
 //! `verbs_context` starts with the first field of version 44. No inline function uses fields that

@@ -70,7 +70,8 @@ fn advice(face: Face) -> String {
     format!("try `iwarp run --as {name}` (IWARP_AS={name})")
 }
 
-/// Libraries that silently ignore iWARP NICs: start of the file name, and the project it belongs to.
+/// Libraries that silently ignore iWARP NICs: start of the file name, and the project it belongs
+/// to.
 const INFINIBAND_ONLY: [(&str, &str); 1] = [("libuct_ib", "UCX")];
 
 /// Returns the project of such a library if one is mapped.

@@ -63,8 +63,8 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// Fails with EINVAL if a page of an on-demand region is not huge although the program passed
-/// `IBV_ACCESS_HUGETLB`. If the pages cannot be checked, succeeds, because the library does not rely
-/// on huge pages.
+/// `IBV_ACCESS_HUGETLB`. If the pages cannot be checked, succeeds, because the library does not
+/// rely on huge pages.
 fn check_huge(addr: u64, len: usize) -> Res<()> {
     match huge::is_huge(addr, len as u64) {
         Ok(false) => Err(EINVAL),

@@ -30,7 +30,8 @@ unsafe fn find<'a>(buf: *mut ibv_buf) -> Res<&'a BufObject> {
     object::find(Kind::Buf, buf)
 }
 
-/// Registers memory as described by the attributes. Refuses DMA handles, which are for PCIe devices.
+/// Registers memory as described by the attributes. Refuses DMA handles, which are for PCIe
+/// devices.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     p: *mut ibv_pd,
     attr: *mut ibv_mr_init_attr,

@@ -95,8 +95,9 @@ impl Reserve {
 
 pub(crate) struct Allocator;
 
-// SAFETY: memory comes from the C library's allocator or from the reserve. Both give it to one owner
-// at a time, with the layout's size and alignment. `contains` shows which of them must free it.
+// SAFETY: memory comes from the C library's allocator or from the reserve. Both give it to one
+// owner at a time, with the layout's size and alignment. `contains` shows which of them must free
+// it.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -3,18 +3,19 @@
 //! Such a program often silently runs over TCP instead. Many programs are linked with the libraries
 //! without needing them, so the message is written in two cases only:
 //!
-//! * The process that `iwarp run_pid` started exits and had no children. (A launcher such as `mpirun`
-//!   has children, which use the devices.)
+//! * The process that `iwarp run` started exits and had no children. (A launcher such as
+//!   `mpirun` has children, which use the devices.)
 //! * Any other process listed the devices but opened none.
 //!
-//! There is no message if the program read a GUID: programs such as `ibv_devices` only list devices.
-//! A failure to open a device has its own message.
+//! There is no message if the program read a GUID: programs such as `ibv_devices` only list
+//! devices. A failure to open a device has its own message.
 
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// Set by `iwarp run_pid` to its process ID, which is also the program's: `iwarp run_pid` executes it.
+/// Set by `iwarp run` to its process ID, which is also the program's: `iwarp run` executes
+/// it.
 const VARIABLE: &str = "IWARP_RUN";
 
 static LISTED_BY: AtomicU32 = AtomicU32::new(0);

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Qp {
     pub(crate) raw: QueuePair,
-    /// The program called `rdma_disconnect`: the queue pair is reported in ERR, although outstanding
-    /// requests are still sent.
+    /// The program called `rdma_disconnect`: the queue pair is reported in ERR, although
+    /// outstanding requests are still sent.
     pub(crate) disconnected: AtomicBool,
     /// The program has not changed the state yet.
     pub(crate) is_new: AtomicBool,
@@ -36,8 +36,8 @@ impl Qp {
         self.attributes.lock().timeout = timeout;
     }
 
-    /// Sets the attributes negotiated by the connection manager. Retry counts and the peer's address
-    /// are reported for InfiniBand only.
+    /// Sets the attributes negotiated by the connection manager. Retry counts and the peer's
+    /// address are reported for InfiniBand only.
     pub(crate) fn set_negotiated(&self, from: &ibv_qp_attr, is_infiniband: bool) {
         let mut to = self.attributes.lock();
         to.path_mtu = from.path_mtu;

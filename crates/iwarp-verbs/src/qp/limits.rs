@@ -2,8 +2,8 @@
 
 use crate::abi::verbs::ibv_qp_cap;
 
-/// Minimum inline data of a queue pair that sends, in bytes. Hardware supports some inline data even
-/// if none was requested, and programs rely on that.
+/// Minimum inline data of a queue pair that sends, in bytes. Hardware supports some inline data
+/// even if none was requested, and programs rely on that.
 pub(crate) const INLINE_MIN: u32 = 32;
 
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,8 @@
 //! The table is InfiniBand's, as Linux applies it to RoCE NICs. It has a row for each change, with
 //! the attributes for each type of queue pair. All other attributes are refused. Linux has no such
 //! table for iWARP NICs: siw ignores attributes that it does not use. On the iWARP face, therefore,
-//! no attribute is required for a connection. Attributes that InfiniBand forbids are refused on both
-//! faces, because siw would silently ignore them.
+//! no attribute is required for a connection. Attributes that InfiniBand forbids are refused on
+//! both faces, because siw would silently ignore them.
 //!
 //! The table lacks the alternate path, which Linux refuses on Ethernet.
 
@@ -176,8 +176,8 @@ pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
 }
 
 /// Checks a call of `ibv_modify_qp`, which keeps the state if `to` is `None`. Fails with EINVAL if
-/// the change or its attributes are not allowed, and with EOPNOTSUPP for attributes that no software
-/// driver in Linux supports.
+/// the change or its attributes are not allowed, and with EOPNOTSUPP for attributes that no
+/// software driver in Linux supports.
 pub(crate) fn check(
     face: Face,
     qp_type: c_uint,

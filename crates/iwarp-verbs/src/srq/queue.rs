@@ -28,8 +28,8 @@ pub(crate) unsafe fn find<'a>(srq: *mut ibv_srq) -> Res<&'a SrqObject> {
     object::find(Kind::Srq, srq)
 }
 
-/// The additional attributes of an XRC or tag-matching queue: the completion queue for its receives,
-/// and the XRC domain or the maximum number of tagged buffers.
+/// The additional attributes of an XRC or tag-matching queue: the completion queue for its
+/// receives, and the XRC domain or the maximum number of tagged buffers.
 #[derive(Clone, Copy)]
 struct Extended {
     xrcd: *mut ibv_xrcd,
