@@ -44,12 +44,12 @@ fn preloaded_program_behaves_as_with_tcp() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     std::thread::spawn(move || echo(&server));
-    common::passes(program(&folder).arg(port.to_string()));
+    common::run_checks(program(&folder).arg(port.to_string()));
 }
 
 #[test]
 fn forked_workers_use_listener() {
     let folder = common::Folder::new("preloaded-workers");
     let mut program = program(&folder);
-    common::passes(program.arg("workers").env("RDMAV_FORK_SAFE", "1"));
+    common::run_checks(program.arg("workers").env("RDMAV_FORK_SAFE", "1"));
 }

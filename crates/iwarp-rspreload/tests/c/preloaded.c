@@ -418,7 +418,8 @@ static void test_size_variables(void)
 	CHECK(close(fd) == 0);
 }
 
-/* If the peer is a TCP server, connect falls back to TCP. It keeps the descriptor and its options. */
+/* If the peer is a TCP server, connect falls back to TCP, and keeps the descriptor and its
+ * options. */
 static void test_tcp_fallback(int echo)
 {
 	struct sockaddr_in addr = loopback(echo);

@@ -1,5 +1,5 @@
-/* Injected faults, as seen through the connection manager: failed attempts, and ended connections.
- * */
+/* Injected faults, as seen through the connection manager: failed attempts, and ended
+ * connections. */
 #include "check.h"
 
 #include <arpa/inet.h>

@@ -265,7 +265,7 @@ static void give_qp(struct rdma_cm_id *id)
 /* The last step of an identifier before it is destroyed. */
 enum step { CREATED, BOUND, LISTENS, RESOLVING, RESOLVED, ROUTED, WITH_QP, STEPS };
 
-static struct rdma_cm_id *reach(enum step step, struct sockaddr_in *to)
+static struct rdma_cm_id *connect_to_port(enum step step, struct sockaddr_in *to)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr = to->sin_addr };
 	struct rdma_cm_id *id = make_id(clients);
@@ -296,7 +296,7 @@ static void drop(struct rdma_cm_id *id)
 
 static void destroyed_at(int step)
 {
-	drop(reach(step, &address));
+	drop(connect_to_port(step, &address));
 }
 
 /* No device has this address. */
@@ -318,7 +318,7 @@ static struct rdma_cm_id *asked(struct sockaddr_in *to)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
 		.rnr_retry_count = 7 };
-	struct rdma_cm_id *id = reach(WITH_QP, to);
+	struct rdma_cm_id *id = connect_to_port(WITH_QP, to);
 
 	CODE(0, rdma_connect(id, &param));
 	return id;
@@ -530,6 +530,6 @@ int main(int argc, char **argv)
 	for (unsigned i = 0; i < sizeof(ways) / sizeof(*ways); i++)
 		for (int arg = ways[i].from; arg < ways[i].to; arg++)
 			if (argc < 3 || !strcmp(argv[2], ways[i].name))
-				leaves_nothing(ways[i].name, ways[i].way, arg, ROUNDS);
+				check_no_leaks(ways[i].name, ways[i].way, arg, ROUNDS);
 	return result();
 }

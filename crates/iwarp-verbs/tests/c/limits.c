@@ -21,8 +21,8 @@ static struct ibv_qp_init_attr sizes(void)
 	return attr;
 }
 
-/* A queue pair with a shared receive queue has no receive queue, whatever sizes the program passes.
- * */
+/* A queue pair with a shared receive queue has no receive queue, whatever sizes the program
+ * passes. */
 static void shared_receives(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };

@@ -708,8 +708,8 @@ static void arrange_everything(void)
 		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
-/* Returns the number of allocations above `before`. Waits for threads of the library that clean up.
- * */
+/* Returns the number of allocations above `before`. Waits for threads of the library that clean
+ * up. */
 static long remaining(long before)
 {
 	for (int i = 0; i < 200 && living - before >= SWEEPS; i++)

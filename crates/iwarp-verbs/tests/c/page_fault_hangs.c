@@ -83,22 +83,22 @@ static void *registers(void *p)
 static void serve(int to, int from)
 {
 	static struct peer stuck, good;
-	struct note note = { .port = serve_on(&stuck) };
+	struct note note = { .port = listen_on_free_port(&stuck) };
 	pthread_t thread;
 	struct ibv_mr *mr;
 	void *pages;
 	char octet;
 
 	tell(to, note);
-	take_connection(&stuck);
+	accept_connection(&stuck);
 	/* Registering accesses the pages, so they become inaccessible afterwards. */
 	pages = pages_without_server();
 	end_fault(pages);
 	mr = ibv_reg_mr(stuck.pd, pages, PAGES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	NEED(mr && madvise(pages, PAGES, MADV_DONTNEED) == 0);
-	note = (struct note){ serve_on(&good), mr->rkey, (uintptr_t)pages };
+	note = (struct note){ listen_on_free_port(&good), mr->rkey, (uintptr_t)pages };
 	tell(to, note);
-	take_connection(&good);
+	accept_connection(&good);
 	wait_for_fault();
 	/* A thread that waits to change the memory table must not block the others. */
 	NEED(pthread_create(&thread, NULL, registers, &stuck) == 0);
@@ -143,9 +143,9 @@ int main(void)
 		serve(up[1], down[0]);
 	}
 	alarm(50);
-	reach(&stuck, hear(up[0]).port);
+	connect_to_port(&stuck, hear(up[0]).port);
 	note = hear(up[0]);
-	reach(&good, note.port);
+	connect_to_port(&good, note.port);
 	snprintf(stuck.buffer + 2048, 64, "written");
 	sge = (struct ibv_sge){ (uintptr_t)stuck.buffer + 2048, 64, stuck.mr->lkey };
 	wr.sg_list = &sge;

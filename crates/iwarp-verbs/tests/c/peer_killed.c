@@ -90,12 +90,12 @@ static void victim(int from, int to, int serves)
 	int port;
 
 	if (serves) {
-		port = serve_on(&p);
+		port = listen_on_free_port(&p);
 		NEED(write(to, &port, sizeof(port)) == sizeof(port));
-		take_connection(&p);
+		accept_connection(&p);
 	} else {
 		NEED(read(from, &port, sizeof(port)) == sizeof(port));
-		reach(&p, port);
+		connect_to_port(&p, port);
 	}
 	other = begin(&p, &mr);
 	for (;;)
@@ -161,11 +161,11 @@ static void is_killed(int serves)
 		victim(there[0], here[1], serves);
 	if (serves) {
 		NEED(read(here[0], &port, sizeof(port)) == sizeof(port));
-		reach(&p, port);
+		connect_to_port(&p, port);
 	} else {
-		port = serve_on(&p);
+		port = listen_on_free_port(&p);
 		NEED(write(there[1], &port, sizeof(port)) == sizeof(port));
-		take_connection(&p);
+		accept_connection(&p);
 	}
 	other = begin(&p, &mr);
 	for (int i = 0; i < TRAFFIC; i++)
@@ -188,6 +188,6 @@ int main(int argc, char **argv)
 {
 	roce = argc > 1 && !strcmp(argv[1], "roce");
 	for (int serves = 0; serves < 2; serves++)
-		leaves_nothing("killed", is_killed, serves, ROUNDS);
+		check_no_leaks("killed", is_killed, serves, ROUNDS);
 	return result();
 }

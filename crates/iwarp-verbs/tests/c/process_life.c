@@ -21,7 +21,7 @@ static void *serve(void *p)
 {
 	struct peer *peer = p;
 
-	take_connection(peer);
+	accept_connection(peer);
 	exchange_words(peer, "pong", "ping");
 	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
 	end_connection(peer);
@@ -36,9 +36,9 @@ static void use_library(void)
 
 	memset(&server, 0, sizeof(server));
 	memset(&client, 0, sizeof(client));
-	port = serve_on(&server);
+	port = listen_on_free_port(&server);
 	NEED(pthread_create(&thread, NULL, serve, &server) == 0);
-	reach(&client, port);
+	connect_to_port(&client, port);
 	exchange_words(&client, "ping", "pong");
 	CODE(0, rdma_disconnect(client.id));
 	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
@@ -113,11 +113,11 @@ static void run_another_program(void)
 {
 	static struct peer server, client;
 	pthread_t thread;
-	int port = serve_on(&server), status = 0, ends[2];
+	int port = listen_on_free_port(&server), status = 0, ends[2];
 	pid_t child;
 
 	NEED(pthread_create(&thread, NULL, serve, &server) == 0);
-	reach(&client, port);
+	connect_to_port(&client, port);
 	NEED(pipe(ends) == 0);
 	child = fork();
 	NEED(child >= 0);
@@ -175,7 +175,7 @@ static void live_connection_then_end(void)
 
 	if (way == EXIT_HANDLER)
 		atexit(leave_by_handler);
-	reach(&client, to_port);
+	connect_to_port(&client, to_port);
 	exchange_words(&client, "ping", "pong");
 	switch (way) {
 	case OTHER_THREAD:
@@ -207,7 +207,7 @@ static void end_with_connections(void)
 		pid_t child;
 
 		memset(&server, 0, sizeof(server));
-		to_port = serve_on(&server);
+		to_port = listen_on_free_port(&server);
 		way = ways[i];
 		child = fork();
 		NEED(child >= 0);
@@ -216,7 +216,7 @@ static void end_with_connections(void)
 			alarm(50);
 			live_connection_then_end();
 		}
-		take_connection(&server);
+		accept_connection(&server);
 		exchange_words(&server, "pong", "ping");
 		rdma_ack_cm_event(next_event(&server, RDMA_CM_EVENT_DISCONNECTED));
 		NEED(waitpid(child, &status, 0) == child);
@@ -231,7 +231,7 @@ static void *serve_twice(void *p)
 {
 	struct peer *peer = p;
 
-	take_connection(peer);
+	accept_connection(peer);
 	exchange_words(peer, "pong", "ping");
 	/* The second answer follows the client's request, not the cancellation of its threads. */
 	CODE(1, (int)next_completion(peer).wr_id);
@@ -317,10 +317,10 @@ static void cancel_threads(void)
 	static struct peer server;
 	pthread_t thread, other;
 	void *result;
-	int port = serve_on(&server), before = 0;
+	int port = listen_on_free_port(&server), before = 0;
 
 	NEED(pthread_create(&other, NULL, serve_twice, &server) == 0);
-	reach(&idle, port);
+	connect_to_port(&idle, port);
 	exchange_words(&idle, "ping", "pong");
 	no_asynchronous_event();
 	for (int round = 0; round < 40; round++) {

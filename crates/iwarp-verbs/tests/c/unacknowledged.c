@@ -1,6 +1,6 @@
-/* Destroying an object, and other calls that end the subject of events, wait until the events are
- * acknowledged. A call that does not wait would return while the acknowledging thread still sleeps.
- * */
+/* Destroying an object, and other calls that end the subject of events, wait until the events
+ * are acknowledged. A call that does not wait would return while the acknowledging thread still
+ * sleeps. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>

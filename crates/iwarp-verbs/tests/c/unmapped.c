@@ -452,8 +452,8 @@ static void sent_signals(void)
 	CHECK(calls == before + 1 && signal_seen == SIGBUS);
 }
 
-/* Runs `what` in a child. Returns the signal that ended it, or its exit code as a negative number.
- * */
+/* Runs `what` in a child. Returns the signal that ended it, or its exit code as a negative
+ * number. */
 static int end_of(void (*what)(void))
 {
 	int status;

@@ -98,8 +98,8 @@ static void receive(struct end *e, uint64_t id, uint32_t length)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-/* Posts a request and waits until it is sent. It is not acknowledged, so it succeeds in any case.
- * */
+/* Posts a request and waits until it is sent. It is not acknowledged, so it succeeds in any
+ * case. */
 static void post(struct end *e, struct ibv_send_wr wr, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, length, e->mr->lkey };
