@@ -383,7 +383,7 @@ const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_post_recv with a shared receive queue", "EINVAL"),
 ];
 
-/// The same program recorded the errors of Linux's siw.
+/// `errnos-siw.txt` contains the output of this program on Linux's siw.
 #[test]
 fn wrong_calls_return_recorded_errors() {
     if !headers_installed() {
