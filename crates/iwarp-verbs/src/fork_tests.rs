@@ -256,7 +256,7 @@ fn child_works_after_fork_under_load() {
 }
 
 #[test]
-fn inherited_listener_fails_at_once() {
+fn inherited_listener_fails_immediately() {
     let _forking = lock_forking();
     let listener = Listener::new().unwrap();
     let socket = rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();

@@ -7,8 +7,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 const DOMAINS: [(i32, &str); 2] = [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")];
-/// Timeout for events that must come, so that a lost wake-up does not hang the test.
-const LONG_MS: u64 = 20_000;
+/// Timeout for events that must occur, so that a lost wake-up does not hang the test.
+const TIMEOUT_MS: u64 = 20_000;
 
 fn datagram(domain: i32) -> Rs {
     Rs(rs::socket(domain, libc::SOCK_DGRAM, 0).unwrap())
@@ -40,7 +40,7 @@ fn datagrams_arrive_whole_with_sender() {
             for len in [0, 1, 2049, 5000, 65_507] {
                 let data = pattern(len, len);
                 assert_eq!(rs::send_to(a.0, &data, 0, b_address), Ok(len));
-                assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+                assert_eq!(b.poll(libc::POLLIN, TIMEOUT_MS), libc::POLLIN);
                 let mut out = vec![0; 70_000];
                 assert_eq!(rs::recv_from(b.0, &mut out, 0), Ok((len, Some(a_address))));
                 assert!(out[..len] == data, "{len} octets differ");
@@ -88,7 +88,7 @@ fn peer_may_be_udp_socket() {
     alone("peer_may_be_udp_socket", || {
         let plain = UdpSocket::bind("127.0.0.1:0").unwrap();
         plain
-            .set_read_timeout(Some(Duration::from_millis(LONG_MS)))
+            .set_read_timeout(Some(Duration::from_millis(TIMEOUT_MS)))
             .unwrap();
         let (r, r_address) = bound(libc::AF_INET, "127.0.0.1:0");
         rs::connect(r.0, plain.local_addr().unwrap()).unwrap();
@@ -106,20 +106,23 @@ fn peer_may_be_udp_socket() {
         // The kernel reports a closed port to a connected socket.
         drop(plain);
         rs::send(r.0, b"anybody?", 0).unwrap();
-        assert_eq!(r.poll(libc::POLLIN, LONG_MS) & libc::POLLERR, libc::POLLERR);
+        assert_eq!(
+            r.poll(libc::POLLIN, TIMEOUT_MS) & libc::POLLERR,
+            libc::POLLERR
+        );
         assert_eq!(rs::recv(r.0, &mut out, 0), Err(Errno::CONNREFUSED));
     });
 }
 
 #[test]
-fn peek_keeps_and_short_buffer_truncates() {
-    alone("peek_keeps_and_short_buffer_truncates", || {
+fn peek_keeps_data_and_short_buffer_truncates() {
+    alone("peek_keeps_data_and_short_buffer_truncates", || {
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
         for data in [&b"first one"[..], b"second", b"third"] {
             rs::send(a.0, data, 0).unwrap();
         }
         let mut out = [0; 4];
-        assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+        assert_eq!(b.poll(libc::POLLIN, TIMEOUT_MS), libc::POLLIN);
         assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
         assert_eq!(
             rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
@@ -202,7 +205,7 @@ fn poll_mixes_streams_and_datagrams() {
                 std::thread::sleep(Duration::from_millis(30));
                 rs::send(a.0, b"datagram", 0).unwrap();
             });
-            assert_eq!(poll_both(LONG_MS), (1, 0, libc::POLLIN));
+            assert_eq!(poll_both(TIMEOUT_MS), (1, 0, libc::POLLIN));
         });
         rs::recv(b.0, &mut [0; 8], 0).unwrap();
         std::thread::scope(|s| {
@@ -210,9 +213,9 @@ fn poll_mixes_streams_and_datagrams() {
                 std::thread::sleep(Duration::from_millis(30));
                 client.send_all(b"stream");
             });
-            assert_eq!(poll_both(LONG_MS), (1, libc::POLLIN, 0));
+            assert_eq!(poll_both(TIMEOUT_MS), (1, libc::POLLIN, 0));
         });
-        assert_eq!(a.poll(libc::POLLOUT, LONG_MS), libc::POLLOUT);
+        assert_eq!(a.poll(libc::POLLOUT, TIMEOUT_MS), libc::POLLOUT);
     });
 }
 

@@ -150,7 +150,7 @@ fn exhausted_credits_block_senders() {
 }
 
 #[test]
-fn nonblocking_and_peek() {
+fn nonblocking_calls_and_peek() {
     let (c, s) = pair();
     s.nonblocking();
     assert_eq!(

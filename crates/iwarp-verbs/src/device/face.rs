@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapped_files_reveal_libraries() {
+    fn libraries_are_found_by_mappings() {
         let maps = "7f00-7f01 r--p 00000000 08:01 1234 /usr/lib/libibverbs.so.1\n\
                     7f02-7f03 r-xp 00000000 00:00 0\n";
         assert_eq!(infiniband_only(maps), None);

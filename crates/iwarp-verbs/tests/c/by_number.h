@@ -57,7 +57,7 @@ static inline struct ibv_context *open_first(void)
 	return context;
 }
 
-static inline void take(struct ibv_cq *cq, int n, enum ibv_wc_status status)
+static inline void expect_completions(struct ibv_cq *cq, int n, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
 	time_t end = time(NULL) + 20;

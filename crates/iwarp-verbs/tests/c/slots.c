@@ -110,10 +110,10 @@ static void test_sends(void)
 	for (i = 0; i < 3 * DEPTH; i++) {
 		int n = i % 3 + 1;
 
-		take(a.send_cq, n, IBV_WC_SUCCESS);
+		expect_completions(a.send_cq, n, IBV_WC_SUCCESS);
 		CODE(n, fill_sends(a.qp));
 	}
-	take(a.send_cq, DEPTH, IBV_WC_SUCCESS);
+	expect_completions(a.send_cq, DEPTH, IBV_WC_SUCCESS);
 	CODE(DEPTH, fill_sends(a.qp));
 	destroy_end(&a);
 	destroy_end(&b);
@@ -133,10 +133,10 @@ static void test_unsignaled_sends(void)
 		CODE(0, send_one(a.qp, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED));
 		CODE(0, send_one(a.qp, IBV_WR_RDMA_WRITE, 0));
 		expect_still_full(a.qp, fill_sends);
-		take(a.send_cq, 1, IBV_WC_SUCCESS);
+		expect_completions(a.send_cq, 1, IBV_WC_SUCCESS);
 		/* The last unsignaled Write still occupies its slot. */
 		CODE(DEPTH - 1, fill_sends(a.qp));
-		take(a.send_cq, DEPTH - 1, IBV_WC_SUCCESS);
+		expect_completions(a.send_cq, DEPTH - 1, IBV_WC_SUCCESS);
 	}
 	/* Without a later signaled request, unsignaled requests keep their slots, as with hardware. */
 	for (i = 0; i < DEPTH; i++)
@@ -155,13 +155,13 @@ static void test_receives(void)
 	CODE(DEPTH, fill_receives(b.qp));
 	for (i = 0; i < DEPTH; i++)
 		CODE(0, send_one(a.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
-	take(a.send_cq, DEPTH, IBV_WC_SUCCESS);
+	expect_completions(a.send_cq, DEPTH, IBV_WC_SUCCESS);
 	expect_still_full(b.qp, fill_receives);
 	for (i = 1; i < 4; i++) {
-		take(b.recv_cq, i, IBV_WC_SUCCESS);
+		expect_completions(b.recv_cq, i, IBV_WC_SUCCESS);
 		CODE(i, fill_receives(b.qp));
 	}
-	take(b.recv_cq, DEPTH - 6, IBV_WC_SUCCESS);
+	expect_completions(b.recv_cq, DEPTH - 6, IBV_WC_SUCCESS);
 	CODE(DEPTH - 6, fill_receives(b.qp));
 	destroy_end(&a);
 	destroy_end(&b);
@@ -178,11 +178,11 @@ static void test_receive_lists(void)
 	CODE(DEPTH, fill_receives(b.qp));
 	for (i = 0; i < 5; i++)
 		CODE(0, send_one(a.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
-	take(b.recv_cq, 2, IBV_WC_SUCCESS);
+	expect_completions(b.recv_cq, 2, IBV_WC_SUCCESS);
 	CODE(0, receive_one(b.qp));
-	take(b.recv_cq, 2, IBV_WC_SUCCESS);
+	expect_completions(b.recv_cq, 2, IBV_WC_SUCCESS);
 	CODE(0, ibv_post_recv(b.qp, &list, &bad));
-	take(b.recv_cq, 1, IBV_WC_SUCCESS);
+	expect_completions(b.recv_cq, 1, IBV_WC_SUCCESS);
 	CODE(ENOMEM, ibv_post_recv(b.qp, &list, &bad));
 	CHECK(bad == &second);
 	destroy_end(&a);
@@ -204,9 +204,9 @@ static void test_flushed_requests(void)
 	CODE(DEPTH, fill_receives(a.qp));
 	expect_still_full(a.qp, fill_sends);
 	expect_still_full(a.qp, fill_receives);
-	take(a.send_cq, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_completions(a.send_cq, 3, IBV_WC_WR_FLUSH_ERR);
 	CHECK(fill_sends(a.qp) >= 3);
-	take(a.recv_cq, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_completions(a.recv_cq, 3, IBV_WC_WR_FLUSH_ERR);
 	CODE(3, fill_receives(a.qp));
 	destroy_end(&a);
 	destroy_end(&b);
@@ -223,15 +223,15 @@ static void test_reset(void)
 		connect_both(a.qp, b.qp);
 		CODE(DEPTH, fill_sends(a.qp));
 		CODE(DEPTH, fill_receives(a.qp));
-		take(a.send_cq, round, IBV_WC_SUCCESS);
+		expect_completions(a.send_cq, round, IBV_WC_SUCCESS);
 		CODE(round, fill_sends(a.qp));
-		take(a.send_cq, round, IBV_WC_SUCCESS);
+		expect_completions(a.send_cq, round, IBV_WC_SUCCESS);
 		/* Completions that were polled before the last RESET do not free slots now. */
 		for (i = 0; i < DEPTH; i++)
 			CODE(0, send_one(b.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
-		take(b.send_cq, DEPTH, IBV_WC_SUCCESS);
+		expect_completions(b.send_cq, DEPTH, IBV_WC_SUCCESS);
 		expect_still_full(a.qp, fill_receives);
-		take(a.recv_cq, round + 1, IBV_WC_SUCCESS);
+		expect_completions(a.recv_cq, round + 1, IBV_WC_SUCCESS);
 		CODE(round + 1, fill_receives(a.qp));
 		CODE(0, move_to(a.qp, IBV_QPS_RESET, 0, IBV_QP_STATE));
 		CODE(0, move_to(b.qp, IBV_QPS_RESET, 0, IBV_QP_STATE));
@@ -261,13 +261,13 @@ static void test_shared_completion_queue(void)
 		CODE(DEPTH, fill_sends(qps[0]));
 		if (round % 2) {
 			CODE(0, ibv_resize_cq(cq, (8 + round) * DEPTH));
-			take(cq, DEPTH, IBV_WC_WR_FLUSH_ERR);
+			expect_completions(cq, DEPTH, IBV_WC_WR_FLUSH_ERR);
 			CODE(DEPTH, fill_receives(qps[2]));
 		}
 		expect_still_full(qps[0], fill_sends);
 		CODE(0, ibv_destroy_qp(qps[2]));
 		qps[2] = create_qp(cq, cq);
-		take(cq, DEPTH, IBV_WC_SUCCESS);
+		expect_completions(cq, DEPTH, IBV_WC_SUCCESS);
 	}
 	for (i = 0; i < 3; i++)
 		CODE(0, ibv_destroy_qp(qps[i]));
@@ -302,7 +302,7 @@ static void test_polling_in_another_thread(void)
 	}
 	stop = 1;
 	NEED(pthread_join(thread, &polled) == 0);
-	take(a.send_cq, posted - (int)(intptr_t)polled, IBV_WC_SUCCESS);
+	expect_completions(a.send_cq, posted - (int)(intptr_t)polled, IBV_WC_SUCCESS);
 	CODE(DEPTH, fill_sends(a.qp));
 	destroy_end(&a);
 	destroy_end(&b);
@@ -377,13 +377,13 @@ static void test_datagrams(void)
 		CODE(0, send_datagram(ud, 0));
 	CODE(1, fill_datagrams(ud));
 	expect_still_full(ud, fill_datagrams);
-	take(e.send_cq, 1, IBV_WC_SUCCESS);
+	expect_completions(e.send_cq, 1, IBV_WC_SUCCESS);
 	CODE(DEPTH, fill_datagrams(ud));
-	take(e.send_cq, 3, IBV_WC_SUCCESS);
+	expect_completions(e.send_cq, 3, IBV_WC_SUCCESS);
 	CODE(3, fill_datagrams(ud));
 	CODE(0, move_to(ud, IBV_QPS_ERR, 0, IBV_QP_STATE));
 	CODE(DEPTH, fill_receives(ud));
-	take(e.recv_cq, 4, IBV_WC_WR_FLUSH_ERR);
+	expect_completions(e.recv_cq, 4, IBV_WC_WR_FLUSH_ERR);
 	CODE(4, fill_receives(ud));
 	CODE(0, move_to(ud, IBV_QPS_RESET, 0, IBV_QP_STATE));
 	NEED(ibv_modify_qp(ud, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);

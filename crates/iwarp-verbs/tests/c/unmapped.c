@@ -369,11 +369,11 @@ static int is_on_stack(const void *local)
 	return stack && (const char *)local >= stack && (const char *)local < stack + 4 * SIGSTKSZ;
 }
 
-static void handler_with_info(int signal, siginfo_t *info, void *other_memory)
+static void handler_with_info(int signal, siginfo_t *info, void *ucontext)
 {
 	char local = 0;
 
-	(void)other_memory;
+	(void)ucontext;
 	calls++;
 	signal_seen = signal;
 	address = info->si_addr;
@@ -392,13 +392,13 @@ static void handler_without_info(int signal)
 }
 
 /* Calls the previous handler, as crash reporters do. */
-static void chaining_handler(int signal, siginfo_t *info, void *other_memory)
+static void chaining_handler(int signal, siginfo_t *info, void *ucontext)
 {
 	const struct sigaction *old = &previous[signal == SIGBUS];
 
 	calls++;
 	if (old->sa_flags & SA_SIGINFO)
-		old->sa_sigaction(signal, info, other_memory);
+		old->sa_sigaction(signal, info, ucontext);
 	else
 		_exit(3);
 }

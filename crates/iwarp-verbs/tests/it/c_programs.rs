@@ -135,7 +135,7 @@ fn later_headers_work() {
 }
 
 #[test]
-fn unreliable_connections_lose_only_unreceived() {
+fn unreliable_connections_lose_messages_without_receive() {
     for face in ["rnic", "roce"] {
         run_with_face("unreliable", face);
     }
@@ -270,7 +270,7 @@ fn hanging_page_fault_stops_one_connection() {
 
 /// Programs may install their own handlers for SIGSEGV and SIGBUS, before or after the library.
 #[test]
-fn unmapped_memory_fails_the_access_only() {
+fn unmapped_memory_fails_only_its_access() {
     if !headers_installed() {
         return;
     }
@@ -298,9 +298,9 @@ fn unmapped_memory_fails_the_access_only() {
     }
 }
 
-/// With these settings, different code reads the payload: without CRC, only the kernel.
+/// These settings select the code that reads the payload. Without CRC, only the kernel reads it.
 #[test]
-fn unmapped_memory_fails_system_calls() {
+fn unmapped_memory_fails_with_each_setting() {
     if !headers_installed() {
         return;
     }
