@@ -1,5 +1,5 @@
 /* Tests that no way of destroying objects of the verbs or the connection manager leaks resources.
- * The first argument is the protocol of the device, "roce" or another. The second, optional
+ * The first argument is the face of the device, "rnic" or "roce". The second, optional
  * argument is the name of the only scenario to run. */
 #define _GNU_SOURCE
 #include "usage.h"

@@ -681,7 +681,7 @@ static int sweep(size_t row)
 
 static int is_wanted(const char *name, char **names)
 {
-	/* The first argument may be the protocol. */
+	/* The first argument may be the face of the devices. */
 	if (*names && (!strcmp(*names, "rnic") || !strcmp(*names, "roce")))
 		names++;
 	if (!*names)

@@ -1,6 +1,6 @@
 /* Tests of a connection manager peer that is killed during traffic, as client and as server. The
  * other process gets a disconnect event, all its requests complete, and nothing leaks. The argument
- * is the protocol. */
+ * is the face of the device. */
 #define _GNU_SOURCE
 #include "usage.h"
 

@@ -1,6 +1,6 @@
 /* Tests of `ibv_modify_qp`: each change from each state, with each attribute missing or added, and
  * with invalid values. A refused change affects neither the state nor the result of `ibv_query_qp`.
- * The argument is the protocol. */
+ * The argument is the face of the device. */
 #include "by_number.h"
 
 enum { STATES = 7, BITS = 21 };
