@@ -7,8 +7,8 @@ use std::process::Command;
 /// A wrapper of GNU's `ld` that names anonymous version scripts.
 ///
 /// rustc writes an anonymous script, which makes everything local except the exports it knows.
-/// GNU's linker does not accept it together with a named one; lld, which has another file name,
-/// does.
+/// GNU's linker refuses an anonymous script together with a named one. lld accepts both, and is not
+/// wrapped, because its file name is different.
 const LD: &str = r#"#!/bin/sh
 named() {
     case $(head -c 1 "$1") in
@@ -29,30 +29,30 @@ done
 exec "#;
 
 fn main() {
-    let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
-    let dir = variable("CARGO_MANIFEST_DIR");
+    let env_var = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
+    let dir = env_var("CARGO_MANIFEST_DIR");
     println!("cargo:rerun-if-changed=build.rs");
-    // An absolute path, so that a moved checkout rebuilds.
+    // An absolute path, so that moving the checkout triggers a rebuild.
     println!("cargo:rerun-if-changed={dir}/symbols.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={dir}/symbols.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
     // The progress thread must survive a plug-in's dlclose.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    let out = variable("OUT_DIR");
+    let out = env_var("OUT_DIR");
     for name in ["ld", "ld.bfd"] {
-        let Some(real) = program_of_linker(name) else {
+        let Some(real) = linker_path(name) else {
             continue;
         };
         let file = Path::new(&out).join(name);
         std::fs::write(&file, format!("{LD}'{real}' \"$@\"\n")).expect("OUT_DIR is writable");
         let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&file, mode).expect("OUT_DIR is ours");
+        std::fs::set_permissions(&file, mode).expect("OUT_DIR belongs to this build");
     }
     println!("cargo:rustc-cdylib-link-arg=-B{out}/");
 }
 
-/// Returns the linker that the compiler calls as `name`, or `None` if it does not tell.
-fn program_of_linker(name: &str) -> Option<String> {
+/// Returns the path of the linker that the C compiler runs as `name`, or `None` if unknown.
+fn linker_path(name: &str) -> Option<String> {
     let linker = std::env::var_os("RUSTC_LINKER").unwrap_or_else(|| "cc".into());
     let output = Command::new(linker)
         .arg(format!("-print-prog-name={name}"))

@@ -90,7 +90,7 @@ fn hint(stage: &Stage) -> Result<Verdict> {
     }
     expect_lines(
         &said,
-        "UCX passes over iWARP NICs; try `iwarp run --as roce`",
+        "UCX ignores iWARP NICs; try `iwarp run --as roce`",
         1,
     )?;
     Ok(Verdict::passed("one hint"))

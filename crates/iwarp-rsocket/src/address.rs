@@ -5,8 +5,8 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Reads an address. Fails with EINVAL: too short; EAFNOSUPPORT: neither IPv4 nor IPv6; EFAULT: no
-/// address.
+/// Reads an address. Fails with EINVAL if it is too short, with EAFNOSUPPORT if it is neither IPv4
+/// nor IPv6, and with EFAULT if `addr` is null.
 ///
 /// # Safety
 /// `addr` is null or points to `len` readable octets.
@@ -45,7 +45,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<Socke
     }
 }
 
-/// Writes as much of an address as fits, and its full length. Null pointers are skipped.
+/// Writes as much of an address as fits, and its full length. Ignores null pointers.
 ///
 /// # Safety
 /// `len` is null or valid; `addr` is null or points to `*len` writable octets.
@@ -72,11 +72,11 @@ pub(crate) unsafe fn write(from: SocketAddr, addr: *mut sockaddr, len: *mut sock
             ((&raw const v6).cast::<u8>(), size_of::<sockaddr_in6>())
         }
     };
-    // SAFETY: as the caller promises; the source has `size` bytes.
+    // SAFETY: guaranteed by the caller; the source has `size` bytes.
     unsafe {
-        let room = len.read() as usize;
+        let capacity = len.read() as usize;
         if !addr.is_null() {
-            std::ptr::copy_nonoverlapping(source, addr.cast::<u8>(), room.min(size));
+            std::ptr::copy_nonoverlapping(source, addr.cast::<u8>(), capacity.min(size));
         }
         len.write(size as socklen_t);
     }
@@ -99,7 +99,7 @@ mod tests {
                 assert_eq!(read(p, len), Ok(a));
                 assert_eq!(read(p, 1), Err(Errno::INVAL));
                 assert_eq!(read(p, 15), Err(Errno::INVAL));
-                // A caller with too little room still gets the full size.
+                // If the buffer is too small, the full size is returned nevertheless.
                 let mut short: socklen_t = 4;
                 write(a, p, &raw mut short);
                 assert_eq!(short, len);

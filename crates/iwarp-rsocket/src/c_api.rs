@@ -24,10 +24,10 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Longer vectors are refused, as by the kernel.
+/// The maximum number of buffers in a vector, as in the kernel.
 const IOV_MAX: usize = 1024;
 
-fn guarded<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
+fn catch<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
     let _uncancelled = Uncancelled::new();
     match catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno::IO)) {
         Ok(value) => value,
@@ -39,14 +39,14 @@ fn guarded<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
 }
 
 fn code(f: impl FnOnce() -> Result<()>) -> c_int {
-    guarded(-1, || f().map(|()| 0))
+    catch(-1, || f().map(|()| 0))
 }
 
 fn count(f: impl FnOnce() -> Result<usize>) -> ssize_t {
-    guarded(-1, || f().map(|n| n as ssize_t))
+    catch(-1, || f().map(|n| n as ssize_t))
 }
 
-unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
+unsafe fn bytes<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
     }
@@ -57,7 +57,7 @@ unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
 }
 
-unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
+unsafe fn bytes_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);
     }
@@ -68,9 +68,9 @@ unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
 }
 
-/// Returns the program's vectors. The type of their number differs between functions and C
+/// Returns the program's vectors. The type of their count differs between functions and C
 /// libraries.
-unsafe fn pieces<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [iovec]> {
+unsafe fn iovecs<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [iovec]> {
     let n = n.try_into().map_err(|_| Errno::INVAL)?;
     if n > IOV_MAX {
         return Err(Errno::INVAL);
@@ -85,40 +85,40 @@ unsafe fn pieces<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [i
     Ok(unsafe { std::slice::from_raw_parts(iov, n) })
 }
 
-unsafe fn send_pieces(
+unsafe fn send_iovecs(
     fd: c_int,
     iov: *const iovec,
     n: impl TryInto<usize>,
     flags: c_int,
 ) -> Result<usize> {
-    // SAFETY: as the caller promises.
-    let iov = unsafe { pieces(iov, n) }?;
+    // SAFETY: guaranteed by the caller.
+    let iov = unsafe { iovecs(iov, n) }?;
     let data: Result<Vec<&[u8]>> = iov
         .iter()
         // SAFETY: each vector describes readable bytes.
-        .map(|v| unsafe { octets(v.iov_base, v.iov_len) })
+        .map(|v| unsafe { bytes(v.iov_base, v.iov_len) })
         .collect();
     calls::send_vectored(fd, &data?, flags)
 }
 
-unsafe fn recv_pieces(
+unsafe fn recv_iovecs(
     fd: c_int,
     iov: *const iovec,
     n: impl TryInto<usize>,
     flags: c_int,
 ) -> Result<usize> {
-    // SAFETY: as the caller promises.
-    let iov = unsafe { pieces(iov, n) }?;
-    let places: Result<Vec<&mut [u8]>> = iov
+    // SAFETY: guaranteed by the caller.
+    let iov = unsafe { iovecs(iov, n) }?;
+    let buffers: Result<Vec<&mut [u8]>> = iov
         .iter()
         // SAFETY: each vector describes writable bytes.
-        .map(|v| unsafe { octets_mut(v.iov_base, v.iov_len) })
+        .map(|v| unsafe { bytes_mut(v.iov_base, v.iov_len) })
         .collect();
-    calls::recv_vectored(fd, &mut places?, flags)
+    calls::recv_vectored(fd, &mut buffers?, flags)
 }
 
 pub unsafe extern "C" fn rsocket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {
-    guarded(-1, || calls::socket(domain, ty, protocol))
+    catch(-1, || calls::socket(domain, ty, protocol))
 }
 
 pub unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
 }
 
 pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    guarded(-1, || {
+    catch(-1, || {
         let (new, peer) = calls::accept(fd)?;
         if let Some(peer) = peer {
             // SAFETY: the contract of the C function.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn rclose(fd: c_int) -> c_int {
 
 pub unsafe extern "C" fn rrecv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
-    count(|| calls::recv(fd, unsafe { octets_mut(buf, len) }?, flags))
+    count(|| calls::recv(fd, unsafe { bytes_mut(buf, len) }?, flags))
 }
 
 pub unsafe extern "C" fn rrecvfrom(
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn rrecvfrom(
 ) -> ssize_t {
     count(|| {
         // SAFETY: the contract of the C function.
-        let (n, from) = calls::recv_from(fd, unsafe { octets_mut(buf, len) }?, flags)?;
+        let (n, from) = calls::recv_from(fd, unsafe { bytes_mut(buf, len) }?, flags)?;
         if let Some(from) = from {
             // SAFETY: the contract of the C function.
             unsafe { address::write(from, addr, addrlen) };
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> 
             return Err(Errno::NOTSUP);
         }
         // SAFETY: the contract of the C function.
-        let n = unsafe { recv_pieces(fd, msg.msg_iov, msg.msg_iovlen, flags) }?;
+        let n = unsafe { recv_iovecs(fd, msg.msg_iov, msg.msg_iovlen, flags) }?;
         // A stream has neither addresses nor control data.
         (msg.msg_namelen, msg.msg_controllen, msg.msg_flags) = (0, 0, 0);
         Ok(n)
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssiz
 
 pub unsafe extern "C" fn rreadv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
-    count(|| unsafe { recv_pieces(fd, iov, n, 0) })
+    count(|| unsafe { recv_iovecs(fd, iov, n, 0) })
 }
 
 pub unsafe extern "C" fn rsend(
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn rsend(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the contract of the C function.
-    count(|| calls::send(fd, unsafe { octets(buf, len) }?, flags))
+    count(|| calls::send(fd, unsafe { bytes(buf, len) }?, flags))
 }
 
 pub unsafe extern "C" fn rsendto(
@@ -237,7 +237,7 @@ pub unsafe extern "C" fn rsendto(
 ) -> ssize_t {
     count(|| {
         // SAFETY: the contract of the C function.
-        let data = unsafe { octets(buf, len) }?;
+        let data = unsafe { bytes(buf, len) }?;
         match table::get(fd)? {
             Entry::Stream(_) if !to.is_null() || tolen != 0 => Err(Errno::ISCONN),
             Entry::Datagram(_) if !to.is_null() => {
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn rsendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -
             return Err(Errno::NOTSUP);
         }
         // SAFETY: the contract of the C function.
-        unsafe { send_pieces(fd, msg.msg_iov, msg.msg_iovlen, flags) }
+        unsafe { send_iovecs(fd, msg.msg_iov, msg.msg_iovlen, flags) }
     })
 }
 
@@ -273,11 +273,11 @@ pub unsafe extern "C" fn rwrite(fd: c_int, buf: *const c_void, len: size_t) -> s
 
 pub unsafe extern "C" fn rwritev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the contract of the C function.
-    count(|| unsafe { send_pieces(fd, iov, n, 0) })
+    count(|| unsafe { send_iovecs(fd, iov, n, 0) })
 }
 
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
-    guarded(-1, || {
+    catch(-1, || {
         let fds = match (n, fds.is_null()) {
             (0, _) => &mut [][..],
             (_, true) => return Err(Errno(libc::EFAULT)),
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn rpoll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c
 }
 
 pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
-    guarded(-1, || repoll::create(flags))
+    catch(-1, || repoll::create(flags))
 }
 
 pub unsafe extern "C" fn repoll_ctl(
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn repoll_wait(
     max: c_int,
     timeout: c_int,
 ) -> c_int {
-    guarded(-1, || {
+    catch(-1, || {
         let max = usize::try_from(max).map_err(|_| Errno::INVAL)?;
         let to = match to.is_null() {
             true => return Err(Errno(libc::EFAULT)),
@@ -328,7 +328,7 @@ pub unsafe extern "C" fn rselect(
     except: *mut fd_set,
     timeout: *mut libc::timeval,
 ) -> c_int {
-    guarded(-1, || {
+    catch(-1, || {
         // SAFETY: the contract of the C function.
         let timeout = match unsafe { timeout.as_ref() } {
             None => None,
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn rselect(
     })
 }
 
-unsafe fn name(
+unsafe fn write_address(
     addr: *mut sockaddr,
     len: *mut socklen_t,
     get: impl FnOnce() -> Result<SocketAddr>,
@@ -378,7 +378,7 @@ pub unsafe extern "C" fn rgetpeername(
     len: *mut socklen_t,
 ) -> c_int {
     // SAFETY: the contract of the C function.
-    unsafe { name(addr, len, || calls::peer_address(fd)) }
+    unsafe { write_address(addr, len, || calls::peer_address(fd)) }
 }
 
 pub unsafe extern "C" fn rgetsockname(
@@ -387,7 +387,7 @@ pub unsafe extern "C" fn rgetsockname(
     len: *mut socklen_t,
 ) -> c_int {
     // SAFETY: the contract of the C function.
-    unsafe { name(addr, len, || calls::local_address(fd)) }
+    unsafe { write_address(addr, len, || calls::local_address(fd)) }
 }
 
 pub unsafe extern "C" fn rsetsockopt(
@@ -398,7 +398,7 @@ pub unsafe extern "C" fn rsetsockopt(
     len: socklen_t,
 ) -> c_int {
     // SAFETY: the contract of the C function.
-    code(|| calls::set_option(fd, level, option, unsafe { octets(value, len as usize) }?))
+    code(|| calls::set_option(fd, level, option, unsafe { bytes(value, len as usize) }?))
 }
 
 pub unsafe extern "C" fn rgetsockopt(
@@ -414,14 +414,14 @@ pub unsafe extern "C" fn rgetsockopt(
         let room = unsafe { len.as_mut() }.ok_or(Errno(libc::EFAULT))?;
         let n = got.len().min(*room as usize);
         // SAFETY: the contract of the C function.
-        unsafe { octets_mut(value, n) }?.copy_from_slice(&got[..n]);
+        unsafe { bytes_mut(value, n) }?.copy_from_slice(&got[..n]);
         *room = n as socklen_t;
         Ok(())
     })
 }
 
 pub unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    guarded(-1, || calls::control(fd, command, argument as c_int))
+    catch(-1, || calls::control(fd, command, argument as c_int))
 }
 
 pub unsafe extern "C" fn riomap(
@@ -432,7 +432,7 @@ pub unsafe extern "C" fn riomap(
     _flags: c_int,
     offset: off_t,
 ) -> off_t {
-    guarded(-1, || {
+    catch(-1, || {
         if prot & !(libc::PROT_WRITE | libc::PROT_NONE) != 0 {
             return Err(Errno::INVAL);
         }
@@ -455,8 +455,8 @@ pub unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> size_t {
-    guarded(usize::MAX, || {
+    catch(usize::MAX, || {
         // SAFETY: the contract of the C function.
-        calls::iowrite(fd, unsafe { octets(buf, len) }?, offset as u64, flags)
+        calls::iowrite(fd, unsafe { bytes(buf, len) }?, offset as u64, flags)
     })
 }

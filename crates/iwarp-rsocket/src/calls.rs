@@ -1,4 +1,4 @@
-//! The socket calls, which name sockets by number.
+//! The socket calls, which take the number of a socket.
 
 use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
@@ -17,8 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// EOPNOTSUPP, as in rdma-core: neither IPv4 nor IPv6, another type, or a protocol that does not
-/// match; EMFILE.
+/// EOPNOTSUPP if the domain, type or protocol is not supported (as in rdma-core); EMFILE.
 pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     if domain != libc::AF_INET && domain != libc::AF_INET6 {
         return Err(Errno::NOTSUP);
@@ -26,7 +25,7 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     let flags = ty & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     match (ty & !flags, protocol) {
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
-            prepare();
+            install_handlers();
             let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
             let options = Options::new(nonblocking, flags & libc::SOCK_CLOEXEC != 0);
             let socket = Socket::create(domain, options)?;
@@ -40,12 +39,12 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     }
 }
 
-fn prepare() {
-    static IS_PREPARED: AtomicBool = AtomicBool::new(false);
-    // Without memory for the handlers, forks are not detected.
+fn install_handlers() {
+    static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+    // If there is no memory for the handlers, forks are not detected.
     let _ = fork::notice_forks();
-    if !IS_PREPARED.swap(true, Ordering::AcqRel) {
-        // SAFETY: the function lives as long as the program.
+    if !IS_INSTALLED.swap(true, Ordering::AcqRel) {
+        // SAFETY: the function is never unloaded.
         unsafe { libc::atexit(at_exit) };
     }
 }
@@ -79,7 +78,7 @@ pub fn listen(fd: RawFd, backlog: c_int) -> Result<()> {
     table::get_stream(fd)?.listen(backlog)
 }
 
-/// Accepts a connection (`accept(2)`). Returns its number and the peer's address.
+/// Accepts a connection (`accept(2)`). Returns the new socket's number and the peer's address.
 ///
 /// # Errors
 /// EBADF, EINVAL, EAGAIN, EINTR, EOPNOTSUPP (a datagram socket).
@@ -112,20 +111,20 @@ pub fn shutdown(fd: RawFd, how: c_int) -> Result<()> {
     }
 }
 
-/// Closes a socket (`close(2)`). Sent data still arrives; the call blocks until it is on its way.
+/// Closes a socket (`close(2)`). Blocks until the data is sent.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> Result<()> {
     let socket = match table::remove(fd) {
         Ok(Entry::Stream(socket)) => socket,
-        // The descriptor is closed when the last call in another thread returns.
+        // The descriptor is closed when no thread uses the socket any more.
         Ok(Entry::Datagram(_)) => return Ok(()),
         Err(_) => return repoll::close(fd),
     };
-    if socket.is_foreign() {
-        // The socket belongs to the parent: its locks may be held by threads that do not exist
-        // here, and its peer must not notice anything.
+    if socket.is_inherited() {
+        // The socket belongs to the parent: its locks may be held by threads that exist only in the
+        // parent, and its peer must not notice anything.
         std::mem::forget(socket);
         // SAFETY: this process no longer uses the number.
         unsafe { libc::close(fd) };
@@ -135,13 +134,13 @@ pub fn close(fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Returns zero at the end of
-/// the stream. A datagram socket receives one datagram, with all of the kernel's flags: it is
-/// truncated to the buffer, and with `MSG_TRUNC` its full length is returned.
+/// Receives (`recv(2)`). A stream socket supports `MSG_PEEK`, `MSG_DONTWAIT` and `MSG_WAITALL`, and
+/// returns zero at the end of the stream. A datagram socket supports all of the kernel's flags. It
+/// receives one datagram, truncated to the buffer; with `MSG_TRUNC`, it returns the full length.
 ///
 /// # Errors
-/// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A connected datagram socket:
-/// ECONNREFUSED.
+/// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET; EOPNOTSUPP for `MSG_OOB` on a stream socket;
+/// ECONNREFUSED on a connected datagram socket.
 pub fn recv(fd: RawFd, out: &mut [u8], flags: c_int) -> Result<usize> {
     recv_vectored(fd, &mut [out], flags)
 }
@@ -183,7 +182,7 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
         socket.with_state(|s| (s.options.nonblocking, s.options.receive_timeout));
     let wait = !nonblocking && flags & libc::MSG_DONTWAIT == 0;
     let mut done = 0;
-    let result = socket.until(wait, timeout, |s| {
+    let result = socket.wait_until(wait, timeout, |s| {
         let stream = match s.stream() {
             Ok(stream) => stream,
             // While connecting, behave as if no data had arrived.
@@ -195,26 +194,25 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
         }
         if peek {
             // Peeks at everything requested or available, without removing it.
-            let most = total.min(stream.sizes().receive_buffer as usize / 2);
-            let enough = !all || stream.available() as usize >= most || stream.is_at_end();
+            let wanted = total.min(stream.sizes().receive_buffer as usize / 2);
+            let enough = !all || stream.available() as usize >= wanted || stream.is_at_end();
             if !enough {
                 return None;
             }
         }
         loop {
-            let place = place_at(out, done);
-            if place.is_empty() {
+            let buffer = buffer_at(out, done);
+            if buffer.is_empty() {
                 return Some(Ok(()));
             }
-            // Leaves the end of the stream, or an error, to the next call. If the error were
-            // consumed here together with data, the broken connection would seem to have ended in
-            // order.
-            let seen = if peek { done } else { 0 };
-            let more = stream.available() as usize > seen;
+            // The next call reports the end of the stream or an error. If this call consumed an
+            // error and returned data, the program would see a graceful close instead of the error.
+            let peeked = if peek { done } else { 0 };
+            let more = stream.available() as usize > peeked;
             if done > 0 && !more && (peek || !all || stream.is_at_end()) {
                 return Some(Ok(()));
             }
-            match stream.receive(place, peek.then_some(done)) {
+            match stream.receive(buffer, peek.then_some(done)) {
                 Ok(0) => return Some(Ok(())),
                 Ok(n) => done += n,
                 Err(Errno::AGAIN) => return None,
@@ -229,24 +227,24 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
     }
 }
 
-/// Returns the place of byte number `at`, with the remainder of its buffer.
-fn place_at<'a>(out: &'a mut [&mut [u8]], mut at: usize) -> &'a mut [u8] {
-    for place in out {
-        if at < place.len() {
-            return &mut place[at..];
+/// Returns the buffer that contains byte number `position`, from that byte on.
+fn buffer_at<'a>(out: &'a mut [&mut [u8]], mut position: usize) -> &'a mut [u8] {
+    for buffer in out {
+        if position < buffer.len() {
+            return &mut buffer[position..];
         }
-        at -= place.len();
+        position -= buffer.len();
     }
     &mut []
 }
 
-/// Sends (`send(2)`), with `MSG_DONTWAIT`. Never raises `SIGPIPE`. A datagram socket sends one
-/// datagram.
+/// Sends (`send(2)`). A stream socket supports `MSG_DONTWAIT`. A datagram socket sends one
+/// datagram. Never raises `SIGPIPE`.
 ///
 /// # Errors
-/// EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A datagram socket:
-/// EDESTADDRREQ (not connected), EMSGSIZE (above 65,507 bytes over IPv4 or 65,527 over IPv6),
-/// ECONNREFUSED, EAGAIN, ENETUNREACH and the kernel's other errors.
+/// - A stream socket: EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET; EOPNOTSUPP for `MSG_OOB`.
+/// - A datagram socket: EDESTADDRREQ if it is not connected; EMSGSIZE above 65,507 bytes over IPv4
+///   or 65,527 bytes over IPv6; ECONNREFUSED, EAGAIN, ENETUNREACH and the kernel's other errors.
 pub fn send(fd: RawFd, data: &[u8], flags: c_int) -> Result<usize> {
     send_vectored(fd, &[data], flags)
 }
@@ -265,7 +263,7 @@ pub fn send_vectored(fd: RawFd, data: &[&[u8]], flags: c_int) -> Result<usize> {
 /// Sends a datagram to an address (`sendto(2)`), whether or not the socket is connected.
 ///
 /// # Errors
-/// As [`send`]. EISCONN: a stream socket.
+/// As [`send`], and EISCONN for a stream socket.
 pub fn send_to(fd: RawFd, data: &[u8], flags: c_int, to: SocketAddr) -> Result<usize> {
     match table::get(fd)? {
         Entry::Stream(_) => Err(Errno::ISCONN),
@@ -278,15 +276,16 @@ fn send_stream(socket: &Socket, data: &[&[u8]], flags: c_int) -> Result<usize> {
         return Err(Errno::NOTSUP);
     }
     let mut data = Gather::new(data);
-    let total = data.left();
+    let total = data.remaining();
     let result = until_sent(socket, flags, |s| {
         s.stream()?.send(&mut data)?;
-        Ok(data.left() == 0)
+        Ok(data.remaining() == 0)
     });
-    finished(result, total - data.left())
+    partial_result(result, total - data.remaining())
 }
 
-/// Repeats `step` while it returns `false` or EAGAIN and the caller is willing to wait.
+/// Repeats `step` until it returns `true` or an error other than EAGAIN. Fails with EAGAIN if the
+/// call would block, or if the timeout passes.
 fn until_sent(
     socket: &Socket,
     flags: c_int,
@@ -295,26 +294,27 @@ fn until_sent(
     let (nonblocking, timeout) =
         socket.with_state(|s| (s.options.nonblocking, s.options.send_timeout));
     let wait = !nonblocking && flags & libc::MSG_DONTWAIT == 0;
-    socket.until(wait, timeout, |s| match step(s) {
+    socket.wait_until(wait, timeout, |s| match step(s) {
         Ok(true) => Some(Ok(())),
         Ok(false) | Err(Errno::AGAIN) => None,
         Err(e) => Some(Err(e)),
     })
 }
 
-fn finished(result: Result<()>, done: usize) -> Result<usize> {
+/// Returns the number of bytes transferred, or the error if there were none.
+fn partial_result(result: Result<()>, done: usize) -> Result<usize> {
     match result {
         Err(e) if done == 0 => Err(e),
         _ => Ok(done),
     }
 }
 
-/// Maps a buffer for the peer's direct Writes (`riomap`). With `writable` unset it only registers
-/// the buffer. Returns the offset for the peer: the given one, or the buffer's address.
+/// Maps a buffer for the peer's direct Writes (`riomap`). If `writable` is `false`, only registers
+/// the buffer. Returns the offset for the peer: the given offset, or else the buffer's address.
 ///
 /// # Errors
-/// EBADF; EINVAL: not connected or an invalid length; ENOMEM: the peer has no free entry
-/// (`RDMA_IOMAPSIZE`); EFAULT; EOPNOTSUPP: a datagram socket.
+/// EBADF; EINVAL if not connected or if the length is invalid; ENOMEM if the peer has no free entry
+/// (`RDMA_IOMAPSIZE`); EFAULT; EOPNOTSUPP for a datagram socket.
 ///
 /// # Safety
 /// The buffer stays mapped until [`iounmap`] or [`close`] returns. The peer may change it at any
@@ -330,17 +330,17 @@ pub unsafe fn iomap(
         let Phase::Connected(stream) = &mut s.phase else {
             return Err(Errno::INVAL);
         };
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let offset = unsafe { stream.map(buffer as u64, len, writable, offset) }?;
         stream.send_mappings();
         Ok(offset)
     })
 }
 
-/// Removes a mapping (`riounmap`). After this returns, the buffer is no longer written.
+/// Removes a mapping (`riounmap`). The peer cannot write to the buffer after this returns.
 ///
 /// # Errors
-/// EBADF, EINVAL: no such mapping.
+/// EBADF; EINVAL if there is no such mapping.
 pub fn iounmap(fd: RawFd, buffer: *mut u8, len: usize) -> Result<()> {
     table::get_stream(fd)?.with_state(|s| match &mut s.phase {
         Phase::Connected(stream) => stream.unmap(buffer as u64, len),
@@ -348,23 +348,23 @@ pub fn iounmap(fd: RawFd, buffer: *mut u8, len: usize) -> Result<()> {
     })
 }
 
-/// Writes into a buffer that the peer mapped (`riowrite`). A result below the length means that the
-/// remainder is not mapped, or that a nonblocking socket ran out of room.
+/// Writes into a buffer that the peer mapped (`riowrite`). Returns fewer bytes than requested if
+/// the remainder is not mapped, or if the send buffer of a nonblocking socket is full.
 ///
 /// # Errors
 /// As [`send`].
 pub fn iowrite(fd: RawFd, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
     let socket = table::get_stream(fd)?;
     let pieces = [data];
-    let mut rest = Gather::new(&pieces);
-    let mut at = offset;
+    let mut gather = Gather::new(&pieces);
+    let mut position = offset;
     let result = until_sent(&socket, flags, |s| {
-        let left = rest.left();
-        // No progress without an error: the range is not mapped.
-        let n = s.stream()?.write_mapped(&mut rest, &mut at)?;
-        Ok(n == 0 || n == left)
+        let remaining = gather.remaining();
+        let n = s.stream()?.write_mapped(&mut gather, &mut position)?;
+        // No progress and no error means that the range is not mapped.
+        Ok(n == 0 || n == remaining)
     });
-    finished(result, data.len() - rest.left())
+    partial_result(result, data.len() - gather.remaining())
 }
 
 /// Returns the socket's own address (`getsockname(2)`).
@@ -399,7 +399,7 @@ pub fn peer_address(fd: RawFd) -> Result<SocketAddr> {
 /// Sets an option (`setsockopt(2)`, `rsocket(7)`).
 ///
 /// # Errors
-/// EBADF; EOPNOTSUPP: not an option of rsockets; EINVAL.
+/// EBADF; EOPNOTSUPP if rsockets do not support the option; EINVAL.
 pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match table::get(fd)? {
         Entry::Stream(socket) => options::set(&socket, level, name, value),
@@ -410,7 +410,7 @@ pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<
 /// Returns an option (`getsockopt(2)`) as the bytes of its C value.
 ///
 /// # Errors
-/// EBADF; EOPNOTSUPP: not an option of rsockets.
+/// EBADF; EOPNOTSUPP if rsockets do not support the option.
 pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
     match table::get(fd)? {
         Entry::Stream(socket) => options::get(&socket, level, name),
@@ -421,7 +421,7 @@ pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
 /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
 ///
 /// # Errors
-/// EBADF, EOPNOTSUPP: another command.
+/// EBADF; EOPNOTSUPP for other commands.
 pub fn control(fd: RawFd, command: c_int, argument: c_int) -> Result<c_int> {
     let socket = match table::get(fd)? {
         Entry::Stream(socket) => socket,

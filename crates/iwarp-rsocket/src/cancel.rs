@@ -1,9 +1,10 @@
 //! Disables thread cancellation (`pthread_cancel(3)`) inside the library.
 //!
-//! The C library's `read`, `write`, `close`, `poll` and others are cancellation points. Cancelling
-//! a thread there unwinds its stack. Where that reaches Rust's border to C, the process aborts
-//! ("exception not rethrown"), and the thread's locks stay locked. So the C interfaces work with
-//! cancellation disabled, and a request is acted upon at the program's next cancellation point.
+//! The C library's `read`, `write`, `close`, `poll` and others are cancellation points. If a thread
+//! is cancelled in one of them, its stack is unwound. When the unwinding reaches a Rust function
+//! that C called, the process aborts ("exception not rethrown"), and locks stay locked. So the C
+//! interfaces disable cancellation; a request takes effect at the program's next cancellation
+//! point.
 //!
 //! Invariant: the saved state is the C library's, and is restored on the same thread.
 #![allow(unsafe_code)]
@@ -22,8 +23,8 @@ const DISABLE: c_int = 1;
 #[derive(Debug)]
 pub struct Uncancelled {
     old: c_int,
-    /// The state belongs to the thread, so this value must not move to another one.
-    of_thread: PhantomData<*const ()>,
+    /// The state belongs to the thread, so this value must not move to another thread.
+    not_send: PhantomData<*const ()>,
 }
 
 impl Uncancelled {
@@ -32,11 +33,11 @@ impl Uncancelled {
     #[must_use]
     pub fn new() -> Self {
         let mut old = 0;
-        // SAFETY: `old` is a valid place, and the state exists.
+        // SAFETY: `old` is writable, and the state is a valid value.
         unsafe { pthread_setcancelstate(DISABLE, &raw mut old) };
         Self {
             old,
-            of_thread: PhantomData,
+            not_send: PhantomData,
         }
     }
 }
@@ -50,7 +51,7 @@ impl Default for Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: restores this thread's previous state; the replaced one is not needed.
+        // SAFETY: `old` is a valid state, and a null pointer is allowed.
         unsafe { pthread_setcancelstate(self.old, null_mut()) };
     }
 }

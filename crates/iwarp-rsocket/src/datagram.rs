@@ -28,7 +28,7 @@ const OPTION_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Datagram {
     udp: OwnedFd,
-    /// The options of level `SOL_RDMA`. They can be read back but have no effect.
+    /// The options of level `SOL_RDMA`, which can be set and read but have no effect.
     sizes: Mutex<Sizes>,
 }
 
@@ -74,14 +74,14 @@ impl Datagram {
         if address.is_null() {
             return Err(Errno(libc::EFAULT));
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         match unsafe { libc::connect(self.number(), address, len) } {
             0 => Ok(()),
             _ => Err(Errno::last()),
         }
     }
 
-    /// Fails with EINVAL: an unknown direction; ENOTCONN.
+    /// Fails with EINVAL if the direction is unknown, and with ENOTCONN.
     pub(crate) fn shutdown(&self, how: c_int) -> Result<()> {
         let how = match how {
             libc::SHUT_RD => Shutdown::Read,
@@ -124,22 +124,22 @@ impl Datagram {
         })
     }
 
-    /// Receives a datagram with its control data, as `recvmsg(2)`. Fails as recvmsg(2).
+    /// Receives a datagram with its control data. Fails as recvmsg(2).
     ///
     /// # Safety
     /// All pointers of the header are valid for their lengths.
     pub(crate) unsafe fn receive_raw(&self, message: &mut msghdr, flags: c_int) -> Result<usize> {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let n = unsafe { libc::recvmsg(self.number(), message, flags) };
         usize::try_from(n).map_err(|_| Errno::last())
     }
 
-    /// Sends a datagram with its control data, as `sendmsg(2)`. Fails as sendmsg(2).
+    /// Sends a datagram with its control data. Fails as sendmsg(2).
     ///
     /// # Safety
     /// As [`Self::receive_raw`].
     pub(crate) unsafe fn send_raw(&self, message: &msghdr, flags: c_int) -> Result<usize> {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let n = unsafe { libc::sendmsg(self.number(), message, flags | libc::MSG_NOSIGNAL) };
         usize::try_from(n).map_err(|_| Errno::last())
     }
@@ -184,8 +184,8 @@ impl Datagram {
         Ok(value)
     }
 
-    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`). Fails with EOPNOTSUPP: another
-    /// command.
+    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`). Fails with EOPNOTSUPP for other
+    /// commands.
     pub(crate) fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
         match command {
             libc::F_GETFL => Ok(fcntl_getfl(&self.udp)?.bits().cast_signed()),

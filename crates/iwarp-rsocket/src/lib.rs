@@ -1,8 +1,9 @@
-//! Sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes, and those of UDP sockets.
+//! Sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes, and the calls of UDP
+//! sockets.
 //!
-//! Both ends of a stream must be rsockets of this crate or of rdma-core's librdmacm on an iWARP
-//! device, which use the same protocol. A socket's number differs from all descriptors of the
-//! process, so [`poll()`] accepts both together.
+//! Both ends of a stream must be rsockets, of this crate or of rdma-core's librdmacm on an iWARP
+//! device. The number of an rsocket is different from all descriptors of the process, so one call
+//! of [`poll()`] accepts both.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), iwarp_rsocket::Errno> {
@@ -17,8 +18,10 @@
 //! Differences from TCP:
 //! - A connection's memory has a fixed size: set `SO_RCVBUF` and `SO_SNDBUF` before connecting or
 //!   listening.
-//! - [`close`] blocks until sent data is on its way; with `SO_LINGER` of zero seconds it resets.
-//! - Sockets do not survive a fork: the child can only close them, which the peer does not notice.
+//! - [`close`] blocks until the data is sent. With `SO_LINGER` of zero seconds, it resets the
+//!   connection.
+//! - Stream sockets do not survive a fork: the child can only close them, without effect on the
+//!   connection.
 //! - There is no out-of-band data, and `SIGPIPE` is never raised.
 //!
 //! A datagram socket (`SOCK_DGRAM`) is a UDP socket of the kernel, because iWARP has no datagrams:

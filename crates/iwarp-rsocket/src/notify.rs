@@ -1,9 +1,9 @@
 //! Wake-ups: a change of a socket wakes the threads that wait for it.
 //!
 //! Invariant: a waiter first joins a socket's list, then requests a wake-up from the RNIC, then
-//! checks the socket again, then sleeps. A thread that changes a socket signals afterwards, so no
-//! change is missed. Only the list is locked while a waiter is signalled, because wake-ups come
-//! from calls that hold a socket's lock.
+//! checks the socket again, then sleeps. A thread that changes a socket signals the list
+//! afterwards, so no change is missed. A signal locks only the list, because the signalling thread
+//! may hold a socket's lock.
 
 use crate::errno::{Errno, Result};
 use crate::fork;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-/// What a thread sleeps on. Its descriptor can be polled together with others.
+/// An object on which a thread sleeps. Its descriptor can be polled together with others.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     fd: OwnedFd,
@@ -37,7 +37,8 @@ impl Waiter {
         }))
     }
 
-    pub(crate) fn of_thread() -> Result<Arc<Self>> {
+    /// Returns the waiter of the calling thread.
+    pub(crate) fn for_this_thread() -> Result<Arc<Self>> {
         let own = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
             match &*own {
@@ -46,14 +47,14 @@ impl Waiter {
                 _ => Ok(Arc::clone(own.insert(Self::new()?))),
             }
         });
-        // An exiting thread has no thread-local waiter any more.
+        // The waiter of an exiting thread was already dropped.
         own.unwrap_or_else(|_| Self::new())
     }
 
     /// Wakes the thread, now or at its next wait.
     fn signal(&self) {
         if !self.signalled.swap(true, Ordering::AcqRel) {
-            // This fails only if the counter is full, and then the thread wakes anyway.
+            // This fails only if the counter is full, which wakes the thread, too.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
@@ -62,7 +63,7 @@ impl Waiter {
         self.fd.as_raw_fd()
     }
 
-    /// Clears and returns a pending signal, in which case the thread must not sleep.
+    /// Clears a pending signal. Returns `true` if there was one: the thread must not sleep then.
     pub(crate) fn take_signal(&self) -> bool {
         self.signalled.swap(false, Ordering::AcqRel)
     }
@@ -84,8 +85,8 @@ impl Waiter {
             events: libc::POLLIN,
             revents: 0,
         }];
-        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-        if sys_poll(&mut set, left)? == 0 {
+        let remaining = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        if sys_poll(&mut set, remaining)? == 0 {
             return Ok(false);
         }
         self.drain();
@@ -93,17 +94,17 @@ impl Waiter {
     }
 }
 
-/// Polls by the system call, because the C library's function may have led here. Fails with
+/// Polls with the system call, because a preloaded `poll` may call this function. Fails with
 /// [`Errno::INTR`], and the other errors of ppoll(2).
 pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
     let limit = timeout.map(|t| libc::timespec {
-        // 68 years are enough for any wait, and fit into every C library's seconds.
+        // At most 68 years, which fit into the type of every C library.
         tv_sec: t.as_secs().min(i32::MAX as u64) as _,
         tv_nsec: libc::c_long::from(t.subsec_nanos()),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let no_mask = std::ptr::null::<libc::sigset_t>();
-    // SAFETY: the set and the time live during the call; there is no signal mask.
+    // SAFETY: `set` and `limit` are valid during the call; a null signal mask is allowed.
     let n = unsafe {
         libc::syscall(
             libc::SYS_ppoll,
@@ -124,11 +125,12 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    pub(crate) fn enter(self: &Arc<Self>, waiter: &Arc<Waiter>) -> Entered {
+    /// Adds a waiter to the list, until the returned value is dropped.
+    pub(crate) fn join(self: &Arc<Self>, waiter: &Arc<Waiter>) -> Joined {
         let mut list = self.list.lock();
         list.push(Arc::clone(waiter));
         self.count.store(list.len(), Ordering::SeqCst);
-        Entered {
+        Joined {
             waiters: Arc::clone(self),
             waiter: Arc::clone(waiter),
         }
@@ -144,16 +146,16 @@ impl Waiters {
 }
 
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct Joined {
     waiters: Arc<Waiters>,
     waiter: Arc<Waiter>,
 }
 
-impl Drop for Entered {
+impl Drop for Joined {
     fn drop(&mut self) {
         let mut list = self.waiters.list.lock();
-        if let Some(at) = list.iter().position(|w| Arc::ptr_eq(w, &self.waiter)) {
-            list.swap_remove(at);
+        if let Some(i) = list.iter().position(|w| Arc::ptr_eq(w, &self.waiter)) {
+            list.swap_remove(i);
         }
         self.waiters.count.store(list.len(), Ordering::SeqCst);
     }
@@ -171,16 +173,17 @@ impl Wake for CompletionWaker {
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,
-    /// The socket listens: requests must be answered even if the program does not call `accept`.
-    pub(crate) service: AtomicBool,
-    /// Wakes the service thread to answer them.
+    /// The socket listens: connection requests must be answered even if the program does not call
+    /// `accept`.
+    pub(crate) is_listening: AtomicBool,
+    /// Wakes the service thread, which answers connection requests.
     pub(crate) kick: fn(),
 }
 
 impl Wake for EventWaker {
     fn wake(self: Arc<Self>) {
         self.waiters.notify();
-        if self.service.load(Ordering::Acquire) {
+        if self.is_listening.load(Ordering::Acquire) {
             (self.kick)();
         }
     }
@@ -193,11 +196,11 @@ mod tests {
     #[test]
     fn each_signal_wakes_once() {
         let waiters = Arc::new(Waiters::default());
-        let waiter = Waiter::of_thread().unwrap();
+        let waiter = Waiter::for_this_thread().unwrap();
         waiters.notify();
         let soon = || Some(Instant::now() + Duration::from_millis(10));
         {
-            let _entered = waiters.enter(&waiter);
+            let _joined = waiters.join(&waiter);
             assert!(!waiter.wait(soon()).unwrap(), "there was no signal");
             waiters.notify();
             waiters.notify();
@@ -219,18 +222,18 @@ mod tests {
                     }
                 }
             });
-            // A spurious wake-up may have ended the loop before the signal.
+            // A spurious wake-up may have ended the loop, so the signal may still be pending.
             while waiter.wait(soon()).unwrap() {}
         }
         waiters.notify();
-        assert!(!waiter.wait(soon()).unwrap(), "has left the list");
+        assert!(!waiter.wait(soon()).unwrap(), "it has left the list");
     }
 
     #[test]
     fn each_thread_has_a_waiter() {
-        let mine = Waiter::of_thread().unwrap();
-        assert!(Arc::ptr_eq(&mine, &Waiter::of_thread().unwrap()));
-        let other = std::thread::spawn(|| Waiter::of_thread().unwrap())
+        let mine = Waiter::for_this_thread().unwrap();
+        assert!(Arc::ptr_eq(&mine, &Waiter::for_this_thread().unwrap()));
+        let other = std::thread::spawn(|| Waiter::for_this_thread().unwrap())
             .join()
             .unwrap();
         assert!(!Arc::ptr_eq(&mine, &other));

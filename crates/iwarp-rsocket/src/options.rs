@@ -26,7 +26,8 @@ pub(crate) struct Options {
     pub(crate) close_on_exec: bool,
     pub(crate) sizes: Sizes,
     pub(crate) only_v6: Option<bool>,
-    /// `None`: closing waits while data moves; zero: it resets.
+    /// How long `close` waits for the data to be sent. `None`: as long as the peer accepts data.
+    /// Zero: `close` resets the connection.
     pub(crate) linger: Option<Duration>,
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
@@ -70,8 +71,8 @@ impl Options {
         }
     }
 
-    /// Returns the idle time in seconds before a message of `SO_KEEPALIVE`.
-    pub(crate) fn idle(&self) -> u32 {
+    /// Returns the idle time in seconds before a keep-alive message.
+    pub(crate) fn keep_alive_idle(&self) -> u32 {
         self.keep_idle.unwrap_or_else(|| {
             std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time")
                 .ok()
@@ -82,15 +83,15 @@ impl Options {
     }
 }
 
-pub(crate) fn int(value: &[u8]) -> Result<c_int> {
+pub(crate) fn parse_int(value: &[u8]) -> Result<c_int> {
     let bytes = value.first_chunk::<4>().ok_or(Errno::INVAL)?;
     Ok(c_int::from_ne_bytes(*bytes))
 }
 
-pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
+pub(crate) fn parse_time(value: &[u8]) -> Result<Option<Duration>> {
     let half = size_of::<libc::timeval>() / 2;
-    let part = |at: usize| -> Result<u64> {
-        let bytes = value.get(at..at + half).ok_or(Errno::INVAL)?;
+    let field = |offset: usize| -> Result<u64> {
+        let bytes = value.get(offset..offset + half).ok_or(Errno::INVAL)?;
         let mut wide = [0; 8];
         match cfg!(target_endian = "big") {
             true => wide[8 - half..].copy_from_slice(bytes),
@@ -98,7 +99,7 @@ pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
         }
         Ok(u64::from_ne_bytes(wide))
     };
-    let (seconds, micros) = (part(0)?, part(half)?);
+    let (seconds, micros) = (field(0)?, field(half)?);
     if micros >= 1_000_000 {
         return Err(Errno(libc::EDOM));
     }
@@ -107,7 +108,7 @@ pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
     Ok((!time.is_zero()).then_some(time))
 }
 
-pub(crate) fn put_time(time: Option<Duration>) -> Vec<u8> {
+pub(crate) fn encode_time(time: Option<Duration>) -> Vec<u8> {
     let time = time.unwrap_or_default();
     // The widths of both fields differ between C libraries.
     let value = libc::timeval {
@@ -121,35 +122,37 @@ pub(crate) fn put_time(time: Option<Duration>) -> Vec<u8> {
     .concat()
 }
 
-/// Sets a keep-alive option. Returns `Some` if the interval of keep-alive messages changes; the
-/// value `None` inside stops them.
-pub(crate) fn set_keep_alive(
+/// Sets a keep-alive option. Returns `None` if the interval of keep-alive messages does not change,
+/// `Some(None)` if they stop, and `Some` with the new interval otherwise.
+pub(crate) fn set_keep_alive_option(
     o: &mut Options,
     name: c_int,
     value: &[u8],
 ) -> Result<Option<Option<Duration>>> {
     if name == libc::SO_KEEPALIVE {
-        let on = int(value)? != 0;
+        let on = parse_int(value)? != 0;
         if on == o.keep_alive {
             return Ok(None);
         }
         o.keep_alive = on;
-        let every = Duration::from_secs(u64::from(o.idle()));
-        return Ok(Some(on.then_some(every)));
+        let interval = Duration::from_secs(u64::from(o.keep_alive_idle()));
+        return Ok(Some(on.then_some(interval)));
     }
-    let seconds = u32::try_from(int(value)?)
+    let seconds = u32::try_from(parse_int(value)?)
         .ok()
         .filter(|s| *s > 0)
         .ok_or(Errno::INVAL)?;
     o.keep_idle = Some(seconds);
-    let every = Duration::from_secs(u64::from(seconds));
-    Ok(o.keep_alive.then_some(Some(every)))
+    let interval = Duration::from_secs(u64::from(seconds));
+    Ok(o.keep_alive.then_some(Some(interval)))
 }
 
-/// Sets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP: an unknown option; EINVAL: too short.
+/// Sets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP if the option is unknown, and with
+/// EINVAL if the value is too short.
 pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<()> {
-    let number =
-        || -> Result<u16> { Ok(u16::try_from(int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX)) };
+    let number = || -> Result<u16> {
+        Ok(u16::try_from(parse_int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX))
+    };
     match name {
         RDMA_SQSIZE => sizes.send_queue = number()?,
         RDMA_RQSIZE => sizes.receive_queue = number()?,
@@ -161,7 +164,7 @@ pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<
     Ok(())
 }
 
-/// Gets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP: an unknown option.
+/// Gets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP if the option is unknown.
 pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
     let number = match name {
         RDMA_SQSIZE => sizes.send_queue,
@@ -178,34 +181,38 @@ pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Setting either option, in any order, restarts the messages with the current interval.
+    /// While keep-alive is on, setting either option restarts the messages with the new interval.
     #[test]
     fn keep_alive_follows_both_options() {
         let mut o = Options::new(false, false);
-        let mut set = |name, value: c_int| set_keep_alive(&mut o, name, &value.to_ne_bytes());
-        let every = |seconds| Ok(Some(Some(Duration::from_secs(seconds))));
-        let (on, idle) = (libc::SO_KEEPALIVE, libc::TCP_KEEPIDLE);
-        assert_eq!(set(idle, 7), Ok(None));
-        assert_eq!(set(on, 1), every(7));
+        let mut set =
+            |name, value: c_int| set_keep_alive_option(&mut o, name, &value.to_ne_bytes());
+        let interval = |seconds| Ok(Some(Some(Duration::from_secs(seconds))));
+        let (on, keep_alive_idle) = (libc::SO_KEEPALIVE, libc::TCP_KEEPIDLE);
+        assert_eq!(set(keep_alive_idle, 7), Ok(None));
+        assert_eq!(set(on, 1), interval(7));
         assert_eq!(set(on, 1), Ok(None));
-        assert_eq!(set(idle, 9), every(9));
+        assert_eq!(set(keep_alive_idle, 9), interval(9));
         assert_eq!(set(on, 0), Ok(Some(None)));
-        assert_eq!(set(idle, 3), Ok(None));
-        assert_eq!(set(on, 5), every(3));
-        assert_eq!(set(idle, 0), Err(Errno::INVAL));
+        assert_eq!(set(keep_alive_idle, 3), Ok(None));
+        assert_eq!(set(on, 5), interval(3));
+        assert_eq!(set(keep_alive_idle, 0), Err(Errno::INVAL));
     }
 
     #[test]
-    fn times() {
-        let full = put_time(Some(Duration::from_micros(2_000_005)));
+    fn timeval_encoding() {
+        let full = encode_time(Some(Duration::from_micros(2_000_005)));
         assert_eq!(full.len(), size_of::<libc::timeval>());
-        assert_eq!(time(&full), Ok(Some(Duration::from_micros(2_000_005))));
-        assert_eq!(time(&put_time(None)), Ok(None));
-        assert_eq!(time(&full[..4]), Err(Errno::INVAL));
-        let bad = [0u64.to_ne_bytes(), 1_000_000u64.to_ne_bytes()].concat();
-        assert_eq!(time(&bad), Err(Errno(libc::EDOM)));
         assert_eq!(
-            (int(&[1, 0, 0]), int(&7i32.to_ne_bytes())),
+            parse_time(&full),
+            Ok(Some(Duration::from_micros(2_000_005)))
+        );
+        assert_eq!(parse_time(&encode_time(None)), Ok(None));
+        assert_eq!(parse_time(&full[..4]), Err(Errno::INVAL));
+        let bad = [0u64.to_ne_bytes(), 1_000_000u64.to_ne_bytes()].concat();
+        assert_eq!(parse_time(&bad), Err(Errno(libc::EDOM)));
+        assert_eq!(
+            (parse_int(&[1, 0, 0]), parse_int(&7i32.to_ne_bytes())),
             (Err(Errno::INVAL), Ok(7))
         );
     }

@@ -1,8 +1,8 @@
-//! `rpoll` and `rselect` over any mixture of rsockets and ordinary descriptors; `repoll` also waits
-//! here. A datagram socket is an ordinary descriptor.
+//! `rpoll` and `rselect` for any mixture of rsockets and ordinary descriptors. `repoll` uses the
+//! same code to wait. A datagram socket is an ordinary descriptor.
 
 use crate::errno::{Errno, Result};
-use crate::notify::{Entered, Waiter, Waiters, sys_poll};
+use crate::notify::{Joined, Waiter, Waiters, sys_poll};
 use crate::settings::Settings;
 use crate::socket::{Socket, after_empty_poll};
 use crate::table;
@@ -10,8 +10,8 @@ use libc::{c_int, fd_set, pollfd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits for an event on any of the descriptors; `None` waits forever. Returns how many have
-/// events.
+/// Waits for an event on any of the descriptors; without a timeout, waits forever. Returns the
+/// number of descriptors with events.
 ///
 /// # Errors
 /// EINTR if a signal handler ran, and the other errors of poll(2).
@@ -19,10 +19,10 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     poll_unchanged(fds, timeout, None)
 }
 
-/// Ends a wait when the given list of descriptors becomes outdated.
+/// Ends a wait when the list of descriptors has changed.
 pub(crate) struct Watch<'a> {
     pub(crate) waiters: &'a Arc<Waiters>,
-    /// Returns `true` if the list has changed since the call.
+    /// Returns `true` if the list has changed since the wait began.
     pub(crate) changed: &'a dyn Fn() -> bool,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn poll_unchanged(
     }
     let start = Instant::now();
     let mut call = Call {
-        set: set(fds, &sockets),
+        set: kernel_set(fds, &sockets),
         fds,
         sockets,
         deadline: timeout.and_then(|t| start.checked_add(t)),
@@ -50,9 +50,9 @@ pub(crate) fn poll_unchanged(
     }
 }
 
-/// Returns the kernel's set. Ordinary descriptors, including datagram sockets, keep their
-/// positions; a stream's position stays empty. The last entry is for wake-ups.
-fn set(fds: &[pollfd], sockets: &[Option<Arc<Socket>>]) -> Vec<pollfd> {
+/// Returns the set for the kernel. Ordinary descriptors keep their positions; a stream socket's
+/// position is empty. An additional last entry is for wake-ups.
+fn kernel_set(fds: &[pollfd], sockets: &[Option<Arc<Socket>>]) -> Vec<pollfd> {
     fds.iter()
         .zip(sockets)
         .map(|(f, s)| pollfd {
@@ -108,14 +108,14 @@ impl Call<'_> {
     }
 
     fn sleep(&mut self) -> Result<usize> {
-        let waiter = Waiter::of_thread()?;
-        let _entered: Vec<Entered> = self
+        let waiter = Waiter::for_this_thread()?;
+        let _joined: Vec<Joined> = self
             .sockets
             .iter()
             .flatten()
             .map(|s| s.waiters())
             .chain(self.watch.map(|w| w.waiters))
-            .map(|waiters| waiters.enter(&waiter))
+            .map(|waiters| waiters.join(&waiter))
             .collect();
         if let Some(last) = self.set.last_mut() {
             last.fd = waiter.raw_fd();
@@ -126,12 +126,12 @@ impl Call<'_> {
             }
             let n = self.check_rsockets(false, true);
             let now = Instant::now();
-            let left = self.deadline.map(|d| d.saturating_duration_since(now));
-            // If something is ready already, ordinary descriptors are checked but not waited for.
+            let remaining = self.deadline.map(|d| d.saturating_duration_since(now));
+            // If an rsocket is ready already, only check the ordinary descriptors.
             let sleep = match (n, waiter.take_signal()) {
                 (0, false) => {
-                    let longest = Settings::get().wake_up_interval;
-                    left.map_or(longest, |l| l.min(longest))
+                    let max = Settings::get().wake_up_interval;
+                    remaining.map_or(max, |r| r.min(max))
                 }
                 _ => Duration::ZERO,
             };
@@ -143,7 +143,7 @@ impl Call<'_> {
             if n > 0 {
                 return Ok(n);
             }
-            if left.is_some_and(|l| l.is_zero()) {
+            if remaining.is_some_and(|r| r.is_zero()) {
                 return Ok(0);
             }
         }
@@ -172,21 +172,21 @@ impl Call<'_> {
     }
 }
 
-/// The three sets of `select`; null for none.
+/// The three sets of `select`; each may be null.
 #[derive(Debug, Clone, Copy)]
 pub struct Sets {
     /// Descriptors to read from.
     pub read: *mut fd_set,
     /// Descriptors to write to.
     pub write: *mut fd_set,
-    /// Descriptors whose exceptional conditions matter.
+    /// Descriptors to check for exceptional conditions.
     pub except: *mut fd_set,
 }
 
-/// As [`poll`], with sets. The ready descriptors replace them.
+/// As [`poll`], with sets, which are replaced by the sets of ready descriptors.
 ///
 /// # Errors
-/// EINVAL: more descriptors than fit into a set; EBADF: one is not open; EINTR.
+/// EINVAL if `count` is negative or too large for a set; EBADF if a descriptor is not open; EINTR.
 ///
 /// # Safety
 /// Each set is null or valid for reading and writing.
@@ -198,17 +198,17 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: Option<Duration>) -> Res
     }
     let mut fds = Vec::new();
     for fd in 0..count {
-        let has = |set: *mut fd_set, event: i16| {
-            // SAFETY: the caller promises a valid set; the number is below FD_SETSIZE.
+        let event_if_set = |set: *mut fd_set, event: i16| {
+            // SAFETY: the set is valid, as the caller guarantees; `fd` is below FD_SETSIZE.
             if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
                 event
             } else {
                 0
             }
         };
-        let events = has(sets.read, libc::POLLIN)
-            | has(sets.write, libc::POLLOUT)
-            | has(sets.except, libc::POLLPRI);
+        let events = event_if_set(sets.read, libc::POLLIN)
+            | event_if_set(sets.write, libc::POLLOUT)
+            | event_if_set(sets.except, libc::POLLPRI);
         if events != 0 {
             fds.push(pollfd {
                 fd,
@@ -223,7 +223,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: Option<Duration>) -> Res
     }
     for set in [sets.read, sets.write, sets.except] {
         if !set.is_null() {
-            // SAFETY: as above.
+            // SAFETY: the set is valid, as the caller guarantees.
             unsafe { libc::FD_ZERO(set) };
         }
     }

@@ -2,7 +2,7 @@
 //! like `epoll(7)`.
 //!
 //! Differences from the kernel: events are level-triggered, as in rdma-core (`EPOLLET` is accepted
-//! without effect), and a set cannot be in another set or in a call of `rpoll`.
+//! without effect), and a set cannot be added to another set or passed to `rpoll`.
 //!
 //! Invariant: changing a set first increments its version, then notifies. A wait joins the list of
 //! waiters, then checks the version, then sleeps. So a wait never sleeps on an outdated list.
@@ -22,14 +22,14 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// The events that `poll` also has, with the same values.
+/// Events that have the same values in `poll`.
 const EVENTS: u32 = 0xffff;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 
 struct Entry {
     events: u32,
     data: u64,
-    /// The rsocket with this number. The entry does not apply to a later socket with the number.
+    /// The rsocket that had this number when it was added. A later socket may reuse the number.
     socket: Option<Weak<dyn Any + Send + Sync>>,
     /// A one-shot event was delivered, and `repoll_ctl` has not re-armed it.
     spent: bool,
@@ -48,8 +48,8 @@ impl Entry {
     /// Returns `false` if the number now belongs to another descriptor.
     fn is_current(&self, fd: RawFd) -> bool {
         match (&self.socket, table::find(fd)) {
-            (Some(then), Some(now)) => std::ptr::addr_eq(then.as_ptr(), Arc::as_ptr(&now.object())),
-            (then, now) => then.is_none() && now.is_none(),
+            (Some(old), Some(new)) => std::ptr::addr_eq(old.as_ptr(), Arc::as_ptr(&new.object())),
+            (old, new) => old.is_none() && new.is_none(),
         }
     }
 }
@@ -58,14 +58,15 @@ impl Entry {
 struct Entries {
     by_number: BTreeMap<RawFd, Entry>,
     version: u64,
-    /// Where the next list begins, so that short lists of events do not starve any descriptor.
+    /// The descriptor to check first. It changes, so that a short list of events starves no
+    /// descriptor.
     first: RawFd,
     /// The set was destroyed while a thread waited.
     closed: bool,
 }
 
 impl Entries {
-    fn list(&mut self) -> Vec<pollfd> {
+    fn pollfds(&mut self) -> Vec<pollfd> {
         self.by_number.retain(|fd, entry| entry.is_current(*fd));
         let later = self.by_number.range(self.first..);
         later
@@ -89,11 +90,11 @@ impl Entries {
             let Some(entry) = self.by_number.get_mut(&f.fd) else {
                 continue;
             };
-            let Some(place) = to.get_mut(n) else {
+            let Some(event) = to.get_mut(n) else {
                 self.first = f.fd;
                 break;
             };
-            *place = epoll_event {
+            *event = epoll_event {
                 events: u32::from(f.revents as u16),
                 u64: entry.data,
             };
@@ -125,19 +126,19 @@ fn find(number: RawFd) -> Result<Arc<PollSet>> {
 }
 
 /// Creates an empty set and returns its number. `flags` may contain `EPOLL_CLOEXEC` and, as in
-/// rdma-core, `O_NONBLOCK`. Fails with EINVAL: other flags; EMFILE.
+/// rdma-core, `O_NONBLOCK`. Fails with EINVAL for other flags, and with EMFILE.
 pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     if flags & !(libc::EPOLL_CLOEXEC | libc::O_NONBLOCK) != 0 {
         return Err(Errno::INVAL);
     }
-    // Without memory for the handlers, forks are not detected.
+    // If there is no memory for the handlers, forks are not detected.
     let _ = fork::notice_forks();
-    let how = match flags & libc::EPOLL_CLOEXEC {
+    let cloexec = match flags & libc::EPOLL_CLOEXEC {
         0 => EventfdFlags::empty(),
         _ => EventfdFlags::CLOEXEC,
     };
     let set = PollSet {
-        number: eventfd(0, how | EventfdFlags::NONBLOCK)?,
+        number: eventfd(0, cloexec | EventfdFlags::NONBLOCK)?,
         entries: Mutex::default(),
         waiters: Arc::default(),
         generation: fork::generation(),
@@ -147,8 +148,8 @@ pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     Ok(number)
 }
 
-/// Changes a set, as `epoll_ctl(2)`. Waits in progress take the change into account. Fails with
-/// EBADF, EEXIST, ENOENT, and EINVAL: an unknown operation, or `fd` is a set.
+/// Changes a set, as `epoll_ctl(2)`. The change applies to waits in progress. Fails with EBADF,
+/// EEXIST or ENOENT, and with EINVAL if the operation is unknown or `fd` is a set.
 pub(crate) fn control(
     number: RawFd,
     op: c_int,
@@ -164,7 +165,7 @@ pub(crate) fn control(
     }
     {
         let mut entries = set.entries.lock();
-        // A number that was closed and reused is not in the set.
+        // Remove an entry whose number was closed and reused.
         if entries
             .by_number
             .get(&fd)
@@ -173,18 +174,18 @@ pub(crate) fn control(
             entries.by_number.remove(&fd);
         }
         let known = entries.by_number.contains_key(&fd);
-        let fault = Errno(libc::EFAULT);
+        let efault = Errno(libc::EFAULT);
         match (op, known) {
             (libc::EPOLL_CTL_ADD, false) => {
                 if table::find(fd).is_none() && !is_open(fd) {
                     return Err(Errno::BADF);
                 }
-                let entry = Entry::new(fd, event.ok_or(fault)?);
+                let entry = Entry::new(fd, event.ok_or(efault)?);
                 entries.by_number.insert(fd, entry);
             }
             (libc::EPOLL_CTL_ADD, true) => return Err(Errno(libc::EEXIST)),
             (libc::EPOLL_CTL_MOD, true) => {
-                let entry = Entry::new(fd, event.ok_or(fault)?);
+                let entry = Entry::new(fd, event.ok_or(efault)?);
                 entries.by_number.insert(fd, entry);
             }
             (libc::EPOLL_CTL_DEL, true) => {
@@ -206,9 +207,9 @@ fn is_open(fd: RawFd) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Waits for events of a set, as `epoll_wait(2)`; `None` waits forever. Returns the number of
-/// events, 0 on time-out. Fails with EBADF; EINVAL: no room for events; EINTR: a signal handler
-/// ran.
+/// Waits for events of a set, as `epoll_wait(2)`; without a timeout, waits forever. Returns the
+/// number of events, or 0 after the timeout. Fails with EBADF, with EINVAL if `to` is empty, and
+/// with EINTR if a signal handler ran.
 pub(crate) fn wait(
     number: RawFd,
     to: &mut [epoll_event],
@@ -225,14 +226,14 @@ pub(crate) fn wait(
             if entries.closed {
                 return Err(Errno::BADF);
             }
-            (entries.list(), entries.version)
+            (entries.pollfds(), entries.version)
         };
         let watch = Watch {
             waiters: &set.waiters,
             changed: &|| set.entries.lock().version != version,
         };
-        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-        let n = poll_unchanged(&mut list, left, Some(&watch))?;
+        let remaining = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let n = poll_unchanged(&mut list, remaining, Some(&watch))?;
         let written = match n {
             0 => 0,
             _ => set.entries.lock().collect(&list, to),
@@ -246,12 +247,12 @@ pub(crate) fn wait(
     }
 }
 
-/// Destroys a set. Its descriptors stay open. Fails with EBADF: no such set.
+/// Destroys a set. Its descriptors stay open. Fails with EBADF if there is no such set.
 pub(crate) fn close(number: RawFd) -> Result<()> {
     let set = SETS.lock().remove(&number).ok_or(Errno::BADF)?;
     if set.generation != fork::generation() {
-        // The parent's set: its lock may be held by a thread that does not exist here. Dropping it
-        // closes this process's descriptor.
+        // The set belongs to the parent: its lock may be held by a thread that exists only in the
+        // parent. Dropping the set closes this process's descriptor.
         return Ok(());
     }
     // Waits in progress return EBADF. The descriptor is closed when the last one returns.
@@ -277,8 +278,8 @@ mod tests {
         let set = find(number).unwrap();
         let (reader, _writer) = std::io::pipe().unwrap();
         let fd = reader.as_fd().as_raw_fd();
-        let waiter = Waiter::of_thread().unwrap();
-        let _entered = set.waiters.enter(&waiter);
+        let waiter = Waiter::for_this_thread().unwrap();
+        let _joined = set.waiters.join(&waiter);
         let event = epoll_event { events: 1, u64: 0 };
         for op in [
             libc::EPOLL_CTL_ADD,
@@ -287,8 +288,8 @@ mod tests {
         ] {
             let before = set.entries.lock().version;
             control(number, op, fd, Some(&event)).unwrap();
-            assert!(waiter.take_signal(), "{op} wakes no waiter");
-            assert_ne!(set.entries.lock().version, before, "{op} is no change");
+            assert!(waiter.take_signal(), "operation {op} woke no waiter");
+            assert_ne!(set.entries.lock().version, before, "operation {op}");
         }
         // A refused call changes nothing.
         assert_eq!(
@@ -297,6 +298,6 @@ mod tests {
         );
         assert!(!waiter.take_signal());
         close(number).unwrap();
-        assert!(waiter.take_signal(), "the end wakes no waiter");
+        assert!(waiter.take_signal(), "closing woke no waiter");
     }
 }

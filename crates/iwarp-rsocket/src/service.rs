@@ -1,12 +1,12 @@
-//! The service thread works when no thread of the program does: it answers connection requests,
-//! sends the messages of `SO_KEEPALIVE`, and ends connections of closed sockets. It starts when it
-//! is first needed, and sleeps when it has nothing to do.
+//! The service thread does the work that must not depend on calls of the program: it answers
+//! connection requests, sends keep-alive messages, and ends connections of closed sockets. It
+//! starts when it is first needed, and sleeps when it has nothing to do.
 //!
 //! TCP's FIN must not directly follow the farewell message: the kernel's siw drops unprocessed
 //! data, including the farewell, when the FIN arrives. So the side that sends the farewell first
 //! waits for the other side to close, for a bounded time.
 //!
-//! The thread knows sockets only as [`Client`]s, because sockets use this room.
+//! The thread accesses sockets through the trait [`Client`], because sockets use this room.
 
 use crate::errno::Result;
 use crate::fork;
@@ -20,9 +20,10 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 pub(crate) trait Client: Send + Sync {
+    /// Answers connection requests.
     fn serve(&self);
 
-    /// Sends a message that only probes whether the peer is alive.
+    /// Sends a message that only checks whether the peer is alive.
     fn keep_alive(&self);
 }
 
@@ -31,15 +32,15 @@ struct Service {
     is_running: bool,
     kicked: bool,
     listeners: Vec<Weak<dyn Client>>,
-    alive: Vec<KeepAlive>,
+    keep_alives: Vec<KeepAlive>,
     ending: Vec<Ending>,
 }
 
-/// A connection whose socket is closed, but not the peer's.
+/// A connection whose socket is closed at this end, but not at the peer.
 struct Ending {
     stream: Box<Stream>,
     id: CmId,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl Ending {
@@ -53,7 +54,7 @@ impl Ending {
 
 struct KeepAlive {
     socket: Weak<dyn Client>,
-    every: Duration,
+    interval: Duration,
     due: Instant,
 }
 
@@ -64,13 +65,13 @@ static SERVICE: ProcessLock<Service> = ProcessLock::own(
         is_running: false,
         kicked: false,
         listeners: Vec::new(),
-        alive: Vec::new(),
+        keep_alives: Vec::new(),
         ending: Vec::new(),
     },
 );
-/// The number of connections that are being ended, and the process they belong to.
-static ENDING: AtomicUsize = AtomicUsize::new(0);
-static ENDING_IN: AtomicU32 = AtomicU32::new(0);
+/// The number of connections that are being ended, and the fork generation they belong to.
+static ENDING_COUNT: AtomicUsize = AtomicUsize::new(0);
+static ENDING_GENERATION: AtomicU32 = AtomicU32::new(0);
 static CHANGED: Condvar = Condvar::new();
 
 fn weak<C: Client + 'static>(socket: &Arc<C>) -> Weak<dyn Client> {
@@ -86,7 +87,7 @@ pub(crate) fn kick() {
 
 /// Answers a listener's requests from now on. Fails if the thread cannot be started.
 pub(crate) fn watch_listener<C: Client + 'static>(socket: &Arc<C>) -> Result<()> {
-    let mut service = running()?;
+    let mut service = lock_running()?;
     service.listeners.retain(|l| l.strong_count() > 0);
     service.listeners.push(weak(socket));
     // A request may have arrived before the listener was added.
@@ -100,16 +101,16 @@ pub(crate) fn watch_listener<C: Client + 'static>(socket: &Arc<C>) -> Result<()>
 /// the thread cannot be started.
 pub(crate) fn keep_alive<C: Client + 'static>(
     socket: &Arc<C>,
-    every: Option<Duration>,
+    interval: Option<Duration>,
 ) -> Result<()> {
-    let mut service = running()?;
+    let mut service = lock_running()?;
     let this = weak(socket);
-    service.alive.retain(|k| !k.socket.ptr_eq(&this));
-    if let Some(every) = every {
-        service.alive.push(KeepAlive {
+    service.keep_alives.retain(|k| !k.socket.ptr_eq(&this));
+    if let Some(interval) = interval {
+        service.keep_alives.push(KeepAlive {
             socket: this,
-            every,
-            due: Instant::now() + every,
+            interval,
+            due: Instant::now() + interval,
         });
     }
     drop(service);
@@ -117,17 +118,17 @@ pub(crate) fn keep_alive<C: Client + 'static>(
     Ok(())
 }
 
-/// Ends a connection when the peer closes, at the latest after `patience`.
-pub(crate) fn end(stream: Box<Stream>, id: CmId, patience: Duration) {
+/// Ends a connection when the peer closes, or after `timeout`.
+pub(crate) fn end(stream: Box<Stream>, id: CmId, timeout: Duration) {
     let mut ending = Ending {
         stream,
         id,
-        until: Instant::now() + patience,
+        deadline: Instant::now() + timeout,
     };
-    let Ok(mut service) = running() else {
+    let Ok(mut service) = lock_running() else {
         return ending.finish();
     };
-    ENDING.fetch_add(1, Ordering::AcqRel);
+    ENDING_COUNT.fetch_add(1, Ordering::AcqRel);
     service.ending.push(ending);
     service.kicked = true;
     drop(service);
@@ -135,11 +136,11 @@ pub(crate) fn end(stream: Box<Stream>, id: CmId, patience: Duration) {
 }
 
 /// Returns the number of connections that are being ended. Process exit waits for them.
-pub(crate) fn endings() -> usize {
-    if ENDING_IN.load(Ordering::Acquire) != fork::generation() {
+pub(crate) fn ending_count() -> usize {
+    if ENDING_GENERATION.load(Ordering::Acquire) != fork::generation() {
         return 0;
     }
-    ENDING.load(Ordering::Acquire)
+    ENDING_COUNT.load(Ordering::Acquire)
 }
 
 struct Kick;
@@ -150,22 +151,24 @@ impl Wake for Kick {
     }
 }
 
-fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
+fn finish_if_over(ending: &mut Ending, waker: &Waker) -> bool {
     ending.stream.cq.wake_at_next(waker);
     ending.stream.process(false);
-    let over = ending.stream.is_over() || Instant::now() >= ending.until;
+    let over = ending.stream.is_over() || Instant::now() >= ending.deadline;
     if over {
         ending.finish();
-        ENDING.fetch_sub(1, Ordering::AcqRel);
+        ENDING_COUNT.fetch_sub(1, Ordering::AcqRel);
     }
     over
 }
 
-fn running() -> Result<MutexGuard<'static, Service>> {
+/// Returns the locked service, and starts the thread if it is not running. Fails if the thread
+/// cannot be started.
+fn lock_running() -> Result<MutexGuard<'static, Service>> {
     let mut service = SERVICE.lock();
     if !service.is_running {
-        ENDING.store(0, Ordering::Release);
-        ENDING_IN.store(fork::generation(), Ordering::Release);
+        ENDING_COUNT.store(0, Ordering::Release);
+        ENDING_GENERATION.store(fork::generation(), Ordering::Release);
         spawn_without_signals()?;
         service.is_running = true;
     }
@@ -197,16 +200,16 @@ fn run() {
     loop {
         let Work {
             listeners,
-            alive,
+            keep_alives,
             mut ending,
         } = wait_for_work(SERVICE.lock());
         for listener in listeners {
             listener.serve();
         }
-        for socket in alive {
+        for socket in keep_alives {
             socket.keep_alive();
         }
-        ending.retain_mut(|e| !is_ended(e, &waker));
+        ending.retain_mut(|e| !finish_if_over(e, &waker));
         SERVICE.lock().ending.append(&mut ending);
     }
 }
@@ -217,11 +220,11 @@ fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
             return service.take_work();
         }
         let due = service.next_due();
-        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
-        service = match left {
+        let remaining = due.map(|due| due.saturating_duration_since(Instant::now()));
+        service = match remaining {
             Some(Duration::ZERO) => return service.take_work(),
-            Some(left) => CHANGED
-                .wait_timeout(service, left)
+            Some(remaining) => CHANGED
+                .wait_timeout(service, remaining)
                 .map(|(service, _)| service)
                 .unwrap_or_else(|poisoned| poisoned.into_inner().0),
             None => CHANGED
@@ -233,29 +236,31 @@ fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
 
 struct Work {
     listeners: Vec<Arc<dyn Client>>,
-    alive: Vec<Arc<dyn Client>>,
+    keep_alives: Vec<Arc<dyn Client>>,
     ending: Vec<Ending>,
 }
 
 impl Service {
     fn next_due(&self) -> Option<Instant> {
-        let alive = self.alive.iter().map(|k| k.due);
-        alive.chain(self.ending.iter().map(|e| e.until)).min()
+        let keep_alives = self.keep_alives.iter().map(|k| k.due);
+        keep_alives
+            .chain(self.ending.iter().map(|e| e.deadline))
+            .min()
     }
 
     fn take_work(&mut self) -> Work {
         let now = Instant::now();
-        self.alive.retain(|k| k.socket.strong_count() > 0);
-        let due = self.alive.iter_mut().filter(|k| k.due <= now);
-        let alive = due
+        self.keep_alives.retain(|k| k.socket.strong_count() > 0);
+        let due = self.keep_alives.iter_mut().filter(|k| k.due <= now);
+        let keep_alives = due
             .filter_map(|k| {
-                k.due = now + k.every;
+                k.due = now + k.interval;
                 k.socket.upgrade()
             })
             .collect();
         Work {
             listeners: self.listeners.iter().filter_map(Weak::upgrade).collect(),
-            alive,
+            keep_alives,
             ending: std::mem::take(&mut self.ending),
         }
     }
@@ -267,21 +272,24 @@ mod tests {
     use crate::options::Options;
     use crate::socket::Socket;
 
-    /// A socket has at most one timer, whatever other sockets have.
+    /// A socket has at most one keep-alive timer.
     #[test]
     fn new_interval_replaces_timer() {
         let hour = Duration::from_secs(3600);
         let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
-        let timers = |of: &Arc<Socket>| {
-            let (this, service) = (weak(of), SERVICE.lock());
-            let own = service.alive.iter().filter(|k| k.socket.ptr_eq(&this));
-            own.map(|k| k.every).collect::<Vec<_>>()
+        let timers = |socket: &Arc<Socket>| {
+            let (this, service) = (weak(socket), SERVICE.lock());
+            let own = service
+                .keep_alives
+                .iter()
+                .filter(|k| k.socket.ptr_eq(&this));
+            own.map(|k| k.interval).collect::<Vec<_>>()
         };
         let (socket, other) = (new(), new());
         keep_alive(&other, Some(hour * 5)).unwrap();
-        for every in [hour, hour * 2, hour] {
-            keep_alive(&socket, Some(every)).unwrap();
-            assert_eq!(timers(&socket), [every]);
+        for interval in [hour, hour * 2, hour] {
+            keep_alive(&socket, Some(interval)).unwrap();
+            assert_eq!(timers(&socket), [interval]);
         }
         keep_alive(&socket, None).unwrap();
         assert_eq!(timers(&socket), []);

@@ -1,4 +1,4 @@
-//! Sizes: defaults, the administrator's files in `/etc/rdma/rsocket`, limits.
+//! Settings: defaults, the administrator's files in `/etc/rdma/rsocket`, and limits.
 
 use iwarp::LIMITS;
 use std::path::Path;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 const QUEUE_MIN: u16 = 16;
-/// Maximum work requests of a queue: 16-bit sequence numbers compare within half their range.
+/// Maximum work requests of a queue: half the range of the 16-bit sequence numbers, so that they
+/// can be compared.
 const QUEUE_MAX: u16 = 0x7fff;
 const BUFFER_MIN: u32 = 4096;
 const BUFFER_MAX: u32 = 1 << 28;
@@ -26,31 +27,32 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    pub(crate) fn bounded(mut self) -> Self {
-        let most = u16::try_from(LIMITS.max_qp_wr)
+    pub(crate) fn clamped(mut self) -> Self {
+        let max = u16::try_from(LIMITS.max_qp_wr)
             .unwrap_or(QUEUE_MAX)
             .min(QUEUE_MAX);
-        self.send_queue = self.send_queue.clamp(QUEUE_MIN, most);
-        self.receive_queue = self.receive_queue.clamp(QUEUE_MIN, most);
+        self.send_queue = self.send_queue.clamp(QUEUE_MIN, max);
+        self.receive_queue = self.receive_queue.clamp(QUEUE_MIN, max);
         self.inline = self.inline.min(MAX_INLINE);
-        self.receive_buffer = bounded_buffer(self.receive_buffer);
-        self.send_buffer = bounded_buffer(self.send_buffer);
+        self.receive_buffer = clamp_buffer(self.receive_buffer);
+        self.send_buffer = clamp_buffer(self.send_buffer);
         self
     }
 }
 
-/// Maximum inline data. Above it, copying twice costs more than it saves.
+/// Maximum inline data. Above this size, copying the data twice costs more than it saves.
 pub(crate) const MAX_INLINE: u16 = 512;
 
-/// Returns a buffer size clamped to the limits. It is even, because the receive buffer has halves.
-pub(crate) fn bounded_buffer(size: u32) -> u32 {
+/// Returns a buffer size clamped to the limits and rounded down to a multiple of 8, because the
+/// receive buffer has two halves.
+pub(crate) fn clamp_buffer(size: u32) -> u32 {
     size.clamp(BUFFER_MIN, BUFFER_MAX) & !7
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
-    /// How long a call polls before it sleeps.
+    /// Time that a call polls before it sleeps.
     pub(crate) polling_time: Duration,
     /// Maximum sleep of `rpoll` before it checks the sockets itself.
     pub(crate) wake_up_interval: Duration,
@@ -63,8 +65,8 @@ impl Settings {
         if let Some(known) = unsafe { SETTINGS.load(Ordering::Acquire).as_ref() } {
             return known;
         }
-        // Threads that start simultaneously read the files twice. A lock could stay locked in a
-        // forked child.
+        // Several threads may read the files at the same time. A lock would avoid that, but it
+        // could stay locked in a forked child.
         let read = Box::leak(Box::new(Self::read(Path::new("/etc/rdma/rsocket"))));
         SETTINGS.store(read, Ordering::Release);
         read
@@ -77,17 +79,18 @@ impl Settings {
                 .and_then(|text| text.split_whitespace().next()?.parse().ok())
                 .unwrap_or(default)
         };
-        let small = |name: &str, default| u16::try_from(number(name, default)).unwrap_or(u16::MAX);
+        let number_u16 =
+            |name: &str, default| u16::try_from(number(name, default)).unwrap_or(u16::MAX);
         let sizes = Sizes {
-            send_queue: small("sqsize_default", 384),
-            receive_queue: small("rqsize_default", 384),
-            inline: small("inline_default", 64),
+            send_queue: number_u16("sqsize_default", 384),
+            receive_queue: number_u16("rqsize_default", 384),
+            inline: number_u16("inline_default", 64),
             receive_buffer: number("mem_default", 1 << 17),
             send_buffer: number("wmem_default", 1 << 17),
-            mappings: crate::wire::round_mappings(small("iomap_size", 0)),
+            mappings: crate::wire::round_mappings(number_u16("iomap_size", 0)),
         };
         Self {
-            sizes: sizes.bounded(),
+            sizes: sizes.clamped(),
             polling_time: Duration::from_micros(u64::from(
                 number("polling_time", 10).min(1_000_000),
             )),
@@ -107,9 +110,9 @@ mod tests {
         let dir =
             std::env::temp_dir().join(format!("iwarp-rsocket-settings-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let none = Settings::read(&dir.join("nothing"));
+        let defaults = Settings::read(&dir.join("nothing"));
         assert_eq!(
-            (none.sizes.send_queue, none.sizes.receive_buffer),
+            (defaults.sizes.send_queue, defaults.sizes.receive_buffer),
             (384, 131_072)
         );
         std::fs::write(dir.join("sqsize_default"), "5\n").unwrap();
@@ -117,16 +120,19 @@ mod tests {
         std::fs::write(dir.join("mem_default"), " 100001 ").unwrap();
         std::fs::write(dir.join("wmem_default"), "many").unwrap();
         std::fs::write(dir.join("polling_time"), "0").unwrap();
-        let some = Settings::read(&dir);
+        let configured = Settings::read(&dir);
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(
-            (some.sizes.send_queue, some.sizes.receive_queue),
+            (configured.sizes.send_queue, configured.sizes.receive_queue),
             (QUEUE_MIN, QUEUE_MAX)
         );
         assert_eq!(
-            (some.sizes.receive_buffer, some.sizes.send_buffer),
+            (
+                configured.sizes.receive_buffer,
+                configured.sizes.send_buffer
+            ),
             (100_000, 131_072)
         );
-        assert_eq!(some.polling_time, Duration::ZERO);
+        assert_eq!(configured.polling_time, Duration::ZERO);
     }
 }

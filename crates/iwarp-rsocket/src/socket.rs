@@ -40,7 +40,7 @@ pub(crate) enum Phase {
     Closed,
 }
 
-/// Accepted connections that the program has not fetched.
+/// Established connections that the program has not accepted yet.
 pub(crate) struct Listening {
     ready: VecDeque<Arc<Socket>>,
     backlog: usize,
@@ -55,9 +55,8 @@ pub(crate) struct State {
     error: Option<Errno>,
 }
 
-/// Called after calls that found nothing: those that would block on a nonblocking socket, and polls
-/// before a sleep. A program that spins this way sometimes yields its processor, because its peer
-/// may need it to reply.
+/// Called after each poll that found nothing. A program that polls in a loop sometimes yields its
+/// processor, because its peer may need it to reply.
 pub(crate) use iwarp::runtime::after_empty_poll;
 
 pub(crate) struct Socket {
@@ -76,10 +75,10 @@ impl Socket {
     pub(crate) fn create(domain: i32, options: Options) -> Result<Self> {
         let channel = create_event_channel()?;
         let id = CmId::create(&channel, None);
-        Ok(Self::with(domain, options, channel, id, Phase::Idle))
+        Ok(Self::from_parts(domain, options, channel, id, Phase::Idle))
     }
 
-    fn with(
+    fn from_parts(
         domain: i32,
         options: Options,
         channel: CmEventChannel,
@@ -89,7 +88,7 @@ impl Socket {
         let waiters = Arc::new(Waiters::default());
         let event = Arc::new(EventWaker {
             waiters: Arc::clone(&waiters),
-            service: AtomicBool::new(false),
+            is_listening: AtomicBool::new(false),
             kick: service::kick,
         });
         Self {
@@ -111,13 +110,14 @@ impl Socket {
         }
     }
 
-    /// Returns the socket's number: its event channel's descriptor. It stays open as long as the
-    /// socket, so the number is unique in the process.
+    /// Returns the socket's number: the descriptor of its event channel. The descriptor is open as
+    /// long as the socket, so no other descriptor has this number.
     pub(crate) const fn number(&self) -> RawFd {
         self.fd
     }
 
-    pub(crate) fn is_foreign(&self) -> bool {
+    /// Returns `true` if the socket was created before a fork, by a parent of this process.
+    pub(crate) fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
 
@@ -125,7 +125,7 @@ impl Socket {
         &self.waiters
     }
 
-    /// Calls `f` with the locked state, without making progress.
+    /// Calls `f` with the locked state, without processing events.
     pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.state.lock())
     }
@@ -146,11 +146,11 @@ impl Socket {
 
     fn handle(&self, s: &mut State, event: CmEvent) {
         match (&mut s.phase, event.kind) {
-            (Phase::Listening(_), CmEventKind::ConnectRequest) => self.answer(s, event),
+            (Phase::Listening(_), CmEventKind::ConnectRequest) => self.answer_request(s, event),
             (_, CmEventKind::ConnectRequest) => {
                 let _ = event.id.reject(&[]);
             }
-            (Phase::Connecting(_), kind) => s.connecting(kind, &event),
+            (Phase::Connecting(_), kind) => s.handle_connecting(kind, &event),
             (
                 Phase::Connected(stream),
                 CmEventKind::Disconnected
@@ -174,10 +174,10 @@ impl Socket {
         self.channel.wake_at_next(&self.event_waker);
     }
 
-    /// Repeats `step` until it returns a result. It is called under the lock, possibly often. Fails
-    /// with EAGAIN if there was no result and the socket is nonblocking or `timeout` passed; EINTR
-    /// if a signal handler ran; and the errors of `step`.
-    pub(crate) fn until<R>(
+    /// Repeats `step`, under the lock, until it returns a result. Fails with EAGAIN if there is no
+    /// result, and `wait` is `false` or the timeout has passed. Fails with EINTR if a signal
+    /// handler ran.
+    pub(crate) fn wait_until<R>(
         &self,
         wait: bool,
         timeout: Option<Duration>,
@@ -209,8 +209,8 @@ impl Socket {
             after_empty_poll();
         }
         let deadline = timeout.and_then(|t| start.checked_add(t));
-        let waiter = Waiter::of_thread()?;
-        let _entered = self.waiters.enter(&waiter);
+        let waiter = Waiter::for_this_thread()?;
+        let _joined = self.waiters.join(&waiter);
         loop {
             {
                 let mut s = self.state.lock();
@@ -230,7 +230,7 @@ impl Socket {
     pub(crate) fn poll_events(&self, wanted: i16, drive: bool, arm: bool) -> i16 {
         const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
         const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
-        if self.is_foreign() {
+        if self.is_inherited() {
             // The socket never changes in this process, and its lock may be held by the parent's
             // threads.
             return libc::POLLERR | libc::POLLHUP;
@@ -257,7 +257,7 @@ impl Socket {
                 if stream.is_at_end() {
                     events |= wanted & libc::POLLRDHUP;
                 }
-                // Otherwise programs that treat this as an error would lose the unread data.
+                // Programs that treat POLLHUP as an error would lose unread data.
                 if stream.is_at_end() && stream.cannot_write() && stream.available() == 0 {
                     events |= libc::POLLHUP;
                 }
@@ -269,7 +269,7 @@ impl Socket {
         }
     }
 
-    /// Returns the socket's address and its peer's. Fails with ENOTCONN: no peer.
+    /// Returns the socket's address, and the peer's address or ENOTCONN.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Result<SocketAddr>) {
         let s = self.state.lock();
         let (local, peer) = s.id.addresses();
@@ -291,7 +291,8 @@ impl Socket {
         }
     }
 
-    /// Binds the socket. Fails with EINVAL: already bound or connected; and the errors of bind(2).
+    /// Binds the socket. Fails with EINVAL if it is already bound or connected, and with the errors
+    /// of bind(2).
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut s = self.state.lock();
         if !matches!(s.phase, Phase::Idle | Phase::Failed) || s.bound.is_some() {
@@ -306,7 +307,7 @@ impl Socket {
         s.id.set_reuse_address(s.options.reuse_address);
         let bound = SocketAddr::new(address.ip().to_canonical(), address.port());
         let bound = match (address, bound) {
-            // Keeps the scope of a link-local address.
+            // Keep the scope of a link-local address.
             (SocketAddr::V6(_), SocketAddr::V6(_)) => address,
             (_, other) => other,
         };
@@ -342,8 +343,8 @@ impl service::Client for Socket {
 }
 
 impl State {
-    /// Returns the stream of a connected socket. Fails with EAGAIN while connecting, ENOTCONN,
-    /// EBADF.
+    /// Returns the stream of a connected socket. Fails with EAGAIN while connecting, with EBADF
+    /// after closing, and with ENOTCONN or the error of a failed attempt in other phases.
     pub(crate) fn stream(&mut self) -> Result<&mut Stream> {
         match &mut self.phase {
             Phase::Connected(stream) => Ok(stream),

@@ -1,11 +1,11 @@
 //! One end of a connection: its queue pair, buffers and credits.
 //!
-//! The receive buffer has two halves. Each is offered to the peer through an entry of the peer's
-//! directory. The peer fills it with RDMA Writes and announces each by a message. When the program
-//! has read as many bytes as a half has, a half is offered again. Messages are limited too: the
-//! peer may have as many in flight as there are receives. `Credit` messages raise both limits.
+//! The receive buffer has two halves. Each half is offered to the peer through an entry of the
+//! peer's directory. The peer fills it with RDMA Writes and announces each Write by a message. When
+//! the program has read as many bytes as a half has, that half is offered again. The number of
+//! messages in flight is limited by the number of receives. `Credit` messages raise both limits.
 //!
-//! Nothing here blocks. The peer is not trusted: its messages are checked against what was offered.
+//! No function here blocks. The peer is not trusted: its messages are checked against the offers.
 
 mod iomap;
 mod recv;
@@ -29,11 +29,11 @@ use std::collections::VecDeque;
 
 /// Send work requests reserved for control messages.
 const CONTROL_SLOTS: u32 = 4;
-/// Receives of the peer reserved for control messages: a kernel RNIC terminates a connection that
-/// runs out of receives, where this one waits.
+/// Receives of the peer reserved for control messages. A kernel RNIC terminates a connection that
+/// runs out of receives, whereas this RNIC waits.
 const CONTROL_CREDITS: u16 = 4;
-/// Marks work request numbers of receives. Those of sends encode the requests and buffer bytes that
-/// their completion frees.
+/// Flag in the `wr_id` of receives. The `wr_id` of a send contains the numbers of requests and of
+/// buffer bytes that its completion frees.
 const RECEIVE: u64 = 1 << 63;
 /// Maximum polls of the completion queue per call, so that a fast peer cannot keep a call busy.
 const ROUNDS: u32 = 4;
@@ -47,30 +47,30 @@ pub(crate) struct Stream {
 
     rbuf: MemoryRegion,
     read_at: u32,
-    /// Bytes announced and not read.
+    /// Bytes announced by the peer but not read by the program.
     unread: u32,
     announced: VecDeque<u32>,
-    /// Bytes offered to the peer and not announced.
+    /// Bytes offered to the peer but not announced by it.
     offered: u32,
-    /// Bytes read and not offered again.
+    /// Bytes read by the program but not offered again.
     freed: u32,
     /// The half to offer next: 0 or 1.
     next_half: u32,
-    /// Where incoming messages are placed.
+    /// Memory for incoming messages.
     slots: MemoryRegion,
     /// Slots whose receive must be posted again.
     idle_slots: Vec<u16>,
     /// Data messages read completely, modulo 2^16.
-    taken: u16,
-    /// The number of data messages from which credits are due.
+    consumed: u16,
+    /// A `Credit` message is due when `consumed` reaches this number.
     credit_due: u16,
 
-    /// The peer's directory, through which buffers are offered.
+    /// The peer's parameters, among them its directory, in which this end offers buffers.
     peer: Option<Hello>,
     next_entry: u32,
 
     sbuf: MemoryRegion,
-    /// Position of the next byte, and bytes in use.
+    /// Position of the next byte in the send buffer, and bytes in use.
     write_at: u32,
     in_use: u32,
     /// Free send work requests.
@@ -78,18 +78,18 @@ pub(crate) struct Stream {
     /// Data messages sent, and the limit for sending, modulo 2^16.
     sent: u16,
     allowed: u16,
-    /// Where the peer offers buffers: its entries, then mapped buffers.
+    /// Memory in which the peer offers buffers: receive buffers, then mapped buffers.
     directory: MemoryRegion,
     /// The entry that the peer fills next.
     expect_entry: u32,
     /// Unused offers, the oldest first.
-    targets: VecDeque<Window>,
-    /// A message to send as soon as there is room.
+    offers: VecDeque<Window>,
+    /// A farewell message to send as soon as a work request is free.
     farewell: Option<Message>,
 
     pub(crate) iomaps: Iomaps,
 
-    /// The program still reads, and still writes.
+    /// The program has not shut down reading, and writing.
     reading: bool,
     writing: bool,
     /// The peer has stopped writing.
@@ -103,10 +103,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream with all receives posted. Its queue pair is not connected yet. Fails with
-    /// ENOMEM, EMFILE.
+    /// Creates a stream that is not connected yet, with all receives posted. Fails with ENOMEM or
+    /// EMFILE.
     pub(crate) fn new(ctx: &Context, sizes: Sizes) -> Result<Self> {
-        let sizes = sizes.bounded();
+        let sizes = sizes.clamped();
         let (sq, rq) = (u32::from(sizes.send_queue), u32::from(sizes.receive_queue));
         let pd = ProtectionDomain::new(ctx);
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -133,7 +133,7 @@ impl Stream {
             max_ird: 4,
             max_ord: 4,
         })?;
-        // The queue pair accepts receives from now on.
+        // In INIT, the queue pair accepts receives.
         qp.modify(State::Init)?;
         let half = sizes.receive_buffer / 2;
         let mut stream = Self {
@@ -151,7 +151,7 @@ impl Stream {
             next_half: 1,
             slots,
             idle_slots: (0..sizes.receive_queue).collect(),
-            taken: 0,
+            consumed: 0,
             credit_due: sizes.receive_queue / 2,
             peer: None,
             next_entry: 1,
@@ -163,7 +163,7 @@ impl Stream {
             allowed: 0,
             directory,
             expect_entry: 1,
-            targets: VecDeque::with_capacity(DIRECTORY as usize + 1),
+            offers: VecDeque::with_capacity(DIRECTORY as usize + 1),
             farewell: None,
             iomaps: Iomaps::default(),
             reading: true,
@@ -195,11 +195,11 @@ impl Stream {
         }
     }
 
-    pub(crate) fn greet(&mut self, peer: &Hello) {
+    pub(crate) fn set_peer(&mut self, peer: &Hello) {
         self.peer = Some(*peer);
         self.allowed = peer.credits;
-        self.targets.push_back(peer.buffer);
-        self.iomaps.set_room(peer.mappings);
+        self.offers.push_back(peer.buffer);
+        self.iomaps.set_peer_entries(peer.mappings);
     }
 
     pub(crate) const fn sizes(&self) -> &Sizes {
@@ -210,8 +210,7 @@ impl Stream {
         self.sizes.receive_buffer / 2
     }
 
-    /// Processes completions. With `drive` the thread also drives the connection; otherwise it
-    /// takes available completions only.
+    /// Processes completions. With `drive`, also drives the connection.
     pub(crate) fn process(&mut self, drive: bool) {
         self.send_due();
         let mut batch = [Cqe::default(); BATCH];
@@ -255,23 +254,23 @@ impl Stream {
             return;
         }
         let slot = cqe.wr_id as u16;
-        let mut octets = [0; MESSAGE_LEN];
+        let mut message = [0; MESSAGE_LEN];
         if cqe.byte_len as usize != MESSAGE_LEN
             || self
                 .slots
-                .read_at(usize::from(slot) * MESSAGE_LEN, &mut octets)
+                .read_at(usize::from(slot) * MESSAGE_LEN, &mut message)
                 .is_err()
         {
             self.fail(Errno::PROTO);
             return;
         }
         self.idle_slots.push(slot);
-        self.message(Message::decode(octets));
+        self.message(Message::decode(message));
     }
 
     fn message(&mut self, message: Message) {
         match message {
-            Message::Data(n) => self.announce(n),
+            Message::Data(n) => self.on_data_message(n),
             Message::Credit(upto) => {
                 self.allowed = upto;
                 self.check_directory();
@@ -293,23 +292,23 @@ impl Stream {
 
     /// Checks for a new offer from the peer.
     ///
-    /// An entry is written before its message, but the next entry may be partly written now. Its
-    /// length is at its end and always equals the first buffer's, so an entry with another length
-    /// is incomplete; its own message will follow.
+    /// The peer writes an entry before it sends the entry's message, but it may be writing the next
+    /// entry right now. All offers have the length of the first buffer, and the length is the last
+    /// field. So an entry with another length is incomplete, and its own message will follow.
     fn check_directory(&mut self) {
         let Some(peer) = &self.peer else { return };
-        while self.targets.len() < DIRECTORY as usize {
-            let at = self.expect_entry as usize * WINDOW_LEN;
+        while self.offers.len() < DIRECTORY as usize {
+            let offset = self.expect_entry as usize * WINDOW_LEN;
             let mut entry = [0; WINDOW_LEN];
-            if self.directory.read_at(at, &mut entry).is_err() {
+            if self.directory.read_at(offset, &mut entry).is_err() {
                 return;
             }
             let window = Window::from_native(&entry);
             if window.len != peer.buffer.len {
                 return;
             }
-            let _ = self.directory.write_at(at, &[0; WINDOW_LEN]);
-            self.targets.push_back(window);
+            let _ = self.directory.write_at(offset, &[0; WINDOW_LEN]);
+            self.offers.push_back(window);
             self.expect_entry = (self.expect_entry + 1) % DIRECTORY;
         }
     }
@@ -318,10 +317,11 @@ impl Stream {
         if index >= u32::from(self.sizes.mappings) {
             return;
         }
-        let at = DIRECTORY as usize * WINDOW_LEN + index as usize * MAPPING_LEN;
+        let offset = DIRECTORY as usize * WINDOW_LEN + index as usize * MAPPING_LEN;
         let mut entry = [0; MAPPING_LEN];
-        if self.directory.read_at(at, &mut entry).is_ok() {
-            self.iomaps.learn(index, Mapping::from_native(&entry));
+        if self.directory.read_at(offset, &mut entry).is_ok() {
+            self.iomaps
+                .set_peer_mapping(index, Mapping::from_native(&entry));
         }
     }
 
@@ -346,11 +346,11 @@ impl Stream {
             return;
         }
         let offer = self.freed >= self.half();
-        if !offer && (self.taken.wrapping_sub(self.credit_due) as i16) < 0 {
+        if !offer && (self.consumed.wrapping_sub(self.credit_due) as i16) < 0 {
             return;
         }
-        self.credit_due = self.taken.wrapping_add(self.sizes.receive_queue / 2);
-        let credit = Message::Credit(self.taken.wrapping_add(self.sizes.receive_queue));
+        self.credit_due = self.consumed.wrapping_add(self.sizes.receive_queue / 2);
+        let credit = Message::Credit(self.consumed.wrapping_add(self.sizes.receive_queue));
         if !offer {
             self.post_message(credit);
             return;
@@ -430,7 +430,7 @@ impl Stream {
 
     fn post(&mut self, wrs: &[SendWr<'_>]) {
         if let Err(error) = self.qp.post_send(wrs) {
-            tracing::debug!(qp = self.qp.num(), %error, "send work request not taken");
+            tracing::debug!(qp = self.qp.num(), %error, "posting a send request failed");
             self.lost();
         }
     }
@@ -464,8 +464,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends a message that uses no receive at the peer and needs no reply. TCP detects a dead
-    /// peer.
+    /// Sends a Write of zero bytes, which needs no receive at the peer. TCP detects a dead peer.
     pub(crate) fn keep_alive(&mut self) {
         if self.peer.is_some() && !self.over && !self.farewell_sent && self.sq_free > 0 {
             self.sq_free -= 1;
@@ -473,12 +472,13 @@ impl Stream {
         }
     }
 
+    /// Handles the loss of the connection.
     pub(crate) fn lost(&mut self) {
         if self.over {
             return;
         }
         let error = match self.qp.fault() {
-            // Closed in order by this end, or by a peer that sent no farewell.
+            // Closed gracefully, by this end or by a peer that sent no farewell.
             None => None,
             Some(fault) if fault.blame == Blame::Transport => Some(Errno::CONNRESET),
             Some(_) => Some(Errno::IO),
@@ -490,16 +490,17 @@ impl Stream {
         }
     }
 
+    /// Aborts the connection because the peer violated the protocol.
     fn fail(&mut self, error: Errno) {
-        tracing::debug!(qp = self.qp.num(), %error, "the peer breaks the rsocket protocol");
+        tracing::debug!(qp = self.qp.num(), %error, "the peer violated the rsocket protocol");
         self.error = self.error.or(Some(error));
         self.over = true;
         self.peer_done = true;
         self.qp.abort();
     }
 
-    /// Shuts down one direction or both. The message to the peer follows the data.
-    pub(crate) fn shut(&mut self, read: bool, write: bool) {
+    /// Shuts down one or both directions. The message to the peer follows the data.
+    pub(crate) fn shut_down(&mut self, read: bool, write: bool) {
         let before = (self.reading, self.writing);
         self.reading &= !read;
         self.writing &= !write;
@@ -519,7 +520,7 @@ impl Stream {
         self.send_due();
     }
 
-    /// Returns `true` if everything posted has been sent or never will be.
+    /// Returns `true` if everything posted has been sent, or cannot be sent any more.
     pub(crate) fn is_drained(&self) -> bool {
         self.over && !self.farewell_sent
             || self.farewell.is_none() && self.sq_free == u32::from(self.sizes.send_queue)
@@ -539,7 +540,8 @@ impl Stream {
         self.error
     }
 
-    /// Returns `true` if nothing can be sent or received any more, except buffered data.
+    /// Returns `true` if nothing can be sent or received any more. Received data may still be
+    /// unread.
     pub(crate) const fn is_over(&self) -> bool {
         self.over
     }
@@ -571,20 +573,21 @@ mod tests {
         let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
         let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
         let peer = stream.hello();
-        stream.greet(&peer);
+        stream.set_peer(&peer);
         stream
     }
 
-    /// The peer counts each data message, also one without data.
+    /// The peer counts each data message, even an empty one.
     #[test]
     fn empty_message_returns_credit() {
         let mut stream = stream();
-        let before = stream.taken;
-        stream.announce(0);
-        assert_eq!(stream.taken, before.wrapping_add(1));
+        let before = stream.consumed;
+        stream.on_data_message(0);
+        assert_eq!(stream.consumed, before.wrapping_add(1));
     }
 
-    /// A kernel RNIC terminates a connection without receives, so some stay for control messages.
+    /// A kernel RNIC terminates a connection that runs out of receives, so some are reserved for
+    /// control messages.
     #[test]
     fn data_leaves_credits_for_control_messages() {
         let mut stream = stream();
@@ -602,7 +605,7 @@ mod tests {
             let mut stream = stream();
             // All requests are in flight, as with a peer that accepts nothing for a while.
             let all = std::mem::take(&mut stream.sq_free);
-            stream.shut(read, true);
+            stream.shut_down(read, true);
             stream.send_due();
             assert_eq!(stream.farewell, Some(last));
             assert!(!stream.is_drained());

@@ -22,8 +22,8 @@ impl Entry {
         }
     }
 
-    /// Returns the socket as an object whose address distinguishes it from a former one of that
-    /// number.
+    /// Returns the socket as an object, whose address distinguishes it from an earlier socket with
+    /// the same number.
     pub(crate) fn object(self) -> Arc<dyn Any + Send + Sync> {
         match self {
             Self::Stream(socket) => socket,
@@ -45,8 +45,8 @@ pub(crate) fn insert(socket: Entry) -> RawFd {
         table[index].replace(socket)
     };
     if let Some(old) = old {
-        // The program closed the descriptor without `close`, or the socket is a parent's. Its
-        // destructor must not run.
+        // The program closed the descriptor without `rclose`, or the old socket belongs to the
+        // parent process. Its destructor must not run.
         std::mem::forget(old);
     }
     number
@@ -64,17 +64,16 @@ pub(crate) fn find_stream(number: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
-/// Returns a socket that this process may use. Fails with EBADF: no such socket; EOPNOTSUPP: a
-/// stream socket of the parent process.
+/// Returns a socket that this process may use. Fails with EBADF if there is no such socket, and
+/// with EOPNOTSUPP if it is a stream socket of the parent process.
 pub(crate) fn get(number: RawFd) -> Result<Entry> {
     match find(number).ok_or(Errno::BADF)? {
-        Entry::Stream(socket) if socket.is_foreign() => Err(Errno::NOTSUP),
+        Entry::Stream(socket) if socket.is_inherited() => Err(Errno::NOTSUP),
         entry => Ok(entry),
     }
 }
 
-/// As [`get`], for calls that only stream sockets support. Fails as [`get`]; EOPNOTSUPP: a datagram
-/// socket.
+/// As [`get`], but also fails with EOPNOTSUPP if it is a datagram socket.
 pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
     match get(number)? {
         Entry::Stream(socket) => Ok(socket),
@@ -82,7 +81,7 @@ pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
     }
 }
 
-/// Removes a socket from the table. Fails with EBADF: no such socket.
+/// Removes a socket from the table. Fails with EBADF if there is no such socket.
 pub(crate) fn remove(number: RawFd) -> Result<Entry> {
     let index = usize::try_from(number).map_err(|_| Errno::BADF)?;
     let mut table = TABLE.lock();
@@ -92,7 +91,8 @@ pub(crate) fn remove(number: RawFd) -> Result<Entry> {
         .ok_or(Errno::BADF)
 }
 
-/// Returns all stream sockets of an exiting process; none if a thread exited with the table locked.
+/// Returns all stream sockets when the process exits. Returns none if the table stays locked, for
+/// example by a thread that has exited.
 pub(crate) fn all_streams() -> Vec<Arc<Socket>> {
     let mut tries = 0..200;
     let table = loop {
@@ -108,7 +108,7 @@ pub(crate) fn all_streams() -> Vec<Arc<Socket>> {
         .iter()
         .flatten()
         .filter_map(|entry| match entry {
-            Entry::Stream(socket) if !socket.is_foreign() => Some(Arc::clone(socket)),
+            Entry::Stream(socket) if !socket.is_inherited() => Some(Arc::clone(socket)),
             _ => None,
         })
         .collect()

@@ -7,11 +7,11 @@
 
 pub(crate) const HELLO_LEN: usize = 40;
 pub(crate) const MESSAGE_LEN: usize = 4;
-/// Octets of one entry of a directory of receive buffers.
+/// Octets of a directory entry for a receive buffer.
 pub(crate) const WINDOW_LEN: usize = 16;
-/// Octets of one entry of a directory of mapped buffers.
+/// Octets of a directory entry for a mapped buffer.
 pub(crate) const MAPPING_LEN: usize = 24;
-/// Entries of our directory of receive buffers.
+/// Entries for receive buffers in the local directory.
 pub(crate) const DIRECTORY: u32 = 2;
 
 const VERSION: u8 = 1;
@@ -19,6 +19,7 @@ const FLAG_BIG_ENDIAN: u8 = 1;
 /// The field for the number of mapped buffers is valid.
 const FLAG_IOMAP: u8 = 2;
 
+/// Memory that the peer may write: a receive buffer, a mapped buffer, or a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Window {
     pub(crate) addr: u64,
@@ -38,9 +39,9 @@ impl Window {
 
     fn from_be(bytes: &[u8; WINDOW_LEN]) -> Self {
         Self {
-            addr: u64::from_be_bytes(part(bytes, 0)),
-            key: u32::from_be_bytes(part(bytes, 8)),
-            len: u32::from_be_bytes(part(bytes, 12)),
+            addr: u64::from_be_bytes(octets_at(bytes, 0)),
+            key: u32::from_be_bytes(octets_at(bytes, 8)),
+            len: u32::from_be_bytes(octets_at(bytes, 12)),
         }
     }
 
@@ -54,9 +55,9 @@ impl Window {
 
     pub(crate) fn from_native(bytes: &[u8; WINDOW_LEN]) -> Self {
         Self {
-            addr: u64::from_ne_bytes(part(bytes, 0)),
-            key: u32::from_ne_bytes(part(bytes, 8)),
-            len: u32::from_ne_bytes(part(bytes, 12)),
+            addr: u64::from_ne_bytes(octets_at(bytes, 0)),
+            key: u32::from_ne_bytes(octets_at(bytes, 8)),
+            len: u32::from_ne_bytes(octets_at(bytes, 12)),
         }
     }
 }
@@ -79,32 +80,33 @@ impl Mapping {
 
     pub(crate) fn from_native(bytes: &[u8; MAPPING_LEN]) -> Self {
         Self {
-            offset: u64::from_ne_bytes(part(bytes, 0)),
-            window: Window::from_native(&part(bytes, 8)),
+            offset: u64::from_ne_bytes(octets_at(bytes, 0)),
+            window: Window::from_native(&octets_at(bytes, 8)),
         }
     }
 
-    /// Returns the distance of `offset` from the first octet if it is inside.
+    /// Returns the distance of `offset` from the first octet, if the buffer contains it.
     pub(crate) fn find(&self, offset: u64) -> Option<u64> {
         let within = offset.checked_sub(self.offset)?;
         (within < u64::from(self.window.len)).then_some(within)
     }
 }
 
-/// Returns `N` octets at `at`, which the caller has checked to exist.
-fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+/// Returns the `N` octets at `offset`; the caller has checked that they exist.
+fn octets_at<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     let mut out = [0; N];
-    out.copy_from_slice(&bytes[at..at + N]);
+    out.copy_from_slice(&bytes[offset..offset + N]);
     out
 }
 
+/// The private data with which each end starts a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// Data messages that may be in flight.
     pub(crate) credits: u16,
     /// Buffers that the peer may map for this end.
     pub(crate) mappings: u16,
-    /// Where the peer writes its offers; mapped buffers follow.
+    /// Memory in which the peer offers receive buffers, followed by entries for mapped buffers.
     pub(crate) directory: Window,
     pub(crate) buffer: Window,
 }
@@ -115,7 +117,7 @@ pub(crate) enum BadHello {
     Foreign,
     /// The peer has the other byte order, so its messages cannot be read.
     ByteOrder,
-    /// There is no room to send to.
+    /// The peer has no receives, no buffer, or too few directory entries.
     Unusable,
 }
 
@@ -146,15 +148,15 @@ impl Hello {
             return Err(BadHello::ByteOrder);
         }
         let hello = Self {
-            credits: u16::from_be_bytes(part(bytes, 2)),
+            credits: u16::from_be_bytes(octets_at(bytes, 2)),
             mappings: match bytes[1] & FLAG_IOMAP {
                 0 => 0,
                 _ => from_scale(bytes[7]),
             },
-            directory: Window::from_be(&part(bytes, 8)),
-            buffer: Window::from_be(&part(bytes, 24)),
+            directory: Window::from_be(&octets_at(bytes, 8)),
+            buffer: Window::from_be(&octets_at(bytes, 24)),
         };
-        // With one entry, a new offer could overwrite one that the peer still uses.
+        // In a directory with one entry, a new offer could overwrite an offer still in use.
         if hello.credits == 0 || hello.buffer.len == 0 || hello.directory.len < 2 {
             return Err(BadHello::Unusable);
         }
@@ -193,14 +195,14 @@ const CONTROL_KEEPALIVE: u32 = 1;
 const CONTROL_SHUTDOWN: u32 = 2;
 const VALUE: u32 = (1 << 29) - 1;
 
-/// A message: three bits of kind, 29 bits of value.
+/// A message: three bits for the kind, 29 bits for the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Message {
     /// The sender wrote this many further octets.
     Data(u32),
-    /// Raises the limit of data messages to this number; the directory may have a new entry.
+    /// Raises the limit of data messages to this number. The directory may have a new offer.
     Credit(u16),
-    /// This entry of the mapped buffers is new.
+    /// The sender wrote this entry for a mapped buffer.
     Mapping(u32),
     /// The sender stops reading and writing.
     Disconnect,
@@ -278,9 +280,9 @@ mod tests {
         let good = HELLO.encode();
         assert_eq!(Hello::decode(&good[..39]), Err(BadHello::Foreign));
         assert_eq!(Hello::decode(&[]), Err(BadHello::Foreign));
-        let with = |at: usize, value: u8| {
+        let with = |offset: usize, value: u8| {
             let mut bytes = good;
-            bytes[at] = value;
+            bytes[offset] = value;
             Hello::decode(&bytes)
         };
         assert_eq!(with(0, 2), Err(BadHello::Foreign));
@@ -334,7 +336,7 @@ mod tests {
             let bytes = raw.to_ne_bytes();
             assert_eq!(Message::decode(bytes).encode(), bytes, "{raw:#x}");
         }
-        // Peers add with more than 16 bits before they send.
+        // Peers may send a sum of more than 16 bits.
         assert_eq!(
             Message::decode(0x8001_0005u32.to_ne_bytes()),
             Message::Credit(5)

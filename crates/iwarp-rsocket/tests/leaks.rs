@@ -1,7 +1,7 @@
-//! Leak test: each way to end an rsocket is repeated, and descriptors, heap and mappings must be
-//! what they were before.
+//! Leak test: repeats each way to end an rsocket. The process must not use more descriptors, heap
+//! and mappings than before.
 //!
-//! All three belong to the process, so this is one test. It is a program of its own because it
+//! All three belong to the process, so there is a single test. It is a separate program, because it
 //! replaces the allocator.
 
 #[path = "it/common/mod.rs"]
@@ -21,50 +21,50 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Counts the bytes of the process's heap that are in use.
-struct Counting;
+struct CountingAllocator;
 
 static IN_USE: AtomicIsize = AtomicIsize::new(0);
 
 // SAFETY: forwards everything to the system's allocator; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         IN_USE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Repetitions. A refused attempt is retried after 100 ms, so there are fewer of those.
+/// Repetitions. Fewer for refused attempts, which are repeated after 100 ms.
 const ROUNDS: usize = 250;
 const SLOW_ROUNDS: usize = 10;
-/// Allowed growth of the heap that does not depend on the rounds, such as that of hash tables.
+/// Allowed growth of the heap, independent of the number of rounds: for example hash tables.
 const SLACK: isize = 96 << 10;
-/// Allowed growth of the heap per round. Timers of closed connections are not cancelled, but kept
-/// until they expire. A leaked identifier takes 60 KiB.
+/// Allowed growth of the heap per round: timers of closed connections stay until they expire. A
+/// leaked identifier takes 60 KiB.
 const SLACK_PER_ROUND: isize = 2 << 10;
-/// A peer that does not close keeps a connection for 5 s after the farewell.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for closed connections. They may last 5 s after the farewell if the peer does not close.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Allowed growth of the address space that does not depend on the rounds, in bytes.
+/// Allowed growth of the address space in bytes, independent of the number of rounds.
 const SLACK_MAPPED: usize = 8 << 20;
 
 #[derive(Debug, Clone, Copy)]
-struct Used {
+struct Usage {
     descriptors: usize,
     heap: isize,
     mapped: usize,
 }
 
-impl Used {
+impl Usage {
     fn now() -> Self {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: usize = statm.split(' ').next().unwrap().parse().unwrap();
@@ -116,7 +116,7 @@ impl Server {
     }
 }
 
-fn begins(client: &Rs, to: SocketAddr) {
+fn begin_connect(client: &Rs, to: SocketAddr) {
     client.nonblocking();
     let result = rs::connect(client.0, to);
     assert!(
@@ -125,21 +125,21 @@ fn begins(client: &Rs, to: SocketAddr) {
     );
 }
 
-fn resets(socket: &Rs) {
+fn set_zero_linger(socket: &Rs) {
     let on = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
     rs::set_option(socket.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
 }
 
-fn reads_to_end(socket: &Rs) {
+fn read_to_end(socket: &Rs) {
     let mut sink = [0; 4096];
     while rs::recv(socket.0, &mut sink, 0).is_ok_and(|n| n > 0) {}
 }
 
-type Way = (&'static str, usize, fn(&Server));
+type Scenario = (&'static str, usize, fn(&Server));
 
-/// The ways to end an rsocket. Values alive at the end of a row are closed there, the last one
-/// first.
-const WAYS: &[Way] = &[
+/// The ways to end an rsocket. Sockets still alive at the end of a scenario are closed there, the
+/// newest first.
+const SCENARIOS: &[Scenario] = &[
     ("close an unused socket", ROUNDS, |_| drop(Rs::new())),
     ("close a listener", ROUNDS, |_| drop(listener(|_| {}))),
     ("refused", SLOW_ROUNDS, |server| {
@@ -159,29 +159,29 @@ const WAYS: &[Way] = &[
         }
     }),
     ("close during a refused attempt", ROUNDS, |server| {
-        begins(&Rs::new(), server.closed);
+        begin_connect(&Rs::new(), server.closed);
     }),
     ("close during an attempt", ROUNDS, |server| {
-        begins(&Rs::new(), server.address);
+        begin_connect(&Rs::new(), server.address);
         server.drain();
     }),
     (
         "close during an attempt to a TCP server",
         ROUNDS,
         |server| {
-            begins(&Rs::new(), server.foreign.local_addr().unwrap());
+            begin_connect(&Rs::new(), server.foreign.local_addr().unwrap());
             drop(server.foreign.accept().unwrap());
         },
     ),
     ("client closes first", ROUNDS, |server| {
         let (client, accepted) = server.pair();
         drop(client);
-        reads_to_end(&accepted);
+        read_to_end(&accepted);
     }),
     ("server closes first", ROUNDS, |server| {
         let (client, accepted) = server.pair();
         drop(accepted);
-        reads_to_end(&client);
+        read_to_end(&client);
     }),
     ("both close without reading the end", ROUNDS, |server| {
         drop(server.pair());
@@ -199,17 +199,17 @@ const WAYS: &[Way] = &[
     }),
     ("linger of zero seconds", ROUNDS, |server| {
         let (client, accepted) = server.pair();
-        resets(&client);
+        set_zero_linger(&client);
         drop(client);
-        reads_to_end(&accepted);
+        read_to_end(&accepted);
     }),
     ("both shut down the sending side", ROUNDS, |server| {
         let (client, accepted) = server.pair();
         for socket in [&client, &accepted] {
             rs::shutdown(socket.0, libc::SHUT_WR).unwrap();
         }
-        reads_to_end(&client);
-        reads_to_end(&accepted);
+        read_to_end(&client);
+        read_to_end(&accepted);
     }),
     ("both shut down both sides", ROUNDS, |server| {
         let (client, accepted) = server.pair();
@@ -238,12 +238,12 @@ const WAYS: &[Way] = &[
     }),
 ];
 
-/// Waits, for a bounded time, until no more is in use than `before`. Returns what is in use then.
-fn settled(before: Used, rounds: usize) -> Used {
+/// Waits until the usage does not exceed `before`, or until a timeout. Returns the usage then.
+fn wait_until_settled(before: Usage, rounds: usize) -> Usage {
     let start = Instant::now();
     loop {
-        let now = Used::now();
-        if !now.exceeds(before, rounds) || start.elapsed() > PATIENCE {
+        let now = Usage::now();
+        if !now.exceeds(before, rounds) || start.elapsed() > SETTLE_TIMEOUT {
             return now;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -251,23 +251,23 @@ fn settled(before: Used, rounds: usize) -> Used {
 }
 
 #[test]
-fn no_way_to_end_leaks() {
+fn ending_rsockets_leaks_nothing() {
     // SAFETY: sets the C library's allocator to one arena, because a new one takes 64 MiB.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     let server = Server::new();
     let mut leaks = Vec::new();
-    for (name, rounds, end) in WAYS {
-        // Pools and tables grow to their final sizes.
+    for (name, rounds, end) in SCENARIOS {
+        // Let pools and tables grow to their final sizes.
         for _ in 0..*rounds {
             end(&server);
         }
-        // Pools may still grow once, because threads met in another order. A leak grows each time.
+        // Pools may still grow once, depending on the timing of threads. A leak grows each time.
         let grown = (0..2).map(|_| {
-            let before = quiet();
+            let before = wait_until_stable();
             for _ in 0..*rounds {
                 end(&server);
             }
-            let after = settled(before, *rounds);
+            let after = wait_until_settled(before, *rounds);
             println!("{name}: {rounds} rounds: {before:?}, then {after:?}");
             (before, after)
         });
@@ -281,12 +281,12 @@ fn no_way_to_end_leaks() {
     assert!(leaks.is_empty(), "{}", leaks.join("\n"));
 }
 
-fn quiet() -> Used {
+fn wait_until_stable() -> Usage {
     let start = Instant::now();
-    let mut last = Used::now();
-    while start.elapsed() < PATIENCE {
+    let mut last = Usage::now();
+    while start.elapsed() < SETTLE_TIMEOUT {
         std::thread::sleep(Duration::from_millis(300));
-        let now = Used::now();
+        let now = Usage::now();
         if now.descriptors == last.descriptors && now.heap == last.heap {
             break;
         }

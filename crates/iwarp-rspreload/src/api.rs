@@ -1,7 +1,7 @@
 //! The functions that this library calls: the C library's, and librdmacm's rsocket functions.
 //!
-//! Invariant of the `unsafe` code: `dlsym` returns the function of the given name, and its type
-//! here is that of its manual page.
+//! Invariant of the `unsafe` code: `dlsym` returns the function with the given name, and the type
+//! declared here is the type in its manual page.
 
 use libc::{
     c_char, c_int, c_long, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd,
@@ -16,17 +16,18 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f`; this thread creates ordinary sockets meanwhile. Calls of librdmacm need this, because
-/// it uses ordinary sockets itself.
-pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
+/// Runs `f`. While it runs, this thread creates ordinary sockets. All calls of librdmacm need this,
+/// because librdmacm uses ordinary sockets.
+pub(crate) fn bypassed<R>(f: impl FnOnce() -> R) -> R {
     let before = INSIDE.replace(true);
     let result = f();
     INSIDE.set(before);
     result
 }
 
-/// Returns `true` if sockets are ordinary: in [`inside`], and on the threads of librdmacm.
-pub(crate) fn is_inside() -> bool {
+/// Returns `true` if this thread must create ordinary sockets: it is in [`bypassed`], or it is a
+/// thread of librdmacm.
+pub(crate) fn is_bypassed() -> bool {
     if INSIDE.get() {
         return true;
     }
@@ -36,8 +37,8 @@ pub(crate) fn is_inside() -> bool {
     name.starts_with(b"iwarp-")
 }
 
-/// Returns the function that the name has without this library, or null. Stores it in `cache`.
-fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+/// Returns the next library's function of this name, or null. Stores it in `cache`.
+fn next_symbol(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
@@ -55,13 +56,13 @@ macro_rules! c_library {
             $(
                 pub(crate) unsafe fn $name($($arg: $t),*) -> $r {
                     static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-                    let f = next(&CACHE, $text);
+                    let f = next_symbol(&CACHE, $text);
                     if f.is_null() {
                         return crate::fail(libc::ENOSYS) as $r;
                     }
-                    // SAFETY: the file's invariant.
+                    // SAFETY: see the invariant at the top of the file.
                     let f: unsafe extern "C" fn($($t),*) -> $r = unsafe { std::mem::transmute(f) };
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { f($($arg),*) }
                 }
             )*
@@ -152,7 +153,7 @@ macro_rules! rsockets {
                             return None;
                         }
                         type F = unsafe extern "C" fn($($t),*) -> $r;
-                        // SAFETY: the file's invariant.
+                        // SAFETY: see the invariant at the top of the file.
                         unsafe { std::mem::transmute::<*mut c_void, F>(f) }
                     },)*
                 })
@@ -189,41 +190,41 @@ rsockets! {
 }
 
 rsockets! {
-    /// The functions for sets, which older libraries lack.
+    /// The functions for `repoll` sets, which older versions of librdmacm do not have.
     Repoll;
     create, c"repoll_create", (c_int) -> c_int;
     ctl, c"repoll_ctl", (c_int, c_int, c_int, *mut epoll_event) -> c_int;
     wait, c"repoll_wait", (c_int, *mut epoll_event, c_int, c_int) -> c_int;
 }
 
-/// Returns the loaded functions; loads them first if necessary. Threads that start simultaneously
-/// load them twice, which is harmless. A lock could stay locked in a forked child.
-fn loaded<T>(kept: &AtomicPtr<Option<T>>, load: fn() -> Option<T>) -> Option<&'static T> {
+/// Returns the functions in `cache`, and loads them first if necessary. Several threads may load
+/// them at the same time. A lock would avoid that, but it could stay locked in a forked child.
+fn cached_or_load<T>(cache: &AtomicPtr<Option<T>>, load: fn() -> Option<T>) -> Option<&'static T> {
     // SAFETY: null, or a value that is never freed.
-    if let Some(known) = unsafe { kept.load(Ordering::Acquire).as_ref() } {
+    if let Some(known) = unsafe { cache.load(Ordering::Acquire).as_ref() } {
         return known.as_ref();
     }
     let new = Box::leak(Box::new(load()));
-    kept.store(new, Ordering::Release);
+    cache.store(new, Ordering::Release);
     new.as_ref()
 }
 
-/// Returns librdmacm's functions, or `None` if the loader finds no complete library. Call this only
-/// [`inside`], because loading may create sockets.
+/// Returns librdmacm's functions, or `None` if the library or one of its functions is missing. Must
+/// be called in [`bypassed`], because loading may create sockets.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     static RDMA: AtomicPtr<Option<Rdma>> = AtomicPtr::new(null_mut());
-    loaded(&RDMA, Rdma::load)
+    cached_or_load(&RDMA, Rdma::load)
 }
 
-/// Returns the functions for sets, as [`rdma`] does.
+/// Returns the functions for `repoll` sets, as [`rdma`] does.
 pub(crate) fn repoll() -> Option<&'static Repoll> {
     static REPOLL: AtomicPtr<Option<Repoll>> = AtomicPtr::new(null_mut());
-    loaded(&REPOLL, Repoll::load)
+    cached_or_load(&REPOLL, Repoll::load)
 }
 
-/// Calls an rsocket function if the descriptor is a placeholder for an rsocket.
+/// Calls `f` with the rsocket if the descriptor is a placeholder. Otherwise returns `None`.
 pub(crate) fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
     let socket = crate::table::find(fd)?;
-    let rdma = inside(rdma)?;
-    Some(inside(|| f(rdma, socket)))
+    let rdma = bypassed(rdma)?;
+    Some(bypassed(|| f(rdma, socket)))
 }

@@ -1,10 +1,10 @@
-//! The administrator's file `/etc/rdma/rsocket/preload_config`: which sockets of which programs
+//! The administrator's file `/etc/rdma/rsocket/preload_config`, which selects the sockets that
 //! become rsockets.
 //!
 //! A line has four words: the beginning of a program's name, a domain (`INET`, `INET6`), a type
-//! (`STREAM`, `DGRAM`) and a protocol (`TCP`, `UDP`). `*` matches any. The words may have the
-//! prefixes `AF_`, `PF_`, `SOCK_` and `IPPROTO_`, in any case. `#` begins a comment. Without valid
-//! lines, every socket that can be an rsocket becomes one.
+//! (`STREAM`, `DGRAM`) and a protocol (`TCP`, `UDP`). `*` matches any value. The words may have the
+//! prefixes `AF_`, `PF_`, `SOCK_` and `IPPROTO_`, and are not case-sensitive. A line that begins
+//! with `#` is a comment. If the file has no valid line, every suitable socket becomes an rsocket.
 
 use libc::c_int;
 use std::ptr::null_mut;
@@ -20,15 +20,15 @@ struct Rule {
     protocol: Option<c_int>,
 }
 
-/// Returns a word's value, `Some(None)` for any value, or `None` if the word is unknown.
-fn value(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
+/// Parses a word. Returns `Some(None)` if any value matches, and `None` if the word is unknown.
+fn parse_word(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
     }
     let word = word.to_ascii_uppercase();
-    let bare = prefixes.iter().find_map(|prefix| word.strip_prefix(prefix));
-    let bare = bare.unwrap_or(&word);
-    let known = names.iter().find(|(name, _)| *name == bare);
+    let name = prefixes.iter().find_map(|prefix| word.strip_prefix(prefix));
+    let name = name.unwrap_or(&word);
+    let known = names.iter().find(|(known, _)| *known == name);
     known.map(|(_, value)| Some(*value))
 }
 
@@ -40,7 +40,7 @@ impl Rule {
         let mut words = line.split_whitespace();
         let mut next = || words.next();
         let (program, domain, ty, protocol) = (next()?, next()?, next()?, next()?);
-        // InfiniBand's domains are valid, but match no socket of this library.
+        // The InfiniBand domain is valid, but matches no socket of this library.
         let domains = [
             ("INET", libc::AF_INET),
             ("INET6", libc::AF_INET6),
@@ -50,20 +50,20 @@ impl Rule {
         let protocols = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
         Some(Self {
             program: (program != "*").then(|| program.to_ascii_lowercase()),
-            domain: value(domain, &["AF_", "PF_"], &domains)?,
-            ty: value(ty, &["SOCK_"], &types)?,
-            protocol: value(protocol, &["IPPROTO_"], &protocols)?,
+            domain: parse_word(domain, &["AF_", "PF_"], &domains)?,
+            ty: parse_word(ty, &["SOCK_"], &types)?,
+            protocol: parse_word(protocol, &["IPPROTO_"], &protocols)?,
         })
     }
 
-    fn admits(&self, program: &str, domain: c_int, ty: c_int, protocol: c_int) -> bool {
-        let is = |wanted: Option<c_int>, value| wanted.is_none_or(|wanted| wanted == value);
+    fn matches_socket(&self, program: &str, domain: c_int, ty: c_int, protocol: c_int) -> bool {
+        let matches = |wanted: Option<c_int>, value| wanted.is_none_or(|wanted| wanted == value);
         let program = program.to_ascii_lowercase();
-        let named = self.program.as_ref();
-        named.is_none_or(|name| program.starts_with(name.as_str()))
-            && is(self.domain, domain)
-            && is(self.ty, ty)
-            && is(self.protocol, protocol)
+        let prefix = self.program.as_ref();
+        prefix.is_none_or(|name| program.starts_with(name.as_str()))
+            && matches(self.domain, domain)
+            && matches(self.ty, ty)
+            && matches(self.protocol, protocol)
     }
 }
 
@@ -71,14 +71,14 @@ fn rules(text: &str) -> Vec<Rule> {
     text.lines().filter_map(Rule::parse).collect()
 }
 
-fn admitted(rules: &[Rule], program: &str, domain: c_int, ty: c_int, protocol: c_int) -> bool {
+fn is_selected(rules: &[Rule], program: &str, domain: c_int, ty: c_int, protocol: c_int) -> bool {
     let protocol = match (protocol, ty) {
         (0, libc::SOCK_STREAM) => libc::IPPROTO_TCP,
         (0, libc::SOCK_DGRAM) => libc::IPPROTO_UDP,
         (protocol, _) => protocol,
     };
-    let admits = |rule: &Rule| rule.admits(program, domain, ty, protocol);
-    rules.is_empty() || rules.iter().any(admits)
+    let matches_socket = |rule: &Rule| rule.matches_socket(program, domain, ty, protocol);
+    rules.is_empty() || rules.iter().any(matches_socket)
 }
 
 struct Config {
@@ -92,8 +92,8 @@ fn config() -> &'static Config {
     if let Some(known) = unsafe { CONFIG.load(Ordering::Acquire).as_ref() } {
         return known;
     }
-    // Threads that start simultaneously read the file twice. A lock could stay locked in a forked
-    // child.
+    // Several threads may read the file at the same time. A lock would avoid that, but it could
+    // stay locked in a forked child.
     let text = std::fs::read_to_string(PATH).unwrap_or_default();
     let program = std::env::args_os().next().unwrap_or_default();
     let program = std::path::Path::new(&program).file_name();
@@ -106,10 +106,10 @@ fn config() -> &'static Config {
     read
 }
 
-/// Returns `true` if such a socket of this program becomes an rsocket.
-pub(crate) fn admits(domain: c_int, ty: c_int, protocol: c_int) -> bool {
+/// Returns `true` if sockets of this kind become rsockets in this program.
+pub(crate) fn selects(domain: c_int, ty: c_int, protocol: c_int) -> bool {
     let config = config();
-    admitted(&config.rules, &config.program, domain, ty, protocol)
+    is_selected(&config.rules, &config.program, domain, ty, protocol)
 }
 
 #[cfg(test)]
@@ -142,11 +142,11 @@ mod tests {
     #[test]
     fn sockets_need_matching_rule() {
         let decide = |text: &str, program, domain, ty, protocol| {
-            admitted(&rules(text), program, domain, ty, protocol)
+            is_selected(&rules(text), program, domain, ty, protocol)
         };
         assert!(decide("", "nc", INET, STREAM, 0));
         assert!(decide("# nothing\n", "nc", INET, STREAM, 0));
-        // A name's beginning suffices.
+        // A rule contains the beginning of the name.
         assert!(decide("IPERF * * *", "iperf3", INET, STREAM, 0));
         assert!(!decide("iperf3 * * *", "iperf", INET, STREAM, 0));
         assert!(!decide("iperf * * *", "nc", INET, STREAM, 0));

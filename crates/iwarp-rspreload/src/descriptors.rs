@@ -1,17 +1,17 @@
 //! Functions on descriptors: closing, duplicating, flags.
 
-use crate::api::{inside, on_rsocket, rdma, real};
-use crate::transfer::readable;
+use crate::api::{bypassed, on_rsocket, rdma, real};
+use crate::transfer::readable_bytes;
 use crate::{epoll, fail, fork, table};
 use libc::{c_int, c_long, c_void};
 
 /// Removes the placeholder `fd`. Closes the rsocket if it was the last placeholder.
 fn release(fd: c_int) -> c_int {
     if let Some((socket, true)) = table::remove(fd)
-        && let Some(rdma) = inside(rdma)
+        && let Some(rdma) = bypassed(rdma)
     {
         // SAFETY: the rsocket has no placeholder any more.
-        return inside(|| unsafe { (rdma.close)(socket) });
+        return bypassed(|| unsafe { (rdma.close)(socket) });
     }
     0
 }
@@ -20,7 +20,7 @@ fn release(fd: c_int) -> c_int {
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let ours = table::find(fd).is_some();
     let result = if ours { release(fd) } else { 0 };
-    epoll::closed(fd);
+    epoll::close_companion(fd);
     fork::forget(fd);
     // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread
     // cannot get its number while it is still a placeholder.
@@ -28,10 +28,11 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if ours { result } else { closed }
 }
 
-/// Makes `to`, a copy of `from`, a placeholder for the same rsocket, if any. Returns `to`.
-fn copied(from: c_int, to: c_int) -> c_int {
+/// If `from` is a placeholder, makes its copy `to` a placeholder for the same rsocket. Returns
+/// `to`.
+fn share_placeholder(from: c_int, to: c_int) -> c_int {
     if to >= 0 {
-        fork::copied(from, to);
+        fork::copy_state(from, to);
     }
     if to >= 0
         && let Some(socket) = table::find(from)
@@ -47,7 +48,7 @@ fn copied(from: c_int, to: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the contract of the C function.
-    copied(fd, unsafe { real::dup(fd) })
+    share_placeholder(fd, unsafe { real::dup(fd) })
 }
 
 #[unsafe(no_mangle)]
@@ -66,14 +67,14 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     unsafe { replace(from, to, || real::dup3(from, to, flags)) }
 }
 
-/// Runs `f`, a `dup2` or `dup3` of `from` to `to`. Releases the rsocket of `to`.
+/// Runs `f`, which is a `dup2` or `dup3` of `from` to `to`. Releases the previous rsocket of `to`.
 unsafe fn replace(from: c_int, to: c_int, f: impl FnOnce() -> c_int) -> c_int {
     let new = f();
     if new >= 0 {
         release(to);
-        epoll::closed(to);
+        epoll::close_companion(to);
     }
-    copied(from, new)
+    share_placeholder(from, new)
 }
 
 #[unsafe(no_mangle)]
@@ -88,11 +89,11 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
         }
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             // SAFETY: no pointers.
-            return copied(fd, unsafe { real::fcntl(fd, command, argument) });
+            return share_placeholder(fd, unsafe { real::fcntl(fd, command, argument) });
         }
         _ => {}
     }
-    // SAFETY: the contract of the C function. `FD_CLOEXEC` belongs to the `/dev/null` descriptor.
+    // SAFETY: the contract of the C function. `FD_CLOEXEC` is a flag of the placeholder itself.
     unsafe { real::fcntl(fd, command, argument) }
 }
 
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn fstat64(fd: c_int, to: *mut libc::stat64) -> c_int {
     }
 }
 
-/// What `fstat` calls in the C library's headers before version 2.33.
+/// `fstat` in programs built with the C library's headers before version 2.33.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __fxstat(_version: c_int, fd: c_int, to: *mut libc::stat) -> c_int {
     // SAFETY: the contract of the C function. On 64-bit machines the structure has one version.
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn __fxstat(_version: c_int, fd: c_int, to: *mut libc::sta
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __fxstat64(_version: c_int, fd: c_int, to: *mut libc::stat64) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: as in `__fxstat`.
     unsafe { fstat64(fd, to) }
 }
 
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: libc::Ioctl, argument: *mut c
                 )
             }
         }
-        libc::FIONREAD => match readable(fd) {
+        libc::FIONREAD => match readable_bytes(fd) {
             n @ 0.. => {
                 // SAFETY: the contract of the C function: an integer.
                 unsafe { argument.cast::<c_int>().write(n) };

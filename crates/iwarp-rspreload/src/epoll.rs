@@ -1,13 +1,13 @@
 //! `epoll` over any mixture of rsockets and other descriptors.
 //!
-//! The program's set remains a set of the kernel with all ordinary descriptors. When the first
-//! rsocket is added, a companion set of librdmacm (`repoll`) is created, which contains the
-//! rsockets and the kernel's set itself. A wait then waits for the companion, and takes events of
-//! ordinary descriptors from the kernel's set.
+//! The program's set stays a kernel set, with all ordinary descriptors. When the first rsocket is
+//! added, a companion set of librdmacm (`repoll`) is created, which contains the rsockets and the
+//! kernel set. A wait then uses the companion set, and reads events of ordinary descriptors from
+//! the kernel set.
 //!
 //! As in rdma-core, events of rsockets are level-triggered: `EPOLLET` has no effect on them.
 
-use crate::api::{Repoll, inside, rdma, real, repoll};
+use crate::api::{Repoll, bypassed, rdma, real, repoll};
 use crate::waiting::masked;
 use crate::{errno, fail, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -20,14 +20,16 @@ use std::time::{Duration, Instant};
 const MAX: usize = 1 << 16;
 const EVENTS_MAX: usize = 4096;
 
-/// The kernel set's user data in the companion set. Those of rsockets are placeholder descriptors.
+/// User data of the kernel set in the companion set. The user data of an rsocket is its
+/// placeholder.
 const KERNEL: u64 = u64::MAX;
 
-/// A set with rsockets. It is never freed, but reused for the next set with the same descriptor.
+/// A set with rsockets. It is never freed, but used again for the next set with the same
+/// descriptor.
 struct Set {
     /// The companion set; -1 if there is none.
     repoll: AtomicI32,
-    process: c_int,
+    pid: c_int,
     /// The program's user data for each rsocket.
     values: Mutex<BTreeMap<c_int, u64>>,
 }
@@ -40,7 +42,7 @@ impl Set {
     }
 }
 
-fn process() -> c_int {
+fn pid() -> c_int {
     // SAFETY: returns a number and has no effect.
     unsafe { libc::getpid() }
 }
@@ -49,17 +51,17 @@ fn slot(epfd: c_int) -> Option<&'static AtomicPtr<Set>> {
     SETS.get(usize::try_from(epfd).ok()?)
 }
 
-/// Returns the entry for a descriptor if this process owns it.
-fn entry(epfd: c_int) -> Option<&'static Set> {
+/// Returns the set of a descriptor if this process created it.
+fn own_set(epfd: c_int) -> Option<&'static Set> {
     // SAFETY: null, or a set that is never freed.
     let set = unsafe { slot(epfd)?.load(Ordering::Acquire).as_ref() }?;
     // A forked child cannot use the rsockets that its parent added.
-    (set.process == process()).then_some(set)
+    (set.pid == pid()).then_some(set)
 }
 
 /// Returns a set and its companion, if there is one.
 fn find(epfd: c_int) -> Option<(&'static Set, c_int)> {
-    let set = entry(epfd)?;
+    let set = own_set(epfd)?;
     let number = set.repoll.load(Ordering::Acquire);
     (number >= 0).then_some((set, number))
 }
@@ -69,17 +71,17 @@ fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_in
     if let Some(found) = find(epfd) {
         return Some(found);
     }
-    let set = entry(epfd).or_else(|| {
+    let set = own_set(epfd).or_else(|| {
         let new = Box::leak(Box::new(Set {
             repoll: AtomicI32::new(-1),
-            process: process(),
+            pid: pid(),
             values: Mutex::default(),
         }));
         slot(epfd)?.store(new, Ordering::Release);
         Some(&*new)
     })?;
     // SAFETY: no pointers.
-    let number = inside(|| unsafe { (functions.create)(libc::EPOLL_CLOEXEC) });
+    let number = bypassed(|| unsafe { (functions.create)(libc::EPOLL_CLOEXEC) });
     if number < 0 {
         return None;
     }
@@ -87,13 +89,13 @@ fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_in
         events: libc::EPOLLIN as u32,
         u64: KERNEL,
     };
-    // Only a set answers ENOENT, because the new set is not in it.
-    // SAFETY: there is no event.
+    // Only an epoll set fails with ENOENT, because the new set is not in it.
+    // SAFETY: EPOLL_CTL_DEL ignores the event.
     let probed = unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, number, null_mut()) };
     let is_set = probed != 0 && errno() == libc::ENOENT;
     let added = is_set.then(|| {
         // SAFETY: the event is valid.
-        inside(|| unsafe { (functions.ctl)(number, libc::EPOLL_CTL_ADD, epfd, &raw mut event) })
+        bypassed(|| unsafe { (functions.ctl)(number, libc::EPOLL_CTL_ADD, epfd, &raw mut event) })
     });
     if added == Some(0)
         && set
@@ -103,29 +105,29 @@ fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_in
     {
         return Some((set, number));
     }
-    let why = errno();
-    // Another thread was faster, or the descriptor is not a set.
-    if let Some(rdma) = inside(rdma) {
+    let error = errno();
+    // Another thread has created a companion, or the descriptor is not an epoll set.
+    if let Some(rdma) = bypassed(rdma) {
         // SAFETY: the new set is not in use.
-        inside(|| unsafe { (rdma.close)(number) });
+        bypassed(|| unsafe { (rdma.close)(number) });
     }
     let found = find(epfd);
     if found.is_none() {
-        fail(why);
+        fail(error);
     }
     found
 }
 
 /// Closes the companion when the program closes a set's descriptor.
-pub(crate) fn closed(epfd: c_int) {
-    let Some(set) = entry(epfd) else { return };
+pub(crate) fn close_companion(epfd: c_int) {
+    let Some(set) = own_set(epfd) else { return };
     let number = set.repoll.swap(-1, Ordering::AcqRel);
     set.values().clear();
     if number >= 0
-        && let Some(rdma) = inside(rdma)
+        && let Some(rdma) = bypassed(rdma)
     {
-        // SAFETY: the set's descriptor is closed.
-        inside(|| unsafe { (rdma.close)(number) });
+        // SAFETY: the companion is not in use any more.
+        bypassed(|| unsafe { (rdma.close)(number) });
     }
 }
 
@@ -136,7 +138,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    let (Some(socket), Some(functions)) = (table::find(fd), inside(repoll)) else {
+    let (Some(socket), Some(functions)) = (table::find(fd), bypassed(repoll)) else {
         // SAFETY: the contract of the C function.
         return unsafe { real::epoll_ctl(epfd, op, fd, event) };
     };
@@ -144,31 +146,31 @@ pub unsafe extern "C" fn epoll_ctl(
         return -1;
     };
     // SAFETY: the contract of the C function.
-    let given = unsafe { event.as_ref() }.copied();
+    let original = unsafe { event.as_ref() }.copied();
     let mut translated = epoll_event {
-        events: given.map_or(0, |event| event.events),
+        events: original.map_or(0, |event| event.events),
         u64: fd as u64,
     };
-    let event = match given {
+    let event = match original {
         Some(_) => &raw mut translated,
         None => null_mut(),
     };
-    // Locked first, because a wait in another thread may get the event immediately.
+    // Lock before the call, because another thread may receive the event immediately.
     let mut values = set.values();
     // SAFETY: the event is null or valid.
-    let result = inside(|| unsafe { (functions.ctl)(number, op, socket, event) });
+    let result = bypassed(|| unsafe { (functions.ctl)(number, op, socket, event) });
     if result == 0 {
-        match (op, given) {
+        match (op, original) {
             (libc::EPOLL_CTL_DEL, _) => drop(values.remove(&fd)),
-            (_, Some(given)) => drop(values.insert(fd, given.u64)),
+            (_, Some(original)) => drop(values.insert(fd, original.u64)),
             _ => {}
         }
     }
     result
 }
 
-/// Waits for events of a set with rsockets and writes them to `to`, which has room for at least
-/// one. Returns as `epoll_wait` does.
+/// Waits for events of a set with rsockets, and writes them to `to`, which must not be empty.
+/// Returns as `epoll_wait` does.
 fn wait(
     functions: &Repoll,
     epfd: c_int,
@@ -179,13 +181,13 @@ fn wait(
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut found = vec![epoll_event { events: 0, u64: 0 }; to.len().min(EVENTS_MAX)];
     loop {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // Rounded up, so that waits below a millisecond do not spin.
-        let ms = left.map_or(-1, |left| {
-            c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // Round up, so that a timeout below a millisecond does not spin.
+        let ms = remaining.map_or(-1, |remaining| {
+            c_int::try_from(remaining.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
         });
         // SAFETY: there is room for this many events.
-        let n = inside(|| unsafe {
+        let n = bypassed(|| unsafe {
             (functions.wait)(number, found.as_mut_ptr(), found.len() as c_int, ms)
         });
         let Ok(n) = usize::try_from(n) else { return -1 };
@@ -204,26 +206,26 @@ fn wait(
         }
         drop(values);
         if kernel && written < to.len() {
-            let room = &mut to[written..];
+            let rest = &mut to[written..];
             // SAFETY: there is room for this many events.
-            let more = unsafe { real::epoll_wait(epfd, room.as_mut_ptr(), room.len() as c_int, 0) };
+            let more = unsafe { real::epoll_wait(epfd, rest.as_mut_ptr(), rest.len() as c_int, 0) };
             written += usize::try_from(more).unwrap_or(0);
         }
-        if written > 0 || left.is_some_and(|left| left.is_zero()) {
+        if written > 0 || remaining.is_some_and(|remaining| remaining.is_zero()) {
             return written as c_int;
         }
     }
 }
 
 /// Waits if the set has rsockets. Otherwise returns `None`.
-unsafe fn waited(
+unsafe fn wait_if_rsockets(
     epfd: c_int,
     to: *mut epoll_event,
     max: c_int,
     timeout: Option<Duration>,
 ) -> Option<c_int> {
     let set = find(epfd)?;
-    let functions = inside(repoll)?;
+    let functions = bypassed(repoll)?;
     let Some(max) = usize::try_from(max).ok().filter(|max| *max > 0) else {
         return Some(fail(libc::EINVAL));
     };
@@ -235,7 +237,7 @@ unsafe fn waited(
     Some(wait(functions, epfd, set, to, timeout))
 }
 
-fn limit(timeout: c_int) -> Option<Duration> {
+fn timeout_from_ms(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
@@ -248,7 +250,7 @@ pub unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     // SAFETY: the contract of the C function.
     unsafe {
-        waited(epfd, to, max, limit(timeout))
+        wait_if_rsockets(epfd, to, max, timeout_from_ms(timeout))
             .unwrap_or_else(|| real::epoll_wait(epfd, to, max, timeout))
     }
 }
@@ -268,7 +270,8 @@ pub unsafe extern "C" fn epoll_pwait(
     // SAFETY: the contract of the C function.
     unsafe {
         masked(mask, || {
-            waited(epfd, to, max, limit(timeout)).unwrap_or_else(|| fail(libc::EBADF))
+            wait_if_rsockets(epfd, to, max, timeout_from_ms(timeout))
+                .unwrap_or_else(|| fail(libc::EBADF))
         })
     }
 }
@@ -287,9 +290,9 @@ pub unsafe extern "C" fn epoll_pwait2(
     }
     // SAFETY: the contract of the C function.
     unsafe {
-        let limit = timeout.as_ref().map(crate::waiting::duration);
+        let timeout = timeout.as_ref().map(crate::waiting::duration);
         masked(mask, || {
-            waited(epfd, to, max, limit).unwrap_or_else(|| fail(libc::EBADF))
+            wait_if_rsockets(epfd, to, max, timeout).unwrap_or_else(|| fail(libc::EBADF))
         })
     }
 }

@@ -1,44 +1,44 @@
-//! `RDMAV_FORK_SAFE`: connections that are accepted or made before a fork may be used after it.
+//! `RDMAV_FORK_SAFE`: connections that are established before a fork may be used after it.
 //!
 //! An RDMA connection belongs to the process that created it. With this variable, a stream begins
-//! as a TCP connection, which a child inherits, and becomes an rsocket when it first sends or
-//! receives: the accepting end listens on a free port, sends its number, and accepts the other
-//! end's rsocket. Both ends need the variable, as in rdma-core. (rdma-core reuses the TCP
-//! connection's port, which is in use by TCP here.)
+//! as a TCP connection, which a child inherits. It becomes an rsocket when it first sends or
+//! receives: the accepting end listens with an rsocket on a free port, sends the port number over
+//! TCP, and accepts the other end's rsocket. Both ends need the variable, as in rdma-core.
+//! (rdma-core uses the port of the TCP connection again; here it is still in use by TCP.)
 //!
-//! As in rdma-core, waiting does not start the change: a server that polls before it reads waits
-//! for a client that waits for the server.
+//! As in rdma-core, polling does not create the rsocket. So a server that polls before it reads
+//! waits forever: the client, which sends first, waits for the server's port number.
 
-use crate::api::{Rdma, inside, rdma, real};
-use crate::placeholder::{become_rsocket, tune};
+use crate::api::{Rdma, bypassed, rdma, real};
+use crate::placeholder::{apply_size_options, become_rsocket};
 use crate::{errno, fail};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 const MAX: usize = 1 << 16;
-/// What the accepting end sends: four octets that no program begins with by chance, and the port.
+/// The accepting end sends these octets, with which programs are unlikely to begin, and the port.
 const MAGIC: [u8; 4] = [0, 0xf5, 0x6b, 0x0d];
 const MESSAGE_LEN: usize = 6;
-/// Time limit of the accepting end for the other end's rsocket.
-const PATIENCE_MS: c_int = 30_000;
+/// Timeout of the accepting end for the rsocket of the other end.
+const ACCEPT_TIMEOUT_MS: c_int = 30_000;
 
-const PLAIN: u8 = 0;
-/// A new socket, which may get any of the following states.
+const ORDINARY: u8 = 0;
+/// A new socket, which may change to any of the following states.
 const NEW: u8 = 1;
-const LISTENS: u8 = 2;
-/// A connecting end that has not been used.
+const LISTENING: u8 = 2;
+/// The connecting end of a connection that has not been used.
 const CONNECTED: u8 = 3;
-/// An accepting end that has not been used.
+/// The accepting end of a connection that has not been used.
 const ACCEPTED: u8 = 4;
 
-static STATES: [AtomicU8; MAX] = [const { AtomicU8::new(PLAIN) }; MAX];
+static STATES: [AtomicU8; MAX] = [const { AtomicU8::new(ORDINARY) }; MAX];
 
 fn slot(fd: c_int) -> Option<&'static AtomicU8> {
     STATES.get(usize::try_from(fd).ok()?)
 }
 
 fn state(fd: c_int) -> u8 {
-    slot(fd).map_or(PLAIN, |slot| slot.load(Ordering::Acquire))
+    slot(fd).map_or(ORDINARY, |slot| slot.load(Ordering::Acquire))
 }
 
 fn set(fd: c_int, state: u8) {
@@ -52,25 +52,25 @@ pub(crate) fn is_on() -> bool {
     value.trim().parse::<i32>().is_ok_and(|value| value != 0)
 }
 
-/// Records an ordinary socket that would otherwise be an rsocket.
-pub(crate) fn created(fd: c_int) {
+/// Records a new TCP socket that may become an rsocket later.
+pub(crate) fn set_new(fd: c_int) {
     set(fd, NEW);
 }
 
-pub(crate) fn listens(fd: c_int) {
+pub(crate) fn set_listening(fd: c_int) {
     if state(fd) == NEW {
-        set(fd, LISTENS);
+        set(fd, LISTENING);
     }
 }
 
-pub(crate) fn accepted(listener: c_int, fd: c_int) {
+pub(crate) fn set_accepted(listener: c_int, fd: c_int) {
     if fd >= 0 {
-        let is_ours = state(listener) == LISTENS;
-        set(fd, if is_ours { ACCEPTED } else { PLAIN });
+        let is_ours = state(listener) == LISTENING;
+        set(fd, if is_ours { ACCEPTED } else { ORDINARY });
     }
 }
 
-pub(crate) fn connects(fd: c_int) {
+pub(crate) fn set_connected(fd: c_int) {
     if state(fd) == NEW {
         set(fd, CONNECTED);
     }
@@ -78,36 +78,37 @@ pub(crate) fn connects(fd: c_int) {
 
 /// Clears the state of a descriptor that is closed or replaced.
 pub(crate) fn forget(fd: c_int) {
-    if state(fd) != PLAIN {
-        set(fd, PLAIN);
+    if state(fd) != ORDINARY {
+        set(fd, ORDINARY);
     }
 }
 
-/// Copies the state of `from` to its copy `to`. If one becomes an rsocket, the others remain TCP.
-pub(crate) fn copied(from: c_int, to: c_int) {
+/// Copies the state of `from` to its duplicate `to`. If one of them becomes an rsocket, the other
+/// stays a TCP socket.
+pub(crate) fn copy_state(from: c_int, to: c_int) {
     set(to, state(from));
 }
 
-/// Creates the RDMA connection at the first use of `fd`. On failure it remains a TCP connection.
+/// At the first use of `fd`, replaces its TCP connection by an rsocket. On failure, keeps TCP.
 pub(crate) fn first_use(fd: c_int) {
-    let side = state(fd);
-    if side != CONNECTED && side != ACCEPTED {
+    let state = state(fd);
+    if state != CONNECTED && state != ACCEPTED {
         return;
     }
-    set(fd, PLAIN);
+    set(fd, ORDINARY);
     let before = errno();
-    let Some(rdma) = inside(rdma) else { return };
-    // SAFETY: the descriptor of a connected TCP socket, which becomes a placeholder.
-    inside(|| unsafe {
-        // Blocking, because each end waits for the other one.
+    let Some(rdma) = bypassed(rdma) else { return };
+    // SAFETY: `fd` is the descriptor of a connected TCP socket.
+    bypassed(|| unsafe {
+        // Make the socket blocking, because each end waits for the other.
         let flags = real::fcntl(fd, libc::F_GETFL, 0);
         real::fcntl(fd, libc::F_SETFL, 0);
-        let made = match side {
-            ACCEPTED => invite(rdma, fd),
-            _ => follow(rdma, fd),
+        let socket_fd = match state {
+            ACCEPTED => accept_over_rsocket(rdma, fd),
+            _ => connect_over_rsocket(rdma, fd),
         };
         real::fcntl(fd, libc::F_SETFL, flags.into());
-        if let Some(socket) = made {
+        if let Some(socket) = socket_fd {
             (rdma.fcntl)(socket, libc::F_SETFL, flags.into());
             become_rsocket(rdma, fd, socket);
         }
@@ -115,20 +116,20 @@ pub(crate) fn first_use(fd: c_int) {
     fail(before);
 }
 
-struct Name {
+struct Address {
     address: sockaddr_storage,
     len: socklen_t,
 }
 
-impl Name {
+impl Address {
     unsafe fn of(get: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
-        let mut name = Self {
+        let mut address = Self {
             // SAFETY: zero is an address without a family.
             address: unsafe { std::mem::zeroed() },
             len: size_of::<sockaddr_storage>() as socklen_t,
         };
-        let done = get((&raw mut name.address).cast(), &raw mut name.len) == 0;
-        done.then_some(name)
+        let done = get((&raw mut address.address).cast(), &raw mut address.len) == 0;
+        done.then_some(address)
     }
 
     /// Returns the port in network byte order. Both families have it at the same offset.
@@ -142,30 +143,38 @@ impl Name {
     }
 }
 
-/// Listens beside an accepted TCP connection, and accepts the other end's rsocket.
-unsafe fn invite(rdma: &Rdma, fd: c_int) -> Option<c_int> {
+/// For an accepted TCP connection: creates a listening rsocket, and accepts the other end's
+/// rsocket.
+unsafe fn accept_over_rsocket(rdma: &Rdma, fd: c_int) -> Option<c_int> {
     // SAFETY: the pointers are to valid locals with their true lengths.
     unsafe {
-        let mut name = Name::of(|to, len| real::getsockname(fd, to, len))?;
-        *name.port() = 0;
-        let listener = (rdma.socket)(name.address.ss_family.into(), libc::SOCK_STREAM, 0);
+        let mut address = Address::of(|to, len| real::getsockname(fd, to, len))?;
+        *address.port() = 0;
+        let listener = (rdma.socket)(address.address.ss_family.into(), libc::SOCK_STREAM, 0);
         if listener < 0 {
             return None;
         }
-        tune(rdma, listener);
-        let accepted = invite_to(rdma, fd, listener, &name);
+        apply_size_options(rdma, listener);
+        let set_accepted = listen_and_accept(rdma, fd, listener, &address);
         (rdma.close)(listener);
-        accepted
+        set_accepted
     }
 }
 
-unsafe fn invite_to(rdma: &Rdma, fd: c_int, listener: c_int, name: &Name) -> Option<c_int> {
-    // SAFETY: as above.
+unsafe fn listen_and_accept(
+    rdma: &Rdma,
+    fd: c_int,
+    listener: c_int,
+    address: &Address,
+) -> Option<c_int> {
+    // SAFETY: the pointers are to valid locals with their true lengths.
     unsafe {
-        if (rdma.bind)(listener, name.as_ptr(), name.len) != 0 || (rdma.listen)(listener, 1) != 0 {
+        if (rdma.bind)(listener, address.as_ptr(), address.len) != 0
+            || (rdma.listen)(listener, 1) != 0
+        {
             return None;
         }
-        let mut bound = Name::of(|to, len| (rdma.getsockname)(listener, to, len))?;
+        let mut bound = Address::of(|to, len| (rdma.getsockname)(listener, to, len))?;
         let mut message = [0; MESSAGE_LEN];
         message[..4].copy_from_slice(&MAGIC);
         message[4..].copy_from_slice(&bound.port().to_ne_bytes());
@@ -178,7 +187,7 @@ unsafe fn invite_to(rdma: &Rdma, fd: c_int, listener: c_int, name: &Name) -> Opt
             events: libc::POLLIN,
             revents: 0,
         };
-        if (rdma.poll)(&raw mut set, 1, PATIENCE_MS) != 1 {
+        if (rdma.poll)(&raw mut set, 1, ACCEPT_TIMEOUT_MS) != 1 {
             return None;
         }
         let socket = (rdma.accept)(listener, std::ptr::null_mut(), std::ptr::null_mut());
@@ -186,26 +195,26 @@ unsafe fn invite_to(rdma: &Rdma, fd: c_int, listener: c_int, name: &Name) -> Opt
     }
 }
 
-/// Receives the port of the accepting end, and connects to it.
-unsafe fn follow(rdma: &Rdma, fd: c_int) -> Option<c_int> {
+/// For a connecting TCP connection: receives the accepting end's port, and connects an rsocket.
+unsafe fn connect_over_rsocket(rdma: &Rdma, fd: c_int) -> Option<c_int> {
     // SAFETY: the pointers are to valid locals with their true lengths.
     unsafe {
         let mut message = [0u8; MESSAGE_LEN];
         let to = message.as_mut_ptr().cast();
         let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
-        let no_name = (std::ptr::null_mut(), std::ptr::null_mut());
-        let got = real::recvfrom(fd, to, MESSAGE_LEN, flags, no_name.0, no_name.1);
+        let no_address = (std::ptr::null_mut(), std::ptr::null_mut());
+        let got = real::recvfrom(fd, to, MESSAGE_LEN, flags, no_address.0, no_address.1);
         if usize::try_from(got) != Ok(MESSAGE_LEN) || message[..4] != MAGIC {
             return None;
         }
-        real::recvfrom(fd, to, MESSAGE_LEN, 0, no_name.0, no_name.1);
-        let mut peer = Name::of(|to, len| real::getpeername(fd, to, len))?;
+        real::recvfrom(fd, to, MESSAGE_LEN, 0, no_address.0, no_address.1);
+        let mut peer = Address::of(|to, len| real::getpeername(fd, to, len))?;
         *peer.port() = u16::from_ne_bytes([message[4], message[5]]);
         let socket = (rdma.socket)(peer.address.ss_family.into(), libc::SOCK_STREAM, 0);
         if socket < 0 {
             return None;
         }
-        tune(rdma, socket);
+        apply_size_options(rdma, socket);
         if (rdma.connect)(socket, peer.as_ptr(), peer.len) != 0 {
             (rdma.close)(socket);
             return None;

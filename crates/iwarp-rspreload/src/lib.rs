@@ -1,19 +1,20 @@
 //! `LD_PRELOAD=librspreload.so`: the TCP sockets of a program become rsockets (`rsocket(7)`).
 //!
-//! This library defines functions of the C library. For a placeholder of an rsocket they call the
-//! rsocket functions of the loader's `librdmacm.so.1`, for all other descriptors the C library's. A
-//! placeholder is an open `/dev/null`; only this library knows its rsocket. There is no RDMA here.
+//! This library redefines functions of the C library. If the descriptor is a placeholder for an
+//! rsocket, they call the rsocket functions of the `librdmacm.so.1` that the loader finds. For all
+//! other descriptors, they call the C library. A placeholder is an open `/dev/null`; a table in
+//! this library maps it to its rsocket.
 //!
-//! - Datagram sockets stay the kernel's, because datagram rsockets are UDP sockets too.
-//! - If a `connect` fails because the peer is not an rsocket, it is repeated with TCP.
+//! - Datagram sockets are not replaced, because datagram rsockets are UDP sockets anyway.
+//! - If `connect` fails because the peer is not an rsocket, it is repeated with TCP.
 //! - `/etc/rdma/rsocket/preload_config` selects the sockets that become rsockets (`config`).
-//! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`,
-//!   `io_uring`.
-//! - An `epoll` set may contain rsockets, which are level-triggered (`epoll`). A set that is polled
-//!   itself, or is in another set, reports its ordinary descriptors only.
-//! - A forked child can only close inherited sockets, also in `epoll` sets. With `RDMAV_FORK_SAFE`
-//!   it can use listeners, and connections that have not been used (`fork`).
-//! - `ppoll` and `pselect` change the signal mask in a separate step.
+//! - Operations that bypass these functions use `/dev/null` instead of the rsocket: stdio streams
+//!   on sockets, `splice`, `io_uring`.
+//! - An `epoll` set may contain rsockets, which are level-triggered (`epoll`). A set that is itself
+//!   polled, or is in another set, reports its ordinary descriptors only.
+//! - A forked child can only close inherited sockets. With `RDMAV_FORK_SAFE` it can use listeners,
+//!   and connections that have not been used (`fork`).
+//! - `ppoll` and `pselect` do not change the signal mask atomically.
 //! - `RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE` set the corresponding options on all sockets.
 #![allow(
     clippy::missing_safety_doc,
@@ -44,6 +45,6 @@ fn fail(errno: c_int) -> c_int {
 }
 
 fn errno() -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() }
 }

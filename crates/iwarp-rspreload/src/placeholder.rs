@@ -1,5 +1,5 @@
-//! Placeholders: the program's descriptors that represent rsockets. Creates them, and turns them
-//! back into ordinary sockets.
+//! Placeholders: descriptors of the program that represent rsockets. This file creates them, and
+//! replaces them by ordinary sockets.
 //!
 //! This room uses `api` and `table`. `setup` uses it, and so does `fork` for connections that
 //! become rsockets at their first use.
@@ -24,7 +24,7 @@ pub(crate) fn create_placeholder(rdma: &Rdma, socket: c_int, flags: c_int) -> c_
         return fd;
     }
     let reason = if fd < 0 { errno() } else { libc::EMFILE };
-    // SAFETY: both were just created, and the program does not know them.
+    // SAFETY: both descriptors were just created, and the program does not know them.
     unsafe {
         if fd >= 0 {
             real::close(fd);
@@ -34,9 +34,9 @@ pub(crate) fn create_placeholder(rdma: &Rdma, socket: c_int, flags: c_int) -> c_
     fail(reason)
 }
 
-/// Sets an rsocket's options from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. Invalid or refused
-/// values are ignored.
-pub(crate) fn tune(rdma: &Rdma, socket: c_int) {
+/// Sets an rsocket's options from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. Ignores invalid
+/// values.
+pub(crate) fn apply_size_options(rdma: &Rdma, socket: c_int) {
     for (name, option) in [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)] {
         let value = std::env::var(name)
             .ok()
@@ -73,13 +73,14 @@ pub(crate) fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
         ] {
             let mut value: c_int = 0;
             let mut len = 4;
-            let place = (&raw mut value).cast::<c_void>();
-            if (rdma.getsockopt)(socket, level, option, place, &raw mut len) == 0 && value != 0 {
-                real::setsockopt(tcp, level, option, place, 4);
+            let value_ptr = (&raw mut value).cast::<c_void>();
+            if (rdma.getsockopt)(socket, level, option, value_ptr, &raw mut len) == 0 && value != 0
+            {
+                real::setsockopt(tcp, level, option, value_ptr, 4);
             }
         }
         real::fcntl(tcp, libc::F_SETFL, (flags & libc::O_NONBLOCK).into());
-        let placed = real::dup3(
+        let replaced = real::dup3(
             tcp,
             fd,
             if cloexec & libc::FD_CLOEXEC != 0 {
@@ -89,7 +90,7 @@ pub(crate) fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
             },
         );
         real::close(tcp);
-        if placed < 0 {
+        if replaced < 0 {
             return false;
         }
     }
@@ -100,29 +101,29 @@ pub(crate) fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
     true
 }
 
-/// Makes an ordinary socket's descriptor a placeholder for an rsocket. On failure, closes the
-/// rsocket.
+/// Makes the descriptor `fd` of an ordinary socket a placeholder for an rsocket. On failure, closes
+/// the rsocket.
 ///
 /// # Safety
-/// Both are open.
+/// Both descriptors are open.
 pub(crate) unsafe fn become_rsocket(rdma: &Rdma, fd: c_int, socket: c_int) {
     // SAFETY: the descriptors are open, the path is valid, and the options have four bytes.
     unsafe {
         let mut value: c_int = 0;
         let mut len = 4;
-        let place = (&raw mut value).cast::<c_void>();
+        let value_ptr = (&raw mut value).cast::<c_void>();
         let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
-        if real::getsockopt(fd, level, option, place, &raw mut len) == 0 {
-            (rdma.setsockopt)(socket, level, option, place, 4);
+        if real::getsockopt(fd, level, option, value_ptr, &raw mut len) == 0 {
+            (rdma.setsockopt)(socket, level, option, value_ptr, 4);
         }
-        let keeps = real::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0;
+        let keep_on_exec = real::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0;
         let null = real::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0);
-        let flags = if keeps { 0 } else { libc::O_CLOEXEC };
-        let placed = null >= 0 && real::dup3(null, fd, flags) >= 0;
+        let flags = if keep_on_exec { 0 } else { libc::O_CLOEXEC };
+        let replaced = null >= 0 && real::dup3(null, fd, flags) >= 0;
         if null >= 0 {
             real::close(null);
         }
-        if !placed || !table::insert(fd, socket) {
+        if !replaced || !table::insert(fd, socket) {
             (rdma.close)(socket);
         }
     }

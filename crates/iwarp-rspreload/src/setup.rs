@@ -1,7 +1,7 @@
-//! Functions that create, connect and accept sockets, and those for options and addresses.
+//! Functions that create, connect and accept sockets, and that get and set options and addresses.
 
-use crate::api::{inside, is_inside, on_rsocket, rdma, real};
-use crate::placeholder::{create_placeholder, to_tcp, tune};
+use crate::api::{bypassed, is_bypassed, on_rsocket, rdma, real};
+use crate::placeholder::{apply_size_options, create_placeholder, to_tcp};
 use crate::{config, errno, fail, fork};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
@@ -12,25 +12,25 @@ pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_
     let stream =
         ty & !FLAGS == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
-    if stream && inet && !is_inside() && config::admits(domain, ty & !FLAGS, protocol) {
+    if stream && inet && !is_bypassed() && config::selects(domain, ty & !FLAGS, protocol) {
         if fork::is_on() {
             // SAFETY: no pointers.
             let fd = unsafe { real::socket(domain, ty, protocol) };
             if fd >= 0 {
-                fork::created(fd);
+                fork::set_new(fd);
             }
             return fd;
         }
-        let made = inside(|| {
+        let socket_fd = bypassed(|| {
             let rdma = rdma()?;
             // SAFETY: no pointers.
             let socket = unsafe { (rdma.socket)(domain, ty, protocol) };
             (socket >= 0).then(|| {
-                tune(rdma, socket);
+                apply_size_options(rdma, socket);
                 create_placeholder(rdma, socket, ty)
             })
         });
-        if let Some(fd) = made {
+        if let Some(fd) = socket_fd {
             return fd;
         }
     }
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         .unwrap_or_else(|| unsafe {
             let result = real::listen(fd, backlog);
             if result == 0 {
-                fork::listens(fd);
+                fork::set_listening(fd);
             }
             result
         })
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    let taken = on_rsocket(fd, |r, s| {
+    let accepted = on_rsocket(fd, |r, s| {
         if flags & !FLAGS != 0 {
             return fail(libc::EINVAL);
         }
@@ -89,20 +89,20 @@ pub unsafe extern "C" fn accept4(
         create_placeholder(r, new, flags)
     });
     // SAFETY: the contract of the C function.
-    taken.unwrap_or_else(|| unsafe {
+    accepted.unwrap_or_else(|| unsafe {
         let new = real::accept4(fd, addr, len, flags);
-        fork::accepted(fd, new);
+        fork::set_accepted(fd, new);
         new
     })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    let tried = on_rsocket(fd, |r, s| {
+    let connected = on_rsocket(fd, |r, s| {
         // SAFETY: the contract of the C function.
         let result = unsafe { (r.connect)(s, addr, len) };
-        let why = if result == 0 { 0 } else { errno() };
-        match why {
+        let error = if result == 0 { 0 } else { errno() };
+        match error {
             0 => Ok(0),
             libc::EINPROGRESS
             | libc::EALREADY
@@ -110,18 +110,18 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
             | libc::EINTR
             | libc::EBADF
             | libc::EFAULT => Ok(-1),
-            // The peer does not speak RDMA; it may speak TCP.
+            // The peer is not an rsocket; it may be a TCP server.
             _ if to_tcp(r, fd, s) => Err(()),
-            _ => Ok(fail(why)),
+            _ => Ok(fail(error)),
         }
     });
-    match tried {
+    match connected {
         Some(Ok(result)) => result,
         // SAFETY: the contract of the C function.
         None | Some(Err(())) => unsafe {
             let result = real::connect(fd, addr, len);
             if result == 0 || errno() == libc::EINPROGRESS {
-                fork::connects(fd);
+                fork::set_connected(fd);
             }
             result
         },

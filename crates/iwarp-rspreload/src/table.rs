@@ -1,9 +1,10 @@
-//! The table of placeholders. Each `read` looks up its descriptor, so a look-up is a single load.
+//! The table of placeholders. Each `read` and `write` looks up its descriptor, so a look-up is a
+//! single load.
 
 use libc::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// Number of descriptors in the table. A descriptor beyond it cannot be a placeholder.
+/// Number of descriptors in the table. A larger descriptor cannot be a placeholder.
 const MAX: usize = 1 << 16;
 
 /// The rsocket of each descriptor, plus one; zero if there is none.
@@ -27,7 +28,7 @@ pub(crate) fn find(fd: c_int) -> Option<c_int> {
     }
 }
 
-/// Makes a descriptor a placeholder. Returns `false` if a number is outside the table.
+/// Makes a descriptor a placeholder. Returns `false` if one of the numbers is outside the table.
 pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     let (Some(slot), Some(users)) = (slot(fd), users(socket)) else {
         return false;
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removing_reports_the_last_descriptor() {
+    fn remove_reports_last_placeholder() {
         assert_eq!((find(900), find(-1), find(i32::MAX)), (None, None, None));
         assert!(insert(900, 0) && insert(901, 0));
         assert_eq!((find(900), find(901)), (Some(0), Some(0)));

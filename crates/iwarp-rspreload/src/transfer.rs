@@ -4,8 +4,8 @@ use crate::api::{self, Rdma, real};
 use crate::{errno, fail, fork, table};
 use libc::{c_int, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
-/// As [`api::on_rsocket`], for functions that send or receive: first creates a connection that
-/// waits for its first use.
+/// As [`api::on_rsocket`], for functions that send or receive. If the connection becomes an rsocket
+/// at its first use, creates that rsocket.
 fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
     fork::first_use(fd);
     api::on_rsocket(fd, f)
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn sendto(
     addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    // The kernel's streams ignore the address, but rsockets refuse one.
+    // The kernel's stream sockets ignore an address, whereas rsockets refuse it.
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe {
         (r.sendto)(s, buf, len, flags, std::ptr::null(), 0)
@@ -127,32 +127,35 @@ pub unsafe extern "C" fn sendfile(
         // SAFETY: the contract of the C function.
         return unsafe { real::sendfile(out, from, offset, count) };
     }
-    let mut piece = vec![0u8; count.min(64 * 1024)];
+    let mut buffer = vec![0u8; count.min(64 * 1024)];
     let mut done: size_t = 0;
     while done < count {
-        let want = piece.len().min(count - done);
-        // SAFETY: the contract of the C function. `want` bytes fit into the piece.
-        let (got, at) = unsafe {
-            let at = match offset.is_null() {
+        let want = buffer.len().min(count - done);
+        // SAFETY: the contract of the C function. `want` bytes fit into the buffer.
+        let (got, position) = unsafe {
+            let position = match offset.is_null() {
                 true => libc::lseek(from, 0, libc::SEEK_CUR),
                 false => offset.read(),
             };
-            (libc::pread(from, piece.as_mut_ptr().cast(), want, at), at)
+            (
+                libc::pread(from, buffer.as_mut_ptr().cast(), want, position),
+                position,
+            )
         };
         let sent = match got {
             ..=0 => got,
             // SAFETY: as above.
-            _ => unsafe { write(out, piece.as_ptr().cast(), got as size_t) },
+            _ => unsafe { write(out, buffer.as_ptr().cast(), got as size_t) },
         };
         if sent <= 0 {
             return if done > 0 { done as ssize_t } else { sent };
         }
-        let at = at + sent as off_t;
+        let position = position + sent as off_t;
         // SAFETY: as above.
         unsafe {
             match offset.is_null() {
-                true => drop(libc::lseek(from, at, libc::SEEK_SET)),
-                false => offset.write(at),
+                true => drop(libc::lseek(from, position, libc::SEEK_SET)),
+                false => offset.write(position),
             }
         }
         done += sent as size_t;
@@ -174,12 +177,12 @@ pub unsafe extern "C" fn sendfile64(
     unsafe { sendfile(out, from, offset, count) }
 }
 
-/// Aborts if `len` bytes do not fit into a buffer of `room` bytes. Programs built with
-/// `_FORTIFY_SOURCE` call `__read_chk` and others, which check this. The C library's would bypass
-/// this library.
-fn check(len: size_t, room: size_t) {
-    if len > room {
-        eprintln!("buffer overflow detected");
+/// Aborts if `len` bytes do not fit into the buffer. Programs built with `_FORTIFY_SOURCE` call
+/// `__read_chk` and similar functions, which check this. The C library's versions would bypass this
+/// library.
+fn check_fits(len: size_t, buffer_len: size_t) {
+    if len > buffer_len {
+        eprintln!("iwarp: buffer overflow detected: {len} bytes into {buffer_len}");
         std::process::abort();
     }
 }
@@ -189,9 +192,9 @@ pub unsafe extern "C" fn __read_chk(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
-    room: size_t,
+    buffer_len: size_t,
 ) -> ssize_t {
-    check(len, room);
+    check_fits(len, buffer_len);
     // SAFETY: the contract of the C function.
     unsafe { read(fd, buf, len) }
 }
@@ -201,10 +204,10 @@ pub unsafe extern "C" fn __recv_chk(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
-    room: size_t,
+    buffer_len: size_t,
     flags: c_int,
 ) -> ssize_t {
-    check(len, room);
+    check_fits(len, buffer_len);
     // SAFETY: the contract of the C function.
     unsafe { recv(fd, buf, len, flags) }
 }
@@ -214,26 +217,26 @@ pub unsafe extern "C" fn __recvfrom_chk(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
-    room: size_t,
+    buffer_len: size_t,
     flags: c_int,
     addr: *mut sockaddr,
     addrlen: *mut socklen_t,
 ) -> ssize_t {
-    check(len, room);
+    check_fits(len, buffer_len);
     // SAFETY: the contract of the C function.
     unsafe { recvfrom(fd, buf, len, flags, addr, addrlen) }
 }
 
-/// Returns how many bytes can be read without blocking, at most 64 KiB, for `FIONREAD`. On error,
-/// returns -1 and sets `errno`.
-pub(crate) fn readable(fd: c_int) -> c_int {
-    let mut piece = vec![0u8; 64 * 1024];
-    // SAFETY: the pointer and the length are those of `piece`.
+/// Returns the number of bytes that can be read without blocking, at most 64 KiB. On error, returns
+/// -1 and sets `errno`.
+pub(crate) fn readable_bytes(fd: c_int) -> c_int {
+    let mut buffer = vec![0u8; 64 * 1024];
+    // SAFETY: the pointer and the length are those of `buffer`.
     let n = unsafe {
         recv(
             fd,
-            piece.as_mut_ptr().cast(),
-            piece.len(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
         )
     };

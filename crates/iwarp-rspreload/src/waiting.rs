@@ -1,16 +1,17 @@
-//! `poll` and `select` over any mixture of rsockets and other descriptors.
+//! `poll` and `select` for any mixture of rsockets and other descriptors.
 
-use crate::api::{inside, rdma, real};
+use crate::api::{bypassed, rdma, real};
 use crate::{errno, fail, table};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use std::time::Duration;
 
-/// Calls `rpoll` with placeholders replaced by their rsockets. Returns `None` without placeholders.
-fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
+/// Calls `rpoll` with placeholders replaced by their rsockets. Returns `None` if there are no
+/// placeholders.
+fn poll_if_rsockets(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
     if fds.iter().all(|f| table::find(f.fd).is_none()) {
         return None;
     }
-    let rdma = inside(rdma)?;
+    let rdma = bypassed(rdma)?;
     let mut set: Vec<pollfd> = fds
         .iter()
         .map(|f| pollfd {
@@ -19,12 +20,12 @@ fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
             ..*f
         })
         .collect();
-    // Rounded up, so that waits below a millisecond do not spin.
+    // Round up, so that a timeout below a millisecond does not spin.
     let ms = timeout.map_or(-1, |t| {
         c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
     });
     // SAFETY: the set is valid.
-    let result = inside(|| unsafe { (rdma.poll)(set.as_mut_ptr(), set.len() as nfds_t, ms) });
+    let result = bypassed(|| unsafe { (rdma.poll)(set.as_mut_ptr(), set.len() as nfds_t, ms) });
     if result >= 0 {
         for (f, got) in fds.iter_mut().zip(&set) {
             f.revents = got.revents;
@@ -44,9 +45,12 @@ unsafe fn slice<'a>(fds: *mut pollfd, n: nfds_t) -> &'a mut [pollfd] {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
-    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+    let timeout_duration = u64::try_from(timeout).ok().map(Duration::from_millis);
     // SAFETY: the contract of the C function.
-    unsafe { translated(slice(fds, n), limit).unwrap_or_else(|| real::poll(fds, n, timeout)) }
+    unsafe {
+        poll_if_rsockets(slice(fds, n), timeout_duration)
+            .unwrap_or_else(|| real::poll(fds, n, timeout))
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -57,7 +61,7 @@ pub unsafe extern "C" fn ppoll(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the contract of the C function.
-    let (limit, set) = unsafe { (timeout.as_ref().map(duration), slice(fds, n)) };
+    let (timeout_duration, set) = unsafe { (timeout.as_ref().map(duration), slice(fds, n)) };
     if set.iter().all(|f| table::find(f.fd).is_none()) {
         // SAFETY: the contract of the C function.
         return unsafe { real::ppoll(fds, n, timeout, mask) };
@@ -65,7 +69,7 @@ pub unsafe extern "C" fn ppoll(
     // SAFETY: the contract of the C function.
     unsafe {
         masked(mask, || {
-            translated(set, limit).unwrap_or_else(|| fail(libc::EBADF))
+            poll_if_rsockets(set, timeout_duration).unwrap_or_else(|| fail(libc::EBADF))
         })
     }
 }
@@ -100,26 +104,31 @@ pub(crate) fn duration(t: &timespec) -> Duration {
     )
 }
 
-/// Runs `f` with the signal mask `mask`, or with the current one if it is null. Preserves the
+/// Runs `f` with the signal mask `mask`, or with the current mask if it is null. Preserves the
 /// `errno` of `f`.
 pub(crate) unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return f();
     }
-    // SAFETY: the caller promises a valid mask. The old mask is written before it is read.
+    // SAFETY: the mask is valid, as the caller guarantees. The old mask is written before it is
+    // read.
     unsafe {
         let mut before: sigset_t = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut before);
         let result = f();
-        let why = errno();
+        let error = errno();
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        if result < 0 { fail(why) } else { result }
+        if result < 0 { fail(error) } else { result }
     }
 }
 
-/// Performs `select` by `rpoll`: converts the sets to a list, polls, and writes the result to the
-/// sets. Returns `None` without placeholders.
-unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) -> Option<c_int> {
+/// Performs `select` with `rpoll`: converts the sets to a list, polls, and writes the result to the
+/// sets. Returns `None` if there are no placeholders.
+unsafe fn select_if_rsockets(
+    n: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: Option<Duration>,
+) -> Option<c_int> {
     const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     const GOT: [i16; 3] = [
         libc::POLLIN | libc::POLLHUP | libc::POLLERR,
@@ -130,7 +139,7 @@ unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) 
     for fd in 0..n.clamp(0, libc::FD_SETSIZE as c_int) {
         let mut events = 0;
         for (set, wanted) in sets.iter().zip(WANTED) {
-            // SAFETY: the caller promises that each set is null or valid; the number is below
+            // SAFETY: each set is null or valid, as the caller guarantees; the number is below
             // FD_SETSIZE.
             if !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) } {
                 events |= wanted;
@@ -144,7 +153,7 @@ unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) 
             });
         }
     }
-    let result = translated(&mut fds, timeout)?;
+    let result = poll_if_rsockets(&mut fds, timeout)?;
     if result < 0 {
         return Some(result);
     }
@@ -180,11 +189,12 @@ pub unsafe extern "C" fn select(
 ) -> c_int {
     // SAFETY: the contract of the C function.
     unsafe {
-        let limit = timeout.as_ref().map(|t| {
+        let timeout_duration = timeout.as_ref().map(|t| {
             let seconds = Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0));
             seconds.saturating_add(Duration::from_micros(u64::try_from(t.tv_usec).unwrap_or(0)))
         });
-        selected(n, [r, w, e], limit).unwrap_or_else(|| real::select(n, r, w, e, timeout))
+        select_if_rsockets(n, [r, w, e], timeout_duration)
+            .unwrap_or_else(|| real::select(n, r, w, e, timeout))
     }
 }
 
@@ -199,10 +209,10 @@ pub unsafe extern "C" fn pselect(
 ) -> c_int {
     // SAFETY: the contract of the C function.
     unsafe {
-        let limit = timeout.as_ref().map(duration);
+        let timeout_duration = timeout.as_ref().map(duration);
         let mut ours = true;
         let result = masked(mask, || {
-            selected(n, [r, w, e], limit).unwrap_or_else(|| {
+            select_if_rsockets(n, [r, w, e], timeout_duration).unwrap_or_else(|| {
                 ours = false;
                 0
             })

@@ -1,4 +1,4 @@
-//! Runs a C program for ordinary sockets on the preload library.
+//! Runs a C program that uses ordinary sockets with the preload library.
 
 #[path = "../../iwarp-verbs/tests/it/common/mod.rs"]
 #[allow(dead_code, reason = "this program uses only some of these items")]
@@ -9,8 +9,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-/// Accepts connections and echoes what it receives. Closes connections that speak MPA, as other
-/// servers do.
+/// Runs a TCP echo server. Closes connections that begin with MPA, as ordinary servers do.
 fn echo(listener: &TcpListener) {
     for stream in listener.incoming() {
         let mut stream = stream.unwrap();
@@ -40,17 +39,17 @@ fn program(folder: &common::Folder) -> Command {
 }
 
 #[test]
-fn socket_program_sees_c_library_behavior() {
+fn preloaded_program_behaves_as_with_tcp() {
     let folder = common::Folder::new("preloaded");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     std::thread::spawn(move || echo(&server));
-    common::passes(program(&folder).arg(port.to_string()));
+    common::run_checks(program(&folder).arg(port.to_string()));
 }
 
 #[test]
 fn forked_workers_use_listener() {
     let folder = common::Folder::new("preloaded-workers");
     let mut program = program(&folder);
-    common::passes(program.arg("workers").env("RDMAV_FORK_SAFE", "1"));
+    common::run_checks(program.arg("workers").env("RDMAV_FORK_SAFE", "1"));
 }

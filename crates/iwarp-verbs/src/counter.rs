@@ -1,9 +1,10 @@
 //! Completion counters (`ibv_create_comp_cntr(3)`, since rdma-core 65).
 //!
-//! The queue pairs count. A counter is a number that the program sets, plus the counts of the
-//! attached queue pairs; when a queue pair is destroyed, its counts are added to the number. So
-//! the threads that complete requests share nothing. A program that only reads a counter sees it
-//! advance, because the progress thread drives sockets that no other thread polls.
+//! Each queue pair counts its own completions, so that threads that complete requests share no
+//! memory. A counter's value is a base, which the program sets, plus the counts of the attached
+//! queue pairs. When a queue pair is destroyed, its counts are added to the base. A program that
+//! only reads a counter sees it advance, because the progress thread drives sockets that no other
+//! thread polls.
 //!
 //! This room uses `qp` and the rooms below it. `lifecycle` detaches the counters of a queue pair.
 
@@ -21,7 +22,7 @@ use std::ffi::{c_int, c_uint};
 
 const TYPE_BYTES: c_uint = 1;
 const OPS: u32 = 0x3f;
-/// Counters are ordinary memory, so this number is never reached in practice.
+/// Reported to programs, but not enforced: counters are ordinary memory.
 const MAX_COUNTERS: u32 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,10 +56,10 @@ struct Attached {
 
 impl Attached {
     fn values(&self, bytes: bool) -> Values {
-        let named = |what: &Counted| self.ops & 1 << *what as u32 != 0;
-        let counts = Counted::ALL.into_iter().filter(named);
-        counts.fold(Values::default(), |sum, what| {
-            let count = self.raw.tally(what);
+        let selected = |op: &Counted| self.ops & 1 << *op as u32 != 0;
+        let ops = Counted::ALL.into_iter().filter(selected);
+        ops.fold(Values::default(), |sum, op| {
+            let count = self.raw.tally(op);
             sum.plus(Values {
                 completed: if bytes { count.octets } else { count.succeeded },
                 failed: count.failed,
@@ -69,7 +70,8 @@ impl Attached {
 
 #[derive(Default)]
 struct Inner {
-    /// The number set, plus the counts of destroyed queue pairs, minus the counts when it was set.
+    /// The value that the program set, plus the counts of destroyed queue pairs, minus the counts
+    /// that attached queue pairs had when the value was set or they were attached.
     base: Values,
     attached: Vec<Attached>,
 }
@@ -80,7 +82,7 @@ pub(crate) struct CompCntr {
 }
 
 impl CompCntr {
-    /// Sets the values to `f` of the present ones.
+    /// Applies `f` to the values.
     fn change(&self, f: impl FnOnce(Values) -> Values) {
         let mut inner = self.inner.lock();
         let counted = self.counted(&inner);
@@ -101,10 +103,10 @@ impl CompCntr {
     /// Adds the queue pair's counts to the base and detaches it.
     fn detach(&self, qp: usize) {
         let mut inner = self.inner.lock();
-        let (gone, kept): (Vec<_>, Vec<_>) = inner.attached.drain(..).partition(|at| at.qp == qp);
+        let (detached, kept): (Vec<_>, Vec<_>) = inner.attached.drain(..).partition(|a| a.qp == qp);
         inner.attached = kept;
-        for at in gone {
-            inner.base = inner.base.plus(at.values(self.bytes));
+        for a in detached {
+            inner.base = inner.base.plus(a.values(self.bytes));
         }
     }
 }
@@ -177,10 +179,10 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_cntr(
 
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_cntr(cntr: *mut ibv_comp_cntr) -> c_int {
     code(|| {
-        // The lock prevents attaching meanwhile.
+        // While the lock is held, the counter cannot be attached.
         let attached = ATTACHED.lock();
         find(cntr)?;
-        if attached.iter().any(|(_, at, _)| *at == cntr as usize) {
+        if attached.iter().any(|(_, c, _)| *c == cntr as usize) {
             return Err(EBUSY);
         }
         object::retire(Kind::CompCntr, cntr)?;
@@ -189,7 +191,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_cntr(cntr: *mut ibv_comp_cntr) 
     })
 }
 
-/// Attaches a counter to a queue pair. Datagram queue pairs do not count.
+/// Attaches a counter to a queue pair. Datagram queue pairs do not support counters.
 pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     q: *mut ibv_qp,
     cntr: *mut ibv_comp_cntr,
@@ -206,14 +208,14 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         if attr.op_mask & !OPS != 0 {
             return Err(UNSUPPORTED);
         }
-        let early = matches!(connected::state_seen(qp), State::Reset | State::Init);
+        let before_rtr = matches!(connected::state_for_program(qp), State::Reset | State::Init);
         let same_device = (*q).context == (*cntr).context;
-        if attr.comp_mask != 0 || attr.op_mask == 0 || !early || !same_device {
+        if attr.comp_mask != 0 || attr.op_mask == 0 || !before_rtr || !same_device {
             return Err(EINVAL);
         }
-        let taken =
-            |(at, _, ops): &(usize, usize, u32)| *at == q as usize && ops & attr.op_mask != 0;
-        if attached.iter().any(taken) {
+        let overlaps =
+            |(qp, _, ops): &(usize, usize, u32)| *qp == q as usize && ops & attr.op_mask != 0;
+        if attached.iter().any(overlaps) {
             return Err(EBUSY);
         }
         qp.raw.enable_tally()?;
@@ -265,10 +267,10 @@ pub(crate) unsafe extern "C" fn ibv_inc_err_comp_cntr(cntr: *mut ibv_comp_cntr, 
     })
 }
 
-unsafe fn read(cntr: *mut ibv_comp_cntr, to: *mut u64, of: fn(Values) -> u64) -> c_int {
+unsafe fn read(cntr: *mut ibv_comp_cntr, to: *mut u64, field: fn(Values) -> u64) -> c_int {
     code(|| {
         let now = find(cntr)?.now();
-        *to.as_mut().ok_or(EINVAL)? = of(now);
+        *to.as_mut().ok_or(EINVAL)? = field(now);
         Ok(())
     })
 }

@@ -1,7 +1,7 @@
 //! Delivery of asynchronous events: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
 //!
-//! An event names an object of any kind, so this room uses `cq`, `srq` and `qp`. Objects withdraw
-//! their events in `device`.
+//! An event refers to an object of any kind, so this room uses `cq`, `srq` and `qp`. The room
+//! `device` discards the events of destroyed objects.
 
 use crate::abi::verbs::*;
 use crate::border::guard::value;
@@ -35,7 +35,7 @@ const GID_CHANGE: c_uint = 18;
 const PORT: c_int = 1;
 
 /// Takes one event and counts it as delivered.
-unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
+unsafe fn take_event(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
     use AsyncEventKind as K;
     let queue = context(c).raw.async_events();
     let _delivery = DELIVERY.lock();
@@ -45,8 +45,8 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
         } else {
             queue.try_next()
         }?;
-        if let K::Port(what) = event.kind {
-            return Some(port_event(what));
+        if let K::Port(port) = event.kind {
+            return Some(port_event(port));
         }
         let (object, event_type) = match &event.kind {
             K::CqError(cq) => (cq.user_data(), CQ_ERR),
@@ -79,9 +79,9 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
     }
 }
 
-/// Returns an event of the port or the device, which names no object.
-const fn port_event(what: PortEvent) -> ibv_async_event {
-    let event_type = match what {
+/// Returns an event of the port or the device, which refers to no object.
+const fn port_event(event: PortEvent) -> ibv_async_event {
+    let event_type = match event {
         PortEvent::Active => PORT_ACTIVE,
         PortEvent::Error => PORT_ERR,
         PortEvent::LidChange => LID_CHANGE,
@@ -97,7 +97,7 @@ const fn port_event(what: PortEvent) -> ibv_async_event {
     }
 }
 
-/// Returns the counter of unacknowledged events of the event's object.
+/// Returns the object's counter of unacknowledged events.
 unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
     match event.event_type {
         CQ_ERR => cq::find(event.element.cq).ok().map(|cq| &cq.asynchronous),
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 ) -> c_int {
     let mut was_read = false;
     loop {
-        if let Some(event) = value(None, || take(c, was_read)) {
+        if let Some(event) = value(None, || take_event(c, was_read)) {
             *to = event;
             return 0;
         }

@@ -1,6 +1,6 @@
-//! Forks of a process that uses the C libraries. The child works whichever process-wide lock
-//! another thread held at the fork. Calls on inherited objects fail immediately, or destroy the
-//! objects.
+//! Tests of processes that fork while they use the C libraries. The child can use the libraries,
+//! even if another thread held a process-wide lock at the fork. Calls on inherited objects fail
+//! immediately, or destroy the objects.
 
 use crate::abi::cma::{rdma_cm_id, rdma_event_channel};
 use crate::abi::verbs::*;
@@ -18,15 +18,14 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-const GOOD: i32 = 7;
-/// A child that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SUCCESS: i32 = 7;
+/// A child that runs longer is considered to hang.
+const CHILD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Held by each test that forks: one of them holds the process's locks for long, and its children
-/// begin with empty tables.
+/// Held by each test that forks, because one of them holds the library's locks for a long time.
 static FORKING: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
+fn lock_forking() -> MutexGuard<'static, ()> {
     FORKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -37,17 +36,17 @@ fn in_child(check: impl FnOnce() -> i32) -> Option<i32> {
     assert!(child >= 0);
     if child == 0 {
         let code = check();
-        // SAFETY: nothing of the child is needed any more.
+        // SAFETY: always safe; the child ends without destructors and exit handlers.
         unsafe { libc::_exit(code) };
     }
     let start = Instant::now();
     let mut status = 0;
     loop {
-        // SAFETY: a valid place; the process is a child of this one.
+        // SAFETY: `status` is a valid place for the result.
         if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
             return Some(libc::WEXITSTATUS(status)).filter(|_| libc::WIFEXITED(status));
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > CHILD_TIMEOUT {
             // SAFETY: the process is a child that has not been waited for.
             unsafe {
                 libc::kill(child, libc::SIGKILL);
@@ -109,7 +108,7 @@ impl Objects {
     }
 
     fn destroy(self) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the objects are alive, and each is destroyed once.
         let codes = unsafe {
             [
                 destroy::ibv_destroy_qp(self.qp),
@@ -144,7 +143,7 @@ impl Listener {
     }
 
     fn destroy(self) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the objects are alive, and each is destroyed once.
         unsafe {
             let done = id::rdma_destroy_id(self.id) == 0;
             channel::rdma_destroy_event_channel(self.channel);
@@ -165,16 +164,17 @@ fn rsockets() -> rs::Result<bool> {
     rs::send(client, b"x", 0)?;
     let mut got = [0];
     rs::recv(server, &mut got, 0)?;
-    // The library closes a connection that is never accepted in the background.
-    let other = new()?;
-    rs::connect(other, rs::local_address(listener)?)?;
-    for socket in [client, server, listener, other] {
+    // This connection is never accepted, so the library closes it in the background.
+    let unaccepted = new()?;
+    rs::connect(unaccepted, rs::local_address(listener)?)?;
+    for socket in [client, server, listener, unaccepted] {
         rs::close(socket)?;
     }
     Ok(got == *b"x")
 }
 
-/// Uses a part of everything. Returns [`GOOD`], or a code for the part that failed.
+/// Uses verbs objects, a listener, and rsockets. Returns [`SUCCESS`], or a code for the part that
+/// failed.
 fn use_everything() -> i32 {
     if !Objects::new().is_some_and(Objects::destroy) {
         return 1;
@@ -183,7 +183,7 @@ fn use_everything() -> i32 {
         return 2;
     }
     match rsockets() {
-        Ok(true) => GOOD,
+        Ok(true) => SUCCESS,
         _ => 3,
     }
 }
@@ -202,12 +202,13 @@ const LOCKS: &[&str] = &[
 
 #[test]
 fn child_survives_each_lock() {
-    let _alone = alone();
+    let _forking = lock_forking();
     let mut names = Vec::new();
     let mut missing = Vec::new();
-    // A stream lingers only if its peer has not closed first, so one use may not be enough.
+    // The lock for lingering streams exists only after a stream has lingered, which happens only if
+    // its peer did not close first. So one round may not be enough.
     for _ in 0..20 {
-        assert_eq!(use_everything(), GOOD);
+        assert_eq!(use_everything(), SUCCESS);
         names = process_lock::names();
         missing = LOCKS.iter().filter(|name| !names.contains(name)).collect();
         if missing.is_empty() {
@@ -216,47 +217,47 @@ fn child_survives_each_lock() {
     }
     assert!(missing.is_empty(), "{missing:?} are not in {names:?}");
     for name in names {
-        let (locked, is_locked) = mpsc::channel();
-        let (done, is_done) = mpsc::channel::<()>();
+        let (locked_sender, locked) = mpsc::channel();
+        let (done_sender, done) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 process_lock::while_locked(name, || {
-                    locked.send(()).unwrap();
-                    let _ = is_done.recv();
+                    locked_sender.send(()).unwrap();
+                    let _ = done.recv();
                 })
             });
-            is_locked.recv().unwrap();
+            locked.recv().unwrap();
             let code = in_child(use_everything);
-            drop(done);
-            assert_eq!(code, Some(GOOD), "{name} was held at the fork");
+            drop(done_sender);
+            assert_eq!(code, Some(SUCCESS), "{name} was held at the fork");
         });
     }
-    assert_eq!(use_everything(), GOOD, "the parent");
+    assert_eq!(use_everything(), SUCCESS, "in the parent");
 }
 
-/// All parts are in use by threads of the parent.
+/// Other threads of the parent use the libraries during the forks.
 #[test]
 fn child_works_after_fork_under_load() {
-    let _alone = alone();
+    let _forking = lock_forking();
     use std::sync::atomic::{AtomicBool, Ordering};
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    assert_eq!(use_everything(), GOOD);
+                    assert_eq!(use_everything(), SUCCESS);
                 }
             });
         }
         let codes: Vec<_> = (0..20).map(|_| in_child(use_everything)).collect();
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(codes, [Some(GOOD); 20]);
+        assert_eq!(codes, [Some(SUCCESS); 20]);
     });
 }
 
 #[test]
-fn inherited_listener_fails_at_once() {
-    let _alone = alone();
+fn inherited_listener_fails_immediately() {
+    let _forking = lock_forking();
     let listener = Listener::new().unwrap();
     let socket = rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
     rs::bind(socket, "127.0.0.1:0".parse().unwrap()).unwrap();
@@ -269,7 +270,7 @@ fn inherited_listener_fails_at_once() {
         if got != -1 || !refused {
             return 1;
         }
-        // SAFETY: as above.
+        // SAFETY: the identifier is alive.
         if unsafe { id::rdma_listen(listener.id, 1) } != -1 {
             return 2;
         }
@@ -284,16 +285,16 @@ fn inherited_listener_fails_at_once() {
         if rs::accept(socket) != Err(rs::Errno::NOTSUP) || rs::close(socket).is_err() {
             return 4;
         }
-        if listener.destroy() { GOOD } else { 5 }
+        if listener.destroy() { SUCCESS } else { 5 }
     });
-    assert_eq!(code, Some(GOOD));
+    assert_eq!(code, Some(SUCCESS));
     rs::close(socket).unwrap();
 }
 
 #[test]
 fn child_destroys_inherited_objects() {
-    let _alone = alone();
+    let _forking = lock_forking();
     let objects = Objects::new().unwrap();
-    let code = in_child(|| if objects.destroy() { GOOD } else { 1 });
-    assert_eq!(code, Some(GOOD));
+    let code = in_child(|| if objects.destroy() { SUCCESS } else { 1 });
+    assert_eq!(code, Some(SUCCESS));
 }

@@ -20,12 +20,12 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-/// Bytes of memory, and the part that is registered.
+/// Size of the test memory, and offset and length of the registered part.
 const ARENA: usize = 32 << 10;
 const REGISTERED: (usize, usize) = (8 << 10, 16 << 10);
 /// All rights except on-demand.
 const ALL_RIGHTS: c_int = 0x1f;
-/// The datagrams' Q_Key.
+/// The Q_Key of the datagram queue pair.
 const QKEY: u32 = 7;
 const COMMANDS_MAX: usize = 64;
 const LIST_MAX: usize = 40;
@@ -98,14 +98,14 @@ struct World<'a> {
     mw: *mut ibv_mw,
     /// The destination of datagrams: this device.
     ah: *mut ibv_ah,
-    /// Numbers of requests that are posted and not completed.
+    /// `wr_id`s of outstanding requests.
     posted: HashSet<u64>,
-    next: u64,
+    last_wr_id: u64,
 }
 
 /// Runs one input.
 pub fn verbs(data: &[u8]) {
-    // SAFETY: the pointers are to living objects and to memory that lives until the end.
+    // SAFETY: the pointers are to living objects and to memory that is freed after them.
     unsafe {
         let Some(mut world) = World::new(data) else {
             return;
@@ -116,7 +116,7 @@ pub fn verbs(data: &[u8]) {
             }
             world.command();
         }
-        world.end();
+        world.destroy();
     }
 }
 
@@ -124,14 +124,14 @@ impl<'a> World<'a> {
     unsafe fn new(data: &'a [u8]) -> Option<Self> {
         let Shared { context, pd, .. } = *shared();
         let mut arena = vec![0x5a; ARENA];
-        let at = arena.as_mut_ptr().add(REGISTERED.0);
+        let start = arena.as_mut_ptr().add(REGISTERED.0);
         let mut input = Input(data);
-        let mr = mr::ibv_reg_mr(pd, at.cast(), REGISTERED.1, ALL_RIGHTS);
+        let mr = mr::ibv_reg_mr(pd, start.cast(), REGISTERED.1, ALL_RIGHTS);
         let cq = cq::ibv_create_cq(context, 200, null_mut(), null_mut(), 0);
         assert!(!mr.is_null() && !cq.is_null());
-        let how = input.u8();
+        let flags = input.u8();
         let mut srq = null_mut();
-        if how & 1 != 0 {
+        if flags & 1 != 0 {
             let mut init: ibv_srq_init_attr = zeroed();
             init.attr.max_wr = input.u32(20);
             init.attr.max_sge = input.u32(5);
@@ -147,13 +147,13 @@ impl<'a> World<'a> {
             max_recv_sge: input.u32(6),
             max_inline_data: input.u32(200),
         };
-        init.qp_type = match how >> 1 & 7 {
+        init.qp_type = match flags >> 1 & 7 {
             0..=4 => QPT_RC,
             5 => QPT_UC,
             6 => QPT_UD,
             _ => input.u32(12),
         };
-        init.sq_sig_all = c_int::from(how >> 4 & 1);
+        init.sq_sig_all = c_int::from(flags >> 4 & 1);
         let qp = create::ibv_create_qp(pd, &mut init);
         let mut world = Self {
             input,
@@ -165,13 +165,13 @@ impl<'a> World<'a> {
             mw: null_mut(),
             ah: null_mut(),
             posted: HashSet::new(),
-            next: 0,
+            last_wr_id: 0,
         };
         if qp.is_null() {
-            world.end();
+            world.destroy();
             return None;
         }
-        if how & 0x20 == 0 {
+        if flags & 0x20 == 0 {
             world.connect();
         }
         Some(world)
@@ -193,7 +193,7 @@ impl<'a> World<'a> {
         attr.dest_qp_num = (*self.qp).qp_num;
         attr.max_dest_rd_atomic = 4;
         attr.max_rd_atomic = 4;
-        attr.ah_attr = ah(&mut Input(&[]));
+        attr.ah_attr = ah_attr(&mut Input(&[]));
         (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 0);
         if is_ud {
             self.ah = ah::ibv_create_ah(shared().pd, &mut attr.ah_attr);
@@ -230,20 +230,20 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns elements, mostly inside the registered part. Those for inline data are always inside
-    /// the arena, because the library reads them.
+    /// Returns elements, mostly inside the registered part. Elements of inline data are always
+    /// inside the arena, because the library reads them.
     unsafe fn sges(&mut self, inline: bool) -> Vec<ibv_sge> {
         let count = self.input.u8() % 8;
         (0..count)
             .map(|_| {
-                let at = usize::from(u16::from_le_bytes(self.input.octets())) % ARENA;
+                let offset = usize::from(u16::from_le_bytes(self.input.octets())) % ARENA;
                 let mut sge = ibv_sge {
-                    addr: self.arena.as_ptr().add(at) as u64,
+                    addr: self.arena.as_ptr().add(offset) as u64,
                     length: self.input.u32(250),
                     lkey: (*self.mr).lkey,
                 };
                 match self.input.u8() {
-                    _ if inline => sge.length = sge.length.min((ARENA - at) as u32),
+                    _ if inline => sge.length = sge.length.min((ARENA - offset) as u32),
                     0 => sge.addr = self.input.u64(),
                     1 => sge.lkey = self.input.u32(u32::MAX),
                     _ => {}
@@ -253,16 +253,16 @@ impl<'a> World<'a> {
             .collect()
     }
 
-    const fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    const fn next_wr_id(&mut self) -> u64 {
+        self.last_wr_id += 1;
+        self.last_wr_id
     }
 
     unsafe fn send_request(&mut self) -> (ibv_send_wr, Vec<ibv_sge>) {
         let flags = c_uint::from(self.input.u8());
         let mut sges = self.sges(flags & SEND_INLINE != 0);
         let mut wr: ibv_send_wr = zeroed();
-        wr.wr_id = self.number();
+        wr.wr_id = self.next_wr_id();
         wr.sg_list = sges.as_mut_ptr();
         wr.num_sge = sges.len() as c_int;
         if flags & SEND_INLINE == 0 && self.input.u8() == 255 {
@@ -291,15 +291,15 @@ impl<'a> World<'a> {
 
     /// Sets the remote address, which is in this process.
     unsafe fn target(&mut self, wr: &mut ibv_send_wr) {
-        let at = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
-        let mut remote = (self.arena.as_ptr() as u64 + at, (*self.mr).rkey);
+        let offset = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
+        let mut remote = (self.arena.as_ptr() as u64 + offset, (*self.mr).rkey);
         match self.input.u8() {
             0 => remote.0 = self.input.u64(),
             1 => remote.1 = self.input.u32(u32::MAX),
             2 if !self.mw.is_null() => remote.1 = (*self.mw).rkey,
             _ => {}
         }
-        if matches!(wr.opcode, 5 | 6 | 15) && !at.is_multiple_of(8) {
+        if matches!(wr.opcode, 5 | 6 | 15) && !offset.is_multiple_of(8) {
             remote.0 &= !7;
         }
         wr.wr.atomic = atomic_target {
@@ -348,7 +348,7 @@ impl<'a> World<'a> {
         let mut bad = null_mut();
         let result = send::post_send(self.qp, wrs.as_mut_ptr(), &mut bad);
         let ids: Vec<u64> = wrs.iter().map(|wr| wr.wr_id).collect();
-        self.note(&ids, result, position(&wrs, bad));
+        self.record_posted(&ids, result, posted_count(&wrs, bad));
     }
 
     unsafe fn post_recv(&mut self) {
@@ -358,7 +358,7 @@ impl<'a> World<'a> {
         for _ in 0..count {
             let mut sges = self.sges(false);
             wrs.push(ibv_recv_wr {
-                wr_id: self.number(),
+                wr_id: self.next_wr_id(),
                 next: null_mut(),
                 sg_list: sges.as_mut_ptr(),
                 num_sge: sges.len() as c_int,
@@ -374,12 +374,12 @@ impl<'a> World<'a> {
             false => receive::post_srq_recv(self.srq, wrs.as_mut_ptr(), &mut bad),
         };
         let ids: Vec<u64> = wrs.iter().map(|wr| wr.wr_id).collect();
-        self.note(&ids, result, position(&wrs, bad));
+        self.record_posted(&ids, result, posted_count(&wrs, bad));
     }
 
-    /// Records the posted requests: all of them, or those before the refused request.
-    fn note(&mut self, ids: &[u64], result: c_int, bad: Option<usize>) {
-        let posted = bad.expect("the refused request is none of the list");
+    /// Records the first `posted` requests as posted. Posting fails exactly if one was refused.
+    fn record_posted(&mut self, ids: &[u64], result: c_int, posted: Option<usize>) {
+        let posted = posted.expect("the refused request is in the list");
         assert!(
             (result == 0) == (posted == ids.len()),
             "{result}, {posted} of {}",
@@ -399,7 +399,7 @@ impl<'a> World<'a> {
             for wc in &wcs[..n as usize] {
                 assert!(
                     self.posted.remove(&wc.wr_id),
-                    "{} completes twice",
+                    "{} completed twice, or was not posted",
                     wc.wr_id
                 );
                 assert_eq!(wc.qp_num, (*self.qp).qp_num);
@@ -426,7 +426,7 @@ impl<'a> World<'a> {
         attr.timeout = i.u8();
         attr.retry_cnt = i.u8();
         attr.rnr_retry = i.u8();
-        attr.ah_attr = ah(i);
+        attr.ah_attr = ah_attr(i);
         let mask = u32::from_le_bytes(i.octets());
         let mask = if mask & 1 << 31 == 0 {
             mask & 0x1f_ffff
@@ -463,10 +463,10 @@ impl<'a> World<'a> {
     }
 
     unsafe fn bind_info(&mut self) -> ibv_mw_bind_info {
-        let at = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
+        let offset = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
         ibv_mw_bind_info {
             mr: self.mr,
-            addr: self.arena.as_ptr() as u64 + at,
+            addr: self.arena.as_ptr() as u64 + offset,
             length: u64::from(self.input.u32(250)),
             mw_access_flags: self.input.u32(64),
         }
@@ -478,7 +478,7 @@ impl<'a> World<'a> {
             return;
         }
         let mut bind = ibv_mw_bind {
-            wr_id: self.number(),
+            wr_id: self.next_wr_id(),
             send_flags: self.input.u32(16),
             bind_info: self.bind_info(),
         };
@@ -491,9 +491,9 @@ impl<'a> World<'a> {
     /// changes them.
     unsafe fn regions(&mut self) {
         let pd = shared().pd;
-        let at = usize::from(u16::from_le_bytes(self.input.octets())) % REGISTERED.1;
-        let len = (self.input.u32(4000) as usize).min(REGISTERED.1 - at);
-        let addr = self.arena.as_mut_ptr().add(REGISTERED.0 + at);
+        let offset = usize::from(u16::from_le_bytes(self.input.octets())) % REGISTERED.1;
+        let len = (self.input.u32(4000) as usize).min(REGISTERED.1 - offset);
+        let addr = self.arena.as_mut_ptr().add(REGISTERED.0 + offset);
         let (iova, access) = (self.input.u64(), self.input.u32(u32::MAX));
         let mr = mr::ibv_reg_mr_iova2(pd, addr.cast(), len, iova, access);
         if mr.is_null() {
@@ -529,7 +529,7 @@ impl<'a> World<'a> {
                 }
             }
             1 => {
-                let mut attr = ah(&mut self.input);
+                let mut attr = ah_attr(&mut self.input);
                 let handle = ah::ibv_create_ah(pd, &mut attr);
                 if !handle.is_null() {
                     assert_eq!(ah::ibv_destroy_ah(handle), 0);
@@ -541,9 +541,9 @@ impl<'a> World<'a> {
                 attr.log_align_req = self.input.u32(24);
                 let dm = device_memory::alloc_dm(context, &mut attr);
                 if !dm.is_null() {
-                    let (at, len) = (self.input.u64(), self.input.u32(4000) as usize);
+                    let (offset, len) = (self.input.u64(), self.input.u32(4000) as usize);
                     let access = self.input.u32(128);
-                    let mr = mr::reg_dm_mr(pd, dm, at, len, access);
+                    let mr = mr::reg_dm_mr(pd, dm, offset, len, access);
                     if !mr.is_null() {
                         assert_eq!(mr::ibv_dereg_mr(mr), 0);
                     }
@@ -568,7 +568,7 @@ impl<'a> World<'a> {
     }
 
     /// Destroys all objects, and checks that memory outside the registered part is unchanged.
-    unsafe fn end(mut self) {
+    unsafe fn destroy(mut self) {
         if !self.qp.is_null() {
             self.poll();
             assert_eq!(destroy::ibv_destroy_qp(self.qp), 0);
@@ -593,32 +593,33 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns how many requests of a list were posted: all, or those before `bad`. `None` if `bad` is
-/// not in the list.
-fn position<T>(list: &[T], bad: *const T) -> Option<usize> {
+/// Returns the number of requests in front of `bad`, or of all if it is NULL. Returns `None` if
+/// `bad` is not in the list.
+fn posted_count<T>(list: &[T], bad: *const T) -> Option<usize> {
     match bad.is_null() {
         true => Some(list.len()),
         false => list.iter().position(|wr| std::ptr::eq(wr, bad)),
     }
 }
 
-/// Returns an address, mostly this device's.
-fn ah(input: &mut Input<'_>) -> ibv_ah_attr {
+/// Returns an address, which is often this device's.
+fn ah_attr(input: &mut Input<'_>) -> ibv_ah_attr {
     // SAFETY: a structure of numbers.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };
-    let how = input.u8();
-    let gid: [u8; 16] = if how & 1 == 0 {
+    let flags = input.u8();
+    let gid: [u8; 16] = if flags & 1 == 0 {
         shared().gid
     } else {
         input.octets()
     };
-    let [high, low] = [0, 8].map(|at| u64::from_ne_bytes(std::array::from_fn(|i| gid[at + i])));
+    let [high, low] =
+        [0, 8].map(|offset| u64::from_ne_bytes(std::array::from_fn(|i| gid[offset + i])));
     attr.grh.dgid = [high, low];
-    attr.is_global = u8::from(how & 2 == 0);
-    attr.port_num = if how & 4 == 0 { 1 } else { input.u8() };
-    attr.grh.sgid_index = if how & 8 == 0 { 0 } else { input.u8() };
+    attr.is_global = u8::from(flags & 2 == 0);
+    attr.port_num = if flags & 4 == 0 { 1 } else { input.u8() };
+    attr.grh.sgid_index = if flags & 8 == 0 { 0 } else { input.u8() };
     attr.grh.hop_limit = 1;
-    if how & 16 != 0 {
+    if flags & 16 != 0 {
         (attr.dlid, attr.sl, attr.static_rate) = (u16::from(input.u8()), input.u8(), input.u8());
     }
     attr

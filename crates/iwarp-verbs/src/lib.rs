@@ -13,7 +13,7 @@
 )]
 #![cfg_attr(
     any(test, fuzzing),
-    allow(dead_code, unused_imports, reason = "what only the exports use")
+    allow(dead_code, unused_imports, reason = "only `exports` uses some items")
 )]
 
 mod abi;
@@ -24,7 +24,7 @@ mod cq;
 mod device;
 mod domain;
 mod events;
-// Symbol versions have a meaning in the C library only.
+// Only the shared library has symbol versions.
 #[cfg(not(any(test, fuzzing)))]
 mod exports;
 #[cfg(test)]
@@ -41,7 +41,7 @@ mod rsocket;
 mod srq;
 mod stateless;
 
-/// Small allocations do not fail, because Rust would abort the program.
+/// Has a reserve for small allocations: if one failed, Rust would abort the program.
 #[cfg(not(test))]
 #[global_allocator]
 static ALLOCATOR: process::reserve::Allocator = process::reserve::Allocator;

@@ -1,12 +1,12 @@
 //! Opens devices: `ibv_open_device(3)`, `ibv_import_device(3)`, and the connection manager's shared
 //! contexts.
 //!
-//! A context contains a table of functions, so this room uses all rooms of objects. `cm` and
+//! A context contains a table of functions, so this room uses the rooms of all objects. `cm` and
 //! `exports` use it.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{Res, pointer};
-use crate::device::context::{Parts, create, new_cmd_fd, shared_with};
+use crate::device::context::{Parts, create, new_cmd_fd, shared_parts};
 use crate::device::list::{device_object, device_of};
 use crate::device::{context, query};
 use crate::domain::{pd, xrcd};
@@ -58,7 +58,7 @@ fn functions() -> verbs_context {
 }
 
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    unused::used();
+    unused::record_use();
     pointer(|| {
         let device = device_of(device)?;
         let mut config = Config::from_env();
@@ -75,6 +75,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     })
 }
 
+/// Returns the connection manager's context for an opened device. Creates it on first use.
 pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
     static SHARED: ProcessLock<Vec<usize>> = ProcessLock::new("verbs::open::SHARED", Vec::new());
     let mut shared = SHARED.lock();
@@ -99,9 +100,9 @@ pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
 }
 
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
-    unused::used();
+    unused::record_use();
     pointer(|| {
-        let (raw, handles) = shared_with(cmd_fd)?;
+        let (raw, handles) = shared_parts(cmd_fd)?;
         let device = device_object(raw.device().clone(), raw.config().face);
         create(Parts {
             functions: functions(),

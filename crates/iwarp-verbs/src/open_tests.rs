@@ -10,7 +10,7 @@ use crate::lifecycle::modify::ibv_modify_qp;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-fn opened() -> *mut ibv_context {
+fn open_first_device() -> *mut ibv_context {
     // SAFETY: the arguments are as the manual pages require.
     unsafe {
         let list = ibv_get_device_list(null_mut());
@@ -23,9 +23,9 @@ fn opened() -> *mut ibv_context {
 
 #[test]
 fn imported_context_finds_objects_by_number() {
-    // SAFETY: as in `opened`; each object is destroyed once.
+    // SAFETY: as in `open_first_device`; each object is destroyed once.
     unsafe {
-        let context = opened();
+        let context = open_first_device();
         let domain = pd::ibv_alloc_pd(context);
         let imported = ibv_import_device(libc::dup((*context).cmd_fd));
         assert!(!imported.is_null());
@@ -45,14 +45,14 @@ fn imported_context_finds_objects_by_number() {
 
 #[test]
 fn each_opened_context_has_its_own_shared_context() {
-    let (one, other) = (opened(), opened());
+    let (first, second) = (open_first_device(), open_first_device());
     // SAFETY: both contexts are open.
     unsafe {
-        let shared = shared_context(&context(one).raw).unwrap();
-        assert_eq!(shared_context(&context(one).raw), Ok(shared));
-        assert_ne!(shared_context(&context(other).raw), Ok(shared));
+        let shared = shared_context(&context(first).raw).unwrap();
+        assert_eq!(shared_context(&context(first).raw), Ok(shared));
+        assert_ne!(shared_context(&context(second).raw), Ok(shared));
         assert!(context(shared).is_shared());
-        assert_eq!((ibv_close_device(one), ibv_close_device(other)), (0, 0));
+        assert_eq!((ibv_close_device(first), ibv_close_device(second)), (0, 0));
         assert_eq!(ibv_close_device(shared), 0);
         assert!(
             checked_context(shared).is_ok(),
@@ -63,9 +63,9 @@ fn each_opened_context_has_its_own_shared_context() {
 
 #[test]
 fn device_memory_checks_bounds() {
-    // SAFETY: as in `opened`; copies are from and to arrays that are long enough.
+    // SAFETY: as in `open_first_device`; copies are from and to arrays that are long enough.
     unsafe {
-        let context = opened();
+        let context = open_first_device();
         let mut attr = ibv_alloc_dm_attr {
             length: 64,
             log_align_req: 0,
@@ -73,18 +73,18 @@ fn device_memory_checks_bounds() {
         };
         let dm = device_memory::alloc_dm(context, &raw mut attr);
         let (to_dm, from_dm) = ((*dm).memcpy_to_dm.unwrap(), (*dm).memcpy_from_dm.unwrap());
-        let mut octets = [7u8; 8];
-        assert_eq!(to_dm(dm, 60, octets.as_ptr().cast(), 4), 0);
-        assert_eq!(to_dm(dm, 64, octets.as_ptr().cast(), 4), libc::EINVAL);
-        assert_eq!(to_dm(dm, 60, octets.as_ptr().cast(), 8), libc::EINVAL);
-        assert_eq!(from_dm(octets.as_mut_ptr().cast(), dm, 56, 8), 0);
-        assert_eq!(octets, [0, 0, 0, 0, 7, 7, 7, 7]);
+        let mut bytes = [7u8; 8];
+        assert_eq!(to_dm(dm, 60, bytes.as_ptr().cast(), 4), 0);
+        assert_eq!(to_dm(dm, 64, bytes.as_ptr().cast(), 4), libc::EINVAL);
+        assert_eq!(to_dm(dm, 60, bytes.as_ptr().cast(), 8), libc::EINVAL);
+        assert_eq!(from_dm(bytes.as_mut_ptr().cast(), dm, 56, 8), 0);
+        assert_eq!(bytes, [0, 0, 0, 0, 7, 7, 7, 7]);
         assert_eq!(device_memory::free_dm(dm), 0);
         assert_eq!(ibv_close_device(context), 0);
     }
 }
 
-/// Returns `true` if a descriptor becomes readable in time.
+/// Returns `true` if the descriptor becomes readable before the timeout.
 fn is_readable(fd: c_int, timeout_ms: c_int) -> bool {
     let mut set = libc::pollfd {
         fd,
@@ -98,10 +98,10 @@ fn is_readable(fd: c_int, timeout_ms: c_int) -> bool {
 /// Destroying an object discards its pending events; a program that polls the descriptor would
 /// otherwise wait for an event that never comes.
 #[test]
-fn destroyed_object_leaves_no_event() {
-    // SAFETY: as in `opened`; each object is destroyed once.
+fn destroying_object_discards_events() {
+    // SAFETY: as in `open_first_device`; each object is destroyed once.
     unsafe {
-        let context = opened();
+        let context = open_first_device();
         let domain = pd::ibv_alloc_pd(context);
         let queue = cq::queue::ibv_create_cq(context, 4, null_mut(), null_mut(), 0);
         let mut srq_attr: ibv_srq_init_attr = zeroed();

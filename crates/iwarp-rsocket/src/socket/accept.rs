@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Socket {
-    /// Listens. Another call changes the backlog. Fails with EINVAL: connected; EADDRINUSE.
+    /// Listens. A second call changes the backlog. Fails with EINVAL if the socket is connected,
+    /// and with EADDRINUSE.
     pub(crate) fn listen(self: &Arc<Self>, backlog: i32) -> Result<()> {
         let backlog = usize::try_from(backlog).unwrap_or(4096).clamp(1, 4096);
         {
@@ -33,50 +34,46 @@ impl Socket {
                 ready: VecDeque::new(),
                 backlog,
             });
-            self.event.service.store(true, Ordering::Release);
+            self.event.is_listening.store(true, Ordering::Release);
             self.arm(&s);
         }
         crate::service::watch_listener(self)
     }
 
-    /// Takes a connection, which is not in the table of sockets yet. Fails with EINVAL: not
-    /// listening; EAGAIN; EINTR.
+    /// Returns an established connection, which is not in the table of sockets yet. Fails with
+    /// EINVAL if this socket does not listen, and with EAGAIN and EINTR.
     pub(crate) fn accept(&self) -> Result<Arc<Self>> {
         let wait = !self.with_state(|s| s.options.nonblocking);
         let timeout = self.with_state(|s| s.options.receive_timeout);
-        self.until(wait, timeout, |s| match &mut s.phase {
+        self.wait_until(wait, timeout, |s| match &mut s.phase {
             Phase::Listening(l) => l.ready.pop_front().map(Ok),
             Phase::Closed => Some(Err(Errno::BADF)),
             _ => Some(Err(Errno::INVAL)),
         })
     }
 
-    pub(super) fn answer(&self, s: &mut State, request: CmEvent) {
+    pub(super) fn answer_request(&self, s: &mut State, request: CmEvent) {
         let Phase::Listening(listening) = &mut s.phase else {
             return;
         };
         if listening.ready.len() >= listening.backlog {
-            tracing::debug!("backlog is full; a connection is refused");
+            tracing::debug!("refused a connection request: the backlog is full");
             let _ = request.id.reject(&[]);
             return;
         }
         let id = request.id.clone();
-        match self.answer_with(&s.options, request) {
+        match self.try_answer(&s.options, request) {
             Ok(socket) => listening.ready.push_back(socket),
             Err(error) => {
-                tracing::debug!(%error, "a connection is refused");
+                tracing::debug!(%error, "refused a connection request");
                 let _ = id.reject(&[]);
             }
         }
     }
 
-    fn answer_with(
-        &self,
-        options: &crate::options::Options,
-        request: CmEvent,
-    ) -> Result<Arc<Self>> {
-        let hello = Hello::decode(&request.private_data).map_err(|why| {
-            tracing::debug!(?why, "the peer is no rsocket of ours");
+    fn try_answer(&self, options: &crate::options::Options, request: CmEvent) -> Result<Arc<Self>> {
+        let hello = Hello::decode(&request.private_data).map_err(|reason| {
+            tracing::debug!(?reason, "the peer is not a compatible rsocket");
             Errno::PROTO
         })?;
         let ctx = request.id.context().ok_or(Errno(libc::ENODEV))?;
@@ -84,15 +81,15 @@ impl Socket {
         request.id.migrate(&channel);
         let mut stream = Stream::new(&ctx, options.sizes)?;
         request.id.set_queue_pair(Some(&stream.qp));
-        stream.greet(&hello);
+        stream.set_peer(&hello);
         request.id.accept(&ConnectionParameters {
             private_data: stream.hello().encode().to_vec(),
             ..Default::default()
         })?;
-        // Offers the second half of the buffer.
+        // This offers the second half of the receive buffer.
         stream.process(false);
         let phase = Phase::Connected(Box::new(stream));
-        let socket = Self::with(self.domain, options.inherited(), channel, request.id, phase);
+        let socket = Self::from_parts(self.domain, options.inherited(), channel, request.id, phase);
         Ok(Arc::new(socket))
     }
 }

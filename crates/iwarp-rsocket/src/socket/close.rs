@@ -6,16 +6,16 @@ use crate::service;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long closing waits for a peer that accepts no data.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the peer may take to close after the farewell message; see the service thread.
-const FAREWELL: Duration = Duration::from_secs(5);
-/// Time limit for closing all sockets together at process exit.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that `close` waits for a peer that accepts no data.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time in which the peer must close after the farewell message; see the service thread.
+const PEER_CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for closing all sockets at process exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Socket {
-    /// Shuts down one or both directions. Data sent before still arrives. Fails with EINVAL: an
-    /// unknown direction; ENOTCONN.
+    /// Shuts down one or both directions, after the data that was sent before. Fails with EINVAL if
+    /// the direction is unknown, and with ENOTCONN.
     pub(crate) fn shutdown(&self, how: i32) -> Result<()> {
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -30,12 +30,14 @@ impl Socket {
                 // As with TCP, the listener wakes up and stops listening.
                 self.stop_listening(&mut s);
             } else {
-                s.stream().map_err(|_| Errno::NOTCONN)?.shut(read, write);
+                s.stream()
+                    .map_err(|_| Errno::NOTCONN)?
+                    .shut_down(read, write);
             }
         }
         self.waiters.notify();
         if write {
-            self.drain(PATIENCE);
+            self.drain(CLOSE_TIMEOUT);
         }
         Ok(())
     }
@@ -43,18 +45,18 @@ impl Socket {
     fn stop_listening(&self, s: &mut State) {
         s.phase = Phase::Idle;
         self.event
-            .service
+            .is_listening
             .store(false, std::sync::atomic::Ordering::Release);
         s.id.destroy();
         s.id = iwarp::runtime::cm::CmId::create(&self.channel, None);
         s.bound = None;
     }
 
-    /// Waits until everything is sent, or no data has moved for `patience`.
-    fn drain(&self, patience: Duration) {
+    /// Waits until everything is sent, or until the peer has accepted no data for `timeout`.
+    fn drain(&self, timeout: Duration) {
         let mut free = 0;
         loop {
-            let moved = self.until(true, Some(patience), |s| match &mut s.phase {
+            let moved = self.wait_until(true, Some(timeout), |s| match &mut s.phase {
                 Phase::Connected(stream) if stream.is_drained() => Some(Ok(None)),
                 Phase::Connected(stream) => {
                     let now = stream.free_requests();
@@ -80,21 +82,23 @@ impl Socket {
             if let (Phase::Connected(stream), Some(Duration::ZERO)) = (&mut s.phase, linger) {
                 stream.destroy(true);
             } else if let Phase::Connected(stream) = &mut s.phase {
-                stream.shut(true, true);
+                stream.shut_down(true, true);
             }
             linger
         };
         self.waiters.notify();
         if linger != Some(Duration::ZERO) {
-            self.drain(linger.unwrap_or(PATIENCE));
+            self.drain(linger.unwrap_or(CLOSE_TIMEOUT));
         }
-        let (gone, id) = {
+        let (phase, id) = {
             let mut s = self.state.lock();
             self.pump(&mut s, true);
             (std::mem::replace(&mut s.phase, Phase::Closed), s.id.clone())
         };
-        match gone {
-            Phase::Connected(stream) if !stream.is_over() => service::end(stream, id, FAREWELL),
+        match phase {
+            Phase::Connected(stream) if !stream.is_over() => {
+                service::end(stream, id, PEER_CLOSE_TIMEOUT)
+            }
             Phase::Connected(mut stream) | Phase::Connecting(mut stream) => {
                 id.destroy();
                 stream.destroy(false);
@@ -104,8 +108,8 @@ impl Socket {
         self.waiters.notify();
     }
 
-    /// Sends the farewell of an exiting process behind the queued data. Returns `true` when it has
-    /// been sent or never will be.
+    /// Sends the farewell message after the queued data, when the process exits. Returns `true` if
+    /// it has been sent, or cannot be sent.
     pub(crate) fn send_last_farewell(&self) -> bool {
         // A thread may have exited with the lock held.
         let Some(mut s) = self.state.try_lock_for(Duration::from_millis(100)) else {
@@ -114,7 +118,7 @@ impl Socket {
         let Phase::Connected(stream) = &mut s.phase else {
             return true;
         };
-        stream.shut(true, true);
+        stream.shut_down(true, true);
         stream.process(true);
         let done = stream.is_over();
         if done {
@@ -125,17 +129,17 @@ impl Socket {
 }
 
 pub(crate) fn close_all_at_exit(mut sockets: Vec<Arc<Socket>>) {
-    let deadline = Instant::now() + LAST_PATIENCE;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
         sockets.retain(|s| {
-            let stays = !s.send_last_farewell();
-            if !stays {
-                // The kernel frees the rest.
+            let pending = !s.send_last_farewell();
+            if !pending {
+                // The kernel frees the memory and the descriptors.
                 std::mem::forget(Arc::clone(s));
             }
-            stays
+            pending
         });
-        if sockets.is_empty() && service::endings() == 0 || Instant::now() >= deadline {
+        if sockets.is_empty() && service::ending_count() == 0 || Instant::now() >= deadline {
             break;
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -152,7 +156,7 @@ pub(crate) fn close_all_at_exit(mut sockets: Vec<Arc<Socket>>) {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Accepted, but never fetched by the program.
+        // An established connection that the program never accepted.
         let s = self.state.get_mut();
         if let Phase::Connected(stream) = &mut s.phase
             && self.generation == crate::fork::generation()
@@ -181,18 +185,18 @@ mod tests {
             calls::connect(client, calls::local_address(listener).unwrap()).unwrap();
             let (server, _) = calls::accept(listener).unwrap();
             let socket = table::find_stream(client).unwrap();
-            let waiter = Waiter::of_thread().unwrap();
-            let entered = socket.waiters().enter(&waiter);
+            let waiter = Waiter::for_this_thread().unwrap();
+            let joined = socket.waiters().join(&waiter);
             std::thread::scope(|scope| {
                 socket.with_state(|_| {
                     scope.spawn(|| socket.shutdown(how).unwrap());
                     // Nothing changes while this thread holds the lock.
                     std::thread::sleep(Duration::from_millis(20));
-                    assert!(!waiter.take_signal(), "{how}: too early");
+                    assert!(!waiter.take_signal(), "{how}: woken before the change");
                 });
             });
-            assert!(waiter.take_signal(), "{how}: no wake-up");
-            drop(entered);
+            assert!(waiter.take_signal(), "{how}: not woken");
+            drop(joined);
             for fd in [client, server, listener] {
                 calls::close(fd).unwrap();
             }

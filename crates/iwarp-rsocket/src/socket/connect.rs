@@ -8,9 +8,9 @@ use iwarp::runtime::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Socket {
-    /// Connects. Blocks until connected unless the socket is nonblocking. Fails with EINPROGRESS,
-    /// EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is not an rsocket), ENODEV (no
-    /// device has a route), and the errors of connect(2).
+    /// Connects. Blocks until connected, unless the socket is nonblocking. Fails with EPROTO if the
+    /// peer is not an rsocket, with ENODEV if no device has a route, and with the errors of
+    /// connect(2).
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<()> {
         let nonblocking = {
             let mut s = self.state.lock();
@@ -25,10 +25,10 @@ impl Socket {
             if self.domain == libc::AF_INET && to.is_ipv6() {
                 return Err(Errno(libc::EAFNOSUPPORT));
             }
-            self.begin(&mut s, to)?;
+            self.start(&mut s, to)?;
             s.options.nonblocking
         };
-        let done = self.until(!nonblocking, None, |s| match &s.phase {
+        let done = self.wait_until(!nonblocking, None, |s| match &s.phase {
             Phase::Connecting(_) => None,
             Phase::Connected(_) => Some(Ok(())),
             _ => Some(Err(s.error.take().unwrap_or(Errno::CONNREFUSED))),
@@ -39,10 +39,10 @@ impl Socket {
         }
     }
 
-    fn begin(&self, s: &mut State, to: SocketAddr) -> Result<()> {
+    fn start(&self, s: &mut State, to: SocketAddr) -> Result<()> {
         s.error = None;
         if let Phase::Failed = s.phase {
-            // An identifier cannot be reused after a partial attempt.
+            // An identifier cannot be reused after a failed attempt.
             s.id.destroy();
             s.id = CmId::create(&self.channel, None);
             if let Some(bound) = s.bound {
@@ -50,12 +50,12 @@ impl Socket {
             }
             s.phase = Phase::Idle;
         }
-        // After any failure the identifier may be unusable, so the next attempt creates a new one.
-        self.attempt(s, to).inspect_err(|_| s.phase = Phase::Failed)
+        self.try_start(s, to)
+            .inspect_err(|_| s.phase = Phase::Failed)
     }
 
-    fn attempt(&self, s: &mut State, to: SocketAddr) -> Result<()> {
-        s.id.resolve_addr(None, reachable(to))?;
+    fn try_start(&self, s: &mut State, to: SocketAddr) -> Result<()> {
+        s.id.resolve_addr(None, connect_address(to))?;
         s.id.resolve_route()?;
         // Both steps complete immediately, and their events carry no information.
         while !self.channel.is_empty() {
@@ -75,7 +75,7 @@ impl Socket {
 }
 
 impl State {
-    pub(super) fn connecting(&mut self, kind: CmEventKind, event: &CmEvent) {
+    pub(super) fn handle_connecting(&mut self, kind: CmEventKind, event: &CmEvent) {
         let Phase::Connecting(_) = &self.phase else {
             return;
         };
@@ -89,8 +89,8 @@ impl State {
         let error = match kind {
             CmEventKind::Established => match Hello::decode(&event.private_data) {
                 Ok(hello) => return self.established(&hello),
-                Err(why) => {
-                    tracing::debug!(?why, "the peer is no rsocket of ours");
+                Err(reason) => {
+                    tracing::debug!(?reason, "the peer is not a compatible rsocket");
                     Errno::PROTO
                 }
             },
@@ -107,7 +107,7 @@ impl State {
     fn established(&mut self, hello: &Hello) {
         match std::mem::replace(&mut self.phase, Phase::Failed) {
             Phase::Connecting(mut stream) => {
-                stream.greet(hello);
+                stream.set_peer(hello);
                 self.phase = Phase::Connected(stream);
             }
             other => self.phase = other,
@@ -116,7 +116,7 @@ impl State {
 }
 
 /// Maps the unspecified address to this host, as connect(2) does.
-fn reachable(to: SocketAddr) -> SocketAddr {
+fn connect_address(to: SocketAddr) -> SocketAddr {
     let to = match to.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), to.port()),
         IpAddr::V6(_) => to,

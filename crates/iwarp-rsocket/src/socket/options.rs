@@ -3,34 +3,33 @@
 use super::{Phase, Socket, State};
 use crate::errno::{Errno, Result};
 use crate::options::{
-    RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, get_sizes, int, put_time,
-    set_keep_alive, set_sizes, time,
+    RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, encode_time, get_sizes,
+    parse_int, parse_time, set_keep_alive_option, set_sizes,
 };
 use crate::service;
-use crate::settings::bounded_buffer;
+use crate::settings::clamp_buffer;
 use libc::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sets an option. Fails with EOPNOTSUPP if it is unknown, and with EINVAL if the value is too
-/// short or out of range, or if it is too late to set it.
+/// Sets an option. Fails with EOPNOTSUPP if it is unknown. Fails with EINVAL if the value is too
+/// short or out of range, or if the option cannot change after connecting.
 pub(crate) fn set(socket: &Arc<Socket>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-    let alive = socket.with_state(|s| set_locked(s, level, name, value))?;
-    match alive {
-        Some(every) => service::keep_alive(socket, every),
+    let keep_alive = socket.with_state(|s| set_locked(s, level, name, value))?;
+    match keep_alive {
+        Some(interval) => service::keep_alive(socket, interval),
         None => Ok(()),
     }
 }
 
-/// Returns `Some` if the interval of keep-alive messages changes; the value `None` inside stops
-/// them.
+/// Returns the change of keep-alive messages, as [`set_keep_alive_option`] does.
 fn set_locked(
     s: &mut State,
     level: c_int,
     name: c_int,
     value: &[u8],
 ) -> Result<Option<Option<Duration>>> {
-    // Existing buffers and queues cannot change.
+    // The buffers and queues of a connection cannot change.
     let fixed = matches!(s.phase, Phase::Connecting(_) | Phase::Connected(_));
     let o = &mut s.options;
     match (level, name) {
@@ -39,12 +38,12 @@ fn set_locked(
         }
         (SOL_RDMA, _) => set_sizes(&mut o.sizes, name, value)?,
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
-            return set_keep_alive(o, name, value);
+            return set_keep_alive_option(o, name, value);
         }
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {
-            let size = u32::try_from(int(value)?.max(0)).unwrap_or_default();
+            let size = u32::try_from(parse_int(value)?.max(0)).unwrap_or_default();
             // As on Linux, the reported size is doubled.
-            let size = bounded_buffer(size.saturating_mul(2));
+            let size = clamp_buffer(size.saturating_mul(2));
             if !fixed {
                 match name {
                     libc::SO_RCVBUF => o.sizes.receive_buffer = size,
@@ -52,17 +51,20 @@ fn set_locked(
                 }
             }
         }
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => o.reuse_address = int(value)? != 0,
-        (libc::SOL_SOCKET, libc::SO_REUSEPORT) => o.reuse_port = int(value)? != 0,
-        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => o.oob_inline = int(value)? != 0,
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => o.reuse_address = parse_int(value)? != 0,
+        (libc::SOL_SOCKET, libc::SO_REUSEPORT) => o.reuse_port = parse_int(value)? != 0,
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => o.oob_inline = parse_int(value)? != 0,
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            let (on, seconds) = (int(value)?, int(value.get(4..).ok_or(Errno::INVAL)?)?);
+            let (on, seconds) = (
+                parse_int(value)?,
+                parse_int(value.get(4..).ok_or(Errno::INVAL)?)?,
+            );
             let seconds = u64::try_from(seconds).map_err(|_| Errno::INVAL)?;
             o.linger = (on != 0).then(|| Duration::from_secs(seconds));
         }
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => o.receive_timeout = time(value)?,
-        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => o.send_timeout = time(value)?,
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => o.no_delay = int(value)? != 0,
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => o.receive_timeout = parse_time(value)?,
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => o.send_timeout = parse_time(value)?,
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => o.no_delay = parse_int(value)? != 0,
         // Accepted without effect: the connection has its own setting.
         (
             libc::IPPROTO_TCP,
@@ -76,14 +78,14 @@ fn set_locked(
         )
         | (libc::SOL_SOCKET, libc::SO_PRIORITY | libc::SO_BROADCAST)
         | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {}
-        (libc::IPPROTO_IP, libc::IP_TOS) => o.tos = int(value)?,
-        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => o.only_v6 = Some(int(value)? != 0),
+        (libc::IPPROTO_IP, libc::IP_TOS) => o.tos = parse_int(value)?,
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => o.only_v6 = Some(parse_int(value)? != 0),
         _ => return Err(Errno::NOTSUP),
     }
     Ok(None)
 }
 
-/// Gets an option. Fails with EOPNOTSUPP: not known.
+/// Gets an option. Fails with EOPNOTSUPP if it is unknown.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>> {
     socket.with_state(|s| {
         socket.pump(s, true);
@@ -117,10 +119,10 @@ fn get_locked(socket: &Socket, s: &mut State, level: c_int, name: c_int) -> Resu
             let on = c_int::from(o.linger.is_some());
             return Ok([on.to_ne_bytes(), seconds.to_ne_bytes()].concat());
         }
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return Ok(put_time(o.receive_timeout)),
-        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => return Ok(put_time(o.send_timeout)),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return Ok(encode_time(o.receive_timeout)),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => return Ok(encode_time(o.send_timeout)),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => c_int::from(o.no_delay),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => o.idle() as c_int,
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => o.keep_alive_idle() as c_int,
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => 1,
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match &s.phase {
             Phase::Connected(stream) => {
@@ -139,7 +141,7 @@ fn get_locked(socket: &Socket, s: &mut State, level: c_int, name: c_int) -> Resu
     Ok(number.to_ne_bytes().to_vec())
 }
 
-/// Reports only the state. Programs use this call for statistics, which `iwarp stat` provides.
+/// Returns a `struct tcp_info` with only the state. `iwarp stat` reports statistics.
 fn tcp_info(s: &State) -> Vec<u8> {
     const ESTABLISHED: u8 = 1;
     const CLOSED: u8 = 7;

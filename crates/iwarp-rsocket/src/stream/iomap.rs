@@ -1,4 +1,4 @@
-//! Buffers mapped for direct writing, this program's and the peer's.
+//! Buffers mapped for direct writing: local buffers, which the peer writes, and the peer's buffers.
 
 use super::Stream;
 use crate::errno::{Errno, Result};
@@ -6,7 +6,7 @@ use crate::wire::{Mapping, Window};
 use iwarp::Access;
 use iwarp::runtime::Context;
 
-struct Own {
+struct LocalMapping {
     addr: u64,
     len: usize,
     stag: u32,
@@ -18,19 +18,19 @@ struct Own {
 
 #[derive(Default)]
 pub(crate) struct Iomaps {
-    own: Vec<Own>,
+    local: Vec<LocalMapping>,
     /// Number of entries in the peer's table.
-    room: u16,
-    /// The peer's buffers by entry of our table.
+    peer_entries: u16,
+    /// The peer's buffers, by their index in the local directory.
     peers: Vec<Mapping>,
 }
 
 impl Iomaps {
-    pub(super) const fn set_room(&mut self, room: u16) {
-        self.room = room;
+    pub(super) const fn set_peer_entries(&mut self, peer_entries: u16) {
+        self.peer_entries = peer_entries;
     }
 
-    pub(super) fn learn(&mut self, index: u32, mapping: Mapping) {
+    pub(super) fn set_peer_mapping(&mut self, index: u32, mapping: Mapping) {
         let index = index as usize;
         if self.peers.len() <= index {
             self.peers.resize(index + 1, Mapping::default());
@@ -43,11 +43,11 @@ impl Iomaps {
     }
 
     pub(super) fn has_unsent(&self) -> bool {
-        self.own.iter().any(|o| o.unsent)
+        self.local.iter().any(|o| o.unsent)
     }
 
     pub(super) fn next_unsent(&mut self) -> Option<(u16, Mapping)> {
-        self.own.iter_mut().find_map(|o| {
+        self.local.iter_mut().find_map(|o| {
             let index = o.index.filter(|_| o.unsent)?;
             o.unsent = false;
             let window = Window {
@@ -66,20 +66,20 @@ impl Iomaps {
     }
 
     fn free_index(&self) -> Option<u16> {
-        (0..self.room).find(|i| self.own.iter().all(|o| o.index != Some(*i)))
+        (0..self.peer_entries).find(|i| self.local.iter().all(|o| o.index != Some(*i)))
     }
 
     pub(super) fn clear(&mut self, ctx: &Context) {
-        for own in self.own.drain(..) {
-            let _ = ctx.deregister(own.stag);
+        for local in self.local.drain(..) {
+            let _ = ctx.deregister(local.stag);
         }
     }
 }
 
 impl Stream {
-    /// Registers a buffer, writable by the peer if `writable`. The default offset is its address.
-    /// Fails with ENOMEM: no free entry at the peer; EINVAL: empty, or 4 GiB and more; EFAULT: not
-    /// mapped.
+    /// Registers a buffer, and allows the peer to write it if `writable` is `true`. The default
+    /// offset is the buffer's address. Fails with ENOMEM if the peer has no free entry, with EINVAL
+    /// if the length is zero or above 4 GiB - 1, and with EFAULT if the memory is not accessible.
     ///
     /// # Safety
     /// The buffer must stay mapped until it is unmapped here or the connection is destroyed, and it
@@ -101,11 +101,11 @@ impl Stream {
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::REMOTE_WRITE, writable);
         let (ctx, pd) = (self.pd.context().clone(), self.pd.number());
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let stag = unsafe { ctx.register(addr, len as u64, addr, pd, access) }?;
         let offset = offset.unwrap_or(addr);
         let unsent = index.is_some();
-        self.iomaps.own.push(Own {
+        self.iomaps.local.push(LocalMapping {
             addr,
             len,
             stag,
@@ -116,15 +116,15 @@ impl Stream {
         Ok(offset)
     }
 
-    /// Removes a mapping. Fails with EINVAL: the buffer is not mapped.
+    /// Removes a mapping. Fails with EINVAL if the buffer is not mapped.
     pub(crate) fn unmap(&mut self, addr: u64, len: usize) -> Result<()> {
-        let at = self
+        let index = self
             .iomaps
-            .own
+            .local
             .iter()
             .position(|o| o.addr == addr && o.len == len);
-        let own = self.iomaps.own.swap_remove(at.ok_or(Errno::INVAL)?);
-        self.pd.context().deregister(own.stag)?;
+        let local = self.iomaps.local.swap_remove(index.ok_or(Errno::INVAL)?);
+        self.pd.context().deregister(local.stag)?;
         Ok(())
     }
 }

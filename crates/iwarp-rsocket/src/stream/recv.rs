@@ -4,13 +4,13 @@ use super::Stream;
 use crate::errno::{Errno, Result};
 
 impl Stream {
-    pub(super) fn announce(&mut self, len: u32) {
+    pub(super) fn on_data_message(&mut self, len: u32) {
         if len > self.offered || self.announced.len() >= usize::from(self.sizes.receive_queue) {
             self.fail(Errno::PROTO);
             return;
         }
         if len == 0 {
-            self.taken = self.taken.wrapping_add(1);
+            self.consumed = self.consumed.wrapping_add(1);
             return;
         }
         self.offered -= len;
@@ -33,46 +33,46 @@ impl Stream {
         self.unread
     }
 
-    /// Copies data out and frees its room. With `peek` it leaves the data and starts at that
-    /// distance. `Ok(0)` with room in `out` is the end of the stream. Fails with EAGAIN if there is
-    /// no data; once, the reason why the connection broke.
+    /// Copies data to `out` and frees its part of the buffer. With `peek`, does not free it, and
+    /// starts at that offset. Returns 0 at the end of the stream, if `out` is not empty. Fails with
+    /// EAGAIN if there is no data, and once with the error that broke the connection.
     pub(crate) fn receive(&mut self, out: &mut [u8], peek: Option<usize>) -> Result<usize> {
         let skip = peek.unwrap_or(0);
-        let there = (self.unread as usize).saturating_sub(skip);
-        if there == 0 {
+        let available = (self.unread as usize).saturating_sub(skip);
+        if available == 0 {
             if !self.is_at_end() {
                 return Err(Errno::AGAIN);
             }
             return self.take_error().map_or(Ok(0), Err);
         }
-        let n = out.len().min(there);
+        let n = out.len().min(available);
         let size = self.sizes.receive_buffer as usize;
-        let at = (self.read_at as usize + skip) % size;
-        let first = n.min(size - at);
+        let start = (self.read_at as usize + skip) % size;
+        let first = n.min(size - start);
         let (head, tail) = out[..n].split_at_mut(first);
-        self.rbuf.read_at(at, head)?;
+        self.rbuf.read_at(start, head)?;
         self.rbuf.read_at(0, tail)?;
         if peek.is_none() {
-            self.consume(n as u32);
+            self.free(n as u32);
         }
         Ok(n)
     }
 
-    fn consume(&mut self, len: u32) {
+    fn free(&mut self, len: u32) {
         self.read_at = (self.read_at + len) % self.sizes.receive_buffer;
         self.unread -= len;
         self.freed += len;
-        let mut left = len;
+        let mut remaining = len;
         while let Some(front) = self.announced.front_mut() {
-            if *front > left {
-                *front -= left;
+            if *front > remaining {
+                *front -= remaining;
                 break;
             }
-            left -= *front;
+            remaining -= *front;
             self.announced.pop_front();
-            self.taken = self.taken.wrapping_add(1);
+            self.consumed = self.consumed.wrapping_add(1);
         }
-        // Not in the next call, because the program may not make one for long.
+        // Send credits now, because the program may not call again for a long time.
         self.send_due();
     }
 }

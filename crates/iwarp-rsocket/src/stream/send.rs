@@ -6,9 +6,9 @@ use crate::settings::MAX_INLINE;
 use crate::wire::Message;
 use iwarp::runtime::Sge;
 
-/// Maximum bytes per transfer, so that the peer reads one while the next is in flight.
+/// Maximum bytes per transfer, so that the peer reads a transfer while the next is in flight.
 const TRANSFER_MAX: u32 = 64 * 1024;
-/// Smaller transfers wait for room in the buffer, to limit their number.
+/// Minimum free bytes of the send buffer for another transfer, to avoid many small transfers.
 const LOW_WATER: u32 = 2048;
 
 /// The program's data in several pieces, consumed from front to back.
@@ -16,7 +16,7 @@ pub(crate) struct Gather<'a> {
     pieces: &'a [&'a [u8]],
     /// Bytes consumed of the first piece.
     skip: usize,
-    left: usize,
+    remaining: usize,
 }
 
 impl<'a> Gather<'a> {
@@ -24,16 +24,16 @@ impl<'a> Gather<'a> {
         Self {
             pieces,
             skip: 0,
-            left: pieces.iter().map(|p| p.len()).sum(),
+            remaining: pieces.iter().map(|p| p.len()).sum(),
         }
     }
 
-    pub(crate) const fn left(&self) -> usize {
-        self.left
+    pub(crate) const fn remaining(&self) -> usize {
+        self.remaining
     }
 
-    /// Passes on the next `len` bytes piece by piece, with their distance from the first byte.
-    fn take(&mut self, len: usize, mut put: impl FnMut(usize, &[u8])) {
+    /// Consumes `len` bytes: passes each piece to `put`, with its offset from the first byte.
+    fn consume(&mut self, len: usize, mut put: impl FnMut(usize, &[u8])) {
         let mut done = 0;
         while done < len {
             let Some((first, rest)) = self.pieces.split_first() else {
@@ -43,7 +43,7 @@ impl<'a> Gather<'a> {
             let n = piece.len().min(len - done);
             put(done, &piece[..n]);
             done += n;
-            self.left -= n;
+            self.remaining -= n;
             self.skip += n;
             if self.skip == first.len() {
                 (self.pieces, self.skip) = (rest, 0);
@@ -53,7 +53,7 @@ impl<'a> Gather<'a> {
 }
 
 impl Stream {
-    const fn room(&self) -> u32 {
+    const fn free_buffer(&self) -> u32 {
         self.sizes.send_buffer - self.in_use
     }
 
@@ -67,11 +67,11 @@ impl Stream {
     }
 
     fn has_slots(&self) -> bool {
-        self.sq_free >= 2 + CONTROL_SLOTS && self.room() >= LOW_WATER
+        self.sq_free >= 2 + CONTROL_SLOTS && self.free_buffer() >= LOW_WATER
     }
 
     fn can_send(&self) -> bool {
-        self.has_slots() && self.has_credit() && !self.targets.is_empty()
+        self.has_slots() && self.has_credit() && !self.offers.is_empty()
     }
 
     /// Returns `true` if the next send accepts data or fails immediately.
@@ -94,13 +94,13 @@ impl Stream {
         }
     }
 
-    /// Sends as much as possible now. Fails with EAGAIN: nothing could be sent; EPIPE: shut down
-    /// for writing; ECONNRESET: the peer is gone.
+    /// Sends as much as possible now. Fails with EAGAIN if nothing can be sent, with EPIPE after a
+    /// shutdown for writing, and with ECONNRESET if the peer is gone.
     pub(crate) fn send(&mut self, data: &mut Gather<'_>) -> Result<usize> {
-        let before = data.left();
+        let before = data.remaining();
         self.check_writing()?;
         self.send_mappings();
-        while data.left() > 0 {
+        while data.remaining() > 0 {
             if !self.can_send() {
                 self.process(true);
             }
@@ -109,34 +109,37 @@ impl Stream {
             }
             self.transfer(data);
         }
-        match before - data.left() {
+        match before - data.remaining() {
             0 if before > 0 => self.check_writing().and(Err(Errno::AGAIN)),
             n => Ok(n),
         }
     }
 
-    /// Sends one transfer; the caller has checked that there is room.
+    /// Sends one transfer. The caller has checked [`Self::can_send`].
     fn transfer(&mut self, data: &mut Gather<'_>) {
-        let Some(target) = self.targets.front().copied() else {
+        let Some(target) = self.offers.front().copied() else {
             return;
         };
-        let left = u32::try_from(data.left()).unwrap_or(u32::MAX);
-        let len = left.min(TRANSFER_MAX).min(target.len).min(self.room());
-        // Before posting, because the peer may reply immediately.
+        let remaining = u32::try_from(data.remaining()).unwrap_or(u32::MAX);
+        let len = remaining
+            .min(TRANSFER_MAX)
+            .min(target.len)
+            .min(self.free_buffer());
+        // Update the offer before posting, because the peer may reply immediately.
         if len == target.len {
-            self.targets.pop_front();
-        } else if let Some(front) = self.targets.front_mut() {
+            self.offers.pop_front();
+        } else if let Some(front) = self.offers.front_mut() {
             front.addr = front.addr.wrapping_add(u64::from(len));
             front.len -= len;
         }
         self.sent = self.sent.wrapping_add(1);
         if len <= u32::from(self.sizes.inline) {
-            let mut octets = [0; MAX_INLINE as usize];
-            data.take(len as usize, |at, piece| {
-                octets[at..at + piece.len()].copy_from_slice(piece)
+            let mut inline = [0; MAX_INLINE as usize];
+            data.consume(len as usize, |offset, piece| {
+                inline[offset..offset + piece.len()].copy_from_slice(piece)
             });
-            let octets = &octets[..len as usize];
-            self.post_inline_pair(target.addr, target.key, octets, Message::Data(len));
+            let inline = &inline[..len as usize];
+            self.post_inline_pair(target.addr, target.key, inline, Message::Data(len));
         } else {
             let (sges, n) = self.store(data, len);
             self.post_buffered(
@@ -149,6 +152,7 @@ impl Stream {
         }
     }
 
+    /// Copies data to the send buffer. Returns the elements that describe it, and their number.
     fn store(&mut self, data: &mut Gather<'_>, len: u32) -> ([Sge; 2], usize) {
         let (base, key) = (self.sbuf.remote().addr, self.sbuf.lkey());
         let size = self.sizes.send_buffer;
@@ -156,17 +160,17 @@ impl Stream {
         let first = len.min(size - start);
         let sbuf = &self.sbuf;
         let mut put = |from: u32, count: u32| {
-            // Always inside the region, which has the ring's length.
-            data.take(count as usize, |at, piece| {
-                let _ = sbuf.write_at(from as usize + at, piece);
+            // Never fails: the range is inside the region.
+            data.consume(count as usize, |offset, piece| {
+                let _ = sbuf.write_at(from as usize + offset, piece);
             });
         };
         put(start, first);
         put(0, len - first);
         self.write_at = (start + len) % size;
         self.in_use += len;
-        let sge = |at: u32, len: u32| Sge {
-            addr: base + u64::from(at),
+        let sge = |offset: u32, len: u32| Sge {
+            addr: base + u64::from(offset),
             len,
             lkey: key,
         };
@@ -176,23 +180,23 @@ impl Stream {
         )
     }
 
-    /// Writes into a buffer that the peer mapped, as much as possible now. Fails as
-    /// [`send`](Self::send). `Ok` with less than requested: the remainder is not mapped.
+    /// Writes as much as possible now into a buffer that the peer mapped. Returns fewer bytes than
+    /// requested if the remainder is not mapped. Fails as [`send`](Self::send).
     pub(crate) fn write_mapped(
         &mut self,
         data: &mut Gather<'_>,
         offset: &mut u64,
     ) -> Result<usize> {
-        let before = data.left();
+        let before = data.remaining();
         self.check_writing()?;
         self.send_mappings();
-        while data.left() > 0 {
+        while data.remaining() > 0 {
             let Some((mapping, within)) = self.iomaps.find(*offset) else {
-                // Its announcement may be waiting to be read.
+                // The message that announces the mapping may not have been processed yet.
                 self.process(true);
                 match self.iomaps.find(*offset) {
                     Some(_) => continue,
-                    None => return Ok(before - data.left()),
+                    None => return Ok(before - data.remaining()),
                 }
             };
             if !self.has_slots() {
@@ -201,15 +205,18 @@ impl Stream {
             if self.over || !self.has_slots() {
                 break;
             }
-            let rest = mapping.window.len - within as u32;
-            let left = u32::try_from(data.left()).unwrap_or(u32::MAX);
-            let len = left.min(TRANSFER_MAX).min(rest).min(self.room());
+            let mapped = mapping.window.len - within as u32;
+            let remaining = u32::try_from(data.remaining()).unwrap_or(u32::MAX);
+            let len = remaining
+                .min(TRANSFER_MAX)
+                .min(mapped)
+                .min(self.free_buffer());
             let (sges, n) = self.store(data, len);
             let addr = mapping.window.addr.wrapping_add(within);
             self.post_buffered(addr, mapping.window.key, &sges[..n], len, None);
             *offset = offset.wrapping_add(u64::from(len));
         }
-        match before - data.left() {
+        match before - data.remaining() {
             0 if before > 0 => self.check_writing().and(Err(Errno::AGAIN)),
             n => Ok(n),
         }
@@ -252,10 +259,12 @@ mod tests {
         for step in 1..=7 {
             let mut gather = Gather::new(&pieces);
             let mut all = Vec::new();
-            while gather.left() > 0 {
-                let n = step.min(gather.left());
+            while gather.remaining() > 0 {
+                let n = step.min(gather.remaining());
                 let mut part = vec![0; n];
-                gather.take(n, |at, p| part[at..at + p.len()].copy_from_slice(p));
+                gather.consume(n, |offset, p| {
+                    part[offset..offset + p.len()].copy_from_slice(p)
+                });
                 all.extend(part);
             }
             assert_eq!(all, b"abcdefg", "{step}");

@@ -1,5 +1,5 @@
-//! The C functions of rsockets with the arguments of a C program: a session from `rsocket` to
-//! `rclose`, including errors.
+//! Tests of the C functions of rsockets, with the arguments that a C program passes: sessions from
+//! `rsocket` to `rclose`, including errors.
 
 use crate::common::alone;
 use iwarp_rsocket::c_api::*;
@@ -26,11 +26,11 @@ struct Session {
     listener: i32,
     client: i32,
     server: i32,
-    at: libc::sockaddr_in,
+    listen_address: libc::sockaddr_in,
     peer: libc::sockaddr_in,
 }
 
-fn listening() -> (i32, libc::sockaddr_in) {
+fn listen() -> (i32, libc::sockaddr_in) {
     // SAFETY: all pointers are to locals that outlive the calls, with their true lengths.
     unsafe {
         let l = rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
@@ -53,9 +53,9 @@ fn listening() -> (i32, libc::sockaddr_in) {
     }
 }
 
-fn connected() -> Session {
-    let (l, a) = listening();
-    // SAFETY: as in `listening`.
+fn connect() -> Session {
+    let (l, a) = listen();
+    // SAFETY: as in `listen`.
     unsafe {
         let c = rsocket(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_TCP);
         assert_eq!(
@@ -82,16 +82,16 @@ fn connected() -> Session {
             listener: l,
             client: c,
             server: s,
-            at: a,
+            listen_address: a,
             peer,
         }
     }
 }
 
-/// Sends with each function, and receives everything.
+/// Sends with each send function, and receives the data.
 fn messages(session: &Session) {
-    let (c, s, a) = (session.client, session.server, session.at);
-    // SAFETY: as in `listening`.
+    let (c, s, a) = (session.client, session.server, session.listen_address);
+    // SAFETY: as in `listen`.
     unsafe {
         let iov = |data: &mut [u8]| libc::iovec {
             iov_base: data.as_mut_ptr().cast(),
@@ -136,7 +136,7 @@ fn messages(session: &Session) {
 }
 
 fn options(c: i32) {
-    // SAFETY: as in `listening`.
+    // SAFETY: as in `listen`.
     unsafe {
         let mut value = 0i32;
         let mut len = 4;
@@ -162,12 +162,12 @@ fn options(c: i32) {
 #[test]
 fn stream_session() {
     alone("stream_session", || {
-        let session = connected();
+        let session = connect();
         messages(&session);
         options(session.client);
         let (l, c, s) = (session.listener, session.client, session.server);
         let mut got = [0u8; 15];
-        // SAFETY: as in `listening`.
+        // SAFETY: as in `listen`.
         unsafe {
             assert_eq!(
                 (
@@ -197,20 +197,23 @@ fn stream_session() {
     });
 }
 
-/// The kernel fills in the message headers.
+/// A datagram socket passes message headers to the kernel.
 #[test]
 fn datagram_session() {
     alone("datagram_session", || {
-        // SAFETY: as in `listening`.
+        // SAFETY: as in `listen`.
         unsafe {
             let [a, b] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
-            let mut at = address(0);
-            assert_eq!(rbind(b, (&raw const at).cast(), LEN), 0);
+            let mut listen_address = address(0);
+            assert_eq!(rbind(b, (&raw const listen_address).cast(), LEN), 0);
             let mut len = LEN;
-            assert_eq!(rgetsockname(b, (&raw mut at).cast(), &raw mut len), 0);
-            let to = (&raw const at).cast();
+            assert_eq!(
+                rgetsockname(b, (&raw mut listen_address).cast(), &raw mut len),
+                0
+            );
+            let to = (&raw const listen_address).cast();
             let x = b"x".as_ptr().cast();
-            // Without an address this is an ordinary send, which requires a connection.
+            // Without an address, the socket must be connected.
             assert_eq!(
                 (rsendto(a, x, 1, 0, null(), 0), errno()),
                 (-1, libc::EDESTADDRREQ)
@@ -226,7 +229,7 @@ fn datagram_session() {
             (msg.msg_iov, msg.msg_iovlen) = (&raw mut piece, 1);
             (msg.msg_name, msg.msg_namelen) = (to.cast_mut().cast(), LEN);
             assert_eq!(rsendmsg(a, &raw const msg, 0), 6);
-            // A `read` of zero bytes leaves the datagram; a `recv` of zero bytes removes it.
+            // `rread` of zero bytes keeps the datagram in the queue; `rrecv` removes it.
             let mut got = [0u8; 16];
             assert_eq!(rread(b, null_mut(), 0), 0);
             assert_eq!(rrecv(b, got.as_mut_ptr().cast(), 16, libc::MSG_PEEK), 1);
@@ -250,7 +253,7 @@ fn datagram_session() {
                 rrecvfrom(a, got.as_mut_ptr().cast(), 16, 0, place, &raw mut len),
                 1
             );
-            assert_eq!((len, again.sin_port), (LEN, at.sin_port));
+            assert_eq!((len, again.sin_port), (LEN, listen_address.sin_port));
             // An address without a family removes the default destination.
             from.sin_family = libc::AF_UNSPEC as libc::sa_family_t;
             assert_eq!(rconnect(b, (&raw const from).cast(), LEN), 0);

@@ -1,5 +1,5 @@
-//! Connecting and accepting, their errors, and `poll` and `select` over rsockets and other
-//! descriptors.
+//! Tests of connecting and accepting, of their errors, and of `poll` and `select` with rsockets and
+//! other descriptors.
 
 use crate::common::{Rs, limit, listener, pair};
 use iwarp_rsocket as rs;
@@ -36,7 +36,7 @@ fn nonblocking_connect_and_accept() {
 }
 
 #[test]
-fn connections_precede_accept() {
+fn connections_do_not_wait_for_accept() {
     let limit = limit(30);
     let (l, address) = listener(|_| {});
     let clients: Vec<_> = (0..8)
@@ -56,7 +56,7 @@ fn connections_precede_accept() {
 }
 
 #[test]
-fn full_backlog_refuses() {
+fn full_backlog_refuses_connection() {
     let l = Rs::new();
     rs::bind(l.0, "127.0.0.1:0".parse().unwrap()).unwrap();
     rs::listen(l.0, 2).unwrap();
@@ -72,16 +72,15 @@ fn full_backlog_refuses() {
 }
 
 #[test]
-fn refused_socket_can_reconnect() {
-    // This connection occupies the port: there can be no listener on it, and no other connection
-    // from it.
+fn socket_can_reconnect_after_refusal() {
+    // The local port of this connection is in use, so no other test can listen on it.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-    let free = held.local_addr().unwrap();
+    let no_listener = held.local_addr().unwrap();
     let c = Rs::new();
-    assert_eq!(rs::connect(c.0, free), Err(Errno::CONNREFUSED));
+    assert_eq!(rs::connect(c.0, no_listener), Err(Errno::CONNREFUSED));
     c.nonblocking();
-    assert_eq!(rs::connect(c.0, free), Err(Errno::INPROGRESS));
+    assert_eq!(rs::connect(c.0, no_listener), Err(Errno::INPROGRESS));
     let events = c.poll(libc::POLLOUT, 10_000);
     assert_ne!(events & libc::POLLERR, 0);
     assert_eq!(c.get(libc::SOL_SOCKET, libc::SO_ERROR), libc::ECONNREFUSED);
@@ -94,26 +93,26 @@ fn refused_socket_can_reconnect() {
     rs::control(c.0, libc::F_SETFL, 0).unwrap();
     rs::connect(c.0, address).unwrap();
     let s = Rs(rs::accept(l.0).unwrap().0);
-    s.send_all(b"at last");
-    assert_eq!(c.recv_n(7), b"at last");
+    s.send_all(b"hello");
+    assert_eq!(c.recv_n(5), b"hello");
 }
 
 #[test]
-fn foreign_server_fails_connect() {
-    // One peer closes immediately; the other speaks another protocol.
-    for answer in [
+fn connect_to_foreign_server_fails() {
+    // The first server closes immediately; the second uses another protocol.
+    for reply in [
         &b""[..],
         b"HTTP/1.1 400 Bad Request\r\n\r\n and more than enough to fill a frame",
     ] {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            // The rsocket retries with MPA revision 1, so the server must accept more than once.
+            // The rsocket tries again with MPA revision 1, so the server must accept twice.
             tcp.set_nonblocking(true).unwrap();
-            let end = Instant::now() + Duration::from_secs(2);
-            while Instant::now() < end {
+            let deadline = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < deadline {
                 if let Ok((mut stream, _)) = tcp.accept() {
-                    let _ = stream.write_all(answer);
+                    let _ = stream.write_all(reply);
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -139,7 +138,7 @@ fn listener_survives_foreign_clients() {
         let mut tcp = TcpStream::connect(address).unwrap();
         tcp.write_all(junk).unwrap();
     }
-    // A peer that speaks MPA, but with other private data than an rsocket.
+    // A peer that uses MPA, but whose private data is not that of an rsocket.
     let channel = iwarp::runtime::create_event_channel().unwrap();
     let id = iwarp::runtime::cm::CmId::create(&channel, None);
     id.resolve_addr(None, address).unwrap();
@@ -186,7 +185,7 @@ fn listener_survives_foreign_clients() {
 }
 
 #[test]
-fn unsupported_kinds_of_sockets_are_refused() {
+fn unsupported_socket_types_are_refused() {
     for (domain, ty, protocol) in [
         (libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_TCP),
         (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
@@ -199,7 +198,7 @@ fn unsupported_kinds_of_sockets_are_refused() {
 }
 
 #[test]
-fn wrong_descriptors_and_states_are_refused() {
+fn wrong_descriptors_and_states_fail() {
     let address: SocketAddr = "127.0.0.1:1".parse().unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     for fd in [-1, 987_654, tcp.as_raw_fd()] {
@@ -222,10 +221,10 @@ fn wrong_descriptors_and_states_are_refused() {
         rs::bind(r.0, "127.0.0.1:0".parse().unwrap()),
         Err(Errno::INVAL)
     );
-    let taken = Rs::new();
+    let second = Rs::new();
     let (_l, address) = listener(|_| {});
-    let twice = rs::bind(taken.0, address).and_then(|()| rs::listen(taken.0, 1));
-    assert_eq!(twice, Err(Errno(libc::EADDRINUSE)));
+    let result = rs::bind(second.0, address).and_then(|()| rs::listen(second.0, 1));
+    assert_eq!(result, Err(Errno(libc::EADDRINUSE)));
     let (l, address) = listener(|_| {});
     assert_eq!(rs::connect(l.0, address), Err(Errno::ISCONN));
     // A listener that was shut down is neither bound nor listening.
@@ -234,10 +233,10 @@ fn wrong_descriptors_and_states_are_refused() {
 }
 
 #[test]
-fn ipv6() {
+fn ipv6_sockets_connect() {
     let l = Rs(rs::socket(libc::AF_INET6, libc::SOCK_STREAM, 0).unwrap());
     if rs::bind(l.0, "[::1]:0".parse().unwrap()).is_err() {
-        eprintln!("no IPv6 here");
+        eprintln!("skipped: needs IPv6");
         return;
     }
     rs::listen(l.0, 1).unwrap();
@@ -261,7 +260,7 @@ fn ipv6() {
 }
 
 #[test]
-fn poll_takes_rsockets_and_other_descriptors() {
+fn poll_mixes_rsockets_and_descriptors() {
     let (c, s) = pair();
     let (reader, mut writer) = std::io::pipe().unwrap();
     let (l, address) = listener(|_| {});
@@ -281,24 +280,24 @@ fn poll_takes_rsockets_and_other_descriptors() {
     let start = Instant::now();
     assert_eq!(rs::poll(&mut set, ms(50)), Ok(0));
     assert!(start.elapsed() >= Duration::from_millis(50));
-    let seen = |set: &[libc::pollfd]| set.iter().map(|f| f.revents).collect::<Vec<_>>();
+    let revents = |set: &[libc::pollfd]| set.iter().map(|f| f.revents).collect::<Vec<_>>();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
             writer.write_all(b"x").unwrap();
         });
         assert_eq!(rs::poll(&mut set, ms(10_000)), Ok(1));
-        assert_eq!(seen(&set), [libc::POLLIN, 0, 0, 0, 0]);
+        assert_eq!(revents(&set), [libc::POLLIN, 0, 0, 0, 0]);
     });
-    let mut rest = set;
-    rest[0].fd = -1;
+    let mut rsockets = set;
+    rsockets[0].fd = -1;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
             c.send_all(b"y");
         });
-        assert_eq!(rs::poll(&mut rest, None), Ok(1));
-        assert_eq!(seen(&rest), [0, libc::POLLIN, 0, 0, 0]);
+        assert_eq!(rs::poll(&mut rsockets, None), Ok(1));
+        assert_eq!(revents(&rsockets), [0, libc::POLLIN, 0, 0, 0]);
     });
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -310,24 +309,27 @@ fn poll_takes_rsockets_and_other_descriptors() {
         assert_eq!(rs::poll(&mut one, ms(10_000)), Ok(1));
     });
     assert_eq!(rs::poll(&mut set, ms(0)), Ok(3));
-    assert_eq!(seen(&set), [libc::POLLIN, libc::POLLIN, 0, libc::POLLIN, 0]);
-    // A set of ordinary descriptors only, and an empty set.
+    assert_eq!(
+        revents(&set),
+        [libc::POLLIN, libc::POLLIN, 0, libc::POLLIN, 0]
+    );
+    // Sets without rsockets: one ordinary descriptor, and none.
     assert_eq!(rs::poll(&mut set[..1], ms(0)), Ok(1));
     assert_eq!(rs::poll(&mut [], ms(1)), Ok(0));
-    // Several ordinary descriptors, for reading and for writing.
+    // Ordinary descriptors for reading and for writing, and a stream without wanted events.
     let mut ordinary = [
         entry(reader.as_raw_fd(), libc::POLLIN),
         entry(s.0, 0),
         entry(writer.as_raw_fd(), libc::POLLOUT),
     ];
     assert_eq!(rs::poll(&mut ordinary, ms(0)), Ok(2));
-    assert_eq!(seen(&ordinary), [libc::POLLIN, 0, libc::POLLOUT]);
+    assert_eq!(revents(&ordinary), [libc::POLLIN, 0, libc::POLLOUT]);
     let mut closed = [entry(s.0, 0), entry(987_654, libc::POLLIN)];
     assert_eq!(rs::poll(&mut closed, ms(0)), Ok(1));
     assert_eq!(closed[1].revents, libc::POLLNVAL);
 }
 
-/// Each entry counts, and a socket may have several entries.
+/// A socket may have several entries, and each ready entry is counted.
 #[test]
 fn poll_counts_each_ready_entry() {
     let (c, s) = pair();
@@ -370,12 +372,12 @@ fn select_reports_eof_and_bad_descriptors() {
         }
     };
     assert_eq!(select(reader.as_raw_fd()), (Ok(1), true));
-    // No test of this file opens so many descriptors.
+    // No test of this process opens so many descriptors.
     assert_eq!(select(1020).0, Err(Errno::BADF));
 }
 
 #[test]
-fn select_takes_rsockets_and_other_descriptors() {
+fn select_mixes_rsockets_and_descriptors() {
     let (c, s) = pair();
     let (reader, _writer) = std::io::pipe().unwrap();
     let fds = [c.0, s.0, reader.as_raw_fd()];
@@ -397,7 +399,7 @@ fn select_takes_rsockets_and_other_descriptors() {
         assert_eq!(rs::select(top, sets, timeout), Ok(0));
         assert!(
             !libc::FD_ISSET(s.0, &raw const read),
-            "the set is not cleared after a time-out"
+            "the set was not cleared after the timeout"
         );
         c.send_all(b"x");
         for fd in fds {
@@ -460,19 +462,19 @@ fn accepted_socket_inherits_options() {
     assert_eq!(l.poll(libc::POLLIN, 10_000), libc::POLLIN);
     let s = Rs(rs::accept(l.0).unwrap().0);
     for (level, name, _) in set {
-        let of = |fd| rs::get_option(fd, level, name).unwrap();
-        assert_eq!(of(s.0), of(l.0), "option {name} of level {level}");
+        let value = |fd| rs::get_option(fd, level, name).unwrap();
+        assert_eq!(value(s.0), value(l.0), "option {name} of level {level}");
         assert_ne!(
-            of(s.0),
-            of(Rs::new().0),
-            "option {name} of level {level} is not set"
+            value(s.0),
+            value(Rs::new().0),
+            "option {name} of level {level} has its default value"
         );
     }
     let flags = rs::control(s.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK;
     assert_eq!((flags, rs::control(s.0, libc::F_GETFD, 0)), (0, Ok(0)));
 }
 
-/// Each attempt of a bound socket comes from its address.
+/// Each connection attempt of a bound socket uses its bound address.
 #[test]
 fn reconnect_keeps_bound_address() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -494,7 +496,7 @@ fn reconnect_keeps_bound_address() {
     assert_eq!(peer, Some(bound));
 }
 
-/// The listener's receive time-out limits `accept`, whenever it was set.
+/// The listener's receive timeout limits `accept`, whether it was set before or after `listen`.
 #[test]
 fn accept_obeys_receive_timeout() {
     let time = |ms: i64| [0i64.to_ne_bytes(), (ms * 1000).to_ne_bytes()].concat();
@@ -509,14 +511,14 @@ fn accept_obeys_receive_timeout() {
         while !accepted.is_finished() {
             assert!(
                 begin.elapsed() < Duration::from_secs(20),
-                "{ms} ms are not obeyed"
+                "accept did not return after {ms} ms"
             );
             std::thread::yield_now();
         }
         assert_eq!(accepted.join().unwrap().unwrap_err(), Errno::AGAIN);
         assert!(begin.elapsed() >= Duration::from_millis(ms as u64));
     }
-    // Zero: no limit.
+    // Zero disables the timeout.
     set(&l, 0);
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| rs::accept(l.0).map(|(s, _)| Rs(s)));
@@ -528,23 +530,22 @@ fn accept_obeys_receive_timeout() {
     });
 }
 
-/// A set may contain the last descriptor below `FD_SETSIZE`, and no later one.
+/// A set may contain all descriptors below `FD_SETSIZE`, but `select` refuses a larger count.
 #[test]
-fn select_takes_full_sets() {
+fn select_accepts_last_descriptor() {
     let (c, s) = pair();
     c.send_all(b"x");
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     const LAST: i32 = libc::FD_SETSIZE as i32 - 1;
-    // A fixed number, which other tests of this process do not reach.
-    // SAFETY: the number is unused, because the lowest free number is always assigned first.
+    // SAFETY: duplicates the descriptor to an unused number; no pointers.
     let last = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LAST) };
-    assert_eq!(last, LAST, "the last descriptor of a set is in use");
+    assert_eq!(last, LAST, "descriptor {LAST} is in use");
     let limit = Some(Duration::from_secs(10));
     for count in [LAST, LAST + 1] {
         // SAFETY: all zero is an empty set, and the numbers fit.
         let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
+        // SAFETY: the set is valid, and the numbers are below `FD_SETSIZE`.
         unsafe {
             libc::FD_SET(s.0, &raw mut set);
             libc::FD_SET(LAST, &raw mut set);
@@ -557,18 +558,18 @@ fn select_takes_full_sets() {
         // SAFETY: the set is valid.
         let found = unsafe { rs::select(count, sets, limit) };
         assert_eq!(found, Ok(if count > LAST { 2 } else { 1 }), "{count}");
-        // SAFETY: the set is valid.
-        let has = |fd| unsafe { libc::FD_ISSET(fd, &raw const set) };
-        assert_eq!((has(s.0), has(LAST)), (true, count > LAST));
+        // SAFETY: the set is valid, and the numbers are below `FD_SETSIZE`.
+        let is_set = |fd| unsafe { libc::FD_ISSET(fd, &raw const set) };
+        assert_eq!((is_set(s.0), is_set(LAST)), (true, count > LAST));
     }
     let none = rs::Sets {
         read: std::ptr::null_mut(),
         write: std::ptr::null_mut(),
         except: std::ptr::null_mut(),
     };
-    // SAFETY: there are no sets.
+    // SAFETY: null sets are allowed.
     let refused = unsafe { rs::select(LAST + 2, none, limit) };
     assert_eq!(refused, Err(Errno::INVAL));
-    // SAFETY: the descriptor is this test's.
+    // SAFETY: this test owns the descriptor.
     unsafe { libc::close(last) };
 }

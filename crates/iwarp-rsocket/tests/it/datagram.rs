@@ -1,4 +1,4 @@
-//! Datagram sockets: addresses, whole datagrams, waiting, options, and unsupported calls.
+//! Tests of datagram sockets: addresses, whole datagrams, waiting, options, and unsupported calls.
 
 use crate::common::{Rs, alone, pair, pattern};
 use iwarp_rsocket as rs;
@@ -7,46 +7,48 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 const DOMAINS: [(i32, &str); 2] = [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")];
-/// Longer than any wait in these tests, so that a lost wake-up fails a test instead of hanging it.
-const LONG_MS: u64 = 20_000;
+/// Timeout for events that must occur, so that a lost wake-up does not hang the test.
+const TIMEOUT_MS: u64 = 20_000;
 
 fn datagram(domain: i32) -> Rs {
     Rs(rs::socket(domain, libc::SOCK_DGRAM, 0).unwrap())
 }
 
-/// Returns a socket at a free port of the loopback address, and its address.
-fn bound(domain: i32, at: &str) -> (Rs, SocketAddr) {
+/// Returns a socket bound to a free loopback port, and its address.
+fn bound(domain: i32, bind_address: &str) -> (Rs, SocketAddr) {
     let r = datagram(domain);
-    rs::bind(r.0, at.parse().unwrap()).unwrap();
+    rs::bind(r.0, bind_address.parse().unwrap()).unwrap();
     let address = rs::local_address(r.0).unwrap();
     assert_ne!(address.port(), 0);
     (r, address)
 }
 
-fn connected(domain: i32, at: &str) -> (Rs, Rs) {
-    let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
-    rs::connect(a.0, b_at).unwrap();
-    rs::connect(b.0, a_at).unwrap();
+fn connected(domain: i32, bind_address: &str) -> (Rs, Rs) {
+    let ((a, a_address), (b, b_address)) =
+        (bound(domain, bind_address), bound(domain, bind_address));
+    rs::connect(a.0, b_address).unwrap();
+    rs::connect(b.0, a_address).unwrap();
     (a, b)
 }
 
 #[test]
 fn datagrams_arrive_whole_with_sender() {
     alone("datagrams_arrive_whole_with_sender", || {
-        for (domain, at) in DOMAINS {
-            let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
+        for (domain, bind_address) in DOMAINS {
+            let ((a, a_address), (b, b_address)) =
+                (bound(domain, bind_address), bound(domain, bind_address));
             for len in [0, 1, 2049, 5000, 65_507] {
                 let data = pattern(len, len);
-                assert_eq!(rs::send_to(a.0, &data, 0, b_at), Ok(len));
-                assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+                assert_eq!(rs::send_to(a.0, &data, 0, b_address), Ok(len));
+                assert_eq!(b.poll(libc::POLLIN, TIMEOUT_MS), libc::POLLIN);
                 let mut out = vec![0; 70_000];
-                assert_eq!(rs::recv_from(b.0, &mut out, 0), Ok((len, Some(a_at))));
+                assert_eq!(rs::recv_from(b.0, &mut out, 0), Ok((len, Some(a_address))));
                 assert!(out[..len] == data, "{len} octets differ");
             }
             assert_eq!(rs::peer_address(a.0), Err(Errno::NOTCONN));
             assert_eq!(rs::send(a.0, b"whereto", 0), Err(Errno(libc::EDESTADDRREQ)));
             assert_eq!(
-                rs::send_to(a.0, &vec![0; 70_000], 0, b_at),
+                rs::send_to(a.0, &vec![0; 70_000], 0, b_address),
                 Err(Errno(libc::EMSGSIZE))
             );
         }
@@ -56,12 +58,12 @@ fn datagrams_arrive_whole_with_sender() {
 #[test]
 fn connected_socket_receives_from_peer_only() {
     alone("connected_socket_receives_from_peer_only", || {
-        for (domain, at) in DOMAINS {
-            let (a, b) = connected(domain, at);
-            let (stranger, _) = bound(domain, at);
-            let b_at = rs::local_address(b.0).unwrap();
-            assert_eq!(rs::peer_address(a.0), Ok(b_at));
-            rs::send_to(stranger.0, b"not you", 0, b_at).unwrap();
+        for (domain, bind_address) in DOMAINS {
+            let (a, b) = connected(domain, bind_address);
+            let (stranger, _) = bound(domain, bind_address);
+            let b_address = rs::local_address(b.0).unwrap();
+            assert_eq!(rs::peer_address(a.0), Ok(b_address));
+            rs::send_to(stranger.0, b"not you", 0, b_address).unwrap();
             rs::send(a.0, b"you", 0).unwrap();
             let mut out = [0; 16];
             assert_eq!(rs::recv(b.0, &mut out, 0), Ok(3));
@@ -70,10 +72,13 @@ fn connected_socket_receives_from_peer_only() {
                 rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
                 Err(Errno::AGAIN)
             );
-            // Another destination may still be named.
-            let stranger_at = rs::local_address(stranger.0).unwrap();
-            rs::send_to(b.0, b"over there", 0, stranger_at).unwrap();
-            assert_eq!(rs::recv_from(stranger.0, &mut out, 0), Ok((10, Some(b_at))));
+            // Each call may still pass another destination.
+            let stranger_address = rs::local_address(stranger.0).unwrap();
+            rs::send_to(b.0, b"over there", 0, stranger_address).unwrap();
+            assert_eq!(
+                rs::recv_from(stranger.0, &mut out, 0),
+                Ok((10, Some(b_address)))
+            );
         }
     });
 }
@@ -83,15 +88,15 @@ fn peer_may_be_udp_socket() {
     alone("peer_may_be_udp_socket", || {
         let plain = UdpSocket::bind("127.0.0.1:0").unwrap();
         plain
-            .set_read_timeout(Some(Duration::from_millis(LONG_MS)))
+            .set_read_timeout(Some(Duration::from_millis(TIMEOUT_MS)))
             .unwrap();
-        let (r, r_at) = bound(libc::AF_INET, "127.0.0.1:0");
+        let (r, r_address) = bound(libc::AF_INET, "127.0.0.1:0");
         rs::connect(r.0, plain.local_addr().unwrap()).unwrap();
         rs::send_vectored(r.0, &[b"two ", b"pieces"], 0).unwrap();
         let mut out = [0; 32];
-        assert_eq!(plain.recv_from(&mut out).unwrap(), (10, r_at));
+        assert_eq!(plain.recv_from(&mut out).unwrap(), (10, r_address));
         assert_eq!(&out[..10], b"two pieces");
-        plain.send_to(b"answer", r_at).unwrap();
+        plain.send_to(b"answer", r_address).unwrap();
         let (mut front, mut back) = ([0; 2], [0; 20]);
         assert_eq!(
             rs::recv_vectored(r.0, &mut [&mut front, &mut back], 0),
@@ -101,20 +106,23 @@ fn peer_may_be_udp_socket() {
         // The kernel reports a closed port to a connected socket.
         drop(plain);
         rs::send(r.0, b"anybody?", 0).unwrap();
-        assert_eq!(r.poll(libc::POLLIN, LONG_MS) & libc::POLLERR, libc::POLLERR);
+        assert_eq!(
+            r.poll(libc::POLLIN, TIMEOUT_MS) & libc::POLLERR,
+            libc::POLLERR
+        );
         assert_eq!(rs::recv(r.0, &mut out, 0), Err(Errno::CONNREFUSED));
     });
 }
 
 #[test]
-fn peek_keeps_and_short_buffer_truncates() {
-    alone("peek_keeps_and_short_buffer_truncates", || {
+fn peek_keeps_data_and_short_buffer_truncates() {
+    alone("peek_keeps_data_and_short_buffer_truncates", || {
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
         for data in [&b"first one"[..], b"second", b"third"] {
             rs::send(a.0, data, 0).unwrap();
         }
         let mut out = [0; 4];
-        assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+        assert_eq!(b.poll(libc::POLLIN, TIMEOUT_MS), libc::POLLIN);
         assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
         assert_eq!(
             rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
@@ -122,7 +130,7 @@ fn peek_keeps_and_short_buffer_truncates() {
         );
         assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"firs"));
         assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"seco"));
-        // Waiting for all bytes is for streams: a datagram is complete.
+        // MSG_WAITALL has no effect, because a datagram is complete.
         let mut out = [0; 40];
         assert_eq!(rs::recv(b.0, &mut out, libc::MSG_WAITALL), Ok(5));
         assert_eq!(
@@ -133,8 +141,8 @@ fn peek_keeps_and_short_buffer_truncates() {
 }
 
 #[test]
-fn receive_waits_with_limits() {
-    alone("receive_waits_with_limits", || {
+fn receive_obeys_timeout_and_flags() {
+    alone("receive_obeys_timeout_and_flags", || {
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
         let mut out = [0; 16];
         let brief = [0i64.to_ne_bytes(), 20_000i64.to_ne_bytes()].concat();
@@ -163,7 +171,7 @@ fn receive_waits_with_limits() {
         });
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let r = Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP).unwrap());
-        // Without the flag the call below would never return.
+        // A blocking socket would hang in the call below.
         assert_ne!(
             rs::control(r.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
             0
@@ -186,18 +194,18 @@ fn poll_mixes_streams_and_datagrams() {
             events,
             revents: 0,
         };
-        let look = |wait_ms| {
+        let poll_both = |wait_ms| {
             let mut set = [entry(server.0, libc::POLLIN), entry(b.0, libc::POLLIN)];
             let n = rs::poll(&mut set, Some(Duration::from_millis(wait_ms))).unwrap();
             (n, set[0].revents, set[1].revents)
         };
-        assert_eq!(look(0), (0, 0, 0));
+        assert_eq!(poll_both(0), (0, 0, 0));
         std::thread::scope(|s| {
             s.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
                 rs::send(a.0, b"datagram", 0).unwrap();
             });
-            assert_eq!(look(LONG_MS), (1, 0, libc::POLLIN));
+            assert_eq!(poll_both(TIMEOUT_MS), (1, 0, libc::POLLIN));
         });
         rs::recv(b.0, &mut [0; 8], 0).unwrap();
         std::thread::scope(|s| {
@@ -205,9 +213,9 @@ fn poll_mixes_streams_and_datagrams() {
                 std::thread::sleep(Duration::from_millis(30));
                 client.send_all(b"stream");
             });
-            assert_eq!(look(LONG_MS), (1, libc::POLLIN, 0));
+            assert_eq!(poll_both(TIMEOUT_MS), (1, libc::POLLIN, 0));
         });
-        assert_eq!(a.poll(libc::POLLOUT, LONG_MS), libc::POLLOUT);
+        assert_eq!(a.poll(libc::POLLOUT, TIMEOUT_MS), libc::POLLOUT);
     });
 }
 
@@ -268,8 +276,8 @@ fn shutdown_ends_one_direction_of_datagrams() {
     alone("shutdown_ends_one_direction_of_datagrams", || {
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
         rs::shutdown(a.0, libc::SHUT_RD).unwrap();
-        let limit = [20i64.to_ne_bytes(), [0; 8]].concat();
-        rs::set_option(a.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit).unwrap();
+        let timeout = [20i64.to_ne_bytes(), [0; 8]].concat();
+        rs::set_option(a.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout).unwrap();
         assert_eq!(rs::recv(a.0, &mut [0], 0), Ok(0));
         rs::send(a.0, b"out", 0).unwrap();
         assert_eq!(rs::recv(b.0, &mut [0; 8], 0), Ok(3));
@@ -281,7 +289,7 @@ fn shutdown_ends_one_direction_of_datagrams() {
 #[test]
 fn close_frees_number_and_port() {
     alone("close_frees_number_and_port", || {
-        let (r, at) = bound(libc::AF_INET, "127.0.0.1:0");
+        let (r, bind_address) = bound(libc::AF_INET, "127.0.0.1:0");
         assert!(rs::is_rsocket(r.0));
         rs::close(r.0).unwrap();
         assert!(!rs::is_rsocket(r.0));
@@ -289,9 +297,12 @@ fn close_frees_number_and_port() {
         assert_eq!(rs::close(r.0), Err(Errno::BADF));
         std::mem::forget(r);
         let again = datagram(libc::AF_INET);
-        rs::bind(again.0, at).unwrap();
+        rs::bind(again.0, bind_address).unwrap();
         let other = datagram(libc::AF_INET);
-        assert_eq!(rs::bind(other.0, at), Err(Errno(libc::EADDRINUSE)));
+        assert_eq!(
+            rs::bind(other.0, bind_address),
+            Err(Errno(libc::EADDRINUSE))
+        );
     });
 }
 
@@ -304,13 +315,13 @@ fn child_uses_inherited_datagram_socket() {
         if child == 0 {
             let sent = rs::send(a.0, b"from the child", 0) == Ok(14);
             let closed = rs::close(a.0) == Ok(()) && rs::close(a.0) == Err(Errno::BADF);
-            // SAFETY: nothing of the child is needed any more.
+            // SAFETY: always safe; the child ends without destructors and exit handlers.
             unsafe { libc::_exit(if sent && closed { 7 } else { 1 }) };
         }
         let mut out = [0; 32];
         assert_eq!(rs::recv(b.0, &mut out, 0), Ok(14));
         let mut status = 0;
-        // SAFETY: a valid place; the process is a child of this one.
+        // SAFETY: `status` is a valid place for the result.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
         // The parent's socket is still open.

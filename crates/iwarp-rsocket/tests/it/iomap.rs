@@ -1,4 +1,4 @@
-//! `riomap` and `riowrite`: buffers into which the peer writes directly.
+//! Tests of `riomap` and `riowrite`: buffers into which the peer writes directly.
 
 use crate::common::{Rs, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
@@ -13,10 +13,10 @@ impl Buffer {
     }
 
     fn map(&mut self, r: &Rs, offset: Option<u64>) -> Result<u64, Errno> {
-        let (at, len) = (self.0.as_mut_ptr(), self.0.len());
+        let (start, len) = (self.0.as_mut_ptr(), self.0.len());
         // SAFETY: each test unmaps the buffer or closes the socket before it drops the buffer,
         // which is read through raw pointers only.
-        unsafe { rs::iomap(r.0, at, len, true, offset) }
+        unsafe { rs::iomap(r.0, start, len, true, offset) }
     }
 
     fn unmap(&mut self, r: &Rs) -> Result<(), Errno> {
@@ -31,13 +31,13 @@ impl Buffer {
     }
 }
 
-fn mappable() -> (Rs, Rs) {
+fn pair_with_mappings() -> (Rs, Rs) {
     pair_with(|r| r.set(rs::SOL_RDMA, rs::RDMA_IOMAPSIZE, 4))
 }
 
 #[test]
-fn iowrites_precede_later_sends() {
-    let (c, s) = mappable();
+fn iowrite_arrives_before_later_send() {
+    let (c, s) = pair_with_mappings();
     let mut buffer = Buffer::new(300_000);
     assert_eq!(buffer.map(&s, Some(1000)), Ok(1000));
     s.send_all(b"mapped");
@@ -64,7 +64,7 @@ fn iowrites_precede_later_sends() {
 
 #[test]
 fn mappings_are_added_and_removed() {
-    let (c, s) = mappable();
+    let (c, s) = pair_with_mappings();
     let mut buffers: Vec<_> = (0..4).map(|_| Buffer::new(100)).collect();
     for (i, b) in buffers.iter_mut().enumerate() {
         b.map(&s, Some(i as u64 * 100)).unwrap();
@@ -80,7 +80,7 @@ fn mappings_are_added_and_removed() {
     assert_eq!(s.recv_n(1), b"!");
     let got: Vec<u8> = buffers.iter().flat_map(Buffer::read).collect();
     assert_eq!(got, data);
-    // The slot of a removed mapping is reused.
+    // The entry of a removed mapping is used again.
     buffers[2].unmap(&s).unwrap();
     assert_eq!(buffers[2].unmap(&s), Err(Errno::INVAL));
     let address = fifth.0.as_ptr() as u64;
@@ -103,11 +103,11 @@ fn mappings_are_added_and_removed() {
     drop((c, s));
 }
 
-/// The peer is not notified when a mapping ends. Its later writes are refused, and the buffer does
+/// The peer is not notified when a mapping is removed. Its later Writes fail, and the buffer does
 /// not change.
 #[test]
 fn unmapped_buffer_is_not_written() {
-    let (c, s) = mappable();
+    let (c, s) = pair_with_mappings();
     let mut buffer = Buffer::new(100);
     buffer.map(&s, Some(0)).unwrap();
     s.send_all(b".");
@@ -122,19 +122,19 @@ fn unmapped_buffer_is_not_written() {
 }
 
 #[test]
-fn mapping_fails_without_slots_or_connection() {
+fn iomap_fails_without_entries_or_connection() {
     let (_c, s) = pair();
     let mut buffer = Buffer::new(10);
     assert_eq!(buffer.map(&s, None), Err(Errno::NOMEM));
     assert_eq!(buffer.map(&Rs::new(), None), Err(Errno::INVAL));
-    let at = buffer.0.as_mut_ptr();
+    let start = buffer.0.as_mut_ptr();
     // SAFETY: the peer may not write here, and the buffer is unmapped before it is dropped.
-    let local = unsafe { rs::iomap(s.0, at, 10, false, Some(5)) };
+    let local = unsafe { rs::iomap(s.0, start, 10, false, Some(5)) };
     assert_eq!(local, Ok(5));
     buffer.unmap(&s).unwrap();
     // SAFETY: both calls fail without mapping anything.
     unsafe {
-        assert_eq!(rs::iomap(s.0, at, 0, false, None), Err(Errno::INVAL));
+        assert_eq!(rs::iomap(s.0, start, 0, false, None), Err(Errno::INVAL));
         assert_eq!(
             rs::iomap(s.0, 4096 as *mut u8, 10, false, None),
             Err(Errno(libc::EFAULT))

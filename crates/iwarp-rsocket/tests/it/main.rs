@@ -1,6 +1,6 @@
-//! The integration tests of this crate: one program, because each takes seconds to link. A test
-//! that depends on the descriptors or environment of its process runs in its own process: see
-//! `common::alone`.
+//! The integration tests of this crate: a single program, because each program takes seconds to
+//! link. A test that depends on the descriptors or environment of its process runs in its own
+//! process: see `common::alone`.
 
 mod c_api;
 mod common;

@@ -1,5 +1,5 @@
-//! Options of rsockets on new, connected, listening and accepted sockets, alone and together with
-//! all others.
+//! Tests of the options of new, connected, listening and accepted rsockets. Each option is tested
+//! alone, and together with all other options.
 
 use crate::common::Rs;
 use iwarp_rsocket as rs;
@@ -10,12 +10,12 @@ use std::os::fd::RawFd;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Connected {
     Changes,
-    /// Accepted without effect: the buffers exist already.
+    /// Accepted without effect, because the buffers exist already.
     Stays,
     Refused,
 }
 
-/// An option with two values besides the default, and the values read back after each.
+/// An option: two values to set, and the values that are then read.
 struct Row {
     level: i32,
     name: i32,
@@ -50,16 +50,16 @@ fn flag(level: i32, name: i32) -> Row {
     }
 }
 
-/// A queue size, which is fixed once there is a connection.
-fn fixed(name: i32, values: [i32; 2]) -> Row {
+/// A queue size, which cannot change after connecting.
+fn queue_size(name: i32, values: [i32; 2]) -> Row {
     Row {
         connected: Connected::Refused,
         ..row(rs::SOL_RDMA, name, values.map(int))
     }
 }
 
-/// As from the kernel, twice the value is read back.
-fn buffer(name: i32) -> Row {
+/// A buffer size. As in the kernel, twice the value is read.
+fn buffer_size(name: i32) -> Row {
     let values = [20_000, 48_000];
     Row {
         get: values.map(|n| int(2 * n)),
@@ -87,39 +87,39 @@ fn rows() -> Vec<Row> {
         row(socket, libc::SO_SNDTIMEO, [time(5, 0), time(0, 0)]),
         row(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, [int(77), int(1234)]),
         row(libc::IPPROTO_IP, libc::IP_TOS, [int(0x48), int(0x20)]),
-        buffer(libc::SO_RCVBUF),
-        buffer(libc::SO_SNDBUF),
-        fixed(rs::RDMA_SQSIZE, [40, 50]),
-        fixed(rs::RDMA_RQSIZE, [60, 70]),
-        fixed(rs::RDMA_INLINE, [48, 32]),
-        fixed(rs::RDMA_IOMAPSIZE, [4, 8]),
+        buffer_size(libc::SO_RCVBUF),
+        buffer_size(libc::SO_SNDBUF),
+        queue_size(rs::RDMA_SQSIZE, [40, 50]),
+        queue_size(rs::RDMA_RQSIZE, [60, 70]),
+        queue_size(rs::RDMA_INLINE, [48, 32]),
+        queue_size(rs::RDMA_IOMAPSIZE, [4, 8]),
     ]
 }
 
 impl Row {
-    fn apply(&self, fd: RawFd, which: usize) -> rs::Result<()> {
-        rs::set_option(fd, self.level, self.name, &self.set[which])
+    fn apply(&self, fd: RawFd, i: usize) -> rs::Result<()> {
+        rs::set_option(fd, self.level, self.name, &self.set[i])
     }
 
-    fn check(&self, fd: RawFd, which: usize, place: &str) {
+    fn check(&self, fd: RawFd, i: usize, context: &str) {
         let got = rs::get_option(fd, self.level, self.name).unwrap();
         let (level, name) = (self.level, self.name);
-        assert_eq!(got, self.get[which], "{place}: option {name} of {level}");
+        assert_eq!(got, self.get[i], "{context}: option {name} of {level}");
     }
 
-    /// Sets the second value on a connected socket that has the first one.
-    fn change_connected(&self, fd: RawFd, place: &str) {
+    /// Sets the second value on a connected socket that has the first value.
+    fn change_connected(&self, fd: RawFd, context: &str) {
         let result = self.apply(fd, 1);
         let refused = self.connected == Connected::Refused;
         let expected = if refused { Err(Errno::INVAL) } else { Ok(()) };
         let (level, name) = (self.level, self.name);
-        assert_eq!(result, expected, "{place}: option {name} of {level}");
+        assert_eq!(result, expected, "{context}: option {name} of {level}");
         let changed = self.connected == Connected::Changes;
-        self.check(fd, usize::from(changed), place);
+        self.check(fd, usize::from(changed), context);
     }
 }
 
-/// Connects a client. `before` is called with the listener before `listen`, `after` afterwards.
+/// Connects a client. Calls `before` with the listener before `listen`, and `after` after it.
 fn connection(client: &Rs, before: impl Fn(&Rs), after: impl Fn(&Rs)) -> (Rs, Rs) {
     let l = Rs::new();
     before(&l);
@@ -131,21 +131,21 @@ fn connection(client: &Rs, before: impl Fn(&Rs), after: impl Fn(&Rs)) -> (Rs, Rs
     (l, accepted)
 }
 
-/// Sets each option alone, then all together: none changes another one.
+/// Sets each option alone, then all options together. No option changes another option.
 #[test]
-fn options_take_effect_everywhere() {
+fn options_apply_in_each_state() {
     let all = rows();
     let alone = all.iter().map(std::slice::from_ref);
     for set in alone.chain([&all[..]]) {
         for listened in [false, true] {
             let client = Rs::new();
-            let apply = |fd, which| set.iter().for_each(|row| row.apply(fd, which).unwrap());
-            let check = |fd, which, place: &str| {
-                set.iter().for_each(|row| row.check(fd, which, place));
+            let apply = |fd, i| set.iter().for_each(|row| row.apply(fd, i).unwrap());
+            let check = |fd, i, context: &str| {
+                set.iter().for_each(|row| row.check(fd, i, context));
             };
-            for which in [1, 0] {
-                apply(client.0, which);
-                check(client.0, which, "new");
+            for i in [1, 0] {
+                apply(client.0, i);
+                check(client.0, i, "new");
             }
             let (l, accepted) = connection(
                 &client,
@@ -157,7 +157,7 @@ fn options_take_effect_everywhere() {
             );
             check(client.0, 0, "after connect");
             for row in set {
-                // Options that are not inherited are off, which is the second value.
+                // An option that is not inherited has its second value, which is off.
                 row.check(accepted.0, usize::from(!row.inherited), "accepted");
             }
             for row in set {
@@ -174,9 +174,9 @@ fn options_take_effect_everywhere() {
     }
 }
 
-/// Descriptor flags are not inherited, and neither flag changes the other one.
+/// Descriptor flags are not inherited, and setting one flag does not change the other.
 #[test]
-fn flags_are_not_inherited() {
+fn descriptor_flags_are_not_inherited() {
     let flags = |fd: RawFd| {
         let get = |command, flag| rs::control(fd, command, 0).unwrap() & flag != 0;
         (

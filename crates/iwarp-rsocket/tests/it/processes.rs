@@ -1,6 +1,6 @@
-//! Rsockets between two processes: exits without `close`, killed processes, forks. The other
-//! process is this test program with only the test `the_other_process`, in a role from its
-//! environment.
+//! Tests of rsockets between two processes: exits without `close`, killed processes, forks. The
+//! peer process is this test program, which runs only the test `peer_process`. An environment
+//! variable contains its role.
 
 use crate::common::alone::path_of;
 use crate::common::{Limit, Rs, limit, listener, octet, pattern};
@@ -20,13 +20,13 @@ impl Drop for Peer {
     }
 }
 
-/// Starts the other process in `role`. Returns it, the connected socket, and a time limit.
+/// Starts the peer process in `role`. Returns it, the connected socket, and a time limit.
 fn peer(role: &str) -> (Peer, Rs, Limit) {
     let (l, address) = listener(|_| {});
     let child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            &path_of("the_other_process"),
+            &path_of("peer_process"),
             "--nocapture",
             "--test-threads=1",
         ])
@@ -38,14 +38,14 @@ fn peer(role: &str) -> (Peer, Rs, Limit) {
     assert_ne!(
         l.poll(libc::POLLIN, 20_000),
         0,
-        "the other process does not connect"
+        "the peer process did not connect"
     );
     let (s, _) = rs::accept(l.0).unwrap();
     (child, Rs(s), limit(60))
 }
 
 #[test]
-fn the_other_process() {
+fn peer_process() {
     let Ok(role) = std::env::var("RSOCKET_TEST_ROLE") else {
         return;
     };
@@ -60,8 +60,8 @@ fn the_other_process() {
     .unwrap();
     match role.as_str() {
         "exit" => {
-            for at in (0..TOTAL).step_by(1 << 20) {
-                r.send_all(&pattern(at, 1 << 20));
+            for position in (0..TOTAL).step_by(1 << 20) {
+                r.send_all(&pattern(position, 1 << 20));
             }
             std::process::exit(0);
         }
@@ -83,10 +83,11 @@ fn the_other_process() {
             if child == 0 {
                 let refused = rs::send(r.0, b"no", 0) == Err(Errno::NOTSUP);
                 let closed = rs::close(r.0) == Ok(()) && rs::close(r.0) == Err(Errno::BADF);
-                let fresh = rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).and_then(rs::close);
-                // SAFETY: the exit handlers may run in the child, as in every forked program.
+                let new_socket =
+                    rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).and_then(rs::close);
+                // SAFETY: the child may run the exit handlers.
                 unsafe {
-                    libc::exit(if refused && closed && fresh.is_ok() {
+                    libc::exit(if refused && closed && new_socket.is_ok() {
                         7
                     } else {
                         1
@@ -94,7 +95,7 @@ fn the_other_process() {
                 };
             }
             let mut status = 0;
-            // SAFETY: a valid place; the process is a child of this one.
+            // SAFETY: `status` is a valid place for the result.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
             r.send_all(b" and after");
@@ -109,7 +110,7 @@ fn the_other_process() {
 fn exit_without_close_delivers_data() {
     let (mut child, s, limit) = peer("exit");
     let mut out = vec![0; 1 << 20];
-    let mut at = 0;
+    let mut position = 0;
     loop {
         let n = rs::recv(s.0, &mut out, 0).unwrap();
         if n == 0 {
@@ -119,23 +120,23 @@ fn exit_without_close_delivers_data() {
             out[..n]
                 .iter()
                 .enumerate()
-                .all(|(i, o)| *o == octet(at + i)),
-            "from {at}"
+                .all(|(i, o)| *o == octet(position + i)),
+            "from {position}"
         );
-        at += n;
+        position += n;
         limit.check();
     }
-    assert_eq!(at, TOTAL);
+    assert_eq!(position, TOTAL);
     assert!(child.0.wait().unwrap().success());
 }
 
 #[test]
-fn both_ways_between_two_processes() {
+fn data_flows_both_ways() {
     let (mut child, s, limit) = peer("echo");
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for at in (0..8 << 20).step_by(1 << 18) {
-                s.send_all(&pattern(at, 1 << 18));
+            for position in (0..8 << 20).step_by(1 << 18) {
+                s.send_all(&pattern(position, 1 << 18));
             }
             rs::shutdown(s.0, libc::SHUT_WR).unwrap();
         });
@@ -178,12 +179,12 @@ fn killed_peer_ends_blocked_send() {
         std::thread::sleep(Duration::from_millis(300));
         assert!(
             !sends.is_finished(),
-            "send does not block though the peer does not read"
+            "send did not block although the peer does not read"
         );
         child.0.kill().unwrap();
         assert_eq!(sends.join().unwrap(), Errno::CONNRESET);
     });
-    // Data that arrived before can still be read.
+    // Data that arrived before the kill can still be read.
     assert_eq!(s.recv_n(1000), pattern(0, 1000));
     limit.check();
 }

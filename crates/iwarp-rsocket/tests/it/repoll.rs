@@ -1,5 +1,5 @@
-//! Sets of rsockets and ordinary descriptors (`repoll_create` and related calls), with the
-//! arguments of a C program.
+//! Tests of `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and ordinary
+//! descriptors.
 
 use crate::common::{Rs, alone, limit, pair};
 use iwarp_rsocket as rs;
@@ -35,7 +35,7 @@ impl Set {
 
     fn control(&self, op: i32, fd: i32, events: u32, data: u64) -> i32 {
         let mut event = epoll_event { events, u64: data };
-        // SAFETY: a local event.
+        // SAFETY: the pointer is to a local event.
         match unsafe { repoll_ctl(self.0, op, fd, &raw mut event) } {
             0 => 0,
             n => {
@@ -50,17 +50,17 @@ impl Set {
     }
 
     fn wait(&self, max: usize, timeout_ms: i32) -> Result<Vec<(u64, u32)>, i32> {
-        let mut room = vec![epoll_event { events: 0, u64: 0 }; max];
-        // SAFETY: a local array of that length.
-        let n = unsafe { repoll_wait(self.0, room.as_mut_ptr(), max as i32, timeout_ms) };
+        let mut events = vec![epoll_event { events: 0, u64: 0 }; max];
+        // SAFETY: the array has `max` elements.
+        let n = unsafe { repoll_wait(self.0, events.as_mut_ptr(), max as i32, timeout_ms) };
         let n = usize::try_from(n).map_err(|_| errno())?;
-        Ok(room[..n].iter().map(|e| (e.u64, e.events)).collect())
+        Ok(events[..n].iter().map(|e| (e.u64, e.events)).collect())
     }
 }
 
 #[test]
-fn events_of_rsockets_and_pipes() {
-    alone("events_of_rsockets_and_pipes", || {
+fn set_reports_rsockets_and_pipes() {
+    alone("set_reports_rsockets_and_pipes", || {
         let limit = limit(20);
         let (c, s) = pair();
         let (reader, mut writer) = std::io::pipe().unwrap();
@@ -76,10 +76,10 @@ fn events_of_rsockets_and_pipes() {
         let mut both = set.wait(4, -1).unwrap();
         both.sort_unstable();
         assert_eq!(both, [(2, IN), (1 << 40, IN)]);
-        // With room for one event, they alternate.
-        let mut turns = [set.wait(1, -1).unwrap()[0], set.wait(1, -1).unwrap()[0]];
-        turns.sort_unstable();
-        assert_eq!(turns[..], both);
+        // If the program takes one event at a time, the descriptors alternate.
+        let mut single = [set.wait(1, -1).unwrap()[0], set.wait(1, -1).unwrap()[0]];
+        single.sort_unstable();
+        assert_eq!(single[..], both);
         assert_eq!(s.recv_n(1), b"x");
         assert_eq!(set.wait(4, -1), Ok(vec![(2, IN)]));
         assert_eq!(set.control(EPOLL_CTL_MOD, s.0, IN | OUT, 3), 0);
@@ -97,7 +97,7 @@ fn wait_notices_concurrent_changes() {
         let (c, s) = pair();
         let set = Set::new();
         std::thread::scope(|scope| {
-            // Two threads, because one must not consume the wake-up of the other.
+            // Both threads must wake: neither may consume the other's wake-up.
             let waits = [0; 2].map(|_| scope.spawn(|| set.wait(4, 15_000)));
             std::thread::sleep(Duration::from_millis(50));
             c.send_all(b"x");
@@ -171,7 +171,7 @@ fn closed_datagram_socket_leaves_set() {
         let sender = datagram();
         rs::send_to(sender.0, b"datagram", 0, to).unwrap();
         assert_eq!(set.wait(4, 20_000), Ok(vec![(1, IN)]));
-        // The next socket gets this number unless another test takes it; it is not in the set.
+        // If the next socket reuses the number, it is not in the set.
         let number = receiver.0;
         drop(receiver);
         let next = datagram();
@@ -187,11 +187,11 @@ fn closed_datagram_socket_leaves_set() {
 }
 
 #[test]
-fn wrong_calls() {
-    alone("wrong_calls", || {
+fn invalid_calls_fail() {
+    alone("invalid_calls_fail", || {
         let (c, _s) = pair();
         let (set, other) = (Set::new(), Set::new());
-        // SAFETY: no pointers, or NULL, which is refused.
+        // SAFETY: NULL is allowed; the functions refuse it.
         unsafe {
             assert_eq!((repoll_create(1), errno()), (-1, libc::EINVAL));
             let add = repoll_ctl(set.0, EPOLL_CTL_ADD, c.0, null_mut());
@@ -209,8 +209,8 @@ fn wrong_calls() {
         assert_eq!(set.control(EPOLL_CTL_ADD, c.0, IN, 0), libc::EEXIST);
         assert_eq!(set.control(9, c.0, IN, 0), libc::EINVAL);
         assert_eq!(set.wait(0, 0), Err(libc::EINVAL));
-        // It is not a set; its owner closes it.
-        let no_set = std::mem::ManuallyDrop::new(Set(c.0));
-        assert_eq!(no_set.control(EPOLL_CTL_ADD, 0, IN, 0), libc::EBADF);
+        // An rsocket is not a set. `c` closes it.
+        let not_a_set = std::mem::ManuallyDrop::new(Set(c.0));
+        assert_eq!(not_a_set.control(EPOLL_CTL_ADD, 0, IN, 0), libc::EBADF);
     });
 }

@@ -1,5 +1,5 @@
-//! Streams between two rsockets of one process: data in both directions, flow control, ends,
-//! time-outs and options.
+//! Tests of streams between two rsockets of one process: data in both directions, flow control,
+//! shutdown, timeouts and options.
 
 use crate::common::{Rs, limit, listener, octet, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 /// Sends `total` bytes in each direction simultaneously, `chunk` bytes per call, and checks them.
 fn both_ways(c: &Rs, s: &Rs, total: usize, chunk: usize) {
     std::thread::scope(|scope| {
-        for (me, other) in [(c, s), (s, c)] {
+        for (sender, receiver) in [(c, s), (s, c)] {
             scope.spawn(move || {
-                for at in (0..total).step_by(chunk) {
-                    me.send_all(&pattern(at, chunk.min(total - at)));
+                for position in (0..total).step_by(chunk) {
+                    sender.send_all(&pattern(position, chunk.min(total - position)));
                 }
             });
             scope.spawn(move || {
                 let mut out = vec![0; chunk + 13];
-                let mut at = 0;
-                while at < total {
-                    let n = rs::recv(other.0, &mut out, 0).unwrap();
-                    assert_ne!(n, 0, "end at {at}");
+                let mut position = 0;
+                while position < total {
+                    let n = rs::recv(receiver.0, &mut out, 0).unwrap();
+                    assert_ne!(n, 0, "the stream ended at {position}");
                     for (i, got) in out[..n].iter().enumerate() {
-                        assert_eq!(*got, octet(at + i), "octet {}", at + i);
+                        assert_eq!(*got, octet(position + i), "octet {}", position + i);
                     }
-                    at += n;
+                    position += n;
                 }
-                assert_eq!(at, total);
+                assert_eq!(position, total);
             });
         }
     });
@@ -50,7 +50,7 @@ fn large_transfers_both_ways() {
 }
 
 #[test]
-fn awkward_sizes_and_small_buffers() {
+fn odd_sizes_and_small_buffers() {
     let (c, s) = pair_with(|r| {
         r.set(libc::SOL_SOCKET, libc::SO_SNDBUF, 2048);
         r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 3001);
@@ -64,7 +64,7 @@ fn awkward_sizes_and_small_buffers() {
 }
 
 #[test]
-fn ends_with_different_buffers_and_queues() {
+fn peers_with_different_sizes() {
     let (l, address) = listener(|r| {
         r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 20);
         r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 4000);
@@ -80,7 +80,7 @@ fn ends_with_different_buffers_and_queues() {
 }
 
 #[test]
-fn many_small_messages() {
+fn many_small_messages_return_credits() {
     let (c, s) = pair();
     let n = 50_000usize;
     std::thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn many_small_messages() {
             assert_eq!(s.recv_n(4), (i as u32).to_be_bytes());
         }
     });
-    // Echo single bytes. Both ends must get credits back while they send.
+    // Echo single bytes. Both ends must receive credits while they send.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..3000 {
@@ -108,7 +108,7 @@ fn many_small_messages() {
     });
 }
 
-/// Sends until nothing is accepted for 300 ms, and returns the number of accepted bytes.
+/// Sends until the socket accepts no data for 300 ms. Returns the number of bytes sent.
 fn fill(r: &Rs, chunk: usize) -> usize {
     let mut sent = 0;
     let mut idle = Instant::now();
@@ -126,7 +126,7 @@ fn fill(r: &Rs, chunk: usize) -> usize {
 }
 
 #[test]
-fn credits_run_out_at_both_ends() {
+fn exhausted_credits_block_senders() {
     for chunk in [1, 64, 5000, 200_000] {
         let (c, s) = pair_with(|r| r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 32));
         let (to_s, to_c) = (fill(&c, chunk), fill(&s, chunk));
@@ -150,7 +150,7 @@ fn credits_run_out_at_both_ends() {
 }
 
 #[test]
-fn nonblocking_and_peek() {
+fn nonblocking_calls_and_peek() {
     let (c, s) = pair();
     s.nonblocking();
     assert_eq!(
@@ -181,7 +181,7 @@ fn nonblocking_and_peek() {
 }
 
 #[test]
-fn vectors() {
+fn vectored_send_and_receive() {
     let (c, s) = pair();
     let data = pattern(0, 300_000);
     std::thread::scope(|scope| {
@@ -191,9 +191,9 @@ fn vectors() {
             assert_eq!(rs::send_vectored(c.0, &[a, &[], b, d], 0), Ok(300_000));
         });
         let (mut a, mut b, mut d) = (vec![0; 99_999], vec![0; 1], vec![0; 200_000]);
-        let places: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
+        let buffers: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
         assert_eq!(
-            rs::recv_vectored(s.0, places, libc::MSG_WAITALL),
+            rs::recv_vectored(s.0, buffers, libc::MSG_WAITALL),
             Ok(300_000)
         );
         assert_eq!([a, b, d].concat(), data);
@@ -224,7 +224,7 @@ fn shutdown_ends_one_direction() {
 }
 
 #[test]
-fn close_delivers_what_was_sent() {
+fn close_delivers_sent_data() {
     for len in [1, 1000, 100_000] {
         let (c, s) = pair();
         c.send_all(&pattern(0, len));
@@ -240,7 +240,7 @@ fn close_delivers_what_was_sent() {
 }
 
 #[test]
-fn zero_linger_resets() {
+fn zero_linger_resets_connection() {
     let (c, s) = pair();
     let on: Vec<u8> = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
     rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
@@ -254,11 +254,11 @@ fn zero_linger_resets() {
     );
 }
 
-/// Data before a reset is received, even by calls with more room, and then the reset is reported:
-/// it must not look like an orderly end.
+/// Data that arrived before a reset is received first, even by calls with larger buffers. Then the
+/// reset is reported, so that it does not look like a graceful close.
 #[test]
 fn reset_after_data_is_reported() {
-    for (flags, room) in [
+    for (flags, len) in [
         (0, 10),
         (libc::MSG_WAITALL, 10),
         (libc::MSG_PEEK, 10),
@@ -271,7 +271,7 @@ fn reset_after_data_is_reported() {
         rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
         drop(c);
         assert_ne!(s.poll(libc::POLLRDHUP, 20_000) & libc::POLLRDHUP, 0);
-        let mut out = vec![0; room];
+        let mut out = vec![0; len];
         assert_eq!(rs::recv(s.0, &mut out, flags), Ok(5), "{flags:#x}");
         assert_eq!(&out[..5], b"hello");
         if flags == libc::MSG_PEEK {
@@ -286,21 +286,21 @@ fn reset_after_data_is_reported() {
     }
 }
 
-/// Peeking fills all buffers of the call, also where the receive buffer wraps, and removes nothing.
+/// Peeking fills all buffers of the call, also where the receive buffer wraps. It removes no data.
 #[test]
 fn peek_fills_all_buffers() {
     let (c, s) = pair_with(|r| r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 2048));
-    let mut at = 0;
+    let mut position = 0;
     for round in 0..9 {
-        let data = pattern(at, 1000);
+        let data = pattern(position, 1000);
         c.send_all(&data);
         for flags in [libc::MSG_PEEK | libc::MSG_WAITALL, libc::MSG_WAITALL] {
             let (mut a, mut b, mut d) = (vec![0; 7], vec![0; 500], vec![0; 493]);
-            let places: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
-            assert_eq!(rs::recv_vectored(s.0, places, flags), Ok(1000), "{round}");
+            let buffers: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
+            assert_eq!(rs::recv_vectored(s.0, buffers, flags), Ok(1000), "{round}");
             assert_eq!([a, b, d].concat(), data, "round {round}, flags {flags:#x}");
         }
-        at += 1000;
+        position += 1000;
     }
     c.send_all(b"few");
     assert_ne!(s.poll(libc::POLLIN, 20_000) & libc::POLLIN, 0);
@@ -326,32 +326,32 @@ fn shutdown_wakes_waiting_threads() {
 }
 
 #[test]
-fn timeouts() {
+fn receive_and_send_time_out() {
     let (c, _s) = pair();
-    let half = Duration::from_millis(50);
+    let timeout = Duration::from_millis(50);
     let value = [0i64.to_ne_bytes(), 50_000i64.to_ne_bytes()].concat();
     rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &value).unwrap();
     rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &value).unwrap();
     let start = Instant::now();
     assert_eq!(rs::recv(c.0, &mut [0; 1], 0), Err(Errno::AGAIN));
-    assert!(start.elapsed() >= half && start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() >= timeout && start.elapsed() < Duration::from_secs(5));
     let big = vec![0; 1 << 20];
-    // The peer does not read, so part of it fits. On a busy machine the first bytes may take longer
-    // than the time-out, and then more fits afterwards.
+    // The peer does not read, so only a part fits. On a busy machine the first bytes may take
+    // longer than the timeout; then more fits afterwards.
     let mut sent = rs::send(c.0, &big, 0).unwrap();
     assert!(sent > 0, "{sent}");
-    let end = loop {
+    let error = loop {
         assert!(sent < big.len(), "{sent}");
         match rs::send(c.0, &big, 0) {
             Ok(n) => sent += n,
             Err(e) => break e,
         }
     };
-    assert_eq!(end, Errno::AGAIN);
+    assert_eq!(error, Errno::AGAIN);
 }
 
 #[test]
-fn options() {
+fn options_are_read_back() {
     let r = Rs::new();
     for (level, name, value, want) in [
         (libc::SOL_SOCKET, libc::SO_RCVBUF, 100_000, 200_000),
@@ -381,7 +381,7 @@ fn options() {
     );
     let rest = (libc::SO_LINGER, linger);
     let all = || times.iter().chain([&rest]);
-    // All are set before the first one is read back.
+    // Set all options before reading the first, so that an option which changes another is found.
     for (name, value) in all() {
         rs::set_option(r.0, libc::SOL_SOCKET, *name, value).unwrap();
     }
@@ -420,14 +420,14 @@ fn options() {
 }
 
 #[test]
-fn keep_alive_disturbs_nothing() {
+fn keep_alive_is_not_readable() {
     let (c, s) = pair();
     c.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
     c.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
     assert_eq!(
         s.poll(libc::POLLIN, 2500),
         0,
-        "a keep-alive probe was readable"
+        "the keep-alive message was readable"
     );
     c.send_all(b"still there");
     assert_eq!(s.recv_n(11), b"still there");
@@ -435,7 +435,7 @@ fn keep_alive_disturbs_nothing() {
 }
 
 #[test]
-fn threads_share_a_socket() {
+fn threads_share_one_socket() {
     let (c, s) = pair();
     const EACH: usize = 2000;
     std::thread::scope(|scope| {

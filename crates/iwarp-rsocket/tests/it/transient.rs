@@ -1,4 +1,4 @@
-//! `connect` after an attempt that failed for lack of memory or descriptors.
+//! Test of `connect` after an attempt that failed for lack of memory or descriptors.
 
 use crate::common::{Rs, alone_with, listener};
 use iwarp_rsocket as rs;
@@ -6,8 +6,8 @@ use iwarp_rsocket::Errno;
 
 #[test]
 fn connect_works_after_transient_failure() {
-    // The last rule is for the second client: it does not count the queue pair of the rule before
-    // it, and the first connection has two.
+    // The last rule is for the second client. It does not count the queue pair that the rule before
+    // it refused, and the first connection creates two.
     let rules = "create=mr,nth=1,errno=ENOMEM;create=cq,nth=1,errno=EMFILE;\
                  create=qp,nth=1,errno=ENOMEM;create=qp,nth=3,errno=EMFILE";
     // The failures affect the whole process.

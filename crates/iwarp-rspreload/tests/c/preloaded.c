@@ -1,6 +1,6 @@
-/* A program for ordinary sockets, run with the preload library. Its argument is a port of the
- * loopback address on which an ordinary TCP server echoes. It checks what the C library's manual
- * pages promise. */
+/* A program that uses ordinary sockets, run with the preload library. It checks that the socket
+ * calls behave as their manual pages describe. Argument: the loopback port of a TCP echo server, or
+ * "workers" for the tests of RDMAV_FORK_SAFE. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,7 +23,7 @@ static int checks, failures;
 
 #define CHECK(condition) check_(condition, __LINE__, #condition)
 
-/* Exits if a condition that other checks depend on is false. */
+/* Exits if the condition is false, because later checks depend on it. */
 #define NEED(condition) \
 	do { \
 		if (!(condition)) { \
@@ -61,23 +61,23 @@ struct pair {
 
 static int listener, port;
 
-static void serve(void)
+static void listen_on_free_port(void)
 {
-	struct sockaddr_in at = loopback(0);
-	socklen_t length = sizeof(at);
+	struct sockaddr_in addr = loopback(0);
+	socklen_t length = sizeof(addr);
 
 	NEED((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0 &&
-		bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
-	NEED(listen(listener, 8) == 0 && getsockname(listener, (struct sockaddr *)&at, &length) == 0);
-	port = ntohs(at.sin_port);
+		bind(listener, (struct sockaddr *)&addr, sizeof(addr)) == 0);
+	NEED(listen(listener, 8) == 0 && getsockname(listener, (struct sockaddr *)&addr, &length) == 0);
+	port = ntohs(addr.sin_port);
 }
 
-static struct pair connected(int flags)
+static struct pair connect_pair(int flags)
 {
-	struct sockaddr_in at = loopback(port);
+	struct sockaddr_in addr = loopback(port);
 	struct pair p = { .a = socket(AF_INET, SOCK_STREAM, 0) };
 
-	NEED(p.a >= 0 && connect(p.a, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED(p.a >= 0 && connect(p.a, (struct sockaddr *)&addr, sizeof(addr)) == 0);
 	NEED((p.b = accept4(listener, NULL, NULL, flags)) >= 0);
 	CHECK(is_rsocket(p.a) && is_rsocket(p.b));
 	return p;
@@ -91,21 +91,22 @@ static void exchange(int a, int b)
 	CHECK(send(b, "y", 1, 0) == 1 && recv(a, &got, 1, 0) == 1 && got == 'y');
 }
 
-/* Returns 1 if the stream has ended in order. */
-static int is_over(int fd)
+/* Returns 1 if the peer has closed the stream gracefully. */
+static int has_ended(int fd)
 {
 	char octet;
 
 	return read(fd, &octet, 1) == 0;
 }
 
-/* A copied descriptor names the same connection, which ends when the last copy is closed. */
-static void copies(void)
+/* A duplicated descriptor refers to the same connection, which ends when the last duplicate is
+ * closed. */
+static void test_duplicates(void)
 {
 	int kind;
 
 	for (kind = 0; kind < 6; kind++) {
-		struct pair p = connected(0), replaced = { -1, -1 };
+		struct pair p = connect_pair(0), replaced = { -1, -1 };
 		int copy = -1, flags = kind == 3 || kind == 5 ? FD_CLOEXEC : 0;
 
 		switch (kind) {
@@ -116,11 +117,11 @@ static void copies(void)
 			copy = dup2(p.a, open("/dev/null", O_RDONLY));
 			break;
 		case 2:
-			replaced = connected(0);
+			replaced = connect_pair(0);
 			copy = dup2(p.a, replaced.a);
 			break;
 		case 3:
-			replaced = connected(0);
+			replaced = connect_pair(0);
 			copy = dup3(p.a, replaced.a, O_CLOEXEC);
 			break;
 		case 4:
@@ -132,27 +133,27 @@ static void copies(void)
 			break;
 		}
 		CHECK(copy >= 0 && is_rsocket(copy) && fcntl(copy, F_GETFD) == flags);
-		/* The connection that dup2 replaced has ended. */
-		CHECK(replaced.b < 0 || is_over(replaced.b));
+		/* dup2 and dup3 close the connection that they replace. */
+		CHECK(replaced.b < 0 || has_ended(replaced.b));
 		exchange(copy, p.b);
 		CHECK(close(p.a) == 0 && !is_rsocket(p.a));
 		exchange(copy, p.b);
 		CHECK(dup2(copy, copy) == copy);
 		exchange(copy, p.b);
-		CHECK(close(copy) == 0 && is_over(p.b));
+		CHECK(close(copy) == 0 && has_ended(p.b));
 		CHECK(close(p.b) == 0 && (replaced.b < 0 || close(replaced.b) == 0));
 	}
 }
 
 enum { LENGTH = 3 << 20, FIRST = 1000 };
 
-static unsigned char pattern(size_t at)
+static unsigned char pattern(size_t position)
 {
-	return (unsigned char)(at * 2654435761u >> 13);
+	return (unsigned char)(position * 2654435761u >> 13);
 }
 
 /* Receives what has arrived and checks it. */
-static size_t drain(int fd, size_t at)
+static size_t drain(int fd, size_t position)
 {
 	static unsigned char piece[65536];
 	ssize_t n;
@@ -160,14 +161,14 @@ static size_t drain(int fd, size_t at)
 
 	while ((n = recv(fd, piece, sizeof(piece), MSG_DONTWAIT)) > 0)
 		for (i = 0; i < n; i++)
-			wrong += piece[i] != pattern(at++);
+			wrong += piece[i] != pattern(position++);
 	CHECK(!wrong);
-	return at;
+	return position;
 }
 
-/* A file is sent in order and completely, however little the socket accepts at a time. The progress
- * is reported by the offset or by the position in the file. */
-static void files(void)
+/* sendfile sends a file in order and completely, even if the socket accepts little at a time. It
+ * reports its progress in the offset, or in the position of the file. */
+static void test_sendfile(void)
 {
 	int by_offset;
 	size_t i;
@@ -175,7 +176,7 @@ static void files(void)
 	for (by_offset = 0; by_offset < 2; by_offset++) {
 		char name[] = "/tmp/iwarp-preloaded-XXXXXX";
 		unsigned char *octets = malloc(LENGTH);
-		struct pair p = connected(0);
+		struct pair p = connect_pair(0);
 		int file = mkstemp(name);
 		size_t done = FIRST, got = 0;
 		off_t offset = FIRST;
@@ -184,7 +185,7 @@ static void files(void)
 		for (i = 0; i < LENGTH; i++)
 			octets[i] = pattern(i);
 		NEED(write(file, octets, LENGTH) == LENGTH && lseek(file, by_offset ? 0 : FIRST, SEEK_SET) >= 0);
-		/* Sent first, so that the peer's room ends inside a piece of the file. */
+		/* Send this first, so that the peer's buffer becomes full in the middle of a chunk. */
 		NEED(write(p.a, octets, FIRST) == FIRST);
 		NEED(fcntl(p.a, F_SETFL, O_NONBLOCK) == 0);
 		while (got < LENGTH) {
@@ -198,13 +199,13 @@ static void files(void)
 			NEED(!failures);
 		}
 		CHECK(done == LENGTH && got == LENGTH);
-		CHECK(close(p.a) == 0 && is_over(p.b) && close(p.b) == 0 && close(file) == 0);
+		CHECK(close(p.a) == 0 && has_ended(p.b) && close(p.b) == 0 && close(file) == 0);
 		free(octets);
 	}
 }
 
 /* Calls select or pselect with all descriptors in all sets. */
-static int selected(int with_mask, const int *fds, int n, fd_set sets[3], int ms)
+static int call_select(int with_mask, const int *fds, int n, fd_set sets[3], int ms)
 {
 	struct timeval tv = { .tv_usec = ms * 1000 };
 	struct timespec ts = { .tv_nsec = ms * 1000000L };
@@ -220,8 +221,9 @@ static int selected(int with_mask, const int *fds, int n, fd_set sets[3], int ms
 	return select(FD_SETSIZE, &sets[0], NULL, &sets[2], &tv);
 }
 
-/* A pipe's end is readable, a closed descriptor is an error, pselect restores the signal mask. */
-static void close_ends(struct pair *p, const int *pipes)
+/* The end of a pipe is readable, a closed descriptor is an error, and pselect restores the signal
+ * mask. */
+static void test_closed_descriptors(struct pair *p, const int *pipes)
 {
 	int fds[3] = { p->a, p->b, pipes[0] };
 	struct timespec ts = { 0 };
@@ -229,9 +231,9 @@ static void close_ends(struct pair *p, const int *pipes)
 	fd_set s[3];
 
 	close(pipes[1]);
-	CHECK(selected(0, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]));
+	CHECK(call_select(0, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]));
 	close(pipes[0]);
-	CHECK(selected(0, fds, 3, s, 10) == -1 && errno == EBADF);
+	CHECK(call_select(0, fds, 3, s, 10) == -1 && errno == EBADF);
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, NULL, &before);
 	FD_ZERO(&s[0]);
@@ -242,11 +244,11 @@ static void close_ends(struct pair *p, const int *pipes)
 	CHECK(close(p->a) == 0 && close(p->b) == 0);
 }
 
-/* select leaves ready descriptors in its sets, none after a time-out. Ordinary descriptors may be
- * among them. */
-static void sets(void)
+/* select keeps only ready descriptors in its sets, and none after a timeout. The sets contain
+ * rsockets and an ordinary descriptor. */
+static void test_select(void)
 {
-	struct pair p = connected(0);
+	struct pair p = connect_pair(0);
 	int pipes[2], mask, i;
 
 	NEED(pipe(pipes) == 0);
@@ -255,25 +257,26 @@ static void sets(void)
 		fd_set s[3];
 		char octet;
 
-		CHECK(selected(mask, fds, 3, s, 10) == 0);
+		CHECK(call_select(mask, fds, 3, s, 10) == 0);
 		for (i = 0; i < 3; i++)
 			CHECK(!FD_ISSET(fds[i], &s[0]) && !FD_ISSET(fds[i], &s[2]));
 		NEED(write(p.a, "x", 1) == 1);
-		/* The byte may take a moment. */
-		while (selected(mask, fds, 3, s, 500) == 0)
+		/* Wait until the byte arrives. */
+		while (call_select(mask, fds, 3, s, 500) == 0)
 			;
 		CHECK(!FD_ISSET(p.a, &s[0]) && FD_ISSET(p.b, &s[0]) && !FD_ISSET(pipes[0], &s[0]) &&
 			!FD_ISSET(p.b, &s[2]));
 		NEED(read(p.b, &octet, 1) == 1 && write(pipes[1], "x", 1) == 1);
-		CHECK(selected(mask, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[0]));
+		CHECK(call_select(mask, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]) &&
+			!FD_ISSET(p.b, &s[0]));
 		NEED(read(pipes[0], &octet, 1) == 1);
 	}
-	close_ends(&p, pipes);
+	test_closed_descriptors(&p, pipes);
 }
 
-static void polls(void)
+static void test_poll(void)
 {
-	struct pair p = connected(0);
+	struct pair p = connect_pair(0);
 	struct pollfd fds[3] = { { p.a, POLLIN, -1 }, { -7, POLLIN, -1 }, { p.b, POLLIN | POLLOUT, -1 } };
 	struct timespec ts = { .tv_nsec = 1000000 };
 	char octet;
@@ -289,30 +292,30 @@ static void polls(void)
 }
 
 /* The flags of accept4 apply to the new descriptor only. */
-static void flags(void)
+static void test_flags(void)
 {
-	struct pair p = connected(SOCK_NONBLOCK | SOCK_CLOEXEC);
-	int on = 1, off = 0, there = -1;
+	struct pair p = connect_pair(SOCK_NONBLOCK | SOCK_CLOEXEC);
+	int on = 1, off = 0, readable = -1;
 	char octet;
 
 	CHECK(fcntl(p.b, F_GETFL) & O_NONBLOCK && fcntl(p.b, F_GETFD) == FD_CLOEXEC);
 	CHECK(!(fcntl(listener, F_GETFL) & O_NONBLOCK) && fcntl(listener, F_GETFD) == 0);
 	CHECK(!(fcntl(p.a, F_GETFL) & O_NONBLOCK) && fcntl(p.a, F_GETFD) == 0);
 	CHECK(read(p.b, &octet, 1) == -1 && errno == EAGAIN);
-	CHECK(ioctl(p.b, FIONREAD, &there) == 0 && there == 0);
+	CHECK(ioctl(p.b, FIONREAD, &readable) == 0 && readable == 0);
 	CHECK(ioctl(p.b, FIONBIO, &off) == 0 && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
 	CHECK(ioctl(p.a, FIONBIO, &on) == 0 && fcntl(p.a, F_GETFL) & O_NONBLOCK &&
 		!(fcntl(p.b, F_GETFL) & O_NONBLOCK));
 	NEED(write(p.a, "abc", 3) == 3 && recv(p.b, &octet, 1, MSG_PEEK) == 1);
-	while (ioctl(p.b, FIONREAD, &there) == 0 && there < 3)
+	while (ioctl(p.b, FIONREAD, &readable) == 0 && readable < 3)
 		;
-	CHECK(there == 3);
+	CHECK(readable == 3);
 	CHECK(accept4(listener, NULL, NULL, 1 << 30) == -1 && errno == EINVAL);
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
-/* Waits for one event of a set, and returns 1 if it is the given one. */
-static int shows(int set, unsigned events, unsigned long long value)
+/* Waits for an event of a set. Returns 1 if there is one event, with these values. */
+static int reports_event(int set, unsigned events, unsigned long long value)
 {
 	struct epoll_event got[4];
 	int n = epoll_wait(set, got, 4, 2000);
@@ -320,11 +323,11 @@ static int shows(int set, unsigned events, unsigned long long value)
 	return n == 1 && got[0].events == events && got[0].data.u64 == value;
 }
 
-/* Rsockets and pipes in one set, which is closed and created again. User data may have any value,
- * including those that the library uses itself. */
-static void epolls(void)
+/* An epoll set with rsockets and pipes. The set is closed and created again. User data may have any
+ * value, even the value that the library uses internally. */
+static void test_epoll(void)
 {
-	struct pair p = connected(0);
+	struct pair p = connect_pair(0);
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = ~0ULL }, got[4];
 	struct timespec moment = { 0, 1000000 };
 	int pipes[2], set, round;
@@ -342,26 +345,26 @@ static void epolls(void)
 		CHECK(epoll_pwait(set, got, 4, 5, NULL) == 0);
 		CHECK(epoll_pwait2(set, got, 4, &moment, NULL) == 0);
 		CHECK(epoll_wait(set, got, 0, 0) == -1 && errno == EINVAL);
-		CHECK(write(p.a, "x", 1) == 1 && shows(set, EPOLLIN, ~0ULL));
-		/* A later change must not overwrite the first value. */
+		CHECK(write(p.a, "x", 1) == 1 && reports_event(set, EPOLLIN, ~0ULL));
+		/* Changing the structure after the call must not change the registered value. */
 		event.data.u64 = 7;
-		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipes[0], &event) == 0 && shows(set, EPOLLIN, ~0ULL));
+		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipes[0], &event) == 0 && reports_event(set, EPOLLIN, ~0ULL));
 		CHECK(write(pipes[1], "y", 1) == 1);
 		for (n = 0; n < 2; n = epoll_wait(set, got, 4, 2000))
 			;
 		for (i = 0; i < n; i++)
 			seen |= got[i].data.u64 == 7 ? 1 : got[i].data.u64 == ~0ULL ? 2 : 4;
 		CHECK(n == 2 && seen == 3);
-		/* With room for one event, both are reported eventually. */
+		/* If the program takes one event at a time, both descriptors are reported eventually. */
 		for (seen = i = 0; i < 50 && seen != 3; i++)
 			if (epoll_wait(set, got, 1, 100) == 1)
 				seen |= got[0].data.u64 == 7 ? 1 : 2;
 		CHECK(seen == 3);
-		CHECK(read(pipes[0], &octet, 1) == 1 && shows(set, EPOLLIN, ~0ULL));
+		CHECK(read(pipes[0], &octet, 1) == 1 && reports_event(set, EPOLLIN, ~0ULL));
 		CHECK(read(p.b, &octet, 1) == 1 && epoll_wait(set, got, 4, 0) == 0);
 		event.events = EPOLLOUT | EPOLLONESHOT;
 		event.data.u64 = 9;
-		CHECK(epoll_ctl(set, EPOLL_CTL_MOD, p.b, &event) == 0 && shows(set, EPOLLOUT, 9));
+		CHECK(epoll_ctl(set, EPOLL_CTL_MOD, p.b, &event) == 0 && reports_event(set, EPOLLOUT, 9));
 		CHECK(epoll_wait(set, got, 4, 0) == 0);
 		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, p.b, NULL) == 0);
 		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, p.b, NULL) == -1 && errno == ENOENT);
@@ -377,24 +380,24 @@ static void epolls(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0 && close(pipes[0]) == 0 && close(pipes[1]) == 0);
 }
 
-/* An rsocket's descriptor has the file type of a socket, and as with TCP the address of a message
- * on a stream is ignored. */
-static void has_socket_type(void)
+/* An rsocket's descriptor has the file type of a socket. As with TCP, sendto ignores the address on
+ * a stream. */
+static void test_socket_type(void)
 {
-	struct pair p = connected(0);
-	struct sockaddr_in at = loopback(1);
+	struct pair p = connect_pair(0);
+	struct sockaddr_in addr = loopback(1);
 	struct stat is;
 	char octet = 0;
 
 	CHECK(fstat(p.a, &is) == 0 && S_ISSOCK(is.st_mode));
 	CHECK(fstat(0, &is) == 0 && !S_ISSOCK(is.st_mode));
-	CHECK(sendto(p.a, "x", 1, 0, (struct sockaddr *)&at, sizeof(at)) == 1);
+	CHECK(sendto(p.a, "x", 1, 0, (struct sockaddr *)&addr, sizeof(addr)) == 1);
 	CHECK(read(p.b, &octet, 1) == 1 && octet == 'x');
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
 /* RS_SQ_SIZE, RS_RQ_SIZE and RS_INLINE set the options with the same names. */
-static void sizes(void)
+static void test_size_variables(void)
 {
 	static const struct { const char *name, *text; int option, value; } all[] = {
 		{ "RS_SQ_SIZE", "40", 0, 40 }, { "RS_RQ_SIZE", "50", 1, 50 }, { "RS_INLINE", "48", 2, 48 },
@@ -415,17 +418,18 @@ static void sizes(void)
 	CHECK(close(fd) == 0);
 }
 
-/* TCP is used if the peer speaks no RDMA; the descriptor and its options stay. */
-static void fall_back(int echo)
+/* If the peer is a TCP server, connect falls back to TCP, and keeps the descriptor and its
+ * options. */
+static void test_tcp_fallback(int echo)
 {
-	struct sockaddr_in at = loopback(echo);
+	struct sockaddr_in addr = loopback(echo);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1, value = 0;
 	socklen_t length = sizeof(value);
 	char octet = 0;
 
 	NEED(fd >= 0 && is_rsocket(fd) && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0);
 	NEED(setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)) == 0);
-	NEED(connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED(connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
 	CHECK(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, &length) == 0 && value);
 	value = 0;
 	CHECK(!is_rsocket(fd) && fcntl(fd, F_GETFD) == FD_CLOEXEC && !(fcntl(fd, F_GETFL) & O_NONBLOCK));
@@ -434,29 +438,29 @@ static void fall_back(int echo)
 	CHECK(close(fd) == 0);
 }
 
-static int asks(int fd)
+static int request_works(int fd)
 {
 	char octet = 0;
 
 	return write(fd, "q", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'q' && is_rsocket(fd);
 }
 
-static int answers(int fd)
+static int reply_works(int fd)
 {
 	char octet = 0;
 
-	return read(fd, &octet, 1) == 1 && write(fd, &octet, 1) == 1 && is_rsocket(fd) && is_over(fd);
+	return read(fd, &octet, 1) == 1 && write(fd, &octet, 1) == 1 && is_rsocket(fd) && has_ended(fd);
 }
 
-static int exits_with_success(pid_t child)
+static int child_succeeded(pid_t child)
 {
 	int status = -1;
 
 	return waitpid(child, &status, 0) == child && status == 0;
 }
 
-/* With RDMAV_FORK_SAFE: the first use keeps options, flags and errno. */
-static void first_use(const struct sockaddr_in *at)
+/* With RDMAV_FORK_SAFE, the first use of a connection keeps its options, its flags and errno. */
+static void test_first_use(const struct sockaddr_in *addr)
 {
 	int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1, value = 0;
 	pid_t worker = fork();
@@ -465,19 +469,19 @@ static void first_use(const struct sockaddr_in *at)
 
 	if (worker == 0) {
 		fd = accept(listener, NULL, NULL);
-		_exit(!(fd >= 0 && answers(fd) && close(fd) == 0));
+		_exit(!(fd >= 0 && reply_works(fd) && close(fd) == 0));
 	}
-	NEED(fd >= 0 && connect(fd, (struct sockaddr *)at, sizeof(*at)) == 0);
+	NEED(fd >= 0 && connect(fd, (struct sockaddr *)addr, sizeof(*addr)) == 0);
 	NEED(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0);
 	NEED(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
 	errno = 0;
 	CHECK(write(fd, "q", 1) == 1 && errno == 0 && is_rsocket(fd));
 	CHECK(fcntl(fd, F_GETFL) & O_NONBLOCK && fcntl(fd, F_SETFL, 0) == 0);
 	CHECK(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &length) == 0 && value);
-	CHECK(read(fd, &octet, 1) == 1 && close(fd) == 0 && exits_with_success(worker));
+	CHECK(read(fd, &octet, 1) == 1 && close(fd) == 0 && child_succeeded(worker));
 }
 
-static int descriptors(void)
+static int count_descriptors(void)
 {
 	int fd, n = 0;
 
@@ -486,9 +490,9 @@ static int descriptors(void)
 	return n;
 }
 
-/* With RDMAV_FORK_SAFE: an accepted connection leaves no descriptor, and a copy may be used. The
+/* With RDMAV_FORK_SAFE, a closed connection leaves no open descriptor, and a duplicate works. The
  * library closes the last connections in the background. */
-static void accepted_leave_nothing(const struct sockaddr_in *at)
+static void test_no_descriptor_leaks(const struct sockaddr_in *addr)
 {
 	int round, fd, copy, before = 0;
 	pid_t client;
@@ -497,20 +501,22 @@ static void accepted_leave_nothing(const struct sockaddr_in *at)
 		client = fork();
 		if (client == 0) {
 			fd = socket(AF_INET, SOCK_STREAM, 0);
-			_exit(!(connect(fd, (struct sockaddr *)at, sizeof(*at)) == 0 && asks(fd) && close(fd) == 0));
+			_exit(!(connect(fd, (struct sockaddr *)addr, sizeof(*addr)) == 0 && request_works(fd) &&
+				close(fd) == 0));
 		}
 		NEED((fd = accept(listener, NULL, NULL)) >= 0 && (copy = dup(fd)) >= 0 && close(fd) == 0);
-		CHECK(answers(copy) && close(copy) == 0 && exits_with_success(client));
+		CHECK(reply_works(copy) && close(copy) == 0 && child_succeeded(client));
 		if (round == 0)
-			before = descriptors();
+			before = count_descriptors();
 	}
-	for (round = 0; round < 200 && descriptors() > before + 2; round++)
+	for (round = 0; round < 200 && count_descriptors() > before + 2; round++)
 		usleep(50000);
-	CHECK(descriptors() <= before + 2);
+	CHECK(count_descriptors() <= before + 2);
 }
 
-/* With RDMAV_FORK_SAFE: the number of a connection that was closed unused belongs to any socket. */
-static void reused_number(const struct sockaddr_in *at)
+/* With RDMAV_FORK_SAFE, the number of a connection that was closed before its first use can be used
+ * by a datagram socket. */
+static void test_reused_descriptor(const struct sockaddr_in *addr)
 {
 	struct sockaddr_in to = loopback(0);
 	socklen_t length = sizeof(to);
@@ -520,53 +526,54 @@ static void reused_number(const struct sockaddr_in *at)
 
 	if (client == 0) {
 		fd = socket(AF_INET, SOCK_STREAM, 0);
-		_exit(!(connect(fd, (struct sockaddr *)at, sizeof(*at)) == 0 && read(fd, octets, 1) == 0));
+		_exit(!(connect(fd, (struct sockaddr *)addr, sizeof(*addr)) == 0 && read(fd, octets, 1) == 0));
 	}
 	NEED(receiver >= 0 && bind(receiver, (struct sockaddr *)&to, sizeof(to)) == 0);
 	NEED(getsockname(receiver, (struct sockaddr *)&to, &length) == 0);
 	NEED((fd = accept(listener, NULL, NULL)) >= 0 && close(fd) == 0);
 	NEED(socket(AF_INET, SOCK_DGRAM, 0) == fd && connect(fd, (struct sockaddr *)&to, length) == 0);
 	CHECK(write(fd, "u", 1) == 1 && recv(receiver, octets, sizeof(octets), 0) == 1);
-	CHECK(close(fd) == 0 && close(receiver) == 0 && exits_with_success(client));
+	CHECK(close(fd) == 0 && close(receiver) == 0 && child_succeeded(client));
 }
 
-/* With RDMAV_FORK_SAFE: children use the listener, and connections accepted by their parent. */
-static void workers(void)
+/* With RDMAV_FORK_SAFE, children can use the listener, and connections accepted by the parent. */
+static void test_workers(void)
 {
-	struct sockaddr_in at;
+	struct sockaddr_in addr;
 	int round, fd;
 	pid_t worker, client;
 
-	serve();
+	listen_on_free_port();
 	CHECK(!is_rsocket(listener));
-	at = loopback(port);
+	addr = loopback(port);
 	for (round = 0; round < 3; round++) {
 		worker = fork();
 		if (worker == 0) {
 			fd = accept(listener, NULL, NULL);
-			_exit(!(fd >= 0 && answers(fd) && close(fd) == 0));
+			_exit(!(fd >= 0 && reply_works(fd) && close(fd) == 0));
 		}
 		fd = socket(AF_INET, SOCK_STREAM, 0);
-		NEED(fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0);
+		NEED(fd >= 0 && connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
 		CHECK(!is_rsocket(fd));
-		CHECK(asks(fd) && close(fd) == 0);
-		CHECK(exits_with_success(worker));
+		CHECK(request_works(fd) && close(fd) == 0);
+		CHECK(child_succeeded(worker));
 
 		client = fork();
 		if (client == 0) {
 			fd = socket(AF_INET, SOCK_STREAM, 0);
-			_exit(!(connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0 && asks(fd) && close(fd) == 0));
+			_exit(!(connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0 && request_works(fd) &&
+				close(fd) == 0));
 		}
 		NEED((fd = accept(listener, NULL, NULL)) >= 0);
 		worker = fork();
 		if (worker == 0)
-			_exit(!(answers(fd) && close(fd) == 0));
+			_exit(!(reply_works(fd) && close(fd) == 0));
 		CHECK(close(fd) == 0);
-		CHECK(exits_with_success(client) && exits_with_success(worker));
+		CHECK(child_succeeded(client) && child_succeeded(worker));
 	}
-	first_use(&at);
-	accepted_leave_nothing(&at);
-	reused_number(&at);
+	test_first_use(&addr);
+	test_no_descriptor_leaks(&addr);
+	test_reused_descriptor(&addr);
 }
 
 int main(int argc, char **argv)
@@ -574,21 +581,21 @@ int main(int argc, char **argv)
 	NEED(argc == 2);
 	alarm(50);
 	if (!strcmp(argv[1], "workers")) {
-		workers();
+		test_workers();
 		CHECK(close(listener) == 0);
 		printf("%d checks, %d failed\n", checks, failures);
 		return failures != 0;
 	}
-	serve();
-	copies();
-	files();
-	sets();
-	polls();
-	flags();
-	epolls();
-	has_socket_type();
-	sizes();
-	fall_back(atoi(argv[1]));
+	listen_on_free_port();
+	test_duplicates();
+	test_sendfile();
+	test_select();
+	test_poll();
+	test_flags();
+	test_epoll();
+	test_socket_type();
+	test_size_variables();
+	test_tcp_fallback(atoi(argv[1]));
 	CHECK(close(listener) == 0);
 	printf("%d checks, %d failed\n", checks, failures);
 	return failures != 0;

@@ -86,7 +86,8 @@ c_structs! { ALL;
     }
 }
 
-/// Parameters of an event: of a connection, of a datagram identifier, or of the program.
+/// Parameters of an event: `conn` for connections, `ud` for datagrams, and `arg` for events that
+/// the program wrote.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union event_param {

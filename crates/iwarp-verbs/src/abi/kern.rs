@@ -81,12 +81,12 @@ const _: () = assert!(size_of::<ib_user_path_rec>() == 64);
 const _: () = assert!(size_of::<ib_uverbs_ah_attr>() == 32);
 const _: () = assert!(size_of::<ib_uverbs_qp_attr>() == 144);
 
-const fn words(gid: [u8; 16]) -> [u64; 2] {
+const fn gid_words(gid: [u8; 16]) -> [u64; 2] {
     // SAFETY: any 16 bytes are two valid integers.
     unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) }
 }
 
-pub(crate) const fn octets(gid: [u64; 2]) -> [u8; 16] {
+pub(crate) const fn gid_octets(gid: [u64; 2]) -> [u8; 16] {
     // SAFETY: two integers are 16 bytes.
     unsafe { std::mem::transmute::<[u64; 2], [u8; 16]>(gid) }
 }
@@ -94,7 +94,7 @@ pub(crate) const fn octets(gid: [u64; 2]) -> [u8; 16] {
 const fn ah_attr(from: &ib_uverbs_ah_attr) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
-            dgid: words(from.dgid),
+            dgid: gid_words(from.dgid),
             flow_label: from.flow_label,
             sgid_index: from.sgid_index,
             hop_limit: from.hop_limit,
@@ -157,8 +157,8 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(
 ) {
     let f = &*from;
     *to = ibv_sa_path_rec {
-        dgid: words(f.dgid),
-        sgid: words(f.sgid),
+        dgid: gid_words(f.dgid),
+        sgid: gid_words(f.sgid),
         dlid: f.dlid,
         slid: f.slid,
         raw_traffic: f.raw_traffic as c_int,
@@ -185,8 +185,8 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(
 ) {
     let f = &*from;
     *to = ib_user_path_rec {
-        dgid: octets(f.dgid),
-        sgid: octets(f.sgid),
+        dgid: gid_octets(f.dgid),
+        sgid: gid_octets(f.sgid),
         dlid: f.dlid,
         slid: f.slid,
         raw_traffic: f.raw_traffic as u32,
@@ -215,16 +215,16 @@ mod tests {
         // SAFETY: the tests use structures of integers only, so any bytes are valid.
         unsafe {
             let mut value: T = std::mem::zeroed();
-            let octets = (&raw mut value).cast::<u8>();
+            let bytes = (&raw mut value).cast::<u8>();
             for i in 0..size_of::<T>() {
-                octets.add(i).write(i as u8 + 1);
+                bytes.add(i).write(i as u8 + 1);
             }
             value
         }
     }
 
     #[test]
-    fn path_record_survives_both_copies() {
+    fn path_record_round_trips() {
         let mut kernel: ib_user_path_rec = distinct_bytes();
         // The public structure has only one byte for the MTU, so use a value that fits.
         kernel.mtu = 4;
@@ -237,8 +237,8 @@ mod tests {
             (path, back)
         };
         assert_eq!((path.mtu, path.sl, path.pkey), (4, kernel.sl, kernel.pkey));
-        assert_eq!(octets(path.sgid), kernel.sgid);
-        assert_eq!(octets(path.dgid), kernel.dgid);
+        assert_eq!(gid_octets(path.sgid), kernel.sgid);
+        assert_eq!(gid_octets(path.dgid), kernel.dgid);
         // SAFETY: structures of integers without padding.
         let bytes = |p: &ib_user_path_rec| unsafe { std::mem::transmute_copy::<_, [u8; 64]>(p) };
         assert_eq!(bytes(&back), bytes(&kernel));
@@ -265,7 +265,7 @@ mod tests {
             ]
         };
         let k = &kernel;
-        let wanted = [
+        let expected = [
             k.min_rnr_timer,
             k.port_num,
             k.timeout,
@@ -274,12 +274,12 @@ mod tests {
             k.max_rd_atomic,
             k.max_dest_rd_atomic,
         ];
-        assert_eq!(byte_fields(&to), wanted);
+        assert_eq!(byte_fields(&to), expected);
         assert_eq!(
             (to.qp_state, to.rq_psn, to.sq_psn, to.dest_qp_num),
             (k.qp_state, k.rq_psn, k.sq_psn, k.dest_qp_num)
         );
-        assert_eq!(octets(to.ah_attr.grh.dgid), k.ah_attr.dgid);
+        assert_eq!(gid_octets(to.ah_attr.grh.dgid), k.ah_attr.dgid);
         assert_eq!(to.alt_ah_attr.grh.hop_limit, k.alt_ah_attr.hop_limit);
     }
 }

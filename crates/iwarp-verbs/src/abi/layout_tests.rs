@@ -31,12 +31,12 @@ fn headers_installed() -> bool {
     HEADERS.iter().all(|h| std::path::Path::new(h).exists())
 }
 
-/// Fields at the end of a structure that version 44 lacks.
-const LATER: [&str; 2] = ["active_speed_ex", "wr_flush"];
+/// Fields that rdma-core 44 does not have; they are at the end of their structures.
+const NEWER_FIELDS: [&str; 2] = ["active_speed_ex", "wr_flush"];
 
 fn mentioned(headers: &str, name: &str) -> bool {
-    let word = |c: char| !(c.is_alphanumeric() || c == '_');
-    headers.split(word).any(|w| w == name)
+    let is_separator = |c: char| !(c.is_alphanumeric() || c == '_');
+    headers.split(is_separator).any(|word| word == name)
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn layout_matches_c_headers() {
             }
             continue;
         }
-        let missing = |field: &str| LATER.contains(&field) && !mentioned(&headers, field);
+        let missing = |field: &str| NEWER_FIELDS.contains(&field) && !mentioned(&headers, field);
         // In the header, the structure ends where its first missing field begins.
         let end = layout.fields.iter().find(|(field, ..)| missing(field));
         let size = end.map_or(layout.size, |(_, offset, _)| *offset);
@@ -95,7 +95,7 @@ fn layout_matches_c_headers() {
         .arg(&exe)
         .stdin(Stdio::piped())
         .spawn()
-        .expect("a C compiler, which linking Rust needs as well");
+        .expect("cc can be started; Rust needs it for linking, too");
     cc.stdin
         .take()
         .unwrap()
@@ -110,7 +110,7 @@ fn layout_matches_c_headers() {
     let got = String::from_utf8(out.stdout).unwrap();
     assert!(
         all.len() > 50 && got.lines().count() > 500,
-        "too little compared"
+        "too few structures or fields were compared"
     );
     for (got, want) in got.lines().zip(want.lines()) {
         assert_eq!(got, want);

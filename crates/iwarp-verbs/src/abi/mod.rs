@@ -1,12 +1,11 @@
 //! The C structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` for 64-bit systems: those of
-//! rdma-core 44 with additions up to version 65. `recent` has the structures that are entirely new;
-//! `kern` has the kernel's structures and the functions that copy them. This room uses no other.
+//! rdma-core 44, with the fields that versions up to 65 added. `recent` contains the structures
+//! that version 44 does not have; `kern` contains the kernel's structures and the functions that
+//! copy them. This room uses no other room.
 //!
 //! Structures that a program passes with a size or a mask may be longer here than in the program.
-//! `verbs_context` begins with the fields of version 44: no inline function uses the later ones,
-//! and `sz` says that they are missing.
-//!
-//! `c_struct!` also records every field's position for the layout test.
+//! `verbs_context` starts with the first field of version 44. No inline function uses fields that
+//! were added in front of it later, and `sz` shows that they are missing.
 #![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "C names")]
 
 pub(crate) mod cma;
@@ -14,8 +13,10 @@ pub(crate) mod kern;
 pub(crate) mod recent;
 pub(crate) mod verbs;
 
+/// Name, offset and size of a field.
 pub(crate) type Field = (&'static str, usize, usize);
 
+/// The layout of a structure, for the comparison with the C headers.
 #[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
 pub(crate) struct Layout {
     pub(crate) name: &'static str,

@@ -39,7 +39,7 @@ c_structs! { ALL;
     }
 }
 
-/// `struct ibv_buf`, opaque to programs. [`crate::mr_ex`] has its data.
+/// The public part of a `struct ibv_buf`, which is opaque to programs.
 #[repr(C)]
 pub(crate) struct ibv_buf {
     context: *mut ibv_context,

@@ -689,7 +689,7 @@ pub(crate) union async_element {
     pub(crate) port_num: c_int,
 }
 
-/// Values that several files need. Others are defined where they are used.
+/// Constants that several files use.
 pub(crate) mod value {
     use std::ffi::c_uint;
 

@@ -42,7 +42,7 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
-fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
+fn catch_panics<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
     let _uncancelled = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
 }
@@ -50,7 +50,7 @@ fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
 /// Returns 0 or a positive errno. Sets `errno` too, because some programs read it.
 #[inline]
 pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
-    match caught(f) {
+    match catch_panics(f) {
         Ok(()) => 0,
         Err(e) => {
             set_errno(e);
@@ -60,14 +60,14 @@ pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
 }
 
 pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
-    caught(f).unwrap_or_else(|e| {
+    catch_panics(f).unwrap_or_else(|e| {
         set_errno(e);
         -1
     })
 }
 
 pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
-    caught(f).unwrap_or_else(|e| {
+    catch_panics(f).unwrap_or_else(|e| {
         set_errno(e);
         std::ptr::null_mut()
     })

@@ -89,7 +89,7 @@ pub(crate) unsafe fn find<'a, C, T>(kind: Kind, p: *mut C) -> Res<&'a Object<C, 
 /// Returns the object behind a pointer without looking it up.
 ///
 /// # Safety
-/// The pointer is that of a living object that [`create`] made with these types.
+/// `p` is the address of a living object that [`create`] allocated with these types.
 #[inline]
 pub(crate) unsafe fn trusted<'a, C, T>(p: *mut C) -> &'a Object<C, T> {
     &*p.cast::<Object<C, T>>()
@@ -113,7 +113,7 @@ pub(crate) unsafe fn free<C, T>(p: *mut C) {
     drop(Box::from_raw(p.cast::<Object<C, T>>()));
 }
 
-/// Counts the objects that use an object. Destroying it returns EBUSY while there are any.
+/// Counts the objects that use an object. Destroying it fails with EBUSY while there are users.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicU32);
 
@@ -176,10 +176,11 @@ const WITH_CONTEXT: [Kind; 13] = [
     Kind::Xrcd,
 ];
 
-pub(crate) fn any_of(context: *mut ibv_context) -> bool {
+/// Returns `true` if the context has objects that were not destroyed.
+pub(crate) fn context_has_objects(context: *mut ibv_context) -> bool {
     LIVING.lock().iter().any(|(kind, p)| {
         WITH_CONTEXT.contains(kind)
-            // SAFETY: the object lives; its first word points to its context and never changes.
+            // SAFETY: the object is alive; its first word points to its context and never changes.
             && unsafe { *(*p as *const *mut ibv_context) } == context
     })
 }

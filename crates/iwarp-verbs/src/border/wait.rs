@@ -1,8 +1,9 @@
 //! Reads an event descriptor as `read(2)` does: blocks unless the program set `O_NONBLOCK`,
 //! restarts after signals as `sigaction` requests, and is a cancellation point.
 //!
-//! If the program cancels a thread here (`pthread_cancel`), these frames are unwound. The waiting
-//! function therefore owns nothing, has an unwinding ABI, and calls the C library's own `read`.
+//! If the program cancels a thread that waits here (`pthread_cancel`), the stack is unwound. The
+//! waiting function therefore has no destructors to run and an unwinding ABI, and it calls the C
+//! library's own `read`.
 
 use std::ffi::{c_int, c_void};
 

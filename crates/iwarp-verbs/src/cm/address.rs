@@ -12,7 +12,7 @@ use std::ptr::{null, null_mut};
 const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 2;
 const FAMILY: c_int = 8;
-/// `AF_IB`: InfiniBand addresses. No device here has one.
+/// The family of InfiniBand addresses. No device of this library has such an address.
 const AF_IB: c_int = 27;
 /// Queries InfiniBand's subnet administration instead of the resolver (since rdma-core 56).
 pub(super) const SUBNET: c_int = 0x10;
@@ -176,21 +176,21 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
 
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     value((), || {
-        let mut at = res;
-        while !at.is_null() {
-            let next = (*at).ai_next;
+        let mut current = res;
+        while !current.is_null() {
+            let next = (*current).ai_next;
             for part in [
-                (*at).ai_src_addr.cast(),
-                (*at).ai_dst_addr.cast(),
-                (*at).ai_src_canonname.cast(),
-                (*at).ai_dst_canonname.cast(),
-                (*at).ai_route,
-                (*at).ai_connect,
+                (*current).ai_src_addr.cast(),
+                (*current).ai_dst_addr.cast(),
+                (*current).ai_src_canonname.cast(),
+                (*current).ai_dst_canonname.cast(),
+                (*current).ai_route,
+                (*current).ai_connect,
             ] {
                 libc::free(part);
             }
-            libc::free(at.cast());
-            at = next;
+            libc::free(current.cast());
+            current = next;
         }
     });
 }
@@ -198,7 +198,7 @@ pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
 /// A list from `rdma_getaddrinfo`; freed on drop.
 pub(crate) struct Addresses(pub(super) *mut rdma_addrinfo);
 
-// SAFETY: only this value refers to the list, and its memory is the C library's.
+// SAFETY: only this value refers to the list, and any thread may free the C library's memory.
 unsafe impl Send for Addresses {}
 
 impl Drop for Addresses {
@@ -218,7 +218,7 @@ impl Addresses {
 
 /// Returns the contexts that identifiers share, one per device. They stay open.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut ibv_context {
-    unused::used();
+    unused::record_use();
     pointer(|| {
         let mut contexts = Vec::new();
         for device in list::devices()? {

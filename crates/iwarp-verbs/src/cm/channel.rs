@@ -14,35 +14,36 @@ use std::time::Duration;
 
 pub(crate) struct Channel {
     pub(crate) queue: CmEventChannel,
-    /// Threads in `rdma_get_cm_event`. A thread that was cancelled there stays counted.
-    inside: AtomicU32,
+    /// Number of threads in `rdma_get_cm_event`. A thread that is cancelled inside stays counted.
+    threads_inside: AtomicU32,
     /// The thread that last took an event; 0 if there is none.
     reader: AtomicI32,
     generation: u32,
 }
 
-/// Before a channel is destroyed: how often it checks for a reader, and the time between checks.
+/// How often the destruction of a channel checks for a reader, and the pause between two checks.
 const READER_CHECKS: u32 = 20;
 const READER_PAUSE: Duration = Duration::from_micros(500);
 
 impl Channel {
-    /// Returns `true` if a thread reads from the channel or is about to.
+    /// Returns `true` if a thread waits for events of the channel. If the last reader still exists,
+    /// gives it a moment to call `rdma_get_cm_event` again.
     ///
-    /// Some programs acknowledge the last event on one thread and exit on another, while the first
-    /// is about to wait for the next event. That thread would find the channel destroyed and report
-    /// an error, whereas in the kernel it would wait until the program exits. So it gets time to
-    /// arrive.
-    fn is_read(&self) -> bool {
-        let inside = || self.inside.load(Ordering::Acquire) > 0;
+    /// In some programs, one thread acknowledges the last event and calls `rdma_get_cm_event`
+    /// again, while another thread destroys the channel and exits. If the channel were destroyed
+    /// first, the reader would report an error. With the kernel's channel, the reader would wait
+    /// until the program exits.
+    fn has_reader(&self) -> bool {
+        let threads_inside = || self.threads_inside.load(Ordering::Acquire) > 0;
         let reader = self.reader.load(Ordering::Acquire);
-        let comes_back = || reader != 0 && reader != this_thread() && is_alive(reader);
+        let may_return = || reader != 0 && reader != this_thread() && is_alive(reader);
         for _ in 0..READER_CHECKS {
-            if inside() || !comes_back() {
+            if threads_inside() || !may_return() {
                 break;
             }
             std::thread::sleep(READER_PAUSE);
         }
-        inside()
+        threads_inside()
     }
 }
 
@@ -56,14 +57,15 @@ fn is_alive(thread: i32) -> bool {
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
 }
 
-/// Queues of channels that were destroyed while a thread was waiting in them. There is no signal
-/// for when such a thread returns.
+/// Queues of channels that were destroyed while a thread was waiting in them. They are never freed,
+/// because nothing reports when such a thread returns.
 static LEFT_OPEN: ProcessLock<Vec<CmEventChannel>> =
     ProcessLock::new("verbs::cm::LEFT_OPEN", Vec::new());
 
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 
-/// Held while an event is taken and counted, so that destroying an identifier sees both or neither.
+/// Held while an event is taken and counted, so that destroying an identifier sees both changes or
+/// neither.
 pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cm::DELIVERY", ());
 
 /// # Safety
@@ -81,7 +83,7 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
         rdma_event_channel { fd },
         Channel {
             queue,
-            inside: AtomicU32::new(0),
+            threads_inside: AtomicU32::new(0),
             reader: AtomicI32::new(0),
             generation: fork_generation(),
         },
@@ -92,9 +94,9 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
 /// `channel` is no longer used.
 pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     let Ok(object) = find(channel) else { return };
-    if object.is_read() {
-        // In the kernel the thread would never return. Here it would get an error from the closed
-        // descriptor, or read from an unrelated file that reuses the number.
+    if object.has_reader() {
+        // With the kernel's channel, the thread would never return. If the descriptor were closed
+        // here, the thread would get an error, or read from a file that reuses the number.
         LEFT_OPEN.lock().push(Arc::clone(&object.queue));
     }
     if object::retire(Kind::CmChannel, channel).is_ok() {
@@ -102,21 +104,22 @@ pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     }
 }
 
-/// Counts a thread in `rdma_get_cm_event`. The returned descriptor stays open until [`leave`].
-pub(super) unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
+/// Counts this thread as inside `rdma_get_cm_event`. The returned descriptor stays open until
+/// [`end_read`].
+pub(super) unsafe fn begin_read(channel: *mut rdma_event_channel) -> Res<c_int> {
     let object = find(channel)?;
     if object.generation != fork_generation() {
         // A forked child receives no events, and the queue's lock may have been held at the fork.
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    object.inside.fetch_add(1, Ordering::AcqRel);
+    object.threads_inside.fetch_add(1, Ordering::AcqRel);
     Ok((*channel).fd)
 }
 
-pub(super) unsafe fn leave(channel: *mut rdma_event_channel) {
+pub(super) unsafe fn end_read(channel: *mut rdma_event_channel) {
     if let Ok(object) = find(channel) {
         object.reader.store(this_thread(), Ordering::Release);
-        object.inside.fetch_sub(1, Ordering::AcqRel);
+        object.threads_inside.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -141,31 +144,31 @@ mod tests {
     fn channel_waits_for_its_reader() {
         let channel = Channel {
             queue: create_event_channel().unwrap(),
-            inside: AtomicU32::new(0),
+            threads_inside: AtomicU32::new(0),
             reader: AtomicI32::new(0),
             generation: fork_generation(),
         };
-        assert!(!channel.is_read(), "it has no reader");
+        assert!(!channel.has_reader(), "no thread has read");
         let read = || channel.reader.store(this_thread(), Ordering::Release);
         read();
-        assert!(!channel.is_read(), "the reader itself destroys it");
+        assert!(!channel.has_reader(), "this thread is the reader");
         let barrier = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 read();
                 barrier.wait();
                 barrier.wait();
-                channel.inside.store(1, Ordering::Release);
+                channel.threads_inside.store(1, Ordering::Release);
                 barrier.wait();
             });
             barrier.wait();
-            assert!(!channel.is_read(), "it does not come back");
+            assert!(!channel.has_reader(), "the reader did not return in time");
             barrier.wait();
             barrier.wait();
-            assert!(channel.is_read(), "it is there");
+            assert!(channel.has_reader(), "the reader is inside");
             reader.join().unwrap();
         });
-        channel.inside.store(0, Ordering::Release);
-        assert!(!channel.is_read(), "it has ended");
+        channel.threads_inside.store(0, Ordering::Release);
+        assert!(!channel.has_reader(), "the reader's thread has ended");
     }
 }

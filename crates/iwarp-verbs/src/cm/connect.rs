@@ -12,7 +12,7 @@ use crate::qp::connected;
 use iwarp::runtime::cm::{CmProgress, ConnectionParameters, DEFAULT_QKEY, InfinibandParameters};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: the device's maximum.
+/// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`, which request the device's maximum.
 const MAX_DEPTH: u8 = 0xff;
 
 fn depth(value: u8) -> Res<Option<u16>> {
@@ -23,10 +23,10 @@ fn depth(value: u8) -> Res<Option<u16>> {
     }
 }
 
-/// Retry counts if the program passes no parameters.
-const COUNT_MAX: u8 = 7;
+/// The largest retry count, and the default if the program passes no parameters.
+const MAX_RETRY_COUNT: u8 = 7;
 
-/// Returns the program's connection parameters. NULL selects the maxima.
+/// Returns the program's connection parameters. If the program passes NULL, they are the maxima.
 unsafe fn parameters(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -60,11 +60,11 @@ unsafe fn infiniband(
     p: Option<&rdma_conn_param>,
 ) -> Option<InfinibandParameters> {
     let ctx = object.raw.context()?;
-    if !roce::is_face_of(&ctx) {
+    if !roce::is_roce_face(&ctx) {
         return None;
     }
     let endpoint = object.endpoint.lock();
-    let counts = p.map_or((COUNT_MAX, COUNT_MAX), |p| {
+    let counts = p.map_or((MAX_RETRY_COUNT, MAX_RETRY_COUNT), |p| {
         (p.retry_count, p.rnr_retry_count)
     });
     // The initiator's retry count applies to both ends.
@@ -76,20 +76,20 @@ unsafe fn infiniband(
     };
     Some(InfinibandParameters {
         qp_num,
-        retry_count: retry_count.min(COUNT_MAX),
-        rnr_retry_count: counts.1.min(COUNT_MAX),
+        retry_count: retry_count.min(MAX_RETRY_COUNT),
+        rnr_retry_count: counts.1.min(MAX_RETRY_COUNT),
         flow_control: p.is_some_and(|p| p.flow_control != 0),
         srq,
         ack_timeout: endpoint.ack_timeout,
     })
 }
 
-/// Selects the connection's queue pair: the identifier's, or the one numbered in the parameters.
-/// On a device that looks like a RoCE NIC any number is accepted, because InfiniBand's connection
-/// manager only forwards it; UCX passes the number of a datagram queue pair.
+/// Selects the connection's queue pair: the identifier's, or the one whose number is in the
+/// parameters. A device that looks like a RoCE NIC accepts any number, because InfiniBand's
+/// connection manager only forwards it. For example, UCX passes a datagram queue pair's number.
 unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_param) -> Res<()> {
     if !(*id).qp.is_null() {
-        identifier::show_timeout(id, object);
+        identifier::publish_timeout(id, object);
         object
             .raw
             .set_queue_pair(Some(&connected::find((*id).qp)?.raw));
@@ -102,7 +102,7 @@ unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_
     let ctx = object.raw.context().ok_or(EINVAL)?;
     match ctx.queue_pair(num) {
         Some(qp) => object.raw.set_queue_pair(Some(&qp)),
-        None if roce::is_face_of(&ctx) => object.raw.use_stand_in(RD_ATOMIC)?,
+        None if roce::is_roce_face(&ctx) => object.raw.use_stand_in(RD_ATOMIC)?,
         None => return Err(EINVAL),
     }
     Ok(())
@@ -138,7 +138,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
         drop_event(id)?;
         object.raw.accept(&parameters)?;
         identifier::refresh(id);
-        identifier::show_connection(id, object);
+        identifier::publish_connection(id, object);
         complete(id)
     })
 }
@@ -199,15 +199,15 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         let object = find(id)?;
         object.raw.disconnect()?;
         if let Ok(qp) = connected::find((*id).qp) {
-            qp.show_disconnected();
+            qp.set_disconnected();
             (*(*id).qp).state = v::QPS_ERR;
         }
         complete(id)
     })
 }
 
-/// Needed only if the program moves the queue pair itself or has none. Otherwise the connection is
-/// established when the event is delivered.
+/// Programs call this only if they move the queue pair themselves, or have none. In all other cases
+/// the connection is established when the event is delivered.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
         let object = find(id)?;
@@ -221,13 +221,13 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 
 const EVENT_COMM_EST: c_uint = 4;
 
-/// Accepts the report that data arrived before the connection event, which the library knows
-/// already. The errors are the kernel's: InfiniBand's connection manager allows the event only
-/// between the reply and its confirmation.
+/// Accepts the report that data arrived before the connection event, and does nothing, because the
+/// library has seen that data. The errors are the kernel's: InfiniBand's connection manager allows
+/// the report only between the reply and its confirmation.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) -> c_int {
     minus_one(|| {
         let raw = &find(id)?.raw;
-        let is_roce = raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
+        let is_roce = raw.context().is_some_and(|ctx| roce::is_roce_face(&ctx));
         match (raw.progress(), is_roce) {
             _ if event != EVENT_COMM_EST || raw.is_for_datagrams() => Err(EINVAL),
             (CmProgress::Idle, _) => Err(EINVAL),
@@ -252,7 +252,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             return Ok(0);
         }
         let bits = match (*attr).qp_state {
-            _ if roce::is_face_of(&ctx) => {
+            _ if roce::is_roce_face(&ctx) => {
                 roce::attributes(&ctx, object, (*id).qp_type, &mut *attr)?
             }
             v::QPS_INIT => v::QP_STATE | v::QP_ACCESS_FLAGS | v::QP_PKEY_INDEX | v::QP_PORT,
@@ -292,7 +292,7 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
         if ece.is_null() || (*ece).comp_mask != 0 {
             return Err(EINVAL);
         }
-        // No vendor, so no options to negotiate.
+        // There are no vendor options to negotiate.
         Ok(0)
     })
 }

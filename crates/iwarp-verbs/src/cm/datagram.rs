@@ -48,7 +48,7 @@ pub(super) fn parameters(id: &IdObject, event: &CmEvent) -> rdma_ud_param {
         to.private_data_len = u8::try_from(event.private_data.len()).unwrap_or(u8::MAX);
     }
     if let Some(end) = event.datagrams {
-        to.ah_attr = route(id, end);
+        to.ah_attr = ah_attr_to(id, end);
         to.qp_num = end.num;
         to.qkey = end.qkey;
     }
@@ -56,20 +56,20 @@ pub(super) fn parameters(id: &IdObject, event: &CmEvent) -> rdma_ud_param {
 }
 
 /// Returns address handle attributes whose source is the identifier's address.
-fn route(id: &IdObject, end: DatagramEnd) -> ibv_ah_attr {
+fn ah_attr_to(id: &IdObject, end: DatagramEnd) -> ibv_ah_attr {
     let port = 0;
     let gid = gid_of(Some(SocketAddr::new(end.ip, port)));
     let (local, _) = id.raw.addresses();
     let context = id.raw.context();
-    let index = context.and_then(|ctx| roce::index_of(&ctx, local));
-    let mut to = roce::handle_to(gid, index);
+    let index = context.and_then(|ctx| roce::gid_index(&ctx, local));
+    let mut to = roce::ah_attr(gid, index);
     to.grh.traffic_class = id.endpoint.lock().tos;
     to
 }
 
 /// Completes the parameters of a multicast event and counts it. Returns the counter, or `None` if
 /// the program has left the group.
-pub(super) fn joined(
+pub(super) fn count_group_event(
     object: &IdObject,
     kind: CmEventKind,
     to: &mut rdma_ud_param,
@@ -90,9 +90,9 @@ pub(super) fn create_raw(queue: &iwarp::runtime::cm::CmEventChannel, ps: c_uint)
         PS_UDP => Ok(CmId::create_for_datagrams(queue, None)),
         PS_IPOIB => {
             iwarp::runtime::complain_once(
-                "the program asks for datagrams of IP over InfiniBand (RDMA_PS_IPOIB), which need \
-                 an InfiniBand network; choose the port space of UDP (RDMA_PS_UDP), for example \
-                 `udaddy -P udp`, `mckey -p 0x111`"
+                "the program uses the port space of IP over InfiniBand (RDMA_PS_IPOIB), which \
+                 needs an InfiniBand network; use the UDP port space (RDMA_PS_UDP) instead, for \
+                 example `udaddy -P udp` or `mckey -p 0x111`"
                     .to_owned(),
             );
             Err(Errno(libc::EPROTONOSUPPORT))

@@ -1,4 +1,4 @@
-//! Queue pairs of identifiers, and the synchronous interface's end points (`rdma_create_ep(3)`).
+//! Queue pairs of identifiers, and the synchronous interface's endpoints (`rdma_create_ep(3)`).
 
 use super::object::{ACCESS_ALL, IdObject, QpInit, find, is_synchronous};
 use super::{datagram, event, id, identifier, sockaddr};
@@ -24,7 +24,7 @@ fn last_error() -> Errno {
     std::io::Error::last_os_error().into()
 }
 
-fn made<T>(p: *mut T) -> Res<*mut T> {
+fn non_null<T>(p: *mut T) -> Res<*mut T> {
     if p.is_null() {
         Err(last_error())
     } else {
@@ -33,9 +33,9 @@ fn made<T>(p: *mut T) -> Res<*mut T> {
 }
 
 unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel, *mut ibv_cq)> {
-    let channel = made(comp_channel::ibv_create_comp_channel((*id).verbs))?;
+    let channel = non_null(comp_channel::ibv_create_comp_channel((*id).verbs))?;
     let cq = cq::ibv_create_cq((*id).verbs, depth.max(1) as c_int, id.cast(), channel, 0);
-    match made(cq) {
+    match non_null(cq) {
         Ok(cq) => Ok((channel, cq)),
         Err(e) => {
             comp_channel::ibv_destroy_comp_channel(channel);
@@ -44,10 +44,10 @@ unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel
     }
 }
 
-/// Creates the completion queues that the program did not pass and that this type of queue pair
-/// needs. An XRC target needs none, but its shared receive queue from `rdma_create_srq` needs one
-/// for receives.
-unsafe fn fill_cqs(
+/// Creates the completion queues that this type of queue pair needs and that the program did not
+/// pass. An XRC target's shared receive queue, from `rdma_create_srq`, needs a completion queue for
+/// receives, although the queue pair itself needs none.
+unsafe fn add_missing_cqs(
     id: *mut rdma_cm_id,
     object: &IdObject,
     attr: &mut ibv_qp_init_attr_ex,
@@ -57,20 +57,20 @@ unsafe fn fill_cqs(
             ((*id).send_cq_channel, (*id).send_cq) = make_cq(id, attr.cap.max_send_wr)?;
         }
         attr.send_cq = (*id).send_cq;
-        object.endpoint.lock().made_cqs = true;
+        object.endpoint.lock().owns_cqs = true;
     }
     if attr.recv_cq.is_null() && attr.qp_type != QPT_XRC_SEND {
-        fill_recv_cq(id, object, attr.cap.max_recv_wr.max(srq_depth(id)))?;
+        add_missing_recv_cq(id, object, attr.cap.max_recv_wr.max(srq_depth(id)))?;
         attr.recv_cq = (*id).recv_cq;
     }
     Ok(())
 }
 
-unsafe fn fill_recv_cq(id: *mut rdma_cm_id, object: &IdObject, depth: u32) -> Res<()> {
+unsafe fn add_missing_recv_cq(id: *mut rdma_cm_id, object: &IdObject, depth: u32) -> Res<()> {
     if (*id).recv_cq.is_null() {
         ((*id).recv_cq_channel, (*id).recv_cq) = make_cq(id, depth)?;
     }
-    object.endpoint.lock().made_cqs = true;
+    object.endpoint.lock().owns_cqs = true;
     Ok(())
 }
 
@@ -80,7 +80,7 @@ unsafe fn srq_depth(id: *mut rdma_cm_id) -> u32 {
 
 /// Destroys the completion queues that the library created, unless they are in use.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id, object: &IdObject) {
-    if !object.endpoint.lock().made_cqs {
+    if !object.endpoint.lock().owns_cqs {
         return;
     }
     for (cq, channel) in [
@@ -95,7 +95,7 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id, object: &IdObject) {
             }
         }
     }
-    object.endpoint.lock().made_cqs = !(*id).send_cq.is_null() || !(*id).recv_cq.is_null();
+    object.endpoint.lock().owns_cqs = !(*id).send_cq.is_null() || !(*id).recv_cq.is_null();
 }
 
 unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
@@ -110,7 +110,7 @@ unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
     Ok(pd)
 }
 
-/// Returns the device's default XRC domain, for targets and shared receive queues without one.
+/// Returns the device's XRC domain for programs that pass none.
 unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
     static DOMAINS: ProcessLock<Vec<(usize, usize)>> =
         ProcessLock::new("verbs::cm::DOMAINS", Vec::new());
@@ -123,7 +123,7 @@ unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
         fd: -1,
         oflags: libc::O_CREAT,
     };
-    let xrcd = made(xrcd::open_xrcd(verbs, &raw mut attr))?;
+    let xrcd = non_null(xrcd::open_xrcd(verbs, &raw mut attr))?;
     domains.push((verbs as usize, xrcd as usize));
     Ok(xrcd)
 }
@@ -143,7 +143,7 @@ unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init
     ex.comp_mask = ATTR_PD;
     ex.pd = pd;
     create_qp_ex(id, &mut ex)?;
-    // The caller's structure returns the created queues.
+    // The program reads the created queues from its structure.
     (attr.send_cq, attr.recv_cq, attr.srq) = (ex.send_cq, ex.recv_cq, ex.srq);
     attr.cap = ex.cap;
     Ok(())
@@ -169,7 +169,8 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
         a.xrcd = default_xrcd((*id).verbs)?;
         a.comp_mask |= ATTR_XRCD;
     }
-    let new = fill_cqs(id, object, a).and_then(|()| made(create::create_qp_ex((*id).verbs, a)));
+    let new = add_missing_cqs(id, object, a)
+        .and_then(|()| non_null(create::create_qp_ex((*id).verbs, a)));
     let q = match new {
         Ok(q) => q,
         Err(e) => {
@@ -180,7 +181,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
     adopt(id, object, q, pd)
 }
 
-/// Makes a new queue pair the identifier's. Destroys it on failure.
+/// Stores a new queue pair in the identifier. On failure, destroys the queue pair.
 unsafe fn adopt(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -211,7 +212,7 @@ unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     let own = connected::find(q)?;
     let raw = &own.raw;
     raw.modify(State::Init)?;
-    // As `rdma_init_qp_attr` reports.
+    // The rights that `rdma_init_qp_attr` reports.
     own.attributes.lock().qp_access_flags = ACCESS_ALL;
     (*q).state = QPS_INIT;
     own.is_new.store(false, Ordering::Release);
@@ -240,7 +241,7 @@ unsafe fn make_datagrams_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     Ok(object.raw.set_datagram_queue_pair(Some(raw))?)
 }
 
-/// Checks that datagram identifiers get datagram queue pairs, and only they do.
+/// Fails with EINVAL unless identifier and queue pair are both for datagrams, or neither is.
 fn check_type(object: &IdObject, qp_type: u32) -> Res<()> {
     match object.raw.is_for_datagrams() == (qp_type == QPT_UD) {
         true => Ok(()),
@@ -277,7 +278,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             let _ = object.raw.set_datagram_queue_pair(None);
         }
         if !(*id).qp.is_null() {
-            // The program loses its handle, so the queue pair also leaves its multicast groups.
+            // Unlike `ibv_destroy_qp`, this does not fail if the queue pair is in multicast groups,
+            // because this function returns no error.
             let _ = destroy::destroy((*id).qp);
             (*id).qp = null_mut();
         }
@@ -324,8 +326,8 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     })
 }
 
-/// Creates a shared receive queue with defaults for what the program omits: the protection
-/// domain and, for XRC, the XRC domain and the completion queue.
+/// Creates a shared receive queue. If the program passes no protection domain or, for XRC, no XRC
+/// domain or completion queue, uses defaults.
 unsafe fn create_srq_ex(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -342,12 +344,12 @@ unsafe fn create_srq_ex(
             attr.xrcd = default_xrcd((*id).verbs)?;
         }
         if attr.comp_mask & srq::ATTR_CQ == 0 || attr.cq.is_null() {
-            fill_recv_cq(id, object, attr.attr.max_wr)?;
+            add_missing_recv_cq(id, object, attr.attr.max_wr)?;
             attr.cq = (*id).recv_cq;
         }
         attr.comp_mask |= srq::ATTR_XRCD | srq::ATTR_CQ;
     }
-    let s = match made(srq::create_srq_ex((*id).verbs, attr)) {
+    let s = match non_null(srq::create_srq_ex((*id).verbs, attr)) {
         Ok(s) => s,
         Err(e) => {
             destroy_cqs(id, object);
@@ -363,7 +365,7 @@ unsafe fn create_srq_ex(
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     value((), || {
         let Ok(object) = find(id) else { return };
-        // While a queue pair uses it, it stays for `rdma_destroy_ep`.
+        // If a queue pair still uses the SRQ, `rdma_destroy_ep` destroys it later.
         if !(*id).srq.is_null() && srq::ibv_destroy_srq((*id).srq) == 0 {
             (*id).srq = null_mut();
             object.endpoint.lock().srq = 0;
@@ -373,8 +375,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 }
 
 const RAI_PASSIVE: c_int = 1;
-/// Time limit for resolving the next hop, as in librdmacm.
-const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+/// Timeout for resolving the next hop, as in librdmacm.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 unsafe fn create_ep(
     id: *mut rdma_cm_id,
@@ -399,7 +401,7 @@ unsafe fn create_ep(
     let peer = sockaddr::read(res.ai_dst_addr)?;
     object
         .raw
-        .resolve_addr_within(source, peer, RESOLVE_LIMIT)?;
+        .resolve_addr_within(source, peer, RESOLVE_TIMEOUT)?;
     id::complete(id)?;
     object.raw.resolve_route()?;
     id::complete(id)?;
@@ -415,8 +417,8 @@ unsafe fn create_ep(
     Ok(())
 }
 
-/// Sets the identifier's queue pair type from the address information: the port space's type, or
-/// one end of an extended reliable connection.
+/// Sets the identifier's queue pair type from the address information: the type of the port space,
+/// or an XRC initiator or target.
 unsafe fn choose_type(id: *mut rdma_cm_id, wanted: u32) -> Res<()> {
     match wanted {
         QPT_XRC_SEND | QPT_XRC_RECV if (*id).qp_type == QPT_RC => (*id).qp_type = wanted,
@@ -466,7 +468,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
             rdma_destroy_srq(id);
         }
         if let Err(Errno(errno)) = id::destroy(id) {
-            tracing::debug!(errno, "destroying an end point");
+            tracing::debug!(errno, "rdma_destroy_ep could not destroy the identifier");
         }
     });
 }
@@ -487,15 +489,15 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
         if event::rdma_get_cm_event((*listen).channel, &raw mut got) != 0 {
             return Err(last_error());
         }
-        let refuse = |e: Errno| {
+        let acknowledge_and_fail = |e: Errno| {
             event::acknowledge(got)?;
             Err(e)
         };
         if (*got).status != 0 {
-            return refuse(Errno((*got).status.abs()));
+            return acknowledge_and_fail(Errno((*got).status.abs()));
         }
         if (*got).event != EVENT_CONNECT_REQUEST {
-            return refuse(EINVAL);
+            return acknowledge_and_fail(EINVAL);
         }
         let id = (*got).id;
         let init = object.endpoint.lock().qp_init;

@@ -17,18 +17,18 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 pub(crate) struct Event {
-    /// The identifier that counts the event; the listener, if it is a connection request.
+    /// The identifier that counts the event. For a connection request, this is the listener.
     counted: *mut rdma_cm_id,
-    /// The multicast group that also counts it.
+    /// The event counter of a multicast group, if the event is about a group.
     group: Option<Arc<Unacknowledged>>,
     _private_data: Vec<u8>,
 }
 
-/// The event of an active connection whose queue pair the program moves to RTS itself, before it
-/// calls `rdma_establish(3)`.
+/// Reported to the active side instead of ESTABLISHED if the program moves the queue pair itself;
+/// it then calls `rdma_establish(3)`.
 const CONNECT_RESPONSE: c_uint = 5;
 
-const fn number(kind: CmEventKind) -> c_uint {
+const fn event_code(kind: CmEventKind) -> c_uint {
     match kind {
         CmEventKind::AddrResolved => 0,
         CmEventKind::AddrError => 1,
@@ -45,19 +45,20 @@ const fn number(kind: CmEventKind) -> c_uint {
         CmEventKind::AddrinfoResolved => 16,
         CmEventKind::AddrinfoError => 17,
         CmEventKind::User(_) => USER,
-        // Kinds without an equivalent in C.
+        // RDMA_CM_EVENT_ROUTE_ERROR, also for kinds without an equivalent in C.
         _ => 3,
     }
 }
 
-/// Returns the depth to report. It is at most the queue pair's, because many programs accept with
-/// the event's values; and the maximum if the peer sent none.
+/// Returns the depth to report: at most the device's maximum, because many programs pass the
+/// event's values to `rdma_accept`. If the peer sent no depth, it is the maximum.
 fn depth(value: Option<u16>) -> u8 {
-    let most = query::RD_ATOMIC;
-    u8::try_from(value.unwrap_or(most).min(most)).unwrap_or(u8::MAX)
+    let max = query::RD_ATOMIC;
+    u8::try_from(value.unwrap_or(max).min(max)).unwrap_or(u8::MAX)
 }
 
-/// Updates the public identifier for an event. Returns `None` if the identifier was destroyed.
+/// Creates the program's event and updates its identifier. Returns `None` if the identifier was
+/// destroyed, or if a connection request cannot be delivered.
 unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     let (id, listener) = match &event.listener {
         None => {
@@ -74,13 +75,13 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
                 event.id.destroy();
                 return None;
             }
-            if !identifier::takes(listener, event.xrc) {
-                tracing::debug!("a request for another type of queue pair is rejected");
+            if !identifier::accepts_type(listener, event.xrc) {
+                tracing::debug!("rejected a connection request for another type of queue pair");
                 let _ = event.id.reject(&[]);
                 event.id.destroy();
                 return None;
             }
-            match identifier::of_request(listener, &event.id) {
+            match identifier::create_for_request(listener, &event.id) {
                 Ok(id) => (id, listener),
                 Err(Errno(errno)) => {
                     tracing::warn!(errno, "a connection request could not be delivered");
@@ -99,11 +100,11 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     let (param, group) = parameters(subject, &event);
     object.events.delivered();
     if event.kind == CmEventKind::Rejected {
-        end_queue_pair(id);
+        move_qp_to_error(id);
     }
     let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
     if event.kind == CmEventKind::Established {
-        identifier::show_connection(id, subject);
+        identifier::publish_connection(id, subject);
     }
     let c = rdma_cm_event {
         id,
@@ -111,7 +112,7 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
         event: if response {
             CONNECT_RESPONSE
         } else {
-            number(event.kind)
+            event_code(event.kind)
         },
         status: status_of(subject, &event),
         param,
@@ -131,7 +132,7 @@ const INVALID_SERVICE_ID: c_int = 8;
 const CONSUMER_DEFINED: c_int = 28;
 
 fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
-    let is_roce = || id.raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
+    let is_roce = || id.raw.context().is_some_and(|ctx| roce::is_roce_face(&ctx));
     match (event.kind, event.replied) {
         (CmEventKind::Rejected, true) if is_roce() => CONSUMER_DEFINED,
         (CmEventKind::Rejected, false) if event.status == libc::ECONNABORTED => GIVEN_UP,
@@ -140,9 +141,9 @@ fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
     }
 }
 
-/// Moves a rejected identifier's queue pair to ERR, as librdmacm does. Otherwise receives posted
-/// before the connection attempt would never complete.
-unsafe fn end_queue_pair(id: *mut rdma_cm_id) {
+/// Moves a rejected identifier's queue pair to ERR, as librdmacm does, so that receives posted
+/// before the connection attempt complete.
+unsafe fn move_qp_to_error(id: *mut rdma_cm_id) {
     if (*id).qp.is_null() {
         return;
     }
@@ -163,7 +164,7 @@ fn parameters(id: &IdObject, event: &CmEvent) -> (event_param, Option<Arc<Unackn
         CmEventKind::User(arg) => param.arg = arg,
         _ if id.raw.is_for_datagrams() => {
             let mut ud = datagram::parameters(id, event);
-            group = datagram::joined(id, event.kind, &mut ud);
+            group = datagram::count_group_event(id, event.kind, &mut ud);
             param.ud = ud;
         }
         _ => param.conn = connection(event),
@@ -184,7 +185,7 @@ fn connection(event: &CmEvent) -> rdma_conn_param {
         responder_resources: depth(event.responder_resources),
         initiator_depth: depth(event.initiator_depth),
         flow_control: u8::from(peer.flow_control),
-        // A reply does not carry this value; it is the request's.
+        // Only a request carries this value.
         retry_count: match event.kind {
             CmEventKind::ConnectRequest => peer.retry_count,
             _ => 0,
@@ -196,7 +197,7 @@ fn connection(event: &CmEvent) -> rdma_conn_param {
 }
 
 /// Takes one event and counts it as delivered.
-unsafe fn take(
+unsafe fn take_event(
     channel: *mut rdma_event_channel,
     was_read: bool,
 ) -> Res<Option<*mut rdma_cm_event>> {
@@ -222,13 +223,13 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     if to.is_null() {
         return minus_one(|| Err(EINVAL));
     }
-    let fd = match value(Err(EINVAL), || channel::enter(channel)) {
+    let fd = match value(Err(EINVAL), || channel::begin_read(channel)) {
         Ok(fd) => fd,
         Err(e) => return minus_one(|| Err(e)),
     };
     let mut was_read = false;
     let result = loop {
-        match value(Err(EINVAL), || take(channel, was_read)) {
+        match value(Err(EINVAL), || take_event(channel, was_read)) {
             Ok(Some(event)) => {
                 *to = event;
                 break 0;
@@ -241,7 +242,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         }
         was_read = true;
     };
-    value((), || channel::leave(channel));
+    value((), || channel::end_read(channel));
     result
 }
 

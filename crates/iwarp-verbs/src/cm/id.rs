@@ -1,8 +1,8 @@
-//! Calls of identifiers: creation, destruction, addresses, options.
+//! Functions for identifiers: creation, destruction, addresses, options.
 
 use super::channel::{self, DELIVERY};
 use super::event;
-use super::identifier::{self, refresh, show_timeout};
+use super::identifier::{self, publish_timeout, refresh};
 use super::object::{Id, find, is_synchronous};
 use super::sockaddr;
 use crate::abi::cma::*;
@@ -69,8 +69,8 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
         }
         let own = channel.is_null();
         let to = if own { channel::create()? } else { channel };
-        // Both change together: if the next event is a request, its identifier is synchronous
-        // exactly if the listener is.
+        // The queue and the listener's mode change together: a connection request in between would
+        // create an identifier of the other mode (synchronous or not).
         let old = {
             let _delivery = DELIVERY.lock();
             object.raw.migrate(&channel::find(to)?.queue);
@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     })
 }
 
-/// For a synchronous identifier: waits for a call's event and keeps it in `id->event`.
+/// If the identifier is synchronous, waits for a call's event and stores it in `id->event`.
 pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
     let object = find(id)?;
     if !is_synchronous(object) {
@@ -111,7 +111,7 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
     }
 }
 
-/// Acknowledges the event that a synchronous identifier keeps from its last call.
+/// Acknowledges the event that a synchronous identifier's last call stored.
 pub(crate) unsafe fn drop_event(id: *mut rdma_cm_id) -> Res<()> {
     if !(*id).event.is_null() {
         let event = std::mem::replace(&mut (*id).event, null_mut());
@@ -129,14 +129,14 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
         find(id)?
             .raw
             .bind(address)
-            .map_err(|error| in_use(address, error.into()))?;
+            .map_err(|error| map_bind_error(address, error.into()))?;
         refresh(id);
         Ok(0)
     })
 }
 
 /// Maps a failed bind's error as Linux does: a used port on a wildcard address is EADDRNOTAVAIL.
-fn in_use(address: SocketAddr, error: Errno) -> Errno {
+fn map_bind_error(address: SocketAddr, error: Errno) -> Errno {
     if address.ip().is_unspecified() && error == Errno(libc::EADDRINUSE) {
         return Errno(libc::EADDRNOTAVAIL);
     }
@@ -151,9 +151,9 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
 ) -> c_int {
     minus_one(|| {
         let (source, peer) = (sockaddr::read_optional(source)?, sockaddr::read(peer)?);
-        // A negative limit means a very long one, as in the kernel.
-        let limit = Duration::from_millis(u64::from(timeout_ms as u32));
-        find(id)?.raw.resolve_addr_within(source, peer, limit)?;
+        // As in the kernel, a negative timeout is a very long one.
+        let timeout = Duration::from_millis(u64::from(timeout_ms as u32));
+        find(id)?.raw.resolve_addr_within(source, peer, timeout)?;
         refresh(id);
         complete(id)
     })
@@ -184,16 +184,16 @@ const ID_REUSEADDR: c_int = 1;
 const ID_AFONLY: c_int = 2;
 const ID_ACK_TIMEOUT: c_int = 3;
 
-/// The largest time-out code: a field of five bits.
+/// The largest ACK timeout code; the field has five bits.
 const ACK_TIMEOUT_MAX: u8 = 31;
 
-/// Sets an option that the kernel accepts in some states of an identifier only.
+/// Sets an option. As in the kernel, fails with EINVAL in some states of the identifier.
 fn set_port_option(raw: &CmId, name: c_int, on: bool) -> Res<()> {
-    let may = match name {
+    let allowed = match name {
         ID_REUSEADDR => raw.may_reuse_address(on),
         _ => raw.may_choose_family(),
     };
-    if !may {
+    if !allowed {
         return Err(EINVAL);
     }
     match name {
@@ -232,7 +232,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                     return Err(EINVAL);
                 }
                 object.endpoint.lock().ack_timeout = Some(timeout);
-                show_timeout(id, object);
+                publish_timeout(id, object);
             }
             (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) => return Err(EINVAL),
             (OPTION_IB, _) => return Err(UNSUPPORTED),

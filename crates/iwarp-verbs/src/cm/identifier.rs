@@ -77,7 +77,7 @@ pub(crate) unsafe fn create(
     context: *mut c_void,
     ps: c_uint,
 ) -> Res<*mut rdma_cm_id> {
-    unused::used();
+    unused::record_use();
     let synchronous = channel.is_null();
     let channel = if synchronous {
         channel::create()?
@@ -96,9 +96,9 @@ pub(crate) unsafe fn create(
     Ok(new_object(&raw, channel, context, ps, synchronous))
 }
 
-/// Returns `true` if the request is for the listener's type of queue pair. As in the kernel, others
-/// are rejected.
-pub(crate) unsafe fn takes(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> bool {
+/// Returns `true` if the request is for the listener's type of queue pair. As in the kernel, the
+/// caller rejects requests for other types.
+pub(crate) unsafe fn accepts_type(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> bool {
     let wanted = match (*listener).qp_type {
         QPT_XRC_RECV => Some(XrcEnd::Initiator),
         _ => None,
@@ -106,9 +106,12 @@ pub(crate) unsafe fn takes(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> b
     peer == wanted
 }
 
-/// Creates a request's identifier: on the listener's channel, or on its own channel if the listener
-/// is synchronous.
-pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*mut rdma_cm_id> {
+/// Creates an identifier for a connection request. It uses the listener's channel; if the listener
+/// is synchronous, it gets its own channel.
+pub(crate) unsafe fn create_for_request(
+    listener: *mut rdma_cm_id,
+    raw: &CmId,
+) -> Res<*mut rdma_cm_id> {
     let synchronous = is_synchronous(object::trusted(listener));
     let channel = if synchronous {
         let channel = channel::create()?;
@@ -129,6 +132,7 @@ pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*m
     Ok(id)
 }
 
+/// Updates the public fields: addresses, device, protection domain and path.
 pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     let object: &IdObject = object::trusted(id);
     let (local, peer) = object.raw.addresses();
@@ -143,9 +147,9 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     // when it listens or has a peer, because libfabric would limit itself to that device.
     let bound_only = peer.is_none() && !object.raw.is_listening();
     let hidden_loopback = |a: std::net::SocketAddr| a.ip().is_loopback() && is_synchronous(object);
-    let anywhere = bound_only && local.is_none_or(hidden_loopback);
+    let without_device = bound_only && local.is_none_or(hidden_loopback);
     if (*id).verbs.is_null()
-        && !anywhere
+        && !without_device
         && let Some(ctx) = object.raw.context()
         && let Ok(verbs) = open::shared_context(&ctx)
     {
@@ -158,15 +162,15 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
         (*id).route.addr.ibaddr.dgid = gid_of(peer);
         (*id).route.addr.ibaddr.pkey = PKEY;
     }
-    show_path(id, object);
+    publish_path(id, object);
 }
 
 /// Publishes the path record as soon as there is a peer.
-unsafe fn show_path(id: *mut rdma_cm_id, object: &IdObject) {
+unsafe fn publish_path(id: *mut rdma_cm_id, object: &IdObject) {
     let mut endpoint = object.endpoint.lock();
     if endpoint.path.is_none()
         && let Some(ctx) = object.raw.context()
-        && roce::is_face_of(&ctx)
+        && roce::is_roce_face(&ctx)
         && let Some(path) = roce::path(&ctx, &object.raw)
     {
         (*id).route.path_rec = &raw mut **endpoint.path.insert(Box::new(path));
@@ -174,8 +178,8 @@ unsafe fn show_path(id: *mut rdma_cm_id, object: &IdObject) {
     }
 }
 
-/// Copies the time-out to the queue pair's attributes.
-pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
+/// Copies the ACK timeout to the queue pair's attributes.
+pub(crate) unsafe fn publish_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     if let (Some(timeout), Ok(qp)) = (
         object.endpoint.lock().ack_timeout,
         connected::find((*id).qp),
@@ -184,15 +188,15 @@ pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     }
 }
 
-/// Updates the queue pair's attributes with the negotiated values. librdmacm moves it to RTR and
-/// RTS when it accepts, and when it reports that the peer accepted.
-pub(crate) unsafe fn show_connection(id: *mut rdma_cm_id, object: &IdObject) {
+/// Updates the queue pair's public attributes and state when the connection is established, as
+/// librdmacm does when it moves the queue pair to RTR and RTS.
+pub(crate) unsafe fn publish_connection(id: *mut rdma_cm_id, object: &IdObject) {
     let (Ok(qp), Some(ctx)) = (connected::find((*id).qp), object.raw.context()) else {
         return;
     };
     let mut attr: ibv_qp_attr = std::mem::zeroed();
     roce::connection(&ctx, object, &qp.raw, &mut attr);
-    qp.show_connection(&attr, roce::is_face_of(&ctx));
+    qp.set_negotiated(&attr, roce::is_roce_face(&ctx));
     // A queue pair that failed meanwhile, or that the program moves itself, keeps its state.
     if qp.raw.state() == State::Rts {
         (*(*id).qp).state = QPS_RTS;

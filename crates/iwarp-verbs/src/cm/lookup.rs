@@ -15,13 +15,13 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 /// A copy of the query, because the program's memory need not outlive the call.
-struct Question {
+struct Query {
     node: Option<CString>,
     service: Option<CString>,
     hints: Option<Addresses>,
 }
 
-impl Question {
+impl Query {
     unsafe fn new(
         node: *const c_char,
         service: *const c_char,
@@ -55,7 +55,7 @@ impl Question {
     }
 
     /// Blocks until the resolver answers. An error is the event's errno.
-    fn ask(&self) -> Res<Addresses> {
+    fn resolve(&self) -> Res<Addresses> {
         let text = |t: &Option<CString>| t.as_ref().map_or(null(), |t| t.as_ptr());
         let hints = self.hints.as_ref().map_or(null(), |h| h.0.cast_const());
         let mut found = null_mut();
@@ -67,21 +67,19 @@ impl Question {
             0 => Ok(Addresses(found)),
             libc::EAI_AGAIN => Err(Errno(libc::EAGAIN)),
             libc::EAI_MEMORY => Err(Errno(libc::ENOMEM)),
-            // An unknown name or service. EAI_SYSTEM leaves its reason in errno; -1 is also
-            // EAI_BADFLAGS.
+            // An unknown name or service, or any other failure.
             _ => Err(Errno(libc::EADDRNOTAVAIL)),
         }
     }
 }
 
 /// Looks up the address, stores the result, and writes the event.
-fn run(question: &Question, lookup: &Lookup, id: &CmId) {
-    let (state, kind, errno) = match question.ask() {
+fn resolve_and_notify(query: &Query, lookup: &Lookup, id: &CmId) {
+    let (state, kind, errno) = match query.resolve() {
         Ok(found) => (LookupState::Found(found), CmEventKind::AddrinfoResolved, 0),
         Err(Errno(errno)) => (LookupState::None, CmEventKind::AddrinfoError, errno),
     };
     *lookup.0.lock() = state;
-    // The identifier was destroyed meanwhile, so it has no more events.
     if id.write_event(kind, errno).is_err() {
         tracing::debug!("an identifier was destroyed during its look-up");
     }
@@ -100,11 +98,11 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
             // Subnet administration belongs to InfiniBand; `RAI_DNS` contradicts it.
             return Err(UNSUPPORTED);
         }
-        let question = Question::new(node, service, hints)?;
+        let query = Query::new(node, service, hints)?;
         let (lookup, raw) = (Arc::clone(&object.lookup), object.raw.clone());
         {
             let mut state = lookup.0.lock();
-            // A result that the program has not fetched is still wanted.
+            // Do not replace a result that the program has not fetched.
             if !matches!(*state, LookupState::None) {
                 return Err(EBUSY);
             }
@@ -112,7 +110,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
         }
         let thread = std::thread::Builder::new().name("iwarp-lookup".into());
         let own = Arc::clone(&lookup);
-        if let Err(e) = thread.spawn(move || run(&question, &own, &raw)) {
+        if let Err(e) = thread.spawn(move || resolve_and_notify(&query, &own, &raw)) {
             *lookup.0.lock() = LookupState::None;
             return Err(e.into());
         }

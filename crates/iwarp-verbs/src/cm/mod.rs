@@ -1,11 +1,14 @@
 //! librdmacm: event channels, identifiers, connections (`rdma_cm(7)`).
 //!
-//! `object` has the objects of identifiers, `identifier` creates them and keeps their public fields
-//! up to date, `channel` has event channels and `event` their events. `id` has the calls that
-//! create, bind and destroy identifiers, `connect` those for connections, `multicast` those for
-//! groups, `endpoint` queue pairs and the synchronous interface, `lookup` look-ups that end with an
-//! event. `address` looks up names and devices, `sockaddr` converts addresses. `roce` has what
-//! differs on devices that look like a RoCE NIC, and `datagram` what differs for datagrams.
+//! - `object`: the objects behind identifiers; `identifier` creates them and updates their public
+//!   fields
+//! - `channel`, `event`: event channels and their events
+//! - `id`: functions that create, bind and destroy identifiers; `connect`: connections;
+//!   `multicast`: groups
+//! - `endpoint`: queue pairs, and the synchronous interface
+//! - `address`: looks up names and devices; `lookup`: the same, with an event at the end;
+//!   `sockaddr`: converts addresses
+//! - `roce`, `datagram`: differences for devices that look like a RoCE NIC, and for datagrams
 //!
 //! This room uses `open`, `lifecycle` and the rooms below them. Only `exports` uses it.
 

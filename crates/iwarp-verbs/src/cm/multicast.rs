@@ -2,7 +2,7 @@
 
 use super::channel::{DELIVERY, MULTICAST_ERROR, MULTICAST_JOIN};
 use super::id;
-use super::object::{Joined, find};
+use super::object::{MulticastGroup, find};
 use super::sockaddr;
 use crate::abi::cma::*;
 use crate::border::guard::{EINVAL, Res, UNSUPPORTED, minus_one};
@@ -22,7 +22,7 @@ unsafe fn join(
     let key = KEYS.fetch_add(1, Ordering::Relaxed);
     id::drop_event(id)?;
     // Registered first, because the event may be delivered immediately.
-    object.groups.lock().push(Joined {
+    object.groups.lock().push(MulticastGroup {
         key,
         context: context as usize,
         events: Arc::default(),
@@ -83,25 +83,26 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
     minus_one(|| {
         let object = find(id)?;
         let address = sockaddr::read(address)?;
-        let left = {
-            // Another thread that takes an event either counted it already, or drops it.
+        let group = {
+            // A thread that takes one of the group's events either has counted it already, or
+            // discards it.
             let _delivery = DELIVERY.lock();
             let key = object.raw.leave_multicast(address)?;
             let mut groups = object.groups.lock();
-            let at = groups.iter().position(|g| g.key == key);
-            at.map(|at| groups.swap_remove(at))
+            let index = groups.iter().position(|g| g.key == key);
+            index.map(|i| groups.swap_remove(i))
         };
-        if !(*id).event.is_null() && is_about_a_group(&*(*id).event) {
+        if !(*id).event.is_null() && is_multicast_event(&*(*id).event) {
             // The library keeps this event, so the program cannot acknowledge it.
             id::drop_event(id)?;
         }
-        if let Some(left) = left {
-            left.events.wait();
+        if let Some(group) = group {
+            group.events.wait();
         }
         Ok(0)
     })
 }
 
-fn is_about_a_group(event: &rdma_cm_event) -> bool {
+fn is_multicast_event(event: &rdma_cm_event) -> bool {
     [MULTICAST_JOIN, MULTICAST_ERROR].contains(&event.event)
 }

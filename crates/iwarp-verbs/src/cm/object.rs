@@ -9,8 +9,8 @@ use iwarp::runtime::cm::{CmId, InfinibandParameters};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// All access rights of a queue pair: local and remote writes, remote reads, atomics. Memory
-/// regions restrict them.
+/// All access rights: local write, remote write, remote read, atomics. Queue pairs have all rights;
+/// memory regions restrict access.
 pub(super) const ACCESS_ALL: u32 = 0xf;
 
 pub(crate) struct Id {
@@ -18,24 +18,25 @@ pub(crate) struct Id {
     pub(crate) events: Unacknowledged,
     pub(crate) endpoint: Mutex<Endpoint>,
     pub(crate) lookup: Arc<Lookup>,
-    pub(crate) groups: Mutex<Vec<Joined>>,
+    pub(crate) groups: Mutex<Vec<MulticastGroup>>,
 }
 
-/// Objects that the library created for the program.
+/// An identifier's options, and the objects that the library created for it.
 #[derive(Default)]
 pub(crate) struct Endpoint {
+    /// The channel of a synchronous identifier, created by the library; 0 for other identifiers.
     pub(crate) channel: usize,
-    /// Queue pair attributes for connections to a passive end point.
+    /// Queue pair attributes for connections to a passive endpoint.
     pub(crate) qp_init: Option<QpInit>,
     /// `RDMA_OPTION_ID_TOS`: the traffic class of datagrams.
     pub(crate) tos: u8,
     pub(crate) ack_timeout: Option<u8>,
-    /// The identifier connects without a queue pair of its own: the program moves the queue pair.
+    /// `id->qp` was NULL in `rdma_connect`: the program moves the queue pair itself.
     pub(crate) external_qp: bool,
     /// Private data from the hints of `rdma_getaddrinfo`.
     pub(crate) connect_data: Vec<u8>,
-    /// `rdma_create_qp` created the completion queues and channels.
-    pub(crate) made_cqs: bool,
+    /// The library created the completion queues and channels.
+    pub(crate) owns_cqs: bool,
     /// The queue pair from `rdma_create_qp`; the program may have changed `id->qp` since.
     pub(crate) qp: usize,
     /// The shared receive queue from `rdma_create_srq`.
@@ -60,13 +61,13 @@ pub(crate) unsafe fn find<'a>(id: *mut rdma_cm_id) -> Res<&'a IdObject> {
     object::find(Kind::CmId, id)
 }
 
-/// Returns `true` if the identifier has its own channel: its calls wait for their event, which
-/// stays in `id->event`.
+/// Returns `true` if the program passed no channel for the identifier. Calls then wait for their
+/// event and store it in `id->event`.
 pub(super) fn is_synchronous(object: &IdObject) -> bool {
     object.endpoint.lock().channel != 0
 }
 
-pub(crate) struct Joined {
+pub(crate) struct MulticastGroup {
     /// The number that identifies the group in events.
     pub(super) key: u64,
     /// The program's pointer, returned in the group's events.

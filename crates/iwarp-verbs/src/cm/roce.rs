@@ -1,6 +1,6 @@
-//! What identifiers show on a device that looks like a RoCE NIC ([`Face::Roce`]): a path record,
-//! and attributes for programs that move their queue pair themselves. Both faces connect in the
-//! same way, so only the addresses have an effect.
+//! Values that identifiers report on a device that looks like a RoCE NIC ([`Face::Roce`]): a path
+//! record, and attributes for programs that move their queue pair themselves. Both faces connect in
+//! the same way: of these values, only the addresses have an effect.
 
 use super::object::IdObject;
 use super::sockaddr::gid_of;
@@ -17,13 +17,13 @@ use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
 use std::net::SocketAddr;
 
-/// Selector "exactly" for fields of a path record that may be limits.
+/// Selector of a path record's field: the value is exact, not a limit.
 const EXACTLY: u8 = 2;
 /// `IBV_RATE_10_GBPS`, which matches the port's width and speed.
 const RATE: u8 = 3;
 const HOP_LIMIT: u8 = 64;
 
-pub(super) fn is_face_of(ctx: &Context) -> bool {
+pub(super) fn is_roce_face(ctx: &Context) -> bool {
     ctx.config().face == Face::Roce
 }
 
@@ -52,9 +52,9 @@ pub(super) fn path(ctx: &Context, id: &CmId) -> Option<ibv_sa_path_rec> {
 pub(super) fn connection(ctx: &Context, id: &IdObject, qp: &QueuePair, attr: &mut ibv_qp_attr) {
     attr.path_mtu = query::mtu_code(ctx.device().mtu);
     let (outbound, inbound) = id.raw.depths().unwrap_or_default();
-    let octet = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
-    attr.max_rd_atomic = octet(outbound);
-    attr.max_dest_rd_atomic = octet(inbound);
+    let saturated = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+    attr.max_rd_atomic = saturated(outbound);
+    attr.max_dest_rd_atomic = saturated(inbound);
     let endpoint = id.endpoint.lock();
     let retry = qp.retry();
     attr.timeout = endpoint.ack_timeout.unwrap_or(retry.timeout);
@@ -64,8 +64,8 @@ pub(super) fn connection(ctx: &Context, id: &IdObject, qp: &QueuePair, attr: &mu
         attr.dest_qp_num = peer.qp_num;
         attr.rnr_retry = peer.rnr_retry_count;
     }
-    if let Ok(route) = route(ctx, &id.raw) {
-        attr.ah_attr = route;
+    if let Ok(ah_attr) = ah_attr_to_peer(ctx, &id.raw) {
+        attr.ah_attr = ah_attr;
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn attributes(
     let (from, to) = match attr.qp_state {
         v::QPS_INIT => (State::Reset, State::Init),
         v::QPS_RTR => {
-            attr.ah_attr = route(ctx, &id.raw)?;
+            attr.ah_attr = ah_attr_to_peer(ctx, &id.raw)?;
             attr.path_mtu = query::mtu_code(ctx.device().mtu);
             attr.dest_qp_num = face::MANAGED_QPN;
             attr.rq_psn = 0;
@@ -103,27 +103,27 @@ pub(super) fn attributes(
     Ok(v::QP_STATE | transition::required(qp_type, from, to))
 }
 
-fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
+fn ah_attr_to_peer(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
     let (local, peer) = id.addresses();
     let gid = gid_of(Some(peer.ok_or(EINVAL)?));
-    // Loopback addresses other than 127.0.0.1 are in no table. The connection manager does not
+    // Loopback addresses other than 127.0.0.1 are in no GID table. The connection manager does not
     // need the index.
-    Ok(handle_to(gid, index_of(ctx, local)))
+    Ok(ah_attr(gid, gid_index(ctx, local)))
 }
 
-/// Returns the index of an address in its device's GID table, or `None` if it is missing. With the
-/// RoCE face it is the index of the RoCE v2 entry.
-pub(super) fn index_of(ctx: &Context, local: Option<SocketAddr>) -> Option<u32> {
-    let own = crate::abi::kern::octets(gid_of(local));
+/// Returns the index of an address in its device's GID table, or `None` if the address is missing.
+/// With the RoCE face, returns the index of the RoCE v2 entry.
+pub(super) fn gid_index(ctx: &Context, local: Option<SocketAddr>) -> Option<u32> {
+    let own = crate::abi::kern::gid_octets(gid_of(local));
     // The addresses may have changed since the context was opened.
     let device = ctx.device().current().ok()??;
     let table = device.gids(ctx.config().face);
-    // RoCE v2 is the last type of each address.
+    // The RoCE v2 entry is the last entry of each address.
     table.iter().rfind(|e| e.gid == own).map(|e| e.index)
 }
 
 /// Returns address handle attributes with this entry of the GID table as the source.
-pub(super) fn handle_to(gid: [u64; 2], index: Option<u32>) -> ibv_ah_attr {
+pub(super) fn ah_attr(gid: [u64; 2], index: Option<u32>) -> ibv_ah_attr {
     // SAFETY: integers only.
     let mut to: ibv_ah_attr = unsafe { std::mem::zeroed() };
     to.is_global = 1;

@@ -3,7 +3,7 @@
 use crate::border::guard::{EINVAL, Res};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Reads an address. As in librdmacm, a family without devices is EINVAL.
+/// Reads an address. As librdmacm does, fails with EINVAL if the address family is not IP.
 ///
 /// # Safety
 /// `from` is NULL or an address of its family's size.
@@ -11,7 +11,7 @@ pub(crate) unsafe fn read(from: *const libc::sockaddr) -> Res<SocketAddr> {
     if from.is_null() {
         return Err(EINVAL);
     }
-    match c_int_family(from) {
+    match family(from) {
         libc::AF_INET => {
             let a = &*from.cast::<libc::sockaddr_in>();
             let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
@@ -32,7 +32,7 @@ pub(crate) unsafe fn read(from: *const libc::sockaddr) -> Res<SocketAddr> {
     }
 }
 
-unsafe fn c_int_family(from: *const libc::sockaddr) -> i32 {
+unsafe fn family(from: *const libc::sockaddr) -> i32 {
     i32::from((*from).sa_family)
 }
 

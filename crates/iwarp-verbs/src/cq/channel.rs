@@ -42,11 +42,11 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(c: *mut ibv_comp_channe
     })
 }
 
-/// Updates the public number of a channel's queues. The library itself relies on `users`.
+/// Changes the public count of a channel's queues. The library itself uses `users`.
 ///
 /// # Safety
-/// The channel lives.
-pub(super) unsafe fn count(channel: &ChannelObject, by: c_int) {
+/// The channel is alive.
+pub(super) unsafe fn change_refcnt(channel: &ChannelObject, by: c_int) {
     // Other threads may create queues on the same channel.
     AtomicI32::from_ptr(&raw mut (*channel.c()).refcnt).fetch_add(by, Ordering::Relaxed);
 }
@@ -71,13 +71,13 @@ unsafe fn take_event(channel: *mut ibv_comp_channel, was_read: bool) -> Option<*
     }
 }
 
-/// Polls briefly if an event is likely to arrive soon.
+/// Polls briefly if an event is likely to arrive soon. Returns `true` if one may be available.
 unsafe fn busy_poll(channel: *mut ibv_comp_channel) -> bool {
     let channel: &ChannelObject = object::trusted(channel);
     channel.raw.busy_poll(Duration::MAX)
 }
 
-/// Records that waiting for an event, since `begin`, ended in sleep.
+/// Records that a wait for an event, which began at `begin`, had to sleep.
 unsafe fn slept(channel: *mut ibv_comp_channel, begin: Instant) {
     let channel: &ChannelObject = object::trusted(channel);
     channel.raw.slept(begin.elapsed());

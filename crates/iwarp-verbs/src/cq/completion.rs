@@ -131,7 +131,7 @@ unsafe fn poll_some<const N: usize>(cq: &CqObject, n: usize, to: *mut ibv_wc) ->
                 if taken < want {
                     break;
                 }
-                // Takes more completions only if they are ready: the sockets were read once.
+                // Do not read the sockets a second time.
                 if cq.raw.is_empty() {
                     break;
                 }

@@ -1,5 +1,5 @@
-//! Polling of extended completion queues (`ibv_create_cq_ex(3)`): a program advances one completion
-//! at a time and reads single fields.
+//! Polling of extended completion queues (`ibv_create_cq_ex(3)`): a program advances to the next
+//! completion and reads its fields with functions.
 
 use super::completion::{imm_or_stag, service_level, vendor_err, wc_flags, wc_opcode, wc_status};
 use super::object::trusted;
@@ -119,7 +119,7 @@ unsafe extern "C" fn read_zero_u8(_: *mut ibv_cq_ex) -> u8 {
 
 unsafe extern "C" fn read_tm_info(c: *mut ibv_cq_ex, to: *mut ibv_wc_tm_info) {
     let (tag, app_ctx) = trusted(c).current.get().tag().unwrap_or_default();
-    // The sender's bytes, unchanged.
+    // In the sender's byte order.
     let r#priv = app_ctx.to_be();
     to.write(ibv_wc_tm_info { tag, r#priv });
 }

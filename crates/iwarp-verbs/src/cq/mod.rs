@@ -1,8 +1,8 @@
 //! Completion queues and completion channels.
 //!
-//! `object` has the objects, `queue` and `channel` the functions that create and destroy them and
-//! wait for events, `completion` polls, and `extended` polls field by field. This room uses
-//! `domain` and the rooms below it.
+//! `object` contains the objects; `queue` and `channel` contain the functions that create and
+//! destroy them and wait for events. `completion` polls, and `extended` polls field by field. This
+//! room uses `domain` and the rooms below it.
 
 pub(crate) mod channel;
 pub(crate) mod completion;

@@ -15,7 +15,8 @@ pub(crate) struct Channel {
 
 pub(super) type ChannelObject = Object<ibv_comp_channel, Channel>;
 
-/// Held while an event is taken and counted, so that destroying a queue sees both or neither.
+/// Held while an event is taken and counted, so that destroying a queue sees both changes or
+/// neither.
 pub(super) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cq::DELIVERY", ());
 
 pub(super) unsafe fn find_channel<'a>(c: *mut ibv_comp_channel) -> Res<&'a ChannelObject> {

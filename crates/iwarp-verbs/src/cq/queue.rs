@@ -1,13 +1,13 @@
 //! Completion queues: `ibv_create_cq(3)`, `ibv_create_cq_ex(3)`, `ibv_resize_cq(3)`,
 //! `ibv_destroy_cq(3)`, `ibv_req_notify_cq(3)`.
 
-use super::channel::count;
+use super::channel::change_refcnt;
 use super::extended;
 use super::object::{Cq, DELIVERY, find, find_channel, trusted};
 use crate::abi::verbs::*;
 use crate::border::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::border::object::{self, Kind, Unacknowledged, Users};
-use crate::device::pending_events::forget;
+use crate::device::pending_events::discard;
 use crate::device::{check_same, checked_context, context};
 use crate::domain::pd;
 use parking_lot::RawMutex;
@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 #[derive(Default)]
-struct Wanted {
+struct CqAttributes {
     cqe: u32,
     cq_context: usize,
     channel: usize,
@@ -25,18 +25,19 @@ struct Wanted {
     parent_domain: usize,
 }
 
-/// Every field that a completion of a connected queue pair can have.
+/// All fields that completions of connected queue pairs support.
 const WC_FLAGS: u64 = 0x7f | 1 << 7 | WC_TM_INFO | 1 << 11;
 const WC_TIMESTAMP: u64 = 1 << 7 | 1 << 11;
-/// The tag of a message. A completion stores either a tag or a timestamp.
+/// A message's tag. A completion contains either a tag or a timestamp.
 const WC_TM_INFO: u64 = 1 << 10;
 
-unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
+unsafe fn create(c: *mut ibv_context, attributes: &CqAttributes) -> Res<*mut ibv_cq_ex> {
     let ctx = checked_context(c)?;
-    if wanted.comp_vector >= 1 || wanted.cqe == 0 || wanted.cqe > iwarp::LIMITS.max_cqe {
+    if attributes.comp_vector >= 1 || attributes.cqe == 0 || attributes.cqe > iwarp::LIMITS.max_cqe
+    {
         return Err(EINVAL);
     }
-    let channel = wanted.channel as *mut ibv_comp_channel;
+    let channel = attributes.channel as *mut ibv_comp_channel;
     let raw_channel = if channel.is_null() {
         None
     } else {
@@ -44,7 +45,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
         check_same(c, (*channel).context)?;
         Some(found)
     };
-    let domain = match wanted.parent_domain {
+    let domain = match attributes.parent_domain {
         0 => None,
         p => {
             let p = p as *mut ibv_pd;
@@ -53,13 +54,15 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
             Some(domain)
         }
     };
-    let raw = ctx.raw.create_cq(wanted.cqe, raw_channel.map(|c| &c.raw))?;
-    if wanted.wc_flags & WC_TIMESTAMP != 0 {
+    let raw = ctx
+        .raw
+        .create_cq(attributes.cqe, raw_channel.map(|c| &c.raw))?;
+    if attributes.wc_flags & WC_TIMESTAMP != 0 {
         raw.enable_timestamps();
     }
     if let Some(channel) = raw_channel {
         channel.users.add();
-        count(channel, 1);
+        change_refcnt(channel, 1);
     }
     if let Some(domain) = domain {
         domain.users.add();
@@ -67,7 +70,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     let mut cq: ibv_cq_ex = std::mem::zeroed();
     cq.context = c;
     cq.channel = channel;
-    cq.cq_context = wanted.cq_context as *mut c_void;
+    cq.cq_context = attributes.cq_context as *mut c_void;
     cq.cqe = raw.capacity() as c_int;
     cq.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     cq.cond = libc::PTHREAD_COND_INITIALIZER;
@@ -77,7 +80,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
         users: Users::default(),
         comp: Unacknowledged::default(),
         asynchronous: Unacknowledged::default(),
-        parent_domain: wanted.parent_domain,
+        parent_domain: attributes.parent_domain,
         polling: RawMutex::INIT,
         current: Cell::default(),
     };
@@ -94,14 +97,14 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     pointer(|| {
-        let wanted = Wanted {
+        let attributes = CqAttributes {
             cqe: u32::try_from(cqe).map_err(|_| EINVAL)?,
             cq_context: cq_context as usize,
             channel: channel as usize,
             comp_vector: u32::try_from(comp_vector).map_err(|_| EINVAL)?,
-            ..Wanted::default()
+            ..CqAttributes::default()
         };
-        Ok(create(c, &wanted)?.cast())
+        Ok(create(c, &attributes)?.cast())
     })
 }
 
@@ -121,7 +124,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if attr.comp_mask & 1 != 0 && attr.flags & !1 != 0 {
             return Err(UNSUPPORTED);
         }
-        let wanted = Wanted {
+        let attributes = CqAttributes {
             cqe: attr.cqe,
             cq_context: attr.cq_context as usize,
             channel: attr.channel as usize,
@@ -133,7 +136,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
                 0
             },
         };
-        create(c, &wanted)
+        create(c, &attributes)
     })
 }
 
@@ -158,13 +161,13 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(c: *mut ibv_cq) -> c_int {
             cq.raw.set_user_data(0);
             cq.raw.forget_events();
         }
-        forget(&context((*c).context).raw, cq.raw.clone());
+        discard(&context((*c).context).raw, cq.raw.clone());
         cq.comp.wait();
         cq.asynchronous.wait();
         object::retire(Kind::Cq, c.cast::<ibv_cq_ex>())?;
         if let Ok(channel) = find_channel((*c).channel) {
             // The channel may be destroyed as soon as it has no users.
-            count(channel, -1);
+            change_refcnt(channel, -1);
             channel.users.remove();
         }
         if let Ok(pd) = pd::find(cq.parent_domain as *mut ibv_pd) {

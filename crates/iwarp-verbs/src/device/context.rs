@@ -28,10 +28,10 @@ pub(crate) struct ContextObject {
     shared: bool,
 }
 
-const BEHIND: usize = std::mem::offset_of!(verbs_context, context);
+const PUBLIC_OFFSET: usize = std::mem::offset_of!(verbs_context, context);
 
 struct Importable {
-    open: usize,
+    open_count: usize,
     raw: Context,
     handles: Arc<Handles>,
 }
@@ -44,8 +44,8 @@ static BY_INODE: ProcessLock<HashMap<(u64, u64), Importable, Hasher>> = ProcessL
 
 impl ContextObject {
     pub(crate) const fn c(&self) -> *mut ibv_context {
-        // SAFETY: `BEHIND` is the offset of the public context, the cell's last field.
-        unsafe { self.vctx.get().cast::<u8>().add(BEHIND).cast() }
+        // SAFETY: `PUBLIC_OFFSET` is the offset of the public context, the cell's last field.
+        unsafe { self.vctx.get().cast::<u8>().add(PUBLIC_OFFSET).cast() }
     }
 
     pub(crate) const fn is_shared(&self) -> bool {
@@ -53,12 +53,12 @@ impl ContextObject {
     }
 }
 
-/// Checks that objects of two contexts can be used together: it is the same context, or one was
-/// imported from the other. Fails with EINVAL, as from the kernel, where each opened device numbers
-/// its objects.
+/// Fails with EINVAL unless objects of the two contexts can be used together: the contexts are the
+/// same, or one was imported from the other. In the kernel, object numbers belong to an opened
+/// device, too.
 ///
 /// # Safety
-/// Both are contexts with living objects.
+/// Both contexts are open, or have objects that were not destroyed.
 pub(crate) unsafe fn check_same(one: *mut ibv_context, other: *mut ibv_context) -> Res<()> {
     match one == other || context(one).raw.is_same(&context(other).raw) {
         true => Ok(()),
@@ -72,7 +72,10 @@ pub(crate) unsafe fn check_same(one: *mut ibv_context, other: *mut ibv_context) 
 /// `context` is an open context.
 #[inline]
 pub(crate) unsafe fn context<'a>(context: *mut ibv_context) -> &'a ContextObject {
-    &*context.cast::<u8>().sub(BEHIND).cast::<ContextObject>()
+    &*context
+        .cast::<u8>()
+        .sub(PUBLIC_OFFSET)
+        .cast::<ContextObject>()
 }
 
 /// As [`context`], for a pointer that may be invalid.
@@ -102,9 +105,9 @@ fn inode_of(fd: c_int) -> Res<(u64, u64)> {
     }
 }
 
-/// Returns what the contexts share that `cmd` duplicates a descriptor of. Fails with EINVAL if no
-/// such context is open.
-pub(crate) fn shared_with(cmd: c_int) -> Res<(Context, Arc<Handles>)> {
+/// Returns the shared parts of the context whose `cmd_fd` is `cmd` or was duplicated to it. Fails
+/// with EINVAL if no such context is open.
+pub(crate) fn shared_parts(cmd: c_int) -> Res<(Context, Arc<Handles>)> {
     let inode = inode_of(cmd)?;
     match BY_INODE.lock().get(&inode) {
         Some(known) => Ok((known.raw.clone(), Arc::clone(&known.handles))),
@@ -118,7 +121,7 @@ pub(crate) fn new_cmd_fd() -> Res<OwnedFd> {
     unsafe {
         let mut fd = libc::memfd_create(c"iwarp-context".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
-            // Some sandboxes forbid memfd_create. All that allow TCP allow sockets.
+            // Some sandboxes forbid memfd_create. Sandboxes that allow TCP also allow sockets.
             fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         }
         if fd < 0 {
@@ -129,7 +132,7 @@ pub(crate) fn new_cmd_fd() -> Res<OwnedFd> {
 }
 
 pub(crate) struct Parts {
-    /// Its function table; device fields are filled in by [`create`].
+    /// The function table; [`create`] fills in the other fields.
     pub(crate) functions: verbs_context,
     pub(crate) raw: Context,
     pub(crate) device: &'static DeviceObject,
@@ -164,7 +167,7 @@ pub(crate) fn create(parts: Parts) -> Res<*mut ibv_context> {
     c.async_fd = async_fd;
     c.num_comp_vectors = 1;
     c.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
-    // This value makes the inline functions read in front of the context.
+    // This value makes the headers' inline functions read the fields in front of the context.
     c.abi_compat = usize::MAX as *mut c_void;
     let object = Box::leak(Box::new(ContextObject {
         vctx: UnsafeCell::new(vctx),
@@ -181,11 +184,11 @@ pub(crate) fn create(parts: Parts) -> Res<*mut ibv_context> {
     by_inode
         .entry(inode)
         .or_insert_with(|| Importable {
-            open: 0,
+            open_count: 0,
             raw: object.raw.clone(),
             handles: Arc::clone(&object.handles),
         })
-        .open += 1;
+        .open_count += 1;
     Ok(c)
 }
 
@@ -198,18 +201,18 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
         OPEN.lock().remove(&(c as usize));
         let mut by_inode = BY_INODE.lock();
         if let Some(entry) = by_inode.get_mut(&object.inode) {
-            entry.open -= 1;
-            if entry.open == 0 {
+            entry.open_count -= 1;
+            if entry.open_count == 0 {
                 by_inode.remove(&object.inode);
             }
         }
         drop(by_inode);
-        // Objects of a closed context may be destroyed later, and refer to it.
-        if object::any_of(c) {
+        // Remaining objects refer to the context, and may be destroyed later.
+        if object::context_has_objects(c) {
             tracing::debug!("a context was closed before its objects were destroyed");
         } else {
             drop(Box::from_raw(
-                c.cast::<u8>().sub(BEHIND).cast::<ContextObject>(),
+                c.cast::<u8>().sub(PUBLIC_OFFSET).cast::<ContextObject>(),
             ));
         }
         Ok(0)

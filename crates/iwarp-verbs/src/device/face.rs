@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// connection manager connects the queue pair.
 pub(crate) const MANAGED_QPN: u32 = 0;
 
-/// Returns `true` if a new queue pair accepts receives before the program moves it to INIT.
+/// Returns `true` if receives may be posted in RESET, before the program moves the queue pair.
 /// InfiniBand forbids that, and a RoCE NIC's `ibv_post_recv` returns EINVAL in RESET. iWARP's IDLE
 /// state allows it, and iWARP programs rely on it.
-pub(crate) const fn receives_at_once(face: Face) -> bool {
+pub(crate) const fn allows_receives_in_reset(face: Face) -> bool {
     matches!(face, Face::Rnic)
 }
 
-/// Logs a hint if posting failed because a program for InfiniBand sends in RTR on an iWARP NIC.
+/// Logs a hint if posting failed because the program sends in RTR on an iWARP NIC.
 #[cold]
-pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {
+pub(crate) fn hint_if_sent_in_rtr(qp: &QueuePair, error: &iwarp::Error) {
     let early = matches!(error, iwarp::Error::Post(PostError::InvalidState))
         && qp.state() == State::Rtr
         && qp.context().config().face == Face::Rnic;
@@ -39,31 +39,28 @@ pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {
     }
 }
 
-/// Logs a hint if a queue pair has a type that iWARP lacks: with another face the program may not
-/// ask for it.
-pub(crate) fn type_refused(face: Face, qp_type: c_uint) {
+/// Logs a hint if the program asks for a queue pair type that is not supported. With an iWARP NIC,
+/// it may not ask for that type.
+pub(crate) fn hint_unsupported_type(face: Face, qp_type: c_uint) {
     if face == Face::Roce
         && ![QPT_RC, QPT_UC, QPT_UD, QPT_XRC_SEND, QPT_XRC_RECV].contains(&qp_type)
     {
         complain_once(format!(
-            "the program asks for a queue pair of type {qp_type}, and the wire has only \
-             connections and datagrams (types {QPT_RC} to \
-             {QPT_UD}, {QPT_XRC_SEND} and {QPT_XRC_RECV}); if it cannot go on, {}",
+            "the program asks for a queue pair of type {qp_type}, but only connections and \
+             datagrams are supported (types {QPT_RC} to {QPT_UD}, {QPT_XRC_SEND} and \
+             {QPT_XRC_RECV}); if the program does not work without it, {}",
             advice(Face::Rnic)
         ));
     }
 }
 
-/// Logs a hint, once, if a loaded library ignores iWARP NICs.
-pub(crate) fn listed(face: Face) {
+/// Logs a hint, at most once, if a library that ignores iWARP NICs is loaded.
+pub(crate) fn hint_ignored_nics(face: Face) {
     static IS_CHECKED: AtomicBool = AtomicBool::new(false);
     if face == Face::Rnic && !IS_CHECKED.swap(true, Ordering::Relaxed) {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         if let Some(user) = infiniband_only(&maps) {
-            complain_once(format!(
-                "{user} passes over iWARP NICs; {}",
-                advice(Face::Roce)
-            ));
+            complain_once(format!("{user} ignores iWARP NICs; {}", advice(Face::Roce)));
         }
     }
 }
@@ -73,11 +70,11 @@ fn advice(face: Face) -> String {
     format!("try `iwarp run --as {name}` (IWARP_AS={name})")
 }
 
-/// Libraries that silently ignore iWARP NICs, by the beginning of their file's name, and their
-/// users.
+/// Libraries that silently ignore iWARP NICs: start of the file name, and the project it belongs
+/// to.
 const INFINIBAND_ONLY: [(&str, &str); 1] = [("libuct_ib", "UCX")];
 
-/// Returns the user of such a library if one is mapped.
+/// Returns the project of such a library if one is mapped.
 fn infiniband_only(maps: &str) -> Option<&'static str> {
     let mut files = maps.lines().filter_map(|line| line.rsplit('/').next());
     files.find_map(|file| {
@@ -91,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapped_files_reveal_libraries() {
+    fn libraries_are_found_by_mappings() {
         let maps = "7f00-7f01 r--p 00000000 08:01 1234 /usr/lib/libibverbs.so.1\n\
                     7f02-7f03 r-xp 00000000 00:00 0\n";
         assert_eq!(infiniband_only(maps), None);

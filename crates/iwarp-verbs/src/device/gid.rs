@@ -24,9 +24,9 @@ pub(crate) fn gid(c: &ContextObject, port_num: u32, index: u32) -> Res<Option<Gi
     Ok(gids(c)?.into_iter().find(|entry| entry.index == index))
 }
 
-/// Returns the source index for answering a datagram that was sent to this GID. For a group's GID
-/// it is the first address of the same family. If an address has several indices, the last is RoCE
-/// v2. Fails with EINVAL if the device no longer has the address.
+/// Returns the source index for a reply to a datagram that was sent to this GID. If it is a group's
+/// GID, the source is the first address of the same family. If an address has several indices,
+/// returns the last, which is RoCE v2. Fails with EINVAL if the device no longer has the address.
 pub(crate) fn index_for(c: &ContextObject, to: [u8; 16]) -> Res<u8> {
     let table = gids(c)?;
     let is_v4 = |gid: [u8; 16]| Ipv6Addr::from(gid).to_canonical().is_ipv4();
@@ -80,7 +80,8 @@ fn entry(c: &ContextObject, from: &GidEntry) -> ibv_gid_entry {
     }
 }
 
-/// Writes an entry of `size` bytes. It is larger than ours if the program's header is newer.
+/// Writes an entry of `size` bytes, which is larger than `ibv_gid_entry` if the program's header is
+/// newer.
 unsafe fn write_entry(to: *mut ibv_gid_entry, from: ibv_gid_entry, size: usize) {
     std::ptr::write_bytes(to.cast::<u8>(), 0, size);
     to.write_unaligned(from);
@@ -149,11 +150,12 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     })
 }
 
-/// Returns both GIDs of a path, ours first: by GID, or by LID without a global route header.
+/// Returns the local and the peer's GID of a path. If the path has no global route header, looks
+/// them up by LID.
 pub(crate) fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
     if path.is_global == 0 {
         return c.device.device.path_to_lid(path.dlid).ok_or(EINVAL);
     }
     let own = gid(c, 1, u32::from(path.grh.sgid_index))?.ok_or(EINVAL)?;
-    Ok((own.gid, kern::octets(path.grh.dgid)))
+    Ok((own.gid, kern::gid_octets(path.grh.dgid)))
 }

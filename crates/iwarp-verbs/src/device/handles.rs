@@ -1,5 +1,5 @@
 //! Objects that an imported context finds by number (`ibv_import_pd(3)`, `ibv_import_mr(3)`,
-//! `ibv_import_dm(3)`), and device memory, which all contexts that know its number share.
+//! `ibv_import_dm(3)`), and device memory, which these contexts share.
 
 use crate::border::guard::{EINVAL, ENOMEM, Res};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ impl DeviceMemory {
     /// Allocates `len` zero bytes; `len` is not zero.
     pub(crate) fn new(len: usize, align: usize) -> Res<Self> {
         let layout = Layout::from_size_align(len, align.max(64)).map_err(|_| EINVAL)?;
-        // SAFETY: the layout's size is not zero: the caller checked that.
+        // SAFETY: the layout's size is not zero, as the caller checked.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
         if start.is_null() {
             return Err(ENOMEM);

@@ -16,12 +16,13 @@ const NODE_RNIC: c_int = 4;
 const TRANSPORT_IB: c_int = 0;
 const TRANSPORT_IWARP: c_int = 1;
 
-/// A public device. Provider libraries read the words behind the public part to recognize theirs.
+/// A device. Provider libraries recognize their devices by the words behind the public part; here,
+/// these words are zero.
 #[repr(C)]
 pub(crate) struct DeviceObject {
     c: UnsafeCell<ibv_device>,
     not_a_provider: [usize; 8],
-    /// The device when it was first listed. See [`Self::current`] for its present addresses.
+    /// The device as it was when first listed. [`Self::current`] returns its current addresses.
     pub(crate) device: Device,
     pub(crate) face: Face,
 }
@@ -39,7 +40,7 @@ impl DeviceObject {
     }
 
     /// Returns `true` if this object represents the interface of `device`, whatever its addresses.
-    fn is_for(&self, device: &Device, face: Face) -> bool {
+    fn represents(&self, device: &Device, face: Face) -> bool {
         let identity = |d: &Device| (d.guid, d.index, d.name.clone(), d.interface.clone());
         self.face == face && identity(&self.device) == identity(device)
     }
@@ -49,10 +50,10 @@ impl DeviceObject {
 static DEVICES: ProcessLock<Vec<&'static DeviceObject>> =
     ProcessLock::new("verbs::device::DEVICES", Vec::new());
 
-/// Returns a device's only object, which programs may compare by address.
+/// Returns the object of a device. There is only one, because programs may compare addresses.
 pub(crate) fn device_object(device: Device, face: Face) -> &'static DeviceObject {
     let mut devices = DEVICES.lock();
-    if let Some(known) = devices.iter().find(|d| d.is_for(&device, face)) {
+    if let Some(known) = devices.iter().find(|d| d.represents(&device, face)) {
         return known;
     }
     let (node_type, transport_type) = match face {
@@ -68,13 +69,13 @@ pub(crate) fn device_object(device: Device, face: Face) -> &'static DeviceObject
         dev_path: [0; 256],
         ibdev_path: [0; 256],
     };
-    fill(&mut c.name, &device.name);
-    fill(&mut c.dev_name, &format!("uverbs{}", device.index));
-    fill(
+    fill_c_string(&mut c.name, &device.name);
+    fill_c_string(&mut c.dev_name, &format!("uverbs{}", device.index));
+    fill_c_string(
         &mut c.dev_path,
         &format!("/sys/class/infiniband_verbs/uverbs{}", device.index),
     );
-    fill(
+    fill_c_string(
         &mut c.ibdev_path,
         &format!("/sys/class/infiniband/{}", device.name),
     );
@@ -90,16 +91,16 @@ pub(crate) fn device_object(device: Device, face: Face) -> &'static DeviceObject
 }
 
 /// Copies text into a C array, truncated if necessary, with a terminating zero.
-pub(crate) fn fill(to: &mut [c_char], text: &str) {
-    let room = to.len() - 1;
-    for (to, from) in to.iter_mut().zip(text.bytes().take(room)) {
+pub(crate) fn fill_c_string(to: &mut [c_char], text: &str) {
+    let max_len = to.len() - 1;
+    for (to, from) in to.iter_mut().zip(text.bytes().take(max_len)) {
         *to = from as c_char;
     }
 }
 
 pub(crate) fn devices() -> Res<Vec<&'static DeviceObject>> {
     let face = Config::from_env().face;
-    face::listed(face);
+    face::hint_ignored_nics(face);
     let object = |device| device_object(device, face);
     Ok(Device::list()?.into_iter().map(object).collect())
 }
@@ -107,7 +108,7 @@ pub(crate) fn devices() -> Res<Vec<&'static DeviceObject>> {
 pub(crate) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
         let devices = devices()?;
-        unused::listed();
+        unused::record_listing();
         let list = libc::calloc(devices.len() + 1, size_of::<usize>()).cast::<*mut ibv_device>();
         if list.is_null() {
             return Err(Errno(libc::ENOMEM));
@@ -145,6 +146,6 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
 }
 
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    unused::guid_read();
+    unused::record_guid_read();
     value(0, || device_of(device).map_or(0, |d| d.device.guid.to_be()))
 }

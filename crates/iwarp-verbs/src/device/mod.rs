@@ -1,10 +1,10 @@
 //! Devices, contexts and their queries: `ibv_get_device_list(3)`, `ibv_query_device(3)`,
 //! `ibv_query_gid(3)`.
 //!
-//! `list` has the devices, `context` the opened ones, `handles` what imported contexts find by
-//! number. `query` and `gid` answer queries, `face` has the differences between the faces, and
-//! `pending_events` withdraws events of objects that are being destroyed. This room uses `abi`,
-//! `border` and `process`. Every room above uses it; `open` creates its contexts.
+//! `list` contains the devices, `context` the opened devices, and `handles` the objects that
+//! imported contexts find by number. `query` and `gid` answer queries. `face` contains the
+//! differences between the faces. `pending_events` discards events of objects that are being
+//! destroyed. This room uses `abi`, `border` and `process`; `open` creates its contexts.
 
 pub(crate) mod context;
 pub(crate) mod face;

@@ -1,7 +1,7 @@
 //! Queries of a device: attributes, port, P_Keys, clock.
 
 use super::context::{ContextObject, checked_context, context};
-use super::list::fill;
+use super::list::fill_c_string;
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, code, minus_one};
 use iwarp::LIMITS;
@@ -12,8 +12,7 @@ use std::ffi::{c_int, c_uint, c_void};
 pub(crate) const RD_ATOMIC: u16 = 64;
 pub(crate) const PKEY: u16 = 0xffff;
 pub(crate) const MAX_DM: u64 = 1 << 20;
-/// The vendor ID: "iW" and a zero. No program mistakes it for a vendor with an interface of its
-/// own.
+/// The vendor ID: "iW" and a zero. Programs that use vendor-specific interfaces do not know it.
 const VENDOR_ID: u32 = 0x69_57_00;
 
 /// Window types 1 and 2B, events on notification, resizable shared receive queues, GUIDs, XRC.
@@ -42,7 +41,7 @@ fn attributes(c: &ContextObject) -> ibv_device_attr {
     let guid = c.device.device.guid.to_be();
     // SAFETY: integers only.
     let mut a: ibv_device_attr = unsafe { std::mem::zeroed() };
-    fill(&mut a.fw_ver, env!("CARGO_PKG_VERSION"));
+    fill_c_string(&mut a.fw_ver, env!("CARGO_PKG_VERSION"));
     a.node_guid = guid;
     a.sys_image_guid = guid;
     a.max_mr_size = u64::MAX;
@@ -65,7 +64,7 @@ fn attributes(c: &ContextObject) -> ibv_device_attr {
     // ATOMIC_GLOB: atomic with respect to other queue pairs of this process and the CPU.
     a.atomic_cap = 2;
     a.max_mw = LIMITS.max_mr as c_int;
-    // The system limits memberships, per socket.
+    // The kernel limits memberships per socket.
     a.max_mcast_grp = 1 << 16;
     a.max_mcast_qp_attach = 1 << 16;
     a.max_total_mcast_qp_attach = 1 << 21;
@@ -136,7 +135,7 @@ const LINK_UP: u8 = 5;
 /// programs expect a number.
 const WIDTH_1X: u8 = 1;
 const SPEED_QDR: u8 = 4;
-/// The speed that these codes mean, in units of 100 Mb/s.
+/// The speed for these codes, in units of 100 Mb/s.
 const PORT_SPEED: u64 = 100;
 
 /// Returns the code of InfiniBand's largest MTU that fits: the MTU of a code is 256 << (code - 1).
@@ -263,7 +262,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         if asked & 1 != 0 {
             let mut now: libc::timespec = std::mem::zeroed();
             libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
-            // As the kernel's drivers do, it returns the value in the nanoseconds field.
+            // As in the kernel's drivers, the value is in the nanoseconds field.
             (*to).raw_clock = [0, now.tv_sec * 1_000_000_000 + now.tv_nsec];
             (*to).comp_mask = 1;
         }

@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// Returns the address of a datagram's sender. Replies use the datagram's destination as source.
+/// Returns the address of a datagram's sender, for replies from the address that received it.
 unsafe fn from_wc(
     c: *mut ibv_context,
     port_num: u8,
@@ -80,7 +80,7 @@ unsafe fn from_wc(
     if octets[0] >> 4 == 6 {
         let word = u32::from_be((*grh).version_tclass_flow);
         attr.grh.dgid = (*grh).sgid;
-        attr.grh.sgid_index = gid::index_for(context(c), kern::octets((*grh).dgid))?;
+        attr.grh.sgid_index = gid::index_for(context(c), kern::gid_octets((*grh).dgid))?;
         attr.grh.flow_label = word & 0xf_ffff;
         attr.grh.traffic_class = (word >> 20) as u8;
         return Ok(attr);

@@ -8,12 +8,12 @@ use std::ffi::c_int;
 
 #[derive(Debug)]
 pub(crate) struct Pd {
-    /// The runtime's number. A parent domain has that of its protection domain.
+    /// The runtime's number. A parent domain has the number of its protection domain.
     pub(crate) number: u32,
     pub(crate) users: Users,
     /// A parent domain's protection domain and thread domain.
     parent: Option<(usize, usize)>,
-    /// The domain was imported, so it does not own the number.
+    /// The domain was imported: deallocating it does not free the number.
     imported: bool,
 }
 
@@ -131,8 +131,8 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 /// that a confidential guest shares with its host (since rdma-core 65).
 const PARENT_ATTRIBUTES: u32 = 7;
 
-/// Ignores custom allocators: they serve buffers shared with hardware. All memory counts as shared
-/// with the host.
+/// Ignores the attributes: custom allocators are for buffers shared with hardware, and all memory
+/// is shared with the host.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     c: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,

@@ -1,7 +1,7 @@
 //! XRC domains: `ibv_open_xrcd(3)`.
 //!
-//! A domain belongs to an opened device of this process; processes cannot share one. Opening the
-//! same file again on that device returns the same domain.
+//! A domain belongs to an opened device; processes cannot share it. Opening the same file again on
+//! that device returns the same domain.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer};

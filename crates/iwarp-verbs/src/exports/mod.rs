@@ -1,6 +1,6 @@
-//! Every exported symbol with its version. The public ones are those of rdma-core 65, a superset of
-//! Debian 12's (version 44); a test compares them with the built library. `private` has the
-//! symbols whose version changes between releases.
+//! Every exported symbol with its version. The public symbols are those of rdma-core 65, which
+//! include all of version 44 (Debian 12); a test compares them with the built library. `private`
+//! contains the symbols whose version changes between releases.
 //!
 //! A Rust function cannot carry a symbol version, so each export is a jump in assembly whose
 //! `.symver` sets the name and version. `symbols.map` defines the versions.
@@ -124,7 +124,7 @@ export! {
     lifecycle::query::ibv_query_qp_data_in_order
         => "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14";
     mr_ex::ibv_reg_mr_ex => "ibv_reg_mr_ex" "@@" "IBVERBS_1.15";
-    // Hints for the PCIe bus, which no device here is on.
+    // DMA handles are hints for PCIe; this library's devices are not on a PCIe bus.
     unsupported::unsupported_pointer => "ibv_alloc_dmah" "@@" "IBVERBS_1.15";
     unsupported::unsupported_code => "ibv_dealloc_dmah" "@@" "IBVERBS_1.15";
     unsupported::unsupported_minus_one => "ibv_dm_export_dmabuf_fd" "@@" "IBVERBS_1.16";
@@ -217,7 +217,7 @@ export! {
     rsocket::repoll_create => "repoll_create" "@@" "RDMACM_1.5";
     rsocket::repoll_ctl => "repoll_ctl" "@@" "RDMACM_1.5";
     rsocket::repoll_wait => "repoll_wait" "@@" "RDMACM_1.5";
-    // Programs built for versions before 1.1 pass structures of another layout; none exist.
+    // Version 1.0 had structures of another layout. No known program still uses it.
     unsupported::unsupported_code => "ibv_ack_async_event" "@" "IBVERBS_1.0";
     unsupported::unsupported_code => "ibv_ack_cq_events" "@" "IBVERBS_1.0";
     unsupported::unsupported_pointer => "ibv_alloc_pd" "@" "IBVERBS_1.0";

@@ -1,9 +1,9 @@
 //! The symbols of `IBVERBS_PRIVATE_NN`, which rdma-core's own libraries and providers import.
 //!
 //! rdma-core renames the version whenever a symbol changes: 25 up to release 32, 33 in release 33,
-//! 34 up to 56, 57 in 57 and 58, 59 up to 63, then 64 and 65. A program built with one release may
-//! be linked with that release's providers (UCX with libmlx5), so all of these versions exist. Most
-//! of the functions are never called: see [`providers`].
+//! 34 up to 56, 57 in 57 and 58, 59 up to 63, then 64 and 65. A program may be linked with the
+//! providers of the release it was built with, as UCX is with libmlx5, so this library exports all
+//! these versions. Most of the functions are never called: see [`providers`].
 
 use crate::device::gid;
 use crate::stateless::{misc, providers};

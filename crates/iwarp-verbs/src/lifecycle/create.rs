@@ -3,7 +3,7 @@
 //! This file checks the program's attributes and creates the public object. `xrc` creates the
 //! runtime's part of an XRC target.
 
-use super::used::each_used;
+use super::used::for_each_dependency;
 use super::xrc;
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
@@ -34,7 +34,7 @@ const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: a datagram queue pair does not receive its own multicasts.
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
-struct Wanted {
+struct InitAttributes {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     xrcd: *mut ibv_xrcd,
@@ -47,7 +47,8 @@ struct Wanted {
     ops: Option<u64>,
 }
 
-/// Checks that the device supports the sizes. Sizes of a queue that does not exist are ignored.
+/// Checks that the device supports the sizes. Ignores the sizes of a receive queue if the queue
+/// pair has none.
 fn check_sizes(cap: &ibv_qp_cap, has_receive_queue: bool) -> Res<()> {
     let mut wrs = cap.max_send_wr;
     let mut sges = cap.max_send_sge;
@@ -66,11 +67,11 @@ fn check_sizes(cap: &ibv_qp_cap, has_receive_queue: bool) -> Res<()> {
 const UC_OPS: u64 = 0x38f;
 
 /// `IBV_QPT_RAW_PACKET` and `IBV_QPT_DRIVER`, which the device does not support.
-const KNOWN_TYPES: [c_uint; 2] = [8, 0xff];
+const UNSUPPORTED_TYPES: [c_uint; 2] = [8, 0xff];
 
-/// Checks the type. Unreliable connections are connected by GID and number only. As with siw, an
-/// identifier of an iWARP NIC cannot have one. On a RoCE NIC, a program may create them with an
-/// identifier's context.
+/// Checks the type. Unreliable connections exist only by GID and number, so their queue pairs
+/// cannot have an identifier. As siw does, an iWARP NIC refuses to create them on an identifier's
+/// context (`is_managed`); a RoCE NIC allows that.
 fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => Ok(()),
@@ -78,7 +79,7 @@ fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
         QPT_UD if ops.unwrap_or_default() & !datagram::OPS == 0 => Ok(()),
         QPT_XRC_RECV if ops.unwrap_or_default() == 0 => Ok(()),
         QPT_UC | QPT_UD | QPT_XRC_RECV => Err(UNSUPPORTED),
-        _ if KNOWN_TYPES.contains(&qp_type) => Err(UNSUPPORTED),
+        _ if UNSUPPORTED_TYPES.contains(&qp_type) => Err(UNSUPPORTED),
         _ => Err(EINVAL),
     }
 }
@@ -97,8 +98,8 @@ const fn has_receive_queue(qp_type: c_uint, shared_receive: bool) -> bool {
     !shared_receive && !matches!(qp_type, QPT_XRC_SEND | QPT_XRC_RECV)
 }
 
-/// Updates the sizes to the actual ones.
-fn adjust(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
+/// Replaces the requested sizes by the actual sizes.
+fn set_actual_sizes(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
     cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
     cap.max_send_sge = cap.max_send_sge.max(1);
     cap.max_recv_sge = cap.max_recv_sge.max(1);
@@ -112,66 +113,66 @@ fn adjust(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
 }
 
 /// The objects that a queue pair with its own queues depends on.
-struct Parts<'a> {
+struct Dependencies<'a> {
     pd: &'a PdObject,
     send_cq: &'a CqObject,
     recv_cq: &'a CqObject,
     srq: Option<&'a SrqObject>,
 }
 
-impl Parts<'_> {
-    unsafe fn find<'a>(wanted: &Wanted) -> Res<Parts<'a>> {
-        let send_cq = cq::find(wanted.send_cq)?;
-        // An initiator has no receives, so the program's value is ignored.
-        let receives = wanted.qp_type != QPT_XRC_SEND;
+impl Dependencies<'_> {
+    unsafe fn find<'a>(init: &InitAttributes) -> Res<Dependencies<'a>> {
+        let send_cq = cq::find(init.send_cq)?;
+        // An initiator has no receives, so the program's `recv_cq` and `srq` are ignored.
+        let receives = init.qp_type != QPT_XRC_SEND;
         let recv_cq = match receives {
-            true => cq::find(wanted.recv_cq)?,
+            true => cq::find(init.recv_cq)?,
             false => send_cq,
         };
-        let srq = match wanted.srq.is_null() || !receives {
+        let srq = match init.srq.is_null() || !receives {
             true => None,
-            false => Some(srq::queue::find(wanted.srq)?),
+            false => Some(srq::queue::find(init.srq)?),
         };
         // An XRC domain's shared receive queues are for XRC targets.
         if srq.is_some_and(|srq| srq.raw.num().is_some()) {
             return Err(EINVAL);
         }
         let matches_tags = srq.is_some_and(|srq| srq.raw.tag_cq().is_some());
-        if matches_tags && wanted.qp_type != QPT_RC {
+        if matches_tags && init.qp_type != QPT_RC {
             return Err(EINVAL);
         }
         let srq_context = srq.map(|srq| (*srq.c()).context);
-        let recv_context = receives.then(|| (*wanted.recv_cq).context);
-        for other in [Some((*wanted.send_cq).context), recv_context, srq_context] {
-            check_same(wanted.context, other.unwrap_or(wanted.context))?;
+        let recv_context = receives.then(|| (*init.recv_cq).context);
+        for other in [Some((*init.send_cq).context), recv_context, srq_context] {
+            check_same(init.context, other.unwrap_or(init.context))?;
         }
-        Ok(Parts {
-            pd: pd::find(wanted.pd)?,
+        Ok(Dependencies {
+            pd: pd::find(init.pd)?,
             send_cq,
             recv_cq,
             srq,
         })
     }
 
-    fn attributes(&self, wanted: &Wanted, cap: &ibv_qp_cap) -> QpAttributes {
+    fn attributes(&self, init: &InitAttributes, cap: &ibv_qp_cap) -> QpAttributes {
         QpAttributes {
             pd: self.pd.number,
             send_cq: self.send_cq.raw.clone(),
             recv_cq: self.recv_cq.raw.clone(),
             srq: self.srq.map(|s| s.raw.clone()),
-            unreliable: wanted.qp_type == QPT_UC,
+            unreliable: init.qp_type == QPT_UC,
             max_send_wr: cap.max_send_wr,
             max_recv_wr: cap.max_recv_wr,
             max_send_sge: cap.max_send_sge,
             max_recv_sge: cap.max_recv_sge.max(1),
             max_inline: cap.max_inline_data,
-            signal_all: wanted.sig_all,
+            signal_all: init.sig_all,
             max_ird: query::RD_ATOMIC,
             max_ord: query::RD_ATOMIC,
         }
     }
 
-    fn ud_attributes(&self, wanted: &Wanted, cap: &ibv_qp_cap) -> UdAttributes {
+    fn ud_attributes(&self, init: &InitAttributes, cap: &ibv_qp_cap) -> UdAttributes {
         UdAttributes {
             pd: self.pd.number,
             send_cq: self.send_cq.raw.clone(),
@@ -182,52 +183,56 @@ impl Parts<'_> {
             max_send_sge: cap.max_send_sge,
             max_recv_sge: cap.max_recv_sge,
             max_inline: cap.max_inline_data,
-            signal_all: wanted.sig_all,
+            signal_all: init.sig_all,
         }
     }
 }
 
 /// Creates the runtime's part of a connected queue pair with its own queues.
-unsafe fn connected(ctx: &ContextObject, wanted: &Wanted, cap: &ibv_qp_cap) -> Res<QueuePair> {
-    let parts = Parts::find(wanted)?;
-    let attributes = parts.attributes(wanted, cap);
-    // On a context of the program's own, a queue pair may be connected by GID and number. The
-    // connection manager's contexts are for identifiers.
-    let make = |addressable: bool| match wanted.qp_type {
+unsafe fn connected(
+    ctx: &ContextObject,
+    init: &InitAttributes,
+    cap: &ibv_qp_cap,
+) -> Res<QueuePair> {
+    let parts = Dependencies::find(init)?;
+    let attributes = parts.attributes(init, cap);
+    // If the program opened the context, the queue pair may be connected by GID and number. The
+    // connection manager's contexts are for identifiers only.
+    let create_raw = |addressable: bool| match init.qp_type {
         QPT_XRC_SEND => match ctx.raw.create_xrc_initiator(&attributes, addressable) {
             Err(_) if addressable => ctx.raw.create_xrc_initiator(&attributes, false),
-            made => made,
+            created => created,
         },
         _ if addressable => ctx.raw.create_reachable_qp(&attributes),
         _ => ctx.raw.create_qp(&attributes),
     };
-    let raw = make(!ctx.is_shared())?;
+    let raw = create_raw(!ctx.is_shared())?;
     raw.set_snapshot(ctx.raw.config().snapshot);
     Ok(raw)
 }
 
-unsafe fn public(wanted: &Wanted, num: u32) -> ibv_qp_ex {
+unsafe fn new_public(init: &InitAttributes, num: u32) -> ibv_qp_ex {
     let mut c: ibv_qp_ex = std::mem::zeroed();
-    c.qp_base.context = wanted.context;
-    c.qp_base.qp_context = wanted.qp_context;
-    c.qp_base.pd = wanted.pd;
-    c.qp_base.send_cq = wanted.send_cq;
-    c.qp_base.recv_cq = wanted.recv_cq;
-    c.qp_base.srq = wanted.srq;
+    c.qp_base.context = init.context;
+    c.qp_base.qp_context = init.qp_context;
+    c.qp_base.pd = init.pd;
+    c.qp_base.send_cq = init.send_cq;
+    c.qp_base.recv_cq = init.recv_cq;
+    c.qp_base.srq = init.srq;
     c.qp_base.handle = num;
     c.qp_base.qp_num = num;
     c.qp_base.state = QPS_RESET;
-    c.qp_base.qp_type = wanted.qp_type;
+    c.qp_base.qp_type = init.qp_type;
     c.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     c.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
-    if wanted.ops.is_some() {
+    if init.ops.is_some() {
         batch::fill(&mut c);
     }
     c
 }
 
 /// Returns the initial attributes that `ibv_query_qp` reports.
-fn first_attributes(cap: ibv_qp_cap, path_mtu: c_uint) -> Mutex<ibv_qp_attr> {
+fn initial_attributes(cap: ibv_qp_cap, path_mtu: c_uint) -> Mutex<ibv_qp_attr> {
     // SAFETY: integers only, for which zero is valid.
     let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attributes.cap = cap;
@@ -236,39 +241,39 @@ fn first_attributes(cap: ibv_qp_cap, path_mtu: c_uint) -> Mutex<ibv_qp_attr> {
     Mutex::new(attributes)
 }
 
-unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
-    let ctx = context(wanted.context);
-    let shared_receive = !wanted.srq.is_null();
-    check_sizes(cap, has_receive_queue(wanted.qp_type, shared_receive))?;
+unsafe fn create(init: &InitAttributes, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
+    let ctx = context(init.context);
+    let shared_receive = !init.srq.is_null();
+    check_sizes(cap, has_receive_queue(init.qp_type, shared_receive))?;
     let is_managed = ctx.is_shared() && ctx.device.face == Face::Rnic;
-    check_type(wanted.qp_type, wanted.ops, is_managed)
-        .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
-    let builder = wanted.ops.map(Builder::new).transpose()?;
-    adjust(cap, wanted.qp_type, shared_receive);
-    if wanted.qp_type == QPT_UD {
-        return create_ud(ctx, wanted, cap, builder);
+    check_type(init.qp_type, init.ops, is_managed)
+        .inspect_err(|_| face::hint_unsupported_type(ctx.device.face, init.qp_type))?;
+    let builder = init.ops.map(Builder::new).transpose()?;
+    set_actual_sizes(cap, init.qp_type, shared_receive);
+    if init.qp_type == QPT_UD {
+        return create_ud(ctx, init, cap, builder);
     }
-    let (raw, target) = match wanted.qp_type {
+    let (raw, target) = match init.qp_type {
         QPT_XRC_RECV => {
-            let domain = xrcd::find(wanted.xrcd)?;
+            let domain = xrcd::find(init.xrcd)?;
             let raw = xrc::create_target(ctx, domain)?;
-            (raw, Some(Target::new(wanted.xrcd)))
+            (raw, Some(Target::new(init.xrcd)))
         }
-        _ => (connected(ctx, wanted, cap)?, None),
+        _ => (connected(ctx, init, cap)?, None),
     };
-    if face::receives_at_once(ctx.device.face) {
+    if face::allows_receives_in_reset(ctx.device.face) {
         raw.modify(State::Init)?;
     }
-    let c = public(wanted, raw.num());
-    each_used(&c.qp_base, target.as_ref(), Users::add);
+    let c = new_public(init, raw.num());
+    for_each_dependency(&c.qp_base, target.as_ref(), Users::add);
     let own = Qp {
         disconnected: AtomicBool::new(false),
         is_new: AtomicBool::new(true),
         raw: raw.clone(),
         asynchronous: Unacknowledged::default(),
-        attributes: first_attributes(*cap, 3),
-        sig_all: wanted.sig_all,
-        max_sge: MaxSge::of(cap),
+        attributes: initial_attributes(*cap, 3),
+        sig_all: init.sig_all,
+        max_sge: MaxSge::from_cap(cap),
         builder,
         target,
     };
@@ -280,24 +285,24 @@ unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
 
 unsafe fn create_ud(
     ctx: &ContextObject,
-    wanted: &Wanted,
+    init: &InitAttributes,
     cap: &ibv_qp_cap,
     builder: Option<Builder>,
 ) -> Res<*mut ibv_qp> {
-    let attributes = Parts::find(wanted)?.ud_attributes(wanted, cap);
+    let attributes = Dependencies::find(init)?.ud_attributes(init, cap);
     let raw = ctx.raw.create_ud_qp(&attributes)?;
-    if face::receives_at_once(ctx.device.face) {
+    if face::allows_receives_in_reset(ctx.device.face) {
         raw.modify(State::Init)?;
     }
-    let c = public(wanted, raw.num());
-    each_used(&c.qp_base, None, Users::add);
+    let c = new_public(init, raw.num());
+    for_each_dependency(&c.qp_base, None, Users::add);
     let own = UdQp {
         raw: raw.clone(),
         asynchronous: Unacknowledged::default(),
-        attributes: first_attributes(*cap, 0),
-        sig_all: wanted.sig_all,
+        attributes: initial_attributes(*cap, 0),
+        sig_all: init.sig_all,
         max_inline: cap.max_inline_data,
-        max_sge: MaxSge::of(cap),
+        max_sge: MaxSge::from_cap(cap),
         builder,
     };
     let qp = object::create(Kind::UdQp, c, own);
@@ -315,7 +320,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
         }
         pd::find(p)?;
         let a = &mut *attr;
-        let wanted = Wanted {
+        let init = InitAttributes {
             context: (*p).context,
             pd: p,
             xrcd: null_mut(),
@@ -327,12 +332,15 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
             sig_all: a.sq_sig_all != 0,
             ops: None,
         };
-        create(&wanted, &mut a.cap)
+        create(&init, &mut a.cap)
     })
 }
 
-/// Returns the owning object: the XRC domain of a target, otherwise the protection domain.
-unsafe fn owner(a: &ibv_qp_init_attr_ex) -> Res<(*mut ibv_context, *mut ibv_pd, *mut ibv_xrcd)> {
+/// Returns the owner and its context: a target's XRC domain, or another queue pair's protection
+/// domain.
+unsafe fn find_owner(
+    a: &ibv_qp_init_attr_ex,
+) -> Res<(*mut ibv_context, *mut ibv_pd, *mut ibv_xrcd)> {
     let pd = match a.comp_mask & ATTR_PD {
         0 => null_mut(),
         _ => a.pd,
@@ -369,13 +377,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             0 => 0,
             _ => a.create_flags,
         };
-        let deaf_to_itself = flags == BLOCK_SELF_MCAST_LB && a.qp_type == QPT_UD;
-        if flags != 0 && !deaf_to_itself {
+        let blocks_loopback = flags == BLOCK_SELF_MCAST_LB && a.qp_type == QPT_UD;
+        if flags != 0 && !blocks_loopback {
             return Err(UNSUPPORTED);
         }
-        let (context, pd, xrcd) = owner(a)?;
+        let (context, pd, xrcd) = find_owner(a)?;
         check_same(c, context)?;
-        let wanted = Wanted {
+        let init = InitAttributes {
             context,
             pd,
             xrcd,
@@ -387,8 +395,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             sig_all: a.sq_sig_all != 0,
             ops: (a.comp_mask & ATTR_SEND_OPS_FLAGS != 0).then_some(a.send_ops_flags),
         };
-        let q = create(&wanted, &mut a.cap)?;
-        if deaf_to_itself {
+        let q = create(&init, &mut a.cap)?;
+        if blocks_loopback {
             datagram::find(q)?.raw.set_deaf_to_itself(true);
         }
         Ok(q)

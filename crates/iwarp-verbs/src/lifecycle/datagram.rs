@@ -1,13 +1,13 @@
 //! Datagram queue pairs (`IBV_QPT_UD`): their changes, queries and destruction, called by this
 //! room's functions for all types; and `ibv_attach_mcast(3)`.
 
-use super::used::each_used;
+use super::used::for_each_dependency;
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res, code};
 use crate::border::object::{self, Kind, Users};
 use crate::device::context;
-use crate::device::pending_events::forget;
+use crate::device::pending_events::discard;
 use crate::qp::datagram::{UdObject, UdQp, find};
 use crate::qp::state::{state_of, to_state};
 use crate::qp::transition;
@@ -16,18 +16,18 @@ use std::ffi::{c_int, c_uint};
 
 pub(super) unsafe fn destroy(q: *mut ibv_qp, qp: &UdObject) -> Res<()> {
     qp.raw.destroy();
-    forget(&qp.raw.context(), qp.raw.clone());
+    discard(&qp.raw.context(), qp.raw.clone());
     // Acknowledging an event must still find the object.
     qp.asynchronous.wait();
     object::retire(Kind::UdQp, q.cast::<ibv_qp_ex>())?;
-    each_used(&*q, None, Users::remove);
+    for_each_dependency(&*q, None, Users::remove);
     object::free::<ibv_qp_ex, UdQp>(q.cast());
     Ok(())
 }
 
-/// Returns the state that a change starts from. A new queue pair of an RNIC accepts receives, but
-/// the program still has to move it to INIT.
-unsafe fn seen(q: *mut ibv_qp, qp: &UdObject) -> State {
+/// Returns the state from the program's view. A new queue pair of an RNIC is in INIT, to accept
+/// receives, but the program still has to move it from RESET to INIT.
+unsafe fn state_for_program(q: *mut ibv_qp, qp: &UdObject) -> State {
     match qp.raw.state() {
         State::Init if (*q).state == QPS_RESET => State::Reset,
         state => state,
@@ -44,15 +44,15 @@ pub(super) unsafe fn modify(
         return Err(EINVAL);
     }
     let attr = &*attr;
-    let mut remembered = qp.attributes.lock();
-    let mut from = seen(q, qp);
+    let mut stored = qp.attributes.lock();
+    let mut from = state_for_program(q, qp);
     if mask & QP_CUR_STATE != 0 {
-        let named = to_state(attr.cur_qp_state)?;
+        let current = to_state(attr.cur_qp_state)?;
         // A failed send moves the queue pair from RTS to SQE without a call.
-        if named != from && (named, from) != (State::Rts, State::Sqe) {
+        if current != from && (current, from) != (State::Rts, State::Sqe) {
             return Err(EINVAL);
         }
-        from = named;
+        from = current;
     }
     let to = match mask & QP_STATE {
         0 => None,
@@ -72,7 +72,7 @@ pub(super) unsafe fn modify(
         qp.raw.set_qkey(attr.qkey);
     }
     if mask & QP_SQ_PSN != 0 {
-        remembered.sq_psn = attr.sq_psn;
+        stored.sq_psn = attr.sq_psn;
     }
     Ok(())
 }
@@ -88,7 +88,7 @@ pub(super) unsafe fn query(
     a.qp_state = state;
     a.cur_qp_state = state;
     a.qkey = qp.raw.qkey();
-    if seen(q, qp) != State::Reset {
+    if state_for_program(q, qp) != State::Reset {
         (*q).state = state;
     }
     *attr = a;

@@ -1,6 +1,6 @@
-//! The life of queue pairs: `create`, `modify`, `query` and `destroy` have the functions for all
-//! types, `datagram` and `xrc` the differences for datagrams and XRC targets, and `used` counts the
-//! objects that a queue pair depends on.
+//! The lifecycle of queue pairs. `create`, `modify`, `query` and `destroy` contain the functions
+//! for all types, `datagram` and `xrc` the differences for datagrams and XRC targets. `used` counts
+//! the users of the objects that a queue pair depends on.
 //!
 //! This room uses `qp`, `post`, `counter` and the rooms below them. `open`, `cm` and `exports` use
 //! it.

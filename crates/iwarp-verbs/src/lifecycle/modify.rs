@@ -5,7 +5,7 @@ use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res, code};
 use crate::device::gid::gids_of_path;
 use crate::device::{context, face, query};
-use crate::qp::connected::{self, QpObject, state_seen};
+use crate::qp::connected::{self, QpObject, state_for_program};
 use crate::qp::state::{state_of, to_state};
 use crate::qp::{datagram, transition};
 use iwarp::Face;
@@ -15,7 +15,7 @@ use iwarp_rnic::qp::State;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
-/// Returns the retry attributes after those in the mask are set.
+/// Returns the retry attributes, with those in the mask replaced.
 fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
     for (bit, to, value) in [
         (QP_TIMEOUT, &mut retry.timeout, from.timeout),
@@ -34,7 +34,9 @@ fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
     retry
 }
 
-fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
+/// Copies the attributes in the mask, for later queries. Fails with EINVAL if a value is not
+/// supported.
+fn store_attributes(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     if mask & QP_PORT != 0 {
         if from.port_num != 1 {
             return Err(EINVAL);
@@ -74,14 +76,14 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
         }
         to.max_dest_rd_atomic = from.max_dest_rd_atomic;
     }
-    macro_rules! plain {
+    macro_rules! copy {
         ($($bit:ident $field:ident)*) => { $(
             if mask & $bit != 0 {
                 to.$field = from.$field;
             }
         )* };
     }
-    plain! {
+    copy! {
         QP_TIMEOUT timeout
         QP_RETRY_CNT retry_cnt
         QP_RNR_RETRY rnr_retry
@@ -105,29 +107,29 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         }
         let qp = connected::find(q)?;
         let mask = transition::relevant((*q).qp_type, mask);
-        let attr = as_read(attr.as_ref().ok_or(EINVAL)?);
-        let change = Change::of(q, qp, &attr, mask)?;
-        let mut remembered = qp.attributes.lock();
-        let mut next = *remembered;
-        remember(&mut next, &attr, mask)?;
+        let attr = mask_reserved_bits(attr.as_ref().ok_or(EINVAL)?);
+        let change = Change::find(q, qp, &attr, mask)?;
+        let mut stored = qp.attributes.lock();
+        let mut next = *stored;
+        store_attributes(&mut next, &attr, mask)?;
         let retry = retry_of(qp.raw.retry(), &attr, mask);
         if !retry.is_valid() {
             return Err(EINVAL);
         }
-        change.make(q, qp, &attr)?;
+        change.apply(q, qp, &attr)?;
         qp.raw.set_retry(retry)?;
         if mask & QP_ACCESS_FLAGS != 0 {
             qp.raw
                 .set_remote_access(Access::from_bits_truncate(attr.qp_access_flags));
         }
-        *remembered = next;
+        *stored = next;
         Ok(())
     })
 }
 
-/// Returns the attributes as hardware reads them: `min_rnr_timer` has five bits, and some programs
-/// pass more.
-const fn as_read(attr: &ibv_qp_attr) -> ibv_qp_attr {
+/// Returns the attributes as hardware reads them: `min_rnr_timer` has five bits, but some programs
+/// pass larger values.
+const fn mask_reserved_bits(attr: &ibv_qp_attr) -> ibv_qp_attr {
     ibv_qp_attr {
         min_rnr_timer: attr.min_rnr_timer & 31,
         ..*attr
@@ -136,31 +138,31 @@ const fn as_read(attr: &ibv_qp_attr) -> ibv_qp_attr {
 
 enum Change {
     Nothing,
-    /// The connection manager already moved the queue pair to RTS; the program still makes the
-    /// steps that lead there.
-    Overtaken,
+    /// The connection manager already moved the queue pair to RTS, so the program's own change to
+    /// INIT, RTR or RTS has no effect.
+    AlreadyRts,
     To(State),
     /// To RTR, with a peer known by GID and number.
     Connect,
 }
 
 impl Change {
-    unsafe fn of(q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr, mask: c_uint) -> Res<Self> {
+    unsafe fn find(q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr, mask: c_uint) -> Res<Self> {
         let to = match mask & QP_STATE {
             0 => None,
             _ => Some(to_state(attr.qp_state)?),
         };
-        let from = state_seen(qp);
+        let from = state_for_program(qp);
         if mask & QP_CUR_STATE != 0 && attr.cur_qp_state != state_of(from) {
             return Err(EINVAL);
         }
         let face = context((*q).context).device.face;
         let managed = qp.raw.addresses().is_some() && !qp.raw.is_by_number();
-        // siw ignores these steps in any state.
-        let on_its_way = (*q).state != QPS_RTS || face == Face::Rnic;
+        // siw ignores these changes even if the program has reached RTS.
+        let ignored = (*q).state != QPS_RTS || face == Face::Rnic;
         let step = matches!(to, Some(State::Init | State::Rtr | State::Rts));
-        if managed && from == State::Rts && step && on_its_way {
-            return Ok(Self::Overtaken);
+        if managed && from == State::Rts && step && ignored {
+            return Ok(Self::AlreadyRts);
         }
         transition::check(face, (*q).qp_type, from, to, mask)?;
         let addressed = mask & (QP_AV | QP_DEST_QPN);
@@ -178,10 +180,10 @@ impl Change {
         })
     }
 
-    unsafe fn make(self, q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr) -> Res<()> {
+    unsafe fn apply(self, q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr) -> Res<()> {
         match self {
             Self::Nothing => return Ok(()),
-            Self::Overtaken => {}
+            Self::AlreadyRts => {}
             Self::To(state) => {
                 qp.raw.modify(state)?;
                 if state == State::Reset {

@@ -49,7 +49,8 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Only a Write's last bytes are known to be placed last.
+/// Returns 0: the order in which data is placed is not guaranteed, except that the last bytes of a
+/// Write are placed last.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     _: *mut ibv_qp,
     _op: c_uint,

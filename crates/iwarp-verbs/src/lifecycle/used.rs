@@ -8,11 +8,11 @@ use crate::qp::connected::Target;
 use crate::{cq, srq};
 use std::ptr::null_mut;
 
-/// Calls `f` for the user counts of the objects that a queue pair depends on. They cannot be
-/// destroyed while it lives.
-pub(crate) unsafe fn each_used(c: &ibv_qp, target: Option<&Target>, f: impl Fn(&Users)) {
+/// Calls `f` for the user counts of the objects that a queue pair depends on. These objects cannot
+/// be destroyed before the queue pair.
+pub(crate) unsafe fn for_each_dependency(c: &ibv_qp, target: Option<&Target>, f: impl Fn(&Users)) {
     if let Some(target) = target {
-        // A target has no other objects, whatever the program named.
+        // A target depends on no other object, whatever the program passed.
         if let Ok(domain) = xrcd::find(target.xrcd()) {
             f(&domain.users);
         }

@@ -1,12 +1,12 @@
 //! Targets of extended reliable connections (`IBV_QPT_XRC_RECV`) and their handles
 //! (`ibv_open_qp(3)`).
 
-use super::used::each_used;
+use super::used::for_each_dependency;
 use crate::abi::verbs::value::QPT_XRC_RECV;
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res, UNSUPPORTED, pointer};
 use crate::border::object::{self, Kind, Unacknowledged, Users};
-use crate::device::pending_events::hand_over;
+use crate::device::pending_events::redirect_events;
 use crate::device::{ContextObject, checked_context, query};
 use crate::domain::xrcd::{self, XrcdObject};
 use crate::qp::connected::{self, Qp, QpObject, Target};
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+/// Held while handles of targets are created or removed.
 static HANDLES: ProcessLock<()> = ProcessLock::new("verbs::xrc::HANDLES", ());
 
 pub(super) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<QueuePair> {
@@ -23,13 +24,13 @@ pub(super) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<Queue
         max_ird: query::RD_ATOMIC,
         addressable,
     };
-    let make = |addressable| {
+    let create = |addressable| {
         ctx.raw
             .create_xrc_target(&xrcd.raw, attributes(addressable))
     };
     Ok(match ctx.is_shared() {
-        true => make(false)?,
-        false => make(true).or_else(|_| make(false))?,
+        true => create(false)?,
+        false => create(true).or_else(|_| create(false))?,
     })
 }
 
@@ -41,10 +42,10 @@ pub(super) unsafe fn add_handle(q: *mut ibv_qp) -> Res<()> {
     Ok(())
 }
 
-/// Unregisters a handle that is being destroyed. Returns `true` if other handles keep the target
-/// alive; one of them gets its events from now on.
-pub(super) unsafe fn has_other_handles(q: *mut ibv_qp, qp: &QpObject) -> bool {
-    let _turn = HANDLES.lock();
+/// Removes a handle that is being destroyed. Returns `true` if the target has other handles, which
+/// keep it alive. The oldest of them receives the target's events from now on.
+pub(super) unsafe fn remove_handle(q: *mut ibv_qp, qp: &QpObject) -> bool {
+    let _handles = HANDLES.lock();
     let Some(target) = &qp.target else {
         return false;
     };
@@ -52,7 +53,7 @@ pub(super) unsafe fn has_other_handles(q: *mut ibv_qp, qp: &QpObject) -> bool {
     handles.retain(|h| *h != q as usize);
     match handles.first() {
         Some(oldest) => {
-            hand_over(&qp.raw, *oldest as u64);
+            redirect_events(&qp.raw, *oldest as u64);
             true
         }
         None => false,
@@ -74,12 +75,12 @@ unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp>
         return Err(EINVAL);
     }
     let xrcd = xrcd::find(attr.xrcd)?;
-    let _turn = HANDLES.lock();
+    let _handles = HANDLES.lock();
     let raw = ctx.raw.queue_pair(attr.qp_num).ok_or(EINVAL)?;
     if !raw.xrc_domain().is_some_and(|d| d.is_same(&xrcd.raw)) {
         return Err(EINVAL);
     }
-    // The runtime's user data names one of the target's handles.
+    // The runtime's user data is the address of one of the target's handles.
     let other = connected::find(raw.user_data() as *mut ibv_qp)?;
     let handles = Arc::clone(&other.target.as_ref().ok_or(EINVAL)?.handles);
     let mut public: ibv_qp_ex = std::mem::zeroed();
@@ -97,7 +98,7 @@ unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp>
         xrcd: attr.xrcd as usize,
         handles,
     };
-    each_used(&public.qp_base, Some(&target), Users::add);
+    for_each_dependency(&public.qp_base, Some(&target), Users::add);
     let own = Qp {
         disconnected: AtomicBool::new(false),
         is_new: AtomicBool::new(false),

@@ -11,12 +11,13 @@ use iwarp_rnic::Access;
 use std::ffi::{c_int, c_uint};
 use std::io;
 
-/// Access rights that the kernel allows for a DMA-buf; the last is `IBV_ACCESS_RELAXED_ORDERING`.
+/// Access rights that the kernel allows for a DMA-buf. Bit 20 is `IBV_ACCESS_RELAXED_ORDERING`.
 const RIGHTS: c_uint = 0xf | 1 << 20;
-const FILE_SYSTEM: i64 = 0x444d_4142;
+/// The type of the file system that contains all DMA-bufs.
+const DMABUF_MAGIC: i64 = 0x444d_4142;
 
-/// Returns the size of a DMA-buf. Fails as the kernel: EBADF if the descriptor is not open, EINVAL
-/// if it is not a DMA-buf.
+/// Returns the size of a DMA-buf. As the kernel does, fails with EBADF if the descriptor is not
+/// open, and with EINVAL if it is not a DMA-buf.
 fn size_of_buffer(fd: c_int) -> Res<u64> {
     // SAFETY: the structure has room for the result; the other call takes only numbers.
     let size = unsafe {
@@ -24,7 +25,7 @@ fn size_of_buffer(fd: c_int) -> Res<u64> {
         if libc::fstatfs(fd, &raw mut fs) != 0 {
             return Err(io::Error::last_os_error().into());
         }
-        if fs.f_type as i64 != FILE_SYSTEM {
+        if fs.f_type as i64 != DMABUF_MAGIC {
             return Err(EINVAL);
         }
         libc::lseek(fd, 0, libc::SEEK_END)
@@ -32,6 +33,7 @@ fn size_of_buffer(fd: c_int) -> Res<u64> {
     u64::try_from(size).map_err(|_| EINVAL)
 }
 
+/// Maps and registers `len` bytes of a DMA-buf, from an offset.
 ///
 /// # Safety
 /// As `ibv_reg_dmabuf_mr(3)`.
@@ -50,13 +52,20 @@ pub(crate) unsafe fn register(
     if end > size_of_buffer(fd)? {
         return Err(EINVAL);
     }
-    let before = offset % page;
-    let write = mr::rights(access)?.contains(Access::LOCAL_WRITE);
-    let whole = (end - offset + before).next_multiple_of(page) as usize;
-    let mapping = Mapping::new(fd, offset - before, whole, write)?;
-    let at = mapping.start as u64 + before;
-    // As in libibverbs, the object's address is the offset.
-    mr::register_owned(p, (at, offset), len, iova, access, Mr::of_dmabuf(mapping))
+    let page_offset = offset % page;
+    let write = mr::access_rights(access)?.contains(Access::LOCAL_WRITE);
+    let mapped_len = (end - offset + page_offset).next_multiple_of(page) as usize;
+    let mapping = Mapping::new(fd, offset - page_offset, mapped_len, write)?;
+    let start = mapping.start as u64 + page_offset;
+    // As in libibverbs, the object's public address is the offset.
+    mr::register_owned(
+        p,
+        (start, offset),
+        len,
+        iova,
+        access,
+        Mr::of_dmabuf(mapping),
+    )
 }
 
 pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(

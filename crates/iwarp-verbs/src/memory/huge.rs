@@ -1,18 +1,19 @@
-//! Checks whether memory lies in huge pages (`MAP_HUGETLB`), as `IBV_ACCESS_HUGETLB` promises.
+//! Checks whether memory is in huge pages (`MAP_HUGETLB`), as `IBV_ACCESS_HUGETLB` promises.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-/// Returns `true` if larger than ordinary pages map the whole range. An empty range counts as huge.
-/// Fails if the mappings of this process cannot be read.
+/// Returns `true` if all pages of the range are huge, or if the range is empty. Fails if the
+/// mappings of this process cannot be read.
 pub(crate) fn is_huge(addr: u64, len: u64) -> io::Result<bool> {
     covers(BufReader::new(File::open("/proc/self/smaps")?), addr, len)
 }
 
-/// Parses `proc_pid_smaps(5)`: a line with a mapping's range, then lines with its properties, one
-/// of them the page size.
+/// Parses `proc_pid_smaps(5)`: for each mapping, a line with its range, then lines with its
+/// properties, such as the page size.
 fn covers(smaps: impl BufRead, addr: u64, len: u64) -> io::Result<bool> {
-    const ORDINARY_KIB: u64 = 64;
+    /// Ordinary pages have 4 to 64 KiB, depending on the architecture.
+    const ORDINARY_MAX_KIB: u64 = 64;
     let Some(end) = addr.checked_add(len) else {
         return Ok(false);
     };
@@ -27,7 +28,7 @@ fn covers(smaps: impl BufRead, addr: u64, len: u64) -> io::Result<bool> {
         if let Some(range) = range(&line) {
             mapping = range;
         } else if let Some(kib) = page_kib(&line)
-            && kib > ORDINARY_KIB
+            && kib > ORDINARY_MAX_KIB
             && (mapping.0..mapping.1).contains(&covered)
         {
             covered = mapping.1;
@@ -44,8 +45,7 @@ fn range(line: &str) -> Option<(u64, u64)> {
     Some((number(start)?, number(end)?))
 }
 
-/// Parses a mapping's page size: `KernelPageSize:     2048 kB`. Ordinary pages have up to 64 KiB,
-/// depending on the architecture.
+/// Parses a mapping's page size: `KernelPageSize:     2048 kB`.
 fn page_kib(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("KernelPageSize:")?;
     rest.trim().strip_suffix("kB")?.trim().parse().ok()
@@ -93,7 +93,7 @@ KernelPageSize:     2048 kB
 
     #[test]
     fn heap_is_not_huge() {
-        let octets = vec![0u8; 10_000];
-        assert!(!is_huge(octets.as_ptr().addr() as u64, 10_000).unwrap());
+        let heap = vec![0u8; 10_000];
+        assert!(!is_huge(heap.as_ptr().addr() as u64, 10_000).unwrap());
     }
 }

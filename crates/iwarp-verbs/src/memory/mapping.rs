@@ -25,7 +25,7 @@ impl Mapping {
     pub(super) fn new(fd: c_int, offset: u64, len: usize, write: bool) -> Res<Self> {
         let offset = libc::off_t::try_from(offset).map_err(|_| EINVAL)?;
         let protection = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
-        // SAFETY: duplicates the descriptor; a new mapping replaces none.
+        // SAFETY: the new mapping does not replace another, because its address is NULL.
         let (own, start) = unsafe {
             let own = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
             if own < 0 {
@@ -43,7 +43,7 @@ impl Mapping {
         };
         if let Some(error) = failed {
             mapping.len = 0;
-            return Err(refused(&error));
+            return Err(map_errno(&error));
         }
         mapping.synchronize(0)?;
         Ok(mapping)
@@ -79,9 +79,9 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns the errno for a DMA-buf that cannot be mapped. Exporters report missing support with
-/// several errors; for the program, they all mean that this device cannot register the buffer.
-fn refused(error: &io::Error) -> Errno {
+/// Returns the errno for a DMA-buf that cannot be mapped. Exporters that do not support mapping
+/// return various errors, which are all converted to EOPNOTSUPP.
+fn map_errno(error: &io::Error) -> Errno {
     match error.raw_os_error() {
         Some(e @ (libc::ENOMEM | libc::EAGAIN)) => Errno(e),
         _ => UNSUPPORTED,

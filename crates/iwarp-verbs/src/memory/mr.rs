@@ -20,7 +20,8 @@ use std::sync::Arc;
 const RIGHTS: c_uint = 0x3f;
 const ON_DEMAND: c_uint = 0x40;
 const HUGETLB: c_uint = 0x80;
-/// Allows remote flushes, which need no right here. Persistence (0x200) is not supported.
+/// Allows remote flushes, for which this library requires no right. Persistence (0x200) is not
+/// supported.
 const FLUSH_GLOBAL: c_uint = 0x100;
 /// Hints that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`); relaxed ordering is one.
 const OPTIONAL: c_uint = 0x3ff0_0000;
@@ -48,7 +49,7 @@ unsafe fn find<'a>(mr: *mut ibv_mr) -> Res<&'a MrObject> {
     object::find(Kind::Mr, mr)
 }
 
-pub(crate) fn rights(access: c_uint) -> Res<Access> {
+pub(crate) fn access_rights(access: c_uint) -> Res<Access> {
     if access & !(RIGHTS | ON_DEMAND | HUGETLB | FLUSH_GLOBAL | OPTIONAL) != 0 {
         return Err(EINVAL);
     }
@@ -61,9 +62,9 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// Checks the promise of `IBV_ACCESS_HUGETLB` for an on-demand region: all its pages are huge. A
-/// region of all addresses cannot promise that. If the check is impossible, the program is
-/// trusted, because nothing here depends on it.
+/// Fails with EINVAL if a page of an on-demand region is not huge although the program passed
+/// `IBV_ACCESS_HUGETLB`. If the pages cannot be checked, succeeds, because the library does not
+/// rely on huge pages.
 fn check_huge(addr: u64, len: usize) -> Res<()> {
     match huge::is_huge(addr, len as u64) {
         Ok(false) => Err(EINVAL),
@@ -85,20 +86,20 @@ pub(crate) unsafe fn register(
     register_owned(p, (addr, addr), len, iova, access, Mr::default())
 }
 
-/// Registers memory and creates an object with the data `own` and the public address `shown`.
+/// Registers memory and creates an object with the data `own` and the public address `public_addr`.
 ///
 /// # Safety
 /// As [`register`].
 pub(crate) unsafe fn register_owned(
     p: *mut ibv_pd,
-    (addr, shown): (u64, u64),
+    (addr, public_addr): (u64, u64),
     len: usize,
     iova: u64,
     access: c_uint,
     own: Mr,
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
-    // As the kernel's `ib_umem_get`: rejects empty ranges and ranges beyond the address space.
+    // As the kernel does (`ib_umem_get`), reject empty ranges and ranges that wrap around.
     if len == 0 || addr.checked_add(len as u64).is_none() {
         return Err(EINVAL);
     }
@@ -106,7 +107,7 @@ pub(crate) unsafe fn register_owned(
     if on_demand && access & HUGETLB != 0 {
         check_huge(addr, len)?;
     }
-    let access = rights(access)?;
+    let access = access_rights(access)?;
     let ctx = context((*p).context);
     let (size, number) = (len as u64, pd.number);
     let stag = match on_demand {
@@ -122,7 +123,7 @@ pub(crate) unsafe fn register_owned(
         length: len,
     };
     ctx.handles.mrs.lock().insert(Stag(stag).index(), handle);
-    Ok(create(p, stag, shown as *mut c_void, len, own))
+    Ok(create(p, stag, public_addr as *mut c_void, len, own))
 }
 
 unsafe fn create(
@@ -137,7 +138,7 @@ unsafe fn create(
         pd: p,
         addr,
         length,
-        // The index does not change during the region's life; the key may.
+        // The index of the STag never changes, unlike its key.
         handle: Stag(stag).index(),
         lkey: stag,
         rkey: stag,
@@ -242,8 +243,8 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         };
         let ctx = context((*m).context);
         let access = if flags & CHANGE_ACCESS != 0 {
-            stays_on_demand(ctx, (*m).lkey, access as c_uint)?;
-            Some(rights(access as c_uint)?)
+            check_on_demand_unchanged(ctx, (*m).lkey, access as c_uint)?;
+            Some(access_rights(access as c_uint)?)
         } else {
             None
         };
@@ -274,11 +275,11 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     if result == 0 { 0 } else { ERR_INPUT }
 }
 
-/// Checks that re-registration keeps the region on-demand or not; as on other devices, only a new
-/// registration changes that.
-fn stays_on_demand(ctx: &ContextObject, lkey: u32, access: c_uint) -> Res<()> {
-    let is = ctx.raw.region(lkey).is_some_and(|region| region.on_demand);
-    match is == (access & ON_DEMAND != 0) {
+/// Fails with EOPNOTSUPP if re-registration would make the region on-demand, or no longer
+/// on-demand. Other devices do not support that either.
+fn check_on_demand_unchanged(ctx: &ContextObject, lkey: u32, access: c_uint) -> Res<()> {
+    let is_on_demand = ctx.raw.region(lkey).is_some_and(|region| region.on_demand);
+    match is_on_demand == (access & ON_DEMAND != 0) {
         true => Ok(()),
         false => Err(UNSUPPORTED),
     }
@@ -316,14 +317,14 @@ pub(crate) unsafe extern "C" fn ibv_unimport_mr(m: *mut ibv_mr) {
     });
 }
 
-/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`. Its neighbours prefetch for reading, and without faults.
+/// `enum ibv_advise_mr_advice`: 0 prefetches for reading, the others for writing, and without page
+/// faults.
 const PREFETCH_WRITE: c_uint = 1;
 const PREFETCH_NO_FAULT: c_uint = 2;
 const ADVISE_FLUSH: u32 = 1;
 
-/// Prefetches (`ibv_advise_mr(3)`). Pages of on-demand regions are faulted in before this returns,
-/// with or without `IBV_ADVISE_MR_FLAG_FLUSH`. Other regions need no prefetch, and `NO_FAULT` does
-/// nothing.
+/// Prefetches (`ibv_advise_mr(3)`). Faults in pages of on-demand regions before it returns, with or
+/// without `IBV_ADVISE_MR_FLAG_FLUSH`. Has no effect on other regions, or with `NO_FAULT`.
 pub(crate) unsafe extern "C" fn advise_mr(
     p: *mut ibv_pd,
     advice: c_uint,
@@ -363,22 +364,22 @@ pub(crate) unsafe extern "C" fn advise_mr(
                 let handles = ctx.handles.mrs.lock();
                 let start = handles.get(&Stag(sge.lkey).index()).ok_or(bad)?.addr;
                 drop(handles);
-                bring_in(start.wrapping_add(offset), sge.length.into(), advice)?;
+                fault_in(start.wrapping_add(offset), sge.length.into(), advice)?;
             }
         }
         Ok(())
     })
 }
 
-fn bring_in(addr: u64, len: u64, advice: c_uint) -> Res<()> {
-    let how = match advice {
+fn fault_in(addr: u64, len: u64, advice: c_uint) -> Res<()> {
+    let access = match advice {
         PREFETCH_WRITE => Prefetch::Write,
         _ => Prefetch::Read,
     };
-    prefetch(addr, len, how).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
+    prefetch(addr, len, access).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-/// Registers device memory, whose addresses start at zero.
+/// Registers device memory. The region's addresses start at zero.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     p: *mut ibv_pd,
     d: *mut ibv_dm,
@@ -390,7 +391,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         let pd = pd::find(p)?;
         let dm = dm::find(d)?;
         let at = dm::range(d, offset, len, false)? as u64;
-        let access = rights(access)?;
+        let access = access_rights(access)?;
         if !access.contains(Access::ZERO_BASED) {
             return Err(EINVAL);
         }

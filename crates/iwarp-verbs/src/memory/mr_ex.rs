@@ -1,7 +1,7 @@
 //! `ibv_reg_mr_ex(3)`, which takes a structure of attributes, and buffers from `ibv_alloc_buf(3)`.
 //!
-//! They exist since rdma-core 59 to 65. A buffer is page-aligned ordinary memory without a DMA-buf.
-//! The program's own DMA-bufs are registered in [`super::dmabuf`].
+//! rdma-core 59 to 65 introduced these functions. A buffer is page-aligned ordinary memory without
+//! a DMA-buf. [`super::dmabuf`] registers DMA-bufs of the program.
 
 use super::{dmabuf, mr};
 use crate::abi::recent::*;
@@ -30,7 +30,8 @@ unsafe fn find<'a>(buf: *mut ibv_buf) -> Res<&'a BufObject> {
     object::find(Kind::Buf, buf)
 }
 
-/// Registers memory as the attributes say. DMA handles are refused: no device is on PCIe.
+/// Registers memory as described by the attributes. Refuses DMA handles, which are for PCIe
+/// devices.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     p: *mut ibv_pd,
     attr: *mut ibv_mr_init_attr,
@@ -42,7 +43,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
             return Err(UNSUPPORTED);
         }
         if mask & BUF != 0 {
-            inside(p, attr)?;
+            check_buf_range(p, attr)?;
         }
         if (mask & ADDR != 0) == (mask & FD != 0) || mask & (FD | FD_OFFSET) == FD_OFFSET {
             return Err(EINVAL);
@@ -63,8 +64,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     })
 }
 
-/// Checks that the range lies in the buffer and that the domain is the buffer's.
-unsafe fn inside(p: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Res<()> {
+/// Fails with EINVAL unless the range is in the buffer and `p` is the buffer's domain.
+unsafe fn check_buf_range(p: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Res<()> {
     let buf = find(attr.buf)?;
     let (start, size) = buf.memory.range();
     let offset = (attr.addr as usize).checked_sub(start).ok_or(EINVAL)?;
@@ -122,7 +123,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     ibv_reg_mr_ex(p, &raw mut attr)
 }
 
-/// Refuses to export: no buffer is backed by a DMA-buf.
+/// Fails with ENODATA, because buffers are not DMA-bufs.
 pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(b: *mut ibv_buf) -> c_int {
     minus_one(|| {
         find(b)?;

@@ -10,7 +10,7 @@ use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Bind, SendOp};
 use std::ffi::{c_int, c_uint};
 
-/// A window with its initial STag. Binding changes only the key.
+/// A window with its initial STag. Binding changes only the key of the STag.
 #[derive(Debug)]
 pub(crate) struct Mw {
     stag: Stag,
@@ -93,6 +93,6 @@ pub(crate) unsafe fn bind_op(
         }),
         addr: info.addr,
         len: info.length,
-        access: mr::rights(info.mw_access_flags)?,
+        access: mr::access_rights(info.mw_access_flags)?,
     }))
 }

@@ -7,7 +7,7 @@ use crate::abi::verbs::value::{QPT_UD, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res, UNSUPPORTED, code, value};
 use crate::memory::mw;
-use crate::qp::batch::{Batch, Builder, Built};
+use crate::qp::batch::{Batch, Builder, BuiltRequest};
 use crate::qp::limits::INLINE_MIN;
 use crate::qp::{connected, datagram};
 use iwarp::runtime::{UdSendWr, XrcSendWr};
@@ -66,12 +66,12 @@ unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
     match builder {
         Some(builder) => builder,
         // Only queue pairs with a batch get these functions.
-        None => unreachable!("a queue pair without the extended interface"),
+        None => unreachable!("the queue pair was created without the extended interface"),
     }
 }
 
-/// Runs `f` on the batch. After a panic, only the batch fails.
-unsafe fn with(q: *mut ibv_qp_ex, f: impl FnOnce(&mut Batch) -> Res<()>) {
+/// Runs `f` on the batch, and records its first error for `ibv_wr_complete`.
+unsafe fn update(q: *mut ibv_qp_ex, f: impl FnOnce(&mut Batch) -> Res<()>) {
     value((), || {
         let batch = &mut *builder(q).batch.get();
         if let Err(e) = f(batch) {
@@ -81,8 +81,8 @@ unsafe fn with(q: *mut ibv_qp_ex, f: impl FnOnce(&mut Batch) -> Res<()>) {
 }
 
 unsafe fn begin(q: *mut ibv_qp_ex, op: Res<SendOp>) {
-    with(q, |batch| {
-        batch.wrs.push(Built {
+    update(q, |batch| {
+        batch.wrs.push(BuiltRequest {
             wr_id: (*q).wr_id,
             op: op?,
             flags: SendFlags::from_bits_truncate((*q).wr_flags & 0x7),
@@ -163,14 +163,14 @@ unsafe extern "C" fn wr_atomic_write(
     q: *mut ibv_qp_ex,
     rkey: u32,
     remote_addr: u64,
-    octets: *const c_void,
+    data: *const c_void,
 ) {
     begin(q, Ok(SendOp::AtomicWrite { remote_addr, rkey }));
-    wr_set_inline_data(q, octets.cast_mut(), ATOMIC_WRITE_LEN);
+    wr_set_inline_data(q, data.cast_mut(), ATOMIC_WRITE_LEN);
 }
 
-/// A flush makes all earlier requests visible, whatever its range. The protocol has no request for
-/// persistence.
+/// A flush makes all earlier requests visible, not only those in its range. The protocol cannot
+/// request persistence.
 unsafe extern "C" fn wr_flush(
     q: *mut ibv_qp_ex,
     rkey: u32,
@@ -189,7 +189,7 @@ unsafe extern "C" fn wr_flush(
 }
 
 unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
-    with(q, |batch| {
+    update(q, |batch| {
         if !is_ud(q) {
             return Err(EINVAL);
         }
@@ -205,7 +205,7 @@ unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, srq: u32) {
-    with(q, |batch| {
+    update(q, |batch| {
         if !is_xrc(q) {
             return Err(EINVAL);
         }
@@ -216,12 +216,12 @@ unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, srq: u32) {
 
 unsafe extern "C" fn wr_set_sge(q: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let sge = ibv_sge { addr, length, lkey };
-    // An element of zero length means none.
+    // A single element of zero length is an empty list.
     wr_set_sge_list(q, usize::from(length != 0), &raw const sge);
 }
 
 unsafe extern "C" fn wr_set_sge_list(q: *mut ibv_qp_ex, n: usize, list: *const ibv_sge) {
-    with(q, |batch| {
+    update(q, |batch| {
         let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
         let from = batch.sges.len();
         for i in 0..n {
@@ -251,7 +251,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
         true => datagram::trusted(q.cast()).max_inline,
         false => connected::trusted(q.cast()).raw.config().max_inline,
     } as usize;
-    with(q, |batch| {
+    update(q, |batch| {
         let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
         let from = batch.inline.len();
         for i in 0..n {
@@ -273,7 +273,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
 unsafe extern "C" fn wr_start(q: *mut ibv_qp_ex) {
     let builder = builder(q);
     builder.lock.lock();
-    with(q, |batch| {
+    update(q, |batch| {
         batch.wrs.clear();
         batch.sges.clear();
         batch.inline.clear();
@@ -291,15 +291,15 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
         return submit_ud(q, batch);
     }
     let n = batch.wrs.len();
-    // A batch of usual size needs no allocation.
-    let (mut few_pieces, mut few) = ([&[][..]; FEW], [EMPTY; FEW]);
-    let (mut many_pieces, mut many) = (Vec::new(), Vec::new());
-    let (pieces, list) = if n <= FEW {
-        (&mut few_pieces[..n], &mut few[..n])
+    // Only a large batch needs an allocation.
+    let (mut stack_pieces, mut stack_wrs) = ([&[][..]; STACK_BATCH], [EMPTY; STACK_BATCH]);
+    let (mut heap_pieces, mut heap_wrs) = (Vec::new(), Vec::new());
+    let (pieces, list) = if n <= STACK_BATCH {
+        (&mut stack_pieces[..n], &mut stack_wrs[..n])
     } else {
-        many_pieces.resize(n, &[][..]);
-        many.resize(n, EMPTY);
-        (&mut many_pieces[..], &mut many[..])
+        heap_pieces.resize(n, &[][..]);
+        heap_wrs.resize(n, EMPTY);
+        (&mut heap_pieces[..], &mut heap_wrs[..])
     };
     for (to, wr) in pieces.iter_mut().zip(&batch.wrs) {
         *to = &batch.inline[wr.inline.clone()];
@@ -364,7 +364,7 @@ unsafe fn submit_ud(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
 }
 
 /// Batches of up to this many requests are built on the stack.
-const FEW: usize = 16;
+const STACK_BATCH: usize = 16;
 const EMPTY: SendWr<'static> = SendWr {
     wr_id: 0,
     op: SendOp::Send,

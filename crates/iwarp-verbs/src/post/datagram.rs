@@ -1,6 +1,8 @@
 //! Posting to datagram queue pairs.
 
-use super::elements::{FLAGS, WR_SEND, WR_SEND_WITH_IMM, count, octets, written};
+use super::elements::{
+    FLAGS, WR_SEND, WR_SEND_WITH_IMM, assume_all_init, checked_num_sge, sge_bytes,
+};
 use crate::abi::verbs::value::SEND_INLINE;
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Errno, Res};
@@ -14,8 +16,8 @@ use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::{SendFlags, Sge};
 use std::mem::MaybeUninit;
 
-/// Returns the target of a request. Fails with EINVAL if there is no address handle, or if it has
-/// another protection domain.
+/// Returns a request's destination. Fails with EINVAL if the address handle is NULL, or if it
+/// belongs to another protection domain.
 pub(super) unsafe fn destination(
     qp: &UdObject,
     ah: *mut ibv_ah,
@@ -35,8 +37,8 @@ pub(super) unsafe fn destination(
     Ok(Destination { to, qpn, qkey })
 }
 
-const AT_A_TIME: usize = 8;
-
+/// Number of requests, and of their elements, that are converted at a time.
+const MAX_CONVERTED: usize = 8;
 const SGES: usize = 2 * MAX_SGE as usize;
 
 /// Posts the first requests of a list. Returns the unposted tail.
@@ -46,15 +48,15 @@ unsafe fn send_some(
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
     let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; SGES];
     let mut inline_room = [const { MaybeUninit::<&[u8]>::uninit() }; SGES];
-    let mut wrs = [const { MaybeUninit::<UdSendWr<'_>>::uninit() }; AT_A_TIME];
+    let mut wrs = [const { MaybeUninit::<UdSendWr<'_>>::uninit() }; MAX_CONVERTED];
     let (mut sges, mut pieces) = (&mut sge_room[..], &mut inline_room[..]);
-    let (mut at, mut n, mut stop) = (first, 0, None);
-    while !at.is_null() && n < AT_A_TIME {
-        let wr = &*at;
-        let (target, immediate, num) = match parts(qp, wr) {
-            Ok(parts) => parts,
+    let (mut current, mut n, mut conversion_error) = (first, 0, None);
+    while !current.is_null() && n < MAX_CONVERTED {
+        let wr = &*current;
+        let (target, immediate, num) = match decode(qp, wr) {
+            Ok(decoded) => decoded,
             Err(e) => {
-                stop = Some(e);
+                conversion_error = Some(e);
                 break;
             }
         };
@@ -84,35 +86,35 @@ unsafe fn send_some(
                     lkey: from.lkey,
                 });
             }
-            to.sges = written(mine);
+            to.sges = assume_all_init(mine);
             sges = rest;
         } else {
             let (mine, rest) = pieces.split_at_mut(num);
             for (to, from) in mine.iter_mut().zip(list) {
-                to.write(octets(from));
+                to.write(sge_bytes(from));
             }
-            to.inline = written(mine);
+            to.inline = assume_all_init(mine);
             pieces = rest;
         }
         wrs[n].write(to);
         n += 1;
-        at = wr.next;
+        current = wr.next;
     }
-    if let Err(failed) = qp.raw.post_send(written(&wrs[..n])) {
+    if let Err(failed) = qp.raw.post_send(assume_all_init(&wrs[..n])) {
         let mut bad = first;
         for _ in 0..failed.accepted() {
             bad = (*bad).next;
         }
         return Err((bad, failed.into()));
     }
-    match stop {
-        Some(e) => Err((at, e)),
-        None => Ok(at),
+    match conversion_error {
+        Some(e) => Err((current, e)),
+        None => Ok(current),
     }
 }
 
-/// Returns a request's destination, its immediate data, and the number of its elements.
-unsafe fn parts(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Destination, Option<u32>, usize)> {
+/// Checks a request. Returns its destination, its immediate data, and the number of its elements.
+unsafe fn decode(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Destination, Option<u32>, usize)> {
     let immediate = match wr.opcode {
         WR_SEND => None,
         WR_SEND_WITH_IMM => Some(u32::from_be(wr.imm_data)),
@@ -120,7 +122,11 @@ unsafe fn parts(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Destination, Option<u32
     };
     let ud = wr.wr.ud;
     let target = destination(qp, ud.ah, ud.remote_qpn, ud.remote_qkey)?;
-    Ok((target, immediate, count(wr.num_sge, qp.max_sge.send)?))
+    Ok((
+        target,
+        immediate,
+        checked_num_sge(wr.num_sge, qp.max_sge.send)?,
+    ))
 }
 
 pub(super) unsafe fn post_send(
@@ -129,9 +135,9 @@ pub(super) unsafe fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> Res<()> {
     let qp = trusted(q);
-    let mut at = wr;
-    while !at.is_null() {
-        at = send_some(qp, at).map_err(|(wr, e)| {
+    let mut current = wr;
+    while !current.is_null() {
+        current = send_some(qp, current).map_err(|(wr, e)| {
             if !bad.is_null() {
                 *bad = wr;
             }

@@ -32,16 +32,17 @@ pub(super) const fn cmp_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u6
 
 pub(super) const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
 
-pub(super) unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
+pub(super) unsafe fn sge_bytes<'a>(sge: &ibv_sge) -> &'a [u8] {
     if sge.length == 0 {
         return &[];
     }
     std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
 }
 
-/// Returns the number of a request's elements, or an error above `max`: a longer list is not read.
+/// Returns the number of a request's elements. If it is negative or above `max`, fails with EINVAL,
+/// and the list must not be read.
 #[inline]
-pub(super) fn count(n: c_int, max: u32) -> Res<usize> {
+pub(super) fn checked_num_sge(n: c_int, max: u32) -> Res<usize> {
     // A negative number is too large when unsigned.
     match n as u32 <= max {
         true => Ok(n as usize),
@@ -49,11 +50,11 @@ pub(super) fn count(n: c_int, max: u32) -> Res<usize> {
     }
 }
 
-/// Converts a list whose elements are all initialized.
+/// Returns an initialized list.
 ///
 /// # Safety
 /// Every element is initialized.
 #[inline]
-pub(super) const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
+pub(super) const unsafe fn assume_all_init<T>(list: &[MaybeUninit<T>]) -> &[T] {
     &*(std::ptr::from_ref(list) as *const [T])
 }

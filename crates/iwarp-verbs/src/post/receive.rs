@@ -1,6 +1,6 @@
 //! `ibv_post_recv(3)` and `ibv_post_srq_recv(3)`.
 
-use super::elements::{count, written};
+use super::elements::{assume_all_init, checked_num_sge};
 use crate::abi::verbs::value::{QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res, code};
@@ -13,29 +13,29 @@ use iwarp_rnic::{RecvWr, Sge};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-/// Converts receives and passes them to `post`, a few at a time.
+/// Converts and posts a list of receives, at most `W` receives with `S` elements at a time.
 #[inline]
-unsafe fn recv_all<const W: usize, const S: usize>(
+unsafe fn post_in_chunks<const W: usize, const S: usize>(
     max_sge: u32,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostFailed>,
 ) -> Res<()> {
-    let mut at = first;
-    while !at.is_null() {
-        let from = at;
+    let mut current = first;
+    while !current.is_null() {
+        let from = current;
         let mut room = [const { MaybeUninit::<Sge>::uninit() }; S];
         let mut wrs = [const { MaybeUninit::<RecvWr<'_>>::uninit() }; W];
         let mut sges = &mut room[..];
         let mut n = 0;
-        let mut stop = None;
-        while !at.is_null() && n < W {
-            let wr = &*at;
-            let num = match count(wr.num_sge, max_sge) {
+        let mut conversion_error = None;
+        while !current.is_null() && n < W {
+            let wr = &*current;
+            let num = match checked_num_sge(wr.num_sge, max_sge) {
                 Ok(num) if num <= sges.len() => num,
                 Ok(_) => break,
                 Err(e) => {
-                    stop = Some(e);
+                    conversion_error = Some(e);
                     break;
                 }
             };
@@ -50,13 +50,13 @@ unsafe fn recv_all<const W: usize, const S: usize>(
             }
             wrs[n].write(RecvWr {
                 wr_id: wr.wr_id,
-                sges: written(mine),
+                sges: assume_all_init(mine),
             });
             sges = rest;
             n += 1;
-            at = wr.next;
+            current = wr.next;
         }
-        let failed = match (post(written(&wrs[..n])), stop) {
+        let failed = match (post(assume_all_init(&wrs[..n])), conversion_error) {
             (Err(failed), _) => Some((failed.accepted(), failed.into())),
             (Ok(()), Some(e)) => Some((n, e)),
             (Ok(()), None) => None,
@@ -84,9 +84,9 @@ unsafe fn recv_list(
     post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostFailed>,
 ) -> Res<()> {
     if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
-        recv_all::<1, 2>(max_sge, wr, bad, post)
+        post_in_chunks::<1, 2>(max_sge, wr, bad, post)
     } else {
-        recv_all::<32, { 2 * MAX_SGE as usize }>(max_sge, wr, bad, post)
+        post_in_chunks::<32, { 2 * MAX_SGE as usize }>(max_sge, wr, bad, post)
     }
 }
 

@@ -3,7 +3,8 @@
 
 use super::datagram;
 use super::elements::{
-    FLAGS, WR_SEND, WR_SEND_WITH_IMM, cmp_swap, count, fetch_add, octets, written,
+    FLAGS, WR_SEND, WR_SEND_WITH_IMM, assume_all_init, checked_num_sge, cmp_swap, fetch_add,
+    sge_bytes,
 };
 use crate::abi::verbs::value::{QPT_UC, QPT_UD, QPT_XRC_SEND, SEND_INLINE};
 use crate::abi::verbs::*;
@@ -76,15 +77,17 @@ unsafe fn send_some<const W: usize, const S: usize>(
     let mut inline_room = [const { MaybeUninit::<&[u8]>::uninit() }; S];
     let mut wrs = [const { MaybeUninit::<SendWr<'_>>::uninit() }; W];
     let (mut sges, mut pieces) = (&mut sge_room[..], &mut inline_room[..]);
-    let mut at = first;
+    let mut current = first;
     let mut n = 0;
-    let mut stop = None;
-    while !at.is_null() && n < W {
-        let wr = &*at;
-        let op = match op_of(wr, qp).and_then(|op| Ok((op, count(wr.num_sge, qp.max_sge.send)?))) {
+    let mut conversion_error = None;
+    while !current.is_null() && n < W {
+        let wr = &*current;
+        let op = match op_of(wr, qp)
+            .and_then(|op| Ok((op, checked_num_sge(wr.num_sge, qp.max_sge.send)?)))
+        {
             Ok(op) => op,
             Err(e) => {
-                stop = Some(e);
+                conversion_error = Some(e);
                 break;
             }
         };
@@ -113,33 +116,33 @@ unsafe fn send_some<const W: usize, const S: usize>(
                     lkey: from.lkey,
                 });
             }
-            to.sges = written(mine);
+            to.sges = assume_all_init(mine);
             sges = rest;
         } else {
             let (mine, rest) = pieces.split_at_mut(num);
             for (to, from) in mine.iter_mut().zip(list) {
-                to.write(octets(from));
+                to.write(sge_bytes(from));
             }
-            to.inline = written(mine);
+            to.inline = assume_all_init(mine);
             pieces = rest;
         }
         wrs[n].write(to);
         n += 1;
-        at = wr.next;
+        current = wr.next;
     }
-    let wrs = written(&wrs[..n]);
+    let wrs = assume_all_init(&wrs[..n]);
     let posted = post(qp, wrs, first);
     if let Err(failed) = posted {
         let mut bad = first;
         for _ in 0..failed.accepted() {
             bad = (*bad).next;
         }
-        face::post_failed(&qp.raw, failed.error());
+        face::hint_if_sent_in_rtr(&qp.raw, failed.error());
         return Err((bad, failed.into()));
     }
-    match stop {
-        Some(e) => Err((at, e)),
-        None => Ok(at),
+    match conversion_error {
+        Some(e) => Err((current, e)),
+        None => Ok(current),
     }
 }
 
@@ -154,23 +157,23 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         let qp = connected::trusted(q);
         let plain = |qp: &QpObject, wrs: &[SendWr<'_>], _| qp.raw.post_send(wrs);
-        let mut at = wr;
-        while !at.is_null() {
+        let mut current = wr;
+        while !current.is_null() {
             // Most programs post one request with few elements.
-            let done = if (*at).next.is_null() && (0..=2).contains(&(*at).num_sge) {
-                send_some::<1, 2>(qp, at, plain)
+            let done = if (*current).next.is_null() && (0..=2).contains(&(*current).num_sge) {
+                send_some::<1, 2>(qp, current, plain)
             } else {
-                send_some::<32, { 2 * MAX_SGE as usize }>(qp, at, plain)
+                send_some::<32, { 2 * MAX_SGE as usize }>(qp, current, plain)
             };
-            at = rest(done, bad)?;
+            current = store_bad_wr(done, bad)?;
         }
         Ok(())
     })
 }
 
-/// Returns the unposted tail of a list, or stores the refused request.
+/// If posting failed, stores the refused request in `bad`.
 #[inline]
-unsafe fn rest(
+unsafe fn store_bad_wr(
     done: Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)>,
     bad: *mut *mut ibv_send_wr,
 ) -> Res<*mut ibv_send_wr> {
@@ -189,21 +192,24 @@ unsafe fn send_special(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> Res<()> {
-    const MOST: usize = 8;
+    const CHUNK: usize = 8;
     match (*q).qp_type {
         QPT_UD => datagram::post_send(q, wr, bad),
         QPT_XRC_SEND => {
-            let mut at = wr;
-            while !at.is_null() {
+            let mut current = wr;
+            while !current.is_null() {
                 let post =
-                    |qp: &QpObject, wrs: &[SendWr<'_>], first| post_xrc::<MOST>(qp, wrs, first);
-                let done =
-                    send_some::<MOST, { 2 * MAX_SGE as usize }>(connected::trusted(q), at, post);
-                at = rest(done, bad)?;
+                    |qp: &QpObject, wrs: &[SendWr<'_>], first| post_xrc::<CHUNK>(qp, wrs, first);
+                let done = send_some::<CHUNK, { 2 * MAX_SGE as usize }>(
+                    connected::trusted(q),
+                    current,
+                    post,
+                );
+                current = store_bad_wr(done, bad)?;
             }
             Ok(())
         }
-        _ => rest(Err((wr, EINVAL)), bad).map(|_| ()),
+        _ => store_bad_wr(Err((wr, EINVAL)), bad).map(|_| ()),
     }
 }
 
@@ -214,14 +220,14 @@ unsafe fn post_xrc<const W: usize>(
     first: *mut ibv_send_wr,
 ) -> Result<(), PostFailed> {
     let mut room = [const { MaybeUninit::<XrcSendWr<'_>>::uninit() }; W];
-    let mut at = first;
+    let mut current = first;
     for (to, wr) in room.iter_mut().zip(wrs) {
         // The only member of the union `qp_type` is `xrc.remote_srqn`.
-        let srq = (*at).qp_type;
+        let srq = (*current).qp_type;
         to.write(XrcSendWr { wr: *wr, srq });
-        at = (*at).next;
+        current = (*current).next;
     }
-    qp.raw.post_send_xrc(written(&room[..wrs.len()]))
+    qp.raw.post_send_xrc(assume_all_init(&room[..wrs.len()]))
 }
 
 /// `ibv_bind_mw(3)`, for windows of type 1. The new key is the old one plus one.
@@ -232,7 +238,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     code(|| {
         let bind = &*bind;
-        // Datagrams have no windows, and their queue pairs are no connections.
+        // A datagram queue pair has no windows.
         if (*m).r#type != mw::TYPE_1 || (*q).qp_type == QPT_UD {
             return Err(EINVAL);
         }

@@ -1,5 +1,5 @@
-//! Process-wide state: `reserve` is the library's allocator, `unused` reports at exit that the
-//! program used no device. This room uses no other.
+//! Process-wide state: `reserve` is the library's allocator; `unused` reports at exit that the
+//! program used no device. This room uses no other room.
 
 pub(crate) mod reserve;
 pub(crate) mod unused;

@@ -1,4 +1,4 @@
-//! The library's allocator: the C library's, with a reserve for when that is out of memory.
+//! The library's allocator: the C library's allocator, with a reserve for when it is out of memory.
 //!
 //! Large allocations can fail, and the program gets `ENOMEM`. Rust's collections and reference
 //! counts, however, abort the process if a small allocation fails, which a library must not do. So
@@ -17,7 +17,7 @@ const GRANULES: usize = 4096;
 const SIZE: usize = GRANULE * GRANULES;
 /// Larger allocations never come from the reserve.
 const LARGEST: usize = SIZE / 8;
-/// Attempts to take the lock. In a forked child it may be locked forever.
+/// Attempts to take the lock. In a forked child, the lock may be held forever.
 const ATTEMPTS: u32 = 1_000_000;
 
 #[repr(C, align(4096))]
@@ -47,12 +47,12 @@ impl Reserve {
         self.memory.0.get().cast()
     }
 
-    fn has(&self, at: *mut u8) -> bool {
-        (at as usize).wrapping_sub(self.start() as usize) < SIZE
+    fn contains(&self, p: *mut u8) -> bool {
+        (p as usize).wrapping_sub(self.start() as usize) < SIZE
     }
 
     /// Calls `f` with the flags. Returns `None` if another thread holds the lock for too long.
-    fn locked<R>(&self, f: impl FnOnce(&mut [bool; GRANULES]) -> R) -> Option<R> {
+    fn with_flags<R>(&self, f: impl FnOnce(&mut [bool; GRANULES]) -> R) -> Option<R> {
         let mut attempts = 0;
         while self.locked.swap(true, Ordering::Acquire) {
             attempts += 1;
@@ -68,12 +68,12 @@ impl Reserve {
     }
 
     #[cold]
-    fn take(&self, layout: Layout) -> *mut u8 {
+    fn allocate(&self, layout: Layout) -> *mut u8 {
         let (count, step) = (granules(layout), layout.align().div_ceil(GRANULE));
         if layout.size() > LARGEST || layout.align() > align_of::<Memory>() {
             return null_mut();
         }
-        let found = self.locked(|used| {
+        let found = self.with_flags(|used| {
             let mut starts = (0..GRANULES.saturating_sub(count)).step_by(step);
             let first = starts.find(|&i| used[i..i + count].iter().all(|used| !used))?;
             used[first..first + count].fill(true);
@@ -86,60 +86,61 @@ impl Reserve {
     }
 
     #[cold]
-    fn give_back(&self, at: *mut u8, layout: Layout) {
-        let first = (at as usize - self.start() as usize) / GRANULE;
-        // If the lock fails, the memory is lost; that is possible in a forked child only.
-        let _ = self.locked(|used| used[first..first + granules(layout)].fill(false));
+    fn free(&self, p: *mut u8, layout: Layout) {
+        let first = (p as usize - self.start() as usize) / GRANULE;
+        // If the lock is not available, the memory is lost. That happens only in a forked child.
+        let _ = self.with_flags(|used| used[first..first + granules(layout)].fill(false));
     }
 }
 
 pub(crate) struct Allocator;
 
-// SAFETY: memory comes from the C library's allocator or from the reserve, each of which gives it
-// to one owner at a time, with the layout's size and alignment. Its address tells its origin.
+// SAFETY: memory comes from the C library's allocator or from the reserve. Both give it to one
+// owner at a time, with the layout's size and alignment. `contains` shows which of them must free
+// it.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let at = System.alloc(layout);
-        if at.is_null() {
-            return RESERVE.take(layout);
+        let p = System.alloc(layout);
+        if p.is_null() {
+            return RESERVE.allocate(layout);
         }
-        at
+        p
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let mut at = System.alloc_zeroed(layout);
-        if at.is_null() {
-            at = RESERVE.take(layout);
-            if !at.is_null() {
-                at.write_bytes(0, layout.size());
+        let mut p = System.alloc_zeroed(layout);
+        if p.is_null() {
+            p = RESERVE.allocate(layout);
+            if !p.is_null() {
+                p.write_bytes(0, layout.size());
             }
         }
-        at
+        p
     }
 
     #[inline]
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        if RESERVE.has(at) {
-            RESERVE.give_back(at, layout);
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        if RESERVE.contains(p) {
+            RESERVE.free(p, layout);
         } else {
-            System.dealloc(at, layout);
+            System.dealloc(p, layout);
         }
     }
 
     #[inline]
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !RESERVE.has(at) {
-            let new = System.realloc(at, layout, size);
+    unsafe fn realloc(&self, p: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !RESERVE.contains(p) {
+            let new = System.realloc(p, layout, size);
             if !new.is_null() {
                 return new;
             }
         }
         let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
         if !new.is_null() {
-            new.copy_from_nonoverlapping(at, layout.size().min(size));
-            self.dealloc(at, layout);
+            new.copy_from_nonoverlapping(p, layout.size().min(size));
+            self.dealloc(p, layout);
         }
         new
     }
@@ -154,23 +155,23 @@ mod tests {
         let layout = Layout::from_size_align(1000, 256).unwrap();
         let mut all = Vec::new();
         loop {
-            let at = RESERVE.take(layout);
-            if at.is_null() {
+            let p = RESERVE.allocate(layout);
+            if p.is_null() {
                 break;
             }
-            assert!(RESERVE.has(at) && (at as usize).is_multiple_of(256));
-            all.push(at as usize);
+            assert!(RESERVE.contains(p) && (p as usize).is_multiple_of(256));
+            all.push(p as usize);
         }
         assert!(all.len() > SIZE / 1024 - 4, "{}", all.len());
         all.sort_unstable();
         assert!(all.windows(2).all(|two| two[1] - two[0] >= 1024));
-        for at in &all {
-            RESERVE.give_back(*at as *mut u8, layout);
+        for p in &all {
+            RESERVE.free(*p as *mut u8, layout);
         }
-        let again = RESERVE.take(layout);
+        let again = RESERVE.allocate(layout);
         assert!(all.contains(&(again as usize)));
-        RESERVE.give_back(again, layout);
+        RESERVE.free(again, layout);
         let large = Layout::from_size_align(LARGEST + 1, 8).unwrap();
-        assert!(RESERVE.take(large).is_null());
+        assert!(RESERVE.allocate(large).is_null());
     }
 }

@@ -3,44 +3,45 @@
 //! Such a program often silently runs over TCP instead. Many programs are linked with the libraries
 //! without needing them, so the message is written in two cases only:
 //!
-//! * The process that `iwarp run` became exits and had no children. The children of a launcher
-//!   such as `mpirun` use the devices.
-//! * Another process listed the devices and opened none.
+//! * The process that `iwarp run` started exits and had no children. (A launcher such as
+//!   `mpirun` has children, which use the devices.)
+//! * Any other process listed the devices but opened none.
 //!
-//! A program that reads GUIDs without opening devices is a lister such as `ibv_devices` and gets no
-//! message. A failure to open a device has been reported already.
+//! There is no message if the program read a GUID: programs such as `ibv_devices` only list
+//! devices. A failure to open a device has its own message.
 
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// Set by `iwarp run` to its process ID, which becomes the program's.
+/// Set by `iwarp run` to its process ID, which is also the program's: `iwarp run` executes
+/// it.
 const VARIABLE: &str = "IWARP_RUN";
 
 static LISTED_BY: AtomicU32 = AtomicU32::new(0);
 static GUID_READ: AtomicBool = AtomicBool::new(false);
 static USED: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn listed() {
+pub(crate) fn record_listing() {
     LISTED_BY.store(std::process::id(), Relaxed);
 }
 
-pub(crate) fn guid_read() {
+pub(crate) fn record_guid_read() {
     GUID_READ.store(true, Relaxed);
 }
 
-pub(crate) fn used() {
-    // Avoids writes to a shared cache line: most programs call this often, on several threads.
+pub(crate) fn record_use() {
+    // Do not write if it is set: many threads may call this often, and would share the cache line.
     if !USED.load(Relaxed) {
         USED.store(true, Relaxed);
     }
 }
 
-fn is_due(run: Option<u32>, process: u32, listed_by: u32, has_children: bool) -> bool {
-    match run {
+fn is_message_due(run_pid: Option<u32>, pid: u32, listed_by: u32, has_children: bool) -> bool {
+    match run_pid {
         None => false,
-        Some(run) if run == process => !has_children,
-        Some(_) => listed_by == process,
+        Some(run_pid) if run_pid == pid => !has_children,
+        Some(_) => listed_by == pid,
     }
 }
 
@@ -55,17 +56,17 @@ fn has_children() -> bool {
 }
 
 /// Writes the message. The loader calls this at exit.
-extern "C" fn at_end() {
+extern "C" fn write_message_at_exit() {
     if USED.load(Relaxed) || GUID_READ.load(Relaxed) {
         return;
     }
     // A panic must not cross into the loader, and can no longer be reported.
     let _ = std::panic::catch_unwind(|| {
-        let run = std::env::var(VARIABLE)
+        let run_pid = std::env::var(VARIABLE)
             .ok()
-            .and_then(|run| run.parse().ok());
-        let process = std::process::id();
-        if !is_due(run, process, LISTED_BY.load(Relaxed), has_children()) {
+            .and_then(|run_pid| run_pid.parse().ok());
+        let pid = std::process::id();
+        if !is_message_due(run_pid, pid, LISTED_BY.load(Relaxed), has_children()) {
             return;
         }
         let name = std::env::args_os().next().unwrap_or_default();
@@ -80,7 +81,7 @@ extern "C" fn at_end() {
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static AT_END: extern "C" fn() = at_end;
+static AT_EXIT: extern "C" fn() = write_message_at_exit;
 
 #[cfg(test)]
 mod tests {
@@ -88,12 +89,21 @@ mod tests {
 
     #[test]
     fn message_requires_interest_in_devices() {
-        assert!(!is_due(None, 7, 7, false), "not started by iwarp run");
-        assert!(is_due(Some(7), 7, 0, false), "the program itself");
-        assert!(!is_due(Some(7), 7, 7, true), "a launcher");
-        assert!(is_due(Some(7), 8, 8, false), "a child with a list");
-        assert!(!is_due(Some(7), 8, 7, false), "a child after the list");
-        assert!(!is_due(Some(7), 8, 0, false), "a child that is only linked");
+        assert!(
+            !is_message_due(None, 7, 7, false),
+            "not started by iwarp run"
+        );
+        assert!(is_message_due(Some(7), 7, 0, false), "the program itself");
+        assert!(!is_message_due(Some(7), 7, 7, true), "a launcher");
+        assert!(is_message_due(Some(7), 8, 8, false), "a child with a list");
+        assert!(
+            !is_message_due(Some(7), 8, 7, false),
+            "a child after the list"
+        );
+        assert!(
+            !is_message_due(Some(7), 8, 0, false),
+            "a child that is only linked"
+        );
     }
 
     #[test]

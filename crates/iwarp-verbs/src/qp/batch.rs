@@ -16,10 +16,10 @@ pub(crate) struct Destination {
     pub(crate) qkey: u32,
 }
 
-/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10).
+/// Supported bits of `enum ibv_qp_create_send_ops_flags`: all but segmentation offload (bit 10).
 const OPS: u64 = 0x3ff | 1 << 11 | 1 << 12;
 
-pub(crate) struct Built {
+pub(crate) struct BuiltRequest {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
@@ -27,13 +27,13 @@ pub(crate) struct Built {
     pub(crate) inline: Range<usize>,
     pub(crate) is_inline: bool,
     pub(crate) target: Option<Destination>,
-    /// The target's shared receive queue, on an extended reliable connection.
+    /// XRC only: the number of the peer's shared receive queue.
     pub(crate) srq: u32,
 }
 
 #[derive(Default)]
 pub(crate) struct Batch {
-    pub(crate) wrs: Vec<Built>,
+    pub(crate) wrs: Vec<BuiltRequest>,
     pub(crate) sges: Vec<Sge>,
     pub(crate) inline: Vec<u8>,
     pub(crate) error: Option<Errno>,

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Qp {
     pub(crate) raw: QueuePair,
-    /// The program called `rdma_disconnect`, so it sees the queue pair in ERR. Queued requests are
-    /// still sent.
+    /// The program called `rdma_disconnect`: the queue pair is reported in ERR, although
+    /// outstanding requests are still sent.
     pub(crate) disconnected: AtomicBool,
     /// The program has not changed the state yet.
     pub(crate) is_new: AtomicBool,
@@ -36,9 +36,9 @@ impl Qp {
         self.attributes.lock().timeout = timeout;
     }
 
-    /// Sets the attributes negotiated by the connection manager. Retries and the peer are reported
-    /// for InfiniBand only.
-    pub(crate) fn show_connection(&self, from: &ibv_qp_attr, is_infiniband: bool) {
+    /// Sets the attributes negotiated by the connection manager. Retry counts and the peer's
+    /// address are reported for InfiniBand only.
+    pub(crate) fn set_negotiated(&self, from: &ibv_qp_attr, is_infiniband: bool) {
         let mut to = self.attributes.lock();
         to.path_mtu = from.path_mtu;
         to.max_rd_atomic = from.max_rd_atomic;
@@ -52,8 +52,8 @@ impl Qp {
         }
     }
 
-    /// Lets the program see the queue pair in ERR after it disconnected.
-    pub(crate) fn show_disconnected(&self) {
+    /// Reports the queue pair in ERR from now on.
+    pub(crate) fn set_disconnected(&self) {
         self.disconnected.store(true, Ordering::Release);
     }
 
@@ -81,9 +81,10 @@ pub(crate) unsafe fn trusted<'a>(q: *mut ibv_qp) -> &'a QpObject {
     object::trusted(q.cast())
 }
 
-/// Returns the state that a change starts from. As with siw, a new queue pair of an RNIC accepts
-/// receives and is reported as INIT, but the program still has to move it to INIT.
-pub(crate) fn state_seen(qp: &QpObject) -> State {
+/// Returns the state from which `ibv_modify_qp` changes. As in siw, a new queue pair of an RNIC
+/// accepts receives and is reported in INIT, but the program still has to move it from RESET to
+/// INIT.
+pub(crate) fn state_for_program(qp: &QpObject) -> State {
     match qp.state() {
         State::Init if qp.is_new.load(Ordering::Acquire) => State::Reset,
         state => state,
@@ -92,7 +93,7 @@ pub(crate) fn state_seen(qp: &QpObject) -> State {
 
 pub(crate) struct Target {
     pub(crate) xrcd: usize,
-    /// All handles, the oldest first. The target lives as long as there is one.
+    /// All handles, the oldest first. The target is destroyed with its last handle.
     pub(crate) handles: Arc<Mutex<Vec<usize>>>,
 }
 

@@ -1,9 +1,9 @@
-//! Sizes of requests.
+//! Limits of a queue pair's requests.
 
 use crate::abi::verbs::ibv_qp_cap;
 
-/// Minimum inline data of a queue pair that sends, in bytes. Hardware grants some even if it was
-/// not requested, and programs rely on it.
+/// Minimum inline data of a queue pair that sends, in bytes. Hardware supports some inline data
+/// even if none was requested, and programs rely on that.
 pub(crate) const INLINE_MIN: u32 = 32;
 
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ pub(crate) struct MaxSge {
 }
 
 impl MaxSge {
-    pub(crate) const fn of(cap: &ibv_qp_cap) -> Self {
+    pub(crate) const fn from_cap(cap: &ibv_qp_cap) -> Self {
         Self {
             send: cap.max_send_sge,
             receive: cap.max_recv_sge,

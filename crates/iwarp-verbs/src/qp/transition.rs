@@ -1,12 +1,12 @@
-//! State changes that `ibv_modify_qp(3)` allows, and each one's required and optional attributes.
+//! State changes that `ibv_modify_qp(3)` allows, with their required and optional attributes.
 //!
-//! The table is InfiniBand's, as Linux applies it to RoCE NICs: per change and type of queue pair,
-//! the required and the optional attributes. All others are refused. Linux has no such table for
-//! iWARP NICs: siw ignores unused attributes. On the iWARP face a connection therefore needs none,
-//! but what InfiniBand forbids is refused on both faces: such a program has a bug, and siw would
-//! ignore what it wants.
+//! The table is InfiniBand's, as Linux applies it to RoCE NICs. It has a row for each change, with
+//! the attributes for each type of queue pair. All other attributes are refused. Linux has no such
+//! table for iWARP NICs: siw ignores attributes that it does not use. On the iWARP face, therefore,
+//! no attribute is required for a connection. Attributes that InfiniBand forbids are refused on
+//! both faces, because siw would silently ignore them.
 //!
-//! The alternate path is missing: Linux refuses it on Ethernet.
+//! The table lacks the alternate path, which Linux refuses on Ethernet.
 
 use crate::abi::verbs::value::*;
 use crate::border::guard::{EINVAL, Res, UNSUPPORTED};
@@ -44,7 +44,7 @@ const NONE: Attributes = attributes(0, 0);
 const KEYS: c_uint = QP_PKEY_INDEX | QP_QKEY;
 const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
 const PATH: c_uint = QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
-/// Attributes of a reliable connection's receiving end only, and of its sending end only.
+/// Attributes of a reliable connection's responder, and of its requester.
 const RESPONDER: c_uint = QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
 const REQUESTER: c_uint = QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
 /// Attributes that may change while a connection is in use.
@@ -136,7 +136,7 @@ const ROWS: [Row; 9] = [
 ];
 
 impl Row {
-    const fn of(&self, qp_type: c_uint) -> Attributes {
+    const fn for_type(&self, qp_type: c_uint) -> Attributes {
         match qp_type {
             QPT_UD => self.ud,
             QPT_UC => self.uc,
@@ -156,7 +156,7 @@ fn find(face: Face, qp_type: c_uint, from: State, to: State) -> Option<Attribute
         (_, Reset | Error) => Some(NONE),
         _ => {
             let row = ROWS.iter().find(|row| (row.from, row.to) == (from, to))?;
-            Some(row.of(qp_type))
+            Some(row.for_type(qp_type))
         }
     }
 }
@@ -165,8 +165,8 @@ pub(crate) fn required(qp_type: c_uint, from: State, to: State) -> c_uint {
     find(Face::Roce, qp_type, from, to).map_or(0, |attributes| attributes.required)
 }
 
-/// Removes attributes that only the other end of an extended reliable connection has. Linux
-/// ignores them, because programs pass the same mask to both ends.
+/// Removes attributes that only the other end of an XRC connection has. Linux ignores them, because
+/// programs pass the same mask to both ends.
 pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
     match qp_type {
         QPT_XRC_SEND => mask & !RESPONDER,
@@ -175,9 +175,9 @@ pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
     }
 }
 
-/// Checks a call of `ibv_modify_qp`. Without `to`, the state does not change. Fails with EINVAL if
-/// the change or its attributes are not allowed; EOPNOTSUPP for attributes that no software driver
-/// of Linux knows.
+/// Checks a call of `ibv_modify_qp`, which keeps the state if `to` is `None`. Fails with EINVAL if
+/// the change or its attributes are not allowed, and with EOPNOTSUPP for attributes that no
+/// software driver in Linux supports.
 pub(crate) fn check(
     face: Face,
     qp_type: c_uint,
@@ -188,18 +188,18 @@ pub(crate) fn check(
     if mask & !STANDARD != 0 {
         return Err(UNSUPPORTED);
     }
-    let as_siw = face == Face::Rnic && qp_type == QPT_RC;
+    let lenient = face == Face::Rnic && qp_type == QPT_RC;
     let row = match to {
         // siw changes access rights in any state. InfiniBand has no change from RTR to RTR.
-        None if as_siw && from == Rtr => find(face, qp_type, Rts, Rts),
+        None if lenient && from == Rtr => find(face, qp_type, Rts, Rts),
         _ => find(face, qp_type, from, to.unwrap_or(from)),
     };
     let mut row = row.ok_or(EINVAL)?;
-    if as_siw {
+    if lenient {
         row.optional |= row.required | QP_ACCESS_FLAGS;
         row.required = 0;
     }
-    // The program may name the current state only where it can change without a call.
+    // The program may pass the current state only in states that can change without a call.
     if mask & QP_CUR_STATE != 0 && !matches!(from, Rtr | Rts | Sqd | Sqe) {
         return Err(EINVAL);
     }

@@ -1,5 +1,5 @@
-//! Compares the table with a second formulation of the same rules: changes and attributes as a list
-//! of words, and the faces as a decision per call.
+//! Compares the table with a second implementation of the same rules, which parses a list of
+//! changes and attributes.
 
 use super::*;
 
@@ -76,16 +76,16 @@ fn name(state: State) -> &'static str {
         .expect("all states are listed")]
 }
 
-fn listed(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
+fn in_list(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
     if matches!(to, Reset | Error) {
         return (from != Reset || to != Error).then_some((0, 0));
     }
     let change = format!("{}-to-{}", name(from), name(to));
     LIST.trim().lines().find_map(|line| {
         let (head, attributes) = line.split_once(';')?;
-        let (listed, types) = head.trim().split_once(' ')?;
+        let (name, types) = head.trim().split_once(' ')?;
         let (required, optional) = attributes.split_once(';')?;
-        let same = listed == change && types.trim().split(',').any(|t| t == kind);
+        let same = name == change && types.trim().split(',').any(|t| t == kind);
         same.then(|| (bits(required), bits(optional)))
     })
 }
@@ -95,8 +95,8 @@ fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint
     let next = to.unwrap_or(from);
     let row = match (from, next) {
         (Reset, Error) if face == Face::Rnic => Some((0, 0)),
-        (Rtr, Rtr) if lenient && to.is_none() => listed(kind, Rts, Rts),
-        _ => listed(kind, from, next),
+        (Rtr, Rtr) if lenient && to.is_none() => in_list(kind, Rts, Rts),
+        _ => in_list(kind, from, next),
     };
     let Some((required, optional)) = row else {
         return false;
@@ -109,7 +109,7 @@ fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint
     cur_fits && mask & !allowed == 0 && (lenient || mask & required == required)
 }
 
-/// Bits are independent of each other, so it suffices to change up to two bits of valid masks.
+/// Bits are independent of each other, so flipping up to two bits of valid masks is enough.
 #[test]
 fn table_matches_list_for_every_call() {
     let (mut calls, mut allowed) = (0, 0);
@@ -118,12 +118,12 @@ fn table_matches_list_for_every_call() {
             for from in STATES {
                 for to in STATES.map(Some).into_iter().chain([None]) {
                     let state = c_uint::from(to.is_some());
-                    let base = listed(kind, from, to.unwrap_or(from));
+                    let base = in_list(kind, from, to.unwrap_or(from));
                     let (required, optional) = base.unwrap_or_default();
-                    for whole in [required, required | optional, 0] {
+                    for valid in [required, required | optional, 0] {
                         for bit in 0..=25 {
                             for other in 0..=25 {
-                                let flipped = whole ^ (1 << bit) ^ (1 << other);
+                                let flipped = valid ^ (1 << bit) ^ (1 << other);
                                 let mask = flipped & !1 | state;
                                 let ok = check(face, qp_type, from, to, mask) == Ok(());
                                 let want = expected(face, kind, from, to, mask);
@@ -146,7 +146,7 @@ fn table_matches_list_for_every_call() {
 
 /// Programs such as perftest pass the same mask to both ends.
 #[test]
-fn xrc_ends_ignore_the_others_attributes() {
+fn xrc_mask_drops_other_ends_attributes() {
     let to_rtr = QP_STATE | PATH | RESPONDER;
     let to_rts = QP_STATE | QP_SQ_PSN | QP_TIMEOUT | REQUESTER;
     for face in [Face::Rnic, Face::Roce] {
@@ -168,7 +168,7 @@ fn unknown_attributes_are_unsupported() {
             assert_eq!(check(face, QPT_RC, Rts, Some(Rts), mask), Err(UNSUPPORTED));
         }
     }
-    // The alternate path, sizes and a Q_Key belong to no connection.
+    // Connections have no Q_Key, sizes cannot change, and the alternate path is not supported.
     for bit in [6, 14, 19] {
         let refused = check(Face::Rnic, QPT_RC, Rts, Some(Rts), 1 | 1 << bit);
         assert_eq!(refused, Err(EINVAL));

@@ -4,7 +4,7 @@ use crate::abi::verbs::*;
 use crate::border::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::border::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::cq;
-use crate::device::pending_events::forget;
+use crate::device::pending_events::discard;
 use crate::device::{check_same, context, query};
 use crate::domain::{pd, xrcd};
 use iwarp::runtime::SharedReceiveQueue;
@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 pub(crate) struct Srq {
     pub(crate) raw: SharedReceiveQueue,
     pub(crate) max_sge: u32,
-    /// The addresses of its XRC domain and completion queue; zero if it has none.
+    /// The addresses of the XRC domain and of the completion queue, or zero.
     extended: (usize, usize),
     pub(crate) users: Users,
     pub(crate) asynchronous: Unacknowledged,
@@ -28,8 +28,8 @@ pub(crate) unsafe fn find<'a>(srq: *mut ibv_srq) -> Res<&'a SrqObject> {
     object::find(Kind::Srq, srq)
 }
 
-/// The additional attributes of an XRC or tag-matching queue: the completion queue of its receives,
-/// and the XRC domain or the number of tagged buffers.
+/// The additional attributes of an XRC or tag-matching queue: the completion queue for its
+/// receives, and the XRC domain or the maximum number of tagged buffers.
 #[derive(Clone, Copy)]
 struct Extended {
     xrcd: *mut ibv_xrcd,
@@ -37,9 +37,9 @@ struct Extended {
     max_tags: u32,
 }
 
-/// Calls `f` for the user counts of the objects that a queue depends on. They cannot be destroyed
-/// while it lives.
-unsafe fn each_used(pd: *mut ibv_pd, extended: (usize, usize), f: impl Fn(&Users)) {
+/// Calls `f` for the user counts of the objects that a queue depends on. These objects cannot be
+/// destroyed before the queue.
+unsafe fn for_each_dependency(pd: *mut ibv_pd, extended: (usize, usize), f: impl Fn(&Users)) {
     if let Ok(pd) = pd::find(pd) {
         f(&pd.users);
     }
@@ -79,7 +79,7 @@ unsafe fn create(
         }
     };
     let extended = extended.map_or((0, 0), |e| (e.xrcd as usize, e.cq as usize));
-    each_used(p, extended, Users::add);
+    for_each_dependency(p, extended, Users::add);
     (attr.max_wr, attr.max_sge, _) = raw.attributes();
     let mut srq: ibv_srq = std::mem::zeroed();
     srq.context = (*p).context;
@@ -217,11 +217,11 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(s: *mut ibv_srq) -> c_int {
             return Err(EBUSY);
         }
         srq.raw.destroy();
-        forget(&context((*s).context).raw, srq.raw.clone());
+        discard(&context((*s).context).raw, srq.raw.clone());
         // Acknowledging an event must still find the object.
         srq.asynchronous.wait();
         object::retire(Kind::Srq, s)?;
-        each_used((*s).pd, srq.extended, Users::remove);
+        for_each_dependency((*s).pd, srq.extended, Users::remove);
         object::free::<ibv_srq, Srq>(s);
         Ok(())
     })

@@ -16,7 +16,7 @@ const TAG_SYNC: c_uint = 2;
 const SIGNALED: c_int = 1;
 const TM_SYNC: c_int = 1 << 1;
 
-/// Posts a list of operations, which are carried out immediately. Stops at the first failure.
+/// Posts a list of operations, and executes them immediately. Stops at the first failure.
 pub(crate) unsafe extern "C" fn post_srq_ops(
     s: *mut ibv_srq,
     wr: *mut ibv_ops_wr,
@@ -24,14 +24,14 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
 ) -> c_int {
     code(|| {
         let srq: &SrqObject = object::trusted(s);
-        let mut at = wr;
-        while let Some(request) = at.as_mut() {
+        let mut current = wr;
+        while let Some(request) = current.as_mut() {
             let posted = post(srq, request);
             if posted.is_err() && !bad.is_null() {
-                *bad = at;
+                *bad = current;
             }
             posted?;
-            at = request.next;
+            current = request.next;
         }
         Ok(())
     })
@@ -47,7 +47,7 @@ unsafe fn post(srq: &SrqObject, wr: &mut ibv_ops_wr) -> Res<()> {
             wr_id: wr.recv_wr_id,
             tag: wr.tag,
             mask: wr.mask,
-            sges: elements(wr, &mut sges)?,
+            sges: convert_sges(wr, &mut sges)?,
         }),
         TAG_DEL => TagOperation::Remove(wr.handle),
         TAG_SYNC => TagOperation::Synchronize,
@@ -65,7 +65,7 @@ unsafe fn post(srq: &SrqObject, wr: &mut ibv_ops_wr) -> Res<()> {
     Ok(())
 }
 
-unsafe fn elements<'a>(wr: &ibv_ops_wr, to: &'a mut [Sge]) -> Res<&'a [Sge]> {
+unsafe fn convert_sges<'a>(wr: &ibv_ops_wr, to: &'a mut [Sge]) -> Res<&'a [Sge]> {
     let number = usize::try_from(wr.num_sge).map_err(|_| EINVAL)?;
     let to = to.get_mut(..number).ok_or(EINVAL)?;
     for (i, to) in to.iter_mut().enumerate() {

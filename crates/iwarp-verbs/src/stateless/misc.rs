@@ -4,8 +4,12 @@ use crate::abi::verbs::*;
 use crate::border::guard::{UNSUPPORTED, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-fn name(names: &[&'static CStr], at: c_uint, unknown: &'static CStr) -> *const c_char {
-    names.get(at as usize).copied().unwrap_or(unknown).as_ptr()
+fn name(names: &[&'static CStr], value: c_uint, unknown: &'static CStr) -> *const c_char {
+    names
+        .get(value as usize)
+        .copied()
+        .unwrap_or(unknown)
+        .as_ptr()
 }
 
 pub(crate) unsafe extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
@@ -115,7 +119,7 @@ pub(crate) unsafe extern "C" fn ibv_wr_opcode_str(opcode: c_uint) -> *const c_ch
     name(&NAMES, opcode, c"unknown")
 }
 
-/// Rates: `enum ibv_rate`, the multiple of 2.5 Gb/s if it is one, and Mb/s.
+/// Rates: `enum ibv_rate`, the multiple of 2.5 Gb/s or -1, and Mb/s.
 const RATES: [(c_uint, c_int, c_int); 23] = [
     (2, 1, 2500),
     (5, 2, 5000),
@@ -141,9 +145,9 @@ const RATES: [(c_uint, c_int, c_int); 23] = [
     (23, 320, 800_000),
     (24, 480, 1_200_000),
 ];
+/// `IBV_RATE_MAX`, for unknown rates.
 const RATE_MAX: c_uint = 0;
 
-/// Returns the multiple of 2.5 Gb/s. Two-digit rates below 200 Gb/s have none.
 pub(crate) unsafe extern "C" fn ibv_rate_to_mult(rate: c_uint) -> c_int {
     RATES.iter().find(|r| r.0 == rate).map_or(-1, |r| r.1)
 }
@@ -163,7 +167,7 @@ pub(crate) unsafe extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_uint {
     RATES.iter().find(|r| r.2 == mbps).map_or(RATE_MAX, |r| r.0)
 }
 
-/// Does nothing: memory is not pinned, and no device shares it with children.
+/// Does nothing: only memory that is pinned for hardware needs protection from copy-on-write.
 pub(crate) unsafe extern "C" fn ibv_fork_init() -> c_int {
     0
 }

@@ -1,6 +1,6 @@
-//! Exported functions that use no object: `misc` has names, rates and files, `providers` the
-//! imports of provider libraries, `unsupported` the failures. This room uses `border` and `abi`.
-//! Only `exports` uses it.
+//! Exported functions that use no object: names, rates and files (`misc`), the imports of provider
+//! libraries (`providers`), and functions that always fail (`unsupported`). This room uses `border`
+//! and `abi`. Only `exports` uses it.
 
 pub(crate) mod misc;
 pub(crate) mod providers;

@@ -1,5 +1,5 @@
-//! Functions that provider libraries (libmlx5, libefa) import, so that they load. They find no
-//! device.
+//! Functions that provider libraries (libmlx5, libefa) import. They exist only so that these
+//! libraries can be loaded.
 
 use crate::border::guard::{UNSUPPORTED, set_errno};
 use std::ffi::{c_char, c_int, c_void};

@@ -1,4 +1,4 @@
-//! Functions that this device does not support.
+//! Functions that this library does not support: they fail with EOPNOTSUPP.
 
 use crate::border::guard::{UNSUPPORTED, code, minus_one, set_errno};
 use std::ffi::{c_int, c_void};

@@ -1,5 +1,5 @@
-/* Addresses: results of rdma_getaddrinfo, and errors of rdma_bind_addr and rdma_resolve_addr for
- * unusable addresses. */
+/* Tests of addresses: the results of rdma_getaddrinfo, and the errors of rdma_bind_addr and
+ * rdma_resolve_addr for unusable addresses. */
 #include <arpa/inet.h>
 #include <infiniband/ib.h>
 #include <netdb.h>
@@ -35,7 +35,7 @@ static int same_v4(const struct sockaddr *got, socklen_t len, const char *text, 
 	       in->sin_addr.s_addr == want.sin_addr.s_addr;
 }
 
-/* The result is the first address that getaddrinfo returns for the same hints. */
+/* rdma_getaddrinfo must return the first address that getaddrinfo returns for the same hints. */
 static void check_name(const char *node, const char *service, int flags, int family)
 {
 	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_family = family,
@@ -66,7 +66,7 @@ static void check_name(const char *node, const char *service, int flags, int fam
 	rdma_freeaddrinfo(got);
 }
 
-static void names(void)
+static void test_names(void)
 {
 	const char *nodes[] = { "localhost", "127.0.0.1", "::1", "192.0.2.77", "no such name", NULL };
 	const char *services[] = { "7471", "http", "no such service", NULL };
@@ -81,8 +81,8 @@ static void names(void)
 					check_name(nodes[n], services[s], flags[f], families[a]);
 }
 
-/* Queue pair type and port space determine each other and the service. */
-static void kinds(void)
+/* If the hints have only a queue pair type or only a port space, the result has both. */
+static void test_types_and_port_spaces(void)
 {
 	static const struct {
 		int type, space, code, want_type, want_space;
@@ -103,7 +103,7 @@ static void kinds(void)
 		struct rdma_addrinfo hints = { .ai_qp_type = rows[i].type, .ai_port_space = rows[i].space };
 		int code = rdma_getaddrinfo("127.0.0.1", "7471", &hints, &got);
 
-		/* The C library's version decides which of two codes is returned. */
+		/* Older versions of the C library return another code. */
 		if (code == EAI_SOCKTYPE)
 			code = EAI_SERVICE;
 		CODE(rows[i].code, code);
@@ -116,7 +116,7 @@ static void kinds(void)
 	}
 }
 
-static void hints_and_none(void)
+static void test_hints(void)
 {
 	struct sockaddr_in from = v4("127.0.0.5", 0), to = v4("127.0.0.6", 99);
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NOROUTE, .ai_qp_type = IBV_QPT_RC,
@@ -126,7 +126,7 @@ static void hints_and_none(void)
 	CODE(0, rdma_getaddrinfo("127.0.0.1", "5", NULL, &got));
 	CHECK(got->ai_flags == 0 && same_v4(got->ai_dst_addr, got->ai_dst_len, "127.0.0.1", 5));
 	rdma_freeaddrinfo(got);
-	/* Without names the result is a copy of the hints, with or without addresses. */
+	/* Without a name and a service, the result is a copy of the hints. */
 	CODE(0, rdma_getaddrinfo(NULL, NULL, &hints, &got));
 	CHECK(!got->ai_src_addr && !got->ai_dst_addr && !got->ai_src_len && !got->ai_dst_len);
 	CODE(RAI_NOROUTE, got->ai_flags);
@@ -142,7 +142,7 @@ static void hints_and_none(void)
 	CHECK(got->ai_src_addr != hints.ai_src_addr && got->ai_family == AF_INET &&
 		got->ai_qp_type == IBV_QPT_RC);
 	rdma_freeaddrinfo(got);
-	/* A name replaces the destination, or the source for a server. */
+	/* A name replaces the destination, or with RAI_PASSIVE the source. */
 	CODE(0, rdma_getaddrinfo("127.0.0.7", "8", &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.5", 0));
 	CHECK(same_v4(got->ai_dst_addr, got->ai_dst_len, "127.0.0.7", 8));
@@ -151,7 +151,7 @@ static void hints_and_none(void)
 	CODE(0, rdma_getaddrinfo("127.0.0.7", "8", &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.7", 8) && !got->ai_dst_addr);
 	rdma_freeaddrinfo(got);
-	/* There are no InfiniBand addresses. */
+	/* The library has no InfiniBand addresses. */
 	hints = (struct rdma_addrinfo){ .ai_flags = RAI_FAMILY | RAI_NUMERICHOST, .ai_family = AF_IB };
 	CODE(EAI_FAMILY, rdma_getaddrinfo("::1", NULL, &hints, &got));
 	hints.ai_flags = 0;
@@ -160,7 +160,7 @@ static void hints_and_none(void)
 	rdma_freeaddrinfo(got);
 }
 
-static void end_points(void)
+static void test_endpoints(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_family = AF_INET,
 		.ai_port_space = RDMA_PS_TCP }, *info;
@@ -182,7 +182,7 @@ static void end_points(void)
 	rdma_destroy_ep(server);
 }
 
-static void resolved(struct rdma_cm_id *id)
+static void expect_resolved(struct rdma_cm_id *id)
 {
 	struct rdma_cm_event *event;
 
@@ -192,7 +192,7 @@ static void resolved(struct rdma_cm_id *id)
 	CODE(0, rdma_ack_cm_event(event));
 }
 
-static void unusable(void)
+static void test_unusable_addresses(void)
 {
 	struct rdma_cm_id *id = new_id(), *other = new_id();
 	struct sockaddr_in here = v4("127.0.0.1", 0), away = v4("192.0.2.254", 0), any = v4("0.0.0.0", 0),
@@ -204,18 +204,18 @@ static void unusable(void)
 
 #define RESOLVE(id, from, to) \
 	rdma_resolve_addr(id, (struct sockaddr *)(from), (struct sockaddr *)(to), 1000)
-	/* Families without devices. */
+	/* No device supports these address families. */
 	MINUS_ONE(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&local));
 	MINUS_ONE(EINVAL, RESOLVE(id, NULL, &local));
 	MINUS_ONE(EINVAL, RESOLVE(id, &none, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &local, &to));
-	/* Other hosts' addresses. */
+	/* Addresses of other hosts. */
 	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&away));
 	MINUS_ONE(EADDRNOTAVAIL, RESOLVE(id, &away, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &here6, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &here, &here6));
 	MINUS_ONE(EINVAL, RESOLVE(id, &any, &here6));
-	/* After these failures it can still be bound. */
+	/* After these failures, the identifier can still be bound. */
 	CODE(0, rdma_bind_addr(id, (struct sockaddr *)&here));
 	MINUS_ONE(EINVAL, RESOLVE(id, NULL, &here6));
 	/* A source port that is in use, and a free one. */
@@ -223,7 +223,7 @@ static void unusable(void)
 	MINUS_ONE(EADDRINUSE, RESOLVE(other, &here, &to));
 	CODE(0, rdma_destroy_id(id));
 	CODE(0, RESOLVE(other, &here, &to));
-	resolved(other);
+	expect_resolved(other);
 	CHECK(rdma_get_src_port(other) == here.sin_port);
 	id = new_id();
 	MINUS_ONE(EADDRINUSE, rdma_bind_addr(id, (struct sockaddr *)&here));
@@ -235,11 +235,11 @@ int main(void)
 {
 	channel = rdma_create_event_channel();
 	NEED(channel);
-	names();
-	kinds();
-	hints_and_none();
-	end_points();
-	unusable();
+	test_names();
+	test_types_and_port_spaces();
+	test_hints();
+	test_endpoints();
+	test_unusable_addresses();
 	rdma_destroy_event_channel(channel);
 	return result();
 }

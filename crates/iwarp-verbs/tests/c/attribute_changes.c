@@ -1,4 +1,4 @@
-/* Attributes and flags that change after creation, one at a time and together with others, and in
+/* Tests of attributes that change after creation, alone and together with others, and of flags in
  * the second request of a list. The argument is the face of the devices. */
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-enum { LENGTH = 4096, SOON_MS = 20000, QKEY = 0x1111 };
+enum { LENGTH = 4096, TIMEOUT_MS = 20000, QKEY = 0x1111 };
 
 static const int INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 static const int RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -29,7 +29,7 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char buffer[LENGTH] __attribute__((aligned(LENGTH)));
 
-static void make(struct end *e)
+static void create_end(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = REMOTE };
 	struct ibv_qp_init_attr_ex init = {
@@ -48,14 +48,14 @@ static void make(struct end *e)
 	NEED(ibv_modify_qp(e->qp, &attr, INIT) == 0);
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_destroy_cq(e->cq));
 	CODE(0, ibv_destroy_comp_channel(e->channel));
 }
 
-static void join(struct end *e, const struct end *peer)
+static void move_to_rts(struct end *e, const struct end *peer)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
 		.path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
@@ -69,7 +69,7 @@ static void join(struct end *e, const struct end *peer)
 	NEED(ibv_modify_qp(e->qp, &attr, RTS) == 0);
 }
 
-static struct ibv_qp_attr told(struct ibv_qp *qp)
+static struct ibv_qp_attr query(struct ibv_qp *qp)
 {
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
@@ -86,12 +86,12 @@ static void receive(struct end *e)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-static struct ibv_wc next(struct end *e)
+static struct ibv_wc next_completion(struct end *e)
 {
 	struct ibv_wc wc;
-	int left;
+	int attempts;
 
-	for (left = SOON_MS; left > 0; left--) {
+	for (attempts = TIMEOUT_MS; attempts > 0; attempts--) {
 		int n = ibv_poll_cq(e->cq, 1, &wc);
 
 		NEED(n >= 0);
@@ -99,11 +99,11 @@ static struct ibv_wc next(struct end *e)
 			return wc;
 		usleep(1000);
 	}
-	NEED(!"a completion came in time");
+	NEED(!"no completion before the timeout");
 	exit(2);
 }
 
-static int had_event(struct end *e)
+static int took_event(struct end *e)
 {
 	struct pollfd fd = { .fd = e->channel->fd, .events = POLLIN };
 	struct ibv_cq *cq;
@@ -116,9 +116,9 @@ static int had_event(struct end *e)
 	return 1;
 }
 
-/* Each combination of rereg flags changes only what it names. A region can be imported only into
- * its own domain. */
-static void region_changes(void)
+/* Each combination of flags of ibv_rereg_mr changes only the selected properties. A region can be
+ * imported only into its own domain. */
+static void test_reregistration(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
 	struct ibv_sge sge = { .length = 64 };
@@ -150,9 +150,8 @@ static void region_changes(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* A queue with and without a channel and a parent domain uses exactly these. A new size is
- * reported. */
-static void queue_parents(void)
+/* A completion queue keeps its channel and its parent domain in use. ibv_resize_cq updates cqe. */
+static void test_queue_parents(void)
 {
 	int with;
 
@@ -184,8 +183,8 @@ static void queue_parents(void)
 	}
 }
 
-/* A region of any part keeps device memory in use. */
-static void device_memory_parts(void)
+/* A region keeps its device memory in use, at any offset. */
+static void test_device_memory_regions(void)
 {
 	struct ibv_alloc_dm_attr attr = { .length = 256 };
 	uint64_t offset;
@@ -201,15 +200,15 @@ static void device_memory_parts(void)
 	}
 }
 
-/* A refused change has no effect, whichever valid attributes accompany the invalid one. */
-static void refused_changes(struct end *e)
+/* A change with an invalid attribute fails and changes none of the valid attributes. */
+static void test_refused_change(struct end *e)
 {
 	struct ibv_qp_attr wrong = { .qp_state = IBV_QPS_RTS, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_REMOTE_READ,
-		.timeout = 40, .retry_cnt = 3, .rnr_retry = 2, .sq_psn = 77 }, before = told(e->qp), after;
+		.timeout = 40, .retry_cnt = 3, .rnr_retry = 2, .sq_psn = 77 }, before = query(e->qp), after;
 
 	CHECK(ibv_modify_qp(e->qp, &wrong, RTS | IBV_QP_ACCESS_FLAGS) != 0);
-	after = told(e->qp);
+	after = query(e->qp);
 	CODE(before.qp_state, after.qp_state);
 	CODE(before.cur_qp_state, after.cur_qp_state);
 	CODE(before.timeout, after.timeout);
@@ -228,31 +227,31 @@ static void write_to(struct end *from, enum ibv_wc_status want)
 	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
 	wr.wr.rdma.rkey = mr->rkey;
 	NEED(ibv_post_send(from->qp, &wr, &bad) == 0);
-	CODE(want, next(from).status);
+	CODE(want, next_completion(from).status);
 }
 
-static void changes_in_rts(struct end *a, struct end *b)
+static void test_changes_in_rts(struct end *a, struct end *b)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = 7, .qp_access_flags = REMOTE };
 
 	write_to(a, IBV_WC_SUCCESS);
 	CODE(0, ibv_modify_qp(b->qp, &attr, IBV_QP_MIN_RNR_TIMER));
-	CODE(7, told(b->qp).min_rnr_timer);
-	CODE(IBV_QPS_RTS, told(b->qp).cur_qp_state);
+	CODE(7, query(b->qp).min_rnr_timer);
+	CODE(IBV_QPS_RTS, query(b->qp).cur_qp_state);
 	attr.qp_access_flags = 0;
 	CODE(0, ibv_modify_qp(b->qp, &attr, IBV_QP_ACCESS_FLAGS));
-	CODE(0, (int)told(b->qp).qp_access_flags);
+	CODE(0, (int)query(b->qp).qp_access_flags);
 	write_to(a, IBV_WC_REM_ACCESS_ERR);
 }
 
-/* Inline data and the solicited flag, alone and together, with both interfaces, in the second of
- * two requests. */
-static void request_flags(struct end *a, struct end *b)
+/* Inline data and the solicited flag work in the second of two requests: alone and together, with
+ * ibv_post_send and with ibv_wr_*. */
+static void test_request_flags(struct end *a, struct end *b)
 {
-	int which;
+	int bits;
 
-	for (which = 0; which < 8; which++) {
-		int is_inline = which & 1, solicited = which & 2, extended = which & 4;
+	for (bits = 0; bits < 8; bits++) {
+		int is_inline = bits & 1, solicited = bits & 2, extended = bits & 4;
 		struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
 		unsigned int flags = IBV_SEND_SIGNALED | (solicited ? IBV_SEND_SOLICITED : 0);
 		struct ibv_send_wr second = { .wr_id = 2, .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1,
@@ -280,15 +279,15 @@ static void request_flags(struct end *a, struct end *b)
 		} else {
 			CODE(0, ibv_post_send(a->qp, &first, &bad));
 		}
-		CODE(2, (int)next(a).wr_id);
-		CODE(0, (int)next(b).byte_len);
-		CODE(8, (int)next(b).byte_len);
-		CODE(solicited ? 1 : 0, had_event(b));
+		CODE(2, (int)next_completion(a).wr_id);
+		CODE(0, (int)next_completion(b).byte_len);
+		CODE(8, (int)next_completion(b).byte_len);
+		CODE(solicited ? 1 : 0, took_event(b));
 	}
 }
 
-/* A fenced Send carries the data of the Read before it, with both interfaces. */
-static void fences(struct end *a, struct end *b)
+/* A fenced Send contains the data of the Read before it, with ibv_post_send and with ibv_wr_*. */
+static void test_fence(struct end *a, struct end *b)
 {
 	char *sink = buffer + 128, *source = buffer + 256, *arrival = buffer;
 	int extended;
@@ -320,14 +319,14 @@ static void fences(struct end *a, struct end *b)
 			read.wr.rdma.rkey = mr->rkey;
 			CODE(0, ibv_post_send(a->qp, &read, &bad));
 		}
-		CODE(8, (int)next(b).byte_len);
-		CODE(2, (int)next(a).wr_id);
+		CODE(8, (int)next_completion(b).byte_len);
+		CODE(2, (int)next_completion(a).wr_id);
 		CHECK(!memcmp(arrival, "brought", 8));
 	}
 }
 
-/* A type 1 window has a new key after each bind, also when the key wraps around. */
-static void window_keys(struct end *e)
+/* A type 1 window has a new key after each bind, even if the key wraps around. */
+static void test_window_keys(struct end *e)
 {
 	struct ibv_mr *region = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
@@ -340,15 +339,15 @@ static void window_keys(struct end *e)
 		uint32_t before = mw->rkey;
 
 		NEED(ibv_bind_mw(e->qp, mw, &bind) == 0);
-		NEED(next(e).status == IBV_WC_SUCCESS);
+		NEED(next_completion(e).status == IBV_WC_SUCCESS);
 		NEED(mw->rkey != before && mw->rkey >> 8 == before >> 8);
 	}
 	CODE(0, ibv_dealloc_mw(mw));
 	CODE(0, ibv_dereg_mr(region));
 }
 
-/* A datagram queue pair's Q_Key changes alone and together with the state. */
-static void datagram_keys(void)
+/* The Q_Key of a datagram queue pair can change alone, and together with the state. */
+static void test_datagram_qkey(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
@@ -366,11 +365,11 @@ static void datagram_keys(void)
 				(state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0)));
 		else
 			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_QKEY));
-		CODE(key, (int)told(qp).qkey);
+		CODE(key, (int)query(qp).qkey);
 	}
 	attr.qkey = ++key;
 	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_QKEY));
-	CODE(key, (int)told(qp).qkey);
+	CODE(key, (int)query(qp).qkey);
 	CODE(0, ibv_destroy_qp(qp));
 	CODE(0, ibv_destroy_cq(cq));
 }
@@ -387,21 +386,21 @@ int main(void)
 	}
 	NEED(context && (pd = ibv_alloc_pd(context)));
 	NEED((mr = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE)));
-	region_changes();
-	queue_parents();
-	device_memory_parts();
-	datagram_keys();
-	make(&a);
-	make(&b);
-	join(&a, &b);
-	join(&b, &a);
-	refused_changes(&a);
-	request_flags(&a, &b);
-	fences(&a, &b);
-	window_keys(&a);
-	changes_in_rts(&a, &b);
-	unmake(&a);
-	unmake(&b);
+	test_reregistration();
+	test_queue_parents();
+	test_device_memory_regions();
+	test_datagram_qkey();
+	create_end(&a);
+	create_end(&b);
+	move_to_rts(&a, &b);
+	move_to_rts(&b, &a);
+	test_refused_change(&a);
+	test_request_flags(&a, &b);
+	test_fence(&a, &b);
+	test_window_keys(&a);
+	test_changes_in_rts(&a, &b);
+	destroy_end(&a);
+	destroy_end(&b);
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

@@ -1,5 +1,5 @@
-/* Queue pairs of one process, connected by GID and number with all attributes that InfiniBand
- * needs. */
+/* Queue pairs of one process, connected by GID and number, with all attributes that InfiniBand
+ * requires. */
 #ifndef BY_NUMBER_H
 #define BY_NUMBER_H
 
@@ -16,7 +16,7 @@ enum { TO_INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_
        TO_RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC };
 
-/* Returns valid attributes for a change to `to`; the caller chooses the mask. */
+/* Returns attributes for a change to `to`. The caller's mask selects those that are used. */
 static inline struct ibv_qp_attr attributes(struct ibv_context *context, enum ibv_qp_state to,
 	uint32_t peer)
 {
@@ -57,7 +57,7 @@ static inline struct ibv_context *open_first(void)
 	return context;
 }
 
-static inline void take(struct ibv_cq *cq, int n, enum ibv_wc_status status)
+static inline void expect_completions(struct ibv_cq *cq, int n, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
 	time_t end = time(NULL) + 20;

@@ -1,4 +1,4 @@
-/* Checks for the C programs. Each check is counted; a failed one prints its source line. */
+/* Checks for the C programs. All checks are counted; a failed check prints its source line. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -22,7 +22,7 @@ static _Atomic int checks, failures;
 /* Checks that a call returns NULL and sets errno to `want`. */
 #define IS_NULL(want, call) (errno = 0, is_null_((call), (want), __FILE__, __LINE__, #call))
 
-/* Exits if a condition that other checks depend on is false. */
+/* Exits if the condition is false, because later checks depend on it. */
 #define NEED(condition) \
 	do { \
 		if (!(condition)) { \

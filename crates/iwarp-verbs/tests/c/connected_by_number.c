@@ -1,5 +1,5 @@
-/* Queue pairs connected by address and number: with each other and with themselves, by GID and by
- * LID; absent peers, and receives that are not posted. */
+/* Tests of queue pairs connected by address and number: with each other and with themselves, by GID
+ * and by LID; with absent peers, and with receives that are not posted. */
 #include "check.h"
 
 #include <endian.h>
@@ -29,7 +29,7 @@ struct parameters {
 	int timeout, retry_cnt, rnr_retry, min_rnr_timer;
 };
 
-static const struct parameters usual = { .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+static const struct parameters defaults = { .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
 	.min_rnr_timer = 12 };
 
 static double now(void)
@@ -40,7 +40,7 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-static void init(struct end *e)
+static void move_to_init(struct end *e)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -50,7 +50,7 @@ static void init(struct end *e)
 		IBV_QP_ACCESS_FLAGS));
 }
 
-static struct end make(void)
+static struct end create_end(void)
 {
 	struct end e = { .cq = ibv_create_cq(context, 256, NULL, NULL, 0) };
 	struct ibv_qp_init_attr i = { .send_cq = e.cq, .recv_cq = e.cq, .qp_type = IBV_QPT_RC,
@@ -59,11 +59,11 @@ static struct end make(void)
 	NEED(e.cq);
 	e.qp = ibv_create_qp(pd, &i);
 	NEED(e.qp);
-	init(&e);
+	move_to_init(&e);
 	return e;
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_destroy_cq(e->cq));
@@ -94,7 +94,7 @@ static int to_rts(struct end *e, const struct parameters *w)
 		IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-static void join(struct end *e, uint32_t peer, const struct parameters *w)
+static void move_to_rts(struct end *e, uint32_t peer, const struct parameters *w)
 {
 	CODE(0, to_rtr(e, peer, w));
 	CODE(0, to_rts(e, w));
@@ -129,7 +129,7 @@ static void post(struct end *e, uint64_t id, enum ibv_wr_opcode op, size_t off, 
 }
 
 /* Waits for a completion. Returns 0 if there is none after `seconds`. */
-static int take(struct end *e, struct ibv_wc *wc, double seconds)
+static int poll_within(struct end *e, struct ibv_wc *wc, double seconds)
 {
 	double end = now() + seconds;
 
@@ -141,26 +141,26 @@ static int take(struct end *e, struct ibv_wc *wc, double seconds)
 	return 0;
 }
 
-static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
+static void expect_completion(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
 	struct ibv_wc wc = { .wr_id = -1 };
 
-	CHECK(take(e, &wc, 20));
+	CHECK(poll_within(e, &wc, 20));
 	CODE((int)id, (int)wc.wr_id);
 	CODE((int)status, (int)wc.status);
 }
 
-/* Polls two completions that may arrive in any order. */
-static void both_complete(struct end *a, uint64_t x, struct end *b, uint64_t y)
+/* Expects two completions, in any order if they are in the same queue. */
+static void expect_both(struct end *a, uint64_t x, struct end *b, uint64_t y)
 {
 	if (a != b) {
-		completes(a, x, IBV_WC_SUCCESS);
-		completes(b, y, IBV_WC_SUCCESS);
+		expect_completion(a, x, IBV_WC_SUCCESS);
+		expect_completion(b, y, IBV_WC_SUCCESS);
 		return;
 	}
 	struct ibv_wc wc[2] = { { .wr_id = -1 }, { .wr_id = -1 } };
 
-	CHECK(take(a, &wc[0], 20) && take(a, &wc[1], 20));
+	CHECK(poll_within(a, &wc[0], 20) && poll_within(a, &wc[1], 20));
 	CHECK((wc[0].wr_id == x && wc[1].wr_id == y) || (wc[0].wr_id == y && wc[1].wr_id == x));
 	CHECK(wc[0].status == IBV_WC_SUCCESS && wc[1].status == IBV_WC_SUCCESS);
 }
@@ -174,61 +174,62 @@ static enum ibv_qp_state state(struct end *e)
 	return a.qp_state;
 }
 
-/* Every operation between two ends, or from an end to itself, with messages of one and of many
- * segments. */
-static void all_operations(struct end *a, struct end *b)
+/* Checks every operation between two ends, or from an end to itself. The messages have one segment
+ * or many. */
+static void check_all_operations(struct end *a, struct end *b)
 {
 	for (uint32_t len = 8; len <= HALF; len *= 512) {
 		memset(memory, 0, SIZE);
 		memset(memory, 'x', len);
 		receive(b, 1, HALF, len);
 		post(a, 2, IBV_WR_SEND, 0, 0, len);
-		both_complete(a, 2, b, 1);
+		expect_both(a, 2, b, 1);
 		CHECK(!memcmp(memory, memory + HALF, len));
 
 		memset(memory, 'y', len);
 		receive(b, 3, HALF, len);
 		post(a, 4, IBV_WR_SEND_WITH_IMM, 0, 0, len);
-		both_complete(a, 4, b, 3);
+		expect_both(a, 4, b, 3);
 		CHECK(!memcmp(memory, memory + HALF, len));
 
 		memset(memory, 'z', len);
 		post(a, 5, IBV_WR_RDMA_WRITE, 0, HALF, len);
-		completes(a, 5, IBV_WC_SUCCESS);
+		expect_completion(a, 5, IBV_WC_SUCCESS);
 		CHECK(!memcmp(memory, memory + HALF, len));
 
 		memset(memory, 'u', len);
 		receive(b, 6, HALF, 0);
 		post(a, 7, IBV_WR_RDMA_WRITE_WITH_IMM, 0, HALF, len);
-		both_complete(a, 7, b, 6);
+		expect_both(a, 7, b, 6);
 		CHECK(!memcmp(memory, memory + HALF, len));
 
 		memset(memory + HALF, 'v', len);
 		post(a, 8, IBV_WR_RDMA_READ, 0, HALF, len);
-		completes(a, 8, IBV_WC_SUCCESS);
+		expect_completion(a, 8, IBV_WC_SUCCESS);
 		CHECK(!memcmp(memory, memory + HALF, len));
 	}
 	uint64_t *word = (uint64_t *)(memory + HALF), *old = (uint64_t *)memory;
 
 	*word = 0;
 	post(a, 9, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, HALF, 8);
-	completes(a, 9, IBV_WC_SUCCESS);
+	expect_completion(a, 9, IBV_WC_SUCCESS);
 	CHECK(*old == 0 && *word == 5);
 	post(a, 10, IBV_WR_ATOMIC_CMP_AND_SWP, 0, HALF, 8);
-	completes(a, 10, IBV_WC_SUCCESS);
+	expect_completion(a, 10, IBV_WC_SUCCESS);
 	CHECK(*old == 5 && *word == 99);
-	/* Many requests of all kinds at a time. */
+	/* Many requests of all kinds are in flight at the same time. */
 	for (int i = 0; i < 16; i++) {
 		post(a, 100 + 3 * i, IBV_WR_RDMA_WRITE, 0, HALF, 40000);
 		post(a, 101 + 3 * i, IBV_WR_RDMA_READ, 0, HALF, 40000);
 		post(a, 102 + 3 * i, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, HALF, 8);
 	}
 	for (int i = 0; i < 48; i++)
-		completes(a, 100 + i, IBV_WC_SUCCESS);
+		expect_completion(a, 100 + i, IBV_WC_SUCCESS);
 }
 
-/* A refused request gets the peer's reason, earlier ones succeed, and later ones are flushed. */
-static void refusal(struct end *a)
+/* A request that the peer refuses completes with the peer's reason. Earlier requests succeed, and
+ * later requests are flushed. */
+static void check_refused_write(struct end *a)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
@@ -239,13 +240,13 @@ static void refusal(struct end *a)
 	post(a, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
 	CODE(0, ibv_post_send(a->qp, &wr, &bad));
 	post(a, 3, IBV_WR_RDMA_WRITE, 0, HALF, 8);
-	completes(a, 1, IBV_WC_SUCCESS);
-	completes(a, 2, IBV_WC_REM_ACCESS_ERR);
-	completes(a, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_completion(a, 1, IBV_WC_SUCCESS);
+	expect_completion(a, 2, IBV_WC_REM_ACCESS_ERR);
+	expect_completion(a, 3, IBV_WC_WR_FLUSH_ERR);
 	CHECK(state(a) == IBV_QPS_ERR);
 }
 
-static void refused_read(struct end *a)
+static void check_refused_read(struct end *a)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
@@ -254,9 +255,9 @@ static void refused_read(struct end *a)
 	wr.wr.rdma.remote_addr = (uintptr_t)memory;
 	wr.wr.rdma.rkey = mr->rkey ^ 0x100;
 	post(a, 1, IBV_WR_RDMA_READ, 0, HALF, 8);
-	completes(a, 1, IBV_WC_SUCCESS);
+	expect_completion(a, 1, IBV_WC_SUCCESS);
 	CODE(0, ibv_post_send(a->qp, &wr, &bad));
-	completes(a, 2, IBV_WC_REM_ACCESS_ERR);
+	expect_completion(a, 2, IBV_WC_REM_ACCESS_ERR);
 	CHECK(state(a) == IBV_QPS_ERR);
 }
 
@@ -265,52 +266,52 @@ static void reset(struct end *e)
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RESET };
 
 	CODE(0, ibv_modify_qp(e->qp, &a, IBV_QP_STATE));
-	init(e);
+	move_to_init(e);
 }
 
-static void self_connected(const struct parameters *w)
+static void test_self_connection(const struct parameters *w)
 {
-	struct end e = make();
+	struct end e = create_end();
 
-	join(&e, e.qp->qp_num, w);
+	move_to_rts(&e, e.qp->qp_num, w);
 	CHECK(state(&e) == IBV_QPS_RTS);
-	all_operations(&e, &e);
+	check_all_operations(&e, &e);
 	reset(&e);
-	join(&e, e.qp->qp_num, w);
-	all_operations(&e, &e);
-	refusal(&e);
+	move_to_rts(&e, e.qp->qp_num, w);
+	check_all_operations(&e, &e);
+	check_refused_write(&e);
 	reset(&e);
-	join(&e, e.qp->qp_num, w);
-	refused_read(&e);
+	move_to_rts(&e, e.qp->qp_num, w);
+	check_refused_read(&e);
 	reset(&e);
-	/* The receive is posted late, but within the time limit. */
-	join(&e, e.qp->qp_num, w);
+	/* The receive is posted late, but before the Send times out. */
+	move_to_rts(&e, e.qp->qp_num, w);
 	post(&e, 1, IBV_WR_SEND, 0, 0, 8);
 	struct ibv_wc wc;
-	CHECK(!take(&e, &wc, 0.3));
+	CHECK(!poll_within(&e, &wc, 0.3));
 	receive(&e, 2, HALF, 8);
-	both_complete(&e, 1, &e, 2);
-	/* Destroyed with requests of all kinds outstanding. */
+	expect_both(&e, 1, &e, 2);
+	/* Destroy the queue pair while requests of all kinds are outstanding. */
 	for (int i = 0; i < 8; i++) {
 		post(&e, 1, IBV_WR_RDMA_READ, 0, HALF, HALF);
 		post(&e, 2, IBV_WR_SEND, 0, 0, HALF);
 	}
-	unmake(&e);
+	destroy_end(&e);
 }
 
-/* The connecting end becomes ready, both ends are reset after `delay` and become ready again.
- * Requests from before the reset must have no effect, whether or not the other end had become ready
- * (`both`), and whichever end is reset first. */
-static void reset_at(useconds_t delay, int both, int accepting_first,
+/* The connecting end moves to RTR, and with `both` the accepting end, too. After `delay` they are
+ * reset and connected again. Connection requests from before the reset must have no effect,
+ * whichever end is reset first. */
+static void test_reset_after(useconds_t delay, int both, int accepting_first,
 	void (*use)(struct end *, struct end *))
 {
-	struct end a = make(), b = make();
+	struct end a = create_end(), b = create_end();
 	struct end *first = a.qp->qp_num < b.qp->qp_num ? &a : &b, *second = first == &a ? &b : &a;
 
-	CODE(0, to_rtr(first, second->qp->qp_num, &usual));
+	CODE(0, to_rtr(first, second->qp->qp_num, &defaults));
 	if (both)
-		CODE(0, to_rtr(second, first->qp->qp_num, &usual));
-	/* Even a sleep of zero yields the processor. */
+		CODE(0, to_rtr(second, first->qp->qp_num, &defaults));
+	/* Do not call usleep(0): it would yield the processor. */
 	if (delay)
 		usleep(delay);
 	if (both && accepting_first)
@@ -318,63 +319,63 @@ static void reset_at(useconds_t delay, int both, int accepting_first,
 	reset(first);
 	if (both && !accepting_first)
 		reset(second);
-	join(second, first->qp->qp_num, &usual);
+	move_to_rts(second, first->qp->qp_num, &defaults);
 	CHECK(state(first) == IBV_QPS_INIT);
-	join(first, second->qp->qp_num, &usual);
+	move_to_rts(first, second->qp->qp_num, &defaults);
 	use(first, second);
 	use(second, first);
 	CHECK(state(first) == IBV_QPS_RTS && state(second) == IBV_QPS_RTS);
-	unmake(&a);
-	unmake(&b);
+	destroy_end(&a);
+	destroy_end(&b);
 }
 
 static void one_write(struct end *a, struct end *b)
 {
 	(void)b;
 	post(a, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
-	completes(a, 1, IBV_WC_SUCCESS);
+	expect_completion(a, 1, IBV_WC_SUCCESS);
 }
 
-/* Resets at any time between the connection request and its reply. */
-static void reset_while_connecting(void)
+/* Resets at various times between the connection request and its reply. */
+static void test_reset_while_connecting(void)
 {
 	static const useconds_t delays[] = { 0, 20, 50, 100, 200, 500, 1000, 5000, 20000 };
 
 	for (unsigned i = 0; i < sizeof(delays) / sizeof(*delays); i++) {
-		reset_at(delays[i], 0, 0, all_operations);
-		reset_at(delays[i], 1, 0, all_operations);
-		reset_at(delays[i], 1, 1, all_operations);
+		test_reset_after(delays[i], 0, 0, check_all_operations);
+		test_reset_after(delays[i], 1, 0, check_all_operations);
+		test_reset_after(delays[i], 1, 1, check_all_operations);
 	}
-	/* The connecting thread may be preempted at any step, but that is rare. */
+	/* Repeat often, because the connecting thread is rarely preempted at a given step. */
 	for (int i = 0; i < 400; i++)
-		reset_at(i / 2 % 10 * 8 + 1, 1, i % 2, one_write);
+		test_reset_after(i / 2 % 10 * 8 + 1, 1, i % 2, one_write);
 }
 
-/* Connects two queue pairs of this process. The one with the smaller or the larger number becomes
- * ready to receive first. */
-static void each_other(const struct parameters *w)
+/* Connects two queue pairs of this process. First the queue pair with the smaller number moves to
+ * RTR first, then that with the larger number. */
+static void test_two_ends(const struct parameters *w)
 {
 	for (int order = 0; order < 2; order++) {
-		struct end a = make(), b = make();
+		struct end a = create_end(), b = create_end();
 		int a_first = (a.qp->qp_num < b.qp->qp_num) ^ order;
 		struct end *first = a_first ? &a : &b, *second = a_first ? &b : &a;
 
-		join(first, second->qp->qp_num, w);
+		move_to_rts(first, second->qp->qp_num, w);
 		usleep(20000);
-		join(second, first->qp->qp_num, w);
-		all_operations(first, second);
-		all_operations(second, first);
-		refusal(first);
-		unmake(&a);
-		unmake(&b);
+		move_to_rts(second, first->qp->qp_num, w);
+		check_all_operations(first, second);
+		check_all_operations(second, first);
+		check_refused_write(first);
+		destroy_end(&a);
+		destroy_end(&b);
 	}
 }
 
-static void invalid(void)
+static void test_invalid_attributes(void)
 {
-	struct end e = make();
+	struct end e = create_end();
 	union ibv_gid own = gid;
-	struct parameters w = usual;
+	struct parameters w = defaults;
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 17,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .sgid_index = 31 } } };
 	int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -388,124 +389,125 @@ static void invalid(void)
 	CODE(EINVAL, to_rtr(&e, 17, &w));
 	gid = own;
 	CHECK(state(&e) == IBV_QPS_INIT);
-	CODE(0, to_rtr(&e, e.qp->qp_num, &usual));
-	w = usual;
+	CODE(0, to_rtr(&e, e.qp->qp_num, &defaults));
+	w = defaults;
 	w.timeout = 32;
 	CODE(EINVAL, to_rts(&e, &w));
-	w = usual;
+	w = defaults;
 	w.rnr_retry = 8;
 	CODE(EINVAL, to_rts(&e, &w));
-	w = usual;
+	w = defaults;
 	w.retry_cnt = 8;
 	CODE(EINVAL, to_rts(&e, &w));
 	CHECK(state(&e) == IBV_QPS_RTR);
-	CODE(0, to_rts(&e, &usual));
-	unmake(&e);
+	CODE(0, to_rts(&e, &defaults));
+	destroy_end(&e);
 }
 
-/* Requests to an absent peer fail after the time given by `timeout` and `retry_cnt`. */
-static void absent(uint32_t peer, int receives_too)
+/* A request to an absent peer fails after the time given by `timeout` and `retry_cnt`. */
+static void test_absent_peer(uint32_t peer, int receives_too)
 {
-	struct end e = make();
-	struct parameters w = usual;
+	struct end e = create_end();
+	struct parameters w = defaults;
 	struct ibv_wc wc;
 	double start;
 
-	/* 8 times 0.27 s. */
+	/* The timeout is 0.27 s, and there are 8 attempts. */
 	w.timeout = 16;
-	join(&e, peer, &w);
+	move_to_rts(&e, peer, &w);
 	if (receives_too)
 		receive(&e, 9, HALF, 8);
-	CHECK(!take(&e, &wc, 2.5));
+	CHECK(!poll_within(&e, &wc, 2.5));
 	start = now();
 	post(&e, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
 	post(&e, 2, IBV_WR_SEND, 0, HALF, 8);
-	completes(&e, 1, IBV_WC_RETRY_EXC_ERR);
+	expect_completion(&e, 1, IBV_WC_RETRY_EXC_ERR);
 	CHECK(now() - start > 2.1);
 	CHECK(now() - start < 10);
-	completes(&e, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_completion(&e, 2, IBV_WC_WR_FLUSH_ERR);
 	if (receives_too)
-		completes(&e, 9, IBV_WC_WR_FLUSH_ERR);
+		expect_completion(&e, 9, IBV_WC_WR_FLUSH_ERR);
 	CHECK(state(&e) == IBV_QPS_ERR);
 	reset(&e);
-	join(&e, e.qp->qp_num, &usual);
-	all_operations(&e, &e);
-	unmake(&e);
+	move_to_rts(&e, e.qp->qp_num, &defaults);
+	check_all_operations(&e, &e);
+	destroy_end(&e);
 }
 
 /* With a `timeout` of zero, a request waits for its peer forever. */
-static void patient(void)
+static void test_infinite_timeout(void)
 {
-	struct end a = make(), b = make();
-	struct parameters w = usual;
+	struct end a = create_end(), b = create_end();
+	struct parameters w = defaults;
 	struct ibv_wc wc;
 
 	w.timeout = 0;
-	join(&a, b.qp->qp_num, &w);
+	move_to_rts(&a, b.qp->qp_num, &w);
 	post(&a, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
-	CHECK(!take(&a, &wc, 2.5));
-	join(&b, a.qp->qp_num, &w);
-	completes(&a, 1, IBV_WC_SUCCESS);
-	unmake(&a);
-	unmake(&b);
+	CHECK(!poll_within(&a, &wc, 2.5));
+	move_to_rts(&b, a.qp->qp_num, &w);
+	expect_completion(&a, 1, IBV_WC_SUCCESS);
+	destroy_end(&a);
+	destroy_end(&b);
 }
 
-/* The peer was destroyed: requests posted afterwards fail, and earlier ones do not. */
-static void peer_destroyed(void)
+/* After the peer is destroyed, earlier requests have succeeded, and later requests fail. */
+static void test_destroyed_peer(void)
 {
-	struct end a = make(), b = make();
+	struct end a = create_end(), b = create_end();
 	struct ibv_wc wc;
 
-	join(&a, b.qp->qp_num, &usual);
-	join(&b, a.qp->qp_num, &usual);
+	move_to_rts(&a, b.qp->qp_num, &defaults);
+	move_to_rts(&b, a.qp->qp_num, &defaults);
 	receive(&a, 3, HALF, 8);
 	post(&a, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
-	completes(&a, 1, IBV_WC_SUCCESS);
-	unmake(&b);
-	CHECK(!take(&a, &wc, 0.5));
+	expect_completion(&a, 1, IBV_WC_SUCCESS);
+	destroy_end(&b);
+	CHECK(!poll_within(&a, &wc, 0.5));
 	CHECK(state(&a) == IBV_QPS_RTS);
 	post(&a, 2, IBV_WR_RDMA_WRITE, 0, HALF, 8);
-	completes(&a, 2, IBV_WC_RETRY_EXC_ERR);
-	completes(&a, 3, IBV_WC_WR_FLUSH_ERR);
-	unmake(&a);
+	expect_completion(&a, 2, IBV_WC_RETRY_EXC_ERR);
+	expect_completion(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	destroy_end(&a);
 }
 
-/* A Send finds no receive: `rnr_retry` and the receiver's `min_rnr_timer` limit how long it waits.
- * */
-static void not_ready(struct end *a, struct end *b, int rnr_retry, int min_rnr_timer, double least)
+/* If no receive is posted, `rnr_retry` and the receiver's `min_rnr_timer` limit the time that a
+ * Send waits. */
+static void check_receiver_not_ready(struct end *a, struct end *b, int rnr_retry,
+	int min_rnr_timer, double least)
 {
-	struct parameters w = usual;
+	struct parameters w = defaults;
 	struct ibv_wc wc;
 	double start;
 
 	w.rnr_retry = rnr_retry;
 	w.min_rnr_timer = min_rnr_timer;
-	join(a, b->qp->qp_num, &w);
+	move_to_rts(a, b->qp->qp_num, &w);
 	if (a != b)
-		join(b, a->qp->qp_num, &w);
+		move_to_rts(b, a->qp->qp_num, &w);
 	receive(b, 8, HALF, 8);
 	post(a, 9, IBV_WR_SEND, 0, 0, 8);
-	both_complete(a, 9, b, 8);
+	expect_both(a, 9, b, 8);
 	start = now();
 	post(a, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
 	post(a, 2, IBV_WR_SEND, 0, 0, 8);
 	post(a, 3, IBV_WR_SEND, 0, 0, 8);
-	completes(a, 1, IBV_WC_SUCCESS);
+	expect_completion(a, 1, IBV_WC_SUCCESS);
 	if (rnr_retry == 7) {
-		CHECK(!take(a, &wc, least));
+		CHECK(!poll_within(a, &wc, least));
 		receive(b, 4, HALF, 8);
-		both_complete(a, 2, b, 4);
+		expect_both(a, 2, b, 4);
 		receive(b, 5, HALF, 8);
-		both_complete(a, 3, b, 5);
+		expect_both(a, 3, b, 5);
 	} else {
-		completes(a, 2, IBV_WC_RNR_RETRY_EXC_ERR);
+		expect_completion(a, 2, IBV_WC_RNR_RETRY_EXC_ERR);
 		CHECK(now() - start > least);
 		CHECK(now() - start < least + 5);
-		completes(a, 3, IBV_WC_WR_FLUSH_ERR);
+		expect_completion(a, 3, IBV_WC_WR_FLUSH_ERR);
 	}
 }
 
-static void receiver_not_ready(void)
+static void test_receiver_not_ready(void)
 {
 	/* Codes 1 and 31 are 10 µs and 491 ms. */
 	static const struct { int rnr_retry, min_rnr_timer; double least; } rows[] = {
@@ -513,13 +515,13 @@ static void receiver_not_ready(void)
 	};
 
 	for (unsigned i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
-		struct end a = make(), b = make(), self = make();
+		struct end a = create_end(), b = create_end(), self = create_end();
 
-		not_ready(&a, &b, rows[i].rnr_retry, rows[i].min_rnr_timer, rows[i].least);
-		not_ready(&self, &self, rows[i].rnr_retry, rows[i].min_rnr_timer, rows[i].least);
-		unmake(&a);
-		unmake(&b);
-		unmake(&self);
+		check_receiver_not_ready(&a, &b, rows[i].rnr_retry, rows[i].min_rnr_timer, rows[i].least);
+		check_receiver_not_ready(&self, &self, rows[i].rnr_retry, rows[i].min_rnr_timer, rows[i].least);
+		destroy_end(&a);
+		destroy_end(&b);
+		destroy_end(&self);
 	}
 }
 
@@ -544,23 +546,24 @@ int main(void)
 	lid = port.lid;
 	CHECK(lid == (gid.raw[14] << 8 | gid.raw[15]));
 
-	struct parameters by_lid = usual, by_none = usual;
+	struct parameters by_lid = defaults, by_none = defaults;
 
 	by_lid.by_lid = by_none.by_lid = 1;
 	by_lid.lid = lid;
-	self_connected(&usual);
-	self_connected(&by_lid);
-	each_other(&usual);
-	reset_while_connecting();
-	each_other(&by_lid);
-	each_other(&by_none);
-	invalid();
-	/* Both roles: a number below and one above ours. Nothing listens on port 9 of loopback. */
-	absent(9, 1);
-	absent(0xff0009, 0);
-	patient();
-	peer_destroyed();
-	receiver_not_ready();
+	test_self_connection(&defaults);
+	test_self_connection(&by_lid);
+	test_two_ends(&defaults);
+	test_reset_while_connecting();
+	test_two_ends(&by_lid);
+	test_two_ends(&by_none);
+	test_invalid_attributes();
+	/* The peer's number is below or above the local number, so this end takes each role. Nothing
+	 * listens on port 9 of the loopback address. */
+	test_absent_peer(9, 1);
+	test_absent_peer(0xff0009, 0);
+	test_infinite_timeout();
+	test_destroyed_peer();
+	test_receiver_not_ready();
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

@@ -1,4 +1,5 @@
-/* A connection between two threads or processes. */
+/* One end of a connection between two threads or processes: set-up, an exchange of words, and
+ * destruction. */
 #ifndef CONNECTION_H
 #define CONNECTION_H
 
@@ -43,15 +44,16 @@ static inline void create_objects(struct peer *p)
 	NEED(p->cq && p->mr && rdma_create_qp(p->id, p->pd, &attr) == 0);
 }
 
-/* Listens on a port that the system chooses, and returns it. */
-static inline int serve_on(struct peer *p)
+/* Listens on a free port, and returns the port. */
+static inline int listen_on_free_port(struct peer *p)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET };
+	struct sockaddr_in addr = { .sin_family = AF_INET };
 
-	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	p->channel = rdma_create_event_channel();
 	NEED(p->channel && rdma_create_id(p->channel, &p->listener, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(p->listener, (struct sockaddr *)&at) == 0 && rdma_listen(p->listener, 4) == 0);
+	NEED(rdma_bind_addr(p->listener, (struct sockaddr *)&addr) == 0 &&
+		rdma_listen(p->listener, 4) == 0);
 	return ntohs(rdma_get_src_port(p->listener));
 }
 
@@ -63,7 +65,7 @@ static inline void post_receive(struct peer *p, uint64_t id)
 	NEED(ibv_post_recv(p->id->qp, &wr, &bad) == 0);
 }
 
-static inline void take_connection(struct peer *p)
+static inline void accept_connection(struct peer *p)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 	struct rdma_cm_event *event = next_event(p, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -76,15 +78,15 @@ static inline void take_connection(struct peer *p)
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ESTABLISHED));
 }
 
-static inline void reach(struct peer *p, int port)
+static inline void connect_to_port(struct peer *p, int port)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 
-	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	p->channel = rdma_create_event_channel();
 	NEED(p->channel && rdma_create_id(p->channel, &p->id, p, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(p->id, NULL, (struct sockaddr *)&at, 5000) == 0);
+	NEED(rdma_resolve_addr(p->id, NULL, (struct sockaddr *)&addr, 5000) == 0);
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ADDR_RESOLVED));
 	NEED(rdma_resolve_route(p->id, 5000) == 0);
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ROUTE_RESOLVED));

@@ -1,6 +1,6 @@
-/* Completion counters: what each operation counts at both ends, in requests and in bytes; setting
- * values; and errors of attaching and destroying. Older headers do not declare the functions, so
- * this file declares them under other names. */
+/* Tests of completion counters: the counts of each operation at both ends, in requests and in
+ * bytes; setting values; and errors of attaching and destroying. Older headers do not declare the
+ * functions, so this file declares them under other names. */
 #include "pair.h"
 
 struct caps {
@@ -36,10 +36,10 @@ int attach(struct ibv_qp *, void *, struct attach *) __asm__("ibv_qp_attach_comp
 static void *counter(uint32_t type)
 {
 	struct attributes a = { .type = type };
-	void *made = create(context, &a);
+	void *cntr = create(context, &a);
 
-	NEED(made);
-	return made;
+	NEED(cntr);
+	return cntr;
 }
 
 static uint64_t count(void *cntr)
@@ -65,7 +65,7 @@ static int attach_ops(struct ibv_qp *qp, void *cntr, uint32_t ops)
 	return attach(qp, cntr, &a);
 }
 
-static void values(void)
+static void test_values(void)
 {
 	struct attributes bad[] = { { .comp_mask = 1 }, { .type = 2 }, { .flags = 1 } };
 	struct caps caps[2];
@@ -76,7 +76,7 @@ static void values(void)
 	CODE(0, query_caps(context, caps, sizeof(caps[0])));
 	CHECK(caps[0].max_value == UINT64_MAX && caps[0].max_counters > 0 && caps[0].ops == ALL);
 	CHECK(caps[1].max_value == 0xa5a5a5a5a5a5a5a5);
-	/* Fields of later headers are zero. */
+	/* Fields that this library does not know are zero. */
 	CODE(0, query_caps(context, caps, sizeof(caps)));
 	CHECK(caps[1].max_value == 0);
 	CODE(EINVAL, query_caps(NULL, caps, sizeof(caps)));
@@ -104,7 +104,7 @@ static void values(void)
 	CODE(EINVAL, set(c, 1));
 }
 
-static void attaching(void)
+static void test_attach(void)
 {
 	struct attach bad = { .comp_mask = 1, .op_mask = SEND };
 	struct attributes any = { 0 };
@@ -161,7 +161,7 @@ static void attaching(void)
 }
 
 /* Waits until a counter reaches a value, without polling any queue. */
-static void reaches(void *cntr, uint64_t value, int line)
+static void wait_for_count(void *cntr, uint64_t value, int line)
 {
 	time_t end = time(NULL) + 30;
 
@@ -173,11 +173,11 @@ static void reaches(void *cntr, uint64_t value, int line)
 		}
 }
 
-/* One unsignaled request of each kind: each increments its own counters and no others. */
-static void operations(enum ibv_qp_type type)
+/* Posts an unsignaled request of each kind. Each increments its own counters, and no others. */
+static void test_operations(enum ibv_qp_type type)
 {
 	const uint32_t length = 10000;
-	uint64_t there = (uintptr_t)memory + PAIR_SIZE;
+	uint64_t remote_addr = (uintptr_t)memory + PAIR_SIZE;
 	static const struct {
 		enum ibv_wr_opcode op;
 		uint32_t local, remote;
@@ -194,16 +194,16 @@ static void operations(enum ibv_qp_type type)
 	uint64_t requests[2][KINDS] = { 0 };
 	struct pair p;
 
-	/* A queue pair has one counter per kind, so a second pair counts bytes. */
+	/* A queue pair can have one counter per kind, so a second pair counts bytes. */
 	for (int in_bytes = 0; in_bytes < 2; in_bytes++) {
-		void *(*made)[KINDS] = in_bytes ? bytes : wrs;
+		void *(*counters)[KINDS] = in_bytes ? bytes : wrs;
 
 		memset(requests, 0, sizeof(requests));
 		create_pair(&p, type, 0);
 		for (int end = 0; end < 2; end++)
 			for (int kind = 0; kind < KINDS; kind++) {
-				made[end][kind] = counter(in_bytes ? BYTES : WRS);
-				CODE(0, attach_ops(p.qp[end], made[end][kind], 1 << kind));
+				counters[end][kind] = counter(in_bytes ? BYTES : WRS);
+				CODE(0, attach_ops(p.qp[end], counters[end][kind], 1 << kind));
 			}
 		to_init(p.qp[0]);
 		to_init(p.qp[1]);
@@ -216,22 +216,21 @@ static void operations(enum ibv_qp_type type)
 				continue;
 			if (table[i].remote & RECV)
 				receive(&p, len);
-			post_to(&p, table[i].op, there, mr->rkey, len, 0);
+			post_to(&p, table[i].op, remote_addr, mr->rkey, len, 0);
 			for (int kind = 0; kind < KINDS; kind++) {
-				/* Immediate data of a Write add no bytes, but their completion reports the Write's.
-				 * */
+				/* The completion of a Write with immediate data counts the bytes of the Write. */
 				requests[0][kind] += table[i].local >> kind & 1 ? (in_bytes ? len : 1) : 0;
 				requests[1][kind] += table[i].remote >> kind & 1 ? (in_bytes ? len : 1) : 0;
-				reaches(made[0][kind], requests[0][kind], __LINE__);
-				reaches(made[1][kind], requests[1][kind], __LINE__);
+				wait_for_count(counters[0][kind], requests[0][kind], __LINE__);
+				wait_for_count(counters[1][kind], requests[1][kind], __LINE__);
 			}
 		}
-		/* The counts survive the queue pairs, and nothing has failed. */
+		/* Counters keep their values after the queue pairs are destroyed. No request failed. */
 		destroy_pair(&p);
 		for (int end = 0; end < 2; end++)
 			for (int kind = 0; kind < KINDS; kind++) {
-				CHECK(count(made[end][kind]) == requests[end][kind] && errors(made[end][kind]) == 0);
-				CODE(0, destroy(made[end][kind]));
+				CHECK(count(counters[end][kind]) == requests[end][kind] && errors(counters[end][kind]) == 0);
+				CODE(0, destroy(counters[end][kind]));
 			}
 	}
 }
@@ -244,7 +243,7 @@ static void receive_flushed(struct pair *p)
 	CODE(IBV_WC_WR_FLUSH_ERR, completion(p->cq[0]).status);
 }
 
-/* Creates another first queue pair, which is destroyed with the second one. */
+/* Creates a new first queue pair, so that the pair can be destroyed as usual. */
 static void create_again(struct pair *p)
 {
 	struct ibv_qp_init_attr init = { .send_cq = p->cq[0], .recv_cq = p->cq[0],
@@ -253,7 +252,7 @@ static void create_again(struct pair *p)
 	NEED((p->qp[0] = ibv_create_qp(pd, &init)));
 }
 
-/* A second counter of a queue pair starts without the first one's counts. */
+/* A second counter of a queue pair starts at zero, without the counts of the first counter. */
 static void post_failed_read(struct pair *p, void *cntr)
 {
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR }, reset = { .qp_state = IBV_QPS_RESET };
@@ -274,9 +273,9 @@ static void post_failed_read(struct pair *p, void *cntr)
 	create_again(p);
 }
 
-/* Several queue pairs add to one counter, the program sets it meanwhile, and flushed requests count
- * as errors. */
-static void shared(void)
+/* Several queue pairs share a counter, which the program sets in between. Flushed requests are
+ * counted as errors. */
+static void test_shared_counter(void)
 {
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
 	void *c = counter(WRS);
@@ -297,11 +296,11 @@ static void shared(void)
 	post_to(&q, IBV_WR_RDMA_WRITE, (uintptr_t)memory + PAIR_SIZE, mr->rkey, 8, 0);
 	receive(&p, 8);
 	post_to(&p, IBV_WR_SEND, 0, 0, 8, 0);
-	reaches(c, 4, __LINE__);
+	wait_for_count(c, 4, __LINE__);
 	CODE(0, set(c, 100));
 	CODE(0, inc(c, 10));
 	post_to(&q, IBV_WR_RDMA_WRITE, (uintptr_t)memory + PAIR_SIZE, mr->rkey, 8, 0);
-	reaches(c, 111, __LINE__);
+	wait_for_count(c, 111, __LINE__);
 	/* A counter keeps its value when its queue pair is destroyed, and can be attached again. */
 	destroy_pair(&q);
 	CHECK(count(c) == 111);
@@ -320,25 +319,25 @@ static void shared(void)
 	CHECK(errors(c) == 1 && count(c) == 111);
 	/* A counter that is attached to a used queue pair starts at zero. */
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
-	void *late = counter(WRS);
+	void *new_counter = counter(WRS);
 
 	CODE(0, ibv_modify_qp(p.qp[0], &reset, IBV_QP_STATE));
-	CODE(EBUSY, attach_ops(p.qp[0], late, SEND));
-	CODE(0, attach_ops(p.qp[0], late, READ));
-	post_failed_read(&p, late);
+	CODE(EBUSY, attach_ops(p.qp[0], new_counter, SEND));
+	CODE(0, attach_ops(p.qp[0], new_counter, READ));
+	post_failed_read(&p, new_counter);
 	destroy_pair(&p);
-	CODE(0, destroy(late));
+	CODE(0, destroy(new_counter));
 	CODE(0, destroy(c));
 }
 
 int main(void)
 {
 	open_device();
-	values();
-	attaching();
-	operations(IBV_QPT_RC);
-	operations(IBV_QPT_UC);
-	shared();
+	test_values();
+	test_attach();
+	test_operations(IBV_QPT_RC);
+	test_operations(IBV_QPT_UC);
+	test_shared_counter();
 	close_device();
 	return result();
 }

@@ -1,5 +1,5 @@
-/* Paths of datagrams: traffic class and hop limit, the address for the reply, and multicast
- * loopback. The argument is the face of the devices. */
+/* Tests of the paths of datagrams: traffic class and hop limit, the address for the reply, and
+ * multicast loopback. The argument is the face of the devices. */
 #include "check.h"
 #include <infiniband/verbs.h>
 
@@ -18,8 +18,8 @@ static void modify(struct ibv_qp *qp, int mask, struct ibv_qp_attr attr)
 	NEED(ibv_modify_qp(qp, &attr, IBV_QP_STATE | mask) == 0);
 }
 
-/* Creates a queue pair that can send; `flags` are for its creation. */
-static struct ibv_qp *make(uint32_t flags)
+/* Creates a queue pair in RTS, with creation flags. */
+static struct ibv_qp *create_qp(uint32_t flags)
 {
 	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 64 },
 		.qp_type = IBV_QPT_UD, .pd = pd,
@@ -42,7 +42,7 @@ static void receive(struct ibv_qp *qp, int slot)
 	NEED(ibv_post_recv(qp, &wr, &bad) == 0);
 }
 
-static struct ibv_wc next(void)
+static struct ibv_wc next_completion(void)
 {
 	struct ibv_wc wc;
 	int n;
@@ -65,13 +65,13 @@ static void send(struct ibv_qp *qp, struct ibv_ah *ah, uint32_t to)
 	NEED(ibv_post_send(qp, &wr, &bad) == 0);
 }
 
-/* The receiver's routing header matches the sender's handle, and the reply takes the same path,
- * from the RoCE v2 entry. */
-static void check_path(int index)
+/* The routing header in the receive matches the sender's address handle. A reply uses the same
+ * path, with the RoCE v2 entry as its source. */
+static void test_path(int index)
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
 		.grh = { .sgid_index = index, .traffic_class = CLASS, .hop_limit = HOPS } }, back;
-	struct ibv_qp *qp = make(0);
+	struct ibv_qp *qp = create_qp(0);
 	union ibv_gid gid;
 	struct ibv_ah *ah;
 	struct ibv_wc wc;
@@ -83,7 +83,7 @@ static void check_path(int index)
 	NEED((ah = ibv_create_ah(pd, &attr)));
 	receive(qp, 0);
 	send(qp, ah, qp->qp_num);
-	wc = next();
+	wc = next_completion();
 	CHECK(wc.byte_len == GRH + 3 && !memcmp(header + GRH, "way", 3));
 	is_v6 = header[0] >> 4 == 6;
 	CODE(HOPS, is_v6 ? header[7] : header[28]);
@@ -96,9 +96,9 @@ static void check_path(int index)
 	CODE(0, ibv_destroy_qp(qp));
 }
 
-/* A datagram is answered to its sender, from the address that it was sent to. If that is a group,
- * the reply comes from an own address of the same family. */
-static void answers(int index)
+/* A reply goes to the sender, from the address to which the datagram was sent. If that address is a
+ * group, the source is a local address of the same family. */
+static void test_reply_address(int index)
 {
 	union ibv_gid own, peers[2] = { { .raw = { 0x20, 0x01, 0x0d, 0xb8, [15] = 7 } },
 		{ .raw = { [10] = 0xff, 0xff, 198, 51, 100, 7 } } },
@@ -134,34 +134,34 @@ static void answers(int index)
 	}
 }
 
-/* With BLOCK_SELF_MCAST_LB, a queue pair does not receive its own multicasts, but those of others.
- * */
-static void no_self_multicast(void)
+/* With BLOCK_SELF_MCAST_LB, a queue pair receives multicasts of other queue pairs, but not its
+ * own. */
+static void test_block_self_multicast(void)
 {
 	union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 21 } };
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
 		.grh = { .dgid = group, .hop_limit = 1 } };
-	struct ibv_qp *deaf = make(IBV_QP_CREATE_BLOCK_SELF_MCAST_LB), *other = make(0);
+	struct ibv_qp *blocking = create_qp(IBV_QP_CREATE_BLOCK_SELF_MCAST_LB), *other = create_qp(0);
 	struct ibv_ah *ah = ibv_create_ah(pd, &attr);
 	struct ibv_wc wc;
 
 	NEED(ah);
-	CODE(0, ibv_attach_mcast(deaf, &group, 0));
-	receive(deaf, 1);
-	send(deaf, ah, 0xffffff);
+	CODE(0, ibv_attach_mcast(blocking, &group, 0));
+	receive(blocking, 1);
+	send(blocking, ah, 0xffffff);
 	send(other, ah, 0xffffff);
-	wc = next();
+	wc = next_completion();
 	CHECK(wc.wr_id == 1 && wc.src_qp == other->qp_num);
-	CODE(0, ibv_detach_mcast(deaf, &group, 0));
+	CODE(0, ibv_detach_mcast(blocking, &group, 0));
 	CODE(0, ibv_destroy_ah(ah));
-	CODE(0, ibv_destroy_qp(deaf));
+	CODE(0, ibv_destroy_qp(blocking));
 	CODE(0, ibv_destroy_qp(other));
 }
 
-/* The event of a drained send queue names its queue pair. */
-static void drained(void)
+/* The event of a drained send queue refers to its queue pair. */
+static void test_drained_event(void)
 {
-	struct ibv_qp *qp = make(0);
+	struct ibv_qp *qp = create_qp(0);
 	struct ibv_async_event event;
 
 	modify(qp, IBV_QP_EN_SQD_ASYNC_NOTIFY, (struct ibv_qp_attr){ .qp_state = IBV_QPS_SQD,
@@ -183,12 +183,12 @@ int main(int argc, char **argv)
 	NEED((pd = ibv_alloc_pd(context)) && (cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	NEED((mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE)));
 	/* A RoCE NIC has each address twice; the second entry is RoCE v2. */
-	check_path(roce ? 1 : 0);
-	check_path(roce ? 3 : 1);
-	answers(roce ? 1 : 0);
-	answers(roce ? 3 : 1);
-	no_self_multicast();
-	drained();
+	test_path(roce ? 1 : 0);
+	test_path(roce ? 3 : 1);
+	test_reply_address(roce ? 1 : 0);
+	test_reply_address(roce ? 3 : 1);
+	test_block_self_multicast();
+	test_drained_event();
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_destroy_cq(cq));
 	CODE(0, ibv_dealloc_pd(pd));

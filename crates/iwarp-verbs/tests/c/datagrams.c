@@ -1,5 +1,5 @@
-/* Datagrams: all ways to create address handles, to post and to poll, a shared receive queue,
- * multicast, required attributes of state changes, and errors. */
+/* Tests of datagrams: all ways to create address handles, to post and to poll, a shared receive
+ * queue, multicast, required attributes of state changes, and errors. */
 
 #include "check.h"
 #include <arpa/inet.h>
@@ -24,7 +24,7 @@ static struct ibv_sge sge_of(int slot, unsigned length)
 	return (struct ibv_sge){ (uintptr_t)memory[slot], length, mr->lkey };
 }
 
-static void to_rts(struct ibv_qp *qp)
+static void move_to_rts(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY };
 	struct ibv_qp_init_attr init;
@@ -46,7 +46,7 @@ static void to_rts(struct ibv_qp *qp)
 	NEED(init.qp_type == IBV_QPT_UD && qp->state == IBV_QPS_RTS);
 }
 
-static struct ibv_ah *handle_to(const union ibv_gid *gid)
+static struct ibv_ah *create_handle(const union ibv_gid *gid)
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
 		.grh = { .dgid = *gid, .hop_limit = 1 } };
@@ -56,8 +56,9 @@ static struct ibv_ah *handle_to(const union ibv_gid *gid)
 	return ah;
 }
 
-/* Checks the entries of the port's table that a handle can name, and the source of replies. */
-static void handles_of_entries(struct ibv_ah *found[2], const union ibv_gid gids[2])
+/* Creates address handles with each entry of the GID table. Checks invalid entries, and the source
+ * of replies. */
+static void create_handles(struct ibv_ah *found[2], const union ibv_gid gids[2])
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
 		.grh = { .dgid = gids[0], .hop_limit = 1 } };
@@ -85,7 +86,7 @@ static void handles_of_entries(struct ibv_ah *found[2], const union ibv_gid gids
 	CODE(1, back.grh.sgid_index);
 	CODE(-1, ibv_init_ah_from_wc(context, 2, &wc, &grh, &back));
 
-	/* By LID: that of 127.0.0.1. */
+	/* By LID: 1 is the LID of 127.0.0.1. */
 	attr = (struct ibv_ah_attr){ .dlid = 1 };
 	IS_NULL(EINVAL, ibv_create_ah(pd, &attr));
 	attr.port_num = 1;
@@ -102,14 +103,14 @@ static void receive(struct ibv_qp *qp, int slot)
 	CODE(0, qp->srq ? ibv_post_srq_recv(qp->srq, &wr, &bad) : ibv_post_recv(qp, &wr, &bad));
 }
 
-/* Returns the service level of a received datagram as mlx5 has it for RoCE v2: 8 for its UDP
- * header, plus 1 for IPv6 or 2 for IPv4. */
-static uint8_t level_of(const unsigned char *grh)
+/* Returns the service level that mlx5 reports for a RoCE v2 datagram: 8 for its UDP header, plus 1
+ * for IPv6 or 2 for IPv4. */
+static uint8_t expected_sl(const unsigned char *grh)
 {
 	return grh[0] >> 4 == 6 ? 9 : 10;
 }
 
-static struct ibv_wc next(struct ibv_cq *cq)
+static struct ibv_wc next_completion(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
 	int n;
@@ -118,7 +119,7 @@ static struct ibv_wc next(struct ibv_cq *cq)
 		n = ibv_poll_cq(cq, 1, &wc);
 	} while (n == 0);
 	NEED(n == 1 && wc.status == IBV_WC_SUCCESS);
-	CHECK(wc.sl == (wc.opcode & IBV_WC_RECV ? level_of(memory[wc.wr_id]) : 0));
+	CHECK(wc.sl == (wc.opcode & IBV_WC_RECV ? expected_sl(memory[wc.wr_id]) : 0));
 	return wc;
 }
 
@@ -134,7 +135,7 @@ static void send_text(struct ibv_qp *qp, struct ibv_ah *ah, unsigned qpn, const 
 	CODE(0, ibv_post_send(qp, &wr, &bad));
 }
 
-static void refused(struct ibv_qp *qp, struct ibv_ah *ah)
+static void test_refused_sends(struct ibv_qp *qp, struct ibv_ah *ah)
 {
 	struct ibv_sge sge = sge_of(0, 4);
 	struct ibv_send_wr first = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND };
@@ -164,7 +165,8 @@ static void refused(struct ibv_qp *qp, struct ibv_ah *ah)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* One end uses the plain calls and a shared receive queue, the other one the extended calls. */
+/* The plain end uses ibv_post_send, ibv_poll_cq and a shared receive queue. The extended end uses
+ * ibv_wr_* and an extended completion queue. */
 static struct end plain, extended;
 static struct ibv_cq_ex *cq_ex;
 static struct ibv_qp_ex *qp_ex;
@@ -192,21 +194,21 @@ static void create_ends(void)
 	ex.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 	NEED((extended.qp = ibv_create_qp_ex(context, &ex)));
 	NEED((qp_ex = ibv_qp_to_qp_ex(extended.qp)) && !ibv_qp_to_qp_ex(plain.qp));
-	to_rts(plain.qp);
-	to_rts(extended.qp);
+	move_to_rts(plain.qp);
+	move_to_rts(extended.qp);
 }
 
-static void exchange(struct ibv_ah *ah)
+static void test_exchange(struct ibv_ah *ah)
 {
 	struct ibv_poll_cq_attr poll = { 0 };
 	struct ibv_ah *back;
 	struct ibv_wc wc;
 	uint8_t level;
 
-	/* From the plain end to the other, which polls with the extended calls. */
+	/* The plain end sends, and the extended end polls. */
 	receive(extended.qp, 0);
 	send_text(plain.qp, ah, extended.qp->qp_num, "there");
-	NEED(next(plain.cq).opcode == IBV_WC_SEND);
+	NEED(next_completion(plain.cq).opcode == IBV_WC_SEND);
 	while (ibv_start_poll(cq_ex, &poll) == ENOENT)
 		;
 	NEED(cq_ex->status == IBV_WC_SUCCESS && cq_ex->wr_id == 0);
@@ -217,7 +219,7 @@ static void exchange(struct ibv_ah *ah)
 	wc = (struct ibv_wc){ .wc_flags = IBV_WC_GRH, .src_qp = ibv_wc_read_src_qp(cq_ex) };
 	level = ibv_wc_read_sl(cq_ex);
 	ibv_end_poll(cq_ex);
-	NEED(level == level_of(memory[0]));
+	NEED(level == expected_sl(memory[0]));
 	NEED(memcmp(memory[0] + GRH, "there", 5) == 0);
 
 	NEED((back = ibv_create_ah_from_wc(pd, &wc, (struct ibv_grh *)memory[0], 1)));
@@ -228,27 +230,27 @@ static void exchange(struct ibv_ah *ah)
 	ibv_wr_set_ud_addr(qp_ex, back, wc.src_qp, QKEY);
 	ibv_wr_set_inline_data(qp_ex, "and back", 8);
 	CODE(0, ibv_wr_complete(qp_ex));
-	wc = next(plain.cq);
+	wc = next_completion(plain.cq);
 	NEED(wc.wr_id == 1 && wc.byte_len == GRH + 8 && wc.src_qp == extended.qp->qp_num &&
 		wc.wc_flags == IBV_WC_GRH);
 	NEED(memcmp(memory[1] + GRH, "and back", 8) == 0);
-	next(extended.cq);
+	next_completion(extended.cq);
 	ibv_wr_start(qp_ex);
 	ibv_wr_send(qp_ex);
 	CODE(EINVAL, ibv_wr_complete(qp_ex));
 	CODE(0, ibv_destroy_ah(back));
 }
 
-static void send_from_entries(const union ibv_gid *gid)
+static void test_source_entries(const union ibv_gid *gid)
 {
 	struct ibv_ah *of_entry[2];
 	union ibv_gid gids[2];
 	struct ibv_wc wc;
 
-	/* From one address of the device by LID, and from the other. */
+	/* Send from the first address of the device, selected by LID, and from the second. */
 	NEED(ibv_query_gid(context, 1, 1, &gids[1]) == 0);
 	gids[0] = *gid;
-	handles_of_entries(of_entry, gids);
+	create_handles(of_entry, gids);
 	for (int i = 0; i < 2; i++) {
 		receive(plain.qp, 3 + i);
 		ibv_wr_start(qp_ex);
@@ -256,7 +258,7 @@ static void send_from_entries(const union ibv_gid *gid)
 		ibv_wr_set_ud_addr(qp_ex, of_entry[i], plain.qp->qp_num, QKEY);
 		ibv_wr_set_inline_data(qp_ex, "entry", 5);
 		CODE(0, ibv_wr_complete(qp_ex));
-		wc = next(plain.cq);
+		wc = next_completion(plain.cq);
 		NEED(wc.wr_id == (unsigned)(3 + i) && wc.byte_len == GRH + 5);
 		NEED(i ? !memcmp(memory[4] + 8, &gids[1], 16) : !memcmp(memory[3] + 32, gids[0].raw + 12, 4));
 		NEED(memory[3 + i][i ? 0 : 20] >> 4 == (i ? 6 : 4));
@@ -264,7 +266,7 @@ static void send_from_entries(const union ibv_gid *gid)
 	}
 }
 
-static void multicast(const union ibv_gid *gid)
+static void test_multicast(const union ibv_gid *gid)
 {
 	union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 9 } };
 	struct ibv_ah *all;
@@ -272,31 +274,32 @@ static void multicast(const union ibv_gid *gid)
 
 	CODE(EINVAL, ibv_attach_mcast(plain.qp, gid, 0));
 	CODE(0, ibv_attach_mcast(plain.qp, &group, 0));
-	all = handle_to(&group);
+	all = create_handle(&group);
 	receive(plain.qp, 2);
 	ibv_wr_start(qp_ex);
 	ibv_wr_send_imm(qp_ex, htonl(6));
 	ibv_wr_set_ud_addr(qp_ex, all, 0xffffff, QKEY);
 	ibv_wr_set_sge(qp_ex, mr->lkey, (uintptr_t)memory[1], 3);
 	CODE(0, ibv_wr_complete(qp_ex));
-	wc = next(plain.cq);
+	wc = next_completion(plain.cq);
 	NEED(wc.wr_id == 2 && wc.byte_len == GRH + 3 && ntohl(wc.imm_data) == 6);
 	CODE(EBUSY, ibv_destroy_qp(plain.qp));
-	/* A refused call has no effect: the queue pair still receives. */
+	/* The failed ibv_destroy_qp has no effect: the queue pair still receives. */
 	receive(plain.qp, 2);
 	ibv_wr_start(qp_ex);
 	ibv_wr_send(qp_ex);
 	ibv_wr_set_ud_addr(qp_ex, all, 0xffffff, QKEY);
 	ibv_wr_set_inline_data(qp_ex, "busy", 4);
 	CODE(0, ibv_wr_complete(qp_ex));
-	CODE(GRH + 4, next(plain.cq).byte_len);
+	CODE(GRH + 4, next_completion(plain.cq).byte_len);
 	CODE(0, ibv_detach_mcast(plain.qp, &group, 0));
 	CODE(EINVAL, ibv_detach_mcast(plain.qp, &group, 0));
 	CODE(0, ibv_destroy_ah(all));
 }
 
-/* In ERR, a queue pair with a shared receive queue takes no more receives from it. */
-static void last_receive(struct ibv_qp *qp)
+/* When a queue pair with a shared receive queue moves to ERR, there is an event that it uses no
+ * more receives. */
+static void test_last_wqe_event(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	struct pollfd fd = { .fd = context->async_fd, .events = POLLIN };
@@ -319,12 +322,12 @@ int main(void)
 	NEED(ibv_query_gid(context, 1, 0, &gid) == 0 && (pd = ibv_alloc_pd(context)));
 	NEED((mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE)));
 	create_ends();
-	ah = handle_to(&gid);
-	refused(plain.qp, ah);
-	exchange(ah);
-	send_from_entries(&gid);
-	multicast(&gid);
-	last_receive(plain.qp);
+	ah = create_handle(&gid);
+	test_refused_sends(plain.qp, ah);
+	test_exchange(ah);
+	test_source_entries(&gid);
+	test_multicast(&gid);
+	test_last_wqe_event(plain.qp);
 	CODE(0, ibv_destroy_ah(ah));
 	CODE(EBUSY, ibv_destroy_srq(srq));
 	CODE(EBUSY, ibv_destroy_cq(extended.cq));

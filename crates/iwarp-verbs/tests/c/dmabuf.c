@@ -1,6 +1,6 @@
-/* Registration of DMA-bufs. Few machines have a device that exports them, so this program replaces
- * fstatfs, which pretends that an anonymous file is one, and ioctl, which counts synchronizations.
- * The descriptor, its size and its mappings are real. */
+/* Tests of the registration of DMA-bufs. Few machines have a device that exports them, so this
+ * program uses an anonymous file. It replaces fstatfs, which reports the file as a DMA-buf, and
+ * ioctl, which counts synchronizations. The descriptor, its size and its mappings are real. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdarg.h>
@@ -28,13 +28,13 @@ struct mr_attributes {
 
 struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct mr_attributes *) __asm__("ibv_reg_mr_ex");
 
-static _Atomic int lie, begun, ended, sync_error;
+static _Atomic int pretend_dmabuf, begun, ended, sync_error;
 
 int fstatfs(int fd, struct statfs *to)
 {
 	int got = syscall(SYS_fstatfs, fd, to);
 
-	if (got == 0 && lie)
+	if (got == 0 && pretend_dmabuf)
 		to->f_type = DMA_BUF_MAGIC;
 	return got;
 }
@@ -65,7 +65,7 @@ int ioctl(int fd, unsigned long request, ...)
 	return 0;
 }
 
-static int mappings(const char *name)
+static int count_mappings(const char *name)
 {
 	FILE *maps = fopen("/proc/self/maps", "r");
 	char line[512];
@@ -78,7 +78,7 @@ static int mappings(const char *name)
 	return n;
 }
 
-static int descriptors(void)
+static int count_descriptors(void)
 {
 	int n = 0;
 
@@ -87,23 +87,23 @@ static int descriptors(void)
 	return n;
 }
 
-static void refused(int fd)
+static void test_invalid_registrations(int fd)
 {
 	int pipes[2];
 
 	NEED(pipe(pipes) == 0);
-	lie = 0;
+	pretend_dmabuf = 0;
 	IS_NULL(EBADF, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, -1, PAIR_ACCESS));
 	/* An ordinary file is not a DMA-buf, even if it could be mapped. */
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, pipes[0], PAIR_ACCESS));
-	lie = 1;
+	pretend_dmabuf = 1;
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(NULL, 0, SIZE, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, 0, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE + 1, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, PAGE, SIZE, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, UINT64_MAX, 2, UINT64_MAX, fd, PAIR_ACCESS));
-	/* The address has the offset of the buffer within a page. */
+	/* The offset within a page must be the same in `offset` and `iova`. */
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 8, PAGE, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 1, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, IBV_ACCESS_REMOTE_WRITE));
@@ -119,18 +119,18 @@ static void refused(int fd)
 	close(pipes[1]);
 }
 
-/* A peer writes to and reads from the buffer, at an offset that is not page-aligned. */
-static void used(int fd, int by_attributes)
+/* A peer writes and reads a buffer whose offset is not page-aligned. */
+static void test_buffer(int fd, int by_attributes)
 {
 	const uint64_t offset = PAGE + 40, iova = 0x123000 + 40, length = 2 * PAGE;
-	int before = mappings("memfd:dmabuf"), open_before = descriptors(), at_start = begun,
+	int before = count_mappings("memfd:dmabuf"), open_before = count_descriptors(), at_start = begun,
 		at_end = ended;
 	struct ibv_mr *buffer;
-	char *seen;
+	char *mapped;
 	struct pair p;
 
-	NEED((seen = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
-	memset(seen, 0x33, SIZE);
+	NEED((mapped = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
+	memset(mapped, 0x33, SIZE);
 	if (by_attributes) {
 		struct mr_attributes a = { .length = length, .access = PAIR_ACCESS, .comp_mask = 1 | 4 | 8,
 			.iova = iova, .fd = fd, .fd_offset = offset };
@@ -143,7 +143,7 @@ static void used(int fd, int by_attributes)
 	NEED(buffer);
 	CODE(at_start + 1, begun);
 	CHECK((uintptr_t)buffer->addr == offset && buffer->length == length && buffer->pd == pd);
-	CODE(before + 2, mappings("memfd:dmabuf"));
+	CODE(before + 2, count_mappings("memfd:dmabuf"));
 	create_pair(&p, IBV_QPT_RC, 0);
 	to_init(p.qp[0]);
 	to_init(p.qp[1]);
@@ -152,9 +152,9 @@ static void used(int fd, int by_attributes)
 		memory[i] = i * 13;
 	post_to(&p, IBV_WR_RDMA_WRITE, iova, buffer->rkey, length, IBV_SEND_SIGNALED);
 	CODE(IBV_WC_SUCCESS, completion(p.cq[0]).status);
-	CHECK(!memcmp(seen + offset, memory, length));
-	CHECK(seen[offset - 1] == 0x33 && seen[offset + length] == 0x33);
-	seen[offset + 5] = 0x44;
+	CHECK(!memcmp(mapped + offset, memory, length));
+	CHECK(mapped[offset - 1] == 0x33 && mapped[offset + length] == 0x33);
+	mapped[offset + 5] = 0x44;
 	post_to(&p, IBV_WR_RDMA_READ, iova + 5, buffer->rkey, 1, IBV_SEND_SIGNALED);
 	CODE(IBV_WC_SUCCESS, completion(p.cq[0]).status);
 	CODE(0x44, memory[0]);
@@ -164,11 +164,11 @@ static void used(int fd, int by_attributes)
 	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(buffer, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0));
 	CODE(0, ibv_dereg_mr(buffer));
 	CODE(at_end + 1, ended);
-	munmap(seen, SIZE);
-	CODE(before, mappings("memfd:dmabuf"));
-	/* The first connection also opens descriptors that the library keeps. */
+	munmap(mapped, SIZE);
+	CODE(before, count_mappings("memfd:dmabuf"));
+	/* The first test also opens descriptors that the library keeps open. */
 	if (by_attributes)
-		CODE(open_before, descriptors());
+		CODE(open_before, count_descriptors());
 }
 
 int main(void)
@@ -177,17 +177,16 @@ int main(void)
 
 	NEED(fd >= 0 && ftruncate(fd, SIZE) == 0);
 	open_device();
-	refused(fd);
-	used(fd, 0);
-	used(fd, 1);
-	/* Read-only memory needs no right to write, and closing the descriptor does not end the region.
-	 * */
-	int again = dup(fd);
-	struct ibv_mr *only = ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, again, IBV_ACCESS_REMOTE_READ);
+	test_invalid_registrations(fd);
+	test_buffer(fd, 0);
+	test_buffer(fd, 1);
+	/* Register without local write, and close the descriptor before deregistering. */
+	int duplicate = dup(fd);
+	struct ibv_mr *region = ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, duplicate, IBV_ACCESS_REMOTE_READ);
 
-	NEED(only);
-	close(again);
-	CODE(0, ibv_dereg_mr(only));
+	NEED(region);
+	close(duplicate);
+	CODE(0, ibv_dereg_mr(region));
 	close_device();
 	return result();
 }

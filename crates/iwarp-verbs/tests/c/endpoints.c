@@ -1,5 +1,5 @@
-/* Endpoints: what the peer receives, and what the synchronous calls create and report: private
- * data, depths, domains, sizes, refusals. */
+/* Tests of endpoints: the parameters that the peer receives, and the objects and values that the
+ * synchronous calls create and report. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -8,10 +8,10 @@
 #include <rdma/rdma_verbs.h>
 #include <sys/socket.h>
 
-enum { LONG = 200 };
+enum { DATA_LEN = 200 };
 
 static char port[8];
-static unsigned char data[LONG];
+static unsigned char data[DATA_LEN];
 
 static struct ibv_qp_init_attr attributes(void)
 {
@@ -22,7 +22,7 @@ static struct ibv_qp_init_attr attributes(void)
 	return attr;
 }
 
-static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+static struct rdma_cm_id *create_listener(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP,
 		.ai_flags = RAI_PASSIVE | RAI_NUMERICHOST }, *here;
@@ -35,21 +35,21 @@ static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *a
 	return id;
 }
 
-/* Creates an active end point; `with` is private data for the address information. */
-static struct rdma_cm_id *caller(const void *with, size_t length)
+/* Creates an active endpoint. `connect_data` is private data in the address information. */
+static struct rdma_cm_id *create_caller(const void *connect_data, size_t length)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_NUMERICHOST }, *there;
 	struct ibv_qp_init_attr attr = attributes();
 	struct rdma_cm_id *id;
 
 	NEED(rdma_getaddrinfo("127.0.0.1", port, &hints, &there) == 0);
-	if (with) {
+	if (connect_data) {
 		NEED((there->ai_connect = malloc(length)));
-		memcpy(there->ai_connect, with, length);
+		memcpy(there->ai_connect, connect_data, length);
 		there->ai_connect_len = length;
 	}
 	NEED(rdma_create_ep(&id, there, NULL, &attr) == 0);
-	/* The actual sizes are reported, which are never smaller. */
+	/* The reported sizes are at least the requested sizes. */
 	CHECK(attr.cap.max_inline_data > 1 && attr.cap.max_send_wr >= 3 && attr.cap.max_recv_wr >= 3);
 	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq &&
 		id->qp->send_cq == id->send_cq);
@@ -58,14 +58,14 @@ static struct rdma_cm_id *caller(const void *with, size_t length)
 }
 
 struct call {
-	const void *with;
+	const void *connect_data;
 	size_t length;
 	struct rdma_conn_param *param;
 	int result, error;
 };
 
-/* A rejected caller's queue pair is in ERR: the receive posted before is flushed. */
-static void flushed(struct rdma_cm_id *id)
+/* The queue pair of a rejected caller is in ERR, and its receive is flushed. */
+static void expect_flushed(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
@@ -77,10 +77,10 @@ static void flushed(struct rdma_cm_id *id)
 	CODE(IBV_WC_WR_FLUSH_ERR, (int)wc.status);
 }
 
-static void *connect_to(void *of)
+static void *connect_to(void *arg)
 {
-	struct call *call = of;
-	struct rdma_cm_id *id = caller(call->with, call->length);
+	struct call *call = arg;
+	struct rdma_cm_id *id = create_caller(call->connect_data, call->length);
 	static char inbox[8];
 	struct ibv_mr *mr = rdma_reg_msgs(id, inbox, sizeof(inbox));
 
@@ -91,11 +91,11 @@ static void *connect_to(void *of)
 	call->error = errno;
 	if (call->result == 0) {
 		CODE(RDMA_CM_EVENT_ESTABLISHED, (int)id->event->event);
-		CHECK(id->event->param.conn.private_data_len >= LONG);
-		CHECK(!memcmp(id->event->param.conn.private_data, data, LONG));
+		CHECK(id->event->param.conn.private_data_len >= DATA_LEN);
+		CHECK(!memcmp(id->event->param.conn.private_data, data, DATA_LEN));
 		CODE(0, rdma_disconnect(id));
 	} else {
-		flushed(id);
+		expect_flushed(id);
 	}
 	CODE(0, rdma_dereg_mr(mr));
 	rdma_destroy_ep(id);
@@ -110,27 +110,28 @@ static pthread_t start(struct call *call)
 	return thread;
 }
 
-/* Both ends get the other's private data, of any length, and its parameters. The queue pair has the
- * program's protection domain. The caller's private data come from the address information or from
- * the call, which takes precedence. */
-static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int own)
+/* Each end gets the private data and the parameters of the other end. The queue pair has the
+ * protection domain of the program. The caller passes private data in the address information or to
+ * rdma_connect, which takes precedence. */
+static void test_parameters(struct ibv_pd *pd, const void *hint, size_t length, int use_param)
 {
-	struct rdma_conn_param ask = { .private_data = own ? data : NULL, .private_data_len = own
-		? LONG : 0,
+	struct rdma_conn_param ask = { .private_data = use_param ? data : NULL, .private_data_len =
+		use_param
+		? DATA_LEN : 0,
 		.responder_resources = 3, .initiator_depth = 5 }, answer = { .private_data = data,
-		.private_data_len = LONG, .responder_resources = 5, .initiator_depth = 3 };
+		.private_data_len = DATA_LEN, .responder_resources = 5, .initiator_depth = 3 };
 	struct ibv_qp_init_attr attr = attributes();
-	struct rdma_cm_id *listening = listener(pd, &attr), *id;
+	struct rdma_cm_id *listening = create_listener(pd, &attr), *id;
 	struct call call = { hint, length, &ask, -1, 0 };
-	struct rdma_conn_param *told;
+	struct rdma_conn_param *reported;
 	pthread_t thread = start(&call);
 
 	NEED(rdma_get_request(listening, &id) == 0 && id->event);
-	told = &id->event->param.conn;
-	CHECK(told->private_data_len >= LONG);
-	CHECK(!memcmp(told->private_data, data, LONG));
-	CODE(5, told->responder_resources);
-	CODE(3, told->initiator_depth);
+	reported = &id->event->param.conn;
+	CHECK(reported->private_data_len >= DATA_LEN);
+	CHECK(!memcmp(reported->private_data, data, DATA_LEN));
+	CODE(5, reported->responder_resources);
+	CODE(3, reported->initiator_depth);
 	CHECK(id->qp && id->qp->pd == pd && id->pd == pd);
 	CODE(EBUSY, ibv_dealloc_pd(pd));
 	CODE(0, rdma_accept(id, &answer));
@@ -140,9 +141,9 @@ static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int o
 	rdma_destroy_ep(listening);
 }
 
-static void refusal(void)
+static void test_rejection(void)
 {
-	struct rdma_cm_id *listening = listener(NULL, NULL), *id;
+	struct rdma_cm_id *listening = create_listener(NULL, NULL), *id;
 	struct call call = { NULL, 0, NULL, 0, 0 };
 	pthread_t thread = start(&call);
 
@@ -155,8 +156,8 @@ static void refusal(void)
 	rdma_destroy_ep(listening);
 }
 
-/* If no queue pair can be created for a request, the peer does not wait, and nothing leaks. */
-static void no_queue_pair(void)
+/* If no queue pair can be created for a request, the request is rejected. */
+static void test_failed_queue_pair(void)
 {
 	struct ibv_qp_init_attr attr = attributes();
 	struct rdma_cm_id *listening, *id;
@@ -164,7 +165,7 @@ static void no_queue_pair(void)
 	pthread_t thread;
 
 	attr.cap.max_send_wr = 1 << 30;
-	listening = listener(NULL, &attr);
+	listening = create_listener(NULL, &attr);
 	thread = start(&call);
 	MINUS_ONE(EINVAL, rdma_get_request(listening, &id));
 	NEED(pthread_join(thread, NULL) == 0);
@@ -172,10 +173,10 @@ static void no_queue_pair(void)
 	rdma_destroy_ep(listening);
 }
 
-/* A completion queue created for a shared queue's receives has room for all of them. */
-static void created_queues_are_large_enough(void)
+/* A completion queue that is created for a shared receive queue has room for all its receives. */
+static void test_created_queues(void)
 {
-	struct rdma_cm_id *listening = listener(NULL, NULL), *id;
+	struct rdma_cm_id *listening = create_listener(NULL, NULL), *id;
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_NUMERICHOST }, *there;
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 500, .max_sge = 1 } };
 	struct ibv_qp_init_attr attr = attributes();
@@ -196,15 +197,15 @@ int main(void)
 	struct ibv_pd *pd;
 	int i;
 
-	for (i = 0; i < LONG; i++)
+	for (i = 0; i < DATA_LEN; i++)
 		data[i] = (unsigned char)(i + 1);
 	NEED(devices && (loopback = devices[0]) && (pd = ibv_alloc_pd(loopback)));
-	parameters(pd, data, LONG, 0);
-	parameters(pd, NULL, 0, 1);
-	parameters(pd, "other", 5, 1);
-	refusal();
-	no_queue_pair();
-	created_queues_are_large_enough();
+	test_parameters(pd, data, DATA_LEN, 0);
+	test_parameters(pd, NULL, 0, 1);
+	test_parameters(pd, "other", 5, 1);
+	test_rejection();
+	test_failed_queue_pair();
+	test_created_queues();
 	CODE(0, ibv_dealloc_pd(pd));
 	rdma_free_devices(devices);
 	return result();

@@ -1,5 +1,5 @@
-/* A process in an unusual or changing environment: threads with small stacks, a sandbox that
- * refuses system calls, and a thread that moves to another network namespace. */
+/* Tests in unusual environments: threads with small stacks, a sandbox that refuses system calls,
+ * and a thread that moves to another network namespace. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/audit.h>
@@ -20,11 +20,11 @@
 
 enum { SMALL_STACK = 64 * 1024 };
 
-static void *serve(void *p)
+static void *run_server(void *p)
 {
 	struct peer *peer = p;
 
-	take_connection(peer);
+	accept_connection(peer);
 	for (int i = 0; i < 20; i++)
 		exchange_words(peer, "pong", "ping");
 	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
@@ -32,7 +32,7 @@ static void *serve(void *p)
 	return NULL;
 }
 
-static void *ask(void *p)
+static void *run_client(void *p)
 {
 	struct peer *peer = p;
 
@@ -46,13 +46,13 @@ static void *ask(void *p)
 
 static int port;
 
-static void *reach_and_ask(void *p)
+static void *connect_and_run_client(void *p)
 {
-	reach(p, port);
-	return ask(p);
+	connect_to_port(p, port);
+	return run_client(p);
 }
 
-/* Connects two threads with stacks of this size, which also load and start all of the library. */
+/* Connects two threads with stacks of this size. The threads also initialize the library. */
 static void connect_on_stacks(size_t size)
 {
 	static struct peer server, client;
@@ -61,16 +61,16 @@ static void connect_on_stacks(size_t size)
 
 	memset(&server, 0, sizeof(server));
 	memset(&client, 0, sizeof(client));
-	port = serve_on(&server);
+	port = listen_on_free_port(&server);
 	NEED(pthread_attr_init(&attr) == 0 && pthread_attr_setstacksize(&attr, size) == 0);
-	NEED(pthread_create(&threads[0], &attr, serve, &server) == 0);
-	NEED(pthread_create(&threads[1], &attr, reach_and_ask, &client) == 0);
+	NEED(pthread_create(&threads[0], &attr, run_server, &server) == 0);
+	NEED(pthread_create(&threads[1], &attr, connect_and_run_client, &client) == 0);
 	for (int i = 0; i < 2; i++)
 		NEED(pthread_join(threads[i], NULL) == 0);
 	pthread_attr_destroy(&attr);
 }
 
-/* Runs `body` in a child, and counts its checks. */
+/* Runs `body` in a child process, and adds its checks to those of this process. */
 static void in_child(void (*body)(void))
 {
 	int status = 0, counts[2] = { 0 }, pipes[2];
@@ -97,13 +97,13 @@ static void in_child(void (*body)(void))
 	failures += counts[1];
 }
 
-static void small_stacks(void)
+static void test_small_stacks(void)
 {
 	connect_on_stacks(SMALL_STACK);
 	connect_on_stacks(SMALL_STACK);
 }
 
-/* System calls that sandboxes refuse, and that the library or its dependencies may try. */
+/* System calls that sandboxes refuse, and that the library or its dependencies may use. */
 static const int refused[] = {
 	SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_sched_yield,
 		SYS_sched_getaffinity, SYS_sched_setaffinity,
@@ -118,7 +118,7 @@ static const int refused[] = {
 
 enum { REFUSED = sizeof(refused) / sizeof(refused[0]) };
 
-/* Makes these calls fail with `error` in this thread and those that it starts. */
+/* Makes these system calls fail with `error`, in this thread and in threads that it starts. */
 static void enter_sandbox(int error)
 {
 	struct sock_filter filter[REFUSED + 3];
@@ -138,13 +138,13 @@ static void enter_sandbox(int error)
 	MINUS_ONE(error, (int)syscall(SYS_getrusage, 0, NULL));
 }
 
-static void sandbox_eperm(void)
+static void test_sandbox_eperm(void)
 {
 	enter_sandbox(EPERM);
 	connect_on_stacks(1 << 20);
 }
 
-static void sandbox_enosys(void)
+static void test_sandbox_enosys(void)
 {
 	enter_sandbox(ENOSYS);
 	connect_on_stacks(1 << 20);
@@ -160,7 +160,7 @@ static void bring_up_loopback(void)
 }
 
 /* Moves to a new network namespace. Returns 0 if that is not allowed. */
-static int own_network(void)
+static int enter_new_network(void)
 {
 	uid_t uid = getuid();
 	char map[40];
@@ -180,16 +180,16 @@ static int own_network(void)
 	return 1;
 }
 
-static void *serve_three(void *p)
+static void *run_server_for_two(void *p)
 {
 	struct peer *peer = p, second = { 0 };
 
-	take_connection(peer);
+	accept_connection(peer);
 	for (int i = 0; i < 3; i++)
 		exchange_words(peer, "pong", "ping");
-	/* The listener is still in its socket's namespace. */
+	/* The listener is still in the first namespace. */
 	second.channel = peer->channel;
-	take_connection(&second);
+	accept_connection(&second);
 	exchange_words(&second, "pong", "ping");
 	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
 	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
@@ -199,31 +199,31 @@ static void *serve_three(void *p)
 	return NULL;
 }
 
-/* Connections survive when a thread that uses them moves to another network namespace. It can reach
- * no peer from there, and all of them after its return. */
-static void move_to_another_network(void)
+/* A connection survives when a thread that uses it moves to another network namespace. In that
+ * namespace the thread cannot connect to the server. After its return, it can. */
+static void test_network_namespace(void)
 {
 	static struct peer server, client, later;
-	struct sockaddr_in at = { .sin_family = AF_INET };
+	struct sockaddr_in addr = { .sin_family = AF_INET };
 	struct rdma_cm_id *lost;
 	pthread_t thread;
 	int first;
 
-	if (!own_network())
+	if (!enter_new_network())
 		return;
-	port = serve_on(&server);
-	NEED(pthread_create(&thread, NULL, serve_three, &server) == 0);
-	reach(&client, port);
+	port = listen_on_free_port(&server);
+	NEED(pthread_create(&thread, NULL, run_server_for_two, &server) == 0);
+	connect_to_port(&client, port);
 	exchange_words(&client, "ping", "pong");
 	first = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
 	NEED(first >= 0 && unshare(CLONE_NEWNET) == 0);
 	exchange_words(&client, "ping", "pong");
 
-	/* No interface is up here. The attempt fails by its call or by an event. */
-	at.sin_port = htons((uint16_t)port);
-	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	/* No interface is up in this namespace. The call fails, or an event reports the failure. */
+	addr.sin_port = htons((uint16_t)port);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	NEED(rdma_create_id(client.channel, &lost, NULL, RDMA_PS_TCP) == 0);
-	if (rdma_resolve_addr(lost, NULL, (struct sockaddr *)&at, 2000) == 0) {
+	if (rdma_resolve_addr(lost, NULL, (struct sockaddr *)&addr, 2000) == 0) {
 		struct rdma_cm_event *event;
 
 		NEED(rdma_get_cm_event(client.channel, &event) == 0);
@@ -237,7 +237,7 @@ static void move_to_another_network(void)
 
 	NEED(setns(first, CLONE_NEWNET) == 0);
 	close(first);
-	reach(&later, port);
+	connect_to_port(&later, port);
 	exchange_words(&later, "ping", "pong");
 	CODE(0, rdma_disconnect(later.id));
 	CODE(0, rdma_disconnect(client.id));
@@ -250,10 +250,10 @@ static void move_to_another_network(void)
 
 int main(void)
 {
-	in_child(small_stacks);
-	in_child(sandbox_eperm);
-	in_child(sandbox_enosys);
-	in_child(move_to_another_network);
-	small_stacks();
+	in_child(test_small_stacks);
+	in_child(test_sandbox_eperm);
+	in_child(test_sandbox_enosys);
+	in_child(test_network_namespace);
+	test_small_stacks();
 	return result();
 }

@@ -1,7 +1,6 @@
-/* Makes the wrong calls of docs/errno.md and writes each result to standard error. The program runs
- * with any library and iWARP device; its last argument is an address of the device.
- * `errnos-siw.txt` has the output on Linux's siw, with which the test compares the output on this
- * library. */
+/* Makes the wrong calls of docs/errno.md, and writes each result to standard error. The program
+ * runs with any library and iWARP device; its last argument is an address of the device. The test
+ * compares the output on this library with `errnos-siw.txt`, the output on Linux's siw. */
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <arpa/inet.h>
@@ -22,7 +21,7 @@ static struct rdma_cm_id *id, *accepted;
 static char memory[8192];
 static struct ibv_sge sge[3];
 
-static const char *name(int error)
+static const char *errno_name(int error)
 {
 	switch (error) {
 	case 0: return "0";
@@ -41,27 +40,27 @@ static const char *name(int error)
 }
 
 /* siw's provider returns some errors as negative numbers, and others as -1 with errno. */
-static void say(const char *call, int error)
+static void print_result(const char *call, int error)
 {
 	if (error == -1)
-		fprintf(stderr, "%s: -1, %s\n", call, name(errno));
+		fprintf(stderr, "%s: -1, %s\n", call, errno_name(errno));
 	else
-		fprintf(stderr, "%s: %s%s\n", call, error < 0 ? "-" : "", name(abs(error)));
+		fprintf(stderr, "%s: %s%s\n", call, error < 0 ? "-" : "", errno_name(abs(error)));
 }
 
-static void say_posted(const char *call, int error, const void *bad)
+static void print_post_result(const char *call, int error, const void *bad)
 {
 	if (error == 0 && bad)
 		fprintf(stderr, "%s: 0, bad_wr\n", call);
 	else
-		say(call, error);
+		print_result(call, error);
 }
 
-#define CALL(what, call) say(what, (call))
-#define MAKE(what, call) say(what, (call) ? 0 : errno)
-#define POST(what, call) (bad = NULL, result = (call), say_posted(what, result, bad))
+#define CALL(what, call) print_result(what, (call))
+#define MAKE(what, call) print_result(what, (call) ? 0 : errno)
+#define POST(what, call) (bad = NULL, result = (call), print_post_result(what, result, bad))
 
-static struct ibv_qp_init_attr sizes(void)
+static struct ibv_qp_init_attr default_attributes(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1,
@@ -70,16 +69,17 @@ static struct ibv_qp_init_attr sizes(void)
 	return attr;
 }
 
-static struct ibv_qp *fresh(void)
+static struct ibv_qp *new_qp(void)
 {
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = default_attributes();
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
 	NEED(qp);
 	return qp;
 }
 
-static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm_event_type want)
+static struct rdma_cm_id *next_event(struct rdma_event_channel *channel,
+	enum rdma_cm_event_type want)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *from;
@@ -94,14 +94,14 @@ static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm
 	return from;
 }
 
-static void make_objects(void)
+static void create_objects(void)
 {
 	int i;
 
 	context = id->verbs;
 	other = ibv_open_device(context->device);
 	NEED(other);
-	/* Numbers of the other context's objects must not exist in this context. */
+	/* The other context must have objects with numbers that do not exist in this context. */
 	for (i = 0; i < HANDLES; i++)
 		NEED((other_pd = ibv_alloc_pd(other)));
 	pd = ibv_alloc_pd(context);
@@ -131,20 +131,20 @@ static void connect_to(const char *address)
 	NEED(rdma_bind_addr(listener, (struct sockaddr *)&to) == 0 && rdma_listen(listener, 1) == 0);
 	to.sin_port = rdma_get_src_port(listener);
 	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0);
-	event(active, RDMA_CM_EVENT_ADDR_RESOLVED);
+	next_event(active, RDMA_CM_EVENT_ADDR_RESOLVED);
 	NEED(rdma_resolve_route(id, 2000) == 0);
-	event(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	make_objects();
-	attr = sizes();
+	next_event(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	create_objects();
+	attr = default_attributes();
 	NEED(rdma_create_qp(id, pd, &attr) == 0 && rdma_connect(id, &param) == 0);
-	accepted = event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
-	attr = sizes();
+	accepted = next_event(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	attr = default_attributes();
 	NEED(rdma_create_qp(accepted, pd, &attr) == 0 && rdma_accept(accepted, &param) == 0);
-	event(active, RDMA_CM_EVENT_ESTABLISHED);
-	event(passive, RDMA_CM_EVENT_ESTABLISHED);
+	next_event(active, RDMA_CM_EVENT_ESTABLISHED);
+	next_event(passive, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-static void registrations(void)
+static void test_registrations(void)
 {
 	const int write = IBV_ACCESS_LOCAL_WRITE;
 	char *hole = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -159,32 +159,32 @@ static void registrations(void)
 	MAKE("ibv_reg_mr with remote atomic only", ibv_reg_mr(pd, memory, 8, IBV_ACCESS_REMOTE_ATOMIC));
 }
 
-static struct ibv_qp *typed(int type)
+static struct ibv_qp *create_of_type(int type)
 {
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = default_attributes();
 
 	attr.qp_type = type;
 	return ibv_create_qp(pd, &attr);
 }
 
-static void queue_pairs(void)
+static void test_queue_pairs(void)
 {
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = default_attributes();
 
-	MAKE("ibv_create_qp of type 0", typed(0));
-	MAKE("ibv_create_qp of type 100", typed(100));
-	MAKE("ibv_create_qp for raw packets", typed(IBV_QPT_RAW_PACKET));
+	MAKE("ibv_create_qp of type 0", create_of_type(0));
+	MAKE("ibv_create_qp of type 100", create_of_type(100));
+	MAKE("ibv_create_qp for raw packets", create_of_type(IBV_QPT_RAW_PACKET));
 	attr.send_cq = other_cq;
 	MAKE("ibv_create_qp with a completion queue of another context", ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = default_attributes();
 	MAKE("ibv_create_qp with a protection domain of another context", ibv_create_qp(other_pd, &attr));
-	attr = sizes();
+	attr = default_attributes();
 	attr.cap.max_send_wr = UINT32_MAX;
 	MAKE("ibv_create_qp with too many send requests", ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = default_attributes();
 	attr.cap.max_recv_sge = 1000;
 	MAKE("ibv_create_qp with too many elements of a receive", ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = default_attributes();
 	attr.srq = srq;
 	attr.cap.max_recv_wr = attr.cap.max_recv_sge = UINT32_MAX;
 	MAKE("ibv_create_qp with a shared receive queue and sizes above all limits",
@@ -195,10 +195,10 @@ static void queue_pairs(void)
 	CALL("ibv_dealloc_pd in use", ibv_dealloc_pd(pd));
 }
 
-static void sends(void)
+static void test_sends(void)
 {
 	struct ibv_send_wr wr = { .sg_list = sge, .num_sge = 1, .opcode = 100 }, *bad;
-	struct ibv_qp *qp = accepted->qp, *unused = fresh();
+	struct ibv_qp *qp = accepted->qp, *unused = new_qp();
 	int result;
 
 	POST("ibv_post_send with opcode 100", ibv_post_send(qp, &wr, &bad));
@@ -211,16 +211,16 @@ static void sends(void)
 	sge[0].length = 8;
 	wr.send_flags = 0;
 	POST("ibv_post_send in RESET", ibv_post_send(unused, &wr, &bad));
-	/* siw's provider sends this. */
+	/* siw's provider does not refuse this request. */
 	wr.num_sge = 3;
 	POST("ibv_post_send with too many elements", ibv_post_send(qp, &wr, &bad));
 	NEED(ibv_destroy_qp(unused) == 0);
 }
 
-static void receives(void)
+static void test_receives(void)
 {
 	struct ibv_recv_wr wr = { .sg_list = sge, .num_sge = 2 }, *bad;
-	struct ibv_qp *unused = fresh();
+	struct ibv_qp *unused = new_qp();
 	int i, result = 0;
 
 	POST("ibv_post_recv with too many elements", ibv_post_recv(id->qp, &wr, &bad));
@@ -234,31 +234,31 @@ static void receives(void)
 	NEED(ibv_destroy_qp(unused) == 0);
 }
 
-static const char *const last = "ibv_post_recv with a shared receive queue";
+static const char *const last_call = "ibv_post_recv with a shared receive queue";
 
-static void divided_by_zero(int signal)
+static void print_sigfpe(int signal)
 {
 	(void)signal;
-	fprintf(stderr, "%s: SIGFPE\n", last);
+	fprintf(stderr, "%s: SIGFPE\n", last_call);
 	exit(0);
 }
 
 /* siw's provider divides by the depth of the receive queue, so this comes last. */
-static void receive_without_queue(void)
+static void test_receive_with_srq(void)
 {
 	struct ibv_recv_wr wr = { .num_sge = 0 }, *bad;
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = default_attributes();
 	struct ibv_qp *qp;
 	int result;
 
 	attr.srq = srq;
 	attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0;
 	NEED((qp = ibv_create_qp(pd, &attr)));
-	signal(SIGFPE, divided_by_zero);
-	POST(last, ibv_post_recv(qp, &wr, &bad));
+	signal(SIGFPE, print_sigfpe);
+	POST(last_call, ibv_post_recv(qp, &wr, &bad));
 }
 
-static void shared_queue(void)
+static void test_srq(void)
 {
 	struct ibv_srq_attr attr = { .max_wr = 4, .srq_limit = 1000 };
 
@@ -267,7 +267,7 @@ static void shared_queue(void)
 		ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
 }
 
-static int move(struct ibv_qp *qp, enum ibv_qp_state to, int more)
+static int change_state(struct ibv_qp *qp, enum ibv_qp_state to, int more)
 {
 	struct ibv_qp_attr attr = { .qp_state = to, .cur_qp_state = IBV_QPS_RTS, .dest_qp_num = 5,
 		.qp_access_flags = IBV_ACCESS_REMOTE_READ };
@@ -275,7 +275,7 @@ static int move(struct ibv_qp *qp, enum ibv_qp_state to, int more)
 	return ibv_modify_qp(qp, &attr, more | (to == IBV_QPS_UNKNOWN ? 0 : IBV_QP_STATE));
 }
 
-static void changes(void)
+static void test_state_changes(void)
 {
 	static const struct {
 		const char *call;
@@ -291,21 +291,21 @@ static void changes(void)
 	unsigned int i;
 
 	for (i = 0; i < sizeof(idle) / sizeof(idle[0]); i++) {
-		struct ibv_qp *qp = fresh();
+		struct ibv_qp *qp = new_qp();
 
-		CALL(idle[i].call, move(qp, idle[i].to, 0));
+		CALL(idle[i].call, change_state(qp, idle[i].to, 0));
 		NEED(ibv_destroy_qp(qp) == 0);
 	}
-	CALL("ibv_modify_qp of rights in RTS", move(id->qp, IBV_QPS_UNKNOWN, IBV_QP_ACCESS_FLAGS));
+	CALL("ibv_modify_qp of rights in RTS", change_state(id->qp, IBV_QPS_UNKNOWN, IBV_QP_ACCESS_FLAGS));
 	for (i = 0; i < sizeof(connected) / sizeof(connected[0]); i++)
-		CALL(connected[i].call, move(id->qp, connected[i].to, 0));
-	CALL("ibv_modify_qp of a peer in RTS", move(id->qp, IBV_QPS_UNKNOWN, IBV_QP_DEST_QPN));
-	CALL("ibv_modify_qp of a rate limit", move(id->qp, IBV_QPS_UNKNOWN, IBV_QP_RATE_LIMIT));
-	CALL("ibv_modify_qp of an unknown attribute", move(id->qp, IBV_QPS_UNKNOWN, 1 << 30));
+		CALL(connected[i].call, change_state(id->qp, connected[i].to, 0));
+	CALL("ibv_modify_qp of a peer in RTS", change_state(id->qp, IBV_QPS_UNKNOWN, IBV_QP_DEST_QPN));
+	CALL("ibv_modify_qp of a rate limit", change_state(id->qp, IBV_QPS_UNKNOWN, IBV_QP_RATE_LIMIT));
+	CALL("ibv_modify_qp of an unknown attribute", change_state(id->qp, IBV_QPS_UNKNOWN, 1 << 30));
 }
 
-/* One list, so that no request completes before the last one is posted. */
-static void full_queue(void)
+/* The requests are in one list, so that none completes before the last is posted. */
+static void test_full_send_queue(void)
 {
 	struct ibv_send_wr list[1000], *bad;
 	int i, result;
@@ -322,13 +322,13 @@ int main(int argc, char **argv)
 {
 	NEED(argc > 1);
 	connect_to(argv[argc - 1]);
-	registrations();
-	shared_queue();
-	queue_pairs();
-	changes();
-	full_queue();
-	sends();
-	receives();
-	receive_without_queue();
+	test_registrations();
+	test_srq();
+	test_queue_pairs();
+	test_state_changes();
+	test_full_send_queue();
+	test_sends();
+	test_receives();
+	test_receive_with_srq();
 	return result();
 }

@@ -1,5 +1,5 @@
-/* An exchange like rping's, with both ends in one process. It uses every operation and destroys
- * every object, so that memory checkers attribute all leaks to the library. */
+/* An exchange as in rping, with both ends in one process. It uses every operation. It destroys
+ * every object, so that a memory checker reports only leaks of the library. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ struct target {
 static int port;
 static pthread_barrier_t ready;
 
-static struct rdma_cm_event *expect(struct end *e, enum rdma_cm_event_type type)
+static struct rdma_cm_event *next_event(struct end *e, enum rdma_cm_event_type type)
 {
 	struct rdma_cm_event *event = NULL;
 
@@ -45,7 +45,7 @@ static void acknowledge(struct rdma_cm_event *event)
 	CODE(0, rdma_ack_cm_event(event));
 }
 
-static void make(struct end *e, int shared)
+static void create_objects(struct end *e, int shared)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 4, .max_recv_sge = 2,
@@ -87,7 +87,7 @@ static void make(struct end *e, int shared)
 	NEED(e->mr && e->mw);
 }
 
-static void unmake(struct end *e)
+static void destroy_objects(struct end *e)
 {
 	rdma_destroy_qp(e->id);
 	CODE(0, ibv_dealloc_mw(e->mw));
@@ -101,9 +101,8 @@ static void unmake(struct end *e)
 	CODE(0, rdma_destroy_id(e->id));
 }
 
-/* Waits for a completion event unless a completion is ready. Returns the completion, which must be
- * a success. */
-static struct ibv_wc wait_for(struct end *e)
+/* Returns the next completion, which must be successful. Waits for an event if there is none. */
+static struct ibv_wc wait_for_completion(struct end *e)
 {
 	struct ibv_wc wc;
 	struct ibv_cq *cq;
@@ -170,17 +169,17 @@ static int is_filled(const struct end *e, int round, int length)
 
 static void listen_on(struct end *e)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET };
+	struct sockaddr_in addr = { .sin_family = AF_INET };
 
-	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	e->channel = rdma_create_event_channel();
 	NEED(e->channel && rdma_create_id(e->channel, &e->id, e, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(e->id, (struct sockaddr *)&at) == 0 && rdma_listen(e->id, 4) == 0);
+	NEED(rdma_bind_addr(e->id, (struct sockaddr *)&addr) == 0 && rdma_listen(e->id, 4) == 0);
 	port = ntohs(rdma_get_src_port(e->id));
 }
 
-/* The passive end: answers a Send in each round, and returns when the active end disconnects. */
-static void *serve(void *unused)
+/* The passive end: replies to a Send in each round, and returns when the active end disconnects. */
+static void *run_server(void *unused)
 {
 	struct end listener = { 0 }, e = { 0 };
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
@@ -191,31 +190,31 @@ static void *serve(void *unused)
 	(void)unused;
 	listen_on(&listener);
 	pthread_barrier_wait(&ready);
-	event = expect(&listener, RDMA_CM_EVENT_CONNECT_REQUEST);
+	event = next_event(&listener, RDMA_CM_EVENT_CONNECT_REQUEST);
 	e.id = event->id;
 	e.channel = listener.channel;
 	acknowledge(event);
-	make(&e, 1);
+	create_objects(&e, 1);
 	for (i = 0; i < BATCH; i++)
 		receive(&e, i, SIZE);
 	target = (struct target){ (uintptr_t)e.buffer, e.mr->rkey };
 	param.private_data = &target;
 	param.private_data_len = sizeof(target);
 	NEED(rdma_accept(e.id, &param) == 0);
-	acknowledge(expect(&listener, RDMA_CM_EVENT_ESTABLISHED));
+	acknowledge(next_event(&listener, RDMA_CM_EVENT_ESTABLISHED));
 	for (round = 0; round < ROUNDS; round++) {
-		struct ibv_wc wc = wait_for(&e);
+		struct ibv_wc wc = wait_for_completion(&e);
 
 		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE && is_filled(&e, round, SIZE));
 		receive(&e, wc.wr_id, SIZE);
 		post(&e, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(round) }, SIZE);
-		wait_for(&e);
-		wc = wait_for(&e);
+		wait_for_completion(&e);
+		wc = wait_for_completion(&e);
 		CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
 		receive(&e, wc.wr_id, SIZE);
 	}
-	acknowledge(expect(&listener, RDMA_CM_EVENT_DISCONNECTED));
-	unmake(&e);
+	acknowledge(next_event(&listener, RDMA_CM_EVENT_DISCONNECTED));
+	destroy_objects(&e);
 	CODE(0, rdma_destroy_id(listener.id));
 	rdma_destroy_event_channel(listener.channel);
 	return NULL;
@@ -223,29 +222,29 @@ static void *serve(void *unused)
 
 static struct target connect_to(struct end *e)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(port) };
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
 	struct rdma_cm_event *event;
 	struct target target;
 
-	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	e->channel = rdma_create_event_channel();
 	NEED(e->channel && rdma_create_id(e->channel, &e->id, e, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(e->id, NULL, (struct sockaddr *)&at, 1000) == 0);
-	acknowledge(expect(e, RDMA_CM_EVENT_ADDR_RESOLVED));
+	NEED(rdma_resolve_addr(e->id, NULL, (struct sockaddr *)&addr, 1000) == 0);
+	acknowledge(next_event(e, RDMA_CM_EVENT_ADDR_RESOLVED));
 	NEED(rdma_resolve_route(e->id, 1000) == 0);
-	acknowledge(expect(e, RDMA_CM_EVENT_ROUTE_RESOLVED));
-	make(e, 0);
+	acknowledge(next_event(e, RDMA_CM_EVENT_ROUTE_RESOLVED));
+	create_objects(e, 0);
 	receive(e, 1, SIZE);
 	NEED(rdma_connect(e->id, &param) == 0);
-	event = expect(e, RDMA_CM_EVENT_ESTABLISHED);
+	event = next_event(e, RDMA_CM_EVENT_ESTABLISHED);
 	NEED(event->param.conn.private_data_len >= sizeof(target));
 	memcpy(&target, event->param.conn.private_data, sizeof(target));
 	acknowledge(event);
 	return target;
 }
 
-static void bind_and_invalidate(struct end *e)
+static void test_bind_and_invalidate(struct end *e)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
 
@@ -254,17 +253,17 @@ static void bind_and_invalidate(struct end *e)
 	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ e->mr, (uintptr_t)e->buffer, 64,
 		IBV_ACCESS_REMOTE_READ };
 	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
-	wait_for(e);
+	wait_for_completion(e);
 	e->mw->rkey = wr.bind_mw.rkey;
 	CODE(EBUSY, ibv_dereg_mr(e->mr));
 	wr = (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED };
 	wr.invalidate_rkey = e->mw->rkey;
 	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
-	wait_for(e);
+	wait_for_completion(e);
 }
 
 /* Binds and invalidates a memory window three times in one batch, and three times in one list. */
-static void bind_repeatedly(struct end *e)
+static void test_repeated_bind(struct end *e)
 {
 	struct ibv_mw_bind_info info = { e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->id->qp);
@@ -282,7 +281,7 @@ static void bind_repeatedly(struct end *e)
 	}
 	CODE(0, ibv_wr_complete(qp));
 	for (i = 0; i < 6; i++)
-		wait_for(e);
+		wait_for_completion(e);
 	for (i = 0; i < 6; i++) {
 		list[i].send_flags = IBV_SEND_SIGNALED;
 		list[i].next = i < 5 ? &list[i + 1] : NULL;
@@ -299,13 +298,13 @@ static void bind_repeatedly(struct end *e)
 	}
 	CODE(0, ibv_post_send(e->id->qp, list, &bad));
 	for (i = 0; i < 6; i++)
-		wait_for(e);
+		wait_for_completion(e);
 	e->mw->rkey = key;
 }
 
-/* Posts a list that is longer than what the library converts at a time. Its requests have zero to
- * four elements, and some are inline. */
-static void write_a_long_list(struct end *e, struct target to)
+/* Posts a list that the library cannot convert in one step. Its requests have zero to four
+ * elements, and some are inline. */
+static void test_long_list(struct end *e, struct target to)
 {
 	enum { N = 60, BACK = SIZE / 2 };
 	static struct ibv_send_wr list[N];
@@ -337,7 +336,7 @@ static void write_a_long_list(struct end *e, struct target to)
 	}
 	list[N - 1].send_flags |= IBV_SEND_SIGNALED;
 	NEED(ibv_post_send(e->id->qp, list, &bad) == 0);
-	CODE(N - 1, (int)wait_for(e).wr_id);
+	CODE(N - 1, (int)wait_for_completion(e).wr_id);
 	back = (struct ibv_sge){ (uintptr_t)e->buffer + BACK, total, e->mr->lkey };
 	read.send_flags = IBV_SEND_SIGNALED;
 	read.sg_list = &back;
@@ -345,21 +344,21 @@ static void write_a_long_list(struct end *e, struct target to)
 	read.wr.rdma.remote_addr = to.addr;
 	read.wr.rdma.rkey = to.rkey;
 	NEED(ibv_post_send(e->id->qp, &read, &bad) == 0);
-	wait_for(e);
+	wait_for_completion(e);
 	CHECK(memcmp(e->buffer + BACK, expected, total) == 0);
 }
 
-/* A null region discards data that are read into it, and yields zeros when it is written from. */
-static void use_null_region(struct end *e, struct target to)
+/* A null region discards data that is read into it. A Write from it writes zeros. */
+static void test_null_region(struct end *e, struct target to)
 {
-	struct ibv_mr *null = ibv_alloc_null_mr(e->pd);
+	struct ibv_mr *null_mr = ibv_alloc_null_mr(e->pd);
 	struct ibv_sge parts[3] = { { .addr = 0, .length = 100 }, { .length = 200 },
 		{ .addr = 12345, .length = SIZE - 300 } };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ, .sg_list = parts, .num_sge = 3 }, *bad;
 
-	NEED(null);
-	CHECK(null->pd == e->pd && null->length == SIZE_MAX);
-	parts[0].lkey = parts[2].lkey = null->lkey;
+	NEED(null_mr);
+	CHECK(null_mr->pd == e->pd && null_mr->length == SIZE_MAX);
+	parts[0].lkey = parts[2].lkey = null_mr->lkey;
 	parts[1].lkey = e->mr->lkey;
 	parts[1].addr = (uintptr_t)e->buffer;
 	wr.send_flags = IBV_SEND_SIGNALED;
@@ -367,33 +366,33 @@ static void use_null_region(struct end *e, struct target to)
 	wr.wr.rdma.rkey = to.rkey;
 	fill(e, 5);
 	post(e, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE, .wr = wr.wr }, SIZE);
-	wait_for(e);
+	wait_for_completion(e);
 	memset(e->buffer, 0x77, SIZE);
 	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
-	wait_for(e);
+	wait_for_completion(e);
 	for (int i = 0; i < SIZE; i++)
 		if (e->buffer[i] != (i < 200 ? (char)((i + 100) * 7 + 5) : 0x77))
-			NEED(!"a part of a Read");
+			NEED(!"the Read changed another part of the buffer");
 	/* Data written into the region cannot be read back. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	parts[1].length = 1;
 	parts[2].length = SIZE - 101;
 	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
-	wait_for(e);
+	wait_for_completion(e);
 	wr.opcode = IBV_WR_RDMA_READ;
 	post(e, wr, SIZE);
-	wait_for(e);
+	wait_for_completion(e);
 	CHECK(e->buffer[100] == (char)(100 * 7 + 5));
 	e->buffer[100] = 0;
 	for (int i = 0; i < SIZE; i++)
 		if (e->buffer[i])
-			NEED(!"zeros");
-	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(null, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0));
-	CODE(0, ibv_dereg_mr(null));
-	CODE(EINVAL, ibv_dereg_mr(null));
+			NEED(!"the null region did not yield zeros");
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(null_mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0));
+	CODE(0, ibv_dereg_mr(null_mr));
+	CODE(EINVAL, ibv_dereg_mr(null_mr));
 }
 
-static void use(struct end *e, struct target to)
+static void run_rounds(struct end *e, struct target to)
 {
 	int round;
 
@@ -406,7 +405,7 @@ static void use(struct end *e, struct target to)
 		post(e, wr, SIZE);
 		/* The completions of the Send and of the echo arrive in any order. */
 		for (i = 0; i < 2; i++) {
-			wc = wait_for(e);
+			wc = wait_for_completion(e);
 			if (wc.opcode == IBV_WC_RECV) {
 				CHECK(wc.wc_flags & IBV_WC_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
 				CHECK(is_filled(e, round, SIZE));
@@ -418,29 +417,29 @@ static void use(struct end *e, struct target to)
 		wr.opcode = IBV_WR_RDMA_READ;
 		memset(e->buffer, 0, SIZE);
 		post(e, wr, SIZE);
-		wait_for(e);
+		wait_for_completion(e);
 		CHECK(is_filled(e, round, SIZE));
 		wr.opcode = IBV_WR_RDMA_WRITE;
 		post(e, wr, SIZE / 2);
-		wait_for(e);
+		wait_for_completion(e);
 		wr.send_flags = IBV_SEND_INLINE;
 		post(e, wr, 48);
-		wait_for(e);
+		wait_for_completion(e);
 		wr.send_flags = 0;
 		wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
 		wr.wr.atomic.remote_addr = to.addr;
 		wr.wr.atomic.rkey = to.rkey;
 		wr.wr.atomic.compare_add = 0;
 		post(e, wr, 8);
-		wait_for(e);
+		wait_for_completion(e);
 		CHECK(is_filled(e, round, 8));
-		bind_and_invalidate(e);
-		bind_repeatedly(e);
+		test_bind_and_invalidate(e);
+		test_repeated_bind(e);
 		wr = (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htonl(round) };
 		wr.wr.rdma.remote_addr = to.addr;
 		wr.wr.rdma.rkey = to.rkey;
 		post(e, wr, 64);
-		wait_for(e);
+		wait_for_completion(e);
 	}
 }
 
@@ -451,15 +450,15 @@ int main(void)
 	pthread_t server;
 
 	NEED(pthread_barrier_init(&ready, NULL, 2) == 0);
-	NEED(pthread_create(&server, NULL, serve, NULL) == 0);
+	NEED(pthread_create(&server, NULL, run_server, NULL) == 0);
 	pthread_barrier_wait(&ready);
 	to = connect_to(&e);
-	write_a_long_list(&e, to);
-	use_null_region(&e, to);
-	use(&e, to);
+	test_long_list(&e, to);
+	test_null_region(&e, to);
+	run_rounds(&e, to);
 	CODE(0, rdma_disconnect(e.id));
-	acknowledge(expect(&e, RDMA_CM_EVENT_DISCONNECTED));
-	unmake(&e);
+	acknowledge(next_event(&e, RDMA_CM_EVENT_DISCONNECTED));
+	destroy_objects(&e);
 	rdma_destroy_event_channel(e.channel);
 	NEED(pthread_join(server, NULL) == 0);
 	return result();

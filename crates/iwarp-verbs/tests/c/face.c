@@ -1,6 +1,6 @@
-/* The two faces of a device: what programs see of an iWARP NIC and of a RoCE NIC (the argument
- * "roce"). Both carry data, with queue pairs connected by each GID, and by a connection manager
- * whose program moves the queue pair itself. */
+/* Tests of the two faces of a device: an iWARP NIC, or a RoCE NIC if the argument is "roce". With
+ * both faces, queue pairs can be connected by each GID, and by a connection manager whose program
+ * moves the queue pairs itself. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -9,7 +9,7 @@
 
 #include "check.h"
 
-enum { LENGTH = 64, SOON_MS = 20000, GIDS = 256 };
+enum { LENGTH = 64, TIMEOUT_MS = 20000, GIDS = 256 };
 enum { TO_RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN,
        TO_RTR_IB = TO_RTR | IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
        	IBV_QP_MIN_RNR_TIMER,
@@ -38,7 +38,7 @@ static struct ibv_qp *new_qp(struct end *e, enum ibv_qp_type type)
 	return ibv_create_qp(e->pd, &attr);
 }
 
-static void make(struct end *e, struct ibv_context *context)
+static void create_end(struct end *e, struct ibv_context *context)
 {
 	e->pd = ibv_alloc_pd(context);
 	e->cq = ibv_create_cq(context, 32, NULL, NULL, 0);
@@ -48,7 +48,7 @@ static void make(struct end *e, struct ibv_context *context)
 	NEED(e->mr && e->qp);
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_destroy_cq(e->cq));
@@ -56,7 +56,7 @@ static void unmake(struct end *e)
 	CODE(0, ibv_dealloc_pd(e->pd));
 }
 
-static int send_to(struct end *e)
+static int post_send(struct end *e)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, LENGTH, e->mr->lkey };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1 }, *bad;
@@ -64,12 +64,12 @@ static int send_to(struct end *e)
 	return ibv_post_send(e->qp, &wr, &bad);
 }
 
-static void completes(struct end *e)
+static void expect_completion(struct end *e)
 {
 	struct ibv_wc wc;
-	int n = 0, left;
+	int n = 0, attempts;
 
-	for (left = SOON_MS; left > 0 && n == 0; left--) {
+	for (attempts = TIMEOUT_MS; attempts > 0 && n == 0; attempts--) {
 		n = ibv_poll_cq(e->cq, 1, &wc);
 		usleep(1000);
 	}
@@ -89,13 +89,13 @@ static void receive(struct end *e)
 static void exchange(struct end *from, struct end *to, const char *text)
 {
 	snprintf(from->buffer, LENGTH, "%s", text);
-	CODE(0, send_to(from));
-	completes(to);
-	completes(from);
+	CODE(0, post_send(from));
+	expect_completion(to);
+	expect_completion(from);
 	CHECK(strcmp(to->buffer, text) == 0);
 }
 
-static void devices(struct ibv_device **list, int count)
+static void test_devices(struct ibv_device **list, int count)
 {
 	struct ibv_device **again = ibv_get_device_list(NULL);
 	int i, j;
@@ -113,8 +113,9 @@ static void devices(struct ibv_device **list, int count)
 	ibv_free_device_list(again);
 }
 
-/* The entries of a later header are longer; fields unknown to this library are zero. */
-static void longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries,
+/* If the program's header is newer, entries are longer. Fields that the library does not know are
+ * zero. */
+static void test_longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries,
 	int count)
 {
 	struct longer {
@@ -134,8 +135,8 @@ static void longer_entries(struct ibv_context *context, const struct ibv_gid_ent
 	free(table);
 }
 
-/* Checks the GID table with all queries, and returns the number of its entries. */
-static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
+/* Checks the GID table with all query functions. Returns the number of entries. */
+static int test_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries)
 {
 	struct ibv_port_attr port;
 	struct ibv_gid_entry entry;
@@ -155,7 +156,7 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	/* As in the kernel, a table that is too short is refused. */
 	CHECK(ibv_query_gid_table(context, entries, count, 0) == count);
 	CHECK(count == 1 || ibv_query_gid_table(context, entries, count - 1, 0) == -EINVAL);
-	longer_entries(context, entries, count);
+	test_longer_entries(context, entries, count);
 	for (i = 0; i < count; i++) {
 		struct ibv_gid_entry *e = entries + i;
 		union ibv_gid gid;
@@ -179,8 +180,8 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	return count;
 }
 
-/* A new queue pair accepts receives as iWARP NIC, but before INIT not as RoCE NIC. */
-static void refuses_until_init(struct end *e)
+/* A new queue pair of an iWARP NIC accepts receives. A RoCE NIC refuses them before INIT. */
+static void test_receive_in_reset(struct end *e)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, LENGTH, e->mr->lkey };
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
@@ -206,8 +207,9 @@ static void to_init(struct end *e)
 		IBV_QP_ACCESS_FLAGS));
 }
 
-/* A RoCE NIC requires all attributes of InfiniBand; for an iWARP NIC the peer suffices. */
-static void join(struct end *e, struct end *peer, const struct ibv_gid_entry *gid)
+/* A RoCE NIC requires all attributes of InfiniBand. An iWARP NIC requires only the peer's address
+ * and number. */
+static void connect_by_number(struct end *e, struct end *peer, const struct ibv_gid_entry *gid)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
 		.path_mtu = IBV_MTU_1024 };
@@ -221,30 +223,31 @@ static void join(struct end *e, struct end *peer, const struct ibv_gid_entry *gi
 	if (roce)
 		CODE(EINVAL, ibv_modify_qp(e->qp, &attr, TO_RTR));
 	CODE(0, ibv_modify_qp(e->qp, &attr, roce ? TO_RTR_IB : TO_RTR));
-	CODE(EINVAL, send_to(e));
+	CODE(EINVAL, post_send(e));
 	attr.qp_state = IBV_QPS_RTS;
 	CODE(0, ibv_modify_qp(e->qp, &attr, roce ? TO_RTS_IB : IBV_QP_STATE));
 }
 
-static void by_number(struct ibv_context *context, const struct ibv_gid_entry *gid)
+static void test_connection_by_number(struct ibv_context *context, const struct ibv_gid_entry *gid)
 {
 	struct end a = { 0 }, b = { 0 };
 
-	make(&a, context);
-	make(&b, context);
+	create_end(&a, context);
+	create_end(&b, context);
 	to_init(&a);
 	to_init(&b);
 	receive(&a);
 	receive(&b);
-	join(&a, &b, gid);
-	join(&b, &a, gid);
+	connect_by_number(&a, &b, gid);
+	connect_by_number(&b, &a, gid);
 	exchange(&a, &b, "there");
 	exchange(&b, &a, "and back");
-	unmake(&a);
-	unmake(&b);
+	destroy_end(&a);
+	destroy_end(&b);
 }
 
-static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm_event_type want)
+static struct rdma_cm_id *next_event(struct rdma_event_channel *channel,
+	enum rdma_cm_event_type want)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
@@ -258,7 +261,7 @@ static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, int ib_mask)
+static void move_to(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, int ib_mask)
 {
 	struct ibv_qp_attr attr = { .qp_state = state };
 	int mask = 0;
@@ -272,13 +275,13 @@ static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, 
 	CODE(0, ibv_modify_qp(e->qp, &attr, mask));
 }
 
-static void ready(struct rdma_cm_id *id, struct end *e)
+static void move_to_rts(struct rdma_cm_id *id, struct end *e)
 {
-	move(id, e, IBV_QPS_RTR, TO_RTR_IB);
-	move(id, e, IBV_QPS_RTS, TO_RTS_IB);
+	move_to(id, e, IBV_QPS_RTR, TO_RTR_IB);
+	move_to(id, e, IBV_QPS_RTS, TO_RTS_IB);
 }
 
-static void has_path(struct rdma_cm_id *id)
+static void check_path(struct rdma_cm_id *id)
 {
 	struct ibv_sa_path_rec *path = id->route.path_rec;
 
@@ -288,58 +291,59 @@ static void has_path(struct rdma_cm_id *id)
 	CHECK(roce == (path != NULL));
 }
 
-/* Neither identifier has a queue pair: the program creates it, moves it, and names its number. */
-static void by_manager(void)
+/* Neither identifier has a queue pair: the program creates queue pairs, moves them, and passes
+ * their numbers. */
+static void test_manager_without_queue_pairs(void)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	struct rdma_conn_param param = { 0 };
 	struct rdma_cm_id *listener, *client, *server;
 	struct end a = { 0 }, b = { 0 };
 
 	NEED(channel && rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(listener, (struct sockaddr *)&at) == 0 && rdma_listen(listener, 1) == 0);
-	at.sin_port = rdma_get_src_port(listener);
+	NEED(rdma_bind_addr(listener, (struct sockaddr *)&addr) == 0 && rdma_listen(listener, 1) == 0);
+	addr.sin_port = rdma_get_src_port(listener);
 	NEED(rdma_create_id(channel, &client, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(client, NULL, (struct sockaddr *)&at, 1000) == 0);
-	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	NEED(rdma_resolve_addr(client, NULL, (struct sockaddr *)&addr, 1000) == 0);
+	next_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	NEED(rdma_resolve_route(client, 1000) == 0);
-	event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	has_path(client);
-	make(&a, client->verbs);
-	move(client, &a, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT);
+	next_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	check_path(client);
+	create_end(&a, client->verbs);
+	move_to(client, &a, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT);
 	receive(&a);
 	param.qp_num = a.qp->qp_num;
 	NEED(rdma_connect(client, &param) == 0);
-	server = event(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
-	has_path(server);
-	make(&b, server->verbs);
-	move(server, &b, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT);
+	server = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	check_path(server);
+	create_end(&b, server->verbs);
+	move_to(server, &b, IBV_QPS_INIT, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT);
 	receive(&b);
-	ready(server, &b);
+	move_to_rts(server, &b);
 	param.qp_num = b.qp->qp_num;
 	NEED(rdma_accept(server, &param) == 0);
-	event(channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
-	ready(client, &a);
+	next_event(channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
+	move_to_rts(client, &a);
 	NEED(rdma_establish(client) == 0);
-	event(channel, RDMA_CM_EVENT_ESTABLISHED);
+	next_event(channel, RDMA_CM_EVENT_ESTABLISHED);
 	exchange(&a, &b, "through the manager");
 	exchange(&b, &a, "and back");
-	/* Both ends get an event, unlike queue pairs connected by number. */
+	/* Both ends get an event. */
 	NEED(rdma_disconnect(client) == 0);
-	event(channel, RDMA_CM_EVENT_DISCONNECTED);
-	event(channel, RDMA_CM_EVENT_DISCONNECTED);
+	next_event(channel, RDMA_CM_EVENT_DISCONNECTED);
+	next_event(channel, RDMA_CM_EVENT_DISCONNECTED);
 	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 &&
 		rdma_destroy_id(listener) == 0);
-	unmake(&a);
-	unmake(&b);
+	destroy_end(&a);
+	destroy_end(&b);
 	rdma_destroy_event_channel(channel);
 }
 
 /* A queue pair from rdma_create_qp is in INIT, so it accepts receives before it is connected. */
-static void made_by_manager(void)
+static void test_manager_creates_queue_pair(void)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct ibv_qp_init_attr init = {
 		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
 		.qp_type = IBV_QPT_RC, };
@@ -349,10 +353,10 @@ static void made_by_manager(void)
 	struct rdma_cm_id *id;
 
 	NEED(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-	/* No connection is made, so any port will do. */
-	at.sin_port = htons(9);
-	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000) == 0);
-	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	/* The port does not matter, because no connection is established. */
+	addr.sin_port = htons(9);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&addr, 1000) == 0);
+	next_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	NEED(rdma_create_qp(id, NULL, &init) == 0);
 	CODE(IBV_QPS_INIT, id->qp->state);
 	CODE(0, ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init));
@@ -374,20 +378,20 @@ int main(int argc, char **argv)
 	roce = argc > 1 && strcmp(argv[1], "roce") == 0;
 	list = ibv_get_device_list(&count);
 	NEED(list && count > 0);
-	devices(list, count);
+	test_devices(list, count);
 	context = ibv_open_device(list[0]);
 	NEED(context);
 	ibv_free_device_list(list);
-	count = gids(context, entries);
+	count = test_gid_table(context, entries);
 	for (i = 0; i < count; i++)
-		by_number(context, entries + i);
-	make(&a, context);
+		test_connection_by_number(context, entries + i);
+	create_end(&a, context);
 	IS_NULL(EOPNOTSUPP, new_qp(&a, IBV_QPT_RAW_PACKET));
 	IS_NULL(EOPNOTSUPP, new_qp(&a, IBV_QPT_RAW_PACKET));
-	refuses_until_init(&a);
-	unmake(&a);
+	test_receive_in_reset(&a);
+	destroy_end(&a);
 	CODE(0, ibv_close_device(context));
-	by_manager();
-	made_by_manager();
+	test_manager_without_queue_pairs();
+	test_manager_creates_queue_pair();
 	return result();
 }

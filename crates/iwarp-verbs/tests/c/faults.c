@@ -1,5 +1,5 @@
-/* Each injected fault, as seen through the verbs. A device opened with a fault specification in the
- * environment has the faults; the peer is a queue pair on a device without any. */
+/* Tests of each injected fault through the verbs. A fault specification in the environment applies
+ * to the device that the test opens next. The peer is a queue pair on a device without faults. */
 #include "check.h"
 
 #include <infiniband/verbs.h>
@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SIZE = 4096, DEPTH = 64, SOON_MS = 20000 };
+enum { SIZE = 4096, DEPTH = 64, TIMEOUT_MS = 20000 };
 
 struct end {
 	struct ibv_context *context;
@@ -20,7 +20,7 @@ struct end {
 };
 
 static int specs;
-/* The last end that was created, and its peer. */
+/* The end with the fault, and its peer. */
 static struct end faulty, plain;
 
 static double now(void)
@@ -39,7 +39,8 @@ static struct ibv_context *open_with(const char *faults)
 
 	NEED(list && list[0]);
 	if (faults) {
-		/* Each device has its own faults, because all specifications differ. */
+		/* Devices with identical specifications share the state of the faults. So the padding
+		 * makes each specification different. */
 		snprintf(spec, sizeof(spec), "%s;seed=7%*s;", faults, ++specs, "");
 		setenv("IWARP_FAULT", spec, 1);
 	} else {
@@ -52,7 +53,7 @@ static struct ibv_context *open_with(const char *faults)
 	return context;
 }
 
-static void make(struct end *e, const char *faults)
+static void create_end(struct end *e, const char *faults)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -72,7 +73,7 @@ static void make(struct end *e, const char *faults)
 		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
-static void join(struct end *e, const struct end *peer, int rnr_retry)
+static void move_to_rts(struct end *e, const struct end *peer, int rnr_retry)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
 		.min_rnr_timer = 1, .path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1,
@@ -86,16 +87,16 @@ static void join(struct end *e, const struct end *peer, int rnr_retry)
 		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
 
-/* Connects two ends; the first one has faults. */
-static void connected(const char *faults, int rnr_retry)
+/* Creates and connects both ends. */
+static void create_both(const char *faults, int rnr_retry)
 {
-	make(&faulty, faults);
-	make(&plain, NULL);
-	join(&faulty, &plain, 7);
-	join(&plain, &faulty, rnr_retry);
+	create_end(&faulty, faults);
+	create_end(&plain, NULL);
+	move_to_rts(&faulty, &plain, 7);
+	move_to_rts(&plain, &faulty, rnr_retry);
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_destroy_cq(e->cq));
@@ -104,10 +105,10 @@ static void unmake(struct end *e)
 	CODE(0, ibv_close_device(e->context));
 }
 
-static void done(void)
+static void destroy_both(void)
 {
-	unmake(&faulty);
-	unmake(&plain);
+	destroy_end(&faulty);
+	destroy_end(&plain);
 }
 
 static int post(struct end *e, const struct end *peer, enum ibv_wr_opcode opcode, uint64_t id)
@@ -128,25 +129,25 @@ static int receive(struct end *e, uint64_t id)
 	return ibv_post_recv(e->qp, &wr, &bad);
 }
 
-static struct ibv_wc next(struct end *e)
+static struct ibv_wc next_completion(struct end *e)
 {
 	struct ibv_wc wc;
 	int n, left;
 
-	for (left = SOON_MS; left > 0; left--) {
+	for (left = TIMEOUT_MS; left > 0; left--) {
 		n = ibv_poll_cq(e->cq, 1, &wc);
 		NEED(n >= 0);
 		if (n)
 			return wc;
 		usleep(1000);
 	}
-	NEED(!"a completion came in time");
+	NEED(!"no completion before the timeout");
 	return wc;
 }
 
-static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
+static void expect_completion(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
-	struct ibv_wc wc = next(e);
+	struct ibv_wc wc = next_completion(e);
 
 	CODE((int)id, (int)wc.wr_id);
 	CODE((int)status, (int)wc.status);
@@ -166,13 +167,13 @@ static int port_state(const struct end *e)
 	struct ibv_port_attr a;
 
 	NEED(ibv_query_port(e->context, 1, &a) == 0);
-	/* LinkUp and Disabled, as the InfiniBand specification numbers them. */
+	/* The InfiniBand specification's numbers for LinkUp and Disabled. */
 	CODE(a.state == IBV_PORT_ACTIVE ? 5 : 3, a.phys_state);
 	return a.state;
 }
 
-/* Waits for an event; earlier ones are other effects of the same fault. */
-static void raises(struct end *e, enum ibv_event_type type)
+/* Waits for an event of this type. Earlier events are other effects of the fault. */
+static void expect_event(struct end *e, enum ibv_event_type type)
 {
 	struct ibv_async_event event;
 	int found;
@@ -191,7 +192,7 @@ static void raises(struct end *e, enum ibv_event_type type)
 	checks++;
 }
 
-static void statuses(void)
+static void test_statuses(void)
 {
 	static const struct {
 		const char *name;
@@ -211,22 +212,22 @@ static void statuses(void)
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		snprintf(faults, sizeof(faults), "status=%s,op=write,nth=2", all[i].name);
-		connected(faults, 7);
+		create_both(faults, 7);
 		CODE(0, receive(&faulty, 9));
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
-		completes(&faulty, 1, IBV_WC_SUCCESS);
+		expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
-		completes(&faulty, 2, all[i].status);
-		/* The order of the receive and the later request depends on when the request was posted. */
-		CODE(IBV_WC_WR_FLUSH_ERR, next(&faulty).status);
-		CODE(IBV_WC_WR_FLUSH_ERR, next(&faulty).status);
+		expect_completion(&faulty, 2, all[i].status);
+		/* The two flush completions come in an order that depends on timing. */
+		CODE(IBV_WC_WR_FLUSH_ERR, next_completion(&faulty).status);
+		CODE(IBV_WC_WR_FLUSH_ERR, next_completion(&faulty).status);
 		CODE(IBV_QPS_ERR, state(&faulty));
-		done();
+		destroy_both();
 	}
-	/* Requests carried out together: those after the failed one are flushed, although the peer has
-	 * them. */
-	connected("status=REM_OP_ERR,op=write,nth=2", 7);
+	/* With one post of several requests, the requests after the failed one are flushed, although
+	 * the peer has received them. */
+	create_both("status=REM_OP_ERR,op=write,nth=2", 7);
 	{
 		struct ibv_sge sge = { (uintptr_t)faulty.memory, 64, faulty.mr->lkey };
 		struct ibv_send_wr wr[8], *bad;
@@ -239,23 +240,23 @@ static void statuses(void)
 		}
 		CODE(0, ibv_post_send(faulty.qp, wr, &bad));
 	}
-	completes(&faulty, 0, IBV_WC_SUCCESS);
-	completes(&faulty, 1, IBV_WC_REM_OP_ERR);
+	expect_completion(&faulty, 0, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_REM_OP_ERR);
 	for (i = 2; i < 8; i++)
-		completes(&faulty, i, IBV_WC_WR_FLUSH_ERR);
-	done();
-	connected("status=LOC_LEN_ERR,op=recv,nth=2", 7);
+		expect_completion(&faulty, i, IBV_WC_WR_FLUSH_ERR);
+	destroy_both();
+	create_both("status=LOC_LEN_ERR,op=recv,nth=2", 7);
 	for (i = 1; i <= 3; i++)
 		CODE(0, receive(&faulty, i));
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 2));
-	completes(&faulty, 2, IBV_WC_LOC_LEN_ERR);
-	completes(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
-	done();
+	expect_completion(&faulty, 2, IBV_WC_LOC_LEN_ERR);
+	expect_completion(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
+	destroy_both();
 }
 
-static void full_queues(void)
+static void test_full_queues(void)
 {
 	struct ibv_sge sge;
 	struct ibv_send_wr wr[5], *bad = NULL;
@@ -264,7 +265,7 @@ static void full_queues(void)
 	struct ibv_srq *srq;
 	int i;
 
-	connected("post,op=send,nth=3;post,op=recv,nth=2", 7);
+	create_both("post,op=send,nth=3;post,op=recv,nth=2", 7);
 	CODE(0, receive(&faulty, 1));
 	CODE(ENOMEM, receive(&faulty, 2));
 	CODE(0, receive(&faulty, 3));
@@ -278,10 +279,10 @@ static void full_queues(void)
 	CHECK(bad == &wr[2]);
 	CODE(0, ibv_post_send(faulty.qp, bad, &bad));
 	for (i = 0; i < 5; i++)
-		completes(&faulty, i, IBV_WC_SUCCESS);
+		expect_completion(&faulty, i, IBV_WC_SUCCESS);
 	CODE(IBV_QPS_RTS, state(&faulty));
-	done();
-	make(&faulty, "post,nth=2");
+	destroy_both();
+	create_end(&faulty, "post,nth=2");
 	srq = ibv_create_srq(faulty.pd, &attr);
 	NEED(srq);
 	CODE(0, ibv_post_srq_recv(srq, &recv, &bad_recv));
@@ -289,18 +290,19 @@ static void full_queues(void)
 	CHECK(bad_recv == &recv);
 	CODE(0, ibv_post_srq_recv(srq, &recv, &bad_recv));
 	CODE(0, ibv_destroy_srq(srq));
-	unmake(&faulty);
+	destroy_end(&faulty);
 }
 
-static void objects(void)
+static void test_object_creation(void)
 {
 	struct ibv_qp_init_attr qp = { .qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 8, .max_sge = 1 } };
 	struct ibv_pd *pd;
 
-	/* The first object of each kind is the end's own. */
-	make(&faulty, "create=mr,nth=2;create=mw,errno=EPERM;create=cq,nth=2,errno=EAGAIN;create=srq;"
+	/* create_end created the first region, completion queue, queue pair and protection domain. */
+	create_end(&faulty,
+		"create=mr,nth=2;create=mw,errno=EPERM;create=cq,nth=2,errno=EAGAIN;create=srq;"
 		"create=qp,nth=2,errno=ENOSPC;create=channel,errno=EMFILE;create=pd,nth=2..3,errno=ENFILE");
 	IS_NULL(ENOMEM, ibv_reg_mr(faulty.pd, faulty.memory, 1, 0));
 	IS_NULL(EPERM, ibv_alloc_mw(faulty.pd, IBV_MW_TYPE_1));
@@ -315,14 +317,14 @@ static void objects(void)
 		pd = ibv_alloc_pd(faulty.context);
 	}
 	CHECK(!pd && errno == ENFILE);
-	/* Each has failed once. */
+	/* Now each rule has taken effect. */
 	pd = ibv_alloc_pd(faulty.context);
 	CHECK(pd);
 	CODE(0, ibv_dealloc_pd(pd));
-	unmake(&faulty);
+	destroy_end(&faulty);
 }
 
-static void events(void)
+static void test_events(void)
 {
 	static const struct {
 		const char *name;
@@ -343,185 +345,185 @@ static void events(void)
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		snprintf(faults, sizeof(faults), "event=%s,op=write,nth=2", all[i].name);
-		connected(faults, 7);
+		create_both(faults, 7);
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
-		completes(&faulty, 1, IBV_WC_SUCCESS);
+		expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
-		raises(&faulty, all[i].type);
+		expect_event(&faulty, all[i].type);
 		if (all[i].fails)
-			CHECK(next(&faulty).status != IBV_WC_SUCCESS);
+			CHECK(next_completion(&faulty).status != IBV_WC_SUCCESS);
 		else
-			completes(&faulty, 2, IBV_WC_SUCCESS);
+			expect_completion(&faulty, 2, IBV_WC_SUCCESS);
 		CODE(all[i].fails ? IBV_QPS_ERR : IBV_QPS_RTS, state(&faulty));
-		done();
+		destroy_both();
 	}
 }
 
-static void lost_connections(void)
+static void test_lost_connections(void)
 {
 	static const char *const all[] = { "reset,op=write,nth=2", "reset,bytes=300",
 		"close,op=write,nth=2" };
 	size_t i;
 
 	for (i = 0; i < 3; i++) {
-		connected(all[i], 7);
+		create_both(all[i], 7);
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
-		completes(&faulty, 1, IBV_WC_SUCCESS);
+		expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 		for (int id = 2; id < 8; id++)
 			CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
-		while (next(&faulty).status == IBV_WC_SUCCESS)
+		while (next_completion(&faulty).status == IBV_WC_SUCCESS)
 			;
 		CODE(IBV_QPS_ERR, state(&faulty));
-		done();
+		destroy_both();
 	}
 }
 
-static void overflows(void)
+static void test_cq_overflow(void)
 {
 	struct ibv_wc wc;
 	int n;
 
-	connected("cq-overflow,op=write,nth=2", 7);
+	create_both("cq-overflow,op=write,nth=2", 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
-	/* The queue is empty when it loses a completion. */
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
+	/* The queue is empty when the injected overflow happens. */
 	CODE(0, ibv_poll_cq(faulty.cq, 1, &wc));
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
 	while ((n = ibv_poll_cq(faulty.cq, 1, &wc)) == 0)
 		usleep(1000);
 	CHECK(n < 0);
-	raises(&faulty, IBV_EVENT_CQ_ERR);
-	/* The event comes first; then the same thread fails the queue pairs. */
+	expect_event(&faulty, IBV_EVENT_CQ_ERR);
+	/* The library reports the event before it moves the queue pairs to the error state. */
 	for (int i = 0; i < 10000 && state(&faulty) != IBV_QPS_ERR; i++)
 		usleep(1000);
 	CODE(IBV_QPS_ERR, state(&faulty));
-	done();
+	destroy_both();
 }
 
-static void refusals(void)
+static void test_remote_errors(void)
 {
-	connected("remote-access,nth=2", 7);
+	create_both("remote-access,nth=2", 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
-	completes(&faulty, 2, IBV_WC_REM_ACCESS_ERR);
-	completes(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
-	raises(&plain, IBV_EVENT_QP_ACCESS_ERR);
-	done();
-	connected("crc,op=write,nth=2", 7);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 2, IBV_WC_REM_ACCESS_ERR);
+	expect_completion(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
+	expect_event(&plain, IBV_EVENT_QP_ACCESS_ERR);
+	destroy_both();
+	create_both("crc,op=write,nth=2", 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
-	CHECK(next(&faulty).status != IBV_WC_SUCCESS);
-	raises(&plain, IBV_EVENT_QP_REQ_ERR);
-	done();
-	connected("crc,op=recv,dir=in", 7);
+	CHECK(next_completion(&faulty).status != IBV_WC_SUCCESS);
+	expect_event(&plain, IBV_EVENT_QP_REQ_ERR);
+	destroy_both();
+	create_both("crc,op=recv,dir=in", 7);
 	CODE(0, receive(&faulty, 1));
 	CODE(0, receive(&faulty, 2));
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 2));
-	completes(&faulty, 2, IBV_WC_WR_FLUSH_ERR);
-	raises(&faulty, IBV_EVENT_QP_REQ_ERR);
-	done();
+	expect_completion(&faulty, 2, IBV_WC_WR_FLUSH_ERR);
+	expect_event(&faulty, IBV_EVENT_QP_REQ_ERR);
+	destroy_both();
 }
 
-static void receivers_not_ready(void)
+static void test_receiver_not_ready(void)
 {
 	double begin;
 
 	/* A sender without retries fails immediately. */
-	connected("rnr", 0);
+	create_both("rnr", 0);
 	CODE(0, receive(&faulty, 1));
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
-	completes(&plain, 1, IBV_WC_RNR_RETRY_EXC_ERR);
-	completes(&faulty, 1, IBV_WC_WR_FLUSH_ERR);
-	done();
-	/* With unlimited retries it waits. */
-	connected("rnr=200ms", 7);
+	expect_completion(&plain, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+	expect_completion(&faulty, 1, IBV_WC_WR_FLUSH_ERR);
+	destroy_both();
+	/* A sender with unlimited retries waits. */
+	create_both("rnr=200ms", 7);
 	CODE(0, receive(&faulty, 1));
 	begin = now();
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 	CHECK(now() - begin >= 0.2);
-	completes(&plain, 1, IBV_WC_SUCCESS);
-	done();
+	expect_completion(&plain, 1, IBV_WC_SUCCESS);
+	destroy_both();
 }
 
 /* Delayed requests complete late, but do complete. */
-static void delays(void)
+static void test_delays(void)
 {
 	static const struct {
 		const char *faults;
-		double least;
+		double min_s;
 	} all[] = { { "delay=100ms,op=write,nth=2", 0.1 }, { "stall=200ms,op=write,nth=2", 0.2 },
 		{ "slow=8K", 0.05 }, { "port-down=200ms,op=write,nth=2", 0.2 } };
 	double begin;
 	size_t i;
 
 	for (i = 0; i < 4; i++) {
-		connected(all[i].faults, 7);
+		create_both(all[i].faults, 7);
 		begin = now();
 		for (int id = 1; id < 10; id++) {
 			CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
-			completes(&faulty, id, IBV_WC_SUCCESS);
+			expect_completion(&faulty, id, IBV_WC_SUCCESS);
 		}
-		if (now() - begin < all[i].least)
+		if (now() - begin < all[i].min_s)
 			fprintf(stderr, "%s: %g s\n", all[i].faults, now() - begin);
-		CHECK(now() - begin >= all[i].least);
-		done();
+		CHECK(now() - begin >= all[i].min_s);
+		destroy_both();
 	}
-	/* Nothing passes in either direction until the port is up. */
-	connected("port-down=300ms,op=write,nth=2", 7);
+	/* The end sends and receives nothing until its port is active again. */
+	create_both("port-down=300ms,op=write,nth=2", 7);
 	CODE(IBV_PORT_ACTIVE, port_state(&faulty));
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 	begin = now();
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
-	raises(&faulty, IBV_EVENT_PORT_ERR);
+	expect_event(&faulty, IBV_EVENT_PORT_ERR);
 	if (now() - begin < 0.2)
 		CODE(IBV_PORT_DOWN, port_state(&faulty));
 	CODE(IBV_PORT_ACTIVE, port_state(&plain));
-	raises(&faulty, IBV_EVENT_PORT_ACTIVE);
+	expect_event(&faulty, IBV_EVENT_PORT_ACTIVE);
 	CHECK(now() - begin >= 0.3);
 	CODE(IBV_PORT_ACTIVE, port_state(&faulty));
-	completes(&faulty, 2, IBV_WC_SUCCESS);
-	done();
-	/* A fault that depends on the time only. */
-	make(&faulty, "event=PORT_ERR,time=20ms");
-	raises(&faulty, IBV_EVENT_PORT_ERR);
-	unmake(&faulty);
+	expect_completion(&faulty, 2, IBV_WC_SUCCESS);
+	destroy_both();
+	/* A fault that depends only on time. */
+	create_end(&faulty, "event=PORT_ERR,time=20ms");
+	expect_event(&faulty, IBV_EVENT_PORT_ERR);
+	destroy_end(&faulty);
 }
 
-/* Returns the number of the first request that fails. */
-static int which(const char *faults)
+/* Returns the number of the first request that fails, or 400 if none fails. */
+static int first_failed_request(const char *faults)
 {
 	int id;
 
-	connected(faults, 7);
+	create_both(faults, 7);
 	for (id = 1; id < 400; id++) {
 		NEED(post(&faulty, &plain, IBV_WR_RDMA_WRITE, id) == 0);
-		if (next(&faulty).status != IBV_WC_SUCCESS)
+		if (next_completion(&faulty).status != IBV_WC_SUCCESS)
 			break;
 	}
-	done();
+	destroy_both();
 	return id;
 }
 
-static void replays(void)
+static void test_same_seed_repeats_faults(void)
 {
-	int first = which("status=GENERAL_ERR,p=3%");
+	int first = first_failed_request("status=GENERAL_ERR,p=3%");
 
 	CHECK(first < 400);
-	CODE(first, which("status=GENERAL_ERR,p=3%"));
-	first = which("status=GENERAL_ERR,nth=1..390");
-	CODE(first, which("status=GENERAL_ERR,nth=1..390"));
+	CODE(first, first_failed_request("status=GENERAL_ERR,p=3%"));
+	first = first_failed_request("status=GENERAL_ERR,nth=1..390");
+	CODE(first, first_failed_request("status=GENERAL_ERR,nth=1..390"));
 }
 
 /* The log names the fault, the queue pair, the request and the seed. Rules for another queue pair
  * or peer have no effect. */
-static void logs(void)
+static void test_log(void)
 {
 	char name[] = "/tmp/iwarp-faults-XXXXXX", faults[160], want[160], text[1024];
 	int fd = mkstemp(name);
@@ -531,13 +533,13 @@ static void logs(void)
 	snprintf(faults, sizeof(faults),
 		"status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
 		"reset,peer=192.0.2.1;log=%s", name);
-	connected(faults, 7);
+	create_both(faults, 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_READ, 1));
-	completes(&faulty, 1, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 1, IBV_WC_SUCCESS);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
-	completes(&faulty, 2, IBV_WC_SUCCESS);
+	expect_completion(&faulty, 2, IBV_WC_SUCCESS);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
-	completes(&faulty, 3, IBV_WC_GENERAL_ERR);
+	expect_completion(&faulty, 3, IBV_WC_GENERAL_ERR);
 	n = read(fd, text, sizeof(text) - 1);
 	NEED(n > 0);
 	text[n] = 0;
@@ -546,13 +548,13 @@ static void logs(void)
 	CHECK(strstr(text, want) != NULL);
 	CHECK(strstr(text, " op=write n=2\n") != NULL);
 	CHECK(strstr(text, "rule=1") == NULL && strstr(text, "rule=3") == NULL);
-	done();
-	/* A fault after a number of bytes occurs exactly there, also in the middle of a message. */
+	destroy_both();
+	/* A fault after a number of bytes takes effect at exactly this byte, even within a message. */
 	snprintf(faults, sizeof(faults), "reset,bytes=777;log=%s", name);
-	connected(faults, 7);
+	create_both(faults, 7);
 	for (int id = 1; id < 20; id++)
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, id));
-	while (next(&faulty).status == IBV_WC_SUCCESS)
+	while (next_completion(&faulty).status == IBV_WC_SUCCESS)
 		;
 	n = read(fd, text, sizeof(text) - 1);
 	NEED(n > 0);
@@ -560,21 +562,21 @@ static void logs(void)
 	CHECK(strstr(text, " reset qp=1 ") && strstr(text, " bytes=777\n"));
 	close(fd);
 	unlink(name);
-	done();
+	destroy_both();
 }
 
 int main(void)
 {
-	statuses();
-	full_queues();
-	objects();
-	events();
-	lost_connections();
-	overflows();
-	refusals();
-	receivers_not_ready();
-	delays();
-	replays();
-	logs();
+	test_statuses();
+	test_full_queues();
+	test_object_creation();
+	test_events();
+	test_lost_connections();
+	test_cq_overflow();
+	test_remote_errors();
+	test_receiver_not_ready();
+	test_delays();
+	test_same_seed_repeats_faults();
+	test_log();
 	return result();
 }

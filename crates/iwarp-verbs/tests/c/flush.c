@@ -1,5 +1,5 @@
-/* Flushes of the peer's memory (ibv_wr_flush): they complete after earlier requests, and only where
- * Reads are possible. */
+/* Tests of ibv_wr_flush: a flush completes after all earlier requests, and needs a connection type
+ * that supports RDMA Reads. */
 #include "pair.h"
 
 enum { GLOBAL = 1, PERSISTENT = 2, RANGE = 0, WHOLE = 1 };
@@ -7,7 +7,8 @@ enum { ACCESS_FLUSH_GLOBAL = 1 << 8, ACCESS_FLUSH_PERSISTENT = 1 << 9 };
 
 static struct pair p;
 
-/* The function is beyond the end of rdma-core 44's structure. */
+/* The function pointer is after the last member of `struct ibv_qp_ex` in rdma-core 44, so the test
+ * computes its address. */
 static int flush(uint8_t placement, uint8_t level, uint64_t id)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(p.qp[0]);
@@ -22,7 +23,7 @@ static int flush(uint8_t placement, uint8_t level, uint64_t id)
 	return ibv_wr_complete(ex);
 }
 
-static void rights(void)
+static void test_access_flags(void)
 {
 	struct ibv_device_attr_ex attr;
 	struct ibv_mr *m;
@@ -35,8 +36,9 @@ static void rights(void)
 	IS_NULL(EINVAL, ibv_reg_mr(pd, memory, PAIR_SIZE, PAIR_ACCESS | ACCESS_FLUSH_PERSISTENT));
 }
 
-/* When the flush completes, all earlier data is in place, even of unsignaled requests. */
-static void flushes(void)
+/* When a flush completes, the data of all earlier requests is in place, also that of unsignaled
+ * ones. */
+static void test_flushes(void)
 {
 	for (int round = 1; round < 50; round++) {
 		memset(memory, round, PAIR_SIZE);
@@ -53,8 +55,8 @@ static void flushes(void)
 	CODE(EINVAL, flush(GLOBAL, WHOLE + 1, 0));
 }
 
-/* A flush that can no longer happen is flushed itself, with its own opcode. */
-static void ends(void)
+/* A flush request on a queue pair in the error state completes with a flush error. */
+static void test_flush_after_error(void)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_ERR };
 	struct ibv_wc wc;
@@ -68,15 +70,15 @@ static void ends(void)
 int main(void)
 {
 	open_device();
-	rights();
+	test_access_flags();
 	create_pair(&p, IBV_QPT_RC, IBV_QP_EX_WITH_RDMA_WRITE | PAIR_WITH_FLUSH);
 	to_init(p.qp[0]);
 	to_init(p.qp[1]);
 	connect_pair(&p);
-	flushes();
-	ends();
+	test_flushes();
+	test_flush_after_error();
 	destroy_pair(&p);
-	/* Unreliable connections have no replies. */
+	/* An unreliable connection has no responses, so it does not support flushes. */
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UC, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,

@@ -1,5 +1,5 @@
-/* Functions, events and structure fields for programs built against headers later than rdma-core
- * 44.  Older headers do not declare them, so this file declares them under other names. */
+/* Tests of functions, events and structure fields that only headers later than rdma-core 44
+ * declare. This file declares them itself, under other names. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -43,12 +43,12 @@ int write_cm_event(struct rdma_cm_id *, unsigned, int, uint64_t) __asm__("rdma_w
 static struct ibv_context *ctx;
 static struct ibv_pd *pd, *other_pd;
 
-static void registering(void)
+static void test_registration(void)
 {
 	static char memory[8192];
 	struct mr_attributes a = { .length = sizeof(memory), .access = IBV_ACCESS_LOCAL_WRITE,
 		.addr = memory };
-	struct ibv_sge at = { .length = sizeof(memory) };
+	struct ibv_sge sge = { .length = sizeof(memory) };
 	struct ibv_mr *mr;
 
 	IS_NULL(EINVAL, reg_mr_ex(pd, NULL));
@@ -74,22 +74,22 @@ static void registering(void)
 
 	NEED((mr = reg_mr_ex(pd, &a)));
 	CHECK(mr->addr == memory && mr->length == sizeof(memory) && mr->pd == pd && mr->context == ctx);
-	at.lkey = mr->lkey;
-	at.addr = (uintptr_t)memory;
-	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &at, 1));
+	sge.lkey = mr->lkey;
+	sge.addr = (uintptr_t)memory;
+	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
 	CODE(0, ibv_dereg_mr(mr));
 
 	a.comp_mask = ADDR | IOVA;
 	a.iova = 0x10000;
 	NEED((mr = reg_mr_ex(pd, &a)));
-	at.lkey = mr->lkey;
-	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &at, 1));
-	at.addr = a.iova;
-	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &at, 1));
+	sge.lkey = mr->lkey;
+	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
+	sge.addr = a.iova;
+	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-static void buffers(void)
+static void test_buffers(void)
 {
 	const size_t size = 10000;
 	struct mr_attributes a = { .length = 100, .comp_mask = BUF | ADDR };
@@ -136,11 +136,11 @@ static void buffers(void)
 	NEED((pd = ibv_alloc_pd(ctx)));
 }
 
-static void port(void)
+static void test_port(void)
 {
 	uint64_t speed = 0;
 	struct verbs_context *v = verbs_get_ctx_op(ctx, query_port);
-	/* Later headers' structure has one word more than version 44's. */
+	/* The structure of later headers is one word longer than that of version 44. */
 	union {
 		struct ibv_port_attr attr;
 		uint8_t octets[80];
@@ -162,14 +162,14 @@ static void port(void)
 	CODE(0, v->query_port(ctx, 1, &p.attr, 52));
 	CHECK(p.words[13] == 0xa5a5a5a5);
 
-	/* Later headers have six operations in front of query_port. Their macro checks the size, which
-	 * must exclude these. */
+	/* Later headers have six operations before query_port. Their macro compares the structure's size,
+	 * so the size must not include these operations. */
 	CHECK(v->sz < sizeof(*v) - offsetof(struct verbs_context, query_port) + sizeof(void *));
 	CHECK(!strcmp(ibv_event_type_str(20), "device link speed change"));
 	CHECK(!strcmp(ibv_event_type_str(21), "unknown"));
 }
 
-static void refused(void)
+static void test_unsupported_calls(void)
 {
 	char caps[64];
 
@@ -178,9 +178,9 @@ static void refused(void)
 	MINUS_ONE(EOPNOTSUPP, dm_export(NULL));
 }
 
-/* Providers of every release find the version that they were linked with, and their registrations
- * are ignored. */
-static void providers(void)
+/* Providers (driver plug-ins) of every release find the symbol version that they were linked with.
+ * Their registrations are ignored. */
+static void test_providers(void)
 {
 	static const char *const versions[] = { "25", "33", "34", "57", "59", "64", "65" };
 	int (*type)(struct ibv_context *, uint8_t, unsigned, int *);
@@ -202,8 +202,9 @@ static void providers(void)
 	}
 }
 
-/* The name of an operation is a private symbol, although the header declares it. */
-static void names(void)
+/* The function for the name of an operation has a private symbol version, although a header
+ * declares it. */
+static void test_operation_names(void)
 {
 	static const char *const versions[] = { "34", "57", "59", "64", "65" };
 	const char *(*name)(unsigned);
@@ -224,15 +225,15 @@ static void names(void)
 
 static struct rdma_event_channel *channel;
 
-static void *wake(void *id)
+static void *write_user_event(void *id)
 {
 	usleep(20000);
 	CODE(0, write_cm_event(id, 18, -77, 0x1122334455667788));
 	return NULL;
 }
 
-/* A program wakes its own thread that waits for events. */
-static void user_events(void)
+/* A program can wake its own thread that waits for connection manager events. */
+static void test_user_events(void)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
@@ -243,7 +244,7 @@ static void user_events(void)
 	MINUS_ONE(EINVAL, write_cm_event(id, RDMA_CM_EVENT_ESTABLISHED, 0, 0));
 	MINUS_ONE(EINVAL, write_cm_event(id, 19, 0, 0));
 	MINUS_ONE(EINVAL, write_cm_event(NULL, 18, 0, 0));
-	NEED(pthread_create(&thread, NULL, wake, id) == 0);
+	NEED(pthread_create(&thread, NULL, write_user_event, id) == 0);
 	NEED(rdma_get_cm_event(channel, &event) == 0);
 	pthread_join(thread, NULL);
 	memcpy(&arg, &event->param, sizeof(arg));
@@ -251,7 +252,7 @@ static void user_events(void)
 	CHECK(event->status == -77 && arg == 0x1122334455667788);
 	CHECK(!strcmp(rdma_event_str(event->event), "RDMA_CM_EVENT_USER"));
 	CODE(0, rdma_ack_cm_event(event));
-	/* The order is kept, and events that were not taken end with the identifier. */
+	/* User events arrive in order. Destroying the identifier discards its unread events. */
 	CODE(0, write_cm_event(id, 18, 1, 1));
 	CODE(0, write_cm_event(id, 18, 2, 2));
 	NEED(rdma_get_cm_event(channel, &event) == 0);
@@ -274,7 +275,7 @@ static int next_event(struct rdma_cm_id *id, int *status)
 	return kind;
 }
 
-static void look_ups(void)
+static void test_resolve_addrinfo(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP };
 	struct rdma_addrinfo *found = NULL;
@@ -298,7 +299,7 @@ static void look_ups(void)
 	CODE(RDMA_CM_EVENT_ADDR_RESOLVED, next_event(id, &status));
 	rdma_freeaddrinfo(found);
 
-	/* The call's arguments need not outlive it. */
+	/* The call copies its arguments, so the program may free them immediately. */
 	hints.ai_flags = RAI_NUMERICHOST | RAI_PASSIVE;
 	char *node = strdup("::1");
 	CODE(0, resolve_addrinfo(id, node, "7471", &hints));
@@ -310,7 +311,7 @@ static void look_ups(void)
 	CHECK(found->ai_family == AF_INET6 && found->ai_src_addr && !found->ai_dst_addr);
 	rdma_freeaddrinfo(found);
 
-	/* The source of the hints, which the call copied, is returned. */
+	/* The result contains the source address of the hints. */
 	struct sockaddr_in source = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 
 	memset(&hints, 0, sizeof(hints));
@@ -331,7 +332,7 @@ static void look_ups(void)
 	CODE(17, next_event(id, &status));
 	CODE(-EADDRNOTAVAIL, status);
 	MINUS_ONE(ENOENT, query_addrinfo(id, &found));
-	/* A result that was not fetched is freed with the identifier. */
+	/* Destroying the identifier frees a result that the program has not queried. */
 	CODE(0, resolve_addrinfo(id, "127.0.0.1", NULL, &hints));
 	CODE(0, rdma_destroy_id(id));
 
@@ -352,14 +353,14 @@ int main(void)
 	NEED((ctx = ibv_open_device(list[0])));
 	NEED((pd = ibv_alloc_pd(ctx)) && (other_pd = ibv_alloc_pd(ctx)));
 	NEED((channel = rdma_create_event_channel()));
-	registering();
-	buffers();
-	port();
-	refused();
-	providers();
-	names();
-	user_events();
-	look_ups();
+	test_registration();
+	test_buffers();
+	test_port();
+	test_unsupported_calls();
+	test_providers();
+	test_operation_names();
+	test_user_events();
+	test_resolve_addrinfo();
 	rdma_destroy_event_channel(channel);
 	CODE(0, ibv_dealloc_pd(other_pd));
 	CODE(0, ibv_dealloc_pd(pd));

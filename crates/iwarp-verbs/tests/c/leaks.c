@@ -1,5 +1,6 @@
-/* No way to end objects of the verbs and the connection manager leaks anything. The argument is the
- * face of the device. */
+/* Tests that no way of destroying objects of the verbs or the connection manager leaks resources.
+ * The first argument is the face of the device, "rnic" or "roce". The second, optional
+ * argument is the name of the only scenario to run. */
 #define _GNU_SOURCE
 #include "usage.h"
 
@@ -11,7 +12,7 @@
 
 #include "by_number.h"
 
-enum { SIZE = 4096, LONG = 20000, ROUNDS = 10, DEEP = 8 };
+enum { SIZE = 4096, TIMEOUT_MS = 20000, ROUNDS = 10, DEEP = 8 };
 
 static int roce;
 static struct ibv_context *context;
@@ -23,7 +24,7 @@ static char memory[SIZE];
 
 /* ---- objects of the verbs ---- */
 
-static void a_device(int arg)
+static void test_device(int arg)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *own;
@@ -48,7 +49,7 @@ static void a_device(int arg)
 	CODE(0, ibv_close_device(own));
 }
 
-static struct ibv_qp *make_qp(enum ibv_qp_type type, struct ibv_cq *cq, struct ibv_srq *srq)
+static struct ibv_qp *create_qp(enum ibv_qp_type type, struct ibv_cq *cq, struct ibv_srq *srq)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = type,
 		.cap = { DEEP, DEEP, 1, 1, 64 } };
@@ -58,7 +59,7 @@ static struct ibv_qp *make_qp(enum ibv_qp_type type, struct ibv_cq *cq, struct i
 	return qp;
 }
 
-static void post_all(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, int sends)
+static void fill_queues(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, int sends)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
 	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
@@ -71,17 +72,17 @@ static void post_all(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, 
 		NEED(ibv_post_send(qp, &send, &bad) == 0);
 }
 
-/* Connects two queue pairs by number and posts requests. One of them is destroyed in the given
- * state, and the other one later. */
-static void a_state(int state)
+/* Connects two queue pairs by queue pair number and posts requests. Destroys the first one in the
+ * given state, then the second one. */
+static void test_state(int state)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	struct ibv_qp *qp, *peer;
 
 	NEED(mr && cq);
-	qp = make_qp(IBV_QPT_RC, cq, NULL);
-	peer = make_qp(IBV_QPT_RC, cq, NULL);
+	qp = create_qp(IBV_QPT_RC, cq, NULL);
+	peer = create_qp(IBV_QPT_RC, cq, NULL);
 	if (state >= IBV_QPS_INIT)
 		CODE(0, move_to(qp, IBV_QPS_INIT, 0, TO_INIT));
 	if (state >= IBV_QPS_RTR) {
@@ -89,12 +90,12 @@ static void a_state(int state)
 		CODE(0, move_to(peer, IBV_QPS_RTR, qp->qp_num, TO_RTR));
 		CODE(0, move_to(qp, IBV_QPS_RTR, peer->qp_num, TO_RTR));
 		CODE(0, move_to(peer, IBV_QPS_RTS, 0, TO_RTS));
-		post_all(peer, NULL, mr, 1);
+		fill_queues(peer, NULL, mr, 1);
 	}
 	if (state >= IBV_QPS_RTS)
 		CODE(0, move_to(qp, IBV_QPS_RTS, 0, TO_RTS));
 	if (state >= IBV_QPS_INIT)
-		post_all(qp, NULL, mr, state >= IBV_QPS_RTS);
+		fill_queues(qp, NULL, mr, state >= IBV_QPS_RTS);
 	if (state > IBV_QPS_RTS)
 		CODE(0, move_to(qp, state, 0, IBV_QP_STATE));
 	CODE(0, ibv_destroy_qp(qp));
@@ -103,8 +104,8 @@ static void a_state(int state)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A shared receive queue with receives, and a queue pair that ends together with it. */
-static void a_shared_queue(int tags)
+/* A shared receive queue with posted receives, and a queue pair that uses it. */
+static void test_shared_queue(int tags)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
@@ -120,8 +121,8 @@ static void a_shared_queue(int tags)
 	struct ibv_qp *qp;
 
 	NEED(cq && mr && (srq = ibv_create_srq_ex(context, &attr)));
-	qp = make_qp(IBV_QPT_RC, cq, srq);
-	post_all(qp, srq, mr, 0);
+	qp = create_qp(IBV_QPT_RC, cq, srq);
+	fill_queues(qp, srq, mr, 0);
 	for (int i = 0; tags && i < 3; i++)
 		CODE(0, ibv_post_srq_ops(srq, &add, &bad));
 	CODE(0, ibv_destroy_qp(qp));
@@ -130,8 +131,9 @@ static void a_shared_queue(int tags)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A window that is destroyed while bound, and regions of several kinds. */
-static void each_kind_of_memory(int type)
+/* Deallocates a memory window while it is bound, and registers regions with several kinds of
+ * access. */
+static void test_memory(int type)
 {
 	static const int KINDS[] = { 0, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_ZERO_BASED,
 		IBV_ACCESS_RELAXED_ORDERING };
@@ -142,8 +144,8 @@ static void each_kind_of_memory(int type)
 	struct ibv_qp *a, *b;
 
 	NEED(cq && mr && mw);
-	a = make_qp(IBV_QPT_RC, cq, NULL);
-	b = make_qp(IBV_QPT_RC, cq, NULL);
+	a = create_qp(IBV_QPT_RC, cq, NULL);
+	b = create_qp(IBV_QPT_RC, cq, NULL);
 	connect_both(a, b);
 	if (type == IBV_MW_TYPE_1) {
 		struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED,
@@ -156,7 +158,7 @@ static void each_kind_of_memory(int type)
 
 		NEED(ibv_post_send(a, &wr, &bad) == 0);
 	}
-	take(cq, 1, IBV_WC_SUCCESS);
+	expect_completions(cq, 1, IBV_WC_SUCCESS);
 	CODE(EBUSY, ibv_dereg_mr(mr));
 	CODE(0, ibv_dealloc_mw(mw));
 	for (unsigned i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++) {
@@ -172,8 +174,9 @@ static void each_kind_of_memory(int type)
 	CODE(0, ibv_destroy_cq(cq));
 }
 
-/* Datagrams with an address handle and a group; an XRC domain with its queues. */
-static void other_objects(int arg)
+/* A datagram queue pair with an address handle and a multicast group, and an XRC domain with its
+ * queues. */
+static void test_datagrams_and_xrc(int arg)
 {
 	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1 } };
 	union ibv_gid group =
@@ -195,7 +198,7 @@ static void other_objects(int arg)
 	NEED(cq && xrcd && ibv_query_gid(context, 1, 0, &to.grh.dgid) == 0);
 	NEED((ah = ibv_create_ah(pd, &to)) && (srq = ibv_create_srq_ex(context, &attr)));
 	NEED(receiver = ibv_create_qp_ex(context, &target));
-	datagrams = make_qp(IBV_QPT_UD, cq, NULL);
+	datagrams = create_qp(IBV_QPT_UD, cq, NULL);
 	CODE(0, ibv_attach_mcast(datagrams, &group, 0));
 	CODE(EBUSY, ibv_destroy_qp(datagrams));
 	CODE(0, ibv_detach_mcast(datagrams, &group, 0));
@@ -221,9 +224,10 @@ static struct rdma_cm_event *event_within(struct rdma_event_channel *channel, in
 }
 
 /* Waits for the next event, which must be of this kind, and returns its identifier. */
-static struct rdma_cm_id *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+static struct rdma_cm_id *expect_event(struct rdma_event_channel *channel,
+	enum rdma_cm_event_type kind)
 {
-	struct rdma_cm_event *event = event_within(channel, LONG);
+	struct rdma_cm_event *event = event_within(channel, TIMEOUT_MS);
 	struct rdma_cm_id *id;
 
 	NEED(event);
@@ -236,7 +240,7 @@ static struct rdma_cm_id *next(struct rdma_event_channel *channel, enum rdma_cm_
 	return id;
 }
 
-static void take_events(struct rdma_event_channel *channel)
+static void drain_events(struct rdma_event_channel *channel)
 {
 	struct rdma_cm_event *event;
 
@@ -244,7 +248,7 @@ static void take_events(struct rdma_event_channel *channel)
 		CODE(0, rdma_ack_cm_event(event));
 }
 
-static struct rdma_cm_id *make_id(struct rdma_event_channel *channel)
+static struct rdma_cm_id *create_id(struct rdma_event_channel *channel)
 {
 	struct rdma_cm_id *id;
 
@@ -252,7 +256,7 @@ static struct rdma_cm_id *make_id(struct rdma_event_channel *channel)
 	return id;
 }
 
-static void give_qp(struct rdma_cm_id *id)
+static void create_id_qp(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { DEEP, DEEP, 1, 1, 64 } };
 	struct ibv_recv_wr wr = { 0 }, *bad;
@@ -262,208 +266,210 @@ static void give_qp(struct rdma_cm_id *id)
 		NEED(ibv_post_recv(id->qp, &wr, &bad) == 0);
 }
 
-/* The last step of an identifier before it is destroyed. */
+/* The last step of an identifier before the test destroys it. */
 enum step { CREATED, BOUND, LISTENS, RESOLVING, RESOLVED, ROUTED, WITH_QP, STEPS };
 
-static struct rdma_cm_id *reach(enum step step, struct sockaddr_in *to)
+static struct rdma_cm_id *id_after_step(enum step step, struct sockaddr_in *to)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr = to->sin_addr };
-	struct rdma_cm_id *id = make_id(clients);
+	struct rdma_cm_id *id = create_id(clients);
 
 	if (step == BOUND || step == LISTENS)
 		NEED(rdma_bind_addr(id, (struct sockaddr *)&any) == 0);
 	if (step == LISTENS)
 		NEED(rdma_listen(id, 3) == 0);
 	if (step >= RESOLVING)
-		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)to, LONG) == 0);
+		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)to, TIMEOUT_MS) == 0);
 	if (step >= RESOLVED)
-		next(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
+		expect_event(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
 	if (step >= ROUTED) {
-		NEED(rdma_resolve_route(id, LONG) == 0);
-		next(clients, RDMA_CM_EVENT_ROUTE_RESOLVED);
+		NEED(rdma_resolve_route(id, TIMEOUT_MS) == 0);
+		expect_event(clients, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	}
 	if (step >= WITH_QP)
-		give_qp(id);
+		create_id_qp(id);
 	return id;
 }
 
-static void drop(struct rdma_cm_id *id)
+static void destroy_with_qp(struct rdma_cm_id *id)
 {
 	if (id->qp)
 		rdma_destroy_qp(id);
 	CODE(0, rdma_destroy_id(id));
 }
 
-static void destroyed_at(int step)
+static void test_destroyed_after_step(int step)
 {
-	drop(reach(step, &address));
+	destroy_with_qp(id_after_step(step, &address));
 }
 
 /* No device has this address. */
-static void cannot_resolve(int arg)
+static void test_unknown_address(int arg)
 {
 	struct sockaddr_in6 to = { .sin6_family = AF_INET6, .sin6_port = htons(9),
 		.sin6_addr = { { { 0x20, 1, 0xd, 0xb8, [15] = 1 } } } };
 	struct sockaddr_in from = address;
-	struct rdma_cm_id *id = make_id(clients);
+	struct rdma_cm_id *id = create_id(clients);
 
 	(void)arg;
 	from.sin_port = 0;
-	if (rdma_resolve_addr(id, (struct sockaddr *)&from, (struct sockaddr *)&to, LONG) == 0)
-		next(clients, RDMA_CM_EVENT_ADDR_ERROR);
+	if (rdma_resolve_addr(id, (struct sockaddr *)&from, (struct sockaddr *)&to, TIMEOUT_MS) == 0)
+		expect_event(clients, RDMA_CM_EVENT_ADDR_ERROR);
 	CODE(0, rdma_destroy_id(id));
 }
 
-static struct rdma_cm_id *asked(struct sockaddr_in *to)
+static struct rdma_cm_id *send_connect_request(struct sockaddr_in *to)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
 		.rnr_retry_count = 7 };
-	struct rdma_cm_id *id = reach(WITH_QP, to);
+	struct rdma_cm_id *id = id_after_step(WITH_QP, to);
 
 	CODE(0, rdma_connect(id, &param));
 	return id;
 }
 
-static void refused(int arg)
+static void test_refused(int arg)
 {
-	struct rdma_cm_id *id = asked(&no_listener);
+	struct rdma_cm_id *id = send_connect_request(&no_listener);
 
 	(void)arg;
-	next(clients, RDMA_CM_EVENT_REJECTED);
-	drop(id);
+	expect_event(clients, RDMA_CM_EVENT_REJECTED);
+	destroy_with_qp(id);
 }
 
 enum answer { REJECTS, DROPS, DROPS_WITH_QP, WITHDRAWN, ANSWERS };
 
-static void not_accepted(int how)
+static void test_not_accepted(int variant)
 {
-	struct rdma_cm_id *client = asked(&address), *server;
+	struct rdma_cm_id *client = send_connect_request(&address), *server;
 
-	server = next(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
-	if (how == DROPS_WITH_QP || how == WITHDRAWN)
-		give_qp(server);
-	if (how == WITHDRAWN)
-		drop(client);
-	if (how == REJECTS)
+	server = expect_event(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
+	if (variant == DROPS_WITH_QP || variant == WITHDRAWN)
+		create_id_qp(server);
+	if (variant == WITHDRAWN)
+		destroy_with_qp(client);
+	if (variant == REJECTS)
 		CODE(0, rdma_reject(server, "no", 2));
-	drop(server);
-	if (how != WITHDRAWN) {
-		next(clients, RDMA_CM_EVENT_REJECTED);
-		drop(client);
+	destroy_with_qp(server);
+	if (variant != WITHDRAWN) {
+		expect_event(clients, RDMA_CM_EVENT_REJECTED);
+		destroy_with_qp(client);
 	}
-	take_events(servers);
+	drain_events(servers);
 }
 
-static struct rdma_cm_id *accepted(void)
+static struct rdma_cm_id *accept_request(void)
 {
-	struct rdma_cm_id *server = next(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *server = expect_event(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
 
-	give_qp(server);
+	create_id_qp(server);
 	CODE(0, rdma_accept(server, NULL));
-	next(clients, RDMA_CM_EVENT_ESTABLISHED);
-	next(servers, RDMA_CM_EVENT_ESTABLISHED);
+	expect_event(clients, RDMA_CM_EVENT_ESTABLISHED);
+	expect_event(servers, RDMA_CM_EVENT_ESTABLISHED);
 	return server;
 }
 
-/* What ends a connection first; the rest follows in the usual order. */
+/* The first step of ending a connection. The other steps follow in the usual order. */
 enum end { CLIENT_LEAVES, SERVER_LEAVES, BOTH_LEAVE, CLIENT_DESTROYED, SERVER_DESTROYED, QP_FAILS,
 	QP_FIRST, ID_FIRST, ENDS };
 
-/* The queue pair outlives its identifier, together with what was created for it. */
-static void drop_id_first(struct rdma_cm_id *id)
+/* Destroys an identifier before its queue pair, and before the completion queues and channels that
+ * rdma_create_qp created for it. */
+static void destroy_id_before_qp(struct rdma_cm_id *id)
 {
-	struct rdma_cm_id was = *id;
+	struct rdma_cm_id copy = *id;
 
 	CODE(0, rdma_destroy_id(id));
-	CODE(0, ibv_destroy_qp(was.qp));
-	CODE(0, ibv_destroy_cq(was.send_cq));
-	CODE(0, ibv_destroy_cq(was.recv_cq));
-	CODE(0, ibv_destroy_comp_channel(was.send_cq_channel));
-	CODE(0, ibv_destroy_comp_channel(was.recv_cq_channel));
+	CODE(0, ibv_destroy_qp(copy.qp));
+	CODE(0, ibv_destroy_cq(copy.send_cq));
+	CODE(0, ibv_destroy_cq(copy.recv_cq));
+	CODE(0, ibv_destroy_comp_channel(copy.send_cq_channel));
+	CODE(0, ibv_destroy_comp_channel(copy.recv_cq_channel));
 }
 
-static void connected(int how)
+static void test_connection(int variant)
 {
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
-	struct rdma_cm_id *client = asked(&address), *server = accepted();
+	struct rdma_cm_id *client = send_connect_request(&address), *server = accept_request();
 	struct ibv_qp *qp = client->qp;
 
-	if (how == CLIENT_LEAVES || how == BOTH_LEAVE)
+	if (variant == CLIENT_LEAVES || variant == BOTH_LEAVE)
 		CODE(0, rdma_disconnect(client));
-	if (how == SERVER_LEAVES || how == BOTH_LEAVE)
+	if (variant == SERVER_LEAVES || variant == BOTH_LEAVE)
 		CODE(0, rdma_disconnect(server));
-	if (how == QP_FAILS)
+	if (variant == QP_FAILS)
 		CODE(0, ibv_modify_qp(qp, &error, IBV_QP_STATE));
-	if (how == QP_FIRST)
+	if (variant == QP_FIRST)
 		rdma_destroy_qp(client);
-	if (how == CLIENT_DESTROYED)
-		drop(client);
-	if (how == SERVER_DESTROYED)
-		drop(server);
-	if (how == ID_FIRST)
-		drop_id_first(client);
-	if (how != SERVER_DESTROYED && how != QP_FIRST) {
-		next(servers, RDMA_CM_EVENT_DISCONNECTED);
-		drop(server);
-	} else if (how == QP_FIRST) {
-		drop(server);
+	if (variant == CLIENT_DESTROYED)
+		destroy_with_qp(client);
+	if (variant == SERVER_DESTROYED)
+		destroy_with_qp(server);
+	if (variant == ID_FIRST)
+		destroy_id_before_qp(client);
+	if (variant != SERVER_DESTROYED && variant != QP_FIRST) {
+		expect_event(servers, RDMA_CM_EVENT_DISCONNECTED);
+		destroy_with_qp(server);
+	} else if (variant == QP_FIRST) {
+		destroy_with_qp(server);
 	}
-	if (how != CLIENT_DESTROYED && how != ID_FIRST)
-		drop(client);
-	take_events(servers);
-	take_events(clients);
+	if (variant != CLIENT_DESTROYED && variant != ID_FIRST)
+		destroy_with_qp(client);
+	drain_events(servers);
+	drain_events(clients);
 }
 
-enum requests { WAITING, TAKEN, GONE, REQUESTS };
+enum requests { UNREAD, READ, CANCELLED, REQUESTS };
 
-/* A listener is destroyed with requests: pending as events, one taken, or already withdrawn. Then
- * its channel is destroyed. */
-static void listener_ends(int how)
+/* Destroys a listener with connection requests, then its channel. The requests are unread events,
+ * or the application has read one of them, or the clients have withdrawn them. */
+static void test_listener(int variant)
 {
 	struct rdma_event_channel *own = rdma_create_event_channel();
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = address.sin_addr };
-	struct rdma_cm_id *listens, *asking[2], *request = NULL;
+	struct rdma_cm_id *new_listener, *requesters[2], *request = NULL;
 
 	NEED(own);
-	listens = make_id(own);
-	NEED(rdma_bind_addr(listens, (struct sockaddr *)&to) == 0 && rdma_listen(listens, 4) == 0);
-	to.sin_port = rdma_get_src_port(listens);
+	new_listener = create_id(own);
+	NEED(rdma_bind_addr(new_listener, (struct sockaddr *)&to) == 0 &&
+		rdma_listen(new_listener, 4) == 0);
+	to.sin_port = rdma_get_src_port(new_listener);
 	for (int i = 0; i < 2; i++)
-		asking[i] = asked(&to);
-	for (int i = 0; how == GONE && i < 2; i++)
-		drop(asking[i]);
-	if (how == TAKEN)
-		request = next(own, RDMA_CM_EVENT_CONNECT_REQUEST);
-	if (how == WAITING)
-		NEED(poll(&(struct pollfd){ .fd = own->fd, .events = POLLIN }, 1, LONG) == 1);
-	CODE(0, rdma_destroy_id(listens));
+		requesters[i] = send_connect_request(&to);
+	for (int i = 0; variant == CANCELLED && i < 2; i++)
+		destroy_with_qp(requesters[i]);
+	if (variant == READ)
+		request = expect_event(own, RDMA_CM_EVENT_CONNECT_REQUEST);
+	if (variant == UNREAD)
+		NEED(poll(&(struct pollfd){ .fd = own->fd, .events = POLLIN }, 1, TIMEOUT_MS) == 1);
+	CODE(0, rdma_destroy_id(new_listener));
 	if (request)
-		drop(request);
+		destroy_with_qp(request);
 	rdma_destroy_event_channel(own);
-	for (int i = 0; how != GONE && i < 2; i++)
-		drop(asking[i]);
-	take_events(clients);
+	for (int i = 0; variant != CANCELLED && i < 2; i++)
+		destroy_with_qp(requesters[i]);
+	drain_events(clients);
 }
 
-/* An identifier moves to another channel, and its old one is destroyed. */
-static void channel_ends(int arg)
+/* Moves an identifier to another channel and destroys the old channel. */
+static void test_channel(int arg)
 {
 	struct rdma_event_channel *old = rdma_create_event_channel(), *now = rdma_create_event_channel();
 	struct rdma_cm_id *id;
 
 	(void)arg;
 	NEED(old && now);
-	id = make_id(old);
-	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, LONG) == 0);
+	id = create_id(old);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, TIMEOUT_MS) == 0);
 	NEED(rdma_migrate_id(id, now) == 0);
 	rdma_destroy_event_channel(old);
-	NEED(poll(&(struct pollfd){ .fd = now->fd, .events = POLLIN }, 1, LONG) == 1);
+	NEED(poll(&(struct pollfd){ .fd = now->fd, .events = POLLIN }, 1, TIMEOUT_MS) == 1);
 	CODE(0, rdma_destroy_id(id));
 	rdma_destroy_event_channel(now);
 }
 
-/* A datagram identifier in a group, which it leaves or not. */
-static void in_a_group(int leaves)
+/* A datagram identifier that joins a multicast group. It leaves the group if `leaves` is set. */
+static void test_group(int leaves)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_UD, .cap = { DEEP, DEEP, 1, 1, 0 } };
 	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xefff4d51) },
@@ -472,40 +478,40 @@ static void in_a_group(int leaves)
 
 	from.sin_port = 0;
 	NEED(rdma_create_id(clients, &id, NULL, RDMA_PS_UDP) == 0);
-	NEED(rdma_resolve_addr(id, (struct sockaddr *)&from, (struct sockaddr *)&group, LONG) == 0);
-	next(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
+	NEED(rdma_resolve_addr(id, (struct sockaddr *)&from, (struct sockaddr *)&group, TIMEOUT_MS) == 0);
+	expect_event(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
 	NEED(rdma_create_qp(id, NULL, &attr) == 0);
 	CODE(0, rdma_join_multicast(id, (struct sockaddr *)&group, NULL));
-	next(clients, RDMA_CM_EVENT_MULTICAST_JOIN);
+	expect_event(clients, RDMA_CM_EVENT_MULTICAST_JOIN);
 	if (leaves)
 		CODE(0, rdma_leave_multicast(id, (struct sockaddr *)&group));
 	else
 		CODE(EBUSY, ibv_destroy_qp(id->qp));
-	drop(id);
+	destroy_with_qp(id);
 }
 
 static const struct {
 	const char *name;
-	void (*way)(int);
+	void (*run)(int);
 	int from, to;
-} ways[] = {
-	{ "device", a_device, 0, 1 },
-	{ "queue pair in a state", a_state, IBV_QPS_RESET, IBV_QPS_SQE },
-	{ "failed queue pair", a_state, IBV_QPS_ERR, IBV_QPS_ERR + 1 },
-	{ "shared receive queue", a_shared_queue, 0, 2 },
-	{ "memory", each_kind_of_memory, IBV_MW_TYPE_1, IBV_MW_TYPE_2 + 1 },
-	{ "datagrams and domains", other_objects, 0, 1 },
-	{ "identifier after a step", destroyed_at, CREATED, STEPS },
-	{ "unknown address", cannot_resolve, 0, 1 },
-	{ "refused", refused, 0, 1 },
-	{ "not accepted", not_accepted, REJECTS, ANSWERS },
-	{ "connection", connected, CLIENT_LEAVES, ENDS },
-	{ "listener", listener_ends, WAITING, REQUESTS },
-	{ "channel", channel_ends, 0, 1 },
-	{ "group", in_a_group, 0, 2 },
+} scenarios[] = {
+	{ "device", test_device, 0, 1 },
+	{ "queue pair in a state", test_state, IBV_QPS_RESET, IBV_QPS_SQE },
+	{ "failed queue pair", test_state, IBV_QPS_ERR, IBV_QPS_ERR + 1 },
+	{ "shared receive queue", test_shared_queue, 0, 2 },
+	{ "memory", test_memory, IBV_MW_TYPE_1, IBV_MW_TYPE_2 + 1 },
+	{ "datagrams and domains", test_datagrams_and_xrc, 0, 1 },
+	{ "identifier after a step", test_destroyed_after_step, CREATED, STEPS },
+	{ "unknown address", test_unknown_address, 0, 1 },
+	{ "refused", test_refused, 0, 1 },
+	{ "not accepted", test_not_accepted, REJECTS, ANSWERS },
+	{ "connection", test_connection, CLIENT_LEAVES, ENDS },
+	{ "listener", test_listener, UNREAD, REQUESTS },
+	{ "channel", test_channel, 0, 1 },
+	{ "group", test_group, 0, 2 },
 };
 
-static void arrange(void)
+static void set_up(void)
 {
 	struct rdma_cm_id *closed;
 
@@ -514,11 +520,11 @@ static void arrange(void)
 	context = open_first();
 	NEED(pd = ibv_alloc_pd(context));
 	NEED((servers = rdma_create_event_channel()) && (clients = rdma_create_event_channel()));
-	listener = make_id(servers);
+	listener = create_id(servers);
 	NEED(rdma_bind_addr(listener, (struct sockaddr *)&address) == 0 && rdma_listen(listener, 8) == 0);
 	address.sin_port = rdma_get_src_port(listener);
-	/* The port of a socket that does not listen. */
-	closed = make_id(servers);
+	/* This identifier is bound to a port but does not listen. */
+	closed = create_id(servers);
 	NEED(rdma_bind_addr(closed, (struct sockaddr *)&no_listener) == 0);
 	no_listener.sin_port = rdma_get_src_port(closed);
 }
@@ -526,10 +532,10 @@ static void arrange(void)
 int main(int argc, char **argv)
 {
 	roce = argc > 1 && !strcmp(argv[1], "roce");
-	arrange();
-	for (unsigned i = 0; i < sizeof(ways) / sizeof(*ways); i++)
-		for (int arg = ways[i].from; arg < ways[i].to; arg++)
-			if (argc < 3 || !strcmp(argv[2], ways[i].name))
-				leaves_nothing(ways[i].name, ways[i].way, arg, ROUNDS);
+	set_up();
+	for (unsigned i = 0; i < sizeof(scenarios) / sizeof(*scenarios); i++)
+		for (int arg = scenarios[i].from; arg < scenarios[i].to; arg++)
+			if (argc < 3 || !strcmp(argv[2], scenarios[i].name))
+				check_no_leaks(scenarios[i].name, scenarios[i].run, arg, ROUNDS);
 	return result();
 }

@@ -1,6 +1,6 @@
-/* Limits of queues, objects that do not belong together, and errors of calls that kernel drivers
- * refuse. Each group of rows names the driver or part of Linux that the values come from.
- * docs/errno.md has the same table. */
+/* Tests of queue limits, of objects of different contexts, and of the errors of invalid calls. Each
+ * group of rows names the driver or the part of Linux that defines its values. docs/errno.md has
+ * the same table. */
 #include <sys/mman.h>
 
 #include "by_number.h"
@@ -12,7 +12,7 @@ static struct ibv_mr *mr;
 static struct ibv_qp *qp, *peer;
 static char memory[8192];
 
-static struct ibv_qp_init_attr sizes(void)
+static struct ibv_qp_init_attr qp_attributes(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 1,
@@ -21,13 +21,13 @@ static struct ibv_qp_init_attr sizes(void)
 	return attr;
 }
 
-/* A queue pair with a shared receive queue has no receive queue, whatever sizes the program passes.
- * */
-static void shared_receives(void)
+/* A queue pair with a shared receive queue has no receive queue of its own. The sizes that the
+ * program passes for one are ignored. */
+static void test_srq_ignores_receive_sizes(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(pd, &queue);
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp *shared;
 
 	NEED(srq);
@@ -45,17 +45,17 @@ static void shared_receives(void)
 	CODE(0, ibv_destroy_qp(shared));
 	attr.cap.max_send_wr = UINT32_MAX;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = qp_attributes();
 	attr.cap.max_recv_wr = UINT32_MAX;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = qp_attributes();
 	attr.cap.max_recv_sge = 1000;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
 	CODE(0, ibv_destroy_srq(srq));
 }
 
 /* A limit is checked against the new depth of the same call. A refused call has no effect. */
-static void limit_and_depth(void)
+static void test_srq_limit_and_depth(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(pd, &queue);
@@ -80,8 +80,9 @@ static void limit_and_depth(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* The list of a request with too many elements is not read: here it does not exist. */
-static void counts(void)
+/* A request with too many scatter/gather elements fails before the library reads the elements. The
+ * requests of this test have no elements at all. */
+static void test_too_many_elements(void)
 {
 	int numbers[] = { 3, 40, 1 << 20, INT32_MAX, -1, INT32_MIN };
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 2 } };
@@ -103,7 +104,7 @@ static void counts(void)
 			bad = NULL;
 			CODE(EINVAL, ibv_post_send(qp, &chain, &bad));
 			CHECK(bad == &bad_one);
-			take(cq, 1, IBV_WC_SUCCESS);
+			expect_completions(cq, 1, IBV_WC_SUCCESS);
 		}
 		struct ibv_recv_wr wr = { .num_sge = numbers[i] }, *bad = NULL;
 
@@ -120,14 +121,14 @@ static void counts(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* Objects of two contexts of one device do not work together. */
-static void foreign_objects(void)
+/* Objects of different contexts cannot be combined, even if both contexts have the same device. */
+static void test_objects_of_another_context(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(other);
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(other_pd, &queue);
 	struct ibv_mw *window = ibv_alloc_mw(other_pd, IBV_MW_TYPE_1);
-	struct ibv_mr *stranger = ibv_reg_mr(other_pd, memory, 64,
+	struct ibv_mr *other_mr = ibv_reg_mr(other_pd, memory, 64,
 		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw_bind bind = { .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64,
 		.mw_access_flags = IBV_ACCESS_REMOTE_READ } };
@@ -137,18 +138,18 @@ static void foreign_objects(void)
 			.send_ops_flags = IBV_QP_EX_WITH_SEND, .cap = { 1, 1, 1, 1, 0 } };
 	struct ibv_qp_init_attr attr;
 
-	NEED(channel && srq && window && stranger);
+	NEED(channel && srq && window && other_mr);
 	IS_NULL(EINVAL, ibv_create_cq(context, 4, NULL, channel, 0));
-	attr = sizes();
+	attr = qp_attributes();
 	attr.send_cq = other_cq;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = qp_attributes();
 	attr.recv_cq = other_cq;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = qp_attributes();
 	attr.srq = srq;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
-	attr = sizes();
+	attr = qp_attributes();
 	attr.qp_type = IBV_QPT_UD;
 	attr.recv_cq = other_cq;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
@@ -156,20 +157,22 @@ static void foreign_objects(void)
 	IS_NULL(EINVAL, ibv_create_qp_ex(other, &ex));
 	IS_NULL(EINVAL, ibv_alloc_parent_domain(context, &parent));
 	MINUS_ONE(EINVAL, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other_pd, NULL, 0, 0));
-	/* The header compares the protection domains of window and region. */
+	/* An inline function of the header compares the protection domains of the window and the
+	 * region. */
 	CODE(EPERM, ibv_bind_mw(qp, window, &bind));
-	bind.bind_info.mr = stranger;
+	bind.bind_info.mr = other_mr;
 	CODE(EINVAL, ibv_bind_mw(qp, window, &bind));
 	CODE(0, ibv_dealloc_mw(window));
-	CODE(0, ibv_dereg_mr(stranger));
+	CODE(0, ibv_dereg_mr(other_mr));
 	CODE(0, ibv_destroy_srq(srq));
 	CODE(0, ibv_destroy_comp_channel(channel));
 }
 
-/* An address handle of another context, whose protection domain may have the same number. */
-static void foreign_address_handle(void)
+/* An address handle of another context. Its protection domain may have the same number as that of
+ * the queue pair. */
+static void test_address_handle_of_another_context(void)
 {
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp_attr to = attributes(context, IBV_QPS_INIT, 0);
 	struct ibv_ah *ah = ibv_create_ah(other_pd, &to.ah_attr);
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .wr.ud = { ah, 5, 5 } }, *bad = NULL;
@@ -192,7 +195,7 @@ static int error_of(const void *got)
 	return got ? 0 : errno;
 }
 
-static int send_as(int opcode, int flags, uint32_t length)
+static int send_error(int opcode, int flags, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, length, mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags },
@@ -203,7 +206,7 @@ static int send_as(int opcode, int flags, uint32_t length)
 	return result;
 }
 
-static int window_with(unsigned int access)
+static int bind_error(unsigned int access)
 {
 	struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	struct ibv_mw_bind bind =
@@ -216,25 +219,26 @@ static int window_with(unsigned int access)
 	return result;
 }
 
-static int typed(int type)
+static int create_qp_error(int type)
 {
-	struct ibv_qp_init_attr attr = sizes();
+	struct ibv_qp_init_attr attr = qp_attributes();
 
 	attr.qp_type = type;
 	return error_of(ibv_create_qp(pd, &attr));
 }
 
-static int on_unready(int receive)
+static int post_error_in_reset(int receive)
 {
-	struct ibv_qp_init_attr attr = sizes();
-	struct ibv_qp *fresh = ibv_create_qp(pd, &attr);
+	struct ibv_qp_init_attr attr = qp_attributes();
+	struct ibv_qp *reset_qp = ibv_create_qp(pd, &attr);
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_recv_wr recv_wr = { .num_sge = 0 }, *recv_bad;
 	int result;
 
-	NEED(fresh);
-	result = receive ? ibv_post_recv(fresh, &recv_wr, &recv_bad) : ibv_post_send(fresh, &wr, &bad);
-	NEED(ibv_destroy_qp(fresh) == 0);
+	NEED(reset_qp);
+	result = receive ? ibv_post_recv(reset_qp, &recv_wr, &recv_bad) : ibv_post_send(reset_qp, &wr,
+		&bad);
+	NEED(ibv_destroy_qp(reset_qp) == 0);
 	return result;
 }
 
@@ -243,7 +247,7 @@ struct row {
 	int want, got;
 };
 
-static void errors(int roce)
+static void test_errors(int roce)
 {
 	char *hole = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	const int write = IBV_ACCESS_LOCAL_WRITE;
@@ -258,22 +262,23 @@ static void errors(int roce)
 		{ "ibv_reg_mr with remote write only", EINVAL,
 			error_of(ibv_reg_mr(pd, memory, 8, IBV_ACCESS_REMOTE_WRITE)) },
 		/* Queue pairs: uverbs, then siw_create_qp. */
-		{ "ibv_create_qp of type 0", EINVAL, typed(0) },
-		{ "ibv_create_qp of type 100", EINVAL, typed(100) },
-		{ "ibv_create_qp for raw packets", EOPNOTSUPP, typed(IBV_QPT_RAW_PACKET) },
+		{ "ibv_create_qp of type 0", EINVAL, create_qp_error(0) },
+		{ "ibv_create_qp of type 100", EINVAL, create_qp_error(100) },
+		{ "ibv_create_qp for raw packets", EOPNOTSUPP, create_qp_error(IBV_QPT_RAW_PACKET) },
 		/* Requests: rxe_post_send, siw_post_send of their providers. */
-		{ "ibv_post_send with opcode 100", EINVAL, send_as(100, 0, 8) },
-		{ "ibv_post_send with opcode TSO", EINVAL, send_as(IBV_WR_TSO, 0, 8) },
-		{ "ibv_post_send of an inline Read", EINVAL, send_as(IBV_WR_RDMA_READ, IBV_SEND_INLINE, 8) },
+		{ "ibv_post_send with opcode 100", EINVAL, send_error(100, 0, 8) },
+		{ "ibv_post_send with opcode TSO", EINVAL, send_error(IBV_WR_TSO, 0, 8) },
+		{ "ibv_post_send of an inline Read", EINVAL, send_error(IBV_WR_RDMA_READ, IBV_SEND_INLINE, 8) },
 		{ "ibv_post_send with too much inline data", EINVAL,
-			send_as(IBV_WR_SEND, IBV_SEND_INLINE, 8000) },
-		{ "ibv_post_send of an atomic on 4 octets", EINVAL, send_as(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 4) },
-		{ "ibv_post_send in RESET", EINVAL, on_unready(0) },
-		{ "ibv_post_recv in RESET", roce ? EINVAL : 0, on_unready(1) },
+			send_error(IBV_WR_SEND, IBV_SEND_INLINE, 8000) },
+		{ "ibv_post_send of an atomic on 4 octets", EINVAL, send_error(IBV_WR_ATOMIC_FETCH_AND_ADD, 0,
+			4) },
+		{ "ibv_post_send in RESET", EINVAL, post_error_in_reset(0) },
+		{ "ibv_post_recv in RESET", roce ? EINVAL : 0, post_error_in_reset(1) },
 		/* Windows: the providers of mlx5 and rxe. */
-		{ "ibv_bind_mw with the right to bind", EINVAL, window_with(IBV_ACCESS_MW_BIND |
+		{ "ibv_bind_mw with the right to bind", EINVAL, bind_error(IBV_ACCESS_MW_BIND |
 			IBV_ACCESS_REMOTE_READ) },
-		{ "ibv_bind_mw with on-demand paging", EINVAL, window_with(IBV_ACCESS_ON_DEMAND) },
+		{ "ibv_bind_mw with on-demand paging", EINVAL, bind_error(IBV_ACCESS_ON_DEMAND) },
 		/* Completion queues: ib_uverbs_create_cq, siw_create_cq. */
 		{ "ibv_create_cq of no entries", EINVAL, error_of(ibv_create_cq(context, 0, NULL, NULL, 0)) },
 		{ "ibv_create_cq with vector 1", EINVAL, error_of(ibv_create_cq(context, 4, NULL, NULL, 1)) },
@@ -304,18 +309,18 @@ int main(int argc, char **argv)
 	other_cq = ibv_create_cq(other, 64, NULL, NULL, 0);
 	NEED(pd && other_pd && cq && other_cq);
 	mr = ibv_reg_mr(pd, memory, sizeof(memory), all);
-	attr = sizes();
+	attr = qp_attributes();
 	qp = ibv_create_qp(pd, &attr);
-	attr = sizes();
+	attr = qp_attributes();
 	peer = ibv_create_qp(pd, &attr);
 	NEED(mr && qp && peer);
 	connect_both(qp, peer);
-	shared_receives();
-	limit_and_depth();
-	counts();
-	foreign_objects();
-	foreign_address_handle();
-	errors(argc > 1 && strcmp(argv[1], "roce") == 0);
+	test_srq_ignores_receive_sizes();
+	test_srq_limit_and_depth();
+	test_too_many_elements();
+	test_objects_of_another_context();
+	test_address_handle_of_another_context();
+	test_errors(argc > 1 && strcmp(argv[1], "roce") == 0);
 	CODE(0, ibv_destroy_qp(qp));
 	CODE(0, ibv_destroy_qp(peer));
 	CODE(0, ibv_dereg_mr(mr));

@@ -1,5 +1,5 @@
-/* Identifiers that move between the program's channel and their own (rdma_migrate_id), and clean-up
- * of failed end point calls. */
+/* Tests of rdma_migrate_id between the program's channel and the identifier's own channel, and of
+ * the clean-up after failed calls. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -18,7 +18,7 @@ static struct sockaddr_in loopback(void)
 
 static struct rdma_event_channel *channel;
 
-static struct rdma_cm_event *next(enum rdma_cm_event_type type)
+static struct rdma_cm_event *expect_event(enum rdma_cm_event_type type)
 {
 	struct rdma_cm_event *event = NULL;
 
@@ -27,19 +27,20 @@ static struct rdma_cm_event *next(enum rdma_cm_event_type type)
 	return event;
 }
 
-static struct rdma_cm_id *listener(struct rdma_event_channel *on, struct sockaddr_in *at)
+static struct rdma_cm_id *create_listener(struct rdma_event_channel *to_channel,
+	struct sockaddr_in *addr)
 {
 	struct rdma_cm_id *id;
 
-	*at = loopback();
-	NEED(rdma_create_id(on, &id, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(id, (struct sockaddr *)at) == 0 && rdma_listen(id, 4) == 0);
-	at->sin_port = rdma_get_src_port(id);
+	*addr = loopback();
+	NEED(rdma_create_id(to_channel, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(id, (struct sockaddr *)addr) == 0 && rdma_listen(id, 4) == 0);
+	addr->sin_port = rdma_get_src_port(id);
 	return id;
 }
 
 /* Starts a connection attempt without waiting for the reply. */
-static struct rdma_cm_id *caller(struct sockaddr_in at)
+static struct rdma_cm_id *start_connecting(struct sockaddr_in addr)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
 	struct rdma_event_channel *own = rdma_create_event_channel();
@@ -47,7 +48,7 @@ static struct rdma_cm_id *caller(struct sockaddr_in at)
 	struct rdma_cm_id *id;
 
 	NEED(own && rdma_create_id(own, &id, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 &&
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&addr, 2000) == 0 &&
 		rdma_get_cm_event(own, &event) == 0);
 	CODE(0, rdma_ack_cm_event(event));
 	NEED(rdma_resolve_route(id, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
@@ -56,7 +57,7 @@ static struct rdma_cm_id *caller(struct sockaddr_in at)
 	return id;
 }
 
-static void end(struct rdma_cm_id *id)
+static void destroy_client(struct rdma_cm_id *id)
 {
 	struct rdma_event_channel *own = id->channel;
 
@@ -65,57 +66,59 @@ static void end(struct rdma_cm_id *id)
 	rdma_destroy_event_channel(own);
 }
 
-/* A listener moves to the program's channel: its requests, and their later events, arrive there. */
-static void to_a_channel(void)
+/* After a listener moves to the program's channel, its connection requests and their later events
+ * arrive at this channel. */
+static void test_migrate_to_program_channel(void)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
-	struct sockaddr_in at;
-	struct rdma_cm_id *listening = listener(NULL, &at), *id, *calling, *none;
+	struct sockaddr_in addr;
+	struct rdma_cm_id *listener = create_listener(NULL, &addr), *id, *client, *none;
 	struct rdma_cm_event *event;
 
-	CODE(0, rdma_migrate_id(listening, channel));
-	CHECK(listening->channel == channel);
-	MINUS_ONE(EINVAL, rdma_get_request(listening, &none));
-	calling = caller(at);
-	event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+	CODE(0, rdma_migrate_id(listener, channel));
+	CHECK(listener->channel == channel);
+	MINUS_ONE(EINVAL, rdma_get_request(listener, &none));
+	client = start_connecting(addr);
+	event = expect_event(RDMA_CM_EVENT_CONNECT_REQUEST);
 	id = event->id;
 	CHECK(id->channel == channel && !id->event);
 	CODE(0, rdma_ack_cm_event(event));
 	CODE(0, rdma_create_qp(id, NULL, &attr));
 	CODE(0, rdma_accept(id, NULL));
-	event = next(RDMA_CM_EVENT_ESTABLISHED);
+	event = expect_event(RDMA_CM_EVENT_ESTABLISHED);
 	CHECK(event->id == id && !id->event);
 	CODE(0, rdma_ack_cm_event(event));
 	rdma_destroy_qp(id);
 	CODE(0, rdma_destroy_id(id));
-	CODE(0, rdma_destroy_id(listening));
-	end(calling);
+	CODE(0, rdma_destroy_id(listener));
+	destroy_client(client);
 }
 
-/* A listener with its own channel is synchronous, and so are the identifiers of its requests. */
-static void to_its_own(void)
+/* After a listener moves to its own channel, its calls and those of its requests are
+ * synchronous. */
+static void test_migrate_to_own_channel(void)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
-	struct sockaddr_in at;
-	struct rdma_cm_id *listening = listener(channel, &at), *calling, *id;
+	struct sockaddr_in addr;
+	struct rdma_cm_id *listener = create_listener(channel, &addr), *client, *id;
 
-	CODE(0, rdma_migrate_id(listening, NULL));
-	CHECK(listening->channel && listening->channel != channel);
-	calling = caller(at);
-	NEED(rdma_get_request(listening, &id) == 0);
-	CHECK(id->channel != channel && id->channel != listening->channel && id->event);
+	CODE(0, rdma_migrate_id(listener, NULL));
+	CHECK(listener->channel && listener->channel != channel);
+	client = start_connecting(addr);
+	NEED(rdma_get_request(listener, &id) == 0);
+	CHECK(id->channel != channel && id->channel != listener->channel && id->event);
 	CODE(0, rdma_create_qp(id, NULL, &attr));
 	CODE(0, rdma_accept(id, NULL));
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED);
 	rdma_destroy_ep(id);
-	CODE(0, rdma_destroy_id(listening));
-	end(calling);
+	CODE(0, rdma_destroy_id(listener));
+	destroy_client(client);
 }
 
-/* The library owns the event that a synchronous call left, wherever the identifier moves. */
-static void with_an_event(void)
+/* Moving an identifier acknowledges the event that its last synchronous call stored. */
+static void test_migrate_with_stored_event(void)
 {
-	struct sockaddr_in at = loopback();
+	struct sockaddr_in addr = loopback();
 	struct rdma_cm_id *id;
 	int i;
 
@@ -123,26 +126,26 @@ static void with_an_event(void)
 		NEED(rdma_create_id(i & 1 ? channel : NULL, &id, NULL, RDMA_PS_TCP) == 0);
 		if (i & 1)
 			CODE(0, rdma_migrate_id(id, NULL));
-		CODE(0, rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000));
+		CODE(0, rdma_resolve_addr(id, NULL, (struct sockaddr *)&addr, 2000));
 		CHECK(id->event && id->event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
 		CODE(0, rdma_migrate_id(id, i & 2 ? channel : NULL));
 		CHECK(!id->event && (id->channel == channel) == (i >> 1));
 		CODE(0, rdma_resolve_route(id, 2000));
 		if (i & 2)
-			CODE(0, rdma_ack_cm_event(next(RDMA_CM_EVENT_ROUTE_RESOLVED)));
+			CODE(0, rdma_ack_cm_event(expect_event(RDMA_CM_EVENT_ROUTE_RESOLVED)));
 		else
 			CHECK(id->event && id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED);
 		CODE(0, rdma_destroy_id(id));
 	}
 }
 
-/* Completion queues created for a queue pair are destroyed if that cannot be created. A shared
- * receive queue that could not be destroyed is destroyed at the end. */
-static void failures_clean_up(void)
+/* If rdma_create_qp fails, it destroys the completion queues that it has created. If
+ * rdma_destroy_srq fails because the queue is in use, rdma_destroy_ep destroys the queue later. */
+static void test_failed_calls_clean_up(void)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 4, .max_sge = 1 } };
-	struct sockaddr_in at = loopback();
+	struct sockaddr_in addr = loopback();
 	struct rdma_cm_id *id;
 	struct ibv_pd *pd;
 	int i;
@@ -152,7 +155,7 @@ static void failures_clean_up(void)
 
 		*(i ? &bad.cap.max_recv_wr : &bad.cap.max_send_wr) = 1 << 30;
 		NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 &&
+		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&addr, 2000) == 0 &&
 			(pd = ibv_alloc_pd(id->verbs)));
 		MINUS_ONE(EINVAL, rdma_create_qp(id, pd, &bad));
 		CHECK(!id->qp && !id->send_cq && !id->recv_cq && !id->send_cq_channel && !id->recv_cq_channel);
@@ -170,10 +173,10 @@ int main(void)
 {
 	alarm(50);
 	NEED((channel = rdma_create_event_channel()));
-	to_a_channel();
-	to_its_own();
-	with_an_event();
-	failures_clean_up();
+	test_migrate_to_program_channel();
+	test_migrate_to_own_channel();
+	test_migrate_with_stored_event();
+	test_failed_calls_clean_up();
 	rdma_destroy_event_channel(channel);
 	return result();
 }

@@ -1,4 +1,5 @@
-/* Wrong calls of verbs: each returns the error in the manual pages, and none crashes. */
+/* Tests of wrong calls of verbs. Each call returns the error of the manual page, and none
+ * crashes. */
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -27,7 +28,7 @@ static struct ibv_qp_init_attr qp_attributes(void)
 	return attr;
 }
 
-static struct ibv_qp *new_qp(void)
+static struct ibv_qp *create_qp(void)
 {
 	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
@@ -36,7 +37,7 @@ static struct ibv_qp *new_qp(void)
 	return qp;
 }
 
-static void bad_memory(void)
+static void test_bad_memory(void)
 {
 	char *pages = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *high = (char *)(uintptr_t)0xffff800000000000;
@@ -46,8 +47,8 @@ static void bad_memory(void)
 	NEED(munmap(pages + page, page) == 0);
 	NEED(mprotect(pages + 2 * page, page, PROT_READ) == 0);
 	NEED(mprotect(pages + 3 * page, page, PROT_NONE) == 0);
-	/* Null, a kernel address, in a hole, into a hole, and ranges beyond the end of the address
-	 * space. */
+	/* A null pointer, a kernel address, an unmapped page, a range with an unmapped page, and ranges
+	 * beyond the end of the address space. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, high, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + page, page, LOCAL));
@@ -55,18 +56,18 @@ static void bad_memory(void)
 	IS_NULL(EINVAL, ibv_reg_mr(pd, pages, SIZE_MAX, LOCAL));
 	IS_NULL(EINVAL, ibv_reg_mr(pd, pages, 0, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX / 2, LOCAL));
-	/* Memory that is read-only, and memory that is inaccessible. */
+	/* Read-only memory, and inaccessible memory. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 2 * page, page, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 3 * page, page, 0));
 	mr = ibv_reg_mr(pd, pages + 2 * page, page, IBV_ACCESS_REMOTE_READ);
 	CHECK(mr);
 	CODE(0, ibv_dereg_mr(mr));
-	/* Offsets that wrap. */
+	/* The last address of the region exceeds 64 bits. */
 	IS_NULL(EINVAL, ibv_reg_mr_iova(pd, buffer, 4096, UINT64_MAX - 4000, LOCAL));
 	NEED(munmap(pages, 4 * page) == 0);
 }
 
-static void bad_rights(void)
+static void test_bad_access_flags(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
 	struct ibv_mr *mr;
@@ -96,7 +97,7 @@ static void bad_rights(void)
 }
 
 /* A region can only be imported into its own protection domain. */
-static void bad_imports(void)
+static void test_bad_imports(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
 	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 64, ALL), *imported;
@@ -118,9 +119,9 @@ static void bad_imports(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* Objects destroyed in the wrong order or twice. Destroying twice is checked only where the library
- * gets the pointer first: inline functions of the headers read the freed object themselves. */
-static void wrong_order(void)
+/* Destroys objects in the wrong order or twice. The test does not destroy an object twice if an
+ * inline function of the headers would read the freed object. */
+static void test_wrong_destruction(void)
 {
 	struct ibv_pd *p = ibv_alloc_pd(context);
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
@@ -173,7 +174,7 @@ static void wrong_order(void)
 	domain_attr.pd = p;
 	domain_attr.comp_mask = 1 << 3;
 	IS_NULL(EOPNOTSUPP, ibv_alloc_parent_domain(context, &domain_attr));
-	/* Bit 2, of later headers, allows memory that a confidential guest shares. */
+	/* Bit 2 exists only in later headers. It allows memory that a confidential guest shares. */
 	domain_attr.comp_mask = 1 << 2;
 	domain = ibv_alloc_parent_domain(context, &domain_attr);
 	NEED(domain);
@@ -197,7 +198,7 @@ static void wrong_order(void)
 	CODE(EINVAL, ibv_destroy_comp_channel(channel));
 }
 
-static void bad_creation(void)
+static void test_bad_creation(void)
 {
 	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp_init_attr_ex ex = { 0 };
@@ -207,7 +208,7 @@ static void bad_creation(void)
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = 1ull << 40 }, both = { .cqe = 16,
 		.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_TM_INFO };
 
-	/* A completion has either a time or a tag. */
+	/* A completion cannot contain both a timestamp and tag information. */
 	IS_NULL(EOPNOTSUPP, ibv_create_cq_ex(context, &both));
 	IS_NULL(EINVAL, ibv_create_cq(context, 0, NULL, NULL, 0));
 	IS_NULL(EINVAL, ibv_create_cq(context, -1, NULL, NULL, 0));
@@ -244,7 +245,7 @@ static void bad_creation(void)
 	IS_NULL(EINVAL, ibv_alloc_mw(pd, 7));
 }
 
-static void bad_queries(void)
+static void test_bad_queries(void)
 {
 	struct ibv_port_attr port;
 	struct ibv_gid_entry entry;
@@ -269,8 +270,8 @@ static int modify(struct ibv_qp *qp, int mask, struct ibv_qp_attr attr)
 	return ibv_modify_qp(qp, &attr, mask);
 }
 
-/* Moves a queue pair to RTS, connected to an absent peer. */
-static void to_rts_alone(struct ibv_qp *qp)
+/* Moves a queue pair to RTS, with a peer that does not exist. */
+static void move_to_rts_without_peer(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num ^ 0x10000 };
 
@@ -282,9 +283,9 @@ static void to_rts_alone(struct ibv_qp *qp)
 	NEED(modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS }) == 0);
 }
 
-static void bad_modification(void)
+static void test_bad_modification(void)
 {
-	struct ibv_qp *qp = new_qp();
+	struct ibv_qp *qp = create_qp();
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -338,13 +339,14 @@ static void bad_modification(void)
 	CODE(0, ibv_poll_cq(cq, 0, NULL));
 }
 
-/* A chain of `n` requests, each with `sges` elements of `length` bytes. */
+/* build_chain fills these with a chain of `n` requests, each with `sges` elements of `length`
+ * bytes. */
 #define CHAIN_MAX 300
 static struct ibv_sge elements[64];
 static struct ibv_send_wr sends[CHAIN_MAX];
 static struct ibv_recv_wr recvs[CHAIN_MAX];
 
-static void chain(struct ibv_mr *mr, int n, int sges, uint32_t length)
+static void build_chain(struct ibv_mr *mr, int n, int sges, uint32_t length)
 {
 	int i;
 
@@ -371,7 +373,7 @@ static void drain(void)
 		;
 }
 
-static void bad_receives(void)
+static void test_bad_receives(void)
 {
 	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 40, .max_sge = 2 } };
@@ -382,18 +384,18 @@ static void bad_receives(void)
 	int most = attr.cap.max_recv_wr;
 
 	NEED(mr && qp && srq && most + 3 < CHAIN_MAX);
-	/* The requests that fit are posted, and `bad` is the first that does not. */
-	chain(mr, most + 3, 1, 64);
+	/* The requests that fit are posted. `bad` is the first request that does not fit. */
+	build_chain(mr, most + 3, 1, 64);
 	CODE(ENOMEM, ibv_post_recv(qp, recvs, &bad));
 	CHECK(bad == &recvs[most]);
-	chain(mr, 1, 1, 64);
+	build_chain(mr, 1, 1, 64);
 	CODE(ENOMEM, ibv_post_recv(qp, recvs, &bad));
 	CHECK(bad == recvs);
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RESET }));
 	CODE(EINVAL, ibv_post_recv(qp, recvs, &bad));
 	CHECK(bad == recvs);
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
-	chain(mr, 3, 1, 64);
+	build_chain(mr, 3, 1, 64);
 	recvs[1].num_sge = attr.cap.max_recv_sge + 1;
 	CODE(EINVAL, ibv_post_recv(qp, recvs, &bad));
 	CHECK(bad == &recvs[1]);
@@ -409,14 +411,14 @@ static void bad_receives(void)
 	attr.srq = srq;
 	qp = ibv_create_qp(pd, &attr);
 	NEED(qp);
-	chain(mr, 1, 1, 64);
+	build_chain(mr, 1, 1, 64);
 	CODE(EINVAL, ibv_post_recv(qp, recvs, &bad));
 	CHECK(bad == recvs);
 	most = srq_attr.attr.max_wr;
-	chain(mr, most + 2, 1, 64);
+	build_chain(mr, most + 2, 1, 64);
 	CODE(ENOMEM, ibv_post_srq_recv(srq, recvs, &bad));
 	CHECK(bad == &recvs[most]);
-	chain(mr, 1, srq_attr.attr.max_sge + 1, 64);
+	build_chain(mr, 1, srq_attr.attr.max_sge + 1, 64);
 	CODE(EINVAL, ibv_post_srq_recv(srq, recvs, &bad));
 	CHECK(bad == recvs);
 	CODE(0, ibv_destroy_qp(qp));
@@ -425,7 +427,7 @@ static void bad_receives(void)
 	drain();
 }
 
-static void bad_sends(void)
+static void test_bad_sends(void)
 {
 	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
@@ -434,45 +436,45 @@ static void bad_sends(void)
 	int most = attr.cap.max_send_wr, i;
 
 	NEED(qp && mr && most + 3 < CHAIN_MAX);
-	chain(mr, 1, 1, 64);
+	build_chain(mr, 1, 1, 64);
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
-	to_rts_alone(qp);
-	/* Nothing can be sent, so posted requests stay in the queue. Refused requests use no slots. */
-	chain(mr, 1, attr.cap.max_send_sge + 1, 64);
+	move_to_rts_without_peer(qp);
+	/* The peer does not exist, so posted requests stay in the queue. Refused requests use no slots. */
+	build_chain(mr, 1, attr.cap.max_send_sge + 1, 64);
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
-	chain(mr, 1, -1, 64);
+	build_chain(mr, 1, -1, 64);
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	chain(mr, 1, 1, attr.cap.max_inline_data + 1);
+	build_chain(mr, 1, 1, attr.cap.max_inline_data + 1);
 	sends[0].send_flags |= IBV_SEND_INLINE;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
-	chain(mr, 1, 1, 8);
+	build_chain(mr, 1, 1, 8);
 	sends[0].send_flags |= IBV_SEND_INLINE;
 	sends[0].opcode = IBV_WR_RDMA_READ;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	chain(mr, 1, 1, 4);
+	build_chain(mr, 1, 1, 4);
 	sends[0].opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	chain(mr, 1, 1, 64);
+	build_chain(mr, 1, 1, 64);
 	sends[0].opcode = IBV_WR_TSO;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = 77;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = IBV_WR_BIND_MW;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	chain(mr, 3, 1, 64);
+	build_chain(mr, 3, 1, 64);
 	sends[1].num_sge = attr.cap.max_send_sge + 1;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == &sends[1]);
-	chain(mr, most + 2, 1, 64);
+	build_chain(mr, most + 2, 1, 64);
 	CODE(ENOMEM, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == &sends[most - 1]);
-	chain(mr, 1, 1, 64);
+	build_chain(mr, 1, 1, 64);
 	CODE(ENOMEM, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
-	/* Exactly the posted requests are flushed, in order. */
+	/* Only the posted requests are flushed, in order. */
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
 	for (i = 0; i < most; i++) {
 		struct ibv_wc wc;
@@ -490,7 +492,7 @@ static void bad_sends(void)
 }
 
 /* Posts a batch of `n` Sends of `length` bytes with the extended interface. */
-static int batch(struct ibv_qp_ex *qp, int n, size_t length, int inlined)
+static int post_batch(struct ibv_qp_ex *qp, int n, size_t length, int inlined)
 {
 	struct ibv_mr *mr = qp->qp_base.qp_context;
 	int i;
@@ -508,7 +510,7 @@ static int batch(struct ibv_qp_ex *qp, int n, size_t length, int inlined)
 	return ibv_wr_complete(qp);
 }
 
-static void bad_batches(void)
+static void test_bad_batches(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 4096, ALL);
 	struct ibv_qp_init_attr_ex attr = {
@@ -525,21 +527,21 @@ static void bad_batches(void)
 	int most = attr.cap.max_send_wr, i;
 
 	NEED(mr && qp && most >= 40);
-	/* A batch in a state without posting, and data before the first request of a batch. */
-	CODE(EINVAL, batch(qp, 1, 64, 0));
-	to_rts_alone(plain);
+	/* A batch in a state that does not allow posting, and data before a batch's first request. */
+	CODE(EINVAL, post_batch(qp, 1, 64, 0));
+	move_to_rts_without_peer(plain);
 	ibv_wr_start(qp);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)buffer, 64);
 	CODE(EINVAL, ibv_wr_complete(qp));
-	CODE(EINVAL, batch(qp, 1, attr.cap.max_inline_data + 1, 1));
+	CODE(EINVAL, post_batch(qp, 1, attr.cap.max_inline_data + 1, 1));
 	ibv_wr_start(qp);
 	ibv_wr_send(qp);
 	ibv_wr_abort(qp);
-	/* A batch is posted entirely or not at all, however long it is. */
-	CODE(0, batch(qp, 20, 64, 0));
-	CODE(ENOMEM, batch(qp, most - 20 + 1, 64, 0));
-	CODE(0, batch(qp, most - 20, 16, 1));
-	CODE(ENOMEM, batch(qp, 1, 64, 0));
+	/* A batch of any length is posted entirely or not at all. */
+	CODE(0, post_batch(qp, 20, 64, 0));
+	CODE(ENOMEM, post_batch(qp, most - 20 + 1, 64, 0));
+	CODE(0, post_batch(qp, most - 20, 16, 1));
+	CODE(ENOMEM, post_batch(qp, 1, 64, 0));
 	CODE(0, modify(plain, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
 	for (i = 0; i < most; i++) {
 		CODE(1, ibv_poll_cq(cq, 1, &wc));
@@ -550,7 +552,7 @@ static void bad_batches(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-static void bad_windows(void)
+static void test_bad_windows(void)
 {
 	struct ibv_qp_init_attr attr = qp_attributes();
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
@@ -567,14 +569,14 @@ static void bad_windows(void)
 
 	NEED(qp && mr && plain && one && two);
 	key = one->rkey;
-	/* ibv_bind_mw requires a type 1 window and a queue pair that may send. */
+	/* ibv_bind_mw requires a type 1 window and a queue pair in RTS. */
 	CODE(EINVAL, ibv_bind_mw(qp, two, &bind));
 	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
-	to_rts_alone(qp);
+	move_to_rts_without_peer(qp);
 	bind.bind_info.mr = NULL;
 	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
 	bind.bind_info.mr = plain;
-	/* The access rights of the region are checked only when the bind is executed. */
+	/* The library checks the access rights of the region only when it executes the bind. */
 	CODE(0, ibv_bind_mw(qp, one, &bind));
 	CHECK(one->rkey != key);
 	CODE(0, ibv_dealloc_mw(two));
@@ -584,7 +586,7 @@ static void bad_windows(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-static void bad_advice(void)
+static void test_bad_advice(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, buffer, 4096, LOCAL | IBV_ACCESS_ON_DEMAND);
 	struct ibv_mr *readable = ibv_reg_mr(pd, buffer, 4096, IBV_ACCESS_ON_DEMAND);
@@ -593,7 +595,7 @@ static void bad_advice(void)
 	struct ibv_sge sge;
 
 	NEED(mr && readable && other);
-	/* Not all of the range lies in huge pages. */
+	/* The range is not completely in huge pages. */
 	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, 64, LOCAL | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB));
 	sge = (struct ibv_sge){ (uintptr_t)buffer, 4096, mr->lkey };
 	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
@@ -606,7 +608,7 @@ static void bad_advice(void)
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
 	sge.lkey = readable->lkey;
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
-	/* The whole address space starts at address 0 and is on-demand. */
+	/* A region of the whole address space must start at address 0 and use on-demand paging. */
 	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL));
 	all = ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND);
@@ -616,7 +618,7 @@ static void bad_advice(void)
 	sge.addr = 0;
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
 	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, 0, &sge, 1));
-	/* A region stays on-demand or not. */
+	/* ibv_rereg_mr cannot change whether a region uses on-demand paging. */
 	CODE(-1, ibv_rereg_mr(all, IBV_REREG_MR_CHANGE_ACCESS, pd, NULL, 0, LOCAL));
 	CODE(0, ibv_rereg_mr(all, IBV_REREG_MR_CHANGE_ACCESS, pd, NULL, 0, IBV_ACCESS_ON_DEMAND));
 	CODE(0, ibv_dereg_mr(all));
@@ -637,19 +639,19 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	cq = ibv_create_cq(context, 256, NULL, NULL, 0);
 	NEED(pd && cq && ibv_query_gid(context, 1, 0, &gid) == 0);
-	bad_memory();
-	bad_rights();
-	bad_imports();
-	wrong_order();
-	bad_creation();
-	bad_queries();
-	bad_modification();
-	bad_receives();
-	bad_sends();
-	bad_batches();
-	bad_windows();
-	bad_advice();
-	/* No failed call has left an object that would prevent these. */
+	test_bad_memory();
+	test_bad_access_flags();
+	test_bad_imports();
+	test_wrong_destruction();
+	test_bad_creation();
+	test_bad_queries();
+	test_bad_modification();
+	test_bad_receives();
+	test_bad_sends();
+	test_bad_batches();
+	test_bad_windows();
+	test_bad_advice();
+	/* These calls succeed because no failed call has left an object. */
 	CODE(0, ibv_destroy_cq(cq));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

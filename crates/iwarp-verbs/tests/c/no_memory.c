@@ -1,6 +1,7 @@
-/* Each allocation of a call fails once, alone and together with all later ones. The call must then
- * fail with ENOMEM and without effect, or succeed; the process survives, and nothing leaks. The
- * table has every call of the C libraries that may allocate. Arguments select rows by name. */
+/* Tests of calls that run out of memory. For each call, the test makes each allocation fail once,
+ * first alone and then together with all later allocations of the call. The call must succeed, or
+ * fail with ENOMEM and without effect. The process must not abort, and nothing may leak. The table
+ * contains every call of the C libraries that may allocate. Arguments select rows by name. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -23,22 +24,22 @@ extern void __libc_free(void *);
 
 enum { SWEEPS = 5 };
 
-/* Allocations of this thread until one fails; -1 means that none fails. */
-static __thread long until = -1;
-static __thread int all_later, denied_some;
-static atomic_long living;
+/* The number of allocations of this thread before one fails, or -1 if none fails. */
+static __thread long allocations_left = -1;
+static __thread int fail_all_later, some_failed;
+static atomic_long allocated;
 
-static int denied(void)
+static int allocation_fails(void)
 {
-	if (until < 0)
+	if (allocations_left < 0)
 		return 0;
-	if (until > 0) {
-		until--;
+	if (allocations_left > 0) {
+		allocations_left--;
 		return 0;
 	}
-	if (!all_later)
-		until = -1;
-	denied_some = 1;
+	if (!fail_all_later)
+		allocations_left = -1;
+	some_failed = 1;
 	errno = ENOMEM;
 	return 1;
 }
@@ -46,38 +47,38 @@ static int denied(void)
 static void *counted(void *p)
 {
 	if (p)
-		living++;
+		allocated++;
 	return p;
 }
 
 void *malloc(size_t size)
 {
-	return denied() ? NULL : counted(__libc_malloc(size));
+	return allocation_fails() ? NULL : counted(__libc_malloc(size));
 }
 
-/* Where the C library registers the destructor of a thread-local variable. Out of memory, it
- * aborts. */
-static char *registers_destructors;
+/* The function of the C library that registers destructors of thread-local variables. It aborts if
+ * an allocation fails, so its allocations always succeed. */
+static char *thread_atexit;
 
 void *calloc(size_t n, size_t size)
 {
-	size_t offset = (char *)__builtin_return_address(0) - registers_destructors;
+	size_t offset = (char *)__builtin_return_address(0) - thread_atexit;
 
 	if (offset < 0x200)
 		return counted(__libc_calloc(n, size));
-	return denied() ? NULL : counted(__libc_calloc(n, size));
+	return allocation_fails() ? NULL : counted(__libc_calloc(n, size));
 }
 
 void *realloc(void *p, size_t size)
 {
-	if (denied())
+	if (allocation_fails())
 		return NULL;
 	return p ? __libc_realloc(p, size) : counted(__libc_realloc(p, size));
 }
 
 void *memalign(size_t align, size_t size)
 {
-	return denied() ? NULL : counted(__libc_memalign(align, size));
+	return allocation_fails() ? NULL : counted(__libc_memalign(align, size));
 }
 
 void *aligned_alloc(size_t align, size_t size)
@@ -94,7 +95,7 @@ int posix_memalign(void **to, size_t align, size_t size)
 void free(void *p)
 {
 	if (p)
-		living--;
+		allocated--;
 	__libc_free(p);
 }
 
@@ -111,7 +112,7 @@ static union ibv_gid gid;
 static struct sockaddr_in loopback;
 static char memory[8192];
 
-/* Later headers than Debian's declare these. */
+/* Debian's headers do not declare these functions; later headers do. */
 struct comp_cntr_attributes {
 	uint32_t comp_mask, type, flags;
 };
@@ -126,11 +127,12 @@ int attach_comp_cntr(struct ibv_qp *, void *,
 void *alloc_buf(struct ibv_pd *, size_t, void **) __asm__("ibv_alloc_buf");
 void free_buf(void *) __asm__("ibv_free_buf");
 
-/* The object of a row: `arrange` creates it without failures, and `clear` destroys it. */
+/* The object that a row's call needs. `set_up` creates it without failing allocations, and
+ * `tear_down` destroys it. */
 static void *object;
 
 /* Converts a result of 0 or an errno to that of a call that creates an object. */
-static void *done(int code)
+static void *null_if_error(int code)
 {
 	if (code > 0)
 		errno = code;
@@ -179,9 +181,9 @@ static void *make_cq_ex(void)
 	return ibv_create_cq_ex(context, &attr);
 }
 
-static void arrange_cq(void) { NEED((object = ibv_create_cq(context, 16, NULL, NULL, 0))); }
-static void *resize_cq(void) { return done(ibv_resize_cq(object, 20000)); }
-static void clear_cq(void) { CODE(0, ibv_destroy_cq(object)); }
+static void set_up_cq(void) { NEED((object = ibv_create_cq(context, 16, NULL, NULL, 0))); }
+static void *resize_cq(void) { return null_if_error(ibv_resize_cq(object, 20000)); }
+static void tear_down_cq(void) { CODE(0, ibv_destroy_cq(object)); }
 
 static void *make_mr(void) { return ibv_reg_mr(pd, memory, sizeof(memory),
 	IBV_ACCESS_LOCAL_WRITE); }
@@ -197,27 +199,27 @@ static int drop_imported_mr(void *p)
 	return 0;
 }
 
-static void arrange_mr(void) { NEED((object = ibv_reg_mr(pd, memory, 4096,
+static void set_up_mr(void) { NEED((object = ibv_reg_mr(pd, memory, 4096,
 	IBV_ACCESS_LOCAL_WRITE))); }
 
 static void *rereg_mr(void)
 {
-	/* The result is negative, and errno has the reason. */
+	/* The call returns a negative number and sets errno. */
 	int flags = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
 
 	return ibv_rereg_mr(object, flags, NULL, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE)
 		? NULL : memory;
 }
 
-static void clear_mr(void) { CODE(0, ibv_dereg_mr(object)); }
+static void tear_down_mr(void) { CODE(0, ibv_dereg_mr(object)); }
 static void *make_mw(void) { return ibv_alloc_mw(pd, IBV_MW_TYPE_2); }
 static int drop_mw(void *p) { return ibv_dealloc_mw(p); }
 static void *make_dm(void) { return ibv_alloc_dm(context,
 	&(struct ibv_alloc_dm_attr){ .length = 100000 }); }
 static int drop_dm(void *p) { return ibv_free_dm(p); }
-static void arrange_dm(void) { NEED((object = make_dm())); }
+static void set_up_dm(void) { NEED((object = make_dm())); }
 static void *make_dm_mr(void) { return ibv_reg_dm_mr(pd, object, 0, 64, IBV_ACCESS_ZERO_BASED); }
-static void clear_dm(void) { CODE(0, ibv_free_dm(object)); }
+static void tear_down_dm(void) { CODE(0, ibv_free_dm(object)); }
 
 static void *make_buf(void)
 {
@@ -268,10 +270,10 @@ static void *make_tag_srq(void)
 	return ibv_create_srq_ex(context, &attr);
 }
 
-static void arrange_srq(void) { NEED((object = make_srq())); }
-static void *modify_srq(void) { return done(ibv_modify_srq(object,
+static void set_up_srq(void) { NEED((object = make_srq())); }
+static void *modify_srq(void) { return null_if_error(ibv_modify_srq(object,
 	&(struct ibv_srq_attr){ .max_wr = 8000 }, IBV_SRQ_MAX_WR)); }
-static void clear_srq(void) { CODE(0, ibv_destroy_srq(object)); }
+static void tear_down_srq(void) { CODE(0, ibv_destroy_srq(object)); }
 
 static void *make_qp_of(enum ibv_qp_type type)
 {
@@ -304,7 +306,7 @@ static void *make_tag_qp(void)
 }
 
 static int drop_qp(void *p) { return ibv_destroy_qp(p); }
-static void arrange_xrcd(void) { NEED((object = make_xrcd())); }
+static void set_up_xrcd(void) { NEED((object = make_xrcd())); }
 
 static void *make_xrc_target(void)
 {
@@ -324,9 +326,9 @@ static void *make_xrc_srq(void)
 	return ibv_create_srq_ex(context, &attr);
 }
 
-static void clear_xrcd(void) { CODE(0, ibv_close_xrcd(object)); }
+static void tear_down_xrcd(void) { CODE(0, ibv_close_xrcd(object)); }
 static void *make_xrc_initiator(void) { return make_qp_of(IBV_QPT_XRC_SEND); }
-static void arrange_qp(void) { NEED((object = make_qp())); }
+static void set_up_qp(void) { NEED((object = make_qp())); }
 
 static int to_init(struct ibv_qp *qp)
 {
@@ -336,28 +338,28 @@ static int to_init(struct ibv_qp *qp)
 		IBV_QP_ACCESS_FLAGS);
 }
 
-static void arrange_init_qp(void)
+static void set_up_init_qp(void)
 {
-	arrange_qp();
+	set_up_qp();
 	CODE(0, to_init(object));
 }
 
-static void clear_qp(void) { CODE(0, ibv_destroy_qp(object)); }
+static void tear_down_qp(void) { CODE(0, ibv_destroy_qp(object)); }
 
-/* Connects to an address without a peer. What the call starts ends with the queue pair. */
+/* Connects to an address without a peer. Destroying the queue pair ends the attempt. */
 static void *connect_qp(void)
 {
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
 		.dest_qp_num = 0x7a0001, .min_rnr_timer = 12,
 		.ah_attr = { .port_num = 1, .is_global = 1, .grh = { .dgid = gid, .hop_limit = 1 } } };
 
-	return done(ibv_modify_qp(object, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+	return null_if_error(ibv_modify_qp(object, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
 		IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
 
-static void arrange_qp_and_counter(void) { NEED((object = make_comp_cntr())); }
-static void *attach(void) { return done(attach_comp_cntr(idle_qp, object,
+static void set_up_qp_and_counter(void) { NEED((object = make_comp_cntr())); }
+static void *attach(void) { return null_if_error(attach_comp_cntr(idle_qp, object,
 	&(struct comp_cntr_attach){ .op_mask = 63 })); }
 
 /* A counter stays attached until the queue pair is destroyed. */
@@ -369,9 +371,9 @@ static int detach(void *p)
 	return 0;
 }
 
-static void clear_counter(void) { CODE(0, destroy_comp_cntr(object)); }
+static void tear_down_counter(void) { CODE(0, destroy_comp_cntr(object)); }
 
-/* The data path, which must not need memory. Requests fail because nothing is connected. */
+/* A call of the data path. It must not allocate memory. */
 static void *post_recv(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -380,10 +382,10 @@ static void *post_recv(void)
 	for (int i = 0; i < 64; i++)
 		list[i] = (struct ibv_recv_wr){ .next = i < 63 ? list + i + 1 : NULL, .sg_list = &sge,
 			.num_sge = 1 };
-	return done(ibv_post_recv(object, list, &bad));
+	return null_if_error(ibv_post_recv(object, list, &bad));
 }
 
-/* Requests that do not fit on the stack are copied. */
+/* Posts more requests than the library keeps on the stack. */
 static void *post_batch(void)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(ex_qp);
@@ -395,8 +397,8 @@ static void *post_batch(void)
 		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 8);
 	}
 	code = ibv_wr_complete(ex);
-	/* Nothing is sent in RESET or INIT. */
-	return done(code == EINVAL ? 0 : code);
+	/* In RESET and INIT, ibv_wr_complete returns EINVAL. */
+	return null_if_error(code == EINVAL ? 0 : code);
 }
 
 static void *poll_all(void)
@@ -424,7 +426,7 @@ static void *query(void)
 		code = errno;
 	if (!code && ibv_query_gid_table(context, entries, 256, 0) <= 0)
 		code = ENOMEM;
-	return done(code);
+	return null_if_error(code);
 }
 
 static void *join_group(void)
@@ -432,7 +434,7 @@ static void *join_group(void)
 	union ibv_gid group =
 		{ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 9, [14] = 8, [15] = 7 } };
 
-	return done(ibv_attach_mcast(ud_qp, &group, 0));
+	return null_if_error(ibv_attach_mcast(ud_qp, &group, 0));
 }
 
 static int leave_group(void *p)
@@ -461,8 +463,8 @@ static void *make_id(void)
 
 static int drop_id(void *p) { return rdma_destroy_id(p); }
 
-/* Without a channel, so that the calls themselves wait. */
-static void arrange_id(void)
+/* Without an event channel, the calls are synchronous. */
+static void set_up_id(void)
 {
 	struct rdma_cm_id *id;
 
@@ -470,24 +472,25 @@ static void arrange_id(void)
 	object = id;
 }
 
-static void clear_id(void) { CODE(0, rdma_destroy_id(object)); }
-static void *bind_id(void) { return done(rdma_bind_addr(object, (struct sockaddr *)&loopback)); }
-static void *resolve_id(void) { return done(rdma_resolve_addr(object, NULL,
+static void tear_down_id(void) { CODE(0, rdma_destroy_id(object)); }
+static void *bind_id(void) { return null_if_error(rdma_bind_addr(object,
+	(struct sockaddr *)&loopback)); }
+static void *resolve_id(void) { return null_if_error(rdma_resolve_addr(object, NULL,
 	(struct sockaddr *)&loopback, 2000)); }
 
-static void arrange_bound(void)
+static void set_up_bound(void)
 {
-	arrange_id();
+	set_up_id();
 	NEED(bind_id());
 }
 
-static void *listen_id(void) { return done(rdma_listen(object, 5)); }
+static void *listen_id(void) { return null_if_error(rdma_listen(object, 5)); }
 
-static void arrange_resolved(void)
+static void set_up_resolved(void)
 {
 	struct sockaddr_in to = loopback;
 
-	arrange_id();
+	set_up_id();
 	to.sin_port = htons(9);
 	NEED(rdma_resolve_addr(object, NULL, (struct sockaddr *)&to, 2000) == 0);
 	NEED(rdma_resolve_route(object, 2000) == 0);
@@ -497,7 +500,7 @@ static void *make_id_qp(void)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 } };
 
-	return done(rdma_create_qp(object, NULL, &attr));
+	return null_if_error(rdma_create_qp(object, NULL, &attr));
 }
 
 static int drop_id_qp(void *p)
@@ -520,8 +523,8 @@ static int drop_addrinfo(void *p)
 	return 0;
 }
 
-static void arrange_addrinfo(void) { NEED((object = make_addrinfo())); }
-static void clear_addrinfo(void) { rdma_freeaddrinfo(object); }
+static void set_up_addrinfo(void) { NEED((object = make_addrinfo())); }
+static void tear_down_addrinfo(void) { rdma_freeaddrinfo(object); }
 
 static void *make_endpoint(void)
 {
@@ -544,7 +547,7 @@ static int drop_devices(void *p)
 	return 0;
 }
 
-/* An rsocket is a number. */
+/* An rsocket is a descriptor. So the row's object is the address `memory` plus this number. */
 static void *make_rsocket(void)
 {
 	int s = rsocket(AF_INET, SOCK_STREAM, 0);
@@ -553,26 +556,27 @@ static void *make_rsocket(void)
 }
 
 static int drop_rsocket(void *p) { return rclose((char *)p - memory); }
-static void arrange_rsocket(void) { NEED((object = make_rsocket())); }
-static int the_rsocket(void) { return (char *)object - memory; }
-static void *bind_rsocket(void) { return done(rbind(the_rsocket(), (struct sockaddr *)&loopback,
+static void set_up_rsocket(void) { NEED((object = make_rsocket())); }
+static int rsocket_number(void) { return (char *)object - memory; }
+static void *bind_rsocket(void) { return null_if_error(rbind(rsocket_number(),
+	(struct sockaddr *)&loopback,
 	sizeof(loopback))); }
 
-static void arrange_bound_rsocket(void)
+static void set_up_bound_rsocket(void)
 {
-	arrange_rsocket();
+	set_up_rsocket();
 	NEED(bind_rsocket());
 }
 
-static void *listen_rsocket(void) { return done(rlisten(the_rsocket(), 3)); }
-static void clear_rsocket(void) { CODE(0, rclose(the_rsocket())); }
+static void *listen_rsocket(void) { return null_if_error(rlisten(rsocket_number(), 3)); }
+static void tear_down_rsocket(void) { CODE(0, rclose(rsocket_number())); }
 
 static const struct {
 	const char *name;
 	void *(*make)(void);
 	int (*drop)(void *);
-	void (*arrange)(void), (*clear)(void);
-} kinds[] = {
+	void (*set_up)(void), (*tear_down)(void);
+} rows[] = {
 	{ "protection domain", make_pd, drop_pd, NULL, NULL },
 	{ "imported protection domain", make_imported_pd, drop_imported_pd, NULL, NULL },
 	{ "thread domain", make_td, drop_td, NULL, NULL },
@@ -580,95 +584,95 @@ static const struct {
 	{ "completion channel", make_channel, drop_channel, NULL, NULL },
 	{ "completion queue", make_cq, drop_cq, NULL, NULL },
 	{ "extended completion queue", make_cq_ex, drop_cq, NULL, NULL },
-	{ "resize a completion queue", resize_cq, nothing, arrange_cq, clear_cq },
+	{ "resize a completion queue", resize_cq, nothing, set_up_cq, tear_down_cq },
 	{ "memory region", make_mr, drop_mr, NULL, NULL },
 	{ "on-demand region", make_on_demand, drop_mr, NULL, NULL },
 	{ "null region", make_null_mr, drop_mr, NULL, NULL },
 	{ "imported region", make_imported_mr, drop_imported_mr, NULL, NULL },
-	{ "change a region", rereg_mr, nothing, arrange_mr, clear_mr },
+	{ "change a region", rereg_mr, nothing, set_up_mr, tear_down_mr },
 	{ "memory window", make_mw, drop_mw, NULL, NULL },
 	{ "device memory", make_dm, drop_dm, NULL, NULL },
-	{ "region of device memory", make_dm_mr, drop_mr, arrange_dm, clear_dm },
+	{ "region of device memory", make_dm_mr, drop_mr, set_up_dm, tear_down_dm },
 	{ "buffer", make_buf, drop_buf, NULL, NULL },
 	{ "address handle", make_ah, drop_ah, NULL, NULL },
 	{ "completion counter", make_comp_cntr, drop_comp_cntr, NULL, NULL },
-	{ "attach a counter", attach, detach, arrange_qp_and_counter, clear_counter },
+	{ "attach a counter", attach, detach, set_up_qp_and_counter, tear_down_counter },
 	{ "XRC domain", make_xrcd, drop_xrcd, NULL, NULL },
 	{ "shared receive queue", make_srq, drop_srq, NULL, NULL },
-	{ "XRC shared receive queue", make_xrc_srq, drop_srq, arrange_xrcd, clear_xrcd },
+	{ "XRC shared receive queue", make_xrc_srq, drop_srq, set_up_xrcd, tear_down_xrcd },
 	{ "tag matching queue", make_tag_srq, drop_srq, NULL, NULL },
-	{ "resize a shared receive queue", modify_srq, nothing, arrange_srq, clear_srq },
+	{ "resize a shared receive queue", modify_srq, nothing, set_up_srq, tear_down_srq },
 	{ "queue pair", make_qp, drop_qp, NULL, NULL },
 	{ "extended queue pair", make_qp_ex, drop_qp, NULL, NULL },
 	{ "unreliable queue pair", make_uc_qp, drop_qp, NULL, NULL },
 	{ "datagram queue pair", make_ud_qp, drop_qp, NULL, NULL },
 	{ "XRC initiator", make_xrc_initiator, drop_qp, NULL, NULL },
-	{ "XRC target", make_xrc_target, drop_qp, arrange_xrcd, clear_xrcd },
+	{ "XRC target", make_xrc_target, drop_qp, set_up_xrcd, tear_down_xrcd },
 	{ "tag matching queue pair", make_tag_qp, drop_qp, NULL, NULL },
-	{ "connect by number", connect_qp, nothing, arrange_init_qp, clear_qp },
-	{ "post receives", post_recv, nothing, arrange_init_qp, clear_qp },
+	{ "connect by number", connect_qp, nothing, set_up_init_qp, tear_down_qp },
+	{ "post receives", post_recv, nothing, set_up_init_qp, tear_down_qp },
 	{ "post a batch", post_batch, nothing, NULL, NULL },
 	{ "poll", poll_all, nothing, NULL, NULL },
 	{ "query", query, nothing, NULL, NULL },
 	{ "join a group", join_group, leave_group, NULL, NULL },
 	{ "event channel", make_events, drop_events, NULL, NULL },
 	{ "identifier", make_id, drop_id, NULL, NULL },
-	{ "bind an identifier", bind_id, nothing, arrange_id, clear_id },
-	{ "resolve an identifier", resolve_id, nothing, arrange_id, clear_id },
-	{ "listen", listen_id, nothing, arrange_bound, clear_id },
-	{ "queue pair of an identifier", make_id_qp, drop_id_qp, arrange_resolved, clear_id },
+	{ "bind an identifier", bind_id, nothing, set_up_id, tear_down_id },
+	{ "resolve an identifier", resolve_id, nothing, set_up_id, tear_down_id },
+	{ "listen", listen_id, nothing, set_up_bound, tear_down_id },
+	{ "queue pair of an identifier", make_id_qp, drop_id_qp, set_up_resolved, tear_down_id },
 	{ "addresses", make_addrinfo, drop_addrinfo, NULL, NULL },
-	{ "endpoint", make_endpoint, drop_endpoint, arrange_addrinfo, clear_addrinfo },
+	{ "endpoint", make_endpoint, drop_endpoint, set_up_addrinfo, tear_down_addrinfo },
 	{ "contexts of the connection manager", make_devices, drop_devices, NULL, NULL },
 	{ "rsocket", make_rsocket, drop_rsocket, NULL, NULL },
-	{ "bind an rsocket", bind_rsocket, nothing, arrange_rsocket, clear_rsocket },
-	{ "listen at an rsocket", listen_rsocket, nothing, arrange_bound_rsocket, clear_rsocket },
+	{ "bind an rsocket", bind_rsocket, nothing, set_up_rsocket, tear_down_rsocket },
+	{ "listen at an rsocket", listen_rsocket, nothing, set_up_bound_rsocket, tear_down_rsocket },
 	{ "context", make_context, drop_context, NULL, NULL },
 	{ "device list", make_list, drop_list, NULL, NULL },
 };
 
-/* Runs a row with its n-th allocation failing. Returns 1 if the call failed, -1 if it made fewer
+/* Runs a row whose allocation number n fails. Returns 1 if the call failed, -1 if it made fewer
  * allocations, and 0 otherwise. */
-static int attempt(size_t kind, long n)
+static int attempt(size_t row, long n)
 {
 	void *made;
-	int code, was_denied;
+	int code, did_fail;
 
-	if (kinds[kind].arrange)
-		kinds[kind].arrange();
-	denied_some = 0;
-	until = n;
+	if (rows[row].set_up)
+		rows[row].set_up();
+	some_failed = 0;
+	allocations_left = n;
 	errno = 0;
-	made = kinds[kind].make();
+	made = rows[row].make();
 	code = errno;
-	until = -1;
-	was_denied = denied_some;
+	allocations_left = -1;
+	did_fail = some_failed;
 	if (!made) {
 		if (code != ENOMEM)
-			fprintf(stderr, "%s, allocation %ld: %s\n", kinds[kind].name, n, strerror(code));
+			fprintf(stderr, "%s, allocation %ld: %s\n", rows[row].name, n, strerror(code));
 		CODE(ENOMEM, code);
-		/* The failed call had no effect: with memory it succeeds. */
+		/* The failed call had no effect, so the next call succeeds. */
 		errno = 0;
-		if (!(made = kinds[kind].make()))
-			fprintf(stderr, "%s, after allocation %ld: %s\n", kinds[kind].name, n, strerror(errno));
+		if (!(made = rows[row].make()))
+			fprintf(stderr, "%s, after allocation %ld: %s\n", rows[row].name, n, strerror(errno));
 		CHECK(made);
 	}
 	if (made)
-		CODE(0, kinds[kind].drop(made));
-	if (kinds[kind].clear)
-		kinds[kind].clear();
-	if (!was_denied)
+		CODE(0, rows[row].drop(made));
+	if (rows[row].tear_down)
+		rows[row].tear_down();
+	if (!did_fail)
 		return -1;
 	return code == ENOMEM;
 }
 
-/* Lets each allocation of a row fail. Returns how many calls failed. */
-static int sweep(size_t kind)
+/* Makes each allocation of a row fail. Returns the number of failed calls. */
+static int sweep(size_t row)
 {
 	int failed = 0, result;
 
-	for (all_later = 0; all_later < 2; all_later++)
-		for (long n = 0; (result = attempt(kind, n)) >= 0; n++) {
+	for (fail_all_later = 0; fail_all_later < 2; fail_all_later++)
+		for (long n = 0; (result = attempt(row, n)) >= 0; n++) {
 			failed += result;
 			NEED(n < 10000);
 		}
@@ -677,7 +681,7 @@ static int sweep(size_t kind)
 
 static int is_wanted(const char *name, char **names)
 {
-	/* The tests pass the face first. */
+	/* The first argument may be the face of the devices. */
 	if (*names && (!strcmp(*names, "rnic") || !strcmp(*names, "roce")))
 		names++;
 	if (!*names)
@@ -688,7 +692,7 @@ static int is_wanted(const char *name, char **names)
 	return 0;
 }
 
-static void arrange_everything(void)
+static void set_up_shared_objects(void)
 {
 	devices = ibv_get_device_list(NULL);
 	NEED(devices && devices[0]);
@@ -708,41 +712,41 @@ static void arrange_everything(void)
 		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
-/* Returns the number of allocations above `before`. Waits for threads of the library that clean up.
- * */
+/* Returns the number of allocations minus `before`. Waits up to 2 seconds for the clean-up by the
+ * library's threads. */
 static long remaining(long before)
 {
-	for (int i = 0; i < 200 && living - before >= SWEEPS; i++)
+	for (int i = 0; i < 200 && allocated - before >= SWEEPS; i++)
 		usleep(10000);
-	return living - before;
+	return allocated - before;
 }
 
 int main(int argc, char **argv)
 {
 	(void)argc;
-	registers_destructors = dlsym(RTLD_DEFAULT, "__cxa_thread_atexit_impl");
-	arrange_everything();
-	for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++) {
-		long left = SWEEPS;
+	thread_atexit = dlsym(RTLD_DEFAULT, "__cxa_thread_atexit_impl");
+	set_up_shared_objects();
+	for (size_t row = 0; row < sizeof(rows) / sizeof(*rows); row++) {
+		long unfreed = SWEEPS;
 		int failed = 0;
 
-		if (!is_wanted(kinds[kind].name, argv + 1))
+		if (!is_wanted(rows[row].name, argv + 1))
 			continue;
-		/* The first sweep also creates what the library keeps for later objects. */
-		sweep(kind);
-		sweep(kind);
+		/* The first sweep also creates objects that the library keeps for later calls. */
+		sweep(row);
+		sweep(row);
 		/* A leak grows in every sweep; a starting thread or a growing table does not. */
-		for (int round = 0; round < 3 && left >= SWEEPS; round++) {
-			long before = living;
+		for (int round = 0; round < 3 && unfreed >= SWEEPS; round++) {
+			long before = allocated;
 
 			for (int i = 0; i < SWEEPS; i++)
-				failed += sweep(kind);
-			left = remaining(before);
+				failed += sweep(row);
+			unfreed = remaining(before);
 		}
-		if (left >= SWEEPS)
-			fprintf(stderr, "%s: %ld allocations are left\n", kinds[kind].name, left);
-		CHECK(left < SWEEPS);
-		printf("%s: %d times no memory\n", kinds[kind].name, failed);
+		if (unfreed >= SWEEPS)
+			fprintf(stderr, "%s: %ld allocations were not freed\n", rows[row].name, unfreed);
+		CHECK(unfreed < SWEEPS);
+		printf("%s: %d calls failed with ENOMEM\n", rows[row].name, failed);
 	}
 	return result();
 }

@@ -1,6 +1,6 @@
-/* Connections without a queue pair, as UCX makes them on a RoCE NIC (the argument "roce"): the
- * program passes the number of a datagram queue pair, exchanges private data, and is notified when
- * the peer ends. An iWARP NIC refuses them. */
+/* Tests of connections without a queue pair. UCX establishes such connections on a RoCE NIC (the
+ * argument "roce"). It passes the number of a datagram queue pair, exchanges private data, and gets
+ * an event when the peer disconnects. An iWARP NIC refuses such connections. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -16,10 +16,10 @@ static struct rdma_event_channel *channel;
 
 enum ending { CLIENT_DISCONNECTS, SERVER_DISCONNECTS, CLIENT_IS_DESTROYED, SERVER_IS_DESTROYED };
 
-/* The last event says that the other end has a shared receive queue. */
+/* Whether the last event reported that the peer has a shared receive queue. */
 static int srq_reported;
 
-static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *private)
+static struct rdma_cm_id *expect_event(enum rdma_cm_event_type want, const char *private)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
@@ -40,15 +40,15 @@ static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *privat
 	return id;
 }
 
-static int is_quiet(void)
+static int has_no_event(void)
 {
 	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
 
 	return poll(&fd, 1, QUIET_MS) == 0;
 }
 
-/* Creates a queue pair that is never used, on the identifier's context. */
-static struct ibv_qp *dummy(struct rdma_cm_id *id)
+/* Creates a queue pair on the identifier's context. Only its number is used. */
+static struct ibv_qp *create_unused_qp(struct rdma_cm_id *id)
 {
 	struct ibv_cq *cq = ibv_create_cq(id->verbs, 1, NULL, NULL, 0);
 	struct ibv_qp_init_attr attr = {
@@ -64,7 +64,7 @@ static struct ibv_qp *dummy(struct rdma_cm_id *id)
 	return qp;
 }
 
-static void drop(struct ibv_qp *qp)
+static void destroy_qp_and_cq(struct ibv_qp *qp)
 {
 	struct ibv_cq *cq = qp->send_cq;
 
@@ -79,97 +79,97 @@ static struct rdma_conn_param parameters(struct ibv_qp *qp, const char *private)
 		.private_data_len = PRIVATE,
 		.responder_resources = DEPTH,
 		.initiator_depth = DEPTH,
-		/* A number that no queue pair of this process has. */
+		/* No queue pair of this process has this number. */
 		.qp_num = qp ? qp->qp_num : 0xfffffe,
 	};
 
 	return param;
 }
 
-static struct rdma_cm_id *resolved(struct sockaddr_in *at)
+static struct rdma_cm_id *resolve(struct sockaddr_in *addr)
 {
 	struct rdma_cm_id *id;
 
 	NEED(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)at, 1000) == 0);
-	event(RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)addr, 1000) == 0);
+	expect_event(RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
 	NEED(rdma_resolve_route(id, 1000) == 0);
-	event(RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+	expect_event(RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
 	return id;
 }
 
-static void finish(struct rdma_cm_id *client, struct rdma_cm_id *server, enum ending ending)
+static void end_connection(struct rdma_cm_id *client, struct rdma_cm_id *server, enum ending ending)
 {
-	int by_client = ending == CLIENT_DISCONNECTS || ending == CLIENT_IS_DESTROYED;
-	struct rdma_cm_id *first = by_client ? client : server, *other = by_client ? server : client;
+	int client_first = ending == CLIENT_DISCONNECTS || ending == CLIENT_IS_DESTROYED;
+	struct rdma_cm_id *first = client_first ? client : server, *other = client_first ? server : client;
 
 	if (ending == CLIENT_DISCONNECTS || ending == SERVER_DISCONNECTS) {
 		CODE(0, rdma_disconnect(first));
-		event(RDMA_CM_EVENT_DISCONNECTED, NULL);
-		event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+		expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+		expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL);
 		CODE(0, rdma_disconnect(other));
 		NEED(rdma_destroy_id(first) == 0);
 	} else {
 		NEED(rdma_destroy_id(first) == 0);
-		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == other);
+		CHECK(expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL) == other);
 	}
 	NEED(rdma_destroy_id(other) == 0);
 }
 
-static void connection(struct sockaddr_in *at, enum ending ending)
+static void test_connection(struct sockaddr_in *addr, enum ending ending)
 {
 	char asks[PRIVATE] = "what the client says", answers[PRIVATE] = "what the server says";
-	struct rdma_cm_id *client = resolved(at), *server;
-	struct ibv_qp *a = dummy(client), *b;
+	struct rdma_cm_id *client = resolve(addr), *server;
+	struct ibv_qp *a = create_unused_qp(client), *b;
 	struct rdma_conn_param param = parameters(a, asks);
 
 	if (!roce) {
 		MINUS_ONE(EINVAL, rdma_connect(client, &param));
-		drop(a);
+		destroy_qp_and_cq(a);
 		NEED(rdma_destroy_id(client) == 0);
 		return;
 	}
 	MINUS_ONE(EINVAL, rdma_connect(client, NULL));
 	param.srq = ending % 2;
 	CODE(0, rdma_connect(client, &param));
-	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	server = expect_event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	CODE(ending % 2, srq_reported);
-	b = ending == SERVER_IS_DESTROYED ? NULL : dummy(server);
+	b = ending == SERVER_IS_DESTROYED ? NULL : create_unused_qp(server);
 	param = parameters(b, answers);
 	param.srq = 1 - ending % 2;
 	MINUS_ONE(EINVAL, rdma_accept(server, NULL));
 	CODE(0, rdma_accept(server, &param));
-	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
+	CHECK(expect_event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
 	CODE(1 - ending % 2, srq_reported);
 	/* The server may use the connection only after the client has confirmed it. */
-	CHECK(is_quiet());
+	CHECK(has_no_event());
 	CODE(0, rdma_establish(client));
-	CHECK(event(RDMA_CM_EVENT_ESTABLISHED, NULL) == server);
+	CHECK(expect_event(RDMA_CM_EVENT_ESTABLISHED, NULL) == server);
 	CHECK(client->qp == NULL && server->qp == NULL);
-	/* The connection lasts until an end closes it, whatever happens to the named queue pair. */
-	drop(a);
+	/* Destroying the queue pairs whose numbers were passed does not end the connection. */
+	destroy_qp_and_cq(a);
 	if (b)
-		drop(b);
-	CHECK(is_quiet());
-	finish(client, server, ending);
+		destroy_qp_and_cq(b);
+	CHECK(has_no_event());
+	end_connection(client, server, ending);
 }
 
 /* The client does not confirm the connection that the server has accepted. */
-static void not_confirmed(struct sockaddr_in *at, int how)
+static void test_unconfirmed_connection(struct sockaddr_in *addr, int variant)
 {
 	char asks[PRIVATE] = "may I?", answers[PRIVATE] = "you may";
-	struct rdma_cm_id *client = resolved(at), *server;
+	struct rdma_cm_id *client = resolve(addr), *server;
 	struct rdma_conn_param param = parameters(NULL, asks);
 
 	CODE(0, rdma_connect(client, &param));
-	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	server = expect_event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	param = parameters(NULL, answers);
 	CODE(0, rdma_accept(server, &param));
-	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
-	switch (how) {
+	CHECK(expect_event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
+	switch (variant) {
 	case 0:
 		CODE(0, rdma_disconnect(client));
-		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
+		CHECK(expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
 		break;
 	case 1:
 		CODE(0, rdma_reject(client, NULL, 0));
@@ -180,89 +180,90 @@ static void not_confirmed(struct sockaddr_in *at, int how)
 	case 3:
 		NEED(rdma_destroy_id(server) == 0);
 		CODE(0, rdma_establish(client));
-		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
+		CHECK(expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
 		NEED(rdma_destroy_id(client) == 0);
 		return;
 	}
-	CHECK(event(RDMA_CM_EVENT_CONNECT_ERROR, NULL) == server);
-	NEED(rdma_destroy_id(server) == 0 && (how == 2 || rdma_destroy_id(client) == 0));
+	CHECK(expect_event(RDMA_CM_EVENT_CONNECT_ERROR, NULL) == server);
+	NEED(rdma_destroy_id(server) == 0 && (variant == 2 || rdma_destroy_id(client) == 0));
 }
 
-/* The peer of a connection without a queue pair has one and sends. Nothing can receive, so the
+/* Only the client has a queue pair, and it sends. The server cannot receive the message, so the
  * connection ends. */
-static void against_a_queue_pair(struct sockaddr_in *at)
+static void test_peer_with_queue_pair(struct sockaddr_in *addr)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
 		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 	};
-	struct rdma_cm_id *client = resolved(at), *server;
+	struct rdma_cm_id *client = resolve(addr), *server;
 	char asks[PRIVATE] = "a real one", answers[PRIVATE] = "none";
 	struct rdma_conn_param param = parameters(NULL, asks);
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .wr_id = 1 }, *bad;
 
 	NEED(rdma_create_qp(client, client->pd, &attr) == 0);
 	CODE(0, rdma_connect(client, &param));
-	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	server = expect_event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	param = parameters(NULL, answers);
 	CODE(0, rdma_accept(server, &param));
-	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
-	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
+	expect_event(RDMA_CM_EVENT_ESTABLISHED, NULL);
+	expect_event(RDMA_CM_EVENT_ESTABLISHED, NULL);
 	CODE(0, ibv_post_send(client->qp, &wr, &bad));
-	event(RDMA_CM_EVENT_DISCONNECTED, NULL);
-	event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+	expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL);
+	expect_event(RDMA_CM_EVENT_DISCONNECTED, NULL);
 	rdma_destroy_qp(client);
 	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0);
 }
 
-/* After a refused or withdrawn request, the identifier connects again without a queue pair. */
-static void refused(struct sockaddr_in *at)
+/* A rejected identifier can connect again without a queue pair. Then the client withdraws its
+ * second request. */
+static void test_reconnect_after_rejection(struct sockaddr_in *addr)
 {
 	char asks[PRIVATE] = "first", again[PRIVATE] = "second", no[PRIVATE] = "no";
-	struct rdma_cm_id *client = resolved(at), *server;
+	struct rdma_cm_id *client = resolve(addr), *server;
 	struct rdma_conn_param param = parameters(NULL, asks);
-	struct rdma_cm_event *refusal;
+	struct rdma_cm_event *last_event;
 
 	CODE(0, rdma_connect(client, &param));
-	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	server = expect_event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	CODE(0, rdma_reject(server, no, PRIVATE));
-	NEED(rdma_get_cm_event(channel, &refusal) == 0);
-	CHECK(refusal->event == RDMA_CM_EVENT_REJECTED && strcmp(refusal->param.conn.private_data,
+	NEED(rdma_get_cm_event(channel, &last_event) == 0);
+	CHECK(last_event->event == RDMA_CM_EVENT_REJECTED && strcmp(last_event->param.conn.private_data,
 		no) == 0);
-	NEED(rdma_ack_cm_event(refusal) == 0 && rdma_destroy_id(server) == 0);
+	NEED(rdma_ack_cm_event(last_event) == 0 && rdma_destroy_id(server) == 0);
 	param = parameters(NULL, again);
 	CODE(0, rdma_connect(client, &param));
-	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, again);
+	server = expect_event(RDMA_CM_EVENT_CONNECT_REQUEST, again);
 	NEED(rdma_destroy_id(client) == 0);
 	param = parameters(NULL, again);
-	/* It is undetermined whether the end is already known. */
+	/* The server may or may not have noticed the withdrawal already. */
 	if (rdma_accept(server, &param) == 0) {
-		NEED(rdma_get_cm_event(channel, &refusal) == 0);
-		CHECK(refusal->event != RDMA_CM_EVENT_ESTABLISHED && refusal->id == server);
-		NEED(rdma_ack_cm_event(refusal) == 0);
+		NEED(rdma_get_cm_event(channel, &last_event) == 0);
+		CHECK(last_event->event != RDMA_CM_EVENT_ESTABLISHED && last_event->id == server);
+		NEED(rdma_ack_cm_event(last_event) == 0);
 	}
 	NEED(rdma_destroy_id(server) == 0);
 }
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct rdma_cm_id *listener;
 	enum ending ending;
-	int how;
+	int variant;
 
 	roce = argc > 1 && strcmp(argv[1], "roce") == 0;
 	channel = rdma_create_event_channel();
 	NEED(channel && rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_bind_addr(listener, (struct sockaddr *)&at) == 0 && rdma_listen(listener, 1) == 0);
-	at.sin_port = rdma_get_src_port(listener);
+	NEED(rdma_bind_addr(listener, (struct sockaddr *)&addr) == 0 && rdma_listen(listener, 1) == 0);
+	addr.sin_port = rdma_get_src_port(listener);
 	for (ending = CLIENT_DISCONNECTS; ending <= SERVER_IS_DESTROYED; ending++)
-		connection(&at, ending);
+		test_connection(&addr, ending);
 	if (roce) {
-		for (how = 0; how < 4; how++)
-			not_confirmed(&at, how);
-		against_a_queue_pair(&at);
-		refused(&at);
+		for (variant = 0; variant < 4; variant++)
+			test_unconfirmed_connection(&addr, variant);
+		test_peer_with_queue_pair(&addr);
+		test_reconnect_after_rejection(&addr);
 	}
 	NEED(rdma_destroy_id(listener) == 0);
 	rdma_destroy_event_channel(channel);

@@ -12,7 +12,7 @@ enum {
 	PAIR_SIZE = 1 << 16,
 	PAIR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC,
-	/* Parts of rdma-core 65's header. */
+	/* Constants that older headers do not define. */
 	PAIR_WC_FLUSH = 8,
 	PAIR_WITH_FLUSH = 1 << 11,
 };
@@ -118,7 +118,7 @@ static inline struct ibv_wc completion(struct ibv_cq *cq)
 	return wc;
 }
 
-/* Posts a request of the first queue pair from its half of the memory. */
+/* Posts a request to the first queue pair, with local data at the start of the memory. */
 static inline void post_to(struct pair *p, enum ibv_wr_opcode op, uint64_t to, uint32_t rkey,
 	uint32_t len, int flags)
 {

@@ -1,5 +1,6 @@
-/* A peer connected by number dies while idle or in the middle of a message. The queue pair stays in
- * RTS until its oldest request times out, and there is no asynchronous event. */
+/* Tests of a peer process that is killed, while idle or in the middle of a message. The queue pairs
+ * are connected by queue pair number. The queue pair stays in RTS until its oldest request times
+ * out, and there is no asynchronous event for the lost peer. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -25,17 +26,17 @@ struct end {
 	char *memory;
 };
 
-static void tell(int to, const void *what, size_t len)
+static void write_all(int to, const void *what, size_t len)
 {
 	NEED(write(to, what, len) == (ssize_t)len);
 }
 
-static void hear(int from, void *what, size_t len)
+static void read_all(int from, void *what, size_t len)
 {
 	NEED(read(from, what, len) == (ssize_t)len);
 }
 
-static void make(struct end *e, int shared)
+static void create_end(struct end *e, int shared)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 } };
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 16, .max_sge = 1 } };
@@ -57,14 +58,14 @@ static void make(struct end *e, int shared)
 	NEED(e->mr = ibv_reg_mr(pd, e->memory, SIZE, IBV_ACCESS_LOCAL_WRITE));
 }
 
-static void join(struct end *e, int from, int to)
+static void connect_to_peer(struct end *e, int from, int to)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	struct name own = { .num = e->qp->qp_num }, peer;
 
 	NEED(!ibv_query_gid(e->context, 1, 0, &own.gid));
-	tell(to, &own, sizeof(own));
-	hear(from, &peer, sizeof(peer));
+	write_all(to, &own, sizeof(own));
+	read_all(from, &peer, sizeof(peer));
 	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 		IBV_QP_ACCESS_FLAGS));
 	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
@@ -106,7 +107,7 @@ static int state(struct end *e)
 	return attr.qp_state;
 }
 
-static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
+static void expect_completion(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
 	int i, n = 0;
@@ -121,43 +122,44 @@ static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 	CODE(status, wc.status);
 }
 
-/* The peer of one test: it sends on request, and is killed. */
-static void peer(int from, int to, int sends)
+/* The peer process. It sends one message if `sends` is set, and waits to be killed. */
+static void run_peer(int from, int to, int sends)
 {
 	struct end e = { 0 };
 	char go;
 
-	/* Its message stops in the middle, however fast the machine is. */
+	/* The fault stops the message in the middle, also on a fast machine. */
 	setenv("IWARP_FAULT", "seed=1;log=/dev/null;stall,bytes=8M", 1);
-	make(&e, 0);
+	create_end(&e, 0);
 	memset(e.memory, 1, SIZE);
-	join(&e, from, to);
-	hear(from, &go, 1);
+	connect_to_peer(&e, from, to);
+	read_all(from, &go, 1);
 	if (sends)
 		post(&e, 1, SIZE);
 	for (;;)
 		pause();
 }
 
-/* Starts the peer, and kills it when `sends` of its message has arrived. */
-static void peer_dies(int sends, int shared, int early)
+/* Starts the peer. If `sends` is set, kills it when BEGUN bytes of its message have arrived.
+ * `shared` selects a shared receive queue. `early` posts a request before the peer is killed. */
+static void test_peer_dies(int sends, int shared, int early)
 {
 	struct ibv_async_event event;
 	struct end e = { 0 };
-	int there[2], here[2];
+	int to_child[2], to_parent[2];
 	struct ibv_wc wc;
 	pid_t child;
 	int i;
 
-	NEED(!pipe(there) && !pipe(here));
+	NEED(!pipe(to_child) && !pipe(to_parent));
 	NEED((child = fork()) >= 0);
 	if (!child)
-		peer(there[0], here[1], sends);
-	make(&e, shared);
-	join(&e, here[0], there[1]);
+		run_peer(to_child[0], to_parent[1], sends);
+	create_end(&e, shared);
+	connect_to_peer(&e, to_parent[0], to_child[1]);
 	for (i = 0; i < RECEIVES; i++)
 		receive(&e, 100 + i);
-	tell(there[1], "!", 1);
+	write_all(to_child[1], "!", 1);
 	for (i = 0; sends && !*(volatile char *)(e.memory + BEGUN); i++) {
 		NEED(i < 20000);
 		usleep(1000);
@@ -173,13 +175,13 @@ static void peer_dies(int sends, int shared, int early)
 		post(&e, 1, 8);
 	}
 	post(&e, 2, 8);
-	/* The partly filled receive completes first, because it was taken first. */
+	/* The receive of the incomplete message completes first. */
 	if (sends)
-		completes(&e, 100, IBV_WC_WR_FLUSH_ERR);
-	completes(&e, 1, IBV_WC_RETRY_EXC_ERR);
-	completes(&e, 2, IBV_WC_WR_FLUSH_ERR);
+		expect_completion(&e, 100, IBV_WC_WR_FLUSH_ERR);
+	expect_completion(&e, 1, IBV_WC_RETRY_EXC_ERR);
+	expect_completion(&e, 2, IBV_WC_WR_FLUSH_ERR);
 	for (i = sends; !shared && i < RECEIVES; i++)
-		completes(&e, 100 + i, IBV_WC_WR_FLUSH_ERR);
+		expect_completion(&e, 100 + i, IBV_WC_WR_FLUSH_ERR);
 	CODE(IBV_QPS_ERR, state(&e));
 	CODE(0, ibv_poll_cq(e.cq, 1, &wc));
 	while (!ibv_get_async_event(e.context, &event)) {
@@ -189,8 +191,8 @@ static void peer_dies(int sends, int shared, int early)
 	}
 	CODE(0, ibv_destroy_qp(e.qp));
 	for (i = 0; i < 2; i++) {
-		close(there[i]);
-		close(here[i]);
+		close(to_child[i]);
+		close(to_parent[i]);
 	}
 }
 
@@ -201,6 +203,6 @@ int main(void)
 	for (sends = 0; sends < 2; sends++)
 		for (shared = 0; shared < 2; shared++)
 			for (early = 0; early < 2; early++)
-				peer_dies(sends, shared, early);
+				test_peer_dies(sends, shared, early);
 	return result();
 }

@@ -1,5 +1,6 @@
-/* The peer of a connection of the connection manager is killed during traffic: the end is an event,
- * all requests complete, and nothing leaks. Either end is killed. The argument is the face. */
+/* Tests of a connection manager peer that is killed during traffic, as client and as server. The
+ * other process gets a disconnect event, all its requests complete, and nothing leaks. The argument
+ * is the face of the device. */
 #define _GNU_SOURCE
 #include "usage.h"
 
@@ -13,8 +14,8 @@
 
 enum { LARGE = 1 << 20, DEPTH = 4, TRAFFIC = 12, ROUNDS = 4 };
 
-/* What the peer's Reads may read. */
-struct place {
+/* The memory that the peer may read. */
+struct remote_memory {
 	uint64_t address;
 	uint32_t key;
 };
@@ -22,7 +23,8 @@ struct place {
 static int roce;
 static char large[2 * LARGE];
 
-static void post(struct peer *p, struct ibv_mr *mr, enum ibv_wr_opcode op, struct place from)
+static void post(struct peer *p, struct ibv_mr *mr, enum ibv_wr_opcode op,
+	struct remote_memory from)
 {
 	struct ibv_sge sge = { (uintptr_t)large, LARGE, mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op,
@@ -39,10 +41,10 @@ static void receive(struct peer *p, struct ibv_mr *mr)
 	NEED(ibv_post_recv(p->id->qp, &wr, &bad) == 0);
 }
 
-/* Tells the peer what it may read, and fills the queues. Sends and Reads alternate. */
-static struct place begin(struct peer *p, struct ibv_mr **mr)
+/* Exchanges the addresses for Reads, and fills the queues with Sends and Reads in turn. */
+static struct remote_memory start_traffic(struct peer *p, struct ibv_mr **mr)
 {
-	struct place other, own = { .address = (uintptr_t)large };
+	struct remote_memory other, own = { .address = (uintptr_t)large };
 	int due = 3;
 
 	NEED(*mr = ibv_reg_mr(p->pd, large, sizeof(large), IBV_ACCESS_LOCAL_WRITE |
@@ -55,7 +57,7 @@ static struct place begin(struct peer *p, struct ibv_mr **mr)
 	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
-	/* The peer may be ahead. */
+	/* The peer may already send its first requests. */
 	while (due) {
 		struct ibv_wc wc = next_completion(p);
 
@@ -71,7 +73,7 @@ static struct place begin(struct peer *p, struct ibv_mr **mr)
 }
 
 /* Polls one completion, and posts another request. */
-static void go_on(struct peer *p, struct ibv_mr *mr, struct place other)
+static void continue_traffic(struct peer *p, struct ibv_mr *mr, struct remote_memory other)
 {
 	struct ibv_wc wc = next_completion(p);
 
@@ -81,30 +83,30 @@ static void go_on(struct peer *p, struct ibv_mr *mr, struct place other)
 		post(p, mr, (enum ibv_wr_opcode)wc.wr_id, other);
 }
 
-/* The process that is killed. It gets a port, or reports its own. */
-static void victim(int from, int to, int serves)
+/* The process that is killed. As a server it reports its port, and as a client it receives one. */
+static void run_victim(int from, int to, int serves)
 {
 	struct peer p = { 0 };
-	struct place other;
+	struct remote_memory other;
 	struct ibv_mr *mr;
 	int port;
 
 	if (serves) {
-		port = serve_on(&p);
+		port = listen_on_free_port(&p);
 		NEED(write(to, &port, sizeof(port)) == sizeof(port));
-		take_connection(&p);
+		accept_connection(&p);
 	} else {
 		NEED(read(from, &port, sizeof(port)) == sizeof(port));
-		reach(&p, port);
+		connect_to_port(&p, port);
 	}
-	other = begin(&p, &mr);
+	other = start_traffic(&p, &mr);
 	for (;;)
-		go_on(&p, mr, other);
+		continue_traffic(&p, mr, other);
 }
 
-/* All requests complete, finished ones successfully and all others as flushed. On a RoCE NIC the
- * first unfinished request fails with RETRY_EXC_ERR. */
-static void all_complete(struct peer *p)
+/* Expects the completions of all requests. Finished requests are successful, and all others are
+ * flushed. On a RoCE NIC the first unfinished send request fails with RETRY_EXC_ERR. */
+static void expect_all_completions(struct peer *p)
 {
 	int left[2] = { DEPTH + 1, DEPTH + 1 }, failed[2] = { 0 }, i;
 
@@ -115,23 +117,23 @@ static void all_complete(struct peer *p)
 			usleep(1000);
 			continue;
 		}
-		int of_receives = wc.wr_id == 99;
+		int is_receive = wc.wr_id == 99;
 
-		left[of_receives]--;
-		CHECK(left[of_receives] >= 0);
-		if (failed[of_receives] || wc.status != IBV_WC_SUCCESS) {
-			int is_lost = roce && !of_receives && !failed[0];
+		left[is_receive]--;
+		CHECK(left[is_receive] >= 0);
+		if (failed[is_receive] || wc.status != IBV_WC_SUCCESS) {
+			int is_lost = roce && !is_receive && !failed[0];
 
 			CODE(is_lost ? IBV_WC_RETRY_EXC_ERR : IBV_WC_WR_FLUSH_ERR, wc.status);
-			failed[of_receives] = 1;
+			failed[is_receive] = 1;
 		}
 	}
 	CODE(0, left[0] + left[1]);
-	/* The peer's messages may have filled all receives, but the last Read is never answered. */
+	/* All receives may have been successful, but the last Read must have failed. */
 	CHECK(failed[0]);
 }
 
-static void is_over(struct peer *p)
+static void expect_disconnect(struct peer *p)
 {
 	struct ibv_qp_init_attr init;
 	struct rdma_cm_event *event;
@@ -142,45 +144,45 @@ static void is_over(struct peer *p)
 	event = next_event(p, RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(event->id == p->id);
 	CODE(0, rdma_ack_cm_event(event));
-	all_complete(p);
+	expect_all_completions(p);
 	CODE(0, ibv_query_qp(p->id->qp, &attr, IBV_QP_STATE, &init));
 	CODE(IBV_QPS_ERR, attr.qp_state);
 }
 
-/* Kills the peer of a connection, which serves (1) or connects (0). */
-static void is_killed(int serves)
+/* Kills the peer of a connection. The peer is the server (1) or the client (0). */
+static void test_killed_peer(int serves)
 {
 	struct peer p = { 0 };
-	int there[2], here[2], port;
-	struct place other;
+	int to_child[2], to_parent[2], port;
+	struct remote_memory other;
 	struct ibv_mr *mr;
 	pid_t child;
 
-	NEED(!pipe2(there, O_CLOEXEC) && !pipe2(here, O_CLOEXEC) && (child = fork()) >= 0);
+	NEED(!pipe2(to_child, O_CLOEXEC) && !pipe2(to_parent, O_CLOEXEC) && (child = fork()) >= 0);
 	if (!child)
-		victim(there[0], here[1], serves);
+		run_victim(to_child[0], to_parent[1], serves);
 	if (serves) {
-		NEED(read(here[0], &port, sizeof(port)) == sizeof(port));
-		reach(&p, port);
+		NEED(read(to_parent[0], &port, sizeof(port)) == sizeof(port));
+		connect_to_port(&p, port);
 	} else {
-		port = serve_on(&p);
-		NEED(write(there[1], &port, sizeof(port)) == sizeof(port));
-		take_connection(&p);
+		port = listen_on_free_port(&p);
+		NEED(write(to_child[1], &port, sizeof(port)) == sizeof(port));
+		accept_connection(&p);
 	}
-	other = begin(&p, &mr);
+	other = start_traffic(&p, &mr);
 	for (int i = 0; i < TRAFFIC; i++)
-		go_on(&p, mr, other);
+		continue_traffic(&p, mr, other);
 	NEED(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
-	/* At least these are not answered. */
+	/* At least these two requests fail. */
 	post(&p, mr, IBV_WR_RDMA_READ, other);
 	receive(&p, mr);
-	is_over(&p);
+	expect_disconnect(&p);
 	rdma_destroy_qp(p.id);
 	CODE(0, ibv_dereg_mr(mr));
 	end_connection(&p);
 	for (int i = 0; i < 2; i++) {
-		close(there[i]);
-		close(here[i]);
+		close(to_child[i]);
+		close(to_parent[i]);
 	}
 }
 
@@ -188,6 +190,6 @@ int main(int argc, char **argv)
 {
 	roce = argc > 1 && !strcmp(argv[1], "roce");
 	for (int serves = 0; serves < 2; serves++)
-		leaves_nothing("killed", is_killed, serves, ROUNDS);
+		check_no_leaks("killed", test_killed_peer, serves, ROUNDS);
 	return result();
 }

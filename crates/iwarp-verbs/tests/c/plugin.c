@@ -1,4 +1,5 @@
-/* Loads the library as a plug-in, uses it, and unloads it, several times. Not linked with it. */
+/* Loads the libraries with dlopen, uses them, and unloads them, several times. This program is not
+ * linked with them. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -7,7 +8,7 @@
 
 #include "check.h"
 
-static int entries(const char *path)
+static int count_entries(const char *path)
 {
 	DIR *dir = opendir(path);
 	int n = 0;
@@ -22,7 +23,7 @@ static int entries(const char *path)
 #define FIND(name) \
 	__typeof__(ibv_##name) *name = (__typeof__(ibv_##name) *)dlsym(library, "ibv_" #name)
 
-static void use(void *library)
+static void use_library(void *library)
 {
 	FIND(get_device_list);
 	FIND(free_device_list);
@@ -55,15 +56,15 @@ int main(void)
 		void *manager = dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
 
 		NEED(verbs && manager);
-		use(verbs);
+		use_library(verbs);
 		CODE(0, dlclose(manager));
 		CODE(0, dlclose(verbs));
 		if (round == 1) {
-			descriptors = entries("/proc/self/fd");
-			threads = entries("/proc/self/task");
+			descriptors = count_entries("/proc/self/fd");
+			threads = count_entries("/proc/self/task");
 		}
 	}
-	CHECK(entries("/proc/self/fd") <= descriptors);
-	CHECK(entries("/proc/self/task") <= threads);
+	CHECK(count_entries("/proc/self/fd") <= descriptors);
+	CHECK(count_entries("/proc/self/task") <= threads);
 	return result();
 }

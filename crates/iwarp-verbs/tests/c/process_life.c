@@ -1,6 +1,6 @@
-/* Events in the life of a process: forks before and after it uses the library, execution of another
- * program while connected, daemonizing, cancelling threads in the library, and several ways to exit
- * with live connections. */
+/* Tests of a process that forks before and after it uses the library, executes another program
+ * while connected, becomes a daemon, cancels threads in the library, or exits with live
+ * connections. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,17 +11,17 @@
 
 #include "connection.h"
 
-enum end { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
+enum end { RETURN, EXIT_HANDLER, OTHER_THREAD, IMMEDIATE, KILLED };
 
 static const char *self;
-/* Descriptors open at the start, including those inherited from the parent. */
-static char at_start[16];
+/* The number of descriptors at the start, including those inherited from the parent. */
+static char descriptors_at_start[16];
 
 static void *serve(void *p)
 {
 	struct peer *peer = p;
 
-	take_connection(peer);
+	accept_connection(peer);
 	exchange_words(peer, "pong", "ping");
 	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
 	end_connection(peer);
@@ -36,9 +36,9 @@ static void use_library(void)
 
 	memset(&server, 0, sizeof(server));
 	memset(&client, 0, sizeof(client));
-	port = serve_on(&server);
+	port = listen_on_free_port(&server);
 	NEED(pthread_create(&thread, NULL, serve, &server) == 0);
-	reach(&client, port);
+	connect_to_port(&client, port);
 	exchange_words(&client, "ping", "pong");
 	CODE(0, rdma_disconnect(client.id));
 	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
@@ -46,7 +46,7 @@ static void use_library(void)
 	NEED(pthread_join(thread, NULL) == 0);
 }
 
-/* Runs `body` in a child; none of its checks may fail. */
+/* Runs `body` in a child process, and checks that none of its checks fails. */
 static void in_child(void (*body)(void))
 {
 	pid_t child = fork();
@@ -63,9 +63,9 @@ static void in_child(void (*body)(void))
 	CODE(0, status);
 }
 
-/* A daemon: the parent exits. The grandchild has its own session without a terminal, and reports
- * its result through a pipe. */
-static void as_daemon(void)
+/* Uses the library in a daemon, which is a grandchild whose parent has exited. It has its own
+ * session without a terminal, and reports its result through a pipe. */
+static void test_daemon(void)
 {
 	int ends[2], status = 0;
 	char word = 0;
@@ -98,7 +98,7 @@ static void as_daemon(void)
 static int open_descriptors(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
-	int n = -1; /* that of the folder itself */
+	int n = -1; /* without the descriptor of the folder */
 
 	NEED(dir);
 	for (struct dirent *entry; (entry = readdir(dir));)
@@ -107,17 +107,17 @@ static int open_descriptors(void)
 	return n;
 }
 
-/* A child with a live connection executes another program, which inherits nothing. The connection
- * continues. */
-static void run_another_program(void)
+/* A child executes another program while its parent has a live connection. The program does not
+ * inherit the library's descriptors, and the connection continues. */
+static void test_execute_another_program(void)
 {
 	static struct peer server, client;
 	pthread_t thread;
-	int port = serve_on(&server), status = 0, ends[2];
+	int port = listen_on_free_port(&server), status = 0, ends[2];
 	pid_t child;
 
 	NEED(pthread_create(&thread, NULL, serve, &server) == 0);
-	reach(&client, port);
+	connect_to_port(&client, port);
 	NEED(pipe(ends) == 0);
 	child = fork();
 	NEED(child >= 0);
@@ -126,13 +126,13 @@ static void run_another_program(void)
 			dup2(fd == 0 ? ends[0] : fd, fd);
 		close(ends[0]);
 		close(ends[1]);
-		execl(self, self, "count", at_start, NULL);
+		execl(self, self, "count", descriptors_at_start, NULL);
 		_exit(127);
 	}
 	close(ends[0]);
 	exchange_words(&client, "ping", "pong");
 	CODE(0, rdma_disconnect(client.id));
-	/* The other program runs until the pipe is closed, and does not keep the connection open. */
+	/* The other program is still running here, but it does not keep the connection open. */
 	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
 	NEED(pthread_join(thread, NULL) == 0);
 	end_connection(&client);
@@ -141,8 +141,8 @@ static void run_another_program(void)
 	CODE(0, status);
 }
 
-/* The executed program: waits for the end of its input. It has the descriptors that its parent had
- * at the start, and no others. */
+/* The executed program. It waits for the end of its input, and checks that it has only the
+ * descriptors that its parent had at the start. */
 static int count_descriptors(int wanted)
 {
 	char octet;
@@ -152,40 +152,40 @@ static int count_descriptors(int wanted)
 	return open_descriptors() == wanted ? 0 : 1;
 }
 
-static void live_connection_then_end(void);
-static enum end way;
+static void connect_and_exit(void);
+static enum end exit_kind;
 static int to_port;
 
-static void leave_by_handler(void)
+static void exit_handler(void)
 {
 	/* The library still works in an exit handler of the program. */
 	use_library();
 }
 
-static void *leave(void *unused)
+static void *exit_thread(void *unused)
 {
 	(void)unused;
 	exit(0);
 }
 
-static void live_connection_then_end(void)
+static void connect_and_exit(void)
 {
 	static struct peer client;
 	pthread_t thread;
 
-	if (way == EXIT_HANDLER)
-		atexit(leave_by_handler);
-	reach(&client, to_port);
+	if (exit_kind == EXIT_HANDLER)
+		atexit(exit_handler);
+	connect_to_port(&client, to_port);
 	exchange_words(&client, "ping", "pong");
-	switch (way) {
+	switch (exit_kind) {
 	case OTHER_THREAD:
-		NEED(pthread_create(&thread, NULL, leave, NULL) == 0);
+		NEED(pthread_create(&thread, NULL, exit_thread, NULL) == 0);
 		/* Busy in the library while the process exits. */
 		for (;;) {
 			struct ibv_wc wc;
 			ibv_poll_cq(client.cq, 1, &wc);
 		}
-	case AT_ONCE:
+	case IMMEDIATE:
 		_exit(0);
 	case KILLED:
 		raise(SIGKILL);
@@ -195,32 +195,32 @@ static void live_connection_then_end(void)
 	}
 }
 
-/* A child exits in each way with a live connection. Its peer is notified, and the exit code is
- * right. */
-static void end_with_connections(void)
+/* A child with a live connection exits in each way. Its peer gets a disconnect event, and the exit
+ * code is the expected one. */
+static void test_exit_with_live_connection(void)
 {
-	static const enum end ways[] = { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
+	static const enum end exit_kinds[] = { RETURN, EXIT_HANDLER, OTHER_THREAD, IMMEDIATE, KILLED };
 
-	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+	for (size_t i = 0; i < sizeof(exit_kinds) / sizeof(*exit_kinds); i++) {
 		static struct peer server;
 		int status = 0;
 		pid_t child;
 
 		memset(&server, 0, sizeof(server));
-		to_port = serve_on(&server);
-		way = ways[i];
+		to_port = listen_on_free_port(&server);
+		exit_kind = exit_kinds[i];
 		child = fork();
 		NEED(child >= 0);
 		if (child == 0) {
 			checks = failures = 0;
 			alarm(50);
-			live_connection_then_end();
+			connect_and_exit();
 		}
-		take_connection(&server);
+		accept_connection(&server);
 		exchange_words(&server, "pong", "ping");
 		rdma_ack_cm_event(next_event(&server, RDMA_CM_EVENT_DISCONNECTED));
 		NEED(waitpid(child, &status, 0) == child);
-		CODE(way == KILLED ? SIGKILL : 0, status);
+		CODE(exit_kind == KILLED ? SIGKILL : 0, status);
 		end_connection(&server);
 	}
 }
@@ -231,9 +231,9 @@ static void *serve_twice(void *p)
 {
 	struct peer *peer = p;
 
-	take_connection(peer);
+	accept_connection(peer);
 	exchange_words(peer, "pong", "ping");
-	/* The second answer follows the client's request, not the cancellation of its threads. */
+	/* Completion 1 is the client's second message, after it has cancelled its threads. */
 	CODE(1, (int)next_completion(peer).wr_id);
 	send_word(peer, "pong");
 	CODE(2, (int)next_completion(peer).wr_id);
@@ -242,8 +242,8 @@ static void *serve_twice(void *p)
 	return NULL;
 }
 
-/* Takes the COMM_EST event of both ends' device. Then no event is left. */
-static void no_asynchronous_event(void)
+/* Reads all asynchronous events, such as COMM_EST, so that the next read waits. */
+static void drain_async_events(void)
 {
 	struct ibv_context *verbs = idle.id->verbs;
 	struct ibv_async_event event;
@@ -282,9 +282,9 @@ static void *wait_for_asynchronous_event(void *unused)
 	return NULL;
 }
 
-/* Works in the library without pause. A cancellation request arrives at any moment, and takes
- * effect outside of the library only. */
-static void *poll_and_make_objects(void *unused)
+/* Calls the library in a loop. A cancellation request arrives at any time, but takes effect only
+ * outside the library. */
+static void *poll_and_create_objects(void *unused)
 {
 	struct ibv_context *verbs = idle.id->verbs;
 	struct ibv_wc wc;
@@ -310,19 +310,19 @@ static void *poll_and_make_objects(void *unused)
 	return NULL;
 }
 
-static void cancel_threads(void)
+static void test_cancel_threads(void)
 {
 	void *(*const bodies[])(void *) = { wait_for_completion, wait_for_connection_event,
-		wait_for_asynchronous_event, poll_and_make_objects };
+		wait_for_asynchronous_event, poll_and_create_objects };
 	static struct peer server;
 	pthread_t thread, other;
 	void *result;
-	int port = serve_on(&server), before = 0;
+	int port = listen_on_free_port(&server), before = 0;
 
 	NEED(pthread_create(&other, NULL, serve_twice, &server) == 0);
-	reach(&idle, port);
+	connect_to_port(&idle, port);
 	exchange_words(&idle, "ping", "pong");
-	no_asynchronous_event();
+	drain_async_events();
 	for (int round = 0; round < 40; round++) {
 		if (round == 8)
 			before = open_descriptors();
@@ -340,7 +340,7 @@ static void cancel_threads(void)
 	end_connection(&idle);
 }
 
-static void *make_queues(void *channel)
+static void *create_queues(void *channel)
 {
 	for (int i = 0; i < 2000; i++) {
 		struct ibv_cq *cq = ibv_create_cq(((struct ibv_comp_channel *)channel)->context, 1, NULL, channel,
@@ -351,8 +351,9 @@ static void *make_queues(void *channel)
 	return NULL;
 }
 
-/* The public number of a channel's queues is right after several threads created queues. */
-static void share_a_channel(void)
+/* The channel's `refcnt`, the number of its completion queues, is correct after several threads
+ * have created and destroyed queues. */
+static void test_channel_reference_count(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *verbs;
@@ -365,7 +366,7 @@ static void share_a_channel(void)
 	ibv_free_device_list(list);
 	NEED(cq = ibv_create_cq(verbs, 1, NULL, channel, 0));
 	for (int i = 0; i < 4; i++)
-		NEED(pthread_create(&threads[i], NULL, make_queues, channel) == 0);
+		NEED(pthread_create(&threads[i], NULL, create_queues, channel) == 0);
 	for (int i = 0; i < 4; i++)
 		NEED(pthread_join(threads[i], NULL) == 0);
 	CHECK(channel->refcnt == 1);
@@ -384,16 +385,16 @@ int main(int argc, char **argv)
 		return count_descriptors(atoi(argv[2]));
 	NEED(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
 	self = path;
-	snprintf(at_start, sizeof(at_start), "%d", open_descriptors());
+	snprintf(descriptors_at_start, sizeof(descriptors_at_start), "%d", open_descriptors());
 	in_child(use_library);
-	as_daemon();
+	test_daemon();
 	use_library();
 	in_child(use_library);
-	as_daemon();
-	run_another_program();
-	end_with_connections();
-	cancel_threads();
-	share_a_channel();
+	test_daemon();
+	test_execute_another_program();
+	test_exit_with_live_connection();
+	test_cancel_threads();
+	test_channel_reference_count();
 	use_library();
 	return result();
 }

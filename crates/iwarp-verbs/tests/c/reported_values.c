@@ -1,5 +1,5 @@
-/* Values that calls report about objects and requests: sizes, attributes, users, opcodes, flags and
- * times of completions. */
+/* Tests of the values that calls report: sizes, attributes and reference counts of objects, and
+ * opcodes, flags and times of completions. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -29,7 +29,7 @@ static struct end left, right;
 static const enum ibv_access_flags ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 	IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
 
-static void make(struct end *e)
+static void create_end(struct end *e)
 {
 	struct ibv_cq_init_attr_ex cq = { .cqe = 4 * DEPTH, .cq_context = e,
 		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
@@ -55,7 +55,7 @@ static void make(struct end *e)
 		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_destroy_cq(ibv_cq_ex_to_cq(e->cq)));
@@ -64,7 +64,7 @@ static void unmake(struct end *e)
 	CODE(0, ibv_dereg_mr(e->mr));
 }
 
-static void join(struct end *e, const struct end *peer)
+static void move_to_rts(struct end *e, const struct end *peer)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } } };
@@ -76,14 +76,14 @@ static void join(struct end *e, const struct end *peer)
 
 static void connect_both(void)
 {
-	make(&left);
-	make(&right);
-	join(&left, &right);
-	join(&right, &left);
+	create_end(&left);
+	create_end(&right);
+	move_to_rts(&left, &right);
+	move_to_rts(&right, &left);
 }
 
-/* Waits for the next completion, which stays current until over(). */
-static void next(struct end *e, uint64_t wr_id, enum ibv_wc_status status)
+/* Waits for the next completion. It stays the current one until the call of end_poll. */
+static void expect_completion(struct end *e, uint64_t wr_id, enum ibv_wc_status status)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
 	int got;
@@ -95,7 +95,7 @@ static void next(struct end *e, uint64_t wr_id, enum ibv_wc_status status)
 	CODE(status, e->cq->status);
 }
 
-static void over(struct end *e)
+static void end_poll(struct end *e)
 {
 	ibv_end_poll(e->cq);
 }
@@ -116,12 +116,12 @@ static void send(struct end *e, struct ibv_send_wr wr)
 	CODE(0, ibv_post_send(e->qp, &wr, &bad));
 }
 
-/* Each operation has its opcode, and each kind of message its flags. */
-static void opcodes_and_flags(void)
+/* Completions report the opcode of the request and the flags of the message. */
+static void test_opcodes_and_flags(void)
 {
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
-	uint32_t there = right.mr->rkey, key;
-	uint64_t at = (uintptr_t)right.memory;
+	uint32_t rkey = right.mr->rkey, key;
+	uint64_t addr = (uintptr_t)right.memory;
 	struct {
 		struct ibv_send_wr wr;
 		enum ibv_wc_opcode local;
@@ -131,14 +131,15 @@ static void opcodes_and_flags(void)
 		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV,
 			IBV_WC_WITH_IMM },
 		{ { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htobe32(0x01020304),
-			.wr.rdma = { at, there } },
+			.wr.rdma = { addr, rkey } },
 			IBV_WC_RDMA_WRITE, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM },
 		{ { .opcode = IBV_WR_SEND_WITH_INV }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_INV },
-		{ { .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { at, there } }, IBV_WC_RDMA_WRITE, -1, 0 },
-		{ { .opcode = IBV_WR_RDMA_READ, .wr.rdma = { at, there } }, IBV_WC_RDMA_READ, -1, 0 },
-		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { at, 1, 0, there } }, IBV_WC_FETCH_ADD,
+		{ { .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { addr, rkey } }, IBV_WC_RDMA_WRITE, -1, 0 },
+		{ { .opcode = IBV_WR_RDMA_READ, .wr.rdma = { addr, rkey } }, IBV_WC_RDMA_READ, -1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { addr, 1, 0, rkey } }, IBV_WC_FETCH_ADD,
 			-1, 0 },
-		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { at, 1, 2, there } }, IBV_WC_COMP_SWAP, -1,
+		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { addr, 1, 2, rkey } }, IBV_WC_COMP_SWAP,
+			-1,
 			0 },
 	};
 	struct ibv_send_wr bind = { .wr_id = 90, .opcode = IBV_WR_BIND_MW };
@@ -147,15 +148,15 @@ static void opcodes_and_flags(void)
 	key = ibv_inc_rkey(right.mw->rkey);
 	bind.bind_mw.mw = right.mw;
 	bind.bind_mw.rkey = key;
-	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ right.mr, at, 64, IBV_ACCESS_REMOTE_READ };
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ right.mr, addr, 64, IBV_ACCESS_REMOTE_READ };
 	for (i = 0; i < sizeof(all) / sizeof(*all); i++) {
 		struct ibv_send_wr wr = all[i].wr;
 
 		if (wr.opcode == IBV_WR_SEND_WITH_INV) {
 			send(&right, bind);
-			next(&right, 90, IBV_WC_SUCCESS);
+			expect_completion(&right, 90, IBV_WC_SUCCESS);
 			CODE(IBV_WC_BIND_MW, ibv_wc_read_opcode(right.cq));
-			over(&right);
+			end_poll(&right);
 			wr.invalidate_rkey = key;
 		}
 		wr.wr_id = i;
@@ -164,13 +165,13 @@ static void opcodes_and_flags(void)
 		if (all[i].opcode >= 0)
 			receive(&right, 50 + i);
 		send(&left, wr);
-		next(&left, i, IBV_WC_SUCCESS);
+		expect_completion(&left, i, IBV_WC_SUCCESS);
 		CODE(all[i].local, ibv_wc_read_opcode(left.cq));
 		CODE((int)left.qp->qp_num, (int)ibv_wc_read_qp_num(left.cq));
-		over(&left);
+		end_poll(&left);
 		if (all[i].opcode < 0)
 			continue;
-		next(&right, 50 + i, IBV_WC_SUCCESS);
+		expect_completion(&right, 50 + i, IBV_WC_SUCCESS);
 		CODE(all[i].opcode, ibv_wc_read_opcode(right.cq));
 		CODE(all[i].flags, ibv_wc_read_wc_flags(right.cq));
 		CODE(8, (int)ibv_wc_read_byte_len(right.cq));
@@ -178,22 +179,22 @@ static void opcodes_and_flags(void)
 			CHECK(ibv_wc_read_imm_data(right.cq) == htobe32(0x01020304));
 		if (all[i].flags & IBV_WC_WITH_INV)
 			CHECK(ibv_wc_read_invalidated_rkey(right.cq) == key);
-		over(&right);
+		end_poll(&right);
 	}
 	right.mw->rkey = key;
-	/* Binds this key once more; its owner invalidates it. */
+	/* Binds this key again. Then the same end invalidates it. */
 	send(&right, bind);
-	next(&right, 90, IBV_WC_SUCCESS);
-	over(&right);
+	expect_completion(&right, 90, IBV_WC_SUCCESS);
+	end_poll(&right);
 	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV,
 		.invalidate_rkey = key });
-	next(&right, 91, IBV_WC_SUCCESS);
+	expect_completion(&right, 91, IBV_WC_SUCCESS);
 	CODE(IBV_WC_LOCAL_INV, ibv_wc_read_opcode(right.cq));
-	over(&right);
+	end_poll(&right);
 }
 
-/* A batch too large for the library's stack buffers, each request with its own inline data. */
-static void long_batch_of_inline_data(void)
+/* A batch of requests with inline data that is too long for the library's buffers on the stack. */
+static void test_long_inline_batch(void)
 {
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(left.qp);
 	char text[MANY * PIECE];
@@ -211,14 +212,14 @@ static void long_batch_of_inline_data(void)
 		ibv_wr_set_inline_data(qp, text + PIECE * i, PIECE);
 	}
 	CODE(0, ibv_wr_complete(qp));
-	/* Connected by number, a request completes when the peer has it. */
-	next(&left, 100, IBV_WC_SUCCESS);
-	over(&left);
+	/* Without a connection manager, a request completes only when the peer has received it. */
+	expect_completion(&left, 100, IBV_WC_SUCCESS);
+	end_poll(&left);
 	CHECK(memcmp(right.memory, text, sizeof(text)) == 0);
 }
 
-/* Only a solicited request of the batch interface wakes a program that waits for those. */
-static void solicited_batches(void)
+/* After a request for solicited events only, only a solicited Send of a batch causes an event. */
+static void test_solicited_batches(void)
 {
 	struct ibv_cq *cq = ibv_cq_ex_to_cq(right.cq), *got = NULL;
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(left.qp);
@@ -234,47 +235,48 @@ static void solicited_batches(void)
 		ibv_wr_send_imm(qp, htobe32(7));
 		ibv_wr_set_inline_data(qp, left.memory, 4);
 		CODE(0, ibv_wr_complete(qp));
-		next(&left, 61, IBV_WC_SUCCESS);
-		over(&left);
+		expect_completion(&left, 61, IBV_WC_SUCCESS);
+		end_poll(&left);
 	}
-	/* If the flag is lost, this waits forever. */
+	/* If the library ignores the flag, this call never returns. */
 	NEED(ibv_get_cq_event(right.channel, &got, &own) == 0);
 	CHECK(got == cq && own == &right);
 	ibv_ack_cq_events(got, 1);
 	CODE(1, (int)cq->comp_events_completed);
 	for (i = 0; i < 2; i++) {
-		next(&right, 60 + i, IBV_WC_SUCCESS);
-		over(&right);
+		expect_completion(&right, 60 + i, IBV_WC_SUCCESS);
+		end_poll(&right);
 	}
 }
 
-/* A completion has the time at which it was written, whenever it is read. */
-static void times(void)
+/* Reading the time of a completion twice, with a pause, returns the same time. */
+static void test_completion_times(void)
 {
 	struct timespec pause = { .tv_nsec = 40 * 1000 * 1000 };
-	uint64_t least = UINT64_MAX;
+	uint64_t min_difference = UINT64_MAX;
 	int i;
 
 	send(&left, (struct ibv_send_wr){ .wr_id = 70, .opcode = IBV_WR_RDMA_WRITE,
 		.wr.rdma = { (uintptr_t)right.memory, right.mr->rkey } });
-	next(&left, 70, IBV_WC_SUCCESS);
+	expect_completion(&left, 70, IBV_WC_SUCCESS);
 	CHECK(ibv_wc_read_completion_ts(left.cq) != 0);
-	/* Two clocks are read, and the thread may be interrupted in between, so the smallest of many
-	 * differences is checked. */
-	for (i = 0; i < 200 && least >= 20 * 1000 * 1000; i++) {
+	/* The library reads two clocks, and the thread may be interrupted between them. So the test
+	 * checks the smallest of many differences. */
+	for (i = 0; i < 200 && min_difference >= 20 * 1000 * 1000; i++) {
 		uint64_t first = ibv_wc_read_completion_wallclock_ns(left.cq), second;
 
 		nanosleep(&pause, NULL);
 		second = ibv_wc_read_completion_wallclock_ns(left.cq);
 		first = second > first ? second - first : first - second;
-		least = first < least ? first : least;
+		min_difference = first < min_difference ? first : min_difference;
 	}
-	CHECK(least < 20 * 1000 * 1000);
-	over(&left);
+	CHECK(min_difference < 20 * 1000 * 1000);
+	end_poll(&left);
 }
 
-/* Access is refused without the queue pair's right, although the region allows it. */
-static void queue_pair_rights(void)
+/* A queue pair without an access right refuses requests that need it, even if the region allows
+ * them. */
+static void test_queue_pair_access_flags(void)
 {
 	struct ibv_qp_attr a = { .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
@@ -285,19 +287,19 @@ static void queue_pair_rights(void)
 
 	CODE(0, ibv_modify_qp(right.qp, &a, IBV_QP_ACCESS_FLAGS));
 	send(&left, wr);
-	next(&left, 80, IBV_WC_SUCCESS);
-	over(&left);
+	expect_completion(&left, 80, IBV_WC_SUCCESS);
+	end_poll(&left);
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	send(&left, wr);
-	next(&left, 80, IBV_WC_REM_ACCESS_ERR);
-	over(&left);
+	expect_completion(&left, 80, IBV_WC_REM_ACCESS_ERR);
+	end_poll(&left);
 	/* A query also updates the public structure. */
 	CODE(0, ibv_query_qp(left.qp, &attr, IBV_QP_STATE, &init));
 	CODE(IBV_QPS_ERR, attr.qp_state);
 	CODE(IBV_QPS_ERR, left.qp->state);
 }
 
-static void device(void)
+static void test_device_attributes(void)
 {
 	struct ibv_device_attr_ex ex = { 0 };
 	struct ibv_device_attr attr;
@@ -311,14 +313,14 @@ static void device(void)
 	CHECK(!(fcntl(context->async_fd, F_GETFL) & O_NONBLOCK));
 }
 
-/* A query reports the attributes of creation, and a refused change has no effect on them. */
-static void attributes(void)
+/* A query reports the attributes at creation. A refused ibv_modify_qp does not change them. */
+static void test_queue_pair_attributes(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
 	struct ibv_qp_init_attr attr = { .qp_context = &left, .send_cq = cq, .recv_cq = cq,
 		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3,
-			.max_inline_data = 64 } }, told = { 0 };
+			.max_inline_data = 64 } }, reported = { 0 };
 	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2,
 		.rnr_retry = 1, .rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL }, reads;
 	struct ibv_qp *qp;
@@ -328,17 +330,18 @@ static void attributes(void)
 	NEED(qp);
 	memset(&before, 0, sizeof(before));
 	memset(&after, 0, sizeof(after));
-	CODE(0, ibv_query_qp(qp, &before, ~0, &told));
-	CHECK(told.qp_context == &left && told.send_cq == cq && told.recv_cq == cq && !told.srq);
-	CHECK(told.qp_type == IBV_QPT_RC && told.sq_sig_all == 1);
-	CHECK(memcmp(&told.cap, &attr.cap, sizeof(attr.cap)) == 0 &&
+	CODE(0, ibv_query_qp(qp, &before, ~0, &reported));
+	CHECK(reported.qp_context == &left && reported.send_cq == cq && reported.recv_cq == cq &&
+		!reported.srq);
+	CHECK(reported.qp_type == IBV_QPT_RC && reported.sq_sig_all == 1);
+	CHECK(memcmp(&reported.cap, &attr.cap, sizeof(attr.cap)) == 0 &&
 		memcmp(&before.cap, &attr.cap, sizeof(attr.cap)) == 0);
 	CHECK(attr.cap.max_send_wr >= 5 && attr.cap.max_recv_wr >= 6 && attr.cap.max_send_sge >= 2 &&
 		attr.cap.max_recv_sge >= 3);
 	CODE(EINVAL, ibv_modify_qp(qp, &bad, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
 		IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
 		IBV_QP_DEST_QPN | IBV_QP_ACCESS_FLAGS));
-	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
+	CODE(0, ibv_query_qp(qp, &after, ~0, &reported));
 	CHECK(memcmp(&before, &after, sizeof(before)) == 0);
 	reads = (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT, .port_num = 1 };
 	CODE(0, ibv_modify_qp(qp, &reads, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX |
@@ -348,16 +351,16 @@ static void attributes(void)
 			.grh = { .dgid = gid } } };
 	CODE(0, ibv_modify_qp(qp, &reads, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN |
 		IBV_QP_MAX_DEST_RD_ATOMIC));
-	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
+	CODE(0, ibv_query_qp(qp, &after, ~0, &reported));
 	CHECK(after.max_dest_rd_atomic == 3 && after.max_rd_atomic == before.max_rd_atomic);
 	CODE(0, ibv_destroy_qp(qp));
 	CODE(0, ibv_destroy_cq(cq));
 }
 
-static void sizes(void)
+static void test_sizes(void)
 {
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 20 } };
-	struct ibv_srq_attr told = { 0 }, more = { .max_wr = 50, .srq_limit = 4 };
+	struct ibv_srq_attr reported = { 0 }, more = { .max_wr = 50, .srq_limit = 4 };
 	struct ibv_cq *cq = ibv_create_cq(context, 20, NULL, NULL, 0);
 	struct ibv_srq *srq;
 	int before;
@@ -368,20 +371,21 @@ static void sizes(void)
 	CODE(0, ibv_resize_cq(cq, before + 100));
 	CHECK(cq->cqe >= before + 100);
 	CODE(0, ibv_destroy_cq(cq));
-	/* No elements are requested, but there is at least one. */
+	/* The request for 0 elements results in at least one. */
 	srq = ibv_create_srq(pd, &attr);
 	NEED(srq);
-	CODE(0, ibv_query_srq(srq, &told));
+	CODE(0, ibv_query_srq(srq, &reported));
 	CHECK(attr.attr.max_wr >= 20 && attr.attr.max_sge >= 1);
-	CHECK(told.max_wr == attr.attr.max_wr && told.max_sge == attr.attr.max_sge && told.srq_limit == 0);
+	CHECK(reported.max_wr == attr.attr.max_wr && reported.max_sge == attr.attr.max_sge &&
+		reported.srq_limit == 0);
 	CODE(0, ibv_modify_srq(srq, &more, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
-	CODE(0, ibv_query_srq(srq, &told));
-	CHECK(told.max_wr >= 50 && told.srq_limit == 4);
+	CODE(0, ibv_query_srq(srq, &reported));
+	CHECK(reported.max_wr >= 50 && reported.srq_limit == 4);
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* A channel counts its queues, and a queue keeps its parent domain in use. */
-static void users(void)
+/* A channel counts its completion queues. A completion queue keeps its parent domain in use. */
+static void test_reference_counts(void)
 {
 	struct ibv_parent_domain_init_attr parent = { .pd = pd };
 	struct ibv_pd *domain = ibv_alloc_parent_domain(context, &parent);
@@ -410,7 +414,7 @@ static void users(void)
 
 static struct ibv_cq *tag_cq;
 
-/* Posts operations on a tag list, which complete immediately. Returns the flags of the last
+/* Posts an operation on a tag list. It completes immediately. Returns the flags of the
  * completion. */
 static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_opcode opcode)
 {
@@ -426,9 +430,9 @@ static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_op
 	return wc.wc_flags;
 }
 
-/* Operations on a tag list: which one is refused, and the effect of the program's count of
- * unexpected messages. */
-static void tags(void)
+/* A list with an unknown tag operation fails at this operation. A wrong count of unexpected
+ * messages causes a request to synchronize. */
+static void test_tag_operations(void)
 {
 	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 },
 		.srq_type = IBV_SRQT_TM, .pd = pd,
@@ -451,8 +455,8 @@ static void tags(void)
 	list.next = &unknown;
 	CODE(EOPNOTSUPP, ibv_post_srq_ops(srq, &list, &bad));
 	CHECK(bad == &unknown);
-	/* The program claims to have handled three messages, but none has arrived: buffers wait until
-	 * it synchronizes. */
+	/* The program reports three unexpected messages, but none has arrived. So added tags do not
+	 * take effect until the program synchronizes. */
 	tag_request(srq, sync, IBV_WC_TM_SYNC);
 	CHECK(tag_request(srq, add, IBV_WC_TM_ADD) & IBV_WC_TM_SYNC_REQ);
 	sync.tm.unexpected_cnt = 0;
@@ -464,7 +468,7 @@ static void tags(void)
 }
 
 /* A device can be imported while one of its contexts is open. */
-static void imports(void)
+static void test_device_import(void)
 {
 	int i;
 
@@ -490,20 +494,20 @@ int main(void)
 	ibv_free_device_list(list);
 	pd = ibv_alloc_pd(context);
 	NEED(pd && ibv_query_gid(context, 1, 0, &gid) == 0);
-	device();
-	sizes();
-	users();
-	imports();
-	attributes();
+	test_device_attributes();
+	test_sizes();
+	test_reference_counts();
+	test_device_import();
+	test_queue_pair_attributes();
 	connect_both();
-	tags();
-	opcodes_and_flags();
-	long_batch_of_inline_data();
-	solicited_batches();
-	times();
-	queue_pair_rights();
-	unmake(&left);
-	unmake(&right);
+	test_tag_operations();
+	test_opcodes_and_flags();
+	test_long_inline_batch();
+	test_solicited_batches();
+	test_completion_times();
+	test_queue_pair_access_flags();
+	destroy_end(&left);
+	destroy_end(&right);
 	CODE(0, ibv_dealloc_pd(pd));
 	cmd = dup(context->cmd_fd);
 	NEED(cmd >= 0);

@@ -1,5 +1,5 @@
-/* Side effects of refused calls, which have none, and of destroying an object, which leaves others
- * intact. */
+/* Tests that a refused call has no side effects, and that destroying an object does not affect
+ * other objects. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 
-static struct ibv_qp *make(enum ibv_qp_type type, struct ibv_srq *srq)
+static struct ibv_qp *create_qp(enum ibv_qp_type type, struct ibv_srq *srq)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = type,
 		.cap = { .max_send_wr = 4, .max_recv_wr = MANY, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -30,15 +30,15 @@ static struct ibv_qp *make(enum ibv_qp_type type, struct ibv_srq *srq)
 	return qp;
 }
 
-static void to(struct ibv_qp *qp, enum ibv_qp_state state, int mask)
+static void move_to(struct ibv_qp *qp, enum ibv_qp_state state, int mask)
 {
 	struct ibv_qp_attr attr = { .qp_state = state, .en_sqd_async_notify = 1 };
 
 	NEED(ibv_modify_qp(qp, &attr, IBV_QP_STATE | mask) == 0);
 }
 
-/* A refused change of state does not change the public structure either. */
-static void states(void)
+/* A refused ibv_modify_qp does not change the queue pair or its public structure. */
+static void test_refused_state_change(void)
 {
 	static const enum ibv_qp_state WRONG[] = { IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_UNKNOWN };
 	static const enum ibv_qp_type TYPES[] = { IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD };
@@ -46,8 +46,8 @@ static void states(void)
 	unsigned i, k;
 
 	for (k = 0; k < sizeof(TYPES) / sizeof(*TYPES); k++) {
-		struct ibv_qp *qp = make(TYPES[k], NULL);
-		struct ibv_qp_attr told;
+		struct ibv_qp *qp = create_qp(TYPES[k], NULL);
+		struct ibv_qp_attr reported;
 
 		for (i = 0; i < sizeof(WRONG) / sizeof(*WRONG); i++) {
 			struct ibv_qp_attr attr = { .qp_state = WRONG[i], .qkey = QKEY + 1 };
@@ -56,14 +56,14 @@ static void states(void)
 			CODE(EINVAL, ibv_modify_qp(qp, &attr, mask));
 			CODE(IBV_QPS_INIT, qp->state);
 		}
-		CODE(0, ibv_query_qp(qp, &told, IBV_QP_STATE | IBV_QP_QKEY, &init));
-		CODE(IBV_QPS_INIT, told.qp_state);
-		CHECK(TYPES[k] != IBV_QPT_UD || told.qkey == QKEY);
+		CODE(0, ibv_query_qp(qp, &reported, IBV_QP_STATE | IBV_QP_QKEY, &init));
+		CODE(IBV_QPS_INIT, reported.qp_state);
+		CHECK(TYPES[k] != IBV_QPT_UD || reported.qkey == QKEY);
 		CODE(0, ibv_destroy_qp(qp));
 	}
 }
 
-static void sizes(void)
+static void test_refused_sizes(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 20, .max_sge = 1 } };
 	struct ibv_srq_attr both = { .max_wr = 64, .srq_limit = 1 << 20 }, before, after;
@@ -79,13 +79,13 @@ static void sizes(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* A bind that was not posted does not change the window's key. Datagrams have no windows. */
-static void windows(char *memory)
+/* A refused bind does not change the window's key. Datagram queue pairs do not support windows. */
+static void test_refused_binds(char *memory)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE |
 		IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-	struct ibv_qp *early = make(IBV_QPT_RC, NULL), *datagrams = make(IBV_QPT_UD, NULL);
+	struct ibv_qp *early = create_qp(IBV_QPT_RC, NULL), *datagrams = create_qp(IBV_QPT_UD, NULL);
 	struct ibv_mw_bind bind = { .bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
 	uint32_t key;
 
@@ -102,21 +102,21 @@ static void windows(char *memory)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* After re-registration, imports and advice apply to the new region. */
-static void regions(void)
+/* After ibv_rereg_mr, imports and advice apply to the region's new memory. */
+static void test_reregistration(void)
 {
 	int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
 	char *old = mmap(NULL, 2 * SIZE, prot, flags, -1, 0), *now = mmap(NULL, SIZE, prot, flags, -1, 0);
-	struct ibv_mr *mr = ibv_reg_mr(pd, old, 2 * SIZE, LOCAL | IBV_ACCESS_ON_DEMAND), *imported, was;
+	struct ibv_mr *mr = ibv_reg_mr(pd, old, 2 * SIZE, LOCAL | IBV_ACCESS_ON_DEMAND), *imported, saved;
 	struct ibv_sge sge = { .length = 64 };
 
 	NEED(old != MAP_FAILED && now != MAP_FAILED && mr);
-	was = *mr;
+	saved = *mr;
 	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION |
 		IBV_REREG_MR_CHANGE_PD, NULL, now, SIZE, 0));
 	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION |
 		IBV_REREG_MR_CHANGE_ACCESS, NULL, now, SIZE, 2));
-	CHECK(!memcmp(&was, mr, sizeof(was)));
+	CHECK(!memcmp(&saved, mr, sizeof(saved)));
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, now, SIZE, 0));
 	CHECK(mr->addr == now && mr->length == SIZE);
 	NEED(munmap(old, 2 * SIZE) == 0);
@@ -130,9 +130,9 @@ static void regions(void)
 	NEED(munmap(now, SIZE) == 0);
 }
 
-/* A poll returns as many completions as requested, in order, however many the library takes at a
- * time. */
-static void polls(void)
+/* A poll returns as many completions as requested, in order, independent of the library's internal
+ * batch size. */
+static void test_poll_counts(void)
 {
 	static const int COUNTS[] = { 1, 2, 15, 16, 17, 20, 31, 32, 33, MANY };
 	struct ibv_wc wc[MANY + 1];
@@ -140,14 +140,14 @@ static void polls(void)
 	int n, k;
 
 	for (i = 0; i < sizeof(COUNTS) / sizeof(*COUNTS); i++) {
-		struct ibv_qp *qp = make(IBV_QPT_RC, NULL);
+		struct ibv_qp *qp = create_qp(IBV_QPT_RC, NULL);
 
 		for (n = 0; n < MANY; n++) {
 			struct ibv_recv_wr wr = { .wr_id = n }, *bad;
 
 			NEED(ibv_post_recv(qp, &wr, &bad) == 0);
 		}
-		to(qp, IBV_QPS_ERR, 0);
+		move_to(qp, IBV_QPS_ERR, 0);
 		for (n = 0; n < MANY; n += k) {
 			int want = COUNTS[i] < MANY - n ? COUNTS[i] : MANY - n;
 
@@ -176,56 +176,56 @@ static struct ibv_qp *next_drained(void)
 	return event.element.qp;
 }
 
-/* Three queue pairs have an event each, and one is destroyed: the others' events are delivered
- * once, and its own is not. */
-static void asynchronous_events(void)
+/* Three queue pairs have one event each, and the test destroys one of them. The library delivers
+ * only the events of the two remaining ones. */
+static void test_async_events_of_destroyed_qp(void)
 {
-	int gone, i;
+	int destroyed, i;
 
 	NEED(fcntl(context->async_fd, F_SETFL, fcntl(context->async_fd, F_GETFL) | O_NONBLOCK) == 0);
-	for (gone = 0; gone < 3; gone++) {
+	for (destroyed = 0; destroyed < 3; destroyed++) {
 		struct ibv_qp *qps[3];
 
 		for (i = 0; i < 3; i++) {
-			qps[i] = make(IBV_QPT_UD, NULL);
-			to(qps[i], IBV_QPS_RTR, 0);
-			to(qps[i], IBV_QPS_RTS, IBV_QP_SQ_PSN);
-			to(qps[i], IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY);
+			qps[i] = create_qp(IBV_QPT_UD, NULL);
+			move_to(qps[i], IBV_QPS_RTR, 0);
+			move_to(qps[i], IBV_QPS_RTS, IBV_QP_SQ_PSN);
+			move_to(qps[i], IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY);
 		}
-		CODE(0, ibv_destroy_qp(qps[gone]));
+		CODE(0, ibv_destroy_qp(qps[destroyed]));
 		for (i = 0; i < 3; i++)
-			if (i != gone)
+			if (i != destroyed)
 				CHECK(next_drained() == qps[i]);
 		CHECK(!next_drained());
 		for (i = 0; i < 3; i++)
-			if (i != gone)
+			if (i != destroyed)
 				CODE(0, ibv_destroy_qp(qps[i]));
 	}
 }
 
-static void completion_events(void)
+static void test_completion_events_of_destroyed_cq(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
 	struct ibv_cq *all[3], *shared = cq, *got;
-	int gone, i;
+	int destroyed, i;
 	void *own;
 
 	NEED(channel && fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK) == 0);
-	for (gone = 0; gone < 3; gone++) {
+	for (destroyed = 0; destroyed < 3; destroyed++) {
 		for (i = 0; i < 3; i++) {
 			struct ibv_recv_wr wr = { 0 }, *bad;
 			struct ibv_qp *qp;
 
 			NEED((cq = all[i] = ibv_create_cq(context, MANY, &all[i], channel, 0)));
 			NEED(ibv_req_notify_cq(cq, 0) == 0);
-			qp = make(IBV_QPT_RC, NULL);
+			qp = create_qp(IBV_QPT_RC, NULL);
 			NEED(ibv_post_recv(qp, &wr, &bad) == 0);
-			to(qp, IBV_QPS_ERR, 0);
+			move_to(qp, IBV_QPS_ERR, 0);
 			CODE(0, ibv_destroy_qp(qp));
 		}
-		CODE(0, ibv_destroy_cq(all[gone]));
+		CODE(0, ibv_destroy_cq(all[destroyed]));
 		for (i = 0; i < 3; i++)
-			if (i != gone) {
+			if (i != destroyed) {
 				NEED(ibv_get_cq_event(channel, &got, &own) == 0);
 				CHECK(got == all[i] && own == &all[i]);
 				ibv_ack_cq_events(got, 1);
@@ -246,13 +246,13 @@ int main(void)
 	NEED(list && list[0] && (context = ibv_open_device(list[0])));
 	ibv_free_device_list(list);
 	NEED((pd = ibv_alloc_pd(context)) && (cq = ibv_create_cq(context, 2 * MANY, NULL, NULL, 0)));
-	states();
-	sizes();
-	windows(memory);
-	regions();
-	polls();
-	asynchronous_events();
-	completion_events();
+	test_refused_state_change();
+	test_refused_sizes();
+	test_refused_binds(memory);
+	test_reregistration();
+	test_poll_counts();
+	test_async_events_of_destroyed_qp();
+	test_completion_events_of_destroyed_cq();
 	CODE(0, ibv_destroy_cq(cq));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

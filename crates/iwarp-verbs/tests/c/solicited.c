@@ -1,4 +1,5 @@
-/* After ibv_req_notify_cq(cq, 1), only a solicited Send or a failure causes an event. */
+/* Tests that after ibv_req_notify_cq(cq, 1), only a solicited Send or a failed request causes an
+ * event. */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
@@ -6,7 +7,7 @@
 
 #include "check.h"
 
-enum { LENGTH = 64, SOON_MS = 20000, QUIET_US = 100000 };
+enum { LENGTH = 64, TIMEOUT_MS = 20000, QUIET_US = 100000 };
 
 struct end {
 	struct ibv_comp_channel *channel;
@@ -20,7 +21,7 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char buffer[LENGTH];
 
-static void make(struct end *e)
+static void create_end(struct end *e)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
@@ -38,14 +39,14 @@ static void make(struct end *e)
 		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_destroy_cq(e->cq));
 	CODE(0, ibv_destroy_comp_channel(e->channel));
 }
 
-static void join(struct end *e, const struct end *peer)
+static void move_to_rts(struct end *e, const struct end *peer)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num };
 
@@ -65,19 +66,19 @@ static void receive(struct end *e, uint64_t id)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-static struct ibv_wc next(struct end *e)
+static struct ibv_wc next_completion(struct end *e)
 {
 	struct ibv_wc wc;
 	int n, left;
 
-	for (left = SOON_MS; left > 0; left--) {
+	for (left = TIMEOUT_MS; left > 0; left--) {
 		n = ibv_poll_cq(e->cq, 1, &wc);
 		NEED(n >= 0);
 		if (n)
 			return wc;
 		usleep(1000);
 	}
-	NEED(!"a completion came in time");
+	NEED(!"no completion before the timeout");
 	exit(2);
 }
 
@@ -89,8 +90,8 @@ static void exchange(struct end *from, struct end *to, unsigned int flags)
 
 	receive(to, 1);
 	NEED(ibv_post_send(from->qp, &wr, &bad) == 0);
-	CODE(IBV_WC_SUCCESS, next(to).status);
-	CODE(IBV_WC_SUCCESS, next(from).status);
+	CODE(IBV_WC_SUCCESS, next_completion(to).status);
+	CODE(IBV_WC_SUCCESS, next_completion(from).status);
 }
 
 static int has_event(struct end *e, int milliseconds)
@@ -100,12 +101,12 @@ static int has_event(struct end *e, int milliseconds)
 	return poll(&fd, 1, milliseconds) == 1;
 }
 
-static void take_event(struct end *e)
+static void expect_event(struct end *e)
 {
 	struct ibv_cq *cq;
 	void *own;
 
-	NEED(has_event(e, SOON_MS));
+	NEED(has_event(e, TIMEOUT_MS));
 	NEED(ibv_get_cq_event(e->channel, &cq, &own) == 0);
 	CHECK(cq == e->cq && own == e);
 	ibv_ack_cq_events(cq, 1);
@@ -125,36 +126,36 @@ int main(void)
 	NEED(pd && ibv_query_gid(context, 1, 0, &gid) == 0);
 	mr = ibv_reg_mr(pd, buffer, LENGTH, IBV_ACCESS_LOCAL_WRITE);
 	NEED(mr);
-	make(&a);
-	make(&b);
-	join(&a, &b);
-	join(&b, &a);
+	create_end(&a);
+	create_end(&b);
+	move_to_rts(&a, &b);
+	move_to_rts(&b, &a);
 	exchange(&a, &b, 0);
 
-	/* No event for an unsolicited Send. Waits, because the thread that completes it may be late. */
+	/* No event for an unsolicited Send. The pause allows for a delayed thread of the library. */
 	CODE(0, ibv_req_notify_cq(b.cq, 1));
 	exchange(&a, &b, 0);
 	usleep(QUIET_US);
 	CHECK(!has_event(&b, 0));
 	/* The queue is still armed: one event for the first solicited Send, and none for the second. */
 	exchange(&a, &b, IBV_SEND_SOLICITED);
-	take_event(&b);
+	expect_event(&b);
 	exchange(&a, &b, IBV_SEND_SOLICITED);
 	usleep(QUIET_US);
 	CHECK(!has_event(&b, 0));
 	/* Armed for all completions: an event for an unsolicited Send. */
 	CODE(0, ibv_req_notify_cq(b.cq, 0));
 	exchange(&a, &b, 0);
-	take_event(&b);
-	/* A failure counts as solicited. */
+	expect_event(&b);
+	/* A failed request causes an event like a solicited one. */
 	receive(&b, 2);
 	CODE(0, ibv_req_notify_cq(b.cq, 1));
 	CODE(0, ibv_modify_qp(b.qp, &error, IBV_QP_STATE));
-	take_event(&b);
-	CODE(IBV_WC_WR_FLUSH_ERR, next(&b).status);
+	expect_event(&b);
+	CODE(IBV_WC_WR_FLUSH_ERR, next_completion(&b).status);
 
-	unmake(&a);
-	unmake(&b);
+	destroy_end(&a);
+	destroy_end(&b);
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

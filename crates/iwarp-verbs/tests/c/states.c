@@ -1,6 +1,6 @@
-/* `ibv_modify_qp` on a queue pair: each change from each state, with each attribute missing or
- * added, and with invalid values. A refused change affects neither the state nor `ibv_query_qp`.
- * The argument is the face. */
+/* Tests of `ibv_modify_qp`: each change from each state, with each attribute missing or added, and
+ * with invalid values. A refused change affects neither the state nor the result of `ibv_query_qp`.
+ * The argument is the face of the device. */
 #include "by_number.h"
 
 enum { STATES = 7, BITS = 21 };
@@ -10,10 +10,10 @@ static struct ibv_pd *pd;
 static struct ibv_cq *cq;
 static int roce;
 
-static const char *const name[STATES] = { "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR" };
+static const char *const names[STATES] = { "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR" };
 
 static const char allowed[STATES][STATES + 1] = {
-	"11....x", /* RESET: to ERR with siw only. */
+	"11....x", /* From RESET to ERR only on an iWARP NIC, as with siw. */
 	"111...1",
 	"1..1..1",
 	"1..11.1",
@@ -22,7 +22,7 @@ static const char allowed[STATES][STATES + 1] = {
 	"1.....1",
 };
 
-static struct ibv_qp *new_qp(void)
+static struct ibv_qp *create_qp(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
@@ -43,7 +43,7 @@ static struct ibv_qp_attr query(struct ibv_qp *qp)
 }
 
 /* Returns the complete mask of a change between these states. */
-static int mask_of(int from, int to)
+static int complete_mask(int from, int to)
 {
 	if (to == IBV_QPS_INIT && from == IBV_QPS_RESET)
 		return TO_INIT;
@@ -55,7 +55,7 @@ static int mask_of(int from, int to)
 }
 
 /* Moves `qp` to a state, connected to `peer` where the state requires it. */
-static void reach(struct ibv_qp *qp, struct ibv_qp *peer, int state)
+static void move_through_states(struct ibv_qp *qp, struct ibv_qp *peer, int state)
 {
 	if (state == IBV_QPS_RESET)
 		return;
@@ -71,16 +71,16 @@ static void reach(struct ibv_qp *qp, struct ibv_qp *peer, int state)
 		NEED(move_to(qp, state, 0, IBV_QP_STATE) == 0);
 }
 
-static void same(struct ibv_qp *qp, const struct ibv_qp_attr *before, int from, int to)
+static void expect_unchanged(struct ibv_qp *qp, const struct ibv_qp_attr *before, int from, int to)
 {
 	struct ibv_qp_attr now = query(qp);
 
 	if (memcmp(before, &now, sizeof(now)) != 0)
-		fprintf(stderr, "%s to %s has changed something\n", name[from], name[to]);
+		fprintf(stderr, "%s to %s has changed an attribute\n", names[from], names[to]);
 	CHECK(memcmp(before, &now, sizeof(now)) == 0);
 }
 
-static void each_change(void)
+static void test_each_change(void)
 {
 	int from, to;
 
@@ -91,65 +91,65 @@ static void each_change(void)
 			char rule = allowed[from][to];
 			int ok = rule == '1' || (rule == 'x' && !roce), got;
 
-			/* SQE is for datagrams. */
+			/* Only datagram queue pairs have the state SQE. */
 			if (from == IBV_QPS_SQE)
 				continue;
-			qp = new_qp();
-			peer = new_qp();
-			reach(qp, peer, from);
+			qp = create_qp();
+			peer = create_qp();
+			move_through_states(qp, peer, from);
 			before = query(qp);
 			/* As with siw, a new queue pair of an iWARP NIC is reported as INIT. */
 			CODE(from == IBV_QPS_RESET && !roce ? IBV_QPS_INIT : from, before.qp_state);
-			got = move_to(qp, to, peer->qp_num, mask_of(from, to));
+			got = move_to(qp, to, peer->qp_num, complete_mask(from, to));
 			if (got != (ok ? 0 : EINVAL))
-				fprintf(stderr, "%s to %s: %d\n", name[from], name[to], got);
+				fprintf(stderr, "%s to %s: %d\n", names[from], names[to], got);
 			CODE(ok ? 0 : EINVAL, got);
 			if (ok)
 				CODE(to, query(qp).qp_state);
 			else
-				same(qp, &before, from, to);
+				expect_unchanged(qp, &before, from, to);
 			NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 		}
 	}
 }
 
-/* Each attribute of a step is omitted, and each other one is added. On an iWARP NIC all but the
- * address and number of a peer may be omitted, because siw needs none. */
-static void each_attribute(int from, int to, int whole, int optional)
+/* Omits each required attribute of a change, and adds each attribute that is not allowed. On an
+ * iWARP NIC, as with siw, only the peer's address and queue pair number are required. */
+static void test_each_attribute(int from, int to, int required, int optional)
 {
-	struct ibv_qp *qp = new_qp(), *peer = new_qp();
+	struct ibv_qp *qp = create_qp(), *peer = create_qp();
 	struct ibv_qp_attr before;
 	int bit;
 
-	reach(qp, peer, from);
+	move_through_states(qp, peer, from);
 	before = query(qp);
 	for (bit = 1; bit < BITS; bit++) {
-		int mask = whole ^ 1 << bit, missing = whole & 1 << bit, fits = optional & 1 << bit;
-		int peers = missing & (IBV_QP_AV | IBV_QP_DEST_QPN);
+		int mask = required ^ 1 << bit, missing = required & 1 << bit, is_optional = optional & 1 << bit;
+		int peer_bits = missing & (IBV_QP_AV | IBV_QP_DEST_QPN);
 
-		if (fits || (missing && !roce && !peers))
+		if (is_optional || (missing && !roce && !peer_bits))
 			continue;
 		if (move_to(qp, to, peer->qp_num, mask) != EINVAL)
-			fprintf(stderr, "%s to %s with %#x\n", name[from], name[to], mask);
+			fprintf(stderr, "%s to %s with %#x\n", names[from], names[to], mask);
 		CODE(EINVAL, move_to(qp, to, peer->qp_num, mask));
-		same(qp, &before, from, to);
+		expect_unchanged(qp, &before, from, to);
 	}
-	CODE(0, move_to(qp, to, peer->qp_num, whole | optional));
+	CODE(0, move_to(qp, to, peer->qp_num, required | optional));
 	CODE(to, query(qp).qp_state);
 	NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 }
 
-static void bad_value(int from, int to, void (*set)(struct ibv_qp_attr *))
+static void expect_bad_value(int from, int to, void (*set)(struct ibv_qp_attr *))
 {
-	struct ibv_qp *qp = new_qp(), *peer = new_qp();
+	struct ibv_qp *qp = create_qp(), *peer = create_qp();
 	struct ibv_qp_attr before, attr;
 
-	reach(qp, peer, from);
+	move_through_states(qp, peer, from);
 	before = query(qp);
 	attr = attributes(context, to, peer->qp_num);
 	set(&attr);
-	CODE(EINVAL, ibv_modify_qp(qp, &attr, mask_of(from, to)));
-	same(qp, &before, from, to);
+	CODE(EINVAL, ibv_modify_qp(qp, &attr, complete_mask(from, to)));
+	expect_unchanged(qp, &before, from, to);
 	NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 }
 
@@ -167,33 +167,33 @@ static void retry_8(struct ibv_qp_attr *a) { a->retry_cnt = 8; }
 static void rnr_retry_8(struct ibv_qp_attr *a) { a->rnr_retry = 8; }
 static void state_7(struct ibv_qp_attr *a) { a->qp_state = 7; }
 
-static void each_value(void)
+static void test_bad_values(void)
 {
-	bad_value(IBV_QPS_RESET, IBV_QPS_INIT, port_0);
-	bad_value(IBV_QPS_RESET, IBV_QPS_INIT, port_2);
-	bad_value(IBV_QPS_RESET, IBV_QPS_INIT, pkey_1);
-	bad_value(IBV_QPS_RESET, IBV_QPS_INIT, state_7);
-	bad_value(IBV_QPS_INIT, IBV_QPS_RTR, path_port_0);
-	bad_value(IBV_QPS_INIT, IBV_QPS_RTR, path_port_7);
-	bad_value(IBV_QPS_INIT, IBV_QPS_RTR, gid_200);
-	bad_value(IBV_QPS_INIT, IBV_QPS_RTR, mtu_0);
-	bad_value(IBV_QPS_INIT, IBV_QPS_RTR, mtu_6);
-	bad_value(IBV_QPS_INIT, IBV_QPS_RTR, reads_255);
-	bad_value(IBV_QPS_RTR, IBV_QPS_RTS, reads_255);
-	bad_value(IBV_QPS_RTR, IBV_QPS_RTS, timeout_32);
-	bad_value(IBV_QPS_RTR, IBV_QPS_RTS, retry_8);
-	bad_value(IBV_QPS_RTR, IBV_QPS_RTS, rnr_retry_8);
+	expect_bad_value(IBV_QPS_RESET, IBV_QPS_INIT, port_0);
+	expect_bad_value(IBV_QPS_RESET, IBV_QPS_INIT, port_2);
+	expect_bad_value(IBV_QPS_RESET, IBV_QPS_INIT, pkey_1);
+	expect_bad_value(IBV_QPS_RESET, IBV_QPS_INIT, state_7);
+	expect_bad_value(IBV_QPS_INIT, IBV_QPS_RTR, path_port_0);
+	expect_bad_value(IBV_QPS_INIT, IBV_QPS_RTR, path_port_7);
+	expect_bad_value(IBV_QPS_INIT, IBV_QPS_RTR, gid_200);
+	expect_bad_value(IBV_QPS_INIT, IBV_QPS_RTR, mtu_0);
+	expect_bad_value(IBV_QPS_INIT, IBV_QPS_RTR, mtu_6);
+	expect_bad_value(IBV_QPS_INIT, IBV_QPS_RTR, reads_255);
+	expect_bad_value(IBV_QPS_RTR, IBV_QPS_RTS, reads_255);
+	expect_bad_value(IBV_QPS_RTR, IBV_QPS_RTS, timeout_32);
+	expect_bad_value(IBV_QPS_RTR, IBV_QPS_RTS, retry_8);
+	expect_bad_value(IBV_QPS_RTR, IBV_QPS_RTS, rnr_retry_8);
 }
 
-/* Hardware reads five bits. */
-static void timer_is_masked(void)
+/* As with hardware, only the low five bits of the RNR timer are used. */
+static void test_rnr_timer_mask(void)
 {
-	struct ibv_qp *qp = new_qp(), *peer = new_qp();
+	struct ibv_qp *qp = create_qp(), *peer = create_qp();
 	struct ibv_qp_attr attr;
 	int timer;
 
 	for (timer = 30; timer < 256; timer += 33) {
-		reach(qp, peer, IBV_QPS_INIT);
+		move_through_states(qp, peer, IBV_QPS_INIT);
 		attr = attributes(context, IBV_QPS_RTR, peer->qp_num);
 		attr.min_rnr_timer = (uint8_t)timer;
 		CODE(0, ibv_modify_qp(qp, &attr, TO_RTR));
@@ -204,25 +204,26 @@ static void timer_is_masked(void)
 	NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 }
 
-/* Attributes alone, in RTS: some may change, but the peer may not. */
-static void in_use(void)
+/* Changes of attributes without a change of state, in RTS. Some attributes may change, but those of
+ * the peer may not. */
+static void test_changes_in_rts(void)
 {
-	struct ibv_qp *qp = new_qp(), *peer = new_qp();
+	struct ibv_qp *qp = create_qp(), *peer = create_qp();
 	struct ibv_qp_attr before;
-	int bit, open = IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE;
+	int bit, changeable = IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER | IBV_QP_PATH_MIG_STATE;
 
-	reach(qp, peer, IBV_QPS_RTS);
+	move_through_states(qp, peer, IBV_QPS_RTS);
 	before = query(qp);
 	CODE(0, move_to(qp, IBV_QPS_RTS, 0, 0));
 	for (bit = 1; bit < BITS; bit++) {
-		if (open & 1 << bit) {
+		if (changeable & 1 << bit) {
 			CODE(0, move_to(qp, IBV_QPS_RTS, 0, 1 << bit));
 			before = query(qp);
 		} else {
-			/* The current state that the program passes must be right. */
+			/* IBV_QP_CUR_STATE is one of these bits: the state that the program passes is wrong. */
 			CODE(EINVAL, move_to(qp, IBV_QPS_RTS, 5, 1 << bit));
 		}
-		same(qp, &before, IBV_QPS_RTS, IBV_QPS_RTS);
+		expect_unchanged(qp, &before, IBV_QPS_RTS, IBV_QPS_RTS);
 	}
 	CODE(EOPNOTSUPP, move_to(qp, IBV_QPS_RTS, 0, 1 << 24));
 	CODE(EOPNOTSUPP, move_to(qp, IBV_QPS_RTS, 0, IBV_QP_RATE_LIMIT));
@@ -239,13 +240,13 @@ int main(int argc, char **argv)
 	pd = ibv_alloc_pd(context);
 	cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	NEED(pd && cq);
-	each_change();
-	each_attribute(IBV_QPS_RESET, IBV_QPS_INIT, TO_INIT, 0);
-	each_attribute(IBV_QPS_INIT, IBV_QPS_RTR, TO_RTR, path_rc);
-	each_attribute(IBV_QPS_RTR, IBV_QPS_RTS, TO_RTS, in_use_rc);
-	each_value();
-	timer_is_masked();
-	in_use();
+	test_each_change();
+	test_each_attribute(IBV_QPS_RESET, IBV_QPS_INIT, TO_INIT, 0);
+	test_each_attribute(IBV_QPS_INIT, IBV_QPS_RTR, TO_RTR, path_rc);
+	test_each_attribute(IBV_QPS_RTR, IBV_QPS_RTS, TO_RTS, in_use_rc);
+	test_bad_values();
+	test_rnr_timer_mask();
+	test_changes_in_rts();
 	CODE(0, ibv_destroy_cq(cq));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

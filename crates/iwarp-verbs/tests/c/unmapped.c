@@ -1,6 +1,6 @@
-/* The program unmaps, protects or truncates registered memory: the access fails, but the process
- * and its other connections continue. The second argument selects the program's handlers for
- * SIGSEGV and SIGBUS. */
+/* Tests of a program that unmaps, protects or truncates registered memory. The access fails, but
+ * the process and its other connections continue. The second argument selects the program's
+ * handlers for SIGSEGV and SIGBUS. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -13,7 +13,7 @@
 
 #include "check.h"
 
-enum { LARGE = 65536, SMALL = 64, SOON_MS = 20000 };
+enum { LARGE = 65536, SMALL = 64, TIMEOUT_MS = 20000 };
 
 struct end {
 	struct ibv_cq *cq;
@@ -24,12 +24,12 @@ struct pair {
 	struct end a, b;
 };
 
-enum way { UNMAP, PROTECT, TRUNCATE, READ_ONLY, WAYS };
+enum loss { UNMAP, PROTECT, TRUNCATE, READ_ONLY, LOSSES };
 
 struct memory {
-	enum way way;
+	enum loss loss;
 	int file;
-	char *at;
+	char *addr;
 	struct ibv_mr *mr;
 };
 
@@ -39,10 +39,11 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char *buffer;
 
-/* Where mappings are made: far from the kernel's choices, so that the addresses are not reused. */
+/* The address of the next mapping. It is far from addresses that the kernel chooses, so no other
+ * mapping reuses it. */
 static char *next_place = (char *)0x7ea000000000;
 
-static struct end make(enum ibv_qp_type type)
+static struct end create_end(enum ibv_qp_type type)
 {
 	struct end e = { .cq = ibv_create_cq(context, 64, NULL, NULL, 0) };
 	struct ibv_qp_init_attr attr = {
@@ -58,7 +59,7 @@ static struct end make(enum ibv_qp_type type)
 	return e;
 }
 
-static void connect_to(struct end *e, const struct end *peer)
+static void move_to_rts(struct end *e, const struct end *peer)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
@@ -78,7 +79,7 @@ static void connect_to(struct end *e, const struct end *peer)
 			      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr.qp_state = IBV_QPS_RTS;
-	/* 17 s in all: threads may be delayed on a loaded machine. */
+	/* The requests fail after about 17 s, because threads may be delayed on a loaded machine. */
 	attr.timeout = 19;
 	attr.retry_cnt = 7;
 	attr.rnr_retry = 7;
@@ -88,16 +89,16 @@ static void connect_to(struct end *e, const struct end *peer)
 				      IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-static struct pair make_pair(void)
+static struct pair create_pair(void)
 {
-	struct pair p = { make(IBV_QPT_RC), make(IBV_QPT_RC) };
+	struct pair p = { create_end(IBV_QPT_RC), create_end(IBV_QPT_RC) };
 
-	connect_to(&p.a, &p.b);
-	connect_to(&p.b, &p.a);
+	move_to_rts(&p.a, &p.b);
+	move_to_rts(&p.b, &p.a);
 	return p;
 }
 
-static void unmake(struct pair *p)
+static void destroy_pair(struct pair *p)
 {
 	struct end *ends[] = { &p->a, &p->b };
 
@@ -107,11 +108,11 @@ static void unmake(struct pair *p)
 	}
 }
 
-static enum ibv_wc_status next(struct end *e)
+static enum ibv_wc_status next_status(struct end *e)
 {
 	struct ibv_wc wc = { 0 };
 
-	for (int left = SOON_MS; left > 0; left--) {
+	for (int left = TIMEOUT_MS; left > 0; left--) {
 		int n = ibv_poll_cq(e->cq, 1, &wc);
 
 		NEED(n >= 0);
@@ -119,14 +120,14 @@ static enum ibv_wc_status next(struct end *e)
 			return wc.status;
 		usleep(1000);
 	}
-	NEED(!"a completion came in time");
+	NEED(!"no completion before the timeout");
 	exit(2);
 }
 
-static void post(struct end *e, enum ibv_wr_opcode opcode, char *at, uint32_t len, uint32_t lkey,
+static void post(struct end *e, enum ibv_wr_opcode opcode, char *addr, uint32_t len, uint32_t lkey,
 	char *to, uint32_t rkey)
 {
-	struct ibv_sge sge = { (uintptr_t)at, len, lkey };
+	struct ibv_sge sge = { (uintptr_t)addr, len, lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode }, *bad;
 
 	wr.wr.rdma.remote_addr = (uintptr_t)to;
@@ -139,136 +140,137 @@ static void post(struct end *e, enum ibv_wr_opcode opcode, char *at, uint32_t le
 	NEED(ibv_post_send(e->qp, &wr, &bad) == 0);
 }
 
-static void receive(struct end *e, char *at, uint32_t len, uint32_t lkey)
+static void receive(struct end *e, char *addr, uint32_t len, uint32_t lkey)
 {
-	struct ibv_sge sge = { (uintptr_t)at, len, lkey };
+	struct ibv_sge sge = { (uintptr_t)addr, len, lkey };
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-static struct memory map(enum way way)
+static struct memory map_and_register(enum loss loss)
 {
-	struct memory m = { .way = way, .file = -1 };
+	struct memory m = { .loss = loss, .file = -1 };
 	int flags = MAP_FIXED_NOREPLACE, all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
 						IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
-	if (way == TRUNCATE) {
+	if (loss == TRUNCATE) {
 		m.file = memfd_create("unmapped", 0);
 		NEED(m.file >= 0 && ftruncate(m.file, LARGE) == 0);
 	}
-	flags |= way == TRUNCATE ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-	m.at = mmap(next_place, LARGE, PROT_READ | PROT_WRITE, flags, m.file, 0);
-	NEED(m.at == next_place);
+	flags |= loss == TRUNCATE ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+	m.addr = mmap(next_place, LARGE, PROT_READ | PROT_WRITE, flags, m.file, 0);
+	NEED(m.addr == next_place);
 	next_place += 2 * LARGE;
-	memset(m.at, 'm', LARGE);
-	m.mr = ibv_reg_mr(pd, m.at, LARGE, all);
+	memset(m.addr, 'm', LARGE);
+	m.mr = ibv_reg_mr(pd, m.addr, LARGE, all);
 	NEED(m.mr);
 	return m;
 }
 
-/* Makes the memory inaccessible; with `part` its first page stays. */
-static void lose(struct memory *m, int part)
+/* Makes the memory inaccessible, or all but its first page if `part` is set. */
+static void make_inaccessible(struct memory *m, int part)
 {
 	size_t kept = part ? (size_t)getpagesize() : 0;
 
-	switch (m->way) {
+	switch (m->loss) {
 	case UNMAP:
-		NEED(munmap(m->at + kept, LARGE - kept) == 0);
+		NEED(munmap(m->addr + kept, LARGE - kept) == 0);
 		break;
 	case PROTECT:
-		NEED(mprotect(m->at + kept, LARGE - kept, PROT_NONE) == 0);
+		NEED(mprotect(m->addr + kept, LARGE - kept, PROT_NONE) == 0);
 		break;
 	case TRUNCATE:
 		NEED(ftruncate(m->file, (off_t)kept) == 0);
 		break;
 	default:
-		NEED(mprotect(m->at + kept, LARGE - kept, PROT_READ) == 0);
+		NEED(mprotect(m->addr + kept, LARGE - kept, PROT_READ) == 0);
 	}
 }
 
-static void drop(struct memory *m)
+static void destroy_memory(struct memory *m)
 {
 	CODE(0, ibv_dereg_mr(m->mr));
-	munmap(m->at, LARGE);
+	munmap(m->addr, LARGE);
 	if (m->file >= 0)
 		close(m->file);
 }
 
-static void goes_on(struct pair *other)
+static void check_other_connection(struct pair *other)
 {
 	static char octet;
 
 	buffer[0] = ++octet;
 	receive(&other->b, buffer + LARGE, SMALL, mr->lkey);
 	post(&other->a, IBV_WR_SEND, buffer, SMALL, mr->lkey, NULL, 0);
-	CODE(IBV_WC_SUCCESS, next(&other->a));
-	CODE(IBV_WC_SUCCESS, next(&other->b));
+	CODE(IBV_WC_SUCCESS, next_status(&other->a));
+	CODE(IBV_WC_SUCCESS, next_status(&other->b));
 	CHECK(buffer[LARGE] == octet);
 	buffer[0] = ++octet;
 	post(&other->b, IBV_WR_RDMA_WRITE, buffer, LARGE, mr->lkey, buffer + LARGE, mr->rkey);
-	CODE(IBV_WC_SUCCESS, next(&other->b));
+	CODE(IBV_WC_SUCCESS, next_status(&other->b));
 	CHECK(buffer[LARGE] == octet);
 }
 
-enum role { SOURCE_OF_READ, TARGET_OF_WRITE, WORD, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE,
+enum role { SOURCE_OF_READ, TARGET_OF_WRITE, ATOMIC, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE,
 	SINK_OF_READ, ROLES };
 
-/* One access of each kind to inaccessible memory. */
-static void try(enum role role, struct memory *m, uint32_t len, int part)
+/* Accesses inaccessible memory with one request. */
+static void access_memory(enum role role, struct memory *m, uint32_t len, int part)
 {
-	struct pair p = make_pair();
-	char *at = m->at, *own = buffer;
-	enum ibv_wc_status here = IBV_WC_REM_ACCESS_ERR;
+	struct pair p = create_pair();
+	char *addr = m->addr, *other_memory = buffer;
+	enum ibv_wc_status expected = IBV_WC_REM_ACCESS_ERR;
 	int failed = failures;
 
-	/* With `part`, large accesses begin in accessible memory. */
+	/* If `part` is set, a large access begins in the accessible first page. */
 	if (part && len == SMALL)
-		at += LARGE - SMALL;
+		addr += LARGE - SMALL;
 	if (role == RECEIVE)
-		receive(&p.b, at, len, m->mr->lkey);
+		receive(&p.b, addr, len, m->mr->lkey);
 	if (role == SOURCE_OF_SEND)
-		receive(&p.b, own, LARGE, mr->lkey);
-	lose(m, part);
+		receive(&p.b, other_memory, LARGE, mr->lkey);
+	make_inaccessible(m, part);
 	switch (role) {
 	case SOURCE_OF_READ:
-		post(&p.a, IBV_WR_RDMA_READ, own, len, mr->lkey, at, m->mr->rkey);
+		post(&p.a, IBV_WR_RDMA_READ, other_memory, len, mr->lkey, addr, m->mr->rkey);
 		break;
 	case TARGET_OF_WRITE:
-		post(&p.a, IBV_WR_RDMA_WRITE, own, len, mr->lkey, at, m->mr->rkey);
+		post(&p.a, IBV_WR_RDMA_WRITE, other_memory, len, mr->lkey, addr, m->mr->rkey);
 		break;
-	case WORD:
-		post(&p.a, IBV_WR_ATOMIC_FETCH_AND_ADD, own, 8, mr->lkey, m->at + LARGE - 8, m->mr->rkey);
+	case ATOMIC:
+		post(&p.a, IBV_WR_ATOMIC_FETCH_AND_ADD, other_memory, 8, mr->lkey, m->addr + LARGE - 8,
+			m->mr->rkey);
 		break;
 	case SOURCE_OF_SEND:
-		post(&p.a, IBV_WR_SEND, at, len, m->mr->lkey, NULL, 0);
-		here = IBV_WC_LOC_PROT_ERR;
+		post(&p.a, IBV_WR_SEND, addr, len, m->mr->lkey, NULL, 0);
+		expected = IBV_WC_LOC_PROT_ERR;
 		break;
 	case SOURCE_OF_WRITE:
-		post(&p.a, IBV_WR_RDMA_WRITE, at, len, m->mr->lkey, own, mr->rkey);
-		here = IBV_WC_LOC_PROT_ERR;
+		post(&p.a, IBV_WR_RDMA_WRITE, addr, len, m->mr->lkey, other_memory, mr->rkey);
+		expected = IBV_WC_LOC_PROT_ERR;
 		break;
 	case RECEIVE:
-		post(&p.a, IBV_WR_SEND, own, len, mr->lkey, NULL, 0);
-		CODE(IBV_WC_LOC_PROT_ERR, next(&p.b));
-		here = IBV_WC_REM_OP_ERR;
+		post(&p.a, IBV_WR_SEND, other_memory, len, mr->lkey, NULL, 0);
+		CODE(IBV_WC_LOC_PROT_ERR, next_status(&p.b));
+		expected = IBV_WC_REM_OP_ERR;
 		break;
 	default:
-		post(&p.a, IBV_WR_RDMA_READ, at, len, m->mr->lkey, own, mr->rkey);
-		here = IBV_WC_LOC_PROT_ERR;
+		post(&p.a, IBV_WR_RDMA_READ, addr, len, m->mr->lkey, other_memory, mr->rkey);
+		expected = IBV_WC_LOC_PROT_ERR;
 	}
-	CODE(here, next(&p.a));
+	CODE(expected, next_status(&p.a));
 	if (failures != failed)
-		fprintf(stderr, "role %d, way %d, %u octets, part %d\n", role, m->way, len, part);
-	unmake(&p);
+		fprintf(stderr, "role %d, loss %d, %u octets, part %d\n", role, m->loss, len, part);
+	destroy_pair(&p);
 }
 
-static int only_writes(enum role role)
+static int needs_write_access(enum role role)
 {
-	return role == TARGET_OF_WRITE || role == WORD || role == RECEIVE || role == SINK_OF_READ;
+	return role == TARGET_OF_WRITE || role == ATOMIC || role == RECEIVE || role == SINK_OF_READ;
 }
 
-static void begin_datagrams(struct end *e)
+static void move_datagrams_to_rts(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
 
@@ -279,124 +281,124 @@ static void begin_datagrams(struct end *e)
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
-static void try_datagram(enum way way, int receives)
+static void access_by_datagram(enum loss loss, int receives)
 {
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
-	struct pair p = { make(IBV_QPT_UD), make(IBV_QPT_UD) };
-	struct memory m = map(way);
-	struct ibv_sge sge = { (uintptr_t)m.at, SMALL, m.mr->lkey };
+	struct pair p = { create_end(IBV_QPT_UD), create_end(IBV_QPT_UD) };
+	struct memory m = map_and_register(loss);
+	struct ibv_sge sge = { (uintptr_t)m.addr, SMALL, m.mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
 
-	begin_datagrams(&p.a);
-	begin_datagrams(&p.b);
+	move_datagrams_to_rts(&p.a);
+	move_datagrams_to_rts(&p.b);
 	wr.wr.ud.ah = ibv_create_ah(pd, &to);
 	wr.wr.ud.remote_qpn = p.b.qp->qp_num;
 	wr.wr.ud.remote_qkey = 7;
 	NEED(wr.wr.ud.ah);
 	if (receives) {
-		receive(&p.b, m.at, LARGE, m.mr->lkey);
+		receive(&p.b, m.addr, LARGE, m.mr->lkey);
 		sge = (struct ibv_sge){ (uintptr_t)buffer, SMALL, mr->lkey };
 	}
-	lose(&m, 0);
+	make_inaccessible(&m, 0);
 	CODE(0, ibv_post_send(p.a.qp, &wr, &bad));
-	CODE(receives ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR, next(&p.a));
+	CODE(receives ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR, next_status(&p.a));
 	if (receives)
-		CODE(IBV_WC_LOC_PROT_ERR, next(&p.b));
+		CODE(IBV_WC_LOC_PROT_ERR, next_status(&p.b));
 	CODE(0, ibv_destroy_ah(wr.wr.ud.ah));
-	unmake(&p);
-	drop(&m);
+	destroy_pair(&p);
+	destroy_memory(&m);
 }
 
-static void try_all(struct pair *other)
+static void access_all(struct pair *other)
 {
-	for (int way = 0; way < WAYS; way++) {
-		if (way != READ_ONLY)
-			try_datagram(way, 0);
-		try_datagram(way, 1);
+	for (int loss = 0; loss < LOSSES; loss++) {
+		if (loss != READ_ONLY)
+			access_by_datagram(loss, 0);
+		access_by_datagram(loss, 1);
 	}
 	for (int role = 0; role < ROLES; role++)
-		for (int way = 0; way < WAYS; way++)
+		for (int loss = 0; loss < LOSSES; loss++)
 			for (int kind = 0; kind < 4; kind++) {
 				struct memory m;
 
-				if (way == READ_ONLY && !only_writes(role))
+				if (loss == READ_ONLY && !needs_write_access(role))
 					continue;
-				m = map(way);
-				try(role, &m, kind & 1 ? LARGE : SMALL, kind >> 1);
-				drop(&m);
-				goes_on(other);
+				m = map_and_register(loss);
+				access_memory(role, &m, kind & 1 ? LARGE : SMALL, kind >> 1);
+				destroy_memory(&m);
+				check_other_connection(other);
 			}
 }
 
-/* Registration checks the whole range. */
-static void refuse(void)
+/* Registration fails if any page of the range is inaccessible. */
+static void test_refused_registration(void)
 {
 	int file = memfd_create("short", 0), rights = IBV_ACCESS_LOCAL_WRITE, page = getpagesize();
-	char *at;
+	char *addr;
 
 	NEED(file >= 0 && ftruncate(file, 2 * page + 1) == 0);
-	at = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-	NEED(at != MAP_FAILED);
-	IS_NULL(EFAULT, ibv_reg_mr(pd, at, 4 * page, rights));
-	IS_NULL(EFAULT, ibv_reg_mr(pd, at + 3 * page, 1, rights));
+	addr = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	NEED(addr != MAP_FAILED);
+	IS_NULL(EFAULT, ibv_reg_mr(pd, addr, 4 * page, rights));
+	IS_NULL(EFAULT, ibv_reg_mr(pd, addr + 3 * page, 1, rights));
 	for (int pages = 1; pages <= 3; pages++) {
-		struct ibv_mr *good = ibv_reg_mr(pd, at, pages * page, rights);
+		struct ibv_mr *good = ibv_reg_mr(pd, addr, pages * page, rights);
 
 		CHECK(good != NULL);
 		if (good)
 			CODE(0, ibv_dereg_mr(good));
 	}
-	NEED(mprotect(at, page, PROT_READ) == 0);
-	IS_NULL(EFAULT, ibv_reg_mr(pd, at, 2 * page, rights));
-	NEED(mprotect(at, page, PROT_NONE) == 0);
-	IS_NULL(EFAULT, ibv_reg_mr(pd, at, 2 * page, 0));
-	NEED(munmap(at, page) == 0);
-	IS_NULL(EFAULT, ibv_reg_mr(pd, at, 2 * page, 0));
-	NEED(munmap(at + page, 3 * page) == 0);
+	NEED(mprotect(addr, page, PROT_READ) == 0);
+	IS_NULL(EFAULT, ibv_reg_mr(pd, addr, 2 * page, rights));
+	NEED(mprotect(addr, page, PROT_NONE) == 0);
+	IS_NULL(EFAULT, ibv_reg_mr(pd, addr, 2 * page, 0));
+	NEED(munmap(addr, page) == 0);
+	IS_NULL(EFAULT, ibv_reg_mr(pd, addr, 2 * page, 0));
+	NEED(munmap(addr + page, 3 * page) == 0);
 	close(file);
 }
 
-static sigjmp_buf back;
+static sigjmp_buf return_point;
 static volatile sig_atomic_t calls, signal_seen, on_stack;
 static void *volatile address;
 static char *stack;
-static struct sigaction older[2];
+static struct sigaction previous[2];
 
 static int is_on_stack(const void *local)
 {
 	return stack && (const char *)local >= stack && (const char *)local < stack + 4 * SIGSTKSZ;
 }
 
-static void with_info(int signal, siginfo_t *info, void *own)
+static void handler_with_info(int signal, siginfo_t *info, void *ucontext)
 {
 	char local = 0;
 
-	(void)own;
+	(void)ucontext;
 	calls++;
 	signal_seen = signal;
 	address = info->si_addr;
 	on_stack = is_on_stack(&local);
-	siglongjmp(back, 1);
+	siglongjmp(return_point, 1);
 }
 
-static void without_info(int signal)
+static void handler_without_info(int signal)
 {
 	char local = 0;
 
 	calls++;
 	signal_seen = signal;
 	on_stack = is_on_stack(&local);
-	siglongjmp(back, 1);
+	siglongjmp(return_point, 1);
 }
 
 /* Calls the previous handler, as crash reporters do. */
-static void chaining(int signal, siginfo_t *info, void *own)
+static void chaining_handler(int signal, siginfo_t *info, void *ucontext)
 {
-	const struct sigaction *old = &older[signal == SIGBUS];
+	const struct sigaction *old = &previous[signal == SIGBUS];
 
 	calls++;
 	if (old->sa_flags & SA_SIGINFO)
-		old->sa_sigaction(signal, info, own);
+		old->sa_sigaction(signal, info, ucontext);
 	else
 		_exit(3);
 }
@@ -410,10 +412,11 @@ static void install(int flags, void (*handler)(int, siginfo_t *, void *), void (
 		action.sa_sigaction = handler;
 	else
 		action.sa_handler = simple;
-	NEED(sigaction(SIGSEGV, &action, &older[0]) == 0 && sigaction(SIGBUS, &action, &older[1]) == 0);
+	NEED(sigaction(SIGSEGV, &action, &previous[0]) == 0 && sigaction(SIGBUS, &action,
+		&previous[1]) == 0);
 }
 
-static void give_stack(void)
+static void set_signal_stack(void)
 {
 	stack_t alternate = { .ss_size = 4 * SIGSTKSZ };
 
@@ -422,17 +425,17 @@ static void give_stack(void)
 	NEED(stack && sigaltstack(&alternate, NULL) == 0);
 }
 
-/* The program's own faults reach its handler, with the address and on the right stack. */
-static void own_faults(int flags)
+/* The program's own faults reach its handler, with the fault address and on the selected stack. */
+static void test_own_faults(int flags)
 {
 	char *page = mmap(NULL, 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	int before = calls;
 
 	NEED(page != MAP_FAILED);
 	address = NULL;
-	if (sigsetjmp(back, 1) == 0) {
+	if (sigsetjmp(return_point, 1) == 0) {
 		*(volatile char *)(page + 1) = 1;
-		CHECK(!"the write has failed");
+		CHECK(!"the write did not fault");
 	}
 	CHECK(calls == before + 1 && signal_seen == SIGSEGV);
 	CHECK(!(flags & SA_SIGINFO) || address == page + 1);
@@ -441,27 +444,26 @@ static void own_faults(int flags)
 }
 
 /* A signal sent by a process also reaches the handler. */
-static void sent_signals(void)
+static void test_sent_signals(void)
 {
 	int before = calls;
 
-	if (sigsetjmp(back, 1) == 0) {
+	if (sigsetjmp(return_point, 1) == 0) {
 		raise(SIGBUS);
-		CHECK(!"the signal has come");
+		CHECK(!"the handler was not called");
 	}
 	CHECK(calls == before + 1 && signal_seen == SIGBUS);
 }
 
-/* Runs `what` in a child. Returns the signal that ended it, or its exit code as a negative number.
- * */
-static int end_of(void (*what)(void))
+/* Runs `body` in a child process. Returns the signal that ended it, or the negated exit code. */
+static int run_in_child(void (*body)(void))
 {
 	int status;
 	pid_t child = fork();
 
 	NEED(child >= 0);
 	if (child == 0) {
-		what();
+		body();
 		_exit(0);
 	}
 	NEED(waitpid(child, &status, 0) == child);
@@ -483,17 +485,18 @@ static void send_bus_error(void)
 	raise(SIGBUS);
 }
 
-static void *in_thread(void *other)
+static void *access_all_in_thread(void *other)
 {
 	sigset_t all;
 
 	sigfillset(&all);
 	NEED(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
-	try_all(other);
+	access_all(other);
 	return NULL;
 }
 
-/* Polls the completion queue until the library has checked its handler. */
+/* The library regularly checks its signal handler when a completion queue is polled. This polls
+ * until it has done so. */
 static void poll_for_handler(struct pair *p)
 {
 	struct ibv_wc wc;
@@ -502,7 +505,7 @@ static void poll_for_handler(struct pair *p)
 		CHECK(ibv_poll_cq(p->a.cq, 1, &wc) == 0);
 }
 
-static int flags_of(const char *mode)
+static int parse_flags(const char *mode)
 {
 	int flags = 0;
 
@@ -540,63 +543,62 @@ int main(int count, char **words)
 	struct ibv_device **list;
 	struct pair other;
 	pthread_t thread;
-	/* Another language's runtime has its own handlers and stacks. */
-	int flags = flags_of(mode), before, after, runtime = strcmp(mode, "runtime") == 0;
+	/* The runtime of another language installs its own handlers and stacks. */
+	int flags = parse_flags(mode), before, after, runtime = strcmp(mode, "runtime") == 0;
 
 	before = strncmp(mode, "before", 6) == 0;
 	after = strncmp(mode, "after", 5) == 0;
 	if (before || after)
-		give_stack();
+		set_signal_stack();
 	if (before)
-		install(flags, with_info, without_info);
+		install(flags, handler_with_info, handler_without_info);
 	if (strcmp(mode, "ignored") == 0) {
 		signal(SIGSEGV, SIG_IGN);
 		signal(SIGBUS, SIG_IGN);
 	}
 	list = open_device();
-	other = make_pair();
-	goes_on(&other);
-	refuse();
+	other = create_pair();
+	check_other_connection(&other);
+	test_refused_registration();
 	if (after) {
-		install(flags, with_info, without_info);
+		install(flags, handler_with_info, handler_without_info);
 		poll_for_handler(&other);
 	}
 	if (strcmp(mode, "chain") == 0) {
-		/* Twice with the library's handler in between, so that the second one's predecessor
-		 * precedes the first one. */
-		install(SA_SIGINFO, chaining, NULL);
+		/* Installs this handler twice. In between, the library installs its own handler again. */
+		install(SA_SIGINFO, chaining_handler, NULL);
 		poll_for_handler(&other);
-		install(SA_SIGINFO, chaining, NULL);
+		install(SA_SIGINFO, chaining_handler, NULL);
 		poll_for_handler(&other);
 	}
 	if (runtime)
-		try_all(&other);
+		access_all(&other);
 	if (runtime || strcmp(mode, "blocked") == 0) {
-		NEED(pthread_create(&thread, NULL, in_thread, &other) == 0);
+		NEED(pthread_create(&thread, NULL, access_all_in_thread, &other) == 0);
 		NEED(pthread_join(thread, NULL) == 0);
 	} else {
-		try_all(&other);
+		access_all(&other);
 	}
 	CHECK(calls == 0);
 	if (before || after) {
-		own_faults(flags);
-		sent_signals();
+		test_own_faults(flags);
+		test_sent_signals();
 		if (flags & SA_RESETHAND) {
-			CODE(SIGSEGV, end_of(fault));
-			CODE(SIGBUS, end_of(send_bus_error));
+			CODE(SIGSEGV, run_in_child(fault));
+			CODE(SIGBUS, run_in_child(send_bus_error));
 		} else {
-			own_faults(flags);
-			sent_signals();
+			test_own_faults(flags);
+			test_sent_signals();
 		}
 		before = calls;
-		try_all(&other);
+		access_all(&other);
 		CHECK(calls == before);
 	} else if (!runtime) {
-		CODE(SIGSEGV, end_of(fault));
-		CODE(strcmp(mode, "ignored") ? SIGSEGV : 0, end_of(send_fault));
-		CODE(strcmp(mode, "ignored") ? SIGBUS : 0, end_of(send_bus_error));
+		CODE(SIGSEGV, run_in_child(fault));
+		CODE(strcmp(mode, "ignored") ? SIGSEGV : 0, run_in_child(send_fault));
+		CODE(strcmp(mode, "ignored") ? SIGBUS : 0, run_in_child(send_bus_error));
 	}
-	unmake(&other);
+	destroy_pair(&other);
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

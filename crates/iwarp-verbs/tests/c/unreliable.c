@@ -1,12 +1,12 @@
-/* Unreliable connections between two queue pairs of this process: losses, deliveries, and
- * unsupported operations. */
+/* Tests of unreliable connections between two queue pairs of this process: lost messages, delivered
+ * messages, and unsupported operations. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <unistd.h>
 
 #include "check.h"
 
-enum { LENGTH = 100000, SOON_MS = 20000 };
+enum { LENGTH = 100000, TIMEOUT_MS = 20000 };
 
 struct end {
 	struct ibv_cq *cq;
@@ -29,7 +29,7 @@ static struct ibv_qp_init_attr attributes(struct ibv_cq *cq)
 	return attr;
 }
 
-static void make(struct end *e)
+static void create_end(struct end *e)
 {
 	struct ibv_qp_init_attr attr;
 
@@ -43,7 +43,7 @@ static void make(struct end *e)
 	CODE(IBV_QPT_UC, (int)e->qp->qp_type);
 }
 
-static void unmake(struct end *e)
+static void destroy_end(struct end *e)
 {
 	CODE(0, ibv_destroy_qp(e->qp));
 	CODE(0, ibv_dereg_mr(e->mr));
@@ -51,8 +51,8 @@ static void unmake(struct end *e)
 	free(e->buffer);
 }
 
-/* Changes the state with an unreliable connection's attributes. */
-static void connect_to(struct end *e, const struct end *peer)
+/* Moves the queue pair to RTS, with the attributes that an unreliable connection requires. */
+static void move_to_rts(struct end *e, const struct end *peer)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
@@ -73,12 +73,12 @@ static void connect_to(struct end *e, const struct end *peer)
 	CHECK(attr.qp_state == IBV_QPS_RTS && init.qp_type == IBV_QPT_UC);
 }
 
-static struct ibv_wc next(struct end *e)
+static struct ibv_wc next_completion(struct end *e)
 {
 	struct ibv_wc wc = { 0 };
 	int left;
 
-	for (left = SOON_MS; left > 0; left--) {
+	for (left = TIMEOUT_MS; left > 0; left--) {
 		int n = ibv_poll_cq(e->cq, 1, &wc);
 
 		NEED(n >= 0);
@@ -86,7 +86,7 @@ static struct ibv_wc next(struct end *e)
 			return wc;
 		usleep(1000);
 	}
-	NEED(!"a completion came in time");
+	NEED(!"no completion before the timeout");
 	exit(2);
 }
 
@@ -98,8 +98,8 @@ static void receive(struct end *e, uint64_t id, uint32_t length)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-/* Posts a request and waits until it is sent. It is not acknowledged, so it succeeds in any case.
- * */
+/* Posts a request and waits for its completion. The peer sends no acknowledgment, so the request
+ * succeeds even if it is lost. */
 static void post(struct end *e, struct ibv_send_wr wr, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, length, e->mr->lkey };
@@ -109,10 +109,11 @@ static void post(struct end *e, struct ibv_send_wr wr, uint32_t length)
 	wr.num_sge = 1;
 	wr.send_flags = IBV_SEND_SIGNALED;
 	NEED(ibv_post_send(e->qp, &wr, &bad) == 0);
-	CODE(IBV_WC_SUCCESS, next(e).status);
+	CODE(IBV_WC_SUCCESS, next_completion(e).status);
 }
 
-static struct ibv_send_wr write_to(const struct end *peer, enum ibv_wr_opcode opcode, uint32_t imm)
+static struct ibv_send_wr write_request(const struct end *peer, enum ibv_wr_opcode opcode,
+	uint32_t imm)
 {
 	struct ibv_send_wr wr = { .opcode = opcode, .imm_data = htonl(imm) };
 
@@ -121,26 +122,26 @@ static struct ibv_send_wr write_to(const struct end *peer, enum ibv_wr_opcode op
 	return wr;
 }
 
-static void losses_and_deliveries(struct end *a, struct end *b)
+static void test_lost_and_delivered_messages(struct end *a, struct end *b)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND };
 	struct ibv_wc wc;
 
-	/* Without a receive, both kinds of Send are lost, and so is a Write's notification, but not its
-	 * data. */
+	/* Without a posted receive, both kinds of Send are lost. A Write with immediate data loses only
+	 * its notification. */
 	memset(a->buffer, 1, LENGTH);
 	post(a, wr, LENGTH);
 	wr.opcode = IBV_WR_SEND_WITH_IMM;
 	post(a, wr, 10);
 	memset(a->buffer, 2, LENGTH);
-	post(a, write_to(b, IBV_WR_RDMA_WRITE_WITH_IMM, 1), 50);
-	/* A Write with a wrong key is lost, with its immediate data. */
-	wr = write_to(b, IBV_WR_RDMA_WRITE_WITH_IMM, 2);
+	post(a, write_request(b, IBV_WR_RDMA_WRITE_WITH_IMM, 1), 50);
+	/* A Write with a wrong key is lost, including its immediate data. */
+	wr = write_request(b, IBV_WR_RDMA_WRITE_WITH_IMM, 2);
 	wr.wr.rdma.rkey ^= 0x1000;
 	post(a, wr, LENGTH);
-	/* The following Write is not lost, so everything before it has been processed when it arrives:
-	 * a receive is posted only then. */
-	for (int left = SOON_MS; ((volatile char *)b->buffer)[49] != 2 && left; left--)
+	/* The first Write's data must arrive. The pauses below give the peer time to process the
+	 * messages after it, so that no receive is posted too early. */
+	for (int left = TIMEOUT_MS; ((volatile char *)b->buffer)[49] != 2 && left; left--)
 		usleep(1000);
 	CHECK(b->buffer[0] == 2 && b->buffer[49] == 2 && b->buffer[50] == 0);
 	for (int i = 0; i < 3; i++) {
@@ -150,20 +151,20 @@ static void losses_and_deliveries(struct end *a, struct end *b)
 	receive(b, 7, LENGTH);
 	memset(a->buffer, 3, LENGTH);
 	post(a, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(99) }, LENGTH);
-	wc = next(b);
+	wc = next_completion(b);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 7 && wc.byte_len == LENGTH);
 	CHECK(wc.wc_flags & IBV_WC_WITH_IMM && ntohl(wc.imm_data) == 99);
 	CHECK(b->buffer[LENGTH - 1] == 3);
 	receive(b, 8, 0);
-	post(a, write_to(b, IBV_WR_RDMA_WRITE_WITH_IMM, 5), 20);
-	wc = next(b);
+	post(a, write_request(b, IBV_WR_RDMA_WRITE_WITH_IMM, 5), 20);
+	wc = next_completion(b);
 	CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.byte_len == 20 && ntohl(wc.imm_data) == 5);
 }
 
-static void refused(struct end *a, struct end *b)
+static void test_unsupported_operations(struct end *a, struct end *b)
 {
 	struct ibv_sge sge = { (uintptr_t)a->buffer, 8, a->mr->lkey };
-	struct ibv_send_wr wr = write_to(b, IBV_WR_RDMA_READ, 0), *bad;
+	struct ibv_send_wr wr = write_request(b, IBV_WR_RDMA_READ, 0), *bad;
 	struct ibv_qp_init_attr plain = attributes(a->cq);
 	struct ibv_qp_init_attr_ex ex = { .send_cq = a->cq, .recv_cq = a->cq, .cap = plain.cap,
 		.qp_type = IBV_QPT_UC };
@@ -195,17 +196,17 @@ int main(void)
 	NEED((context = ibv_open_device(list[0])));
 	ibv_free_device_list(list);
 	NEED((pd = ibv_alloc_pd(context)) && ibv_query_gid(context, 1, 0, &gid) == 0);
-	make(&a);
-	make(&b);
-	refused(&a, &b);
-	connect_to(&a, &b);
-	connect_to(&b, &a);
-	losses_and_deliveries(&a, &b);
+	create_end(&a);
+	create_end(&b);
+	test_unsupported_operations(&a, &b);
+	move_to_rts(&a, &b);
+	move_to_rts(&b, &a);
+	test_lost_and_delivered_messages(&a, &b);
 	memset(b.buffer, 0, LENGTH);
 	memset(a.buffer, 0, LENGTH);
-	losses_and_deliveries(&b, &a);
-	unmake(&a);
-	unmake(&b);
+	test_lost_and_delivered_messages(&b, &a);
+	destroy_end(&a);
+	destroy_end(&b);
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));
 	return result();

@@ -1,5 +1,5 @@
-/* Uses as much of the library as its argument says, from nothing to a device. With a second
- * argument it also starts a child. */
+/* Uses a part of the library. The first argument selects the part: "nothing" to an opened device or
+ * the connection manager. With the second argument "child", the program first starts a child. */
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <string.h>

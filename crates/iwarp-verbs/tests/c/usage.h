@@ -1,4 +1,4 @@
-/* Resource usage of a process: allocations, descriptors and mappings. For leak checks. */
+/* Leak checks: the number of allocations, descriptors and mappings of the process. */
 #ifndef USAGE_H
 #define USAGE_H
 
@@ -12,12 +12,12 @@ extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_real
 	*__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
 
-static atomic_long living;
+static atomic_long allocated;
 
 static inline void *counted(void *p)
 {
 	if (p)
-		living++;
+		allocated++;
 	return p;
 }
 
@@ -40,7 +40,7 @@ int posix_memalign(void **to, size_t align, size_t size)
 void free(void *p)
 {
 	if (p)
-		living--;
+		allocated--;
 	__libc_free(p);
 }
 
@@ -62,46 +62,48 @@ static inline struct usage usage_now(void)
 	while ((c = getc(maps)) != EOF)
 		now.mappings += c == '\n';
 	fclose(maps);
-	now.allocations = living;
+	now.allocations = allocated;
 	return now;
 }
 
-/* Runs `rounds` rounds of `way`. Returns 1 if they leave nothing. The library's threads end
- * connections in the background, and a request for a destroyed queue pair waits for 30 seconds, so
- * this waits for longer. */
-static inline int all_ends(void (*way)(int), int arg, int rounds, struct usage *more)
+/* Runs `scenario` several times. Returns 1 if the usage then returns to its previous value. The
+ * library's threads end connections in the background, and a request for a destroyed queue pair
+ * waits for 30 seconds, so this waits up to 35 seconds. */
+static inline int returns_to_baseline(void (*scenario)(int), int arg, int rounds,
+	struct usage *growth)
 {
 	struct usage before = usage_now(), now;
 	int i;
 
 	for (i = 0; i < rounds; i++)
-		way(arg);
+		scenario(arg);
 	for (i = 0; i < 3500; i++) {
 		now = usage_now();
-		more->allocations = now.allocations - before.allocations;
-		more->descriptors = now.descriptors - before.descriptors;
-		more->mappings = now.mappings - before.mappings;
-		if (more->allocations < rounds && more->descriptors <= 0 && more->mappings < rounds)
+		growth->allocations = now.allocations - before.allocations;
+		growth->descriptors = now.descriptors - before.descriptors;
+		growth->mappings = now.mappings - before.mappings;
+		if (growth->allocations < rounds && growth->descriptors <= 0 && growth->mappings < rounds)
 			return 1;
 		usleep(10000);
 	}
 	return 0;
 }
 
-/* Checks that `way` leaks nothing. Starting threads, growing tables, and entries that are removed
- * when the next one is added are not leaks: they do not grow with the rounds, so a second attempt
- * runs ten times as many. */
-static inline void leaves_nothing(const char *name, void (*way)(int), int arg, int rounds)
+/* Checks that `scenario` leaks nothing. Started threads, larger tables, and entries that are
+ * removed when the next entry is added are not leaks: their number does not depend on the rounds.
+ * So a second attempt runs ten times as many rounds. */
+static inline void check_no_leaks(const char *name, void (*scenario)(int), int arg, int rounds)
 {
-	struct usage more;
+	struct usage growth;
 
-	way(arg);
+	scenario(arg);
 	checks++;
-	if (all_ends(way, arg, rounds, &more) || all_ends(way, arg, 10 * rounds, &more))
+	if (returns_to_baseline(scenario, arg, rounds, &growth) ||
+		returns_to_baseline(scenario, arg, 10 * rounds, &growth))
 		return;
 	fprintf(stderr, "%s, %d: after %d rounds %+ld allocations, %+ld descriptors, %+ld mappings\n",
 		name, arg, 10 * rounds,
-		more.allocations, more.descriptors, more.mappings);
+		growth.allocations, growth.descriptors, growth.mappings);
 	failures++;
 }
 

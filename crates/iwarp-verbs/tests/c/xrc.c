@@ -1,5 +1,5 @@
-/* Extended reliable connections in one process: domains, shared receive queues by number, targets
- * shared by several handles, errors, and an exchange with every operation, by ibv_post_send and by
+/* Tests of extended reliable connections (XRC) in one process: domains, shared receive queue
+ * numbers, targets with several handles, errors, and every operation with ibv_post_send and with
  * ibv_wr_*. */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -8,7 +8,7 @@
 
 #include "check.h"
 
-enum { LENGTH = 70000, SOON_MS = 20000, QUEUES = 2 };
+enum { LENGTH = 70000, TIMEOUT_MS = 20000, QUEUES = 2 };
 
 struct queue {
 	struct ibv_pd *pd;
@@ -38,7 +38,7 @@ static struct ibv_xrcd *open_domain(int fd, int oflags)
 	return ibv_open_xrcd(context, &attr);
 }
 
-static struct ibv_srq *make_srq(struct queue *q, struct ibv_xrcd *xrcd, uint32_t mask)
+static struct ibv_srq *create_srq(struct queue *q, struct ibv_xrcd *xrcd, uint32_t mask)
 {
 	struct ibv_srq_init_attr_ex attr = {
 		.attr = { .max_wr = 16, .max_sge = 1 },
@@ -52,15 +52,15 @@ static struct ibv_srq *make_srq(struct queue *q, struct ibv_xrcd *xrcd, uint32_t
 	return ibv_create_srq_ex(context, &attr);
 }
 
-static const uint32_t whole =
+static const uint32_t all_attributes =
 	IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
 
-static void make_queue(struct queue *q)
+static void create_queue(struct queue *q)
 {
 	q->pd = ibv_alloc_pd(context);
 	q->cq = ibv_create_cq(context, 32, q, NULL, 0);
 	NEED(q->pd && q->cq);
-	NEED((q->srq = make_srq(q, domain, whole)));
+	NEED((q->srq = create_srq(q, domain, all_attributes)));
 	q->mr = ibv_reg_mr(q->pd, q->buffer, LENGTH,
 			   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				   IBV_ACCESS_REMOTE_ATOMIC);
@@ -77,12 +77,12 @@ static void receive(struct queue *q, uint64_t id)
 	NEED(ibv_post_srq_recv(q->srq, &wr, &bad) == 0);
 }
 
-static struct ibv_wc next(struct ibv_cq *from)
+static struct ibv_wc next_completion(struct ibv_cq *from)
 {
 	struct ibv_wc wc = { 0 };
 	int left;
 
-	for (left = SOON_MS; left > 0; left--) {
+	for (left = TIMEOUT_MS; left > 0; left--) {
 		int n = ibv_poll_cq(from, 1, &wc);
 
 		NEED(n >= 0);
@@ -90,11 +90,11 @@ static struct ibv_wc next(struct ibv_cq *from)
 			return wc;
 		usleep(1000);
 	}
-	NEED(!"a completion came in time");
+	NEED(!"no completion before the timeout");
 	exit(2);
 }
 
-static struct ibv_qp *make_target(struct ibv_xrcd *xrcd)
+static struct ibv_qp *create_target(struct ibv_xrcd *xrcd)
 {
 	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV,
 		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
@@ -102,7 +102,7 @@ static struct ibv_qp *make_target(struct ibv_xrcd *xrcd)
 	return ibv_create_qp_ex(context, &attr);
 }
 
-static struct ibv_qp *make_initiator(int extended)
+static struct ibv_qp *create_initiator(int extended)
 {
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = cq,
@@ -118,7 +118,7 @@ static struct ibv_qp *make_initiator(int extended)
 	return ibv_create_qp_ex(context, &attr);
 }
 
-static struct ibv_qp_attr to_peer(const struct ibv_qp *peer)
+static struct ibv_qp_attr rtr_attributes(const struct ibv_qp *peer)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
 		.dest_qp_num = peer->qp_num };
@@ -139,7 +139,8 @@ static void to_init(struct ibv_qp *qp)
 		IBV_QP_ACCESS_FLAGS));
 }
 
-/* Changes the state with each end's attributes: the table of the InfiniBand specification. */
+/* Connects both queue pairs. Each change has exactly the attributes that the InfiniBand
+ * specification requires. */
 static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 {
 	const int rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
@@ -148,9 +149,9 @@ static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 
 	to_init(target);
 	to_init(initiator);
-	attr = to_peer(initiator);
+	attr = rtr_attributes(initiator);
 	CODE(0, ibv_modify_qp(target, &attr, rtr | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	attr = to_peer(target);
+	attr = rtr_attributes(target);
 	CODE(0, ibv_modify_qp(initiator, &attr, rtr));
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
 		.rnr_retry = 7, .max_rd_atomic = 4 };
@@ -215,7 +216,7 @@ static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, const struct queu
 	CODE(0, ibv_wr_complete(ex));
 }
 
-static void exchange(struct ibv_qp *initiator, struct ibv_qp *target)
+static void test_operations(struct ibv_qp *initiator, struct ibv_qp *target)
 {
 	int round;
 
@@ -226,35 +227,35 @@ static void exchange(struct ibv_qp *initiator, struct ibv_qp *target)
 		memset(buffer, round + 1, LENGTH);
 		receive(q, round);
 		post(initiator, round % 3 ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM, q, LENGTH);
-		wc = next(q->cq);
+		wc = next_completion(q->cq);
 		CODE(IBV_WC_SUCCESS, wc.status);
 		CHECK(wc.opcode == IBV_WC_RECV && wc.wr_id == (uint64_t)round && wc.byte_len == LENGTH);
 		CHECK(wc.qp_num == target->qp_num);
 		CHECK(!(wc.wc_flags & IBV_WC_WITH_IMM) == (round % 3 != 0));
 		CHECK(q->buffer[0] == round + 1 && q->buffer[LENGTH - 1] == round + 1);
-		CODE(IBV_WC_SUCCESS, next(cq).status);
+		CODE(IBV_WC_SUCCESS, next_completion(cq).status);
 
 		memset(buffer, 0x40 + round, LENGTH);
 		post(initiator, IBV_WR_RDMA_WRITE, q, LENGTH);
-		CODE(IBV_WC_SUCCESS, next(cq).status);
+		CODE(IBV_WC_SUCCESS, next_completion(cq).status);
 		CHECK(q->buffer[LENGTH - 1] == 0x40 + round);
 		memset(buffer, 0, LENGTH);
 		post(initiator, IBV_WR_RDMA_READ, q, LENGTH);
-		CODE(IBV_WC_SUCCESS, next(cq).status);
+		CODE(IBV_WC_SUCCESS, next_completion(cq).status);
 		CHECK(buffer[LENGTH - 1] == 0x40 + round);
 		memset(q->buffer, 0, 8);
 		post(initiator, IBV_WR_ATOMIC_FETCH_AND_ADD, q, 8);
-		CODE(IBV_WC_SUCCESS, next(cq).status);
+		CODE(IBV_WC_SUCCESS, next_completion(cq).status);
 		CHECK(*(uint64_t *)q->buffer == 1 && *(uint64_t *)buffer == 0);
 		receive(q, 99);
 		post(initiator, IBV_WR_RDMA_WRITE_WITH_IMM, q, 12);
-		wc = next(q->cq);
+		wc = next_completion(q->cq);
 		CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == 77 && wc.wr_id == 99);
-		CODE(IBV_WC_SUCCESS, next(cq).status);
+		CODE(IBV_WC_SUCCESS, next_completion(cq).status);
 	}
 }
 
-static struct ibv_qp *open_again(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_qp_type type)
+static struct ibv_qp *open_second_handle(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_qp_type type)
 {
 	struct ibv_qp_open_attr attr = {
 		.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
@@ -270,30 +271,30 @@ static struct ibv_qp *open_again(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_q
 	return qp;
 }
 
-/* A target lives while a handle is open. Another handle may be used for everything, and gets its
- * events. */
-static void share(void)
+/* A target exists until its last handle is destroyed. A second handle supports all operations, and
+ * gets the target's events. */
+static void test_second_handle(void)
 {
-	struct ibv_qp *initiator = make_initiator(0), *target = make_target(domain), *again;
+	struct ibv_qp *initiator = create_initiator(0), *target = create_target(domain), *again;
 	struct ibv_xrcd *other = open_domain(-1, O_CREAT);
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
-	struct queue gone = { .num = 0 };
+	struct queue unknown_queue = { .num = 0 };
 	struct ibv_async_event event;
 	struct ibv_qp_init_attr init;
 
 	NEED(initiator && target && other);
-	IS_NULL(EINVAL, open_again(domain, initiator->qp_num, IBV_QPT_XRC_RECV));
-	IS_NULL(EINVAL, open_again(other, target->qp_num, IBV_QPT_XRC_RECV));
-	IS_NULL(EINVAL, open_again(domain, target->qp_num, IBV_QPT_RC));
-	NEED((again = open_again(domain, target->qp_num, IBV_QPT_XRC_RECV)));
+	IS_NULL(EINVAL, open_second_handle(domain, initiator->qp_num, IBV_QPT_XRC_RECV));
+	IS_NULL(EINVAL, open_second_handle(other, target->qp_num, IBV_QPT_XRC_RECV));
+	IS_NULL(EINVAL, open_second_handle(domain, target->qp_num, IBV_QPT_RC));
+	NEED((again = open_second_handle(domain, target->qp_num, IBV_QPT_XRC_RECV)));
 	CHECK(again->qp_num == target->qp_num && again->qp_type == IBV_QPT_XRC_RECV);
 	connect_ends(initiator, again);
 	CODE(0, ibv_destroy_qp(target));
-	exchange(initiator, again);
-	/* An unknown queue number: the request is refused, and the remaining handle gets the event. */
-	gone.mr = queues[0].mr;
-	post(initiator, IBV_WR_SEND, &gone, 8);
-	CODE(IBV_WC_REM_INV_REQ_ERR, next(cq).status);
+	test_operations(initiator, again);
+	/* A request for an unknown queue number fails, and the remaining handle gets an event. */
+	unknown_queue.mr = queues[0].mr;
+	post(initiator, IBV_WR_SEND, &unknown_queue, 8);
+	CODE(IBV_WC_REM_INV_REQ_ERR, next_completion(cq).status);
 	do {
 		NEED(ibv_get_async_event(context, &event) == 0);
 		CHECK(event.event_type == IBV_EVENT_COMM_EST || event.element.qp == again ||
@@ -310,7 +311,7 @@ static void share(void)
 	CODE(0, ibv_close_xrcd(other));
 }
 
-static void domains(void)
+static void test_domains(void)
 {
 	char name[] = "/tmp/iwarp-xrc-XXXXXX";
 	int fd = mkstemp(name), again = open(name, O_RDONLY);
@@ -329,9 +330,9 @@ static void domains(void)
 	NEED((first = open_domain(fd, O_CREAT | O_EXCL)));
 	IS_NULL(EINVAL, open_domain(again, O_CREAT | O_EXCL));
 	NEED((second = open_domain(again, 0)));
-	/* It is the same domain: either handle finds its objects. */
-	NEED((target = make_target(first)));
-	NEED((shared = open_again(second, target->qp_num, IBV_QPT_XRC_RECV)));
+	/* Both handles refer to the same domain, so each of them finds its queue pairs. */
+	NEED((target = create_target(first)));
+	NEED((shared = open_second_handle(second, target->qp_num, IBV_QPT_XRC_RECV)));
 	CODE(EBUSY, ibv_close_xrcd(first));
 	CODE(0, ibv_destroy_qp(target));
 	CODE(0, ibv_close_xrcd(first));
@@ -344,7 +345,7 @@ static void domains(void)
 	unlink(name);
 }
 
-static void refused(void)
+static void test_errors(void)
 {
 	struct ibv_qp_init_attr plain = { .send_cq = cq, .recv_cq = cq, .cap = { 8, 8, 1, 1, 0 },
 		.qp_type = IBV_QPT_RC };
@@ -354,16 +355,16 @@ static void refused(void)
 	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1 }, *bad_send;
 	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad;
-	struct ibv_qp *initiator = make_initiator(0), *target = make_target(domain);
+	struct ibv_qp *initiator = create_initiator(0), *target = create_target(domain);
 	struct ibv_srq *srq = ibv_create_srq(pd, &basic);
 	struct ibv_qp_attr attr;
 	uint32_t num;
 
 	NEED(initiator && target && srq);
-	/* A target requires a domain, an initiator has none, and other queue pairs cannot use a
-	 * domain's queues. */
+	/* A target requires a domain, an initiator must not have one, and queue pairs of other types
+	 * cannot use an XRC shared receive queue. */
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
-	IS_NULL(EINVAL, make_target(NULL));
+	IS_NULL(EINVAL, create_target(NULL));
 	ex = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .pd = pd,
 		.xrcd = domain };
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
@@ -373,9 +374,9 @@ static void refused(void)
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
 	plain.srq = queues[0].srq;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &plain));
-	IS_NULL(EINVAL, make_srq(&queues[0], domain, whole & ~IBV_SRQ_INIT_ATTR_CQ));
-	IS_NULL(EINVAL, make_srq(&queues[0], domain, whole & ~IBV_SRQ_INIT_ATTR_XRCD));
-	IS_NULL(EINVAL, make_srq(&queues[0], NULL, whole));
+	IS_NULL(EINVAL, create_srq(&queues[0], domain, all_attributes & ~IBV_SRQ_INIT_ATTR_CQ));
+	IS_NULL(EINVAL, create_srq(&queues[0], domain, all_attributes & ~IBV_SRQ_INIT_ATTR_XRCD));
+	IS_NULL(EINVAL, create_srq(&queues[0], NULL, all_attributes));
 	CODE(EINVAL, ibv_get_srq_num(srq, &num));
 	CODE(EINVAL, ibv_post_recv(initiator, &recv, &bad));
 	CODE(EINVAL, ibv_post_recv(target, &recv, &bad));
@@ -384,7 +385,7 @@ static void refused(void)
 	CHECK(bad_send == &wr);
 	/* A queue pair of these types cannot be its own peer. */
 	to_init(initiator);
-	attr = to_peer(initiator);
+	attr = rtr_attributes(initiator);
 	CODE(EINVAL, ibv_modify_qp(initiator, &attr,
 				   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN));
 	CODE(EBUSY, ibv_destroy_cq(queues[0].cq));
@@ -410,19 +411,19 @@ int main(void)
 	NEED((mr = ibv_reg_mr(pd, buffer, LENGTH, IBV_ACCESS_LOCAL_WRITE)));
 	NEED((domain = open_domain(-1, O_CREAT)));
 	for (i = 0; i < QUEUES; i++)
-		make_queue(&queues[i]);
-	domains();
-	refused();
+		create_queue(&queues[i]);
+	test_domains();
+	test_errors();
 	for (i = 0; i < 2; i++) {
-		struct ibv_qp *initiator = make_initiator(i), *target = make_target(domain);
+		struct ibv_qp *initiator = create_initiator(i), *target = create_target(domain);
 
 		NEED(initiator && target);
 		connect_ends(initiator, target);
-		exchange(initiator, target);
+		test_operations(initiator, target);
 		CODE(0, ibv_destroy_qp(target));
 		CODE(0, ibv_destroy_qp(initiator));
 	}
-	share();
+	test_second_handle();
 	CODE(EBUSY, ibv_close_xrcd(domain));
 	for (i = 0; i < QUEUES; i++) {
 		CODE(0, ibv_destroy_srq(queues[i].srq));

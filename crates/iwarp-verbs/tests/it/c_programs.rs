@@ -1,4 +1,5 @@
-//! C programs of `tests/c`, compiled with Debian's headers and run on the built library.
+//! Compiles the C programs of `tests/c` with Debian's headers, and runs them with the built
+//! library.
 
 use crate::common;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     let status = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-g", "-o"])
         .arg(&exe)
-        // `plugin` loads the library itself.
+        // `plugin` loads the library at run time.
         .arg("-Wl,--as-needed")
         .arg(&source)
         .arg("-L")
@@ -38,59 +39,59 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     exe
 }
 
-fn passes(name: &str) {
-    passes_as(name, "rnic");
+fn run_program(name: &str) {
+    run_with_face(name, "rnic");
 }
 
-/// Compiles and runs a program with this face of the devices, which is also its argument. Returns
-/// its standard error, or `None` if the headers are missing.
-fn passes_as(name: &str, face: &str) -> Option<String> {
+/// Compiles and runs a program with a face of the devices, which is also the program's argument.
+/// Returns the program's standard error, or `None` if the headers are missing.
+fn run_with_face(name: &str, face: &str) -> Option<String> {
     if !headers_installed() {
         return None;
     }
     let folder = common::Folder::new(&format!("{name}-{face}"));
     let exe = compile(name, &folder);
-    Some(runs_as(&exe, &folder, face, &[]))
+    Some(run_compiled(&exe, &folder, face, &[]))
 }
 
-/// Runs a compiled program with this face and further arguments. Its last line must say that no
-/// check failed. Returns its standard error.
-fn runs_as(exe: &Path, folder: &common::Folder, face: &str, more: &[&str]) -> String {
+/// Runs a compiled program with a face and further arguments. Returns its standard error. Panics
+/// unless the last line of its output reports that no check failed.
+fn run_compiled(exe: &Path, folder: &common::Folder, face: &str, extra_args: &[&str]) -> String {
     let mut program = Command::new(exe);
     program
         .arg(face)
-        .args(more)
+        .args(extra_args)
         .env("IWARP_AS", face)
         .env("LD_LIBRARY_PATH", &folder.0);
-    common::passes(&mut program)
+    common::run_checks(&mut program)
 }
 
-/// The shell writes more than a pipe holds, and its child keeps both pipes open.
+/// The shell writes more than fits into a pipe, and its child process keeps both pipes open.
 #[test]
 fn hung_program_is_killed_and_named() {
     let script = "sleep 1000 & head -c 100000 /dev/zero | tr '\\0' x; wait";
     let hung = std::panic::catch_unwind(|| {
         let limit = std::time::Duration::from_millis(300);
-        common::passes_within(limit, Command::new("sh").args(["-c", script]))
+        common::run_checks_within(limit, Command::new("sh").args(["-c", script]))
     });
-    let said = hung.unwrap_err().downcast::<String>().unwrap();
+    let output = hung.unwrap_err().downcast::<String>().unwrap();
     assert!(
-        said.starts_with("sh did not end within 300ms\nxxx"),
-        "{said}"
+        output.starts_with("sh did not end within 300ms\nxxx"),
+        "{output}"
     );
 }
 
-/// With each face, the programs repeatedly do what programs for the other face do. They get one
-/// hint.
+/// The program uses the devices as if they had the other face, several times. The library logs a
+/// single hint.
 #[test]
 fn devices_show_either_face() {
     for (face, other) in [("rnic", "roce"), ("roce", "rnic")] {
-        let Some(said) = passes_as("face", face) else {
+        let Some(output) = run_with_face("face", face) else {
             return;
         };
-        let hints: Vec<&str> = said.lines().filter(|l| l.contains("IWARP_AS")).collect();
+        let hints: Vec<&str> = output.lines().filter(|l| l.contains("IWARP_AS")).collect();
         let [hint] = hints[..] else {
-            panic!("{face}: {said}");
+            panic!("{face}: {output}");
         };
         assert!(hint.contains(&format!("--as {other}")), "{hint}");
     }
@@ -99,177 +100,177 @@ fn devices_show_either_face() {
 #[test]
 fn only_roce_connects_without_queue_pair() {
     for face in ["rnic", "roce"] {
-        passes_as("no_queue_pair", face);
+        run_with_face("no_queue_pair", face);
     }
 }
 
 #[test]
 fn misused_verbs_return_errors() {
-    passes("misuse");
+    run_program("misuse");
 }
 
 #[test]
 fn misused_cm_returns_errors() {
-    passes("misuse_cm");
+    run_program("misuse_cm");
 }
 
 #[test]
 fn addresses_resolve_as_in_librdmacm() {
-    passes("addresses");
+    run_program("addresses");
 }
 
 #[test]
 fn exchange_with_every_operation() {
-    passes("exchange");
+    run_program("exchange");
 }
 
 #[test]
 fn solicited_and_failed_completions_notify() {
-    passes("solicited");
+    run_program("solicited");
 }
 
 #[test]
-fn later_headers_find_their_functions() {
-    passes("later_headers");
+fn later_headers_work() {
+    run_program("later_headers");
 }
 
 #[test]
-fn unreliable_connections_lose_unreceived_only() {
+fn unreliable_connections_lose_messages_without_receive() {
     for face in ["rnic", "roce"] {
-        passes_as("unreliable", face);
+        run_with_face("unreliable", face);
     }
 }
 
 #[test]
 fn connections_by_number_follow_verbs() {
-    passes("connected_by_number");
+    run_program("connected_by_number");
 }
 
 #[test]
-fn peer_by_number_dies() {
+fn peer_death_ends_connection_by_number() {
     for face in ["rnic", "roce"] {
-        passes_as("peer_dies", face);
+        run_with_face("peer_dies", face);
     }
 }
 
 #[test]
 fn killed_peer_ends_connection() {
     for face in ["rnic", "roce"] {
-        passes_as("peer_killed", face);
+        run_with_face("peer_killed", face);
     }
 }
 
 #[test]
 fn destroyed_objects_leak_nothing() {
-    passes_as("leaks", "rnic");
+    run_with_face("leaks", "rnic");
 }
 
 #[test]
 fn destroyed_roce_objects_leak_nothing() {
-    passes_as("leaks", "roce");
+    run_with_face("leaks", "roce");
 }
 
 #[test]
-fn connections_with_each_face() {
+fn connections_behave_with_each_face() {
     for face in ["rnic", "roce"] {
-        passes_as("connections", face);
+        run_with_face("connections", face);
     }
 }
 
 #[test]
 fn datagrams_reach_peers_and_groups() {
-    passes("datagrams");
+    run_program("datagrams");
 }
 
 #[test]
 fn datagrams_report_their_path() {
     for face in ["rnic", "roce"] {
-        passes_as("datagram_paths", face);
+        run_with_face("datagram_paths", face);
     }
 }
 
 #[test]
 fn changed_attributes_take_effect() {
     for face in ["rnic", "roce"] {
-        passes_as("attribute_changes", face);
+        run_with_face("attribute_changes", face);
     }
 }
 
 #[test]
 fn reported_values_match_objects() {
-    passes("reported_values");
+    run_program("reported_values");
 }
 
 #[test]
 fn endpoints_receive_peer_parameters() {
     for face in ["rnic", "roce"] {
-        passes_as("endpoints", face);
+        run_with_face("endpoints", face);
     }
 }
 
 #[test]
 fn destroy_waits_for_acknowledgements() {
-    passes("unacknowledged");
+    run_program("unacknowledged");
 }
 
 #[test]
 fn failed_calls_have_no_side_effects() {
-    passes("side_effects");
+    run_program("side_effects");
 }
 
 #[test]
 fn identifiers_migrate_between_channels() {
-    passes("migrate");
+    run_program("migrate");
 }
 
 #[test]
-fn xrc_names_shared_receive_queues() {
+fn xrc_reaches_shared_receive_queues() {
     for face in ["rnic", "roce"] {
-        passes_as("xrc", face);
+        run_with_face("xrc", face);
     }
 }
 
 #[test]
 fn datagram_ids_report_destinations() {
     for face in ["rnic", "roce"] {
-        passes_as("datagram_ids", face);
+        run_with_face("datagram_ids", face);
     }
 }
 
 /// Injects each kind of fault as `iwarp run --fault` does.
 #[test]
 fn injected_faults_reach_verbs() {
-    passes("faults");
+    run_program("faults");
 }
 
 #[test]
 fn injected_faults_reach_cm() {
-    passes("faults_cm");
+    run_program("faults_cm");
 }
 
 #[test]
 fn library_survives_process_events() {
-    passes("process_life");
+    run_program("process_life");
 }
 
 #[test]
 fn library_survives_unusual_environments() {
-    passes("environment");
+    run_program("environment");
 }
 
 #[test]
 fn plugin_loads_and_unloads_library() {
-    passes("plugin");
+    run_program("plugin");
 }
 
 #[test]
 fn hanging_page_fault_stops_one_connection() {
-    passes("page_fault_hangs");
+    run_program("page_fault_hangs");
 }
 
-/// With each kind of handler for SIGSEGV and SIGBUS, installed at different times.
+/// Programs may install their own handlers for SIGSEGV and SIGBUS, before or after the library.
 #[test]
-fn unmapped_memory_fails_the_access_only() {
+fn unmapped_memory_fails_only_its_access() {
     if !headers_installed() {
         return;
     }
@@ -292,14 +293,14 @@ fn unmapped_memory_fails_the_access_only() {
             "blocked",
             "ignored",
         ] {
-            runs_as(&exe, &folder, face, &[handlers]);
+            run_compiled(&exe, &folder, face, &[handlers]);
         }
     }
 }
 
-/// Without CRC, only the kernel reads the payload that is sent.
+/// These settings select the code that reads the payload. Without CRC, only the kernel reads it.
 #[test]
-fn unmapped_memory_fails_system_calls() {
+fn unmapped_memory_fails_with_each_setting() {
     if !headers_installed() {
         return;
     }
@@ -317,14 +318,14 @@ fn unmapped_memory_fails_system_calls() {
                 .env("IWARP_AS", face)
                 .env(name, value)
                 .env("LD_LIBRARY_PATH", &folder.0);
-            common::passes(&mut program);
+            common::run_checks(&mut program);
         }
     }
 }
 
-/// Without the handler, the first access to unmapped memory ends the process.
+/// Without the library's handler, the first access to unmapped memory ends the process.
 #[test]
-fn memory_guard_can_be_turned_off() {
+fn disabled_memory_guard_ends_process() {
     use std::os::unix::process::ExitStatusExt;
 
     if !headers_installed() {
@@ -343,20 +344,20 @@ fn memory_guard_can_be_turned_off() {
 
 #[test]
 fn polling_frees_queue_slots() {
-    passes_on_both("slots");
+    run_with_both_faces("slots");
 }
 
 #[test]
 fn invalid_state_changes_are_refused() {
-    passes_on_both("states");
+    run_with_both_faces("states");
 }
 
 #[test]
 fn limits_and_errors_match_kernel_drivers() {
-    passes_on_both("limits");
+    run_with_both_faces("limits");
 }
 
-/// Wrong calls for which this library's error differs from siw's, and the error. See
+/// Wrong calls for which this library returns another error than siw, and that error. See
 /// `docs/errno.md`.
 const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_modify_srq with a limit above the new depth", "EINVAL"),
@@ -382,7 +383,7 @@ const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_post_recv with a shared receive queue", "EINVAL"),
 ];
 
-/// The recording was written by the same program on Linux's siw.
+/// `errnos-siw.txt` contains the output of this program on Linux's siw.
 #[test]
 fn wrong_calls_return_recorded_errors() {
     if !headers_installed() {
@@ -393,7 +394,7 @@ fn wrong_calls_return_recorded_errors() {
         .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_once(": "))
         .collect();
-    let wanted: Vec<(&str, &str)> = recorded
+    let expected: Vec<(&str, &str)> = recorded
         .iter()
         .map(|row| {
             *UNLIKE_SIW
@@ -402,46 +403,46 @@ fn wrong_calls_return_recorded_errors() {
                 .unwrap_or(row)
         })
         .collect();
-    let differences = recorded.iter().zip(&wanted).filter(|(a, b)| a != b);
+    let differences = recorded.iter().zip(&expected).filter(|(a, b)| a != b);
     assert_eq!(differences.count(), UNLIKE_SIW.len());
     let folder = common::Folder::new("errnos");
     let exe = compile("errnos", &folder);
-    let said = runs_as(&exe, &folder, "rnic", &["127.0.0.1"]);
-    let returned: Vec<(&str, &str)> = said
+    let output = run_compiled(&exe, &folder, "rnic", &["127.0.0.1"]);
+    let returned: Vec<(&str, &str)> = output
         .lines()
         .filter(|line| line.starts_with("ibv_"))
         .filter_map(|line| line.split_once(": "))
         .collect();
-    assert_eq!(returned, wanted);
+    assert_eq!(returned, expected);
 }
 
 #[test]
-fn out_of_memory_is_survived() {
-    passes_on_both("no_memory");
+fn library_survives_out_of_memory() {
+    run_with_both_faces("no_memory");
 }
 
-fn passes_on_both(name: &str) {
+fn run_with_both_faces(name: &str) {
     for face in ["rnic", "roce"] {
-        passes_as(name, face);
+        run_with_face(name, face);
     }
 }
 
 #[test]
 fn peer_uses_null_region() {
-    passes_on_both("null_region");
+    run_with_both_faces("null_region");
 }
 
 #[test]
 fn flush_waits_for_placement() {
-    passes_on_both("flush");
+    run_with_both_faces("flush");
 }
 
 #[test]
-fn completion_counters_count() {
-    passes_on_both("counters");
+fn completion_counters_count_operations() {
+    run_with_both_faces("counters");
 }
 
 #[test]
-fn dmabuf_is_mapped() {
-    passes_on_both("dmabuf");
+fn dmabuf_regions_work() {
+    run_with_both_faces("dmabuf");
 }

@@ -1,4 +1,5 @@
-//! The integration tests of this crate: one program, because each takes seconds to link.
+//! The integration tests of this crate: a single program, because each program takes seconds to
+//! link.
 
 mod c_programs;
 mod common;

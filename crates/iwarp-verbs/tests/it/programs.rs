@@ -1,12 +1,12 @@
-//! Debian's unmodified RDMA programs on the library: their own checks, and what their users can see
-//! and configure.
+//! Runs Debian's unmodified RDMA programs with the library: their own checks, their configuration,
+//! and what `iwarp stat` and captures show.
 
 use crate::common;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns a port that is probably free, or `None` if `host` cannot be used.
 fn free_port(host: &str) -> Option<u16> {
@@ -25,14 +25,14 @@ fn start(folder: &common::Folder, program: &str, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for a program and returns its exit code and output. At the time limit it is killed, and
-/// the code is -1.
+/// Waits for a program. Returns its exit code and output. After the timeout it is killed, and the
+/// code is -1.
 fn finish(mut child: Child) -> (i32, String) {
-    let end = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
-            None if Instant::now() > end => {
+            None if Instant::now() > deadline => {
                 child.kill().unwrap();
                 break child.wait().unwrap();
             }
@@ -55,20 +55,20 @@ fn finish(mut child: Child) -> (i32, String) {
     (status.code().unwrap_or(-1), text)
 }
 
-/// Starts a server and runs its client. If the client fails with the text `refused`, it is started
-/// again, because the server may not listen yet. Returns the last outputs of both.
-fn serve(
+/// Starts a server and runs its client. If the client's output contains `refused`, runs it again,
+/// because the server may not listen yet. Returns the last output of both.
+fn run_server_and_client(
     folder: &common::Folder,
     server: (&str, &[&str]),
     client: (&str, &[&str]),
     refused: &str,
 ) -> (String, String) {
     let mut running = start(folder, server.0, server.1);
-    let end = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     let (code, text) = loop {
         let (code, text) = finish(start(folder, client.0, client.1));
         let early = code != 0 && text.contains(refused);
-        if !early || Instant::now() > end || running.try_wait().unwrap().is_some() {
+        if !early || Instant::now() > deadline || running.try_wait().unwrap().is_some() {
             break (code, text);
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -103,7 +103,8 @@ fn rping_over_ipv4_and_ipv6() {
                 args.push("-q");
             }
             let (s, c) = ([&["-s"], &args[..]].concat(), [&["-c"], &args[..]].concat());
-            let (client, _) = serve(&folder, ("rping", &s), ("rping", &c), "REJECTED");
+            let (client, _) =
+                run_server_and_client(&folder, ("rping", &s), ("rping", &c), "REJECTED");
             let pings = client
                 .lines()
                 .filter(|l| l.starts_with("ping data: rdma-ping-"))
@@ -113,7 +114,7 @@ fn rping_over_ipv4_and_ipv6() {
     }
 }
 
-/// The program does not know `iwarp stat`, which finds it by its process number.
+/// `iwarp stat` finds the program by its process ID.
 #[test]
 fn unmodified_program_answers_iwarp_stat() {
     if !common::installed("rping") {
@@ -123,19 +124,19 @@ fn unmodified_program_answers_iwarp_stat() {
     let port = free_port("127.0.0.1").unwrap().to_string();
     let args = ["-a", "127.0.0.1", "-p", &port];
     let mut server = start(&folder, "rping", &[&["-s"], &args[..]].concat());
-    let mut question = iwarp::stat::Question::default();
-    question.pid = Some(server.id());
-    let ask = || {
-        let answer = question.ask().unwrap().pop()?;
-        String::from_utf8(answer.document.ok()?).ok()
+    let mut request = iwarp::stat::Question::default();
+    request.pid = Some(server.id());
+    let query = || {
+        let reply = request.ask().unwrap().pop()?;
+        String::from_utf8(reply.document.ok()?).ok()
     };
     let mut client: Option<Child> = None;
-    let end = Instant::now() + LIMIT;
-    let answer = loop {
-        let answer = ask().unwrap_or_default();
+    let deadline = Instant::now() + TIMEOUT;
+    let reply = loop {
+        let reply = query().unwrap_or_default();
         // RTS shows that the program uses this library and is connected to the client.
-        if answer.contains("\"state\":\"RTS\"") || Instant::now() > end {
-            break answer;
+        if reply.contains("\"state\":\"RTS\"") || Instant::now() > deadline {
+            break reply;
         }
         // If the client has exited, the server was not listening yet.
         let has_exited = |c: &mut Child| c.try_wait().unwrap().is_some();
@@ -150,11 +151,11 @@ fn unmodified_program_answers_iwarp_stat() {
     }
     let command = format!("\"command\":\"rping -s -a 127.0.0.1 -p {port}\"");
     for part in [&command[..], "\"local\":\"127.0.0.1:", "\"tcp_rtt_us\":"] {
-        assert!(answer.contains(part), "{part} in {answer}");
+        assert!(reply.contains(part), "{part} in {reply}");
     }
 }
 
-/// The program does not know `IWARP_CAPTURE`. The file is complete when it exits.
+/// The capture of `IWARP_CAPTURE` is complete when the program exits.
 #[test]
 fn program_traffic_is_captured() {
     if !common::installed("rping") {
@@ -167,21 +168,21 @@ fn program_traffic_is_captured() {
         "IWARP_CAPTURE={} exec rping -c -a 127.0.0.1 -p {port} -C 3 -v",
         file.display()
     );
-    serve(
+    run_server_and_client(
         &folder,
         ("rping", &["-s", "-a", "127.0.0.1", "-p", &port, "-C", "3"]),
         ("sh", &["-c", &command]),
         "REJECTED",
     );
-    let recorded = std::fs::read(&file).unwrap();
+    let captured = std::fs::read(&file).unwrap();
     for ping in 0..3 {
         let text = format!("rdma-ping-{ping}: ");
-        let found = recorded.windows(text.len()).any(|w| w == text.as_bytes());
-        assert!(found, "ping {ping} is not among {} octets", recorded.len());
+        let found = captured.windows(text.len()).any(|w| w == text.as_bytes());
+        assert!(found, "ping {ping} is not among {} octets", captured.len());
     }
 }
 
-/// With hardware, no device has the loopback address either, and programs may listen there.
+/// Programs may listen on the loopback address even if no device has it, as with hardware.
 #[test]
 fn loopback_bind_needs_no_device() {
     if !common::installed("rping") {
@@ -191,9 +192,9 @@ fn loopback_bind_needs_no_device() {
     let port = free_port("127.0.0.1").unwrap();
     let command = format!("IWARP_BIND=192.0.2.77 exec rping -s -a 127.0.0.1 -p {port} -C 1");
     let mut server = start(&folder, "sh", &["-c", &command]);
-    let end = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(Instant::now() < end && server.try_wait().unwrap().is_none());
+        assert!(Instant::now() < deadline && server.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(10));
     }
     server.kill().unwrap();
@@ -207,7 +208,7 @@ fn ucmatose_moves_data_on_many_connections() {
     }
     let folder = common::Folder::new("ucmatose");
     let port = free_port("127.0.0.1").unwrap().to_string();
-    let (client, server) = serve(
+    let (client, server) = run_server_and_client(
         &folder,
         ("ucmatose", &["-p", &port, "-c", "10", "-m"]),
         (
@@ -247,7 +248,7 @@ fn device_is_listed_as_rnic() {
     );
 }
 
-/// C programs have no log, so an invalid setting is reported on standard error, once.
+/// C programs have no log, so an invalid setting is reported once on standard error.
 #[test]
 fn invalid_setting_is_reported_once() {
     if !common::installed("ibv_devinfo") {
@@ -263,9 +264,9 @@ fn invalid_setting_is_reported_once() {
     ] {
         let command = format!("{name}={value} exec ibv_devinfo -v");
         let (_, text) = finish(start(&folder, "sh", &["-c", &command]));
-        let said = text.lines().filter(|l| l.starts_with("iwarp: "));
-        let said: Vec<_> = said.filter(|l| l.contains(value)).collect();
-        let named = name == "IWARP_CAPTURE" || said.iter().all(|l| l.contains(name));
-        assert!(said.len() == 1 && named, "{name}={value}: {text}");
+        let lines = text.lines().filter(|l| l.starts_with("iwarp: "));
+        let lines: Vec<_> = lines.filter(|l| l.contains(value)).collect();
+        let names_variable = name == "IWARP_CAPTURE" || lines.iter().all(|l| l.contains(name));
+        assert!(lines.len() == 1 && names_variable, "{name}={value}: {text}");
     }
 }

@@ -1,5 +1,5 @@
-//! Unmapped registered memory in runtimes with their own handlers for SIGSEGV: AddressSanitizer,
-//! the Java virtual machine and Go. They run `unmapped`, as `c_programs` does.
+//! Tests of unmapped registered memory in runtimes with their own handlers for SIGSEGV:
+//! AddressSanitizer, the Java virtual machine and Go. They run the C program `unmapped`.
 
 use crate::common;
 use crate::common::{Folder, installed, library};
@@ -27,25 +27,29 @@ fn headers_installed() -> bool {
 }
 
 #[track_caller]
-fn succeeds(command: &mut Command) {
-    let out = command.output().expect("it can be started");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{command:?}: {said}");
+fn run_command(command: &mut Command) {
+    let out = command.output().expect("the command can be started");
+    let errors = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{command:?}: {errors}");
 }
 
-fn passes(folder: &Folder, program: impl Fn(&str) -> Command) {
+fn run_with_both_faces(folder: &Folder, program: impl Fn(&str) -> Command) {
     for face in ["rnic", "roce"] {
         let mut program = program(face);
         program
             .env("IWARP_AS", face)
             .env("LD_LIBRARY_PATH", &folder.0);
-        common::passes(&mut program);
+        common::run_checks(&mut program);
     }
 }
 
 fn libraries(folder: &Folder) -> [String; 3] {
-    let at = format!("-L{}", folder.0.display());
-    [at, "-l:libibverbs.so.1".into(), "-l:librdmacm.so.1".into()]
+    let search_path = format!("-L{}", folder.0.display());
+    [
+        search_path,
+        "-l:libibverbs.so.1".into(),
+        "-l:librdmacm.so.1".into(),
+    ]
 }
 
 #[test]
@@ -65,18 +69,18 @@ fn unmapped_memory_with_address_sanitizer() {
         return;
     }
     for mode in ["runtime", "before-info", "after-info"] {
-        passes(&folder, |face| {
+        run_with_both_faces(&folder, |face| {
             let mut program = Command::new(&exe);
             program.args([face, mode]);
-            // The program exits without freeing everything.
+            // The program exits without freeing all its memory.
             program.env("ASAN_OPTIONS", "detect_leaks=0");
             program
         });
     }
 }
 
-/// Returns the folder with `jni.h`, found beside the compiler.
-fn jni() -> Option<PathBuf> {
+/// Returns the folder that contains `jni.h`, found relative to `javac`.
+fn jni_include_dir() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let compiler = std::env::split_paths(&path).map(|dir| dir.join("javac"));
     let compiler = compiler.filter_map(|at| at.canonicalize().ok()).next()?;
@@ -89,13 +93,13 @@ fn unmapped_memory_in_java() {
     if !headers_installed() || !installed("java") || !installed("javac") {
         return;
     }
-    let Some(include) = jni() else {
+    let Some(include) = jni_include_dir() else {
         eprintln!("skipped: no jni.h");
         return;
     };
     let folder = Folder::new("unmapped-java");
     let native = folder.0.join("libunmapped.so");
-    succeeds(
+    run_command(
         Command::new("cc")
             .args(["-shared", "-fPIC", "-pthread", "-Dmain=unmapped_main", "-o"])
             .args([
@@ -108,12 +112,12 @@ fn unmapped_memory_in_java() {
             .args(libraries(&folder)),
     );
     let mut compile = Command::new("javac");
-    succeeds(
+    run_command(
         compile
             .arg("-d")
             .args([&folder.0, &source("runtimes/Unmapped.java")]),
     );
-    passes(&folder, |face| {
+    run_with_both_faces(&folder, |face| {
         let mut program = Command::new("java");
         program.arg("-cp").args([&folder.0]).arg("Unmapped");
         program.arg(&native).arg(face);
@@ -136,7 +140,7 @@ fn unmapped_memory_in_go() {
         std::fs::copy(source(from), folder.0.join(to)).unwrap();
     }
     let cache = library().with_file_name("go-cache");
-    succeeds(
+    run_command(
         Command::new("go")
             .args(["build", "-o", "unmapped"])
             .current_dir(&folder.0)
@@ -146,7 +150,7 @@ fn unmapped_memory_in_go() {
             .env("CGO_ENABLED", "1")
             .env("CGO_LDFLAGS", libraries(&folder).join(" ")),
     );
-    passes(&folder, |face| {
+    run_with_both_faces(&folder, |face| {
         let mut program = Command::new(folder.0.join("unmapped"));
         program.arg(face);
         program

@@ -1,8 +1,8 @@
-//! Compares the exported symbols and versions with those of rdma-core 65 and the private versions
-//! of earlier releases, and checks that those of the installed rdma-core are among them.
+//! Compares the exported symbols and versions with those of rdma-core 65, and with the private
+//! versions of earlier releases. Also checks that all symbols of the installed rdma-core exist.
 //!
-//! `symbols.txt` has the public symbols as `readelf` prints them. `symbols-private.txt` has each
-//! private symbol with the numbers of its versions (`IBVERBS_PRIVATE_NN`).
+//! `symbols.txt` contains the public symbols as `readelf` prints them. `symbols-private.txt`
+//! contains each private symbol with its versions (`IBVERBS_PRIVATE_NN`).
 
 use crate::common;
 use std::collections::BTreeSet;
@@ -35,9 +35,9 @@ fn exported(library: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns this test's tables in the form of [`exported`]. A private symbol's first version is its
-/// default.
-fn wanted() -> BTreeSet<String> {
+/// Returns the symbols of this test's tables, in the form of [`exported`]. The first version of a
+/// private symbol is the default version.
+fn expected_symbols() -> BTreeSet<String> {
     let public = include_str!("symbols.txt").lines().map(str::to_owned);
     let private = include_str!("symbols-private.txt").lines();
     let private = private.flat_map(|line| {
@@ -56,7 +56,7 @@ fn exports_match_rdma_core() {
     if !common::installed("readelf") {
         return;
     }
-    let (got, want) = (exported(&common::library()), wanted());
+    let (got, want) = (exported(&common::library()), expected_symbols());
     assert_eq!(want.len(), 202 + 539);
     let missing: Vec<_> = want.difference(&got).collect();
     let extra: Vec<_> = got.difference(&want).collect();
@@ -89,7 +89,7 @@ fn installed_rdma_core_exports_exist() {
         libraries.len() >= 2 || std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
         "libibverbs1 and librdmacm1 are required"
     );
-    // Releases differ in which version is the default.
+    // The default version of a symbol differs between releases.
     let plain = |set: BTreeSet<String>| -> BTreeSet<String> {
         set.into_iter().map(|s| s.replace("@@", "@")).collect()
     };
@@ -117,8 +117,8 @@ fn library_has_soname_and_nodelete() {
     assert!(text.contains("NODELETE"), "{text}");
 }
 
-/// Without lld (on aarch64 and in distributions' packages), GNU ld gets two version scripts: ours
-/// and rustc's. It must still export our versions.
+/// Without lld (on aarch64 and in distributions' packages), GNU ld gets two version scripts: that
+/// of this crate and that of rustc. It must still export the versions of this crate.
 #[test]
 fn gnu_ld_accepts_both_version_scripts() {
     if !common::installed("ld.bfd") {
@@ -150,12 +150,12 @@ fn gnu_ld_accepts_both_version_scripts() {
         assert!(text.contains("ibv_query_gid@@IBVERBS_1.1"), "{text}");
         assert!(!text.contains("inside"), "{text}");
     };
-    // Versions of rustc pass the option in different forms.
+    // rustc passes the option in one of two forms, depending on its version.
     link(&["-Wl,--version-script=list"]);
     link(&["-Wl,--version-script", "-Wl,list"]);
 }
 
-/// Returns the rows of the marked table of calls: names, and the text for each face.
+/// Returns the rows of the table of calls in a document: names, and the text for each face.
 fn table_of_calls(text: &str) -> Vec<(Vec<&str>, [&str; 2])> {
     let (_, rest) = text.split_once("<!-- begin: exported -->").unwrap();
     let (table, _) = rest.split_once("<!-- end: exported -->").unwrap();
@@ -184,15 +184,15 @@ fn calls_table_lists_every_symbol() {
         for name in names {
             assert!(listed.insert(name), "{name} is listed twice");
         }
-        for says in faces {
-            let reason = says.strip_prefix("differs on purpose, because ");
+        for cell in faces {
+            let reason = cell.strip_prefix("differs on purpose, because ");
             assert!(
-                says == "as the kernel's driver" || reason.is_some_and(|why| why.len() > 20),
-                "{says:?}"
+                cell == "as the kernel's driver" || reason.is_some_and(|reason| reason.len() > 20),
+                "{cell:?}"
             );
         }
     }
-    // For some functions, programs call an inline function without the underscore.
+    // Some exported names begin with an underscore, because the header has an inline function.
     let exported: BTreeSet<&str> = include_str!("symbols.txt")
         .lines()
         .filter_map(|line| line.split('@').next())

@@ -1,4 +1,4 @@
-//! The message at the exit of a program that loaded the libraries but opened no device.
+//! Tests of the message at exit if a program loaded the libraries but opened no device.
 
 use crate::common;
 use std::path::Path;
@@ -6,9 +6,8 @@ use std::process::Command;
 
 const LINE: &str = "iwarp: unused loaded the RDMA libraries, but opened no device\n";
 
-/// Returns what the program writes to standard error. `run` is the value of `IWARP_RUN` in the
-/// shell.
-fn said(folder: &common::Folder, run: &str, arguments: &str) -> String {
+/// Runs the program and returns its standard error. `run` is the value of `IWARP_RUN` in the shell.
+fn standard_error(folder: &common::Folder, run: &str, arguments: &str) -> String {
     let script = format!(
         "export IWARP_RUN={run}; exec {}/unused {arguments}",
         folder.0.display()
@@ -39,8 +38,8 @@ fn message_if_no_device_opened() {
         .status()
         .unwrap();
     assert!(status.success());
-    // `$$` is the program's process number; 1 is another process.
-    for (run, arguments, wanted) in [
+    // `$$` is the program's process ID; 1 is another process.
+    for (run, arguments, expected) in [
         ("$$", "nothing", LINE),
         ("$$", "list", LINE),
         ("$$", "list child", ""),
@@ -53,6 +52,10 @@ fn message_if_no_device_opened() {
         ("", "list", ""),
         ("x", "nothing", ""),
     ] {
-        assert_eq!(said(&folder, run, arguments), wanted, "{run} {arguments}");
+        assert_eq!(
+            standard_error(&folder, run, arguments),
+            expected,
+            "{run} {arguments}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-/** Runs `unmapped` in a virtual machine that turns faults into exceptions. */
+/** Runs the C program `unmapped` in a virtual machine, which turns faults into exceptions. */
 public final class Unmapped {
     private static int depth;
 
@@ -13,7 +13,7 @@ public final class Unmapped {
         recurse();
     }
 
-    /** Runs often enough to be compiled to code that relies on the fault instead of a check. */
+    /** Runs often enough that the compiled code relies on the fault instead of a null check. */
     private static void fault() {
         int[] array = new int[3];
         for (int i = 0; i < 50_000; i++) {

@@ -1,4 +1,4 @@
-// Runs unmapped in a program whose runtime turns faults into panics.
+// Runs the C program unmapped in a Go program, whose runtime turns faults into panics.
 package main
 
 /*

@@ -90,11 +90,11 @@ pub(crate) fn pair() -> (Rs, Rs) {
     pair_with(|_| {})
 }
 
-/// Returns the byte at a position of a pattern without a short period, which reveals misplaced
-/// data.
-pub(crate) fn octet(at: usize) -> u8 {
-    let x = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (x >> 56) as u8 ^ at as u8
+/// Returns a byte of the data pattern. The pattern has no short period, so misplaced data is
+/// detected.
+pub(crate) fn octet(position: usize) -> u8 {
+    let x = (position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x >> 56) as u8 ^ position as u8
 }
 
 pub(crate) fn pattern(from: usize, len: usize) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! A folder with links to the built library under both of its names, and runs of C programs on it.
+//! Links to the built library under both of its names, and functions that run C programs with it.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 pub(crate) fn library() -> PathBuf {
     library_named("libiwarp_verbs.so")
@@ -21,7 +21,7 @@ pub(crate) fn library_named(name: &str) -> PathBuf {
     [deps.join(name), deps.parent().unwrap().join(name)]
         .into_iter()
         .find(|p| p.exists())
-        .unwrap_or_else(|| panic!("cargo builds {name} for its integration tests"))
+        .unwrap_or_else(|| panic!("cargo should have built {name} for these tests"))
 }
 
 /// A folder for `LD_LIBRARY_PATH`, removed on drop.
@@ -61,14 +61,15 @@ pub(crate) fn installed(program: &str) -> bool {
     found
 }
 
-/// Runs a C program. Its last line must say that no check failed. Returns its standard error.
-pub(crate) fn passes(program: &mut Command) -> String {
-    passes_within(LIMIT, program)
+/// Runs a C program. Returns its standard error. Panics unless the last line of its output reports
+/// that no check failed.
+pub(crate) fn run_checks(program: &mut Command) -> String {
+    run_checks_within(TIMEOUT, program)
 }
 
-/// As [`passes`], with another time limit. At the limit, or when the program has ended, all
-/// processes that it started are killed.
-pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
+/// As [`run_checks`], with another timeout. Kills all processes that the program started, after the
+/// timeout or when the program has ended.
+pub(crate) fn run_checks_within(limit: Duration, program: &mut Command) -> String {
     let mut child = program
         .process_group(0)
         .stdin(Stdio::null())
@@ -77,31 +78,31 @@ pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
         .spawn()
         .unwrap();
     let group = Pid::from_child(&child);
-    // Threads read the output, because it may be more than a pipe holds.
-    let said = read(child.stdout.take().unwrap());
-    let complaints = read(child.stderr.take().unwrap());
-    let end = Instant::now() + limit;
+    // Threads read the output, because it may not fit into a pipe.
+    let output = read_in_thread(child.stdout.take().unwrap());
+    let errors = read_in_thread(child.stderr.take().unwrap());
+    let deadline = Instant::now() + limit;
     let mut status = child.try_wait().unwrap();
-    while status.is_none() && Instant::now() < end {
+    while status.is_none() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
         status = child.try_wait().unwrap();
     }
-    // An error means that no process is left.
+    // This fails if no process is left.
     let _ = kill_process_group(group, Signal::KILL);
     child.wait().unwrap();
-    let (said, complaints) = (said.join().unwrap(), complaints.join().unwrap());
+    let (output, errors) = (output.join().unwrap(), errors.join().unwrap());
     let name = program.get_program().to_string_lossy();
     let Some(status) = status else {
-        panic!("{name} did not end within {limit:?}\n{said}{complaints}");
+        panic!("{name} did not end within {limit:?}\n{output}{errors}");
     };
     assert!(
-        status.success() && said.ends_with(" checks, 0 failed\n"),
-        "{name}: {status}\n{said}{complaints}"
+        status.success() && output.ends_with(" checks, 0 failed\n"),
+        "{name}: {status}\n{output}{errors}"
     );
-    complaints
+    errors
 }
 
-fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+fn read_in_thread(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut octets = Vec::new();
         let _ = pipe.read_to_end(&mut octets);
