@@ -1,5 +1,6 @@
-//! The table of cases. Each case prepares, warms up, and then performs its work inside `measured`.
-//! It also checks the result, so that a case without effect fails instead of appearing fast.
+//! The table of cases. Each case prepares its data, warms up, and then performs its work inside
+//! `measured`. It also checks the result, so that a case without effect fails instead of appearing
+//! fast.
 
 use crate::arena::Arena;
 use crate::link::{ALL, End, link};
@@ -12,11 +13,11 @@ use iwarp_rnic::memory::{Accessor, MemoryTable};
 use iwarp_rnic::{RecvWr, SendWr};
 use std::hint::black_box;
 
-/// Work whose instructions are counted.
+/// Work whose instructions are measured_if.
 pub(crate) struct Case {
     /// The name on the command line and in the table of recorded values.
     pub(crate) name: &'static str,
-    /// Repetitions inside `measured`, by which the counts are divided.
+    /// Number of repetitions inside `measured`. The counts are divided by it.
     pub(crate) count: u32,
     pub(crate) about: &'static str,
     /// Performs the work `count` times.
@@ -273,7 +274,7 @@ fn crc(len: usize, count: usize) {
     assert_eq!(last, crc32c::append(crc32c::append(0, a), b));
 }
 
-/// The part of sending that is counted.
+/// The part of sending that is measured_if.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Post,
@@ -281,8 +282,8 @@ enum Part {
     Written,
 }
 
-fn counted(yes: bool, f: impl FnOnce()) {
-    if yes { measured(f) } else { f() }
+fn measured_if(condition: bool, f: impl FnOnce()) {
+    if condition { measured(f) } else { f() }
 }
 
 fn post_writes(a: &mut End, b: &End, signal: bool) {
@@ -296,24 +297,24 @@ fn post_writes(a: &mut End, b: &End, signal: bool) {
 
 fn small_tx(crc: bool, part: Part) {
     let (mut a, b) = link(crc, LOOPBACK, LIST * SMALL);
-    for warm in [true, false] {
-        counted(!warm && part == Part::Post, || {
+    for warm_up in [true, false] {
+        measured_if(!warm_up && part == Part::Post, || {
             post_writes(&mut a, &b, true)
         });
-        counted(!warm && part == Part::Fill, || assert!(a.fill()));
-        counted(!warm && part == Part::Written, || a.written());
+        measured_if(!warm_up && part == Part::Fill, || assert!(a.fill()));
+        measured_if(!warm_up && part == Part::Written, || a.written());
         assert_eq!(a.poll(), LIST);
     }
 }
 
 fn send_tx() {
     let (mut a, _) = link(false, LOOPBACK, LIST * SMALL);
-    for warm in [true, false] {
+    for warm_up in [true, false] {
         for i in 0..LIST {
             let sges = [a.sge(i * SMALL, SMALL)];
             a.post(&SendWr::send(1, &sges).signaled());
         }
-        counted(!warm, || assert!(a.fill()));
+        measured_if(!warm_up, || assert!(a.fill()));
         a.written();
         assert_eq!(a.poll(), LIST);
     }
@@ -322,9 +323,9 @@ fn send_tx() {
 fn large_tx(emss: u32) {
     let (mut a, b) = link(false, emss, MI);
     let sges = [a.sge(0, MI)];
-    for warm in [true, false] {
+    for warm_up in [true, false] {
         a.post(&SendWr::write(1, b.arena.addr(), b.stag, &sges).signaled());
-        counted(!warm, || {
+        measured_if(!warm_up, || {
             while a.fill() {
                 a.written();
             }
@@ -361,7 +362,7 @@ fn small_rx(crc: bool, send: bool) {
         post_writes(&mut a, &b, false);
     }
     let octets = drain(&mut a);
-    b.take(&octets, usize::MAX);
+    b.receive(&octets, usize::MAX);
     assert!(b.arena.is_filled_with(0x5a));
     assert_eq!(b.poll(), if send { LIST } else { 0 });
 }
@@ -371,14 +372,14 @@ fn large_rx(emss: u32) {
     let sges = [a.sge(0, MI)];
     a.post(&SendWr::write(1, b.arena.addr(), b.stag, &sges));
     let octets = drain(&mut a);
-    b.take(&octets, 65_536);
+    b.receive(&octets, 65_536);
     assert!(b.arena.is_filled_with(0x5a));
 }
 
 /// Pseudorandom numbers, the same in every run.
-struct Scrambled(u64);
+struct Pseudorandom(u64);
 
-impl Iterator for Scrambled {
+impl Iterator for Pseudorandom {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -393,20 +394,20 @@ impl Iterator for Scrambled {
 fn mr_look_up() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
-    let stags: Vec<Stag> = Scrambled(1)
+    let stags: Vec<Stag> = Pseudorandom(1)
         .take(1000)
         .map(|random| {
             table
                 .register(arena.range(), arena.addr(), 1, ALL, random)
-                .expect("room")
+                .expect("the table has a free slot")
         })
         .collect();
-    let who = Accessor { pd: 1, qp: 1 };
+    let accessor = Accessor { pd: 1, qp: 1 };
     let mut octets = 0;
     measured(|| {
         for &stag in black_box(&stags) {
             let range = (stag, arena.addr() + 8, 64);
-            let _ = table.access(range, ALL, who, |span| octets += black_box(span).len());
+            let _ = table.access(range, ALL, accessor, |span| octets += black_box(span).len());
         }
     });
     assert_eq!(octets, 64_000);
@@ -415,18 +416,18 @@ fn mr_look_up() {
 fn mr_register() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
-    let mut random = Scrambled(2);
-    // Fill the table first, so that its growth is not counted.
+    let mut random = Pseudorandom(2);
+    // Fill the table first, so that its growth is not measured_if.
     for number in random.by_ref().take(1000) {
         table
             .register(arena.range(), 0, 1, ALL, number)
-            .expect("room");
+            .expect("the table has a free slot");
     }
     measured(|| {
         for number in random.by_ref().take(1000) {
             let stag = table
                 .register(arena.range(), 0, 1, ALL, black_box(number))
-                .expect("room");
+                .expect("the table has a free slot");
             assert!(table.deregister(black_box(stag)).is_ok());
         }
     });
@@ -435,8 +436,8 @@ fn mr_register() {
 
 fn post_poll() {
     let (mut a, b) = link(false, LOOPBACK, LIST * SMALL);
-    for warm in [true, false] {
-        counted(!warm, || {
+    for warm_up in [true, false] {
+        measured_if(!warm_up, || {
             for i in 0..LIST {
                 let sges = [a.sge(i * SMALL, SMALL)];
                 let to = b.arena.addr() + (i * SMALL) as u64;
@@ -463,18 +464,18 @@ fn read() {
         });
         a.copy_out(&mut octets);
         a.written();
-        b.take(&octets, usize::MAX);
+        b.receive(&octets, usize::MAX);
         octets.clear();
         measured(|| assert!(b.fill()));
         b.copy_out(&mut octets);
         b.written();
-        a.take(&octets, usize::MAX);
+        a.receive(&octets, usize::MAX);
         measured(|| assert_eq!(a.poll(), 1));
     }
     assert!(a.arena.is_filled_with(0x77));
 }
 
-/// As many Reads at a time as may be outstanding.
+/// Reads in lists of 16, which is the maximum number of outstanding Reads.
 fn reads(size: usize) {
     let list = 16;
     let (mut a, mut b) = link(false, LOOPBACK, LIST * size);
@@ -492,15 +493,15 @@ fn reads(size: usize) {
         });
         a.copy_out(&mut octets);
         a.written();
-        b.take(&octets, usize::MAX);
+        b.receive(&octets, usize::MAX);
         octets.clear();
         measured(|| {
             assert!(b.fill());
-            assert!(b.runs() > 0);
+            assert!(b.find_runs() > 0);
         });
         b.copy_out(&mut octets);
         b.written();
-        a.take(&octets, usize::MAX);
+        a.receive(&octets, usize::MAX);
         measured(|| assert_eq!(a.poll(), list));
     }
     assert!(a.arena.is_filled_with(0x77));
