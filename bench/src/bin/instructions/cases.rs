@@ -68,7 +68,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "fpdu-decode-64",
         count: 1000,
-        about: "take the same FPDU apart",
+        about: "decode the same FPDU",
         run: || fpdu(false),
     },
     Case {
@@ -98,7 +98,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "tx-write-64",
         count: 64,
-        about: "segment and frame it, 64 of them in a plan",
+        about: "segment and frame such a Write, 64 of them in a plan",
         run: || small_tx(false, Part::Fill),
     },
     Case {
@@ -116,7 +116,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "tx-written-64",
         count: 64,
-        about: "complete it once written",
+        about: "complete such a Write after it was written",
         run: || small_tx(false, Part::Written),
     },
     Case {
@@ -128,7 +128,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "tx-write-1m-mtu",
         count: 1,
-        about: "the same in FPDUs for a 1460-octet MSS",
+        about: "the same, with FPDUs for a 1460-octet MSS",
         run: || large_tx(ETHERNET),
     },
     Case {
@@ -152,13 +152,13 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "rx-write-1m",
         count: 1,
-        about: "place a Write of 1 MiB, read in pieces of 64 KiB",
+        about: "place a Write of 1 MiB that is read 64 KiB at a time",
         run: || large_rx(LOOPBACK),
     },
     Case {
         name: "rx-write-1m-mtu",
         count: 1,
-        about: "the same in FPDUs for a 1460-octet MSS",
+        about: "the same, with FPDUs for a 1460-octet MSS",
         run: || large_rx(ETHERNET),
     },
     Case {
@@ -176,25 +176,25 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "post-poll",
         count: 64,
-        about: "post a signalled Write, fill, written, poll: one by one",
+        about: "post, send, complete and poll a signaled Write, one at a time",
         run: post_poll,
     },
     Case {
         name: "read-64",
         count: 64,
-        about: "an RDMA Read of 64 octets, both sides, one by one",
+        about: "an RDMA Read of 64 octets, both sides, one at a time",
         run: read,
     },
     Case {
         name: "read-64-list",
         count: 64,
-        about: "the same, 16 of them outstanding",
+        about: "the same, with 16 outstanding",
         run: || reads(SMALL),
     },
     Case {
         name: "read-4k-list",
         count: 64,
-        about: "the same for 4 KiB, which is sent in place, with the pieces for the system call",
+        about: "the same for 4 KiB, sent without a copy, with the runs for the system call",
         run: || reads(4096),
     },
 ];
