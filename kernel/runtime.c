@@ -63,8 +63,8 @@ void iwarp_panic(const char *text, size_t text_len, const char *file, size_t fil
 }
 
 /*
- * The engine's CRCs are inverted at both ends. The kernel's function inverts neither its input nor
- * its result.
+ * The engine passes and expects finished CRCs, which are inverted. The kernel's function inverts
+ * neither its input nor its result.
  */
 u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len)
 {

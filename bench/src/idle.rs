@@ -85,7 +85,7 @@ impl Endpoint {
 
 /// Sleeps for `time`. Returns the CPU time and the wake-ups of this process during that time.
 fn stay_idle(time: Duration) -> Value {
-    // First wait for the end of set-up: an initiator that has received stay_idle sends up to three
+    // First wait for the end of set-up: an initiator that has received nothing sends up to three
     // reminders, because siw may have missed its first message. The last reminder is sent 4.25 s
     // after connecting, or up to 5.3 s with a coarse clock.
     std::thread::sleep(Duration::from_secs(6));

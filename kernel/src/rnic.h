@@ -32,7 +32,7 @@
 #define RNIC_MAX_FAST_PAGES 1024
 #define RNIC_RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 
-/* Kernels before 6.2 do not have this name for the direction. */
+/* Kernels before 6.2 do not define this name for a direction of copies. */
 #ifndef ITER_SOURCE
 #define ITER_SOURCE WRITE
 #endif

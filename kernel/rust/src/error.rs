@@ -25,12 +25,12 @@ pub const ECONNREFUSED: c_int = -111;
 /// The stream has failed.
 pub const EPROTO: c_int = -71;
 
-/// Returns 0 or the error errno.
+/// Returns 0 or the error number.
 pub(crate) fn errno_or_zero<T, E: ToErrno>(result: Result<T, E>) -> c_int {
     result.map_or_else(|error| error.errno(), |_| 0)
 }
 
-/// An error that corresponds to an error errno.
+/// An error that corresponds to an error number.
 pub(crate) trait ToErrno {
     fn errno(&self) -> c_int;
 }

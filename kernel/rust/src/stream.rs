@@ -138,7 +138,7 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) 
         let status = qp
             .machine
             .rx_filled(&mut area.staging, &mut area.rx, octets, &mut env);
-        // The loop terminates, because C reads ptr most as much as the staging buffer holds.
+        // The loop terminates, because C reads at most as much as the staging buffer holds.
         if status != RxStatus::More {
             return status_code(status);
         }
@@ -150,7 +150,7 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) 
 /// error number.
 ///
 /// # Safety
-/// `len` bytes ptr `ptr` are readable, or `len` is 0.
+/// `len` bytes at `ptr` are readable, or `len` is 0.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_rx_input(

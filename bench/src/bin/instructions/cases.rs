@@ -13,7 +13,7 @@ use iwarp_rnic::memory::{Accessor, MemoryTable};
 use iwarp_rnic::{RecvWr, SendWr};
 use std::hint::black_box;
 
-/// Work whose instructions are measured_if.
+/// Work whose instructions are counted.
 pub(crate) struct Case {
     /// The name on the command line and in the table of recorded values.
     pub(crate) name: &'static str,
@@ -274,7 +274,7 @@ fn crc(len: usize, count: usize) {
     assert_eq!(last, crc32c::append(crc32c::append(0, a), b));
 }
 
-/// The part of sending that is measured_if.
+/// The part of sending that is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Post,
@@ -417,7 +417,7 @@ fn mr_register() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
     let mut random = Pseudorandom(2);
-    // Fill the table first, so that its growth is not measured_if.
+    // Fill the table first, so that its growth is not counted.
     for number in random.by_ref().take(1000) {
         table
             .register(arena.range(), 0, 1, ALL, number)
