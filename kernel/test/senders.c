@@ -137,8 +137,8 @@ static int while_receiving(struct pair *pair)
 }
 
 /*
- * So many messages at a time make the completion queue crowded. A work item then sends the client's
- * requests.
+ * This number of messages at a time makes the completion queue crowded. A work item then sends the
+ * client's requests.
  */
 #define BURST 8
 
