@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* The functions that the engine calls, except for completions, which belong to the module. */
+/*
+ * The functions that the engine calls, except for iwarp_complete() and iwarp_take_receive(), which
+ * each module defines for its own objects.
+ */
 #include <linux/crc32c.h>
 #include <linux/kernel.h>
 #include <linux/log2.h>
@@ -18,39 +21,39 @@ module_param(fail_allocation, int, 0644);
 MODULE_PARM_DESC(fail_allocation,
 		 "For tests: the engine's n-th allocation from now on fails; 0: none");
 
-/* Returns true if this is the allocation that has to fail. */
-static bool shall_fail(void)
+/* Returns true if this is the allocation that `fail_allocation` selects. */
+static bool inject_failure(void)
 {
-	int left = READ_ONCE(fail_allocation);
+	int remaining = READ_ONCE(fail_allocation);
 
-	while (left > 0)
-		if (try_cmpxchg(&fail_allocation, &left, left - 1))
-			return left == 1;
+	while (remaining > 0)
+		if (try_cmpxchg(&fail_allocation, &remaining, remaining - 1))
+			return remaining == 1;
 	return false;
 }
 
-/* Objects are created in process context only. Large rings come from vmalloc. */
+/* Called in process context only. Uses kvmalloc() because rings can be large. */
 void *iwarp_alloc(size_t size, size_t align, bool zeroed)
 {
-	void *at;
+	void *ptr;
 
 	might_sleep();
-	if (shall_fail())
+	if (inject_failure())
 		return NULL;
-	/* Allocations of a power of two are aligned to their size. */
+	/* kvmalloc() aligns an allocation to its size if that is a power of two. */
 	if (align > ARCH_KMALLOC_MINALIGN)
 		size = roundup_pow_of_two(max(size, align));
-	at = kvmalloc(size, zeroed ? GFP_KERNEL | __GFP_ZERO : GFP_KERNEL);
-	if (at)
+	ptr = kvmalloc(size, zeroed ? GFP_KERNEL | __GFP_ZERO : GFP_KERNEL);
+	if (ptr)
 		atomic_long_inc(&iwarp_allocations);
-	return at;
+	return ptr;
 }
 
-void iwarp_free(void *at)
+void iwarp_free(void *ptr)
 {
 	might_sleep();
 	atomic_long_inc(&iwarp_frees);
-	kvfree(at);
+	kvfree(ptr);
 }
 
 /* The caller raises an invalid-opcode exception afterwards, as BUG() does. */
@@ -60,8 +63,8 @@ void iwarp_panic(const char *text, size_t text_len, const char *file, size_t fil
 }
 
 /*
- * The engine continues finished CRCs; the kernel's function inverts neither its input nor its
- * result.
+ * The engine passes and expects finished CRCs, which are inverted. The kernel's function inverts
+ * neither its input nor its result.
  */
 u32 iwarp_crc32c(u32 crc, const u8 *octets, size_t len)
 {

@@ -10,7 +10,7 @@
 extern atomic_long_t iwarp_allocations;
 extern atomic_long_t iwarp_frees;
 
-/* Returns the number of allocations that are not freed. */
+/* Returns the number of allocations that are not freed yet. */
 static inline long iwarp_live(void)
 {
 	return atomic_long_read(&iwarp_allocations) - atomic_long_read(&iwarp_frees);

@@ -1,21 +1,21 @@
 /*
- * Bandwidth of libfabric's tcp provider between two processes: one-sided writes, or messages into
- * posted receives.
+ * Measures the bandwidth of libfabric's tcp provider between two processes: one-sided writes (rma),
+ * or messages into posted receives (msg).
  *
- *   fi_bw rma|msg OCTETS COUNT DEPTH PORT            serves one client
- *   fi_bw rma|msg OCTETS COUNT DEPTH PORT ADDRESS    is that client and prints one line:
+ *   fi_bw rma|msg OCTETS COUNT DEPTH PORT            runs the server, for one client
+ *   fi_bw rma|msg OCTETS COUNT DEPTH PORT ADDRESS    runs the client, which prints one line:
  *                                                    octets, count, depth, GB/s,
  *                                                    million messages/s
  *
- * Up to DEPTH operations are outstanding, in a sliding window. The time ends when the server has
- * confirmed that everything has arrived.
+ * Up to DEPTH operations are outstanding, in a sliding window. The measured time ends when the
+ * server has confirmed that all data have arrived.
  *
- * The program uses the provider in the fastest way that was found. Kept: injecting small operations
- * (a few percent faster), and one completion per quarter of the window (at least as fast as one per
- * operation). Without effect: a window of 1024 instead of the provider's 256 for small operations,
- * and larger buffers of the provider, because it writes each operation to the socket separately
- * unless the socket is full. TCP_NODELAY is on: it is the provider's default and the same in all
- * benchmarks here.
+ * The program uses the provider in the fastest way that was found: it injects small operations (a
+ * few percent faster), and requests one completion per quarter of the window (at least as fast as
+ * one per operation). A window of 1024 instead of the provider's 256 for small operations had no
+ * effect. Larger buffers had none either, because the provider writes each operation to the socket
+ * separately unless the socket is full. TCP_NODELAY is on, which is the provider's default, and is
+ * the same in all benchmarks here.
  */
 #include <netinet/in.h>
 #include <rdma/fabric.h>
@@ -33,10 +33,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Small messages cycle through this many octets, as in the other benchmarks. */
+/* Size of the memory through which small messages cycle, as in the other benchmarks. */
 #define WINDOW (256 * 1024)
-/* Largest number of completions taken at a time. */
-#define TAKEN 64
+/* Maximum number of completions per poll. */
+#define POLLED 64
 /* Time limit of the whole run, in seconds. */
 #define LIMIT 35
 
@@ -54,8 +54,10 @@ static struct fid_ep *ep;
 static struct target target;
 static char *memory;
 static size_t size, slots;
-/* Window; started and completed operations; received messages; posted receives. */
-static uint64_t depth, sent, done, arrived, ready;
+/* Maximum number of outstanding operations. */
+static uint64_t depth;
+/* Numbers of started operations, completed operations, received messages, and posted receives. */
+static uint64_t sent, done, arrived, posted;
 static int is_rma;
 
 static void fail(const char *what, long error)
@@ -70,9 +72,9 @@ static void check(const char *what, long result)
 		fail(what, result);
 }
 
-static void too_long(int signal)
+static void timed_out(int signal)
 {
-	static const char text[] = "fi_bw: no end in time\n";
+	static const char text[] = "fi_bw: the time limit has expired\n";
 
 	(void)signal;
 	_exit(write(STDERR_FILENO, text, sizeof(text) - 1) > 0 ? 1 : 2);
@@ -87,15 +89,15 @@ static double now(void)
 }
 
 /*
- * Takes completions, which also drives the endpoint. The context of a completion is the number of
- * operations that it covers.
+ * Polls completions, which also drives the endpoint. Returns the number of completed operations:
+ * the context of a completion is the number of operations that it covers.
  */
 static uint64_t completed(struct fid_cq *cq)
 {
-	struct fi_cq_entry entries[TAKEN];
+	struct fi_cq_entry entries[POLLED];
 	struct fi_cq_err_entry error = {0};
 	uint64_t sum = 0;
-	ssize_t n = fi_cq_read(cq, entries, TAKEN);
+	ssize_t n = fi_cq_read(cq, entries, POLLED);
 
 	if (n < 0 && n != -FI_EAGAIN) {
 		fi_cq_readerr(cq, &error, 0);
@@ -106,9 +108,9 @@ static uint64_t completed(struct fid_cq *cq)
 	return sum;
 }
 
-static char *slot(uint64_t at)
+static char *slot(uint64_t index)
 {
-	return memory + at % slots * size;
+	return memory + index % slots * size;
 }
 
 static void drive_receives(void)
@@ -116,29 +118,32 @@ static void drive_receives(void)
 	uint64_t n = completed(rx_cq);
 
 	arrived += n;
-	ready -= n;
+	posted -= n;
 	/* Post receives in batches, but before the peer runs out of them. */
-	for (int run = ready <= depth / 2; run && ready < depth; ready++)
-		check("fi_recv", fi_recv(ep, slot(ready), size, NULL, 0, (void *)1));
+	for (int run = posted <= depth / 2; run && posted < depth; posted++)
+		check("fi_recv", fi_recv(ep, slot(posted), size, NULL, 0, (void *)1));
 }
 
-/* Starts one operation. Returns 0 if the provider has no room. */
-static int start(int write, size_t length, uint64_t ends, int inject)
+/*
+ * Starts one operation. If `covered` is not 0, the operation creates a completion, which covers
+ * `covered` operations. Returns 0 if the provider's queue is full.
+ */
+static int start(int write, size_t length, uint64_t covered, int inject)
 {
 	char *from = slot(sent);
-	uint64_t flags = ends ? FI_COMPLETION : 0;
-	void *context = (void *)(uintptr_t)ends;
+	uint64_t flags = covered ? FI_COMPLETION : 0;
+	void *context = (void *)(uintptr_t)covered;
 	struct iovec part = {from, length};
-	struct fi_rma_iov there = {target.address + (uint64_t)(from - memory), length, target.key};
-	struct fi_msg_rma writing = {&part, NULL, 1, 0, &there, 1, context, 0};
-	struct fi_msg sending = {&part, NULL, 1, 0, context, 0};
+	struct fi_rma_iov remote = {target.address + (uint64_t)(from - memory), length, target.key};
+	struct fi_msg_rma rma = {&part, NULL, 1, 0, &remote, 1, context, 0};
+	struct fi_msg msg = {&part, NULL, 1, 0, context, 0};
 	long r;
 
 	if (write)
-		r = inject ? fi_inject_write(ep, from, length, 0, there.addr, target.key)
-			   : fi_writemsg(ep, &writing, flags);
+		r = inject ? fi_inject_write(ep, from, length, 0, remote.addr, target.key)
+			   : fi_writemsg(ep, &rma, flags);
 	else
-		r = inject ? fi_inject(ep, from, length, 0) : fi_sendmsg(ep, &sending, flags);
+		r = inject ? fi_inject(ep, from, length, 0) : fi_sendmsg(ep, &msg, flags);
 	if (r == -FI_EAGAIN)
 		return 0;
 	check("starting an operation", r);
@@ -146,8 +151,8 @@ static int start(int write, size_t length, uint64_t ends, int inject)
 	return 1;
 }
 
-/* Sends a message to the peer after all operations, and waits until all are complete. */
-static void tell(void)
+/* Sends a last message to the peer, and waits until all operations are complete. */
+static void notify_peer(void)
 {
 	for (int started = 0; !started || done < sent; done += completed(tx_cq))
 		started = started || start(0, 1, 1, 0);
@@ -159,11 +164,11 @@ static void client(uint64_t count)
 	uint64_t run = depth < 4 ? 1 : depth / 4, unsignalled = 0, awaited = arrived + 1;
 
 	for (uint64_t i = 0; i < count;) {
-		uint64_t ends = !inject && (unsignalled + 1 == run || i + 1 == count) ? unsignalled + 1 : 0;
+		uint64_t covered = !inject && (unsignalled + 1 == run || i + 1 == count) ? unsignalled + 1 : 0;
 
 		/* Injected operations have no completion; the provider reports when its window is full. */
-		if (sent - done < depth && start(is_rma, size, ends, inject)) {
-			unsignalled = ends ? 0 : unsignalled + 1;
+		if (sent - done < depth && start(is_rma, size, covered, inject)) {
+			unsignalled = covered ? 0 : unsignalled + 1;
 			done += inject;
 			i++;
 		} else {
@@ -171,7 +176,7 @@ static void client(uint64_t count)
 		}
 	}
 	if (is_rma)
-		tell();
+		notify_peer();
 	while (arrived < awaited) {
 		done += completed(tx_cq);
 		drive_receives();
@@ -184,7 +189,7 @@ static void server(uint64_t count)
 
 	while (arrived < awaited)
 		drive_receives();
-	tell();
+	notify_peer();
 }
 
 static void await_event(uint32_t wanted, struct fi_eq_cm_entry *entry, size_t room)
@@ -196,10 +201,10 @@ static void await_event(uint32_t wanted, struct fi_eq_cm_entry *entry, size_t ro
 	if (n == -FI_EAVAIL)
 		fi_eq_readerr(eq, &error, 0);
 	if (n < 0 || event != wanted)
-		fail("connecting", n == -FI_EAVAIL || n >= 0 ? error.err : n);
+		fail("cannot connect", n == -FI_EAVAIL || n >= 0 ? error.err : n);
 }
 
-/* Opens the endpoint and posts receives, which must precede the peer's messages. */
+/* Opens the endpoint, and posts receives before the peer can send messages. */
 static void open_endpoint(void)
 {
 	struct fi_cq_attr attributes = {.format = FI_CQ_FORMAT_CONTEXT, .size = 2 * depth + 64};
@@ -219,7 +224,7 @@ static void open_endpoint(void)
 		fail("memory", FI_ENOMEM);
 	memset(memory, 1, length);
 	check("fi_mr_reg", fi_mr_reg(domain, memory, length, FI_REMOTE_WRITE, 0, 1, 0, &mr, NULL));
-	/* The provider's mode decides between the address and the offset in the region. */
+	/* Depending on the provider's mode, remote addresses are virtual addresses or offsets. */
 	target.address = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)memory : 0;
 	target.key = fi_mr_key(mr);
 	check("fi_enable", fi_enable(ep));
@@ -238,7 +243,7 @@ static void open_fabric(const char *address, const char *port, uint64_t flags)
 	hints->caps = FI_MSG | FI_RMA;
 	hints->addr_format = FI_SOCKADDR_IN;
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-	/* Progress is made by polling only, without threads and locks of the provider. */
+	/* The provider makes progress only when it is polled, without threads and locks of its own. */
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
 	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
@@ -289,8 +294,8 @@ int main(int argc, char **argv)
 	count = strtoull(argv[3], NULL, 10);
 	depth = strtoull(argv[4], NULL, 10);
 	if (!size || !count || !depth)
-		fail("octets, count and depth are numbers above 0", FI_EINVAL);
-	signal(SIGALRM, too_long);
+		fail("OCTETS, COUNT and DEPTH must be numbers above 0", FI_EINVAL);
+	signal(SIGALRM, timed_out);
 	alarm(LIMIT);
 	connect_or_accept(argv[5], argc == 7 ? argv[6] : NULL);
 	warm = count / 20 + 1;

@@ -7,35 +7,35 @@ use rustix::time::{ClockId, clock_gettime};
 /// Binds this thread and its future children to one CPU.
 pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     if cpu >= CpuSet::MAX_CPU {
-        bail!("there is no CPU {cpu}");
+        bail!("CPU {cpu} does not exist");
     }
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("cannot bind to CPU {cpu}"))
 }
 
-/// Returns user and system time of all threads of this process so far, in microseconds.
+/// Returns the CPU time (user and system) of this process so far, in microseconds.
 pub(crate) fn process_us() -> f64 {
-    us(ClockId::ProcessCPUTime)
+    microseconds(ClockId::ProcessCPUTime)
 }
 
-/// Returns user and system time of this thread so far, in microseconds.
+/// Returns the CPU time (user and system) of this thread so far, in microseconds.
 pub(crate) fn thread_us() -> f64 {
-    us(ClockId::ThreadCPUTime)
+    microseconds(ClockId::ThreadCPUTime)
 }
 
-fn us(clock: ClockId) -> f64 {
+fn microseconds(clock: ClockId) -> f64 {
     let t = clock_gettime(clock);
     t.tv_sec as f64 * 1e6 + t.tv_nsec as f64 / 1e3
 }
 
-/// Returns the resident anonymous memory of this process, in octets. Pages of the program and its
-/// libraries are excluded, because they are no cost of a connection.
+/// Returns the resident anonymous memory of this process in bytes, without pages of the program and
+/// its libraries, which do not depend on the number of connections.
 pub(crate) fn resident() -> u64 {
     status_field("/proc/self/status", "RssAnon:").unwrap_or(0) * 1024
 }
 
-/// Returns how often threads of this process went to sleep, which equals the number of wake-ups.
+/// Returns how often the threads of this process have gone to sleep: the number of their wake-ups.
 pub(crate) fn sleeps() -> u64 {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else {
         return 0;
@@ -49,7 +49,7 @@ pub(crate) fn sleeps() -> u64 {
         .sum()
 }
 
-/// Returns the kernel's slab memory in octets, for the whole machine. It contains the sockets.
+/// Returns the slab memory of the whole kernel in bytes. Sockets are allocated from it.
 pub(crate) fn slab() -> u64 {
     status_field("/proc/meminfo", "Slab:").unwrap_or(0) * 1024
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_costs_time_and_memory() {
+    fn work_increases_time_and_memory() {
         let (p, t, r) = (process_us(), thread_us(), resident());
         let block = vec![1u8; 32 << 20];
         let sum: u64 = block.iter().map(|b| u64::from(*b)).sum();

@@ -1,9 +1,10 @@
-//! Measures the rate of RDMA Writes to a process whose program waits: the target of many peers, by
-//! the number of its progress threads.
+//! Measures the rate of RDMA Writes from many peers to one process whose program only waits,
+//! depending on the number of that process's progress threads.
 //!
-//! Writes to the same place are identical octets, so the peers are plain TCP streams that repeat a
-//! block of FPDUs framed beforehand (RFC 5044 section 4, RFC 5041 section 4.2). They cost the
-//! sending process little, and the rate is that of the target.
+//! The peers are plain TCP streams in one process. Writes of the same data to the same address are
+//! identical FPDUs, so each stream repeats a block of FPDUs that was framed in advance (RFC 5044
+//! section 4, RFC 5041 section 4.2). That costs the sending process little time, so the target
+//! limits the rate.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, STALL};
@@ -27,13 +28,13 @@ use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Octets of a tagged header.
+/// Length of a tagged header.
 const TAGGED: usize = 14;
 /// A request of MPA revision 1 with CRCs and without private data (RFC 5044 section 7.1.1).
 const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
-/// Approximate length of a block.
-const PIECE: usize = 64 * 1024;
-/// Octets of the target's memory.
+/// Approximate length of a block of FPDUs.
+const BLOCK: usize = 64 * 1024;
+/// Size of the target's memory.
 const TARGET: usize = 64 * 1024;
 
 #[derive(Debug, Args)]
@@ -53,8 +54,8 @@ pub(crate) struct CrowdArgs {
 
 struct Writer {
     stream: TcpStream,
-    piece: Vec<u8>,
-    /// Octets of the block that have been sent.
+    block: Vec<u8>,
+    /// Number of octets of the block that have been sent.
     sent: usize,
 }
 
@@ -65,33 +66,33 @@ impl Writer {
         let mut head = [0; 20];
         stream.read_exact(&mut head)?;
         if !head.starts_with(b"MPA ID Rep Frame") || head[16] & 0x20 != 0 {
-            bail!("the target does not accept");
+            bail!("the target has rejected the connection");
         }
         let mut private = vec![0; usize::from(u16::from_be_bytes([head[18], head[19]]))];
         stream.read_exact(&mut private)?;
-        let remote = RemoteMemory::from_bytes(&private).context("the target names no memory")?;
+        let remote = RemoteMemory::from_bytes(&private)
+            .context("the target's private data do not describe its memory")?;
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
-            piece: piece(&remote, size),
+            block: fpdu_block(&remote, size),
             sent: 0,
         })
     }
 
-    /// Sends the rest of a block, as much as the socket takes, and leaves the turn to the next
-    /// peer.
+    /// Sends as much of the block's rest as the socket takes in one call.
     fn write(&mut self) -> Result<()> {
-        match send(&self.stream, &self.piece[self.sent..], SendFlags::NOSIGNAL) {
-            Ok(n) => self.sent = (self.sent + n) % self.piece.len(),
+        match send(&self.stream, &self.block[self.sent..], SendFlags::NOSIGNAL) {
+            Ok(n) => self.sent = (self.sent + n) % self.block.len(),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(e) => return Err(e).context("the target has ended the connection"),
+            Err(e) => return Err(e).context("cannot send to the target"),
         }
         Ok(())
     }
 }
 
-/// Returns whole FPDUs with a Write of `size` octets each.
-fn piece(remote: &RemoteMemory, size: usize) -> Vec<u8> {
+/// Returns a block of complete FPDUs. Each contains a Write of `size` octets.
+fn fpdu_block(remote: &RemoteMemory, size: usize) -> Vec<u8> {
     let mut fpdu = ((TAGGED + size) as u16).to_be_bytes().to_vec();
     let mut head = [0; TAGGED];
     TaggedHeader {
@@ -105,51 +106,54 @@ fn piece(remote: &RemoteMemory, size: usize) -> Vec<u8> {
     fpdu.resize(2 + TAGGED + size + pad_len(TAGGED + size), 0x5a);
     let crc = checksum(CrcAlgorithm::Crc32Iscsi, &fpdu) as u32;
     fpdu.extend_from_slice(&crc.to_le_bytes());
-    fpdu.repeat(PIECE.div_ceil(fpdu.len()))
+    fpdu.repeat(BLOCK.div_ceil(fpdu.len()))
 }
 
 /// Runs the peers of the target.
 pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
     if a.n == 0 || a.size == 0 || a.size > TARGET - 1024 {
-        bail!("at least one peer, 1 to {} octets", TARGET - 1024);
+        bail!(
+            "there must be at least one peer, and Writes of 1 to {} octets",
+            TARGET - 1024
+        );
     }
     let mut target = Peer::start()?;
     let to = target.address()?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut writers = Vec::with_capacity(a.n);
-    for at in 0..a.n as u64 {
+    for index in 0..a.n as u64 {
         let writer = Writer::connect(to, a.size)?;
-        let data = epoll::EventData::new_u64(at);
+        let data = epoll::EventData::new_u64(index);
         epoll::add(&epoll, &writer.stream, data, epoll::EventFlags::OUT)?;
         writers.push(writer);
     }
     let time = Duration::from_millis(a.time.ms);
-    crowd(&epoll, &mut writers, time / 5)?;
-    let (before, cpu0) = (ask(&mut target)?, cpu::process_us());
+    write_for(&epoll, &mut writers, time / 5)?;
+    let (before, cpu0) = (progress(&mut target)?, cpu::process_us());
     let begin = Instant::now();
-    crowd(&epoll, &mut writers, time)?;
-    let (after, elapsed) = (ask(&mut target)?, begin.elapsed());
+    write_for(&epoll, &mut writers, time)?;
+    let (after, elapsed) = (progress(&mut target)?, begin.elapsed());
     target.say("end")?;
     if target.report()?.get("written") != Some(&json!(true)) {
-        bail!("the written data are missing");
+        bail!("the target's memory does not contain the written data");
     }
-    let more = |name| peer::number(&after, name) - peer::number(&before, name);
+    let increase = |name| peer::number(&after, name) - peer::number(&before, name);
     let us = elapsed.as_secs_f64() * 1e6;
     Ok(json!({
-        "writes_per_s": more("writes") / elapsed.as_secs_f64(),
-        "target_processors": more("cpu_us") / us,
+        "writes_per_s": increase("writes") / elapsed.as_secs_f64(),
+        "target_processors": increase("cpu_us") / us,
         "peers_processors": (cpu::process_us() - cpu0) / us,
     }))
 }
 
-/// Asks the target for its progress.
-fn ask(target: &mut Peer) -> Result<Value> {
+/// Returns the target's number of Writes and its CPU time.
+fn progress(target: &mut Peer) -> Result<Value> {
     target.say("count")?;
     target.report()
 }
 
 /// Lets all peers write for `time`.
-fn crowd(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> {
+fn write_for(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> {
     let mut events = Vec::with_capacity(writers.len());
     let patience = Timespec {
         tv_sec: 0,
@@ -163,9 +167,9 @@ fn crowd(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> 
             Err(e) => return Err(e).context("epoll"),
         }
         for event in &events {
-            let at = { event.data }.u64() as usize;
+            let index = { event.data }.u64() as usize;
             writers
-                .get_mut(at)
+                .get_mut(index)
                 .context("an event for an unknown stream")?
                 .write()?;
         }
@@ -173,7 +177,7 @@ fn crowd(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Runs the target, whose program only waits.
+/// Runs the target. Its program only waits.
 pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
     let mut config = Config::from_env();
     config.progress_threads = a.threads;
@@ -196,9 +200,9 @@ pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
         let writes: u64 = connections.iter().map(|c| c.counters().rx_fpdus).sum();
         peer::send_line(json!({ "writes": writes, "cpu_us": cpu::process_us() }))?;
     }
-    let mut first = vec![0; a.size];
-    memory.read_at(0, &mut first)?;
-    let written = first.iter().all(|octet| *octet == 0x5a);
+    let mut data = vec![0; a.size];
+    memory.read_at(0, &mut data)?;
+    let written = data.iter().all(|octet| *octet == 0x5a);
     peer::send_line(json!({ "written": written }))?;
     Ok(json!({}))
 }

@@ -1,9 +1,9 @@
-//! Describes the machine, for the report.
+//! Facts about the machine, for the report.
 
 use serde_json::{Value, json};
 use std::fs;
 
-/// Returns the facts as this process sees them; in a network namespace, with its settings.
+/// Returns the facts. The network settings are those of this process's network namespace.
 pub(crate) fn facts() -> Value {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpuinfo

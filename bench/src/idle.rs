@@ -1,5 +1,5 @@
-//! Measures CPU time that should be nearly zero: of connected, idle processes, and of a process
-//! that is only the target of RDMA Writes.
+//! Measures CPU time that should be nearly zero: the CPU time of idle processes with connections,
+//! and that of a program whose process is only the target of RDMA Writes.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -23,7 +23,7 @@ const DEPTH: u64 = 16;
 
 #[derive(Debug, Args)]
 pub(crate) struct IdleArgs {
-    /// Seconds to be idle
+    /// Duration of the measurement in seconds
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     #[command(flatten)]
@@ -38,14 +38,14 @@ pub(crate) struct PassiveArgs {
     link: Link,
 }
 
-struct Base {
+struct Endpoint {
     ctx: Context,
     pd: ProtectionDomain,
     cq: CompletionQueue,
     memory: MemoryRegion,
 }
 
-impl Base {
+impl Endpoint {
     fn new(link: &Link) -> Result<Self> {
         let ctx = link.open()?;
         let pd = ProtectionDomain::new(&ctx);
@@ -83,100 +83,100 @@ impl Base {
     }
 }
 
-/// Sleeps for `time` and returns the CPU time and the wake-ups of this process meanwhile.
-fn nothing(time: Duration) -> Value {
-    // Wait until set-up is over. An initiator that has received nothing sends up to three
-    // reminders, because siw may have missed its first message. The last one is sent 4.25 s after
-    // connecting, or up to 5.3 s with a coarse clock.
+/// Sleeps for `time`. Returns the CPU time and the wake-ups of this process during that time.
+fn stay_idle(time: Duration) -> Value {
+    // First wait for the end of set-up: an initiator that has received nothing sends up to three
+    // reminders, because siw may have missed its first message. The last reminder is sent 4.25 s
+    // after connecting, or up to 5.3 s with a coarse clock.
     std::thread::sleep(Duration::from_secs(6));
     let sleeps0 = cpu::sleeps();
     let cpu0 = cpu::process_us();
     std::thread::sleep(time);
     let cpu_us = cpu::process_us() - cpu0;
-    // The `sleep` above counts as one.
+    // Do not count the wake-up from the `sleep` above.
     json!({
         "cpu_us": cpu_us,
         "wakeups": cpu::sleeps().saturating_sub(sleeps0 + 1),
     })
 }
 
-/// Runs the idle connecting end.
+/// Runs the idle process that connects.
 pub(crate) fn idle(a: &IdleArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
-    let base = Base::new(&a.link)?;
+    let base = Endpoint::new(&a.link)?;
     let to = peer.address()?;
     let connections = (0..CONNECTIONS)
         .map(|_| base.connect(to))
         .collect::<Result<Vec<_>>>()?;
     let time = Duration::from_secs_f64(a.seconds);
-    let ours = nothing(time);
+    let ours = stay_idle(time);
     let theirs = peer.report()?;
     drop(connections);
-    let most = |name| peer::number(&ours, name).max(peer::number(&theirs, name));
+    let maximum = |name| peer::number(&ours, name).max(peer::number(&theirs, name));
     Ok(json!({
-        "cpu_us_per_s": most("cpu_us") / a.seconds,
-        "wakeups_per_s": most("wakeups") / a.seconds,
+        "cpu_us_per_s": maximum("cpu_us") / a.seconds,
+        "wakeups_per_s": maximum("wakeups") / a.seconds,
         "connections": CONNECTIONS,
     }))
 }
 
-/// Runs the idle listening end.
+/// Runs the idle process that listens.
 pub(crate) fn idle_peer(a: &IdleArgs) -> Result<Value> {
-    let base = Base::new(&a.link)?;
+    let base = Endpoint::new(&a.link)?;
     let listener = base.listen()?;
     let connections = (0..CONNECTIONS)
         .map(|_| base.accept(&listener))
         .collect::<Result<Vec<_>>>()?;
-    peer::send_line(nothing(Duration::from_secs_f64(a.seconds)))?;
-    // Keep the connections until the other end has finished counting, too.
+    peer::send_line(stay_idle(Duration::from_secs_f64(a.seconds)))?;
+    // Keep the connections until the other process has finished its measurement, too.
     peer::read_line()?;
     drop(connections);
     Ok(json!({}))
 }
 
-/// Runs the writing end.
+/// Runs the process that writes.
 pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
-    let base = Base::new(&a.link)?;
+    let base = Endpoint::new(&a.link)?;
     let connection = base.connect(peer.address()?)?;
-    let remote =
-        RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
-    // The target's application thread goes to sleep now.
+    let remote = RemoteMemory::from_bytes(connection.private_data())
+        .context("the target's private data do not describe its memory")?;
+    // Wait until the target's application thread sleeps.
     peer.say("begin")?;
     peer.report()?;
     std::thread::sleep(Duration::from_millis(50));
     let start = Instant::now();
-    let (mut posted_so_far, mut done_so_far) = (0u64, 0u64);
+    let (mut posted_count, mut completed) = (0u64, 0u64);
     let time = Duration::from_millis(a.time.ms);
     let mut done = [Cqe::default(); DEPTH as usize];
     loop {
         let more = start.elapsed() < time;
-        while more && posted_so_far - done_so_far < DEPTH {
-            let at = (posted_so_far % DEPTH) as usize * PIECE;
+        while more && posted_count - completed < DEPTH {
+            let at = (posted_count % DEPTH) as usize * PIECE;
             let sges = [base.memory.sge(at..at + PIECE)?];
             let wr = SendWr::write(0, remote.addr + at as u64, remote.rkey, &sges);
             posted(connection.post_send(&[wr.signaled()]))?;
-            posted_so_far += 1;
+            posted_count += 1;
         }
         let n = base.cq.poll(&mut done).map_err(iwarp::Error::from)?;
         if done[..n].iter().any(|c| c.status != WcStatus::Success) {
             bail!("a Write failed");
         }
-        done_so_far += n as u64;
+        completed += n as u64;
         if start.elapsed() > time + STALL {
-            bail!("no progress");
+            bail!("no completion for {} s", STALL.as_secs());
         }
-        if !more && done_so_far == posted_so_far {
+        if !more && completed == posted_count {
             break;
         }
     }
     let ns = start.elapsed().as_nanos() as f64;
     peer.say("enough")?;
     let theirs = peer.report()?;
-    let pieces = posted_so_far as f64;
+    let pieces = posted_count as f64;
     let placed = peer::number(&theirs, "placed");
     if placed < pieces * PIECE as f64 {
-        bail!("the target has {placed} octets of {pieces} pieces");
+        bail!("the target has received only {placed} octets of {pieces} Writes");
     }
     Ok(json!({
         "gbps": pieces * PIECE as f64 / ns,
@@ -185,9 +185,9 @@ pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
     }))
 }
 
-/// Runs the target, whose only application thread waits for the end of the measurement.
+/// Runs the target. Its only application thread waits for the end of the measurement.
 pub(crate) fn passive_peer(a: &PassiveArgs) -> Result<Value> {
-    let base = Base::new(&a.link)?;
+    let base = Endpoint::new(&a.link)?;
     let connection = base.accept(&base.listen()?)?;
     peer::read_line()?;
     peer::send_line(json!({}))?;
@@ -196,7 +196,7 @@ pub(crate) fn passive_peer(a: &PassiveArgs) -> Result<Value> {
     let thread_us = cpu::thread_us() - thread0;
     let end = Instant::now() + STALL;
     let (mut placed, mut before) = (connection.counters().rx_payload, u64::MAX);
-    // Wait until the octets in the sockets have been placed.
+    // Wait until the data that are still in the sockets have been placed.
     while placed != before && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(20));
         before = placed;

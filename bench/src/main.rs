@@ -1,9 +1,9 @@
-//! One measurement per run, printed as one line of JSON, for `cargo xtask bench`.
+//! Performs one measurement per run, for `cargo xtask bench`, and prints it as one line of JSON.
 //!
-//! Each measurement has two processes on two CPUs. This process sends and measures the time, and
-//! starts itself again as the receiver, called the peer. Plain TCP and bare framing (FPDUs without
-//! an RNIC) show what the machine can reach; `iwarp` is measured beside them through its public
-//! interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
+//! Each measurement uses two processes on two CPUs. This process sends and measures the time. It
+//! starts itself again as the receiving process, called the peer. Plain TCP and bare framing (FPDUs
+//! without an RNIC) show the limits of the machine; `iwarp` is measured beside them through its
+//! public interface. RFC 5044 section 4 and RFC 5041 section 4 describe the framing.
 
 mod cpu;
 mod crowd;
@@ -24,11 +24,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 #[derive(Parser)]
 #[command(
     name = "iwarp-bench",
-    about = "One measurement, one line of JSON",
+    about = "Performs one measurement and prints it as one line of JSON",
     version
 )]
 struct Cli {
-    /// CPUs of the sending and of the receiving process; empty to let the kernel choose
+    /// CPUs of the sending and the receiving process; an empty text lets the kernel choose
     #[arg(long, value_name = "A,B", default_value = "0,1", global = true)]
     cpus: String,
     /// This process is the receiver (started by the sender).
@@ -44,28 +44,29 @@ enum Command {
     TcpBw(tcp::BandwidthArgs),
     /// Plain TCP ping-pong: half of the round trip
     TcpLat(tcp::LatencyArgs),
-    /// FPDU framing with direct placement only, in one direction: the upper limit
+    /// Only FPDU framing and direct placement, in one direction: the upper limit for iWARP
     ProbeBw(probe::BandwidthArgs),
-    /// FPDU framing ping-pong
+    /// Ping-pong with only FPDU framing and direct placement
     ProbeLat(probe::LatencyArgs),
-    /// iWARP in one direction
+    /// RDMA operations in one direction
     IwarpBw(rdma::BandwidthArgs),
-    /// iWARP ping-pong, or half the time of a Read or FetchAdd
+    /// Ping-pong of RDMA Writes or Sends, or half the time of an RDMA Read or FetchAdd
     IwarpLat(rdma::LatencyArgs),
-    /// Ping-pongs of plain TCP, bare framing and RDMA Writes, alternately, so that changes of the
-    /// machine affect all of them
+    /// Ping-pongs of plain TCP, bare framing and RDMA Writes, alternating within one run, so that
+    /// changes of the machine's speed affect all of them equally
     SpinLat(spin::SpinArgs),
-    /// Many connections: set-up, memory, 64-octet echo
+    /// Many connections: set-up time, memory, and the rate of 64-octet echoes
     Scale(scale::ScaleArgs),
-    /// CPU time of idle connected processes
+    /// CPU time of idle processes with connections
     Idle(idle::IdleArgs),
-    /// CPU time of a process that is the target of RDMA Writes
+    /// CPU time of a process that is only the target of RDMA Writes
     Passive(idle::PassiveArgs),
-    /// Latency of FetchAdds at a target, by what its program does meanwhile
+    /// Latency of FetchAdds, depending on what the target's program does
     Served(served::ServedArgs),
-    /// RDMA Writes of many peers to a waiting process, by the number of its progress threads
+    /// RDMA Writes of many peers to a waiting process, depending on the number of its progress
+    /// threads
     Crowd(crowd::CrowdArgs),
-    /// Facts about this machine
+    /// Print facts about this machine
     Host,
 }
 
@@ -84,7 +85,7 @@ impl OnOff {
     }
 }
 
-/// How an end waits.
+/// How a process waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Wait {
     /// Poll without sleeping
@@ -96,7 +97,7 @@ enum Wait {
 /// Duration of a measurement in one direction.
 #[derive(Debug, Clone, Args)]
 struct Time {
-    /// Milliseconds
+    /// Duration of the measurement in milliseconds
     #[arg(long, default_value_t = 400)]
     ms: u64,
 }

@@ -1,5 +1,5 @@
-//! The second process of a measurement, the receiver. It is started with the same arguments; the
-//! two processes exchange lines of text through pipes.
+//! The second process of a measurement, the receiver. It is started with the same arguments as the
+//! first process, the sender. The two processes exchange lines of text through pipes.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The receiving process, as the sender sees it. Dropping the value ends the process.
+/// The sender's handle to the receiving process. Dropping it waits for the process, or kills it.
 #[derive(Debug)]
 pub(crate) struct Peer {
     child: Child,
@@ -26,7 +26,10 @@ impl Peer {
             .spawn()
             .context("cannot start the receiving process")?;
         let input = child.stdin.take();
-        let output = child.stdout.take().context("the pipe was requested")?;
+        let output = child
+            .stdout
+            .take()
+            .context("the process has no output pipe")?;
         Ok(Self {
             child,
             input,
@@ -47,12 +50,12 @@ impl Peer {
         self.line()?
             .trim()
             .parse()
-            .context("the receiving process printed no address")
+            .context("the receiving process has not printed its address")
     }
 
     /// Waits for a line of JSON from the receiver.
     pub(crate) fn report(&mut self) -> Result<Value> {
-        serde_json::from_str(&self.line()?).context("the receiving process printed no JSON")
+        serde_json::from_str(&self.line()?).context("the receiving process has not printed JSON")
     }
 
     /// Sends a line to the receiver.
@@ -66,11 +69,11 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.input = None;
-        // After a successful measurement the receiver exits by itself. Otherwise it is killed after
-        // 5 s.
+        // After a successful measurement, the receiver exits by itself. If it has not exited after
+        // 5 s, kill it.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
-            while std::time::Instant::now() < patience {
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+            while std::time::Instant::now() < deadline {
                 if matches!(self.child.try_wait(), Ok(Some(_))) {
                     return;
                 }
@@ -82,34 +85,34 @@ impl Drop for Peer {
     }
 }
 
-/// Receiver: sends a line to the sender.
+/// Sends a line to the sender. Called by the receiver.
 pub(crate) fn send_line(text: impl std::fmt::Display) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
 }
 
-/// Receiver: waits for a line from the sender. Also returns at the end of the pipe, so that the
-/// receiver does not outlive the sender.
+/// Waits for a line from the sender. Called by the receiver. Returns an empty line if the sender
+/// has closed the pipe, so that the receiver does not outlive it.
 pub(crate) fn read_line() -> Result<String> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     Ok(line.trim().to_owned())
 }
 
-/// Returns a number of a report, or 0 if it is missing.
+/// Returns the number with this name in a report, or 0 if it is missing.
 pub(crate) fn number(report: &Value, name: &str) -> f64 {
     report.get(name).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
-/// Parses `"0,1"` as two CPUs and `""` as none.
+/// Parses `"0,1"` as two CPUs, and `""` as no CPUs.
 pub(crate) fn parse_cpus(text: &str) -> Result<(Option<usize>, Option<usize>)> {
     if text.is_empty() {
         return Ok((None, None));
     }
     let (a, b) = text
         .split_once(',')
-        .context("expected two CPUs, as in 0,1")?;
+        .context("--cpus: expected two numbers, for example 0,1")?;
     Ok((Some(a.trim().parse()?), Some(b.trim().parse()?)))
 }
 
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpus() {
+    fn cpu_lists_are_parsed() {
         assert_eq!(parse_cpus("").unwrap(), (None, None));
         assert_eq!(parse_cpus("2, 3").unwrap(), (Some(2), Some(3)));
         assert!(parse_cpus("1").is_err() && parse_cpus("a,b").is_err());

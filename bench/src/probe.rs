@@ -1,6 +1,6 @@
-//! Bare framing: FPDUs with tagged segments over TCP, placed directly at their destination. This is
-//! the upper limit for `iwarp`: a real RNIC does all of this, and also has queues, STags,
-//! completions and error handling.
+//! Bare framing: sends FPDUs with tagged segments over TCP, and places the payload directly at its
+//! destination. This is the upper limit for `iwarp`, because an RNIC must do all of this, and also
+//! needs queues, STags, completions and error handling.
 //!
 //! RFC 5044 section 4 describes the framing, RFC 5041 section 4.2 the tagged segments.
 
@@ -23,20 +23,20 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Octets of a tagged header.
+/// Length of a tagged header.
 const TAGGED: usize = 14;
-/// MPA length field and tagged header.
+/// Length of the MPA length field and the tagged header.
 const HEAD: usize = 2 + TAGGED;
 /// Payload up to this size is copied next to its header.
 const LINEAR_MAX: usize = 2048;
-/// Octets per `sendmsg`.
+/// Number of octets after which `sendmsg` is called.
 const SEND: usize = 256 * 1024;
 /// Size of the destination. Each message is placed after the previous one.
 const TARGET: usize = 1 << 20;
-/// Largest number of FPDUs that one `sendmsg` sends without a copy.
+/// Maximum number of FPDUs that one `sendmsg` sends without a copy.
 const GATHER: usize = 2 * SEND / LINEAR_MAX;
-/// After this many small FPDUs in a row, the receiver no longer expects large ones. It is more than
-/// one, because long messages end with a short FPDU.
+/// After this many small FPDUs in a row, the receiver no longer expects large FPDUs. The number is
+/// above one, because the last FPDU of a long message is often short.
 const LARGE_MEMORY: u32 = 8;
 
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ pub(crate) struct LatencyArgs {
     /// Octets per message
     #[arg(long)]
     size: usize,
-    /// Round trips; a tenth more to warm up
+    /// Round trips; a tenth more are made before, to warm up
     #[arg(long, default_value_t = 10_000)]
     iters: u32,
     /// How both sides wait
@@ -68,13 +68,13 @@ pub(crate) struct LatencyArgs {
     framing: Framing,
 }
 
-/// Payload octets of the largest FPDU that RFC 5044 allows. Segments of the loopback interface have
-/// room for it.
+/// Payload octets of the largest FPDU that RFC 5044 allows. A segment on the loopback interface can
+/// contain it.
 const FPDU: usize = MAX_MULPDU as usize - TAGGED;
 
 #[derive(Debug, Args)]
 pub(crate) struct Framing {
-    /// CRCs
+    /// Use CRCs
     #[arg(long)]
     crc: OnOff,
     /// Payload octets per FPDU; the default is the largest that RFC 5044 allows
@@ -83,14 +83,14 @@ pub(crate) struct Framing {
 }
 
 impl Framing {
-    /// Frames as large as RFC 5044 allows.
+    /// Returns options for FPDUs as large as RFC 5044 allows.
     pub(crate) const fn with_crc(crc: OnOff) -> Self {
         Self { crc, fpdu: FPDU }
     }
 
     fn check(&self, size: usize) -> Result<()> {
         if size == 0 || size > TARGET || self.fpdu == 0 || self.fpdu > FPDU {
-            bail!("1 to {TARGET} octets per message, 1 to {FPDU} per FPDU");
+            bail!("a message must have 1 to {TARGET} octets, and an FPDU 1 to {FPDU}");
         }
         Ok(())
     }
@@ -109,9 +109,9 @@ struct Sender<'a> {
     crc: bool,
     fpdu: usize,
     source: Vec<u8>,
-    /// Small FPDUs, whole.
+    /// Copies of complete small FPDUs.
     linear: Vec<u8>,
-    /// Large FPDUs: header, where the payload lies, trailer.
+    /// For each large FPDU: the header, the range of its payload in `source`, and the trailer.
     heads: Vec<[u8; HEAD]>,
     payloads: Vec<(usize, usize)>,
     tails: Vec<([u8; 8], usize)>,
@@ -135,7 +135,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Frames one message. Sends when [`SEND`] octets are queued.
+    /// Frames one message. Sends all queued FPDUs once they have [`SEND`] octets.
     fn message(&mut self) -> Result<()> {
         let size = self.source.len();
         if self.to as usize + size > TARGET {
@@ -240,8 +240,8 @@ struct Receiver<'a> {
     start: usize,
     end: usize,
     target: Vec<u8>,
-    /// Above 0 if one of the last few FPDUs was large. The receiver then expects more of them and
-    /// reads only the next header.
+    /// Above 0 if one of the last few FPDUs was large. The receiver then expects another large
+    /// FPDU, and reads only its header first.
     large: u32,
     first: Option<Instant>,
 }
@@ -261,19 +261,19 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Places the FPDUs that come next. Returns the number of payload octets placed, or `None` at
-    /// the end of the stream.
-    fn turn(&mut self) -> Result<Option<usize>> {
+    /// Places the next FPDUs. Returns the number of payload octets placed, which is 0 if more
+    /// octets must be read, or `None` at the end of the stream.
+    fn place_next(&mut self) -> Result<Option<usize>> {
         let mut placed = 0;
         while self.end - self.start >= HEAD {
             let have = &self.staging[self.start..self.end];
             let len = usize::from(u16::from_be_bytes([have[0], have[1]]))
                 .checked_sub(14)
-                .context("an FPDU without a header")?;
-            let header = TaggedHeader::decode(&have[2..]).context("no tagged segment")?;
+                .context("received an FPDU without a DDP header")?;
+            let header = TaggedHeader::decode(&have[2..]).context("not a tagged segment")?;
             let to = header.to as usize;
             if to + len > TARGET {
-                bail!("a segment outside of the destination");
+                bail!("received a segment outside of the destination");
             }
             let body = HEAD + len + pad_len(14 + len);
             if have.len() >= body + 4 {
@@ -288,7 +288,7 @@ impl<'a> Receiver<'a> {
                     _ => LARGE_MEMORY,
                 };
             } else if len > LINEAR_MAX {
-                let Some(n) = self.straight(to, len)? else {
+                let Some(n) = self.read_directly(to, len)? else {
                     return Ok(None);
                 };
                 placed += n;
@@ -307,8 +307,8 @@ impl<'a> Receiver<'a> {
             (true, _) => 4096,
             (false, have) => RECV - have,
         };
-        let (from, most) = (self.end, self.end + room);
-        let n = tcp::recv_some(self.stream, &mut self.staging[from..most], self.spin)?;
+        let range = self.end..self.end + room;
+        let n = tcp::recv_some(self.stream, &mut self.staging[range], self.spin)?;
         if n == 0 {
             return Ok(None);
         }
@@ -317,9 +317,9 @@ impl<'a> Receiver<'a> {
         Ok(Some(0))
     }
 
-    /// Reads the rest of the FPDU at the start of `staging`, which has not arrived completely. The
-    /// payload is read to `to` without a copy.
-    fn straight(&mut self, to: usize, len: usize) -> Result<Option<usize>> {
+    /// Reads the rest of the FPDU that begins at `start` in `staging`, with its payload directly to
+    /// offset `to` of `target`. Returns the payload's length, or `None` at the end of the stream.
+    fn read_directly(&mut self, to: usize, len: usize) -> Result<Option<usize>> {
         let mut head = [0; HEAD];
         head.copy_from_slice(&self.staging[self.start..self.start + HEAD]);
         let from = self.start + HEAD;
@@ -331,10 +331,10 @@ impl<'a> Receiver<'a> {
         let tail = pad_len(14 + len) + 4;
         while got < len || self.end < tail {
             // Read the trailer together with the next header, which saves a system call.
-            let behind = &mut self.staging[self.end..tail + HEAD];
+            let after_payload = &mut self.staging[self.end..tail + HEAD];
             let mut list = [
                 IoSliceMut::new(&mut self.target[to + got..to + len]),
-                IoSliceMut::new(behind),
+                IoSliceMut::new(after_payload),
             ];
             let flags = if self.spin {
                 RecvFlags::DONTWAIT
@@ -362,11 +362,11 @@ impl<'a> Receiver<'a> {
         Ok(Some(len))
     }
 
-    /// Places `size` octets. Returns `false` at the end of the stream.
+    /// Receives and places `size` octets. Returns `false` at the end of the stream.
     fn message(&mut self, size: usize) -> Result<bool> {
         let mut got = 0;
         while got < size {
-            match self.turn()? {
+            match self.place_next()? {
                 Some(n) => got += n,
                 None => return Ok(false),
             }
@@ -377,7 +377,7 @@ impl<'a> Receiver<'a> {
 
 fn check(field: &[u8], parts: &[&[u8]]) -> Result<()> {
     if crc32c(parts).to_le_bytes() != field {
-        bail!("a wrong CRC");
+        bail!("received a wrong CRC");
     }
     Ok(())
 }
@@ -413,7 +413,7 @@ pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let cpu0 = cpu::process_us();
     let mut receiver = Receiver::new(&stream, a.framing.crc.is_on(), false);
     let mut bytes = 0;
-    while let Some(n) = receiver.turn()? {
+    while let Some(n) = receiver.place_next()? {
         bytes += n;
     }
     let ns = receiver.first.map_or(0, |t| t.elapsed().as_nanos() as u64);
@@ -440,7 +440,7 @@ impl<'a> PingPong<'a> {
         self.sender.message()?;
         self.sender.flush()?;
         if !self.receiver.message(self.size)? {
-            bail!("the receiver has left");
+            bail!("the receiver closed the connection");
         }
         Ok(())
     }
@@ -456,7 +456,7 @@ impl<'a> PingPong<'a> {
     }
 }
 
-/// The side that measures the time.
+/// Runs the process that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     a.framing.check(a.size)?;
     let mut peer = Peer::start()?;
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shape_of_message_arrives_whole() {
+    fn messages_of_all_sizes_arrive_complete() {
         for crc in [OnOff::On, OnOff::Off] {
             for (size, fpdu, count) in [
                 (1, FPDU, 300),

@@ -1,9 +1,9 @@
 //! `iwarp` through its public interface, as a program would use it.
 //!
-//! Each process has one completion queue. A spinning end polls it, which drives the socket; a
-//! sleeping end waits for completions and leaves the socket to the progress thread. An RDMA Write
-//! creates no completion at its target. So a spinning target watches the last octet while it polls,
-//! and for a sleeping target, Writes with immediate data are used.
+//! Each process has one completion queue. A spinning process polls it, which drives the socket. A
+//! sleeping process waits for completions, while the progress thread drives the socket. An RDMA
+//! Write creates no completion at its target. So a spinning target watches the last octet of its
+//! memory while it polls; for a sleeping target, Writes with immediate data are used.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Largest number of work requests per posting call.
+/// Maximum number of work requests per posting call.
 const LIST: usize = 64;
-/// Largest number of completions per poll.
+/// Maximum number of completions per poll.
 const POLL: usize = 64;
-/// Octets of memory that small messages use one after another, instead of always the same cache
-/// line.
+/// Size of the memory through which small messages cycle, so that they do not all use the same
+/// cache line.
 const WINDOW: usize = 256 * 1024;
-/// Most Reads in flight, whatever the depth.
+/// Maximum number of Reads in flight.
 const MAX_READS: u32 = 4096;
 /// A measurement without progress for this long fails.
 pub(crate) const STALL: Duration = Duration::from_secs(10);
@@ -46,7 +46,8 @@ enum Op {
 }
 
 impl Op {
-    const fn is_answered(self) -> bool {
+    /// Returns `true` if the peer's RNIC sends a response.
+    const fn has_response(self) -> bool {
         matches!(self, Self::Read | Self::Fetchadd)
     }
 }
@@ -54,7 +55,7 @@ impl Op {
 /// How work requests are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Post {
-    /// Up to 64 per call
+    /// In lists of up to 64 per call
     List,
     /// One per call
     Single,
@@ -65,14 +66,14 @@ pub(crate) struct BandwidthArgs {
     /// The operation
     #[arg(long)]
     op: Op,
-    /// Octets per message; 8 for FetchAdd
+    /// Octets per message; must be 8 for FetchAdd
     #[arg(long)]
     size: usize,
     #[command(flatten)]
     time: Time,
     #[command(flatten)]
     link: Link,
-    /// Number of outstanding operations
+    /// Maximum number of outstanding operations
     #[arg(long, default_value_t = 64)]
     depth: u32,
     /// How work requests are posted
@@ -85,29 +86,29 @@ pub(crate) struct LatencyArgs {
     /// The operation
     #[arg(long)]
     op: Op,
-    /// Octets per message; 8 for FetchAdd
+    /// Octets per message; must be 8 for FetchAdd
     #[arg(long)]
     size: usize,
-    /// Round trips; a tenth more to warm up
+    /// Round trips; a tenth more are made before, to warm up
     #[arg(long, default_value_t = 10_000)]
     iters: u32,
     #[command(flatten)]
     link: Link,
 }
 
-/// How the two ends are set up.
+/// Settings of both processes.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Link {
-    /// CRCs
+    /// Use CRCs
     #[arg(long, default_value = "on")]
     crc: OnOff,
     /// How both sides wait
     #[arg(long, default_value = "spin")]
     pub(crate) wait: Wait,
-    /// Cut FPDUs for this maximum segment size of TCP
+    /// Limit FPDUs to this maximum segment size of TCP
     #[arg(long)]
     mss: Option<u32>,
-    /// Reads and atomics that may be in flight, if fewer than the depth
+    /// Maximum number of Reads and atomics in flight [default: the depth]
     #[arg(long)]
     reads: Option<u16>,
 }
@@ -146,9 +147,10 @@ impl Link {
 /// Returns the error of the first request that was not posted.
 pub(crate) fn posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
     r.map_err(iwarp::Error::from)
-        .context("posting a work request")
+        .context("cannot post a work request")
 }
 
+/// The objects of one process, before it is connected.
 struct End {
     ctx: Context,
     pd: ProtectionDomain,
@@ -178,8 +180,8 @@ impl End {
     }
 
     fn queue_pair(&self) -> Result<iwarp::verbs::QueuePair> {
-        let most = self.reads.map_or(MAX_READS, u32::from);
-        let reads = self.depth.clamp(1, most.clamp(1, MAX_READS)) as u16;
+        let max_reads = self.reads.map_or(MAX_READS, u32::from);
+        let reads = self.depth.clamp(1, max_reads.clamp(1, MAX_READS)) as u16;
         Ok(self.pd.create_qp(
             &QpInitAttr::new(&self.cq, &self.cq)
                 .cap(self.depth + 8, self.receives)
@@ -213,12 +215,12 @@ impl End {
 
     /// Registers the memory to send from, and the memory for receives and for the peer's Writes.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
-        let make = || -> Result<MemoryRegion> {
+        let register = || -> Result<MemoryRegion> {
             let mr = self.pd.reg_mr(self.len, ALL)?;
             mr.write_at(0, &vec![0; self.len])?;
             Ok(mr)
         };
-        Ok((make()?, make()?))
+        Ok((register()?, register()?))
     }
 }
 
@@ -230,17 +232,18 @@ struct Wire {
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    ready: u32,
-    /// Posted send requests.
+    /// Number of posted receives.
+    posted_receives: u32,
+    /// Number of send requests posted so far.
     started: u64,
-    /// Send requests that are not complete.
+    /// Number of send requests that are not complete.
     outstanding: u64,
-    /// Messages that have arrived and are not yet handled.
+    /// Number of messages that have arrived and are not yet handled.
     arrived: u64,
     /// The peer's last message (see [`Wire::send_end`]) has arrived.
     end_received: bool,
-    /// Room for completions, which is reused: clearing it for each poll would cost as much as the
-    /// poll.
+    /// Buffer for completions. It is reused, because clearing it for each poll would take as long
+    /// as the poll.
     done: Box<[Cqe; POLL]>,
 }
 
@@ -257,8 +260,8 @@ impl Wire {
             end,
             source,
             target,
-            remote: remote.context("the peer names no memory")?,
-            ready: 0,
+            remote: remote.context("the peer's private data do not describe its memory")?,
+            posted_receives: 0,
             started: 0,
             outstanding: 0,
             arrived: 0,
@@ -276,17 +279,17 @@ impl Wire {
             wr_id: 0,
             sges: &sges,
         }; LIST];
-        while self.ready < self.end.receives {
-            let n = (self.end.receives - self.ready).min(LIST as u32);
+        while self.posted_receives < self.end.receives {
+            let n = (self.end.receives - self.posted_receives).min(LIST as u32);
             posted(self.connection.post_recv(&list[..n as usize]))?;
-            self.ready += n;
+            self.posted_receives += n;
         }
         Ok(())
     }
 
-    /// Takes the pending completions. If `may_sleep`, a sleeping end waits for at least one.
-    /// Returns their number.
-    fn take(&mut self, may_sleep: bool) -> Result<usize> {
+    /// Polls and counts completions. If `may_sleep` is set and this process sleeps, waits for at
+    /// least one. Returns the number of completions.
+    fn poll_cq(&mut self, may_sleep: bool) -> Result<usize> {
         let cq = &self.end.cq;
         let n = if may_sleep && self.end.wait == Wait::Event {
             cq.wait(&mut self.done[..], Some(STALL))?
@@ -295,32 +298,32 @@ impl Wire {
         };
         for i in 0..n {
             let cqe = self.done[i];
-            self.account(&cqe)?;
+            self.count_completion(&cqe)?;
         }
         Ok(n)
     }
 
-    fn account(&mut self, cqe: &Cqe) -> Result<()> {
+    fn count_completion(&mut self, cqe: &Cqe) -> Result<()> {
         if self.end_received && cqe.status == WcStatus::Flushed {
-            // After its last message the peer disconnects, which flushes the receives.
+            // The peer disconnects after its last message, which flushes the posted receives.
             return Ok(());
         }
         if cqe.status != WcStatus::Success {
-            let why = self.connection.fault().map(|f| f.to_string());
-            bail!("a work request ended with {:?}: {why:?}", cqe.status);
+            let fault = self.connection.fault().map(|f| f.to_string());
+            bail!("a work request failed with {:?}: {fault:?}", cqe.status);
         }
         match cqe.opcode {
             WcOpcode::Recv | WcOpcode::RecvWriteImm => {
-                self.ready -= 1;
-                // Plain Sends and Writes with immediate data are messages. A Send with immediate
-                // data is the peer's last message.
+                self.posted_receives -= 1;
+                // Sends without immediate data, and Writes with immediate data, are messages. A
+                // Send with immediate data is the peer's last message.
                 if cqe.opcode == WcOpcode::Recv && cqe.flags.contains(WcFlags::WITH_IMM) {
                     self.end_received = true;
                 } else {
                     self.arrived += 1;
                 }
-                // Receives are posted in lists, but early enough that the peer always finds one.
-                if self.ready <= self.end.receives / 2 {
+                // Post receives in lists, but before the peer runs out of them.
+                if self.posted_receives <= self.end.receives / 2 {
                     self.refill()?;
                 }
             }
@@ -330,10 +333,10 @@ impl Wire {
         Ok(())
     }
 
-    fn wait_until(&mut self, enough: impl Fn(&Self) -> bool) -> Result<()> {
-        let mut idle = Idle::default();
-        while !enough(self) {
-            let n = self.take(true)?;
+    fn wait_until(&mut self, condition: impl Fn(&Self) -> bool) -> Result<()> {
+        let mut idle = StallCheck::default();
+        while !condition(self) {
+            let n = self.poll_cq(true)?;
             idle.check(n)?;
         }
         Ok(())
@@ -363,8 +366,8 @@ impl Wire {
         self.wait_until(|w| w.end_received)
     }
 
-    /// Posts as many operations as the depth allows, in lists of a quarter of the depth: with
-    /// shorter ones, the calls would take most of the time.
+    /// Posts as many operations as the depth allows, in lists of a quarter of the depth. With
+    /// shorter lists, the posting calls would take most of the time.
     fn fill(&mut self, a: &BandwidthArgs, depth: u64) -> Result<()> {
         let every = (depth / 4).clamp(1, LIST as u64);
         if depth - self.outstanding < every {
@@ -397,15 +400,15 @@ impl Wire {
             }
             self.started += n as u64;
             self.outstanding += n as u64;
-            // Only the last request of a list is signaled, and of single requests every `every`th.
-            // Its completion covers all requests before it.
-            let answers_for = match a.post {
+            // Only the last request of a list is signaled; of single requests, only each `every`th
+            // one. Its completion covers all requests before it.
+            let covered = match a.post {
                 Post::List => n as u64,
                 Post::Single if self.started.is_multiple_of(every) => every,
                 Post::Single => 0,
             };
-            if answers_for > 0 {
-                list[n - 1].wr_id = answers_for;
+            if covered > 0 {
+                list[n - 1].wr_id = covered;
                 list[n - 1] = list[n - 1].signaled();
             }
             posted(self.connection.post_send(&list[..n]))?;
@@ -413,15 +416,15 @@ impl Wire {
         Ok(())
     }
 
-    /// Counts the last single requests as complete. They are unsignaled; the completion of the last
-    /// message implies theirs.
-    fn close_list(&mut self, a: &BandwidthArgs, every: u64) {
+    /// Counts the last unsignaled single requests as complete: the completion of the last message
+    /// (see [`Wire::send_end`]) covers them.
+    fn forget_unsignaled(&mut self, a: &BandwidthArgs, every: u64) {
         if a.post == Post::Single {
             self.outstanding -= self.started % every;
         }
     }
 
-    /// Sends the message of one turn.
+    /// Sends one message of the ping-pong. Its last octet is `tag`.
     fn ping(&mut self, a: &LatencyArgs, tag: u8) -> Result<()> {
         self.source.write_at(a.size - 1, &[tag])?;
         let sges = [self.source.sge(..a.size)?];
@@ -443,13 +446,13 @@ impl Wire {
         posted(self.connection.post_send(&[wr.signaled()]))
     }
 
-    /// Waits for the message of one turn. Returns `false` if the peer's last message has arrived
-    /// instead.
+    /// Waits for one message of the ping-pong. Returns `false` if the peer's last message has
+    /// arrived instead.
     fn pong(&mut self, a: &LatencyArgs, tag: u8) -> Result<bool> {
         if a.op == Op::Write && self.end.wait == Wait::Spin {
-            let mut idle = Idle::default();
+            let mut idle = StallCheck::default();
             while self.target.load_u8(a.size - 1)? != tag {
-                let n = self.take(false)?;
+                let n = self.poll_cq(false)?;
                 if self.end_received {
                     return Ok(false);
                 }
@@ -479,24 +482,25 @@ impl Wire {
     }
 }
 
-/// Ends a loop without progress for [`STALL`]. Reads the clock only every 16384th turn.
+/// Fails a polling loop that makes no progress for [`STALL`]. Reads the clock only in every 16384th
+/// iteration.
 #[derive(Debug, Default)]
-struct Idle {
-    turns: u32,
+struct StallCheck {
+    iterations: u32,
     since: Option<Instant>,
 }
 
-impl Idle {
+impl StallCheck {
     fn check(&mut self, progress: usize) -> Result<()> {
         if progress > 0 {
             *self = Self::default();
             return Ok(());
         }
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(1 << 14) {
+        self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(1 << 14) {
             let since = *self.since.get_or_insert_with(Instant::now);
             if since.elapsed() > STALL {
-                bail!("no progress");
+                bail!("no completion for {} s", STALL.as_secs());
             }
         }
         Ok(())
@@ -506,18 +510,18 @@ impl Idle {
 fn check_size(op: Op, size: usize) -> Result<()> {
     match (op, size) {
         (Op::Fetchadd, 8) => Ok(()),
-        (Op::Fetchadd, _) => bail!("FetchAdd needs a size of 8 octets"),
+        (Op::Fetchadd, _) => bail!("--size must be 8 for FetchAdd"),
         (_, 1..=0x400_0000) => Ok(()),
-        _ => bail!("1 to 64 Mi octets per message"),
+        _ => bail!("--size must be 1 to 64 Mi octets"),
     }
 }
 
 fn depth(a: &BandwidthArgs) -> u32 {
-    let most = if a.op.is_answered() { MAX_READS } else { 4096 };
-    a.depth.clamp(1, most)
+    let maximum = if a.op.has_response() { MAX_READS } else { 4096 };
+    a.depth.clamp(1, maximum)
 }
 
-/// The sending side (for Reads, the requester).
+/// Runs the process that posts the operations.
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     check_size(a.op, a.size)?;
     let depth = depth(a);
@@ -528,12 +532,12 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     let start = Instant::now();
     let end = start + Duration::from_millis(a.time.ms);
     let mut since_clock = 0;
-    let mut idle = Idle::default();
+    let mut idle = StallCheck::default();
     loop {
         let before = wire.started;
         wire.fill(a, u64::from(depth))?;
         since_clock += (wire.started - before) as usize * (a.size + 2048);
-        let n = wire.take(true)?;
+        let n = wire.poll_cq(true)?;
         idle.check(n)?;
         if since_clock >= 64 * 1024 {
             since_clock = 0;
@@ -542,11 +546,11 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
             }
         }
     }
-    wire.close_list(a, every);
-    if a.op.is_answered() {
+    wire.forget_unsignaled(a, every);
+    if a.op.has_response() {
         wire.await_idle()?;
     }
-    // This message follows the data, so the peer's answer means that all data have arrived.
+    // This message follows the data, so all data have arrived when the peer answers it.
     wire.send_end()?;
     wire.await_end()?;
     let ns = start.elapsed().as_nanos() as f64;
@@ -556,7 +560,7 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     let report = peer.report()?;
     let messages = wire.started;
     if a.op == Op::Send && peer::number(&report, "arrived") as u64 != messages {
-        bail!("{messages} messages were sent, and the receiver saw others: {report}");
+        bail!("{messages} messages were sent, but the receiver counted: {report}");
     }
     let flow = Flow {
         bytes: messages as f64 * a.size as f64,
@@ -587,36 +591,37 @@ const fn tag(i: u32) -> u8 {
 pub(crate) struct PingPong {
     wire: Wire,
     args: LatencyArgs,
-    turn: u32,
+    round_trip: u32,
 }
 
 impl PingPong {
-    /// Connects as the asking end.
+    /// Connects as the process that sends first.
     pub(crate) fn connect(args: &LatencyArgs, to: SocketAddr) -> Result<Self> {
         check_size(args.op, args.size)?;
         Ok(Self {
             wire: End::new(&args.link, 16, args.size)?.connect(to)?,
             args: args.clone(),
-            turn: 0,
+            round_trip: 0,
         })
     }
 
-    /// Listens, sends the address to the other end, and accepts a connection as the answering end.
+    /// Listens, sends the address to the other process, and accepts a connection as the process
+    /// that answers.
     pub(crate) fn accept(args: &LatencyArgs) -> Result<Self> {
         Ok(Self {
             wire: End::new(&args.link, 16, args.size)?.accept()?,
             args: args.clone(),
-            turn: 0,
+            round_trip: 0,
         })
     }
 
     /// Makes one round trip: a message and its answer, or a Read or FetchAdd.
     pub(crate) fn ask(&mut self) -> Result<()> {
-        if self.args.op.is_answered() {
+        if self.args.op.has_response() {
             return self.wire.fetch(&self.args);
         }
-        let tag = tag(self.turn);
-        self.turn = self.turn.wrapping_add(1);
+        let tag = tag(self.round_trip);
+        self.round_trip = self.round_trip.wrapping_add(1);
         self.wire.ping(&self.args, tag)?;
         if !self.wire.pong(&self.args, tag)? {
             bail!("the receiver closed the connection");
@@ -626,23 +631,17 @@ impl PingPong {
 
     /// Waits for a message and answers it. Returns `false` if the peer's last message has arrived
     /// instead.
-    ///
-    /// Fails if the connection has failed.
-    /// When the connection has failed.
     pub(crate) fn answer(&mut self) -> Result<bool> {
-        let tag = tag(self.turn);
+        let tag = tag(self.round_trip);
         if !self.wire.pong(&self.args, tag)? {
             return Ok(false);
         }
-        self.turn = self.turn.wrapping_add(1);
+        self.round_trip = self.round_trip.wrapping_add(1);
         self.wire.ping(&self.args, tag)?;
         Ok(true)
     }
 
     /// Sends the last message and waits for the peer's answer.
-    ///
-    /// Fails if the connection has failed.
-    /// When the connection has failed.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.wire.send_end()?;
         self.wire.await_end()?;
@@ -650,9 +649,6 @@ impl PingPong {
     }
 
     /// Waits for the peer's last message and answers it.
-    ///
-    /// Fails if the connection has failed.
-    /// When the connection has failed.
     pub(crate) fn answer_end(mut self) -> Result<()> {
         self.wire.await_end()?;
         self.wire.send_end()?;
@@ -660,7 +656,7 @@ impl PingPong {
     }
 }
 
-/// Runs the end that measures the time.
+/// Runs the process that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::connect(a, peer.address()?)?;
@@ -669,10 +665,10 @@ pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     Ok(samples.report())
 }
 
-/// Runs the answering end, until the peer's last message.
+/// Runs the process that answers, until the peer's last message.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let mut end = PingPong::accept(a)?;
-    while !a.op.is_answered() && end.answer()? {}
+    while !a.op.has_response() && end.answer()? {}
     end.answer_end()?;
     Ok(json!({}))
 }

@@ -1,10 +1,10 @@
-//! Measures many connections between two processes: set-up time, memory of an idle connection, and
-//! a 64-octet echo with one outstanding message per connection. Plain TCP uses `epoll`; `iwarp`
-//! uses one completion queue per process.
+//! Measures many connections between two processes: set-up time, memory per idle connection, and
+//! the rate of 64-octet echoes with one outstanding message per connection. Plain TCP uses `epoll`;
+//! `iwarp` uses one completion queue per process.
 //!
 //! The connections of `iwarp` are set up as in a server with thousands of connections: with the
-//! identifiers of `iwarp::runtime::cm`, whose events use a single channel, and with several
-//! attempts to connect at a time.
+//! identifiers of `iwarp::runtime::cm`, whose events arrive on a single channel, and with several
+//! concurrent attempts to connect.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -28,12 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Octets of an echoed message.
+/// Length of an echoed message.
 const MESSAGE: usize = 64;
-/// Largest number of events or completions taken at a time.
+/// Maximum number of events or completions that are polled at a time.
 const BATCH: usize = 256;
-/// Depths of the queues of a queue pair. One message is outstanding, and every fourth Send is
-/// signaled.
+/// Depths of the queues of a queue pair. At most one message is outstanding, and every fourth Send
+/// is signaled.
 const SEND_DEPTH: u32 = 8;
 const RECV_DEPTH: u32 = 2;
 const SIGNAL_EVERY: u32 = 4;
@@ -52,12 +52,12 @@ pub(crate) struct ScaleArgs {
     /// Number of connections
     #[arg(long)]
     n: u32,
-    /// Milliseconds of echo; a fifth more to warm up
+    /// Duration of the echo in milliseconds; a fifth more is run before, to warm up
     #[arg(long, default_value_t = 1000)]
     ms: u64,
     #[command(flatten)]
     link: Link,
-    /// Concurrent attempts to connect (iwarp)
+    /// Maximum number of concurrent attempts to connect (only iwarp)
     #[arg(long, default_value_t = 64)]
     window: usize,
 }
@@ -72,7 +72,7 @@ fn raise_file_limit() -> Result<()> {
             maximum: limit.maximum,
         },
     )
-    .context("raising the limit on open files")
+    .context("cannot raise the limit on open files")
 }
 
 fn open_files() -> usize {
@@ -80,12 +80,12 @@ fn open_files() -> usize {
 }
 
 /// Memory and open files of a process without connections.
-struct Before {
+struct Baseline {
     resident: u64,
     files: usize,
 }
 
-impl Before {
+impl Baseline {
     fn now() -> Self {
         Self {
             resident: cpu::resident(),
@@ -93,7 +93,7 @@ impl Before {
         }
     }
 
-    /// Returns the octets and the open files per connection.
+    /// Returns the increase in bytes and in open files per connection.
     fn per_connection(&self, n: u32) -> (f64, f64) {
         let n = f64::from(n);
         (
@@ -103,12 +103,12 @@ impl Before {
     }
 }
 
-/// One process's end of all connections.
+/// All connections in one process.
 trait End {
     /// Sends the first message of every connection.
     fn start(&mut self) -> Result<()>;
-    /// Answers all messages that have arrived. Returns their number.
-    fn turn(&mut self) -> Result<u64>;
+    /// Waits for messages, and sends each of them back. Returns their number.
+    fn echo_arrived(&mut self) -> Result<u64>;
 }
 
 struct Tcp {
@@ -142,28 +142,28 @@ impl End for Tcp {
             .try_for_each(|s| send_all(s, &[1; MESSAGE], false))
     }
 
-    fn turn(&mut self) -> Result<u64> {
-        let patience = Timespec {
+    fn echo_arrived(&mut self) -> Result<u64> {
+        let timeout = Timespec {
             tv_sec: 0,
             tv_nsec: 100_000_000,
         };
         self.events.clear();
-        let room = spare_capacity(&mut self.events);
-        match epoll::wait(&self.epoll, room, Some(&patience)) {
+        let events = spare_capacity(&mut self.events);
+        match epoll::wait(&self.epoll, events, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e).context("epoll"),
         }
         let mut messages = 0;
         let mut buf = [0u8; 4096];
         for event in &self.events {
-            let at = { event.data }.u64() as usize;
+            let index = { event.data }.u64() as usize;
             let stream = self
                 .streams
-                .get(at)
+                .get(index)
                 .context("an event for an unknown stream")?;
             let n = recv_some(stream, &mut buf, false)?;
             if n == 0 {
-                // The measuring end has finished and has closed the connection.
+                // The measurement is over, and the other process has closed the connection.
                 epoll::delete(&self.epoll, stream)?;
                 continue;
             }
@@ -174,7 +174,7 @@ impl End for Tcp {
     }
 }
 
-/// An identifier and its queue pair.
+/// A connection identifier and its queue pair.
 struct Connection {
     id: CmId,
     qp: QueuePair,
@@ -226,10 +226,10 @@ impl Rdma {
                 .max_inline_data(0)
                 .rd_atomic(1, 1),
         )?;
-        let at = self.connections.len();
+        let index = self.connections.len();
         posted(qp.post_recv(&[RecvWr {
-            wr_id: at as u64,
-            sges: &[self.slot(at)?],
+            wr_id: index as u64,
+            sges: &[self.slot(index)?],
         }]))?;
         Ok(qp)
     }
@@ -239,9 +239,10 @@ impl Rdma {
         let parameters = ConnectionParameters::default();
         let device = self.ctx.device();
         let own = device.source_for(to).map(|ip| device.socket_addr(ip, 0));
-        let (n, mut up) = (n as usize, 0);
-        while up < n {
-            while self.connections.len() < n && self.connections.len() - up < window.max(1) {
+        let (n, mut established) = (n as usize, 0);
+        while established < n {
+            while self.connections.len() < n && self.connections.len() - established < window.max(1)
+            {
                 let qp = self.queue_pair()?;
                 let id = CmId::create(&self.channel, Some(&self.ctx));
                 id.resolve_addr(own, to)?;
@@ -253,8 +254,8 @@ impl Rdma {
             let event = self.channel.next(Some(STALL))?;
             match event.kind {
                 CmEventKind::AddrResolved | CmEventKind::RouteResolved => {}
-                CmEventKind::Established => up += 1,
-                other => bail!("connecting ended with {other:?}, {}", event.status),
+                CmEventKind::Established => established += 1,
+                other => bail!("connecting failed: {other:?}, status {}", event.status),
             }
         }
         Ok(())
@@ -264,9 +265,9 @@ impl Rdma {
         let parameters = ConnectionParameters::default();
         listener.listen(4096)?;
         let (local, _) = listener.addresses();
-        peer::send_line(local.context("a listener has an address")?)?;
-        let mut up = 0;
-        while up < n {
+        peer::send_line(local.context("the listener has no address")?)?;
+        let mut established = 0;
+        while established < n {
             let event = self.channel.next(Some(STALL))?;
             match event.kind {
                 CmEventKind::ConnectRequest => {
@@ -275,34 +276,34 @@ impl Rdma {
                     event.id.accept(&parameters)?;
                     self.connections.push(Connection { id: event.id, qp });
                 }
-                CmEventKind::Established => up += 1,
-                other => bail!("accepting ended with {other:?}, {}", event.status),
+                CmEventKind::Established => established += 1,
+                other => bail!("accepting failed: {other:?}, status {}", event.status),
             }
         }
         Ok(())
     }
 
-    fn slot(&self, at: usize) -> Result<iwarp::verbs::Sge> {
-        Ok(self.memory.sge(at * MESSAGE..(at + 1) * MESSAGE)?)
+    fn slot(&self, index: usize) -> Result<iwarp::verbs::Sge> {
+        Ok(self.memory.sge(index * MESSAGE..(index + 1) * MESSAGE)?)
     }
 
-    fn send(&mut self, at: usize) -> Result<()> {
-        let sges = [self.slot(at)?];
-        let mut wr = SendWr::send(at as u64, &sges);
-        self.sent[at] += 1;
-        if self.sent[at].is_multiple_of(SIGNAL_EVERY) {
+    fn send(&mut self, index: usize) -> Result<()> {
+        let sges = [self.slot(index)?];
+        let mut wr = SendWr::send(index as u64, &sges);
+        self.sent[index] += 1;
+        if self.sent[index].is_multiple_of(SIGNAL_EVERY) {
             wr = wr.signaled();
         }
-        posted(self.connections[at].qp.post_send(&[wr]))
+        posted(self.connections[index].qp.post_send(&[wr]))
     }
 }
 
 impl End for Rdma {
     fn start(&mut self) -> Result<()> {
-        (0..self.connections.len()).try_for_each(|at| self.send(at))
+        (0..self.connections.len()).try_for_each(|index| self.send(index))
     }
 
-    fn turn(&mut self) -> Result<u64> {
+    fn echo_arrived(&mut self) -> Result<u64> {
         let n = match self.wait {
             Wait::Spin => self.cq.poll(&mut self.done).map_err(iwarp::Error::from)?,
             Wait::Event => match self
@@ -314,10 +315,10 @@ impl End for Rdma {
             },
         };
         let mut messages = 0;
-        for at in 0..n {
-            let cqe = self.done[at];
+        for i in 0..n {
+            let cqe = self.done[i];
             if cqe.status == WcStatus::Flushed {
-                // The measuring end has finished and has disconnected.
+                // The measurement is over, and the other process has disconnected.
                 continue;
             }
             if cqe.status != WcStatus::Success {
@@ -325,21 +326,21 @@ impl End for Rdma {
             }
             if cqe.opcode == WcOpcode::Recv {
                 messages += 1;
-                let at = cqe.wr_id as usize;
+                let index = cqe.wr_id as usize;
                 // The answer is sent from the memory that receives the next message. That is safe:
                 // the peer sends the next message only after it has received the answer.
-                posted(self.connections[at].qp.post_recv(&[RecvWr {
+                posted(self.connections[index].qp.post_recv(&[RecvWr {
                     wr_id: cqe.wr_id,
-                    sges: &[self.slot(at)?],
+                    sges: &[self.slot(index)?],
                 }]))?;
-                self.send(at)?;
+                self.send(index)?;
             }
         }
         Ok(messages)
     }
 }
 
-/// Runs the end that connects and measures the time.
+/// Runs the process that connects and measures the time.
 pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
     raise_file_limit()?;
     let slab = cpu::slab();
@@ -348,7 +349,7 @@ pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
     match a.kind {
         Kind::Tcp => {
             let mut end = Tcp::new(a.n)?;
-            let before = Before::now();
+            let before = Baseline::now();
             let start = Instant::now();
             for _ in 0..a.n {
                 end.add(TcpStream::connect(to)?)?;
@@ -357,7 +358,7 @@ pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
         }
         Kind::Iwarp => {
             let mut end = Rdma::new(&a.link, a.n)?;
-            let before = Before::now();
+            let before = Baseline::now();
             let start = Instant::now();
             end.connect(to, a.n, a.window)?;
             echo(a, &mut peer, end, &before, start, slab)
@@ -369,7 +370,7 @@ fn echo(
     a: &ScaleArgs,
     peer: &mut Peer,
     mut end: impl End,
-    before: &Before,
+    before: &Baseline,
     start: Instant,
     slab: u64,
 ) -> Result<Value> {
@@ -378,29 +379,29 @@ fn echo(
     let (bytes, files) = before.per_connection(a.n);
     let slab = cpu::slab().saturating_sub(slab);
     end.start()?;
-    let warm = Duration::from_millis(a.ms / 5);
-    let turns = |end: &mut dyn End, time: Duration| -> Result<(u64, Duration)> {
+    let warm_up = Duration::from_millis(a.ms / 5);
+    let echo_for = |end: &mut dyn End, time: Duration| -> Result<(u64, Duration)> {
         let start = Instant::now();
         let (mut messages, mut last) = (0, start);
         loop {
-            let n = end.turn()?;
+            let n = end.echo_arrived()?;
             messages += n;
             if n > 0 {
                 last = Instant::now();
             } else if last.elapsed() > STALL {
-                bail!("no more answers");
+                bail!("no message for {} s", STALL.as_secs());
             }
             if start.elapsed() >= time {
                 return Ok((messages, start.elapsed()));
             }
         }
     };
-    turns(&mut end, warm)?;
+    echo_for(&mut end, warm_up)?;
     let cpu0 = cpu::process_us();
-    let (messages, time) = turns(&mut end, Duration::from_millis(a.ms))?;
+    let (messages, time) = echo_for(&mut end, Duration::from_millis(a.ms))?;
     let cpu_us = cpu::process_us() - cpu0;
     peer.say("enough")?;
-    // Both ends measure the memory of a connection; the larger value counts.
+    // Both processes measure the memory per connection; `bytes` is the larger value.
     let their_bytes = peer::number(&theirs, "bytes");
     Ok(json!({
         "setup_s": setup.as_secs_f64(),
@@ -416,14 +417,14 @@ fn echo(
     }))
 }
 
-/// Runs the answering end until the sender ends the measurement.
+/// Runs the process that answers, until the sender ends the measurement.
 pub(crate) fn peer(a: &ScaleArgs) -> Result<Value> {
     raise_file_limit()?;
     match a.kind {
         Kind::Tcp => {
             let mut end = Tcp::new(a.n)?;
             let listener = tcp::listen()?;
-            let before = Before::now();
+            let before = Baseline::now();
             for _ in 0..a.n {
                 end.add(listener.accept()?.0)?;
             }
@@ -433,7 +434,7 @@ pub(crate) fn peer(a: &ScaleArgs) -> Result<Value> {
             let mut end = Rdma::new(&a.link, a.n)?;
             let listener = CmId::create(&end.channel, Some(&end.ctx));
             listener.bind((Ipv4Addr::LOCALHOST, 0).into())?;
-            let before = Before::now();
+            let before = Baseline::now();
             end.accept(&listener, a.n)?;
             listener.destroy();
             answer(a, end, &before)
@@ -441,7 +442,7 @@ pub(crate) fn peer(a: &ScaleArgs) -> Result<Value> {
     }
 }
 
-fn answer(a: &ScaleArgs, mut end: impl End, before: &Before) -> Result<Value> {
+fn answer(a: &ScaleArgs, mut end: impl End, before: &Baseline) -> Result<Value> {
     let (bytes, files) = before.per_connection(a.n);
     peer::send_line(json!({ "bytes": bytes, "files": files }))?;
     let enough = Arc::new(AtomicBool::new(false));
@@ -452,10 +453,10 @@ fn answer(a: &ScaleArgs, mut end: impl End, before: &Before) -> Result<Value> {
         flag.store(true, Ordering::Relaxed);
     });
     while !enough.load(Ordering::Relaxed) {
-        match end.turn() {
+        match end.echo_arrived() {
             Ok(_) => {}
-            // The other end needs some time to close ten thousand connections; ignore errors
-            // meanwhile.
+            // The other process needs some time to close ten thousand connections. Ignore errors
+            // during that time.
             Err(_) if enough.load(Ordering::Relaxed) => break,
             Err(e) => return Err(e),
         }

@@ -1,5 +1,5 @@
-//! Measures the latency of one-sided operations at a target, by what its program does meanwhile: it
-//! waits, it polls now and then and sleeps or works in between, or another of its threads polls
+//! Measures the latency of one-sided operations, depending on what the target's program does: it
+//! waits, it alternates between polling and sleeping or working, or another of its threads polls
 //! another queue. The initiator sleeps between its operations, and waits for each completion
 //! without polling, as most programs do.
 
@@ -19,32 +19,32 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServedArgs {
-    /// Operations per habit of the target; 200 more to warm up
+    /// Operations for each behaviour of the target; 200 more are made before, to warm up
     #[arg(long, default_value_t = 2000)]
     iters: u32,
-    /// Only this habit, and `waits` as the base of comparison
+    /// Measure only behaviours whose name contains this text, and `waits` for comparison
     #[arg(long)]
     only: Option<String>,
     #[command(flatten)]
     link: Link,
 }
 
-/// What the target's program does. The first one is the base of comparison.
-const HABITS: [(&str, Habit); 7] = [
-    ("waits", Habit::Waits),
-    ("polls 16 times, sleeps 450 µs", Habit::Sleeps(450)),
-    ("polls 16 times, sleeps 1.95 ms", Habit::Sleeps(1950)),
-    ("polls 16 times, works 500 µs", Habit::Works(16, 500)),
-    ("polls once, works 100 µs", Habit::Works(1, 100)),
+/// What the target's program does. The others are compared with the first.
+const BEHAVIOURS: [(&str, Behaviour); 7] = [
+    ("waits", Behaviour::Waits),
+    ("polls 16 times, sleeps 450 µs", Behaviour::Sleeps(450)),
+    ("polls 16 times, sleeps 1.95 ms", Behaviour::Sleeps(1950)),
+    ("polls 16 times, works 500 µs", Behaviour::Works(16, 500)),
+    ("polls once, works 100 µs", Behaviour::Works(1, 100)),
     (
         "another thread polls its idle queue and works",
-        Habit::Other,
+        Behaviour::Other,
     ),
-    ("polls 32 times, waits 1 ms, works 200 µs", Habit::Loop),
+    ("polls 32 times, waits 1 ms, works 200 µs", Behaviour::Loop),
 ];
 
 #[derive(Debug, Clone, Copy)]
-enum Habit {
+enum Behaviour {
     Waits,
     Sleeps(u64),
     Works(u32, u64),
@@ -52,7 +52,7 @@ enum Habit {
     Loop,
 }
 
-/// Operations to warm up.
+/// Number of operations that are not counted, to warm up.
 const WARM_UP: u32 = 200;
 /// Longest pause between two operations, in microseconds.
 const PAUSE: u64 = 300;
@@ -60,7 +60,7 @@ const PAUSE: u64 = 300;
 struct End {
     pd: ProtectionDomain,
     ctx: Context,
-    /// The queues of the two connections: the first one is in use, the other one idle.
+    /// The queues of the two connections. Only the first connection is used.
     cqs: [CompletionQueue; 2],
 }
 
@@ -79,9 +79,9 @@ impl End {
     }
 }
 
-fn is_chosen(a: &ServedArgs, name: &str, habit: Habit) -> bool {
+fn is_selected(a: &ServedArgs, name: &str, behaviour: Behaviour) -> bool {
     let only = a.only.as_deref();
-    matches!(habit, Habit::Waits) || only.is_none_or(|only| name.contains(only))
+    matches!(behaviour, Behaviour::Waits) || only.is_none_or(|only| name.contains(only))
 }
 
 /// Runs the initiator.
@@ -94,8 +94,8 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
     };
     let [connection, idle] = [connect(&end.cqs[0])?, connect(&end.cqs[1])?];
     let mut rows = Map::new();
-    for (name, habit) in HABITS {
-        if !is_chosen(a, name, habit) {
+    for (name, behaviour) in BEHAVIOURS {
+        if !is_selected(a, name, behaviour) {
             continue;
         }
         peer.say(name)?;
@@ -110,13 +110,13 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
 }
 
 fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latencies> {
-    let remote =
-        RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
+    let remote = RemoteMemory::from_bytes(connection.private_data())
+        .context("the target's private data do not describe its memory")?;
     let memory = end.pd.reg_mr(8, ALL)?;
     let sges = [memory.sge(0..8)?];
     let mut times = Latencies::default();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
-    for turn in 0..WARM_UP + iters {
+    for i in 0..WARM_UP + iters {
         let begin = Instant::now();
         let wr = SendWr::fetch_add(1, remote.addr, remote.rkey, 1, &sges);
         posted(connection.post_send(&[wr.signaled()]))?;
@@ -125,7 +125,7 @@ fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latenci
         if done[0].status != WcStatus::Success {
             bail!("a FetchAdd failed: {:?}", done[0].status);
         }
-        if turn >= WARM_UP {
+        if i >= WARM_UP {
             times.record(begin.elapsed());
         }
         random ^= random << 13;
@@ -160,22 +160,22 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
         Ok(request.accept(end.queue_pair(cq)?, &parameters)?)
     };
     let connections = [accept(&end.cqs[0])?, accept(&end.cqs[1])?];
-    for (name, habit) in HABITS {
-        if !is_chosen(a, name, habit) {
+    for (name, behaviour) in BEHAVIOURS {
+        if !is_selected(a, name, behaviour) {
             continue;
         }
-        let asked = peer::read_line()?;
-        if asked != name {
-            bail!("the initiator requested {asked:?} instead of {name:?}");
+        let requested = peer::read_line()?;
+        if requested != name {
+            bail!("the initiator requested {requested:?} instead of {name:?}");
         }
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| -> Result<()> {
-            let program = scope.spawn(|| follow(habit, &end.cqs, &enough));
+            let program = scope.spawn(|| run_program(behaviour, &end.cqs, &enough));
             peer::send_line(json!({}))?;
-            let heard = peer::read_line();
+            let line = peer::read_line();
             enough.store(true, Ordering::Relaxed);
-            program.join().expect("the program's thread")?;
-            heard.map(drop)
+            program.join().expect("the program's thread panicked")?;
+            line.map(drop)
         })?;
         peer::send_line(json!({}))?;
     }
@@ -183,25 +183,29 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
     Ok(json!({}))
 }
 
-/// Does what the program does, until `enough` is set.
-fn follow(habit: Habit, cqs: &[CompletionQueue; 2], enough: &AtomicBool) -> Result<()> {
+/// Behaves as the target's program, until `enough` is set.
+fn run_program(
+    behaviour: Behaviour,
+    cqs: &[CompletionQueue; 2],
+    enough: &AtomicBool,
+) -> Result<()> {
     let [used, idle] = cqs;
     while !enough.load(Ordering::Relaxed) {
-        match habit {
-            Habit::Waits => wait(used, Duration::from_millis(50))?,
-            Habit::Sleeps(us) => {
+        match behaviour {
+            Behaviour::Waits => wait(used, Duration::from_millis(50))?,
+            Behaviour::Sleeps(us) => {
                 poll(used, 16)?;
                 std::thread::sleep(Duration::from_micros(us));
             }
-            Habit::Works(polls, us) => {
+            Behaviour::Works(polls, us) => {
                 poll(used, polls)?;
                 work(us);
             }
-            Habit::Other => {
+            Behaviour::Other => {
                 poll(idle, 64)?;
                 work(500);
             }
-            Habit::Loop => {
+            Behaviour::Loop => {
                 poll(used, 32)?;
                 wait(used, Duration::from_millis(1))?;
                 work(200);
@@ -211,10 +215,10 @@ fn follow(habit: Habit, cqs: &[CompletionQueue; 2], enough: &AtomicBool) -> Resu
     Ok(())
 }
 
-/// Waits for a completion, which must not occur.
+/// Waits until the time-out. Fails if there is a completion: one-sided operations create none here.
 fn wait(cq: &CompletionQueue, time: Duration) -> Result<()> {
     match cq.wait(&mut [Cqe::default()], Some(time)) {
-        Ok(_) => bail!("a completion at the target"),
+        Ok(_) => bail!("unexpected completion at the target"),
         Err(iwarp::Error::TimedOut(..)) => Ok(()),
         Err(error) => Err(error.into()),
     }

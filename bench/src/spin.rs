@@ -1,9 +1,9 @@
-//! Alternating ping-pongs: plain TCP, bare framing and RDMA Writes, with both ends spinning.
+//! Alternating ping-pongs of plain TCP, bare framing and RDMA Writes, with both processes spinning.
 //!
 //! The speed of a virtual processor changes several times a second, by half or more, when other
-//! virtual machines use the same hardware. Programs that are measured one after the other would see
-//! different speeds. Here each runs for some milliseconds, many times over, so that all see the
-//! same mixture of speeds.
+//! virtual machines use the same hardware. Ping-pongs that are measured one after the other would
+//! run at different speeds. So each of them runs for some milliseconds at a time, many times, and
+//! all of them get the same mixture of speeds.
 
 use crate::peer::Peer;
 use crate::probe::{self, Framing};
@@ -15,7 +15,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use std::time::Instant;
 
-/// The programs, by their names in the results.
+/// Names of the ping-pongs in the results.
 const NAMES: [&str; 5] = [
     "tcp-spin",
     "probe-spin",
@@ -30,7 +30,7 @@ pub(crate) struct SpinArgs {
     /// Octets per message
     #[arg(long)]
     size: usize,
-    /// Round trips of each; each turn starts with a tenth more to warm up
+    /// Round trips of each ping-pong; a tenth more are made to warm up
     #[arg(long, default_value_t = 20_000)]
     iters: u32,
 }
@@ -40,32 +40,32 @@ impl SpinArgs {
         self.iters.div_ceil(TURNS)
     }
 
-    /// Round trips at the beginning of a turn that are not counted: they are slower, because the
-    /// caches contain the other programs' data.
-    const fn warm(&self) -> u32 {
+    /// Number of round trips at the beginning of a turn that are not counted. They are slower,
+    /// because the caches contain the data of the other ping-pongs.
+    const fn warm_up(&self) -> u32 {
         self.per_turn().div_ceil(10)
     }
 }
 
-/// Calls `turn` for each round trip, with the index of the program and whether the round trip
-/// counts.
-fn take_turns(a: &SpinArgs, mut turn: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
-    for turn_of_all in 0..TURNS {
-        for at in 0..NAMES.len() {
-            // Reverse every second turn, so that a program does not always follow the same one.
-            let who = match turn_of_all % 2 {
-                0 => at,
-                _ => NAMES.len() - 1 - at,
+/// Calls `round_trip` for each round trip, with the index of the ping-pong, and `true` if the round
+/// trip is counted.
+fn take_turns(a: &SpinArgs, mut round_trip: impl FnMut(usize, bool) -> Result<()>) -> Result<()> {
+    for turn in 0..TURNS {
+        for i in 0..NAMES.len() {
+            // Reverse every second turn, so that a ping-pong does not always follow the same one.
+            let index = match turn % 2 {
+                0 => i,
+                _ => NAMES.len() - 1 - i,
             };
-            for i in 0..a.warm() + a.per_turn() {
-                turn(who, i >= a.warm())?;
+            for i in 0..a.warm_up() + a.per_turn() {
+                round_trip(index, i >= a.warm_up())?;
             }
         }
     }
     Ok(())
 }
 
-/// Runs the end that measures the time.
+/// Runs the process that measures the time.
 pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut stream = || tcp::connect(peer.address()?, true);
@@ -78,9 +78,9 @@ pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
         |crc| rdma::PingPong::connect(&LatencyArgs::writes(a.size, crc), peer.address()?);
     let (mut write, mut write_crc) = (writes(OnOff::Off)?, writes(OnOff::On)?);
     let mut samples: Vec<Samples> = NAMES.map(|_| Samples::default()).into();
-    take_turns(a, |who, counts| {
+    take_turns(a, |index, counted| {
         let start = Instant::now();
-        match who {
+        match index {
             0 => tcp.ask(),
             1 => probe.ask(),
             2 => probe_crc.ask(),
@@ -88,7 +88,7 @@ pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
             _ => write_crc.ask(),
         }?;
         let took = start.elapsed();
-        if let Some(samples) = samples.get_mut(who).filter(|_| counts) {
+        if let Some(samples) = samples.get_mut(index).filter(|_| counted) {
             samples.round_trip(took);
         }
         Ok(())
@@ -103,7 +103,7 @@ pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
     ))
 }
 
-/// Runs the answering end.
+/// Runs the process that answers.
 pub(crate) fn peer(a: &SpinArgs) -> Result<Value> {
     let (plain, off, on) = (tcp::accept(true)?, tcp::accept(true)?, tcp::accept(true)?);
     let mut tcp = tcp::PingPong::new(plain, a.size, Wait::Spin);
@@ -112,8 +112,8 @@ pub(crate) fn peer(a: &SpinArgs) -> Result<Value> {
     let (mut probe, mut probe_crc) = (probe(&off, OnOff::Off), probe(&on, OnOff::On));
     let writes = |crc| rdma::PingPong::accept(&LatencyArgs::writes(a.size, crc));
     let (mut write, mut write_crc) = (writes(OnOff::Off)?, writes(OnOff::On)?);
-    take_turns(a, |who, _| {
-        let answered = match who {
+    take_turns(a, |index, _| {
+        let answered = match index {
             0 => tcp.answer(),
             1 => probe.answer(),
             2 => probe_crc.answer(),
@@ -142,9 +142,9 @@ mod tests {
         };
         let mut counted = [0; NAMES.len()];
         let mut all = [0; NAMES.len()];
-        take_turns(&a, |who, counts| {
-            all[who] += 1;
-            counted[who] += u32::from(counts);
+        take_turns(&a, |index, is_counted| {
+            all[index] += 1;
+            counted[index] += u32::from(is_counted);
             Ok(())
         })
         .unwrap();

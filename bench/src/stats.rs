@@ -1,4 +1,4 @@
-//! Quantiles of round trips, and the common form of the figures of all measurements.
+//! Quantiles of round-trip times, and the figures that all measurements report.
 
 use crate::cpu;
 use anyhow::Result;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     halves: Latencies,
-    /// Processor time of this process for all of them, in microseconds.
+    /// CPU time of this process during all round trips, in microseconds.
     cpu_us: f64,
 }
 
 impl Samples {
-    /// Measures `iters` calls of `ask`, each of which is a round trip, after a tenth as many to
-    /// warm up.
+    /// Measures `iters` calls of `ask`, each of which is a round trip. A tenth as many are made
+    /// before, to warm up.
     pub(crate) fn of(iters: u64, mut ask: impl FnMut() -> Result<()>) -> Result<Self> {
         for _ in 0..iters / 10 {
             ask()?;
@@ -36,8 +36,8 @@ impl Samples {
         self.halves.record(took / 2);
     }
 
-    /// Returns median, 99th percentile, minimum and mean of half a round trip, and this end's
-    /// processor time for it, in microseconds. They are 0 if nothing was recorded.
+    /// Returns the median, 99th percentile, minimum and mean of half a round trip, and the CPU time
+    /// of this process for it, in microseconds. They are 0 if nothing was recorded.
     pub(crate) fn report(&self) -> Value {
         let count = self.halves.count();
         let quantile = |share| self.halves.quantile_us(share).unwrap_or(0.0);
@@ -58,7 +58,7 @@ pub(crate) struct Flow {
     pub(crate) bytes: f64,
     /// Octets per message.
     pub(crate) size: f64,
-    /// Time from the first octet to the last, in nanoseconds.
+    /// Time from the first to the last octet, in nanoseconds.
     pub(crate) ns: f64,
     /// CPU time of the sending process, in microseconds.
     pub(crate) tx_cpu_us: f64,
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warming_up_is_not_counted() {
+    fn warm_up_is_not_counted() {
         let mut asked = 0;
         let samples = Samples::of(50, || {
             asked += 1;
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_in_round_numbers() {
+    fn flow_report_has_correct_units() {
         let r = Flow {
             bytes: 131_072.0,
             size: 65_536.0,

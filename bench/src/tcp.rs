@@ -1,4 +1,4 @@
-//! Plain TCP as a careful program would use it: the base of comparison.
+//! Plain TCP as an efficient program would use it. The other measurements are compared with it.
 
 use crate::peer::{self, Peer};
 use crate::stats::{Flow, Samples};
@@ -25,7 +25,7 @@ pub(crate) struct BandwidthArgs {
     /// Let the kernel collect small messages (no TCP_NODELAY)
     #[arg(long)]
     nagle: bool,
-    /// The receiver spins instead of sleeping
+    /// Let the receiver spin instead of sleeping
     #[arg(long)]
     spin: bool,
 }
@@ -35,7 +35,7 @@ pub(crate) struct LatencyArgs {
     /// Octets per message
     #[arg(long)]
     size: usize,
-    /// Round trips; a tenth more to warm up
+    /// Round trips; a tenth more are made before, to warm up
     #[arg(long, default_value_t = 10_000)]
     iters: u32,
     /// How both sides wait
@@ -48,7 +48,7 @@ pub(crate) fn listen() -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
     // If the accept queue overflowed, a SYN would be retransmitted after a time-out, which would
-    // spoil the measurement.
+    // falsify the measurement.
     socket.listen(4096).context("cannot listen")?;
     let listener = TcpListener::from(socket);
     peer::send_line(listener.local_addr()?)?;
@@ -67,7 +67,7 @@ pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Runs the sending end.
+/// Runs the process that sends.
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let stream = connect(peer.address()?, !a.nagle)?;
@@ -95,7 +95,7 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
 pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Result<Value> {
     let report = peer.report()?;
     if let Some(error) = report.get("error") {
-        bail!("the receiver: {error}");
+        bail!("the receiver failed: {error}");
     }
     Ok(Flow {
         bytes: peer::number(&report, "bytes"),
@@ -107,7 +107,7 @@ pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Resul
     .report())
 }
 
-/// Runs the receiving end.
+/// Runs the process that receives.
 pub(crate) fn bandwidth_peer(a: &BandwidthArgs) -> Result<Value> {
     let stream = accept(!a.nagle)?;
     let mut buf = vec![1u8; RECV];
@@ -160,14 +160,14 @@ impl PingPong {
     }
 }
 
-/// Runs the end that measures the time.
+/// Runs the process that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let mut end = PingPong::new(connect(peer.address()?, true)?, a.size, a.wait);
     Ok(Samples::of(a.iters.into(), || end.ask())?.report())
 }
 
-/// Runs the answering end, until the other one closes.
+/// Runs the process that answers, until the other process closes the connection.
 pub(crate) fn latency_peer(a: &LatencyArgs) -> Result<Value> {
     let mut end = PingPong::new(accept(true)?, a.size, a.wait);
     while end.answer()? {}
@@ -201,7 +201,7 @@ pub(crate) fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<usi
         match rustix::net::recv(s, &mut *buf, flags) {
             Ok((n, _)) => return Ok(n),
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // The measuring end closes the connection when it has finished, which may reset it.
+            // The other process closes the connection after the measurement, which may reset it.
             Err(Errno::CONNRESET) => return Ok(0),
             Err(e) => return Err(e).context("recv"),
         }

@@ -1,8 +1,8 @@
-//! Stands in for the compiler's runtime library, which a kernel module does without.
+//! An empty replacement for the compiler's runtime library, which kernel modules do not use.
 //!
-//! The memory functions that the compiler calls by name (`memcpy` and the like) are the kernel's
-//! own, which are patched for the processor. Anything else that generated code would need from the
-//! library is then an undefined symbol, which the step `kernel` of `cargo xtask test` refuses.
+//! The kernel provides the memory functions that the compiler calls by name (`memcpy` and the
+//! like), patched for the processor. If generated code needs anything else from the library, that
+//! is an undefined symbol, and the step `kernel` of `cargo xtask test` fails.
 #![feature(compiler_builtins)]
 #![compiler_builtins]
 #![no_builtins]

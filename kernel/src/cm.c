@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Connections for iw_cm: connect, accept and reject; listen.c has the listeners. The engine
- * (rk_mpa_*) has the state of MPA start-up with its frames and time limits; the code here moves the
- * bytes and keeps a timer.
+ * Connections for iw_cm: connect, accept and reject; listen.c contains the listeners. The engine
+ * (rk_mpa_*) keeps the state of MPA start-up, with its frames and time limits; the code here moves
+ * the bytes and keeps a timer.
  *
- * Programs take the n-th request for the n-th connection, so connections keep their order. TCP
- * connections begin in the calls of the program. Everything after that is done in turns: works of
- * one ordered queue that never wait for a peer. The socket queues a turn when data arrive, and the
- * timer when a limit expires. A queued turn keeps its place, and none is queued before there is
- * something to do, so turns run in the order of arrival.
+ * Programs expect requests in the order in which the peer has connected. TCP connections begin in
+ * the program's calls. Everything after that is done in turns: work items of one ordered workqueue,
+ * which never wait for a peer. A turn is queued when data arrive on the socket or a time limit
+ * expires, so turns run in the order of arrival.
  *
- * A connection belongs to its turns until iw_cm is notified. After that, a responder's connection
+ * Until iw_cm is notified, only its turns use a connection. After that, a responder's connection
  * belongs to the identifier that iw_cm has created, which accepts or rejects it once.
  */
 #include <linux/slab.h>
@@ -43,8 +42,8 @@ struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord)
 }
 
 /* Creates a socket in the network namespace of the device, for the family of an address. */
-int rnic_make_socket(struct ib_device *base, const struct sockaddr_storage *address,
-		     struct socket **socket)
+int rnic_create_socket(struct ib_device *base, const struct sockaddr_storage *address,
+		       struct socket **socket)
 {
 	struct net *net = dev_net(to_device(base)->netdev);
 	int result = sock_create_kern(net, address->ss_family, SOCK_STREAM, IPPROTO_TCP, socket);
@@ -58,15 +57,15 @@ int rnic_make_socket(struct ib_device *base, const struct sockaddr_storage *addr
 
 static void queue_turn(struct rnic_connection *connection)
 {
-	queue_work(rnic_order, &connection->work);
+	queue_work(rnic_cm_wq, &connection->work);
 }
 
-static void too_late(struct timer_list *timer)
+static void timer_expired(struct timer_list *timer)
 {
 	queue_turn(container_of(timer, struct rnic_connection, timer));
 }
 
-static void something_came(struct sock *sk)
+static void socket_event(struct sock *sk)
 {
 	struct rnic_connection *connection;
 
@@ -87,7 +86,7 @@ struct rnic_connection *rnic_connection_new(struct rk_mpa *mpa, work_func_t turn
 	}
 	connection->mpa = mpa;
 	INIT_WORK(&connection->work, turn);
-	timer_setup(&connection->timer, too_late, 0);
+	timer_setup(&connection->timer, timer_expired, 0);
 	return connection;
 }
 
@@ -101,9 +100,8 @@ void rnic_connection_free(struct rnic_connection *connection)
 }
 
 /*
- * Queues a turn for each event of the socket from now on. Queues one immediately if something has
- * happened already, because no callback reports that: data have arrived, or the socket has left the
- * state `idle`.
+ * Queues a turn for each event of the socket from now on. No callback reports earlier events, so
+ * this queues a turn immediately if data have arrived or the socket's state is not `idle`.
  */
 void rnic_watch(struct rnic_connection *connection, int idle)
 {
@@ -114,8 +112,8 @@ void rnic_watch(struct rnic_connection *connection, int idle)
 	connection->data_ready = sk->sk_data_ready;
 	connection->state_change = sk->sk_state_change;
 	sk->sk_user_data = connection;
-	sk->sk_data_ready = something_came;
-	sk->sk_state_change = something_came;
+	sk->sk_data_ready = socket_event;
+	sk->sk_state_change = socket_event;
 	write_unlock_bh(&sk->sk_callback_lock);
 	if (sk->sk_state != idle || !skb_queue_empty(&sk->sk_receive_queue))
 		queue_turn(connection);
@@ -137,7 +135,7 @@ void rnic_unwatch(struct rnic_connection *connection)
 	write_unlock_bh(&sk->sk_callback_lock);
 	connection->data_ready = NULL;
 	del_timer_sync(&connection->timer);
-	/* It may be queued again, but it is not running: this is its turn. */
+	/* Another turn may be queued, but none is running except for this one. */
 	cancel_work(&connection->work);
 }
 
@@ -152,10 +150,10 @@ void rnic_set_timer(struct rnic_connection *connection)
 }
 
 /*
- * Returns the result of a turn. -EAGAIN, which waits for another turn, becomes -ETIMEDOUT if the
- * limit has expired.
+ * Returns the result of a turn. If that is -EAGAIN (more turns are needed), sets the timer, or
+ * returns -ETIMEDOUT if a time limit has expired.
  */
-int rnic_in_time(struct rnic_connection *connection, int result)
+int rnic_check_time_limit(struct rnic_connection *connection, int result)
 {
 	if (result != -EAGAIN)
 		return result;
@@ -168,7 +166,7 @@ int rnic_in_time(struct rnic_connection *connection, int result)
 
 /* ---- frames ---- */
 
-/* Sends a frame in one piece: the send buffer of a new connection is empty. */
+/* Sends a frame. The send buffer of a new connection is empty, so TCP takes the whole frame. */
 static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 {
 	struct msghdr message = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
@@ -181,8 +179,8 @@ static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 }
 
 /*
- * Reads what has arrived of the peer's frame, and nothing behind it. Returns -EAGAIN if the frame
- * is incomplete.
+ * Reads the bytes of the peer's frame that have arrived, but no byte after the frame. Returns
+ * -EAGAIN if the frame is incomplete.
  */
 int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer)
 {
@@ -207,11 +205,11 @@ int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer
 }
 
 /*
- * Converts an IPv4-mapped IPv6 address to the IPv4 address: rdma_cm searches for the network device
- * that has it. A listener on the IPv6 wildcard accepts IPv4 connections too, unless its owner wants
- * one family only.
+ * Converts an IPv4-mapped IPv6 address to the IPv4 address, because rdma_cm searches for the
+ * network device with this address. A listener on the IPv6 wildcard accepts IPv4 connections, too,
+ * unless its owner has set `afonly`.
  */
-static void unmap(struct sockaddr_storage *address)
+static void unmap_v4(struct sockaddr_storage *address)
 {
 	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
 	struct sockaddr_in in = {
@@ -224,28 +222,28 @@ static void unmap(struct sockaddr_storage *address)
 		memcpy(address, &in, sizeof(in));
 }
 
-static void addresses(struct socket *socket, struct iw_cm_event *event)
+static void set_addresses(struct socket *socket, struct iw_cm_event *event)
 {
 	kernel_getsockname(socket, (struct sockaddr *)&event->local_addr);
 	kernel_getpeername(socket, (struct sockaddr *)&event->remote_addr);
-	unmap(&event->local_addr);
-	unmap(&event->remote_addr);
+	unmap_v4(&event->local_addr);
+	unmap_v4(&event->remote_addr);
 }
 
 void rnic_describe_peer(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,
 			struct iw_cm_event *event)
 {
-	addresses(connection->socket, event);
+	set_addresses(connection->socket, event);
 	event->private_data = (void *)peer->private_data;
 	event->private_data_len = min_t(u32, peer->private_data_len, MAX_PRIVATE_DATA);
 }
 
 /*
- * Starts the queue pair on the connection, and takes over its socket. A responder's reply is sent
- * only when the peer's first bytes can be received. Called with the queue pair's mutex.
+ * Starts the queue pair on the connection, and attaches the socket to it. Sends a responder's reply
+ * when the queue pair is ready for the peer's first bytes. Called with the queue pair's mutex.
  */
-static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct iw_cm_id *id,
-		 const u8 *reply, size_t octets)
+static int begin_stream(struct rnic_qp *qp, struct rnic_connection *connection, struct iw_cm_id *id,
+			const u8 *reply, size_t octets)
 {
 	struct sock *sk = connection->socket->sk;
 	struct msghdr message = { .msg_flags = MSG_DONTWAIT | MSG_NOSIGNAL };
@@ -263,7 +261,10 @@ static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct 
 	spin_unlock_bh(&qp->lock);
 	if (!result && octets) {
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, &run, 1, octets);
-		/* The send buffer is empty. The socket's lock holds back the peer's answer. */
+		/*
+		 * The send buffer is empty, so TCP takes the whole reply. The socket's lock delays
+		 * data from the peer.
+		 */
 		result = tcp_sendmsg_locked(sk, &message, octets);
 		result = result == octets ? 0 : -ECONNABORTED;
 		if (result) {
@@ -285,13 +286,13 @@ static int begin(struct rnic_qp *qp, struct rnic_connection *connection, struct 
 /* ---- the initiator ---- */
 
 /*
- * Creates a socket and starts to connect from this address. A turn follows when TCP has succeeded
- * or failed.
+ * Creates a socket and starts to connect from the address `local`. A turn is queued when TCP has
+ * connected or failed.
  */
-static int start(struct rnic_connection *connection, struct sockaddr_storage *local)
+static int start_connect(struct rnic_connection *connection, struct sockaddr_storage *local)
 {
 	struct iw_cm_id *id = connection->id;
-	int result = rnic_make_socket(id->device, local, &connection->socket);
+	int result = rnic_create_socket(id->device, local, &connection->socket);
 
 	if (result)
 		return result;
@@ -310,8 +311,8 @@ static int start(struct rnic_connection *connection, struct sockaddr_storage *lo
 	return 0;
 }
 
-/* Starts again with another socket, from a port that the system chooses. */
-static int start_elsewhere(struct rnic_connection *connection)
+/* Connects again with a new socket, from a port that the system chooses. */
+static int start_from_new_port(struct rnic_connection *connection)
 {
 	struct sockaddr_storage local = connection->id->m_local_addr;
 
@@ -319,16 +320,16 @@ static int start_elsewhere(struct rnic_connection *connection)
 	connection->socket = NULL;
 	/* The port is at the same offset in both families. */
 	((struct sockaddr_in *)&local)->sin_port = 0;
-	return start(connection, &local);
+	return start_connect(connection, &local);
 }
 
 /*
  * Returns true if TCP cannot use the local port, and another port may be used instead. rdma_cm
- * chooses ports without asking TCP, so another socket may have the port. rtrs uses one port for all
- * connections of a session, which lead to the same peer. A port outside of the ephemeral range was
- * requested by the client and is not replaced.
+ * chooses ports without asking TCP, so another socket may use the port; and rtrs uses the same port
+ * for all connections of a session, which have the same peer. A port outside of the ephemeral range
+ * was requested by the client, so it must not be replaced.
  */
-static bool is_taken(const struct iw_cm_id *id, int result)
+static bool may_change_port(const struct iw_cm_id *id, int result)
 {
 	struct net *net = dev_net(to_device(id->device)->netdev);
 	/* The port is at the same offset in both families. */
@@ -341,10 +342,10 @@ static bool is_taken(const struct iw_cm_id *id, int result)
 }
 
 /*
- * Connects again, from another port, if the peer has closed instead of replying: it may not support
- * the revision.
+ * Connects again, from another port, after the peer has closed instead of replying: it may not
+ * support the MPA revision.
  */
-static int try_again(struct rnic_connection *connection)
+static int connect_again(struct rnic_connection *connection)
 {
 	int result = rk_mpa_retry(connection->mpa);
 
@@ -352,7 +353,7 @@ static int try_again(struct rnic_connection *connection)
 		return result;
 	rnic_unwatch(connection);
 	connection->requested = false;
-	return start_elsewhere(connection);
+	return start_from_new_port(connection);
 }
 
 /* Sends the request once the socket is connected. Returns -EAGAIN until then. */
@@ -376,18 +377,18 @@ static int send_request(struct rnic_connection *connection)
 	return 0;
 }
 
-static int take_turn(struct rnic_connection *connection, struct rk_mpa_peer *peer)
+static int initiator_step(struct rnic_connection *connection, struct rk_mpa_peer *peer)
 {
 	int result = connection->requested ? 0 : send_request(connection);
 
 	if (!result)
 		result = rnic_read_frame(connection, peer);
 	if (result == -ECONNRESET || result == -EPIPE) {
-		result = try_again(connection);
+		result = connect_again(connection);
 		if (!result)
 			result = -EAGAIN;
 	}
-	return rnic_in_time(connection, result);
+	return rnic_check_time_limit(connection, result);
 }
 
 static void connect_turn(struct work_struct *work)
@@ -398,7 +399,7 @@ static void connect_turn(struct work_struct *work)
 	struct rnic_qp *qp = connection->qp;
 	struct rk_mpa_peer peer = {};
 
-	event.status = take_turn(connection, &peer);
+	event.status = initiator_step(connection, &peer);
 	if (event.status == -EAGAIN)
 		return;
 	rnic_unwatch(connection);
@@ -408,13 +409,13 @@ static void connect_turn(struct work_struct *work)
 		rnic_describe_peer(connection, &peer, &event);
 	event.ird = min_t(u16, peer.ord, U8_MAX);
 	event.ord = min_t(u16, peer.ird, U8_MAX);
-	/* The end of the stream must not be reported before its beginning. */
+	/* Under the mutex, the end of the stream cannot be reported before its beginning. */
 	mutex_lock(&qp->mutex);
 	if (!event.status)
-		event.status = begin(qp, connection, id, NULL, 0);
+		event.status = begin_stream(qp, connection, id, NULL, 0);
 	id->event_handler(id, &event);
 	mutex_unlock(&qp->mutex);
-	/* Sends the first message, and processes what the peer has sent meanwhile. */
+	/* Sends the first message, and processes the data that have arrived meanwhile. */
 	rnic_stream_kick(qp);
 	id->rem_ref(id);
 	rnic_qp_put(&qp->base);
@@ -440,9 +441,9 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 	/* The first turn may run immediately, and may be the last. */
 	rnic_qp_get(&qp->base);
 	id->add_ref(id);
-	result = start(connection, &id->m_local_addr);
-	if (is_taken(id, result))
-		result = start_elsewhere(connection);
+	result = start_connect(connection, &id->m_local_addr);
+	if (may_change_port(id, result))
+		result = start_from_new_port(connection);
 	if (result) {
 		id->rem_ref(id);
 		rnic_qp_put(&qp->base);
@@ -469,9 +470,9 @@ int rnic_accept(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 			       param->private_data_len, &reply);
 	if (result < 0)
 		goto free;
-	addresses(connection->socket, &event);
+	set_addresses(connection->socket, &event);
 	mutex_lock(&qp->mutex);
-	result = begin(qp, connection, id, reply, result);
+	result = begin_stream(qp, connection, id, reply, result);
 	if (!result)
 		id->event_handler(id, &event);
 	mutex_unlock(&qp->mutex);

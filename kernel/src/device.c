@@ -75,7 +75,7 @@ static int query_port(struct ib_device *base, u32 port, struct ib_port_attr *att
 	attributes->max_mtu = ib_mtu_int_to_enum(device->netdev->mtu);
 	attributes->active_mtu = attributes->max_mtu;
 	attributes->port_cap_flags = IB_PORT_CM_SUP | IB_PORT_DEVICE_MGMT_SUP;
-	if (rnic_can_carry(device->netdev)) {
+	if (rnic_link_is_up(device->netdev)) {
 		attributes->state = IB_PORT_ACTIVE;
 		attributes->phys_state = IB_PORT_PHYS_STATE_LINK_UP;
 	} else {
@@ -131,7 +131,7 @@ static int get_stats(struct ib_device *base, struct rdma_hw_stats *stats, u32 po
 	struct rnic_qp *qp;
 
 	xa_lock_bh(&device->qps);
-	memcpy(stats->value, device->gone, sizeof(device->gone));
+	memcpy(stats->value, device->retired_counters, sizeof(device->retired_counters));
 	xa_for_each(&device->qps, number, qp) {
 		spin_lock(&qp->lock);
 		rk_qp_counters(qp->engine, stats->value);
@@ -159,13 +159,13 @@ static int dealloc_pd(struct ib_pd *pd, struct ib_udata *udata)
 
 static int alloc_ucontext(struct ib_ucontext *context, struct ib_udata *udata)
 {
-	struct siw_uresp_alloc_ctx answer = {
+	struct siw_uresp_alloc_ctx response = {
 		.dev_id = to_device(context->device)->netdev->ifindex,
 	};
 
-	if (udata->outlen < sizeof(answer))
+	if (udata->outlen < sizeof(response))
 		return -EINVAL;
-	return ib_copy_to_udata(udata, &answer, sizeof(answer));
+	return ib_copy_to_udata(udata, &response, sizeof(response));
 }
 
 static void dealloc_ucontext(struct ib_ucontext *context)
@@ -173,14 +173,14 @@ static void dealloc_ucontext(struct ib_ucontext *context)
 }
 
 /*
- * The device may be removed while programs have it open: ib_core destroys their objects first. What
- * they have mapped remains until they unmap it, because a mapping holds its pages.
+ * Programs may have the device open when it is removed: ib_core destroys their objects before.
+ * Their mappings stay valid until they unmap them, because a mapping holds its pages.
  */
 static void disassociate_ucontext(struct ib_ucontext *context)
 {
 }
 
-/* Since 6.11, kernels pass all attributes of the call. */
+/* Kernels since 6.11 pass all attributes of the call. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
 static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 		     struct uverbs_attr_bundle *call)
@@ -195,7 +195,7 @@ static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 }
 #endif
 
-/* Called last, when the device has no users. */
+/* Called after the device has lost its last user. */
 static void dealloc_driver(struct ib_device *base)
 {
 	struct rnic_device *device = to_device(base);
@@ -207,8 +207,8 @@ static void dealloc_driver(struct ib_device *base)
 }
 
 /*
- * Memory that a queue pair waits for is no longer in use. This is rare, so no list of waiting queue
- * pairs is kept.
+ * Retries the queue pairs that wait until memory is no longer in use. This is rare, so the driver
+ * does not keep a list of them, but queues the work item of every queue pair.
  */
 void rnic_memory_unused(struct rnic_device *device)
 {
@@ -277,8 +277,8 @@ static const struct ib_device_ops device_ops = {
 };
 
 /*
- * The hardware address is the GID. The kernel's GID table skips an address of zeros, which the
- * loopback device has; it gets a random one instead.
+ * The hardware address becomes the GID. The loopback device has an address of zeros, which the
+ * kernel's GID table would skip; it gets a random address instead.
  */
 static void choose_address(struct rnic_device *device)
 {
@@ -305,14 +305,14 @@ int rnic_device_add(const char *name, struct net_device *netdev)
 		goto no_engine;
 	rwlock_init(&device->table_lock);
 	spin_lock_init(&device->area_lock);
-	mutex_init(&device->registering);
+	mutex_init(&device->register_lock);
 	xa_init_flags(&device->qps, XA_FLAGS_ALLOC | XA_FLAGS_LOCK_BH);
 	device->netdev = netdev;
-	device->active = rnic_can_carry(netdev);
+	device->active = rnic_link_is_up(netdev);
 	choose_address(device);
 
 	addrconf_addr_eui48((u8 *)&base->node_guid, device->address);
-	/* The doorbell: without this bit, a program's post_send is not passed on. */
+	/* Without this bit, ib_uverbs does not pass a program's post_send (its doorbell) on. */
 	base->uverbs_cmd_mask |= BIT_ULL(IB_USER_VERBS_CMD_POST_SEND);
 	base->node_type = RDMA_NODE_RNIC;
 	base->phys_port_cnt = 1;

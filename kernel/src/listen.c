@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Listeners, and their connections until iw_cm is notified of the peer's request. cm.c explains the
- * order of turns.
+ * Listeners, and their connections until iw_cm is notified of the peer's request. cm.c explains
+ * what a turn is, and in which order turns run.
  *
- * A connection is half open until its request is complete. A listener is freed after the last of
- * them is gone.
+ * A connection is half open until its request is complete. A listener is freed after its last
+ * half-open connection.
  */
 #include <linux/slab.h>
 #include <net/inet_connection_sock.h>
 
 #include "cm.h"
 
-/* Half-open connections of one listener. One more pushes out the oldest. */
+/* Maximum number of half-open connections of a listener. The next one evicts the oldest. */
 #define MAX_HALF_OPEN 128
 
 struct listener {
@@ -24,13 +24,16 @@ struct listener {
 	struct list_head half_open;
 	unsigned int count;
 	bool closing;
-	wait_queue_head_t changed;
+	wait_queue_head_t count_changed;
 };
 
 /* ---- requests ---- */
 
-/* From now on only its turn uses the connection, until iw_cm gets it. The listener remains. */
-static void no_longer_half_open(struct rnic_connection *connection)
+/*
+ * Removes the connection from the listener's list. From now on, only this turn uses the connection,
+ * until iw_cm gets it. The listener stays valid, because `count` still includes the connection.
+ */
+static void remove_half_open(struct rnic_connection *connection)
 {
 	mutex_lock(&connection->listener->lock);
 	list_del(&connection->entry);
@@ -38,13 +41,14 @@ static void no_longer_half_open(struct rnic_connection *connection)
 	rnic_unwatch(connection);
 }
 
-static void forget_one(struct listener *listener)
+/* Removes a connection from the listener's count, and lets the listener accept another one. */
+static void release_half_open(struct listener *listener)
 {
 	mutex_lock(&listener->lock);
 	listener->count--;
 	if (!listener->closing)
-		queue_work(rnic_order, &listener->work);
-	wake_up(&listener->changed);
+		queue_work(rnic_cm_wq, &listener->work);
+	wake_up(&listener->count_changed);
 	mutex_unlock(&listener->lock);
 }
 
@@ -61,28 +65,28 @@ static void request_turn(struct work_struct *work)
 	int result = -ECONNABORTED;
 
 	if (!READ_ONCE(listener->closing))
-		result = rnic_in_time(connection, rnic_read_frame(connection, &peer));
-	if (result == -EAGAIN && connection->pushed_out)
+		result = rnic_check_time_limit(connection, rnic_read_frame(connection, &peer));
+	if (result == -EAGAIN && connection->evicted)
 		result = -ETIMEDOUT;
 	if (result == -EAGAIN)
 		return;
-	no_longer_half_open(connection);
+	remove_half_open(connection);
 	if (!result) {
 		rnic_describe_peer(connection, &peer, &event);
 		event.ird = min_t(u16, peer.ird, U8_MAX);
 		event.ord = min_t(u16, peer.ord, U8_MAX);
 		/*
-		 * The listener waits until all connections are gone, so its identifier is still
-		 * valid. This connection may be accepted and freed before the call returns.
+		 * `count` still includes the connection, so the listener and its identifier are
+		 * valid. The connection may be accepted and freed before the call returns.
 		 */
 		result = id->event_handler(id, &event);
 	} else if (result == -EPROTO) {
-		/* RNICs try revision 1 only after a reset. */
+		/* Send a reset: RNICs try MPA revision 1 only after a reset. */
 		sock_no_linger(connection->socket->sk);
 	}
 	if (result)
 		rnic_connection_free(connection);
-	forget_one(listener);
+	release_half_open(listener);
 }
 
 static void add_half_open(struct listener *listener, struct socket *socket)
@@ -113,25 +117,25 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 }
 
 /*
- * Ends the oldest half-open connection, so that silent peers keep nobody out. Its own turn makes
- * the room.
+ * Closes the oldest half-open connection, so that silent peers cannot block the listener. A turn of
+ * that connection closes it.
  */
-static void push_out_oldest(struct listener *listener)
+static void evict_oldest(struct listener *listener)
 {
 	struct rnic_connection *oldest;
 
 	mutex_lock(&listener->lock);
 	if (!list_empty(&listener->half_open)) {
 		oldest = list_last_entry(&listener->half_open, struct rnic_connection, entry);
-		oldest->pushed_out = true;
-		queue_work(rnic_order, &oldest->work);
+		oldest->evicted = true;
+		queue_work(rnic_cm_wq, &oldest->work);
 	}
 	mutex_unlock(&listener->lock);
 }
 
 /*
- * Accepts one connection; the next one is accepted in another turn. So connections whose request
- * has arrived are handed over before many more become half open.
+ * Accepts one connection, and queues another turn for the next. So the turns of connections whose
+ * request has arrived run before many more connections become half open.
  */
 static void accept_turn(struct work_struct *work)
 {
@@ -141,7 +145,7 @@ static void accept_turn(struct work_struct *work)
 	/* The count changes only in turns of this queue. */
 	if (listener->count >= MAX_HALF_OPEN) {
 		if (!reqsk_queue_empty(&inet_csk(listener->socket->sk)->icsk_accept_queue))
-			push_out_oldest(listener);
+			evict_oldest(listener);
 		return;
 	}
 	if (kernel_accept(listener->socket, &socket, O_NONBLOCK))
@@ -151,7 +155,7 @@ static void accept_turn(struct work_struct *work)
 	socket->sk->sk_user_data = NULL;
 	write_unlock_bh(&socket->sk->sk_callback_lock);
 	add_half_open(listener, socket);
-	queue_work(rnic_order, &listener->work);
+	queue_work(rnic_cm_wq, &listener->work);
 }
 
 /* ---- listeners ---- */
@@ -164,7 +168,7 @@ static void listener_ready(struct sock *sk)
 	listener = sk->sk_user_data;
 	/* A connection inherits this callback before it is accepted. */
 	if (listener && sk->sk_state == TCP_LISTEN)
-		queue_work(rnic_order, &listener->work);
+		queue_work(rnic_cm_wq, &listener->work);
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
@@ -185,7 +189,7 @@ static bool is_shared(const struct sockaddr_storage *address)
 static int open_listener(struct listener *listener, struct iw_cm_id *id, int backlog)
 {
 	struct sock *sk;
-	int result = rnic_make_socket(id->device, &id->m_local_addr, &listener->socket);
+	int result = rnic_create_socket(id->device, &id->m_local_addr, &listener->socket);
 
 	if (result)
 		return result;
@@ -221,7 +225,7 @@ int rnic_create_listen(struct iw_cm_id *id, int backlog)
 	listener->id = id;
 	mutex_init(&listener->lock);
 	INIT_LIST_HEAD(&listener->half_open);
-	init_waitqueue_head(&listener->changed);
+	init_waitqueue_head(&listener->count_changed);
 	INIT_WORK(&listener->work, accept_turn);
 	result = open_listener(listener, id, backlog);
 	if (result) {
@@ -247,11 +251,11 @@ int rnic_destroy_listen(struct iw_cm_id *id)
 	mutex_lock(&listener->lock);
 	WRITE_ONCE(listener->closing, true);
 	list_for_each_entry(connection, &listener->half_open, entry)
-		queue_work(rnic_order, &connection->work);
+		queue_work(rnic_cm_wq, &connection->work);
 	mutex_unlock(&listener->lock);
 	cancel_work_sync(&listener->work);
-	wait_event(listener->changed, !READ_ONCE(listener->count));
-	/* The last one may still hold the lock. */
+	wait_event(listener->count_changed, !READ_ONCE(listener->count));
+	/* The turn of the last connection may still hold the lock. */
 	mutex_lock(&listener->lock);
 	mutex_unlock(&listener->lock);
 	sock_release(listener->socket);

@@ -4,8 +4,8 @@
  * network devices.
  *
  * Devices have siw's driver number, so that rdma-core's provider for siw accepts them. If both
- * modules were loaded, each would take the other's devices for its own; so only one of them can be
- * loaded.
+ * modules were loaded, each would treat the other's devices as its own. So this module refuses to
+ * be loaded beside siw, and prevents siw from being loaded.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -19,29 +19,29 @@
 
 #define OTHER_DRIVER "siw"
 
-struct workqueue_struct *rnic_works;
-struct workqueue_struct *rnic_sends;
-struct workqueue_struct *rnic_order;
+struct workqueue_struct *rnic_wq;
+struct workqueue_struct *rnic_send_wq;
+struct workqueue_struct *rnic_cm_wq;
 
 unsigned int rnic_mpa_revision = 2;
 module_param_named(mpa_revision, rnic_mpa_revision, uint, 0644);
 MODULE_PARM_DESC(mpa_revision, "MPA revision of requests, 1 or 2");
 bool rnic_mpa_crc = true;
 module_param_named(mpa_crc, rnic_mpa_crc, bool, 0644);
-MODULE_PARM_DESC(mpa_crc, "Ask for CRCs; they are used if either side asks");
+MODULE_PARM_DESC(mpa_crc, "Request CRCs; they are used if either side requests them");
 bool rnic_mpa_markers;
 module_param_named(mpa_markers, rnic_mpa_markers, bool, 0644);
-MODULE_PARM_DESC(mpa_markers, "Ask the peer for markers");
+MODULE_PARM_DESC(mpa_markers, "Request that the peer sends markers");
 bool rnic_peer_to_peer = true;
 module_param_named(peer_to_peer, rnic_peer_to_peer, bool, 0644);
 MODULE_PARM_DESC(peer_to_peer,
-		 "Ask for the peer-to-peer model, in which either side may send first");
+		 "Request the peer-to-peer model, in which either side may send first");
 unsigned int rnic_rnr_wait_ms = 2000;
 module_param_named(rnr_wait_ms, rnic_rnr_wait_ms, uint, 0644);
 MODULE_PARM_DESC(rnr_wait_ms,
-		 "How long a Send waits for a receive; 0: the connection ends immediately");
+		 "Milliseconds that a Send waits for a receive; 0: the connection ends at once");
 
-/* Every loaded module has an entry next to this one's in /sys/module. */
+/* Every loaded module has an entry in /sys/module. */
 static bool other_driver_is_loaded(void)
 {
 	struct kobject *entry = kset_find_obj(THIS_MODULE->mkobj.kobj.kset, OTHER_DRIVER);
@@ -72,7 +72,7 @@ static void port_event(struct rnic_device *device)
 		.device = &device->base,
 		.element.port_num = RNIC_PORT,
 	};
-	bool active = rnic_can_carry(device->netdev);
+	bool active = rnic_link_is_up(device->netdev);
 
 	if (device->active == active)
 		return;
@@ -100,8 +100,8 @@ static int netdev_event(struct notifier_block *block, unsigned long what, void *
 		strscpy(device->base.iw_ifname, netdev->name, sizeof(device->base.iw_ifname));
 		break;
 	/*
-	 * Also if it moves to another network namespace: its addresses and connections do not move
-	 * with it.
+	 * This event also occurs when the network device moves to another network namespace. Its
+	 * addresses and connections do not move with it, so the RDMA device is removed.
 	 */
 	case NETDEV_UNREGISTER:
 		ib_unregister_device_queued(&device->base);
@@ -115,13 +115,13 @@ static struct notifier_block netdev_notifier = {
 	.notifier_call = netdev_event,
 };
 
-/* rdma-core adds a link without the RTNL, but a network device can hold only one. */
+/* Refuses a second RDMA device for a network device. */
 static int new_link(const char *name, struct net_device *netdev)
 {
-	struct ib_device *there = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
+	struct ib_device *existing = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
 
-	if (there) {
-		ib_device_put(there);
+	if (existing) {
+		ib_device_put(existing);
 		return -EEXIST;
 	}
 	return rnic_device_add(name, netdev);
@@ -134,26 +134,26 @@ static struct rdma_link_ops link_ops = {
 
 static void free_queues(void)
 {
-	if (rnic_works)
-		destroy_workqueue(rnic_works);
-	if (rnic_sends)
-		destroy_workqueue(rnic_sends);
-	if (rnic_order)
-		destroy_workqueue(rnic_order);
+	if (rnic_wq)
+		destroy_workqueue(rnic_wq);
+	if (rnic_send_wq)
+		destroy_workqueue(rnic_send_wq);
+	if (rnic_cm_wq)
+		destroy_workqueue(rnic_cm_wq);
 }
 
 static int __init rnic_init(void)
 {
 	int result = -ENOMEM;
 
-	rnic_works = alloc_workqueue("iwarp_rnic", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	rnic_wq = alloc_workqueue("iwarp_rnic", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 	/*
-	 * Memory may become free only by sending, so sending must not wait behind works that need
-	 * memory.
+	 * The kernel may be able to free memory only after this module has sent data. So sending
+	 * must not be queued behind work items that allocate memory.
 	 */
-	rnic_sends = alloc_workqueue("iwarp_rnic_tx", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
-	rnic_order = alloc_ordered_workqueue("iwarp_rnic_cm", WQ_MEM_RECLAIM);
-	if (!rnic_works || !rnic_sends || !rnic_order)
+	rnic_send_wq = alloc_workqueue("iwarp_rnic_tx", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	rnic_cm_wq = alloc_ordered_workqueue("iwarp_rnic_cm", WQ_MEM_RECLAIM);
+	if (!rnic_wq || !rnic_send_wq || !rnic_cm_wq)
 		goto no_notifier;
 	result = register_module_notifier(&module_notifier);
 	if (result)
@@ -163,8 +163,8 @@ static int __init rnic_init(void)
 	 * between.
 	 */
 	if (other_driver_is_loaded()) {
-		pr_err("not loaded: " OTHER_DRIVER
-		       " is, and has the same driver number; rmmod " OTHER_DRIVER " first\n");
+		pr_err("cannot be loaded beside " OTHER_DRIVER
+		       ", which has the same driver number: rmmod " OTHER_DRIVER " first\n");
 		result = -EBUSY;
 		goto no_netdev;
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Memory of queues. Rings that are shared with a program come from vmalloc_user(); the program maps
- * them by a key. Rings of kernel clients are not shared.
+ * Memory of queues. A ring that is shared with a program is allocated with vmalloc_user(), and the
+ * program maps it by its key. Rings of kernel clients are not shared.
  */
 #include <linux/mm.h>
 #include <linux/slab.h>
@@ -10,37 +10,37 @@
 
 #include "rnic.h"
 
-/* rdma-core uses the key of page 0 for "no key". Keys begin after it. */
+/* For rdma-core, SIW_INVAL_UOBJ_KEY means "no key". Valid keys begin on the next page. */
 #define FIRST_PAGE (SIW_INVAL_UOBJ_KEY / PAGE_SIZE + 1)
 
 struct mapping {
 	struct rdma_user_mmap_entry base;
-	void *at;
+	void *memory;
 };
 
 /*
- * Allocates zeroed memory that a program can map by the key. Removing the entry frees it when no
- * mmap call uses it, because such a call holds a reference.
+ * Allocates zeroed memory that a program can map by `key`. After the entry is removed, the memory
+ * is freed as soon as no mmap call uses it, because such a call holds a reference.
  */
-static void *share(struct rnic_ucontext *context, size_t octets,
-		   struct rdma_user_mmap_entry **entry, u64 *key)
+static void *alloc_shared(struct rnic_ucontext *context, size_t octets,
+			  struct rdma_user_mmap_entry **entry, u64 *key)
 {
 	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 
 	*key = SIW_INVAL_UOBJ_KEY;
 	if (!mapping)
 		return NULL;
-	mapping->at = vmalloc_user(octets);
-	if (!mapping->at ||
+	mapping->memory = vmalloc_user(octets);
+	if (!mapping->memory ||
 	    rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets, FIRST_PAGE,
 					      U32_MAX)) {
-		vfree(mapping->at);
+		vfree(mapping->memory);
 		kfree(mapping);
 		return NULL;
 	}
 	*key = rdma_user_mmap_get_offset(&mapping->base);
 	*entry = &mapping->base;
-	return mapping->at;
+	return mapping->memory;
 }
 
 /* Returns the context of the calling program, or NULL for a kernel client. */
@@ -56,15 +56,15 @@ struct rnic_ucontext *rnic_context_of(struct ib_udata *udata)
 void *rnic_queue_memory(struct rnic_ucontext *context, size_t octets,
 			struct rdma_user_mmap_entry **mapping, u64 *key)
 {
-	return context ? share(context, octets, mapping, key) : kvzalloc(octets, GFP_KERNEL);
+	return context ? alloc_shared(context, octets, mapping, key) : kvzalloc(octets, GFP_KERNEL);
 }
 
-void rnic_queue_memory_free(void *at, struct rdma_user_mmap_entry *mapping)
+void rnic_queue_memory_free(void *memory, struct rdma_user_mmap_entry *mapping)
 {
 	if (mapping)
 		rdma_user_mmap_entry_remove(mapping);
 	else
-		kvfree(at);
+		kvfree(memory);
 }
 
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
@@ -74,11 +74,11 @@ int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
 
 	if (PAGE_ALIGN(area->vm_end - area->vm_start) != area->vm_end - area->vm_start)
 		return -EINVAL;
-	/* Checks offset and length, too. */
+	/* This call checks the offset and the length, too. */
 	entry = rdma_user_mmap_entry_get(context, area);
 	if (!entry)
 		return -EINVAL;
-	result = remap_vmalloc_range(area, container_of(entry, struct mapping, base)->at, 0);
+	result = remap_vmalloc_range(area, container_of(entry, struct mapping, base)->memory, 0);
 	rdma_user_mmap_entry_put(entry);
 	return result;
 }
@@ -87,6 +87,6 @@ void rnic_mmap_free(struct rdma_user_mmap_entry *entry)
 {
 	struct mapping *mapping = container_of(entry, struct mapping, base);
 
-	vfree(mapping->at);
+	vfree(mapping->memory);
 	kfree(mapping);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Work requests of kernel clients, and the doorbell of programs. Requests are posted in any
- * context: with interrupts off, in interrupts (a disk's, when it has read what a peer wants), and
- * in completion handlers. Requests that are posted together are sent together.
+ * Work requests of kernel clients, and the doorbell of programs. Clients post requests in any
+ * context, also with interrupts off, in interrupts (such as a disk's, when it has read the data for
+ * a peer), and in completion handlers. Requests that are posted together are sent together.
  *
- * An interrupt may arrive while its processor holds the queue pair's lock. With interrupts off,
- * that lock is therefore not taken: sends are put on a list, which the next holder of the lock
- * drains, and receives go into their ring, which has its own lock.
+ * An interrupt may arrive while its processor holds the queue pair's lock. So with interrupts off,
+ * that lock is not taken: sends are put on a list, which the next holder of the lock drains, and
+ * receives are put into their ring, which has its own lock.
  */
 #include <linux/llist.h>
 #include <linux/log2.h>
@@ -26,14 +26,14 @@ static u32 flags_of(const struct ib_send_wr *request)
 	       (request->send_flags & IB_SEND_FENCE ? RK_FENCE : 0);
 }
 
-static void name_peers_memory(struct rk_send *send, const struct ib_send_wr *request)
+static void set_remote(struct rk_send *send, const struct ib_send_wr *request)
 {
 	send->remote_addr = rdma_wr(request)->remote_addr;
 	send->rkey = rdma_wr(request)->rkey;
 }
 
 /* Describes the pages that ib_map_mr_sg() has put into the region's list. */
-static void name_pages(struct rk_send *send, const struct ib_reg_wr *request)
+static void set_pages(struct rk_send *send, const struct ib_reg_wr *request)
 {
 	const struct rnic_mr *mr = to_mr(request->mr);
 
@@ -42,7 +42,7 @@ static void name_pages(struct rk_send *send, const struct ib_reg_wr *request)
 	send->len = mr->base.length;
 	send->access = request->access & RNIC_RIGHTS;
 	send->first = mr->base.iova & (mr->base.page_size - 1);
-	send->num_pages = mr->listed;
+	send->num_pages = mr->num_pages;
 	send->page_shift = ilog2(mr->base.page_size);
 }
 
@@ -62,25 +62,25 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 		return 0;
 	case IB_WR_RDMA_WRITE:
 		send->op = RK_WRITE;
-		name_peers_memory(send, request);
+		set_remote(send, request);
 		return 0;
 	case IB_WR_RDMA_WRITE_WITH_IMM:
 		send->op = RK_WRITE_IMM;
 		send->imm = be32_to_cpu(request->ex.imm_data);
-		name_peers_memory(send, request);
+		set_remote(send, request);
 		return 0;
 	case IB_WR_RDMA_READ:
 		send->op = RK_READ;
-		name_peers_memory(send, request);
+		set_remote(send, request);
 		return 0;
 	case IB_WR_RDMA_READ_WITH_INV:
 		/*
-		 * The engine invalidates the region that the data land in. rdma_rw_ctx_post() gives
-		 * that region a new key after it has written invalidate_rkey, so invalidate_rkey is
-		 * not used.
+		 * Ignore invalidate_rkey: it may be out of date, because rdma_rw_ctx_post() changes
+		 * the region's key after it has stored invalidate_rkey. The engine invalidates the
+		 * region of the Read's sink.
 		 */
 		send->op = RK_READ_INV;
-		name_peers_memory(send, request);
+		set_remote(send, request);
 		return 0;
 	case IB_WR_LOCAL_INV:
 		send->op = RK_LOCAL_INV;
@@ -88,7 +88,7 @@ static int translate(const struct ib_send_wr *request, struct rk_send *send)
 		return 0;
 	case IB_WR_REG_MR:
 		send->op = RK_FAST_REG;
-		name_pages(send, reg_wr(request));
+		set_pages(send, reg_wr(request));
 		return 0;
 	default:
 		return -EOPNOTSUPP;
@@ -133,7 +133,7 @@ static int post_one(struct rnic_qp *qp, const struct ib_send_wr *request)
 	return result ? result : rk_post_send(qp->engine, &send);
 }
 
-/* A request that was posted with interrupts off, until the engine takes it. */
+/* A request that was posted with interrupts off. It exists until the engine takes it. */
 struct irq_post {
 	struct llist_node node;
 	struct rk_send send;
@@ -142,8 +142,8 @@ struct irq_post {
 };
 
 /*
- * Queues a request for the engine. If the engine refuses it later, it completes with an error. Any
- * context.
+ * Queues a request for the engine. If the engine refuses the request later, it completes with an
+ * error. Any context.
  */
 static int post_from_irq(struct rnic_qp *qp, const struct ib_send_wr *request)
 {
@@ -182,7 +182,7 @@ void rnic_take_irq_posts(struct rnic_qp *qp)
 
 	llist_for_each_entry_safe(post, next, list, node) {
 		if (rk_post_send(qp->engine, &post->send))
-			rnic_refuse(qp, post->send.wr_id);
+			rnic_complete_refused(qp, post->send.wr_id);
 		kfree(post);
 	}
 }
@@ -201,7 +201,7 @@ static int post_all_from_irq(struct rnic_qp *qp, const struct ib_send_wr *reques
 	return result;
 }
 
-/* A program's doorbell passes no requests: they are in its ring. */
+/* A program calls this as its doorbell, without requests, which are in its ring. */
 int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 		   const struct ib_send_wr **bad)
 {
@@ -209,9 +209,9 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 	struct sock *sk;
 	int result = 0;
 
-	if (qp->sq.at && !requests)
+	if (qp->sq.entries && !requests)
 		return rnic_stream_send(qp);
-	if (qp->sq.at) {
+	if (qp->sq.entries) {
 		*bad = requests;
 		return -EOPNOTSUPP;
 	}
@@ -247,14 +247,14 @@ int rnic_post_send(struct ib_qp *base, const struct ib_send_wr *requests,
 
 /* ---- receives ---- */
 
-/* Any context. */
-static int fill(struct rnic_ring *ring, const struct ib_recv_wr *requests,
-		const struct ib_recv_wr **bad)
+/* Puts receives into a ring. Any context. */
+static int add_receives(struct rnic_ring *ring, const struct ib_recv_wr *requests,
+			const struct ib_recv_wr **bad)
 {
 	unsigned long flags;
 	int result = 0;
 
-	spin_lock_irqsave(&ring->filling, flags);
+	spin_lock_irqsave(&ring->fill_lock, flags);
 	for (; requests; requests = requests->next) {
 		result = ring->mapping ? -EOPNOTSUPP : rnic_ring_add_receive(ring, requests);
 		if (result) {
@@ -262,7 +262,7 @@ static int fill(struct rnic_ring *ring, const struct ib_recv_wr *requests,
 			break;
 		}
 	}
-	spin_unlock_irqrestore(&ring->filling, flags);
+	spin_unlock_irqrestore(&ring->fill_lock, flags);
 	return result;
 }
 
@@ -270,16 +270,16 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 		   const struct ib_recv_wr **bad)
 {
 	struct rnic_qp *qp = to_qp(base);
-	int result = fill(&qp->rq, requests, bad);
+	int result = add_receives(&qp->rq, requests, bad);
 	bool awaited;
 
 	if (irqs_disabled()) {
-		/* The tasklet checks whether a Send waits for it. */
+		/* The tasklet checks whether a Send waits for this receive. */
 		tasklet_schedule(&qp->sender);
 		return result;
 	}
 	spin_lock_bh(&qp->lock);
-	/* A Send may be waiting for a receive, and a queue pair in error has to flush it. */
+	/* A Send may be waiting for this receive. In the error state, the receive is flushed. */
 	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
 		  rk_qp_state(qp->engine) == RK_STATE_ERROR;
 	spin_unlock_bh(&qp->lock);
@@ -288,9 +288,9 @@ int rnic_post_recv(struct ib_qp *base, const struct ib_recv_wr *requests,
 	return result;
 }
 
-/* A Send that waits for a receive of this queue is retried at the next tick. */
+/* If a Send waits for a receive of this queue, the queue pair's timer retries it every tick. */
 int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
 		       const struct ib_recv_wr **bad)
 {
-	return fill(&to_srq(base)->ring, requests, bad);
+	return add_receives(&to_srq(base)->ring, requests, bad);
 }

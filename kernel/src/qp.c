@@ -8,11 +8,11 @@
 
 #define MAX_NUMBER 0xffffff
 /* How long the peer may take to close the connection of a destroyed queue pair. */
-#define PATIENCE (2 * HZ)
+#define CLOSE_TIMEOUT (2 * HZ)
 
 static void last_reference(struct kref *ref)
 {
-	complete(&container_of(ref, struct rnic_qp, ref)->unused);
+	complete(&container_of(ref, struct rnic_qp, ref)->released);
 }
 
 void rnic_qp_get(struct ib_qp *qp)
@@ -26,8 +26,8 @@ void rnic_qp_put(struct ib_qp *qp)
 }
 
 /*
- * Finds a queue pair and takes the reference that iw_cm would take: a program may name any number,
- * including that of a queue pair that is about to be destroyed.
+ * Finds a queue pair, and takes the reference that iw_cm would take afterwards. That would be too
+ * late: the program may pass the number of a queue pair that is being destroyed.
  */
 struct ib_qp *rnic_iw_get_qp(struct ib_device *base, int number)
 {
@@ -54,7 +54,7 @@ struct rnic_qp *rnic_find_qp(struct ib_device *device, int number)
 	return xa_load(&to_device(device)->qps, number);
 }
 
-static int make_engine(struct rnic_qp *qp, const struct ib_qp_init_attr *attributes)
+static int create_engine(struct rnic_qp *qp, const struct ib_qp_init_attr *attributes)
 {
 	struct rk_qp_config config = {
 		.qp_num = qp->base.qp_num,
@@ -73,7 +73,7 @@ static int make_engine(struct rnic_qp *qp, const struct ib_qp_init_attr *attribu
 	return qp->engine ? 0 : -ENOMEM;
 }
 
-static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata *udata)
+static int check_attributes(const struct ib_qp_init_attr *attributes, const struct ib_udata *udata)
 {
 	const struct ib_qp_cap *cap = &attributes->cap;
 
@@ -91,28 +91,28 @@ static int check(const struct ib_qp_init_attr *attributes, const struct ib_udata
 static void free_parts(struct rnic_qp *qp)
 {
 	if (qp->engine)
-		rnic_area_end(qp);
+		rnic_area_release(qp);
 	rk_qp_free(qp->engine);
 	rnic_ring_free(&qp->sq);
 	rnic_ring_free(&qp->rq);
 }
 
 /*
- * Creates the rings. Kernel clients post sends to the engine's own queue and have no ring for them.
- * The engine takes receives from the rings of both.
+ * Creates the rings. Kernel clients post sends to the engine directly, so they have no send ring.
+ * Both kernel clients and programs have a receive ring, from which the engine takes receives.
  */
-static int make_rings(struct rnic_qp *qp, struct rnic_ucontext *context, bool receives,
-		      struct siw_uresp_create_qp *answer)
+static int create_rings(struct rnic_qp *qp, struct rnic_ucontext *context, bool receives,
+			struct siw_uresp_create_qp *response)
 {
 	int result = 0;
 
-	qp->sq.count = answer->num_sqe;
+	qp->sq.count = response->num_sqe;
 	if (context)
-		result = rnic_ring_make(&qp->sq, context, answer->num_sqe, sizeof(struct siw_sqe),
-					&answer->sq_key);
+		result = rnic_ring_create(&qp->sq, context, response->num_sqe,
+					  sizeof(struct siw_sqe), &response->sq_key);
 	if (!result && receives)
-		result = rnic_ring_make(&qp->rq, context, answer->num_rqe, sizeof(struct siw_rqe),
-					&answer->rq_key);
+		result = rnic_ring_create(&qp->rq, context, response->num_rqe,
+					  sizeof(struct siw_rqe), &response->rq_key);
 	return result;
 }
 
@@ -120,35 +120,35 @@ static int make_rings(struct rnic_qp *qp, struct rnic_ucontext *context, bool re
 int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struct ib_udata *udata)
 {
 	struct rnic_device *device = to_device(base->device);
-	struct siw_uresp_create_qp answer = {};
+	struct siw_uresp_create_qp response = {};
 	struct rnic_qp *qp = to_qp(base);
 	u32 number;
 	int result;
 
-	result = check(attributes, udata);
+	result = check_attributes(attributes, udata);
 	if (result)
 		return result;
 	spin_lock_init(&qp->lock);
 	init_llist_head(&qp->irq_posts);
 	kref_init(&qp->ref);
-	init_completion(&qp->unused);
+	init_completion(&qp->released);
 	rnic_stream_init(qp);
-	answer.num_sqe = roundup_pow_of_two(max(attributes->cap.max_send_wr, 1u));
+	response.num_sqe = roundup_pow_of_two(max(attributes->cap.max_send_wr, 1u));
 	if (!attributes->srq)
-		answer.num_rqe = roundup_pow_of_two(max(attributes->cap.max_recv_wr, 1u));
+		response.num_rqe = roundup_pow_of_two(max(attributes->cap.max_recv_wr, 1u));
 	result = xa_alloc_cyclic_bh(&device->qps, &number, NULL, XA_LIMIT(1, MAX_NUMBER),
 				    &device->next_qp, GFP_KERNEL);
 	if (result < 0)
 		return result;
 	base->qp_num = number;
-	answer.qp_id = number;
-	result = make_rings(qp, rnic_context_of(udata), !attributes->srq, &answer);
+	response.qp_id = number;
+	result = create_rings(qp, rnic_context_of(udata), !attributes->srq, &response);
 	if (!result)
-		result = rnic_area_prepare(device);
+		result = rnic_area_reserve(device);
 	if (!result)
-		result = make_engine(qp, attributes);
+		result = create_engine(qp, attributes);
 	if (!result && udata)
-		result = ib_copy_to_udata(udata, &answer, sizeof(answer));
+		result = ib_copy_to_udata(udata, &response, sizeof(response));
 	if (result) {
 		xa_erase_bh(&device->qps, number);
 		free_parts(qp);
@@ -156,7 +156,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	}
 	attributes->cap.max_inline_data = SIW_MAX_INLINE;
 	qp->cap = attributes->cap;
-	/* From now on it can be found. */
+	/* From now on, rnic_iw_get_qp() finds the queue pair. */
 	xa_store_bh(&device->qps, number, qp, GFP_KERNEL);
 	return 0;
 }
@@ -177,10 +177,10 @@ static int state_of(const struct rnic_qp *qp)
 }
 
 /*
- * Changes the state as a program requests. The connection moves a queue pair to RTS; librdmacm
- * requests RTR before it accepts a connection, and nothing has to be done for that.
+ * Changes the state at the request of a program. Connecting moves a queue pair to RTS. librdmacm
+ * requests RTR before it accepts a connection, for which nothing has to be done.
  */
-static int change(struct rnic_qp *qp, enum ib_qp_state to)
+static int change_state(struct rnic_qp *qp, enum ib_qp_state to)
 {
 	int result;
 
@@ -191,7 +191,7 @@ static int change(struct rnic_qp *qp, enum ib_qp_state to)
 			rnic_give_up(qp);
 		return result;
 	case IB_QPS_INIT:
-		/* Programs that change states themselves go through all of them once connected. */
+		/* Some programs request all states one after the other when they are connected. */
 		return state_of(qp) == IB_QPS_RTS ? 0 : rk_qp_modify(qp->engine, RK_STATE_INIT);
 	case IB_QPS_RTR:
 		return state_of(qp) <= IB_QPS_RTS ? 0 : -EINVAL;
@@ -216,9 +216,9 @@ int rnic_modify_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	if (!(mask & IB_QP_STATE))
 		return 0;
 	spin_lock_bh(&qp->lock);
-	result = change(qp, attributes->qp_state);
+	result = change_state(qp, attributes->qp_state);
 	spin_unlock_bh(&qp->lock);
-	/* Ends of a connection are processed here; the work would only be slower. */
+	/* These states end the connection. Do that here, without waiting for the work item. */
 	if (attributes->qp_state == IB_QPS_RESET || attributes->qp_state > IB_QPS_RTS)
 		rnic_stream_turn(qp);
 	else
@@ -235,8 +235,8 @@ int rnic_query_qp(struct ib_qp *base, struct ib_qp_attr *attributes, int mask,
 	attributes->qp_state = state_of(qp);
 	spin_unlock_bh(&qp->lock);
 	/*
-	 * Programs expect a new queue pair of an iWARP RNIC to be in INIT: none moves it there
-	 * before it connects.
+	 * Programs expect that a new queue pair of an iWARP RNIC is in INIT: they do not request
+	 * that state before they connect.
 	 */
 	if (attributes->qp_state == IB_QPS_RESET)
 		attributes->qp_state = IB_QPS_INIT;
@@ -263,30 +263,31 @@ int rnic_destroy_qp(struct ib_qp *base, struct ib_udata *udata)
 	rk_qp_modify(qp->engine, RK_STATE_ERROR);
 	spin_unlock_bh(&qp->lock);
 	/*
-	 * It is no longer found from now on, so no references are added after the last one is
-	 * dropped.
+	 * From now on, the queue pair cannot be found, so nobody takes a reference after the last
+	 * one was dropped.
 	 */
 	xa_lock_bh(&device->qps);
 	__xa_erase(&device->qps, base->qp_num);
 	spin_lock(&qp->lock);
-	rk_qp_counters(qp->engine, device->gone);
+	rk_qp_counters(qp->engine, device->retired_counters);
 	spin_unlock(&qp->lock);
 	xa_unlock_bh(&device->qps);
 	rnic_stream_turn(qp);
 	rnic_qp_put(base);
 	/*
-	 * The stream and iw_cm hold references. Their work is limited, but a peer may never close.
+	 * The stream and iw_cm may hold references. iw_cm drops its references soon, but the stream
+	 * waits for the peer, which may never close.
 	 */
-	if (!wait_for_completion_timeout(&qp->unused, PATIENCE)) {
+	if (!wait_for_completion_timeout(&qp->released, CLOSE_TIMEOUT)) {
 		spin_lock_bh(&qp->lock);
 		rnic_give_up(qp);
 		spin_unlock_bh(&qp->lock);
 		rnic_stream_kick(qp);
-		wait_for_completion(&qp->unused);
+		wait_for_completion(&qp->released);
 	}
 	rnic_stream_free(qp);
-	rnic_cq_forget(to_cq(base->send_cq), qp);
-	rnic_cq_forget(to_cq(base->recv_cq), qp);
+	rnic_cq_remove_qp(to_cq(base->send_cq), qp);
+	rnic_cq_remove_qp(to_cq(base->recv_cq), qp);
 	free_parts(qp);
 	return 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
  * Send and receive queues of programs: rings of siw's entries, which a program fills without a
- * system call. An entry is full while it has the flag SIW_WQE_VALID. Kernel clients have such rings
- * for receives only, in private memory; post.c fills them.
+ * system call. A full entry has the flag SIW_WQE_VALID. Kernel clients have rings only for
+ * receives, in private memory; post.c fills them.
  *
  * A program may write anything into its ring at any time. Each entry is therefore copied once, word
  * by word, and the copy is checked; the kernel's own index selects the next entry.
@@ -15,7 +15,7 @@ static_assert(sizeof(struct siw_sqe) == 120 && sizeof(struct siw_rqe) == 112);
 static_assert(sizeof(struct siw_sge) == sizeof(struct rk_sge) && RK_RECEIVE_SGES == SIW_MAX_SGE);
 static_assert(sizeof(struct siw_sge) == sizeof(struct ib_sge));
 
-/* Copies an entry that may change meanwhile: each word is read once. */
+/* Copies an entry, which may change meanwhile. Each word is read exactly once. */
 static void copy_entry(u64 *to, const u64 *from, size_t octets)
 {
 	size_t i;
@@ -24,25 +24,25 @@ static void copy_entry(u64 *to, const u64 *from, size_t octets)
 		to[i] = READ_ONCE(from[i]);
 }
 
-int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
-		   u64 *key)
+int rnic_ring_create(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
+		     u64 *key)
 {
 	ring->count = count;
-	spin_lock_init(&ring->filling);
-	ring->at = rnic_queue_memory(context, array_size(count, entry), &ring->mapping, key);
-	return ring->at ? 0 : -ENOMEM;
+	spin_lock_init(&ring->fill_lock);
+	ring->entries = rnic_queue_memory(context, array_size(count, entry), &ring->mapping, key);
+	return ring->entries ? 0 : -ENOMEM;
 }
 
 void rnic_ring_free(struct rnic_ring *ring)
 {
-	rnic_queue_memory_free(ring->at, ring->mapping);
+	rnic_queue_memory_free(ring->entries, ring->mapping);
 }
 
 /*
- * Completes a request that the engine has refused with an error, and ends the connection. Called
- * with the lock.
+ * Completes, with an error, a request that the engine has refused, and ends the connection. Called
+ * with the queue pair's lock.
  */
-void rnic_refuse(struct rnic_qp *qp, u64 wr_id)
+void rnic_complete_refused(struct rnic_qp *qp, u64 wr_id)
 {
 	struct rk_completion completion = {
 		.wr_id = wr_id,
@@ -55,13 +55,14 @@ void rnic_refuse(struct rnic_qp *qp, u64 wr_id)
 
 static struct siw_sqe *next_send(const struct rnic_qp *qp)
 {
-	return (struct siw_sqe *)qp->sq.at + (qp->sq.next & (qp->sq.count - 1));
+	return (struct siw_sqe *)qp->sq.entries + (qp->sq.next & (qp->sq.count - 1));
 }
 
 /*
- * Returns true if the program has filled the entry. The program fills an entry, and rings the
- * doorbell only if the one before it has been taken. Whoever has taken that one must check again
- * after a barrier before it stops; otherwise neither side would see what the other has done.
+ * Returns true if the program has filled the entry. The program first fills an entry, and then
+ * rings the doorbell unless the previous entry is still full. So after the driver has taken the
+ * previous entry, it must execute a barrier and check this one again. Without the barrier, the
+ * program may not ring, and the driver may not see the entry.
  */
 static bool is_filled(const struct siw_sqe *entry)
 {
@@ -71,7 +72,7 @@ static bool is_filled(const struct siw_sqe *entry)
 	return smp_load_acquire(&entry->flags) & SIW_WQE_VALID;
 }
 
-static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
+static int post_entry(struct rnic_qp *qp, const struct siw_sqe *entry)
 {
 	struct rk_send send = {
 		.wr_id = entry->id,
@@ -101,7 +102,7 @@ static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
 		     (entry->flags & SIW_WQE_SOLICITED ? RK_SOLICITED : 0) |
 		     (entry->flags & SIW_WQE_READ_FENCE ? RK_FENCE : 0);
 	if (entry->flags & SIW_WQE_INLINE) {
-		/* The data occupy the place of the elements after the first. */
+		/* Inline data are stored in place of the second and later elements. */
 		if (entry->sge[0].length > SIW_MAX_INLINE || send.op == RK_READ)
 			return -EINVAL;
 		send.flags |= RK_INLINE;
@@ -115,18 +116,17 @@ static int post(struct rnic_qp *qp, const struct siw_sqe *entry)
 }
 
 /*
- * Passes the program's requests to the engine, as long as it has room. Called with the queue pair's
- * lock. The remainder is taken when requests complete. The program rings the doorbell for new
- * requests unless it sees that some remain.
+ * Passes the program's requests to the engine until its queue is full. The remaining requests are
+ * passed when others complete. Called with the queue pair's lock.
  */
 void rnic_take_sends(struct rnic_qp *qp)
 {
 	u32 budget;
 
 	rnic_take_irq_posts(qp);
-	qp->sends_left = false;
-	/* Posting earlier is a mistake of the program. Kernel clients have no ring. */
-	if (rk_qp_state(qp->engine) < RK_STATE_RTS || !qp->sq.at)
+	qp->sends_pending = false;
+	/* A program must not post before the state RTS. Kernel clients have no send ring. */
+	if (rk_qp_state(qp->engine) < RK_STATE_RTS || !qp->sq.entries)
 		return;
 	for (budget = RNIC_SENDS_AT_ONCE; budget; budget--) {
 		struct siw_sqe *entry = next_send(qp);
@@ -136,32 +136,33 @@ void rnic_take_sends(struct rnic_qp *qp)
 		if (!is_filled(entry))
 			return;
 		copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
-		result = post(qp, &copy);
+		result = post_entry(qp, &copy);
 		if (result == -ENOMEM)
 			break;
 		qp->sq.next++;
 		smp_store_release(&entry->flags, 0);
 		if (result)
-			rnic_refuse(qp, copy.id);
+			rnic_complete_refused(qp, copy.id);
 	}
-	qp->sends_left = true;
+	qp->sends_pending = true;
 }
 
-/* Returns the receive at offset `ahead`. */
-static struct siw_rqe *receive_at(const struct rnic_ring *ring, u32 ahead)
+/* Returns the receive at offset `offset`. */
+static struct siw_rqe *receive_at(const struct rnic_ring *ring, u32 offset)
 {
-	return (struct siw_rqe *)ring->at + ((ring->next + ahead) & (ring->count - 1));
+	return (struct siw_rqe *)ring->entries + ((ring->next + offset) & (ring->count - 1));
 }
 
-bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead)
+bool rnic_receive_is_posted(const struct rnic_ring *ring, u32 offset)
 {
-	return ring->count && smp_load_acquire(&receive_at(ring, ahead)->flags) & SIW_WQE_VALID;
+	return ring->count && smp_load_acquire(&receive_at(ring, offset)->flags) & SIW_WQE_VALID;
 }
 
-/* Fills the next entry for a kernel client. Called with the ring's `filling` lock. */
+/* Fills the next entry for a kernel client. Called with `fill_lock`. */
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request)
 {
-	struct siw_rqe *entry = (struct siw_rqe *)ring->at + (ring->filled & (ring->count - 1));
+	u32 index = ring->fill_index & (ring->count - 1);
+	struct siw_rqe *entry = (struct siw_rqe *)ring->entries + index;
 
 	if (!ring->count || request->num_sge > SIW_MAX_SGE)
 		return -EINVAL;
@@ -171,17 +172,17 @@ int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *reque
 	entry->num_sge = request->num_sge;
 	memcpy(entry->sge, request->sg_list, request->num_sge * sizeof(*entry->sge));
 	smp_store_release(&entry->flags, SIW_WQE_VALID);
-	ring->filled++;
+	ring->fill_index++;
 	return 0;
 }
 
-/* Takes the next receive. The caller holds the lock of the ring's owner. */
+/* Takes the next receive. Called with the lock of the queue pair or shared receive queue. */
 bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive)
 {
 	struct siw_rqe *entry = receive_at(ring, 0);
 	struct siw_rqe copy;
 
-	if (!rnic_receive_waits(ring, 0))
+	if (!rnic_receive_is_posted(ring, 0))
 		return false;
 	copy_entry((u64 *)&copy, (const u64 *)entry, sizeof(copy));
 	ring->next++;
@@ -203,8 +204,8 @@ bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 }
 
 /*
- * Flushes receives of a queue pair in error, a limited number of them. Receives of a shared queue
- * are not flushed. Returns true if there may be more. Called with the lock.
+ * In the error state, flushes a limited number of the queue pair's own receives, not those of a
+ * shared receive queue. Returns true if there may be more. Called with the queue pair's lock.
  */
 bool rnic_flush_receives(struct rnic_qp *qp)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The objects of the RDMA device, and the interfaces between the files of the module. */
+/* The objects of the RDMA device, and the functions that the module's files share. */
 #ifndef IWARP_RNIC_H
 #define IWARP_RNIC_H
 
@@ -24,15 +24,15 @@
 #define RNIC_MAX_CQE (1 << 20)
 #define RNIC_MAX_WR 32768
 #define RNIC_MAX_READS 128
-/* Ring entries that are processed under one lock. */
+/* Maximum number of ring entries that are processed before the lock is released. */
 #define RNIC_SENDS_AT_ONCE 64
-/* Work areas in the pool of a device: 8 MiB. */
+/* Maximum number of work areas in the pool of a device: 8 MiB. */
 #define RNIC_AREAS 16
-/* Pages of a region for fast registration: 4 MiB. */
+/* Maximum number of pages of a region for fast registration: 4 MiB. */
 #define RNIC_MAX_FAST_PAGES 1024
 #define RNIC_RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
 
-/* Before 6.2, kernels use one constant for both directions of a copy. */
+/* Kernels before 6.2 do not define this name for a direction of copies. */
 #ifndef ITER_SOURCE
 #define ITER_SOURCE WRITE
 #endif
@@ -41,12 +41,12 @@ struct iw_cm_conn_param;
 struct iw_cm_id;
 
 /*
- * Queues for urgent works in process context, for combined sends, and for the ordered turns of
- * connections.
+ * Workqueues: for the work items of queue pairs, for combined sends, and, with one item at a time,
+ * for connections before they are established.
  */
-extern struct workqueue_struct *rnic_works;
-extern struct workqueue_struct *rnic_sends;
-extern struct workqueue_struct *rnic_order;
+extern struct workqueue_struct *rnic_wq;
+extern struct workqueue_struct *rnic_send_wq;
+extern struct workqueue_struct *rnic_cm_wq;
 
 /* Module parameters; they apply to new connections. */
 extern unsigned int rnic_mpa_revision;
@@ -56,7 +56,7 @@ extern bool rnic_peer_to_peer;
 /* Applies to new queue pairs. */
 extern unsigned int rnic_rnr_wait_ms;
 
-/* A device, which belongs to one network device for its whole life. */
+/* An RDMA device. It belongs to one network device, and never changes it. */
 struct rnic_device {
 	struct ib_device base;
 	struct net_device *netdev;
@@ -64,17 +64,17 @@ struct rnic_device {
 	/* The memory table. Queue pairs read it; registrations write it. */
 	struct rk_device *engine;
 	rwlock_t table_lock;
-	/* The pool of work areas, and the number of all areas, including lent ones. See area.c. */
+	/* The pool of work areas, and the number of all areas, including those lent. See area.c. */
 	spinlock_t area_lock;
 	struct rk_area *areas[RNIC_AREAS];
 	unsigned int areas_free;
-	atomic_t areas_made;
-	/* Serializes registrations, so that no other one takes the slots. */
-	struct mutex registering;
+	atomic_t areas_total;
+	/* Serializes registrations, so that each finds the slot that it has added. */
+	struct mutex register_lock;
 	struct xarray qps;
 	u32 next_qp;
 	/* Counters of destroyed queue pairs. Guarded by the lock of `qps`. */
-	u64 gone[RK_COUNTERS];
+	u64 retired_counters[RK_COUNTERS];
 	/* The GID of the port: a hardware address followed by zeros. */
 	u8 address[ETH_ALEN];
 	/* The last reported state of the port. Only the notifier changes it, under the RTNL. */
@@ -97,42 +97,42 @@ struct rnic_cq {
 	spinlock_t lock;
 	struct siw_cqe *ring;
 	struct siw_cq_ctrl *control;
-	u32 next;
-	/* Kernel clients: the oldest entry that the client has not taken. */
-	u32 taken;
+	/* Index of the next entry to write. */
+	u32 write_index;
+	/* Kernel clients: index of the next entry to poll. */
+	u32 read_index;
 	/*
-	 * Entries were written since the last notification, and some of them satisfy a request for
-	 * solicited events.
+	 * Since the last notification, entries were written, and at least one of them satisfies a
+	 * request for solicited events.
 	 */
 	bool written;
 	bool solicited;
 	bool overflowed;
 	bool overflow_reported;
-	/*
-	 * Kernel clients: messages since the last call of the handler, and the number of calls for
-	 * which the queue stays busy (messages arrive faster than they are taken) and crowded (many
-	 * at a time).
-	 */
+	/* Kernel clients: messages polled since the last call of the handler. */
 	u32 received;
+	/*
+	 * Kernel clients: for how many more calls of the handler the queue is regarded as busy
+	 * (messages arrive faster than they are polled) and crowded (many arrive at a time).
+	 */
 	u32 busy;
 	u32 crowded;
 	u32 processor;
-	/* Calls the handler on another processor, and the number of unfinished such calls. */
+	/* Calls the handler on `processor`; and the number of such calls that have not ended. */
 	call_single_data_t call;
-	atomic_t calls;
+	atomic_t pending_calls;
 	/* NULL for a kernel client. */
 	struct rdma_user_mmap_entry *mapping;
 };
 
 struct rnic_ring {
-	void *at;
+	void *entries;
 	u32 count;
+	/* Index of the next entry to take. */
 	u32 next;
-	/*
-	 * Kernel clients: the entry to fill next, and its lock. Interrupts are off under the lock.
-	 */
-	u32 filled;
-	spinlock_t filling;
+	/* Kernel clients: index of the next entry to fill, and its lock (interrupts off). */
+	u32 fill_index;
+	spinlock_t fill_lock;
 	/* NULL for a kernel client. */
 	struct rdma_user_mmap_entry *mapping;
 };
@@ -148,39 +148,39 @@ struct rnic_srq {
 	bool limit_reached;
 };
 
-/* Who sends for a queue pair; see send.c. */
+/* Bits that select the sender for a queue pair; see send.c. */
 enum rnic_tx {
-	/* Requests were posted that no sender has taken. */
+	/* Requests were posted, and no sender has taken them yet. */
 	RNIC_TX_DUE,
-	/* A call is sending. It checks RNIC_TX_DUE after it has cleared this bit. */
+	/* A processor is sending. It checks RNIC_TX_DUE after it has cleared this bit. */
 	RNIC_TX_SENDING,
 	/*
-	 * The stack is receiving and holds the socket. The receiver checks RNIC_TX_DUE after it has
-	 * cleared this bit.
+	 * The network stack is receiving and holds the socket's lock. The receiver checks
+	 * RNIC_TX_DUE after it has cleared this bit.
 	 */
 	RNIC_TX_RECEIVING,
 };
 
 /*
- * The driver's state of a connection. The engine knows the rest: whether the stream is being ended
- * (rk_qp_is_ending), whether this end is shut down (rk_qp_is_shut_down), and whether the peer has
+ * The driver's state of a connection. The engine keeps the rest: whether the stream is being ended
+ * (rk_qp_is_ending), whether this side is shut down (rk_qp_is_shut_down), and whether the peer has
  * closed (rk_qp_peer_has_closed).
  *
- * | event                               | NONE | UP       | ENDING   | GIVEN_UP |
- * | ----------------------------------- | ---- | -------- | -------- | -------- |
- * | begin() in cm.c: start-up is over   | UP   | refused  | refused  | refused  |
- * | begin_ending(): the engine ends it  | -    | ENDING   | ENDING * | -        |
- * | rnic_give_up(): reset, or destroyed | -    | GIVEN_UP | GIVEN_UP | -        |
- * | detach(): closed or reset           | -    | NONE     | NONE     | NONE     |
+ * | event                                    | NONE | UP       | ENDING   | GIVEN_UP |
+ * | ---------------------------------------- | ---- | -------- | -------- | -------- |
+ * | begin_stream() in cm.c: start-up is done | UP   | refused  | refused  | refused  |
+ * | begin_ending(): the engine ends it       | -    | ENDING   | ENDING * | -        |
+ * | rnic_give_up(): reset, or destroyed      | -    | GIVEN_UP | GIVEN_UP | -        |
+ * | detach(): closed or reset                | -    | NONE     | NONE     | NONE     |
  *
- * A dash means that nothing changes. *: the time limit starts again.
+ * A dash: the state does not change. *: the time limit starts again.
  */
 enum rnic_link {
 	RNIC_LINK_NONE,
 	RNIC_LINK_UP,
 	/* The stream is being ended; see `deadline` of the queue pair. */
 	RNIC_LINK_ENDING,
-	/* The next turn resets the stream, whatever the peer does. */
+	/* The next call of rnic_stream_turn() resets the stream. */
 	RNIC_LINK_GIVEN_UP,
 };
 
@@ -188,20 +188,20 @@ struct rnic_qp {
 	struct ib_qp base;
 	struct ib_qp_cap cap;
 	struct kref ref;
-	struct completion unused;
+	struct completion released;
 
 	/* Guards the engine's queue pair and the rings. */
 	spinlock_t lock;
 	struct rk_qp *engine;
-	/* No memory for a kernel client, whose sends go to the engine's own queue. */
+	/* Without entries for a kernel client, whose sends are posted to the engine directly. */
 	struct rnic_ring sq;
 	struct rnic_ring rq;
 	/* Sends that a kernel client has posted with interrupts off; see post.c. */
 	struct llist_head irq_posts;
-	/* The engine had no room for all of the program's sends. */
-	bool sends_left;
+	/* The ring contains sends for which the engine had no room. */
+	bool sends_pending;
 
-	/* Held while the connection is attached or detached, and by users of it that may sleep. */
+	/* Guards the connection: held to attach or detach it, and by its users that may sleep. */
 	struct mutex mutex;
 	struct socket *socket;
 	struct iw_cm_id *id;
@@ -214,13 +214,13 @@ struct rnic_qp {
 	struct tasklet_struct sender;
 	struct work_struct send_work;
 	struct work_struct work;
-	/* Queues the work at the time that the engine has asked for. */
+	/* Queues `work` at the time that rk_poll_at() returned. */
 	struct timer_list timer;
-	/* Guarded by `lock`, like the next two. */
+	/* `link`, `deadline` and `acknowledged` are guarded by `lock`. */
 	enum rnic_link link;
 	/*
-	 * In RNIC_LINK_ENDING: when the peer must have acknowledged more of what is sent before the
-	 * end, or, once this end is shut down, must have closed too (jiffies).
+	 * In RNIC_LINK_ENDING: time limit in jiffies. Until this side is shut down, the peer must
+	 * acknowledge more bytes before it; then, the peer must close its side before it.
 	 */
 	unsigned long deadline;
 	/* The peer's acknowledgement (snd_una) when `deadline` was set. */
@@ -232,16 +232,14 @@ struct rnic_qp {
 	void (*state_change)(struct sock *sk);
 };
 
-/* A region: of a program, of a client that registers fast, or all of memory. See mr.c. */
+/* A memory region of one of three kinds; see mr.c. */
 struct rnic_mr {
 	struct ib_mr base;
 	struct ib_umem *umem;
 	u64 *pages;
-	/*
-	 * For fast registration: how many pages there may be, and how many the client has listed.
-	 */
-	u32 most;
-	u32 listed;
+	/* For fast registration: room in `pages`, and the number of pages that are listed there. */
+	u32 max_pages;
+	u32 num_pages;
 };
 
 static inline struct rnic_qp *to_qp(struct ib_qp *qp)
@@ -249,7 +247,7 @@ static inline struct rnic_qp *to_qp(struct ib_qp *qp)
 	return container_of(qp, struct rnic_qp, base);
 }
 
-/* Has the stream, if there is one, reset in the next turn. Called with the lock. */
+/* Makes the next rnic_stream_turn() reset the stream, if there is one. Called with the lock. */
 static inline void rnic_give_up(struct rnic_qp *qp)
 {
 	if (qp->link != RNIC_LINK_NONE)
@@ -286,8 +284,8 @@ static inline struct rnic_ucontext *to_ucontext(struct ib_ucontext *context)
 	return container_of(context, struct rnic_ucontext, base);
 }
 
-/* Whether octets can get through the network device of a port. */
-static inline bool rnic_can_carry(const struct net_device *netdev)
+/* Returns true if the network device of a port can send and receive. */
+static inline bool rnic_link_is_up(const struct net_device *netdev)
 {
 	return netif_running(netdev) && netif_carrier_ok(netdev);
 }
@@ -297,18 +295,18 @@ int rnic_device_add(const char *name, struct net_device *netdev);
 void rnic_memory_unused(struct rnic_device *device);
 
 /* area.c */
-int rnic_area_prepare(struct rnic_device *device);
-bool rnic_area_take(struct rnic_qp *qp);
-bool rnic_area_bring(struct rnic_qp *qp);
-void rnic_area_give(struct rnic_qp *qp);
-void rnic_area_end(struct rnic_qp *qp);
+int rnic_area_reserve(struct rnic_device *device);
+bool rnic_area_borrow(struct rnic_qp *qp);
+bool rnic_area_borrow_or_make(struct rnic_qp *qp);
+void rnic_area_return(struct rnic_qp *qp);
+void rnic_area_release(struct rnic_qp *qp);
 void rnic_areas_free(struct rnic_device *device);
 
 /* map.c */
 struct rnic_ucontext *rnic_context_of(struct ib_udata *udata);
 void *rnic_queue_memory(struct rnic_ucontext *context, size_t octets,
 			struct rdma_user_mmap_entry **mapping, u64 *key);
-void rnic_queue_memory_free(void *at, struct rdma_user_mmap_entry *mapping);
+void rnic_queue_memory_free(void *memory, struct rdma_user_mmap_entry *mapping);
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area);
 void rnic_mmap_free(struct rdma_user_mmap_entry *entry);
 
@@ -319,25 +317,25 @@ int rnic_destroy_cq(struct ib_cq *base, struct ib_udata *udata);
 int rnic_poll_cq(struct ib_cq *base, int count, struct ib_wc *completions);
 int rnic_req_notify_cq(struct ib_cq *base, enum ib_cq_notify_flags flags);
 bool rnic_cq_notify(struct rnic_cq *cq);
-void rnic_cq_forget(struct rnic_cq *cq, const struct rnic_qp *qp);
+void rnic_cq_remove_qp(struct rnic_cq *cq, const struct rnic_qp *qp);
 
 /* mr.c */
 struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, int rights,
 			       struct ib_udata *udata);
 struct ib_mr *rnic_get_dma_mr(struct ib_pd *pd, int rights);
-struct ib_mr *rnic_alloc_mr(struct ib_pd *pd, enum ib_mr_type type, u32 most);
+struct ib_mr *rnic_alloc_mr(struct ib_pd *pd, enum ib_mr_type type, u32 max_pages);
 int rnic_map_mr_sg(struct ib_mr *base, struct scatterlist *list, int count, unsigned int *offset);
 int rnic_dereg_mr(struct ib_mr *base, struct ib_udata *udata);
 
 /* ring.c */
-int rnic_ring_make(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
-		   u64 *key);
+int rnic_ring_create(struct rnic_ring *ring, struct rnic_ucontext *context, u32 count, size_t entry,
+		     u64 *key);
 void rnic_ring_free(struct rnic_ring *ring);
 void rnic_take_irq_posts(struct rnic_qp *qp);
-void rnic_refuse(struct rnic_qp *qp, u64 wr_id);
+void rnic_complete_refused(struct rnic_qp *qp, u64 wr_id);
 void rnic_take_sends(struct rnic_qp *qp);
 int rnic_ring_add_receive(struct rnic_ring *ring, const struct ib_recv_wr *request);
-bool rnic_receive_waits(const struct rnic_ring *ring, u32 ahead);
+bool rnic_receive_is_posted(const struct rnic_ring *ring, u32 offset);
 bool rnic_take_receive(struct rnic_ring *ring, struct rk_receive *receive);
 bool rnic_flush_receives(struct rnic_qp *qp);
 
@@ -374,10 +372,10 @@ int rnic_post_srq_recv(struct ib_srq *base, const struct ib_recv_wr *requests,
 
 /* send.c */
 int rnic_transmit(struct rnic_qp *qp, struct sock *sk);
-void rnic_written(struct rnic_device *device, struct rnic_qp *qp, size_t octets);
+void rnic_record_sent(struct rnic_device *device, struct rnic_qp *qp, size_t octets);
 int rnic_stream_send(struct rnic_qp *qp);
 void rnic_stream_push(struct rnic_qp *qp, struct sock *sk);
-void rnic_stream_fails(struct rnic_qp *qp);
+void rnic_stream_failed(struct rnic_qp *qp);
 void rnic_send_init(struct rnic_qp *qp);
 void rnic_send_soon(struct rnic_qp *qp);
 void rnic_send_tasklet(struct tasklet_struct *tasklet);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Sends what the engine of a queue pair has for the peer. The holder of the socket's lock is the
- * only sender.
+ * Sends the data that the engine of a queue pair has for the peer. Only the holder of the socket's
+ * lock sends.
  *
- * A program's requests are sent in its system call. Requests of a client in the kernel are sent in
- * the client's call. If the client's receive queue is crowded, they are sent by a work instead:
- * many requests are then on their way, so a work collects those that are posted meanwhile and sends
- * them together, and on another processor if there is an idle one. Answers are sent by a tasklet.
+ * A program's requests are sent in its system call. A kernel client's requests are sent in the
+ * client's call. If the client's completion queue is crowded, a work item sends them instead: many
+ * requests are on their way then, so the work item sends those that are posted meanwhile together,
+ * on another processor if one is idle. Responses to the peer are sent by a tasklet.
  *
- * Clients in the kernel often post on one processor while another one sends or receives for the
- * same queue pair. The poster does not wait for the other: it sets RNIC_TX_DUE, and the processor
- * that has RNIC_TX_SENDING or RNIC_TX_RECEIVING looks at RNIC_TX_DUE after it has cleared its own
- * bit. Both change their bit, pass a barrier, and then read the other's bit. So at least one of
- * them sees what the other did.
+ * Kernel clients often post on one processor while another processor sends or receives for the
+ * same queue pair. The poster does not wait for the other processor. It sets RNIC_TX_DUE, and the
+ * processor that has set RNIC_TX_SENDING or RNIC_TX_RECEIVING checks RNIC_TX_DUE after it has
+ * cleared its own bit. Each processor changes its bit, executes a barrier, and then reads the
+ * other's bit. So at least one of them sees what the other did.
  */
 #include <linux/tcp.h>
 #include <net/sock.h>
@@ -20,18 +20,18 @@
 
 #include "rnic.h"
 
-/* Bytes that one call sends, before it gives others the processor. */
+/* Maximum number of bytes that one call sends, before other work can use the processor. */
 #define SEND_AT_ONCE (256 * 1024)
 /*
- * How often one call sends what others have posted meanwhile, before it leaves the rest to the
- * tasklet or the work.
+ * How often one call sends requests that others have posted meanwhile. After that, the tasklet or
+ * the work item continues.
  */
-#define TURNS 8
+#define SEND_ROUNDS 8
 
 /*
- * Fills the plan and hands out its runs. Returns the number of runs, 0 if there is nothing to send,
- * -EAGAIN if the call's budget of local requests is used up, or another error. Called with the
- * lock.
+ * Fills the plan, and stores a pointer to its runs in `runs`. Returns the number of runs, 0 if
+ * there is nothing to send, -EAGAIN if the budget of local requests is used up, or another error.
+ * Called with the queue pair's lock.
  */
 static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struct kvec **runs)
 {
@@ -54,10 +54,10 @@ static int next_runs(struct rnic_device *device, struct rnic_qp *qp, const struc
 }
 
 /*
- * Records `octets` as sent. Returns true if memory that a queue pair waits for is free now. Called
- * with the lock.
+ * Records `octets` as sent. Returns true if memory that a queue pair waits for is no longer in use.
+ * Called with the queue pair's lock.
  */
-static bool note(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
+static bool record_sent(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 {
 	bool unused;
 
@@ -68,21 +68,22 @@ static bool note(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 	return unused;
 }
 
-/* Records `octets` as sent, and resumes queue pairs that waited for the memory. */
-void rnic_written(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
+/* Records `octets` as sent, and resumes the queue pairs that waited for the memory. */
+void rnic_record_sent(struct rnic_device *device, struct rnic_qp *qp, size_t octets)
 {
 	bool unused;
 
 	spin_lock_bh(&qp->lock);
-	unused = note(device, qp, octets);
+	unused = record_sent(device, qp, octets);
 	spin_unlock_bh(&qp->lock);
 	if (unused)
 		rnic_memory_unused(device);
 }
 
 /*
- * Sends what is due, without sleeping. The caller holds the socket's lock. Returns -EAGAIN if there
- * may be more to send. Returns 0 if the socket is full, because sk_write_space calls again.
+ * Sends pending data without sleeping. The caller holds the socket's lock. Returns -EAGAIN if there
+ * may be more to send now. Returns 0 if all was sent, or if the socket is full: sk_write_space will
+ * cause another call then.
  */
 int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 {
@@ -98,12 +99,12 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 
 		spin_lock_bh(&qp->lock);
 		if (sent)
-			unused = note(device, qp, sent);
+			unused = record_sent(device, qp, sent);
 		rnic_take_sends(qp);
-		if (done < SEND_AT_ONCE && rnic_area_take(qp))
+		if (done < SEND_AT_ONCE && rnic_area_borrow(qp))
 			count = next_runs(device, qp, &runs);
 		if (count <= 0)
-			rnic_area_give(qp);
+			rnic_area_return(qp);
 		spin_unlock_bh(&qp->lock);
 		if (unused)
 			rnic_memory_unused(device);
@@ -114,8 +115,8 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, runs, count, octets);
 		count = tcp_sendmsg_locked(sk, &message, octets);
 		/*
-		 * TCP had no memory: nothing is in flight whose acknowledgement would trigger
-		 * write_space.
+		 * TCP had no memory, and no data are in flight, so no acknowledgement will trigger
+		 * sk_write_space. Use the timer.
 		 */
 		if (count == -EAGAIN && tcp_rtx_and_write_queues_empty(sk))
 			timer_reduce(&qp->timer, jiffies + 1);
@@ -126,7 +127,7 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 	}
 }
 
-void rnic_stream_fails(struct rnic_qp *qp)
+void rnic_stream_failed(struct rnic_qp *qp)
 {
 	spin_lock_bh(&qp->lock);
 	rk_stream_failed(qp->engine);
@@ -136,7 +137,7 @@ void rnic_stream_fails(struct rnic_qp *qp)
 static void after_transmit(struct rnic_qp *qp, int result)
 {
 	if (result && result != -EAGAIN)
-		rnic_stream_fails(qp);
+		rnic_stream_failed(qp);
 	rnic_apply_effects(qp);
 	if (result == -EAGAIN)
 		rnic_stream_kick(qp);
@@ -165,9 +166,9 @@ int rnic_stream_send(struct rnic_qp *qp)
 }
 
 /*
- * Sends once. The caller holds RNIC_TX_SENDING. Returns -EBUSY if the stack has the socket on
- * another processor and `wait` is not set. Returns -EAGAIN if the queue pair's work continues:
- * there is more than one call may send, or a process has the socket.
+ * Sends once. The caller has set RNIC_TX_SENDING. Returns -EBUSY if `wait` is not set and the stack
+ * holds the socket's lock on another processor. Returns -EAGAIN if the queue pair's work item will
+ * continue, because SEND_AT_ONCE is reached or a process owns the socket.
  */
 static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 {
@@ -183,8 +184,8 @@ static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 		result = rnic_transmit(qp, sk);
 	else
 		/*
-		 * The connection was detached. The tasklet uses the next one, or flushes what was
-		 * posted with interrupts off.
+		 * The connection was detached. The tasklet sends on the next connection, or flushes
+		 * the requests that were posted with interrupts off.
 		 */
 		tasklet_schedule(&qp->sender);
 	bh_unlock_sock(sk);
@@ -192,25 +193,25 @@ static int send_once(struct rnic_qp *qp, struct sock *sk, bool wait)
 	return result;
 }
 
-/* Returns true if another call will check RNIC_TX_DUE, which the caller has set. */
-static bool is_seen(struct rnic_qp *qp)
+/* Returns true if another processor will check RNIC_TX_DUE, which the caller has set. */
+static bool other_will_check(struct rnic_qp *qp)
 {
 	smp_mb__after_atomic();
 	return READ_ONCE(qp->tx) & (BIT(RNIC_TX_SENDING) | BIT(RNIC_TX_RECEIVING));
 }
 
 /*
- * Sends what is due, unless another call does. If `wait` is set, waits for another processor's
- * stack to release the socket; the stack must not be among the callers then. Returns true if the
- * caller must arrange another call. Bottom halves are off.
+ * Sends pending data, unless another processor does. If `wait` is set, waits until the stack on
+ * another processor releases the socket's lock; the network stack must not be among the callers in
+ * this case. Returns true if the caller must schedule another call. Bottom halves are off.
  */
 static bool send_due(struct rnic_qp *qp, struct sock *sk, bool wait)
 {
-	int turns, result = 0;
+	int rounds, result = 0;
 
 	set_bit(RNIC_TX_DUE, &qp->tx);
-	for (turns = TURNS; turns && !result; turns--) {
-		if (is_seen(qp) || test_and_set_bit(RNIC_TX_SENDING, &qp->tx))
+	for (rounds = SEND_ROUNDS; rounds && !result; rounds--) {
+		if (other_will_check(qp) || test_and_set_bit(RNIC_TX_SENDING, &qp->tx))
 			return false;
 		clear_bit(RNIC_TX_DUE, &qp->tx);
 		smp_mb__after_atomic();
@@ -225,10 +226,10 @@ static bool send_due(struct rnic_qp *qp, struct sock *sk, bool wait)
 	return true;
 }
 
-/* Queues the work that sends. Any context. */
-static void queue(struct rnic_qp *qp)
+/* Any context. */
+static void queue_send_work(struct rnic_qp *qp)
 {
-	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_sends, &qp->send_work))
+	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_send_wq, &qp->send_work))
 		rnic_qp_put(&qp->base);
 }
 
@@ -250,20 +251,20 @@ static void send_work(struct work_struct *work)
 	}
 	local_bh_enable();
 	if (more)
-		queue(qp);
+		queue_send_work(qp);
 	rnic_qp_put(&qp->base);
 }
 
 /*
- * Sends what a kernel client has posted, now or soon. The caller holds a reference to the socket.
- * Bottom halves are off.
+ * Sends the requests that a kernel client has posted, or schedules that. The caller holds a
+ * reference to the socket. Bottom halves are off.
  */
 void rnic_stream_push(struct rnic_qp *qp, struct sock *sk)
 {
 	if (READ_ONCE(to_cq(qp->base.recv_cq)->crowded)) {
 		set_bit(RNIC_TX_DUE, &qp->tx);
-		if (!is_seen(qp))
-			queue(qp);
+		if (!other_will_check(qp))
+			queue_send_work(qp);
 	} else if (send_due(qp, sk, false)) {
 		tasklet_schedule(&qp->sender);
 	}
@@ -279,13 +280,13 @@ void rnic_send_init(struct rnic_qp *qp)
 void rnic_send_soon(struct rnic_qp *qp)
 {
 	set_bit(RNIC_TX_DUE, &qp->tx);
-	if (!is_seen(qp))
+	if (!other_will_check(qp))
 		tasklet_schedule(&qp->sender);
 }
 
 /*
- * Marks the start of a receive: until rnic_receive_ends() the stack has the socket, and posts are
- * sent afterwards.
+ * Marks the start of receiving. Until rnic_receive_ends(), the stack holds the socket's lock;
+ * requests that are posted meanwhile are sent afterwards.
  */
 void rnic_receive_begins(struct rnic_qp *qp)
 {
@@ -301,8 +302,8 @@ void rnic_receive_ends(struct rnic_qp *qp, bool due)
 }
 
 /*
- * Sends responses, and what was posted with interrupts off. Runs after the stack, on the processor
- * that has received.
+ * Sends responses, and requests that were posted with interrupts off. Runs after the network stack,
+ * on the processor that has received.
  */
 void rnic_send_tasklet(struct tasklet_struct *tasklet)
 {
@@ -313,8 +314,8 @@ void rnic_send_tasklet(struct tasklet_struct *tasklet)
 	spin_lock_bh(&qp->lock);
 	rnic_take_irq_posts(qp);
 	/*
-	 * A receive that was posted with interrupts off may have to be flushed, or a Send may wait
-	 * for it.
+	 * If a receive was posted with interrupts off, a Send may wait for it, or it may have to be
+	 * flushed.
 	 */
 	awaited = rk_rx_interest(qp->engine) == RK_RX_WAIT ||
 		  rk_qp_state(qp->engine) == RK_STATE_ERROR;

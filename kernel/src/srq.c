@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Shared receive queues: rings of receives that several queue pairs take from. As with the rings of
- * a queue pair, the program fills entries without a system call, and may write anything at any
- * time. For kernel clients, post.c fills them.
+ * Shared receive queues: rings of receives for several queue pairs. As with the rings of a queue
+ * pair, the program fills entries without a system call, and may write anything into them at any
+ * time. For kernel clients, post.c fills the entries.
  */
 #include <linux/log2.h>
 #include <rdma/uverbs_ioctl.h>
@@ -12,34 +12,35 @@
 int rnic_create_srq(struct ib_srq *base, struct ib_srq_init_attr *attributes,
 		    struct ib_udata *udata)
 {
-	struct ib_srq_attr *wanted = &attributes->attr;
+	struct ib_srq_attr *requested = &attributes->attr;
 	struct rnic_srq *srq = to_srq(base);
-	struct siw_uresp_create_srq answer = {};
+	struct siw_uresp_create_srq response = {};
 	int result;
 
 	if (attributes->srq_type != IB_SRQT_BASIC)
 		return -EOPNOTSUPP;
-	if (!wanted->max_wr || wanted->max_wr > RNIC_MAX_WR || wanted->max_sge > SIW_MAX_SGE ||
-	    wanted->srq_limit > wanted->max_wr || (udata && udata->outlen < sizeof(answer)))
+	if (!requested->max_wr || requested->max_wr > RNIC_MAX_WR ||
+	    requested->max_sge > SIW_MAX_SGE || requested->srq_limit > requested->max_wr ||
+	    (udata && udata->outlen < sizeof(response)))
 		return -EINVAL;
 	spin_lock_init(&srq->lock);
-	answer.num_rqe = roundup_pow_of_two(wanted->max_wr);
-	result = rnic_ring_make(&srq->ring, rnic_context_of(udata), answer.num_rqe,
-				sizeof(struct siw_rqe), &answer.srq_key);
+	response.num_rqe = roundup_pow_of_two(requested->max_wr);
+	result = rnic_ring_create(&srq->ring, rnic_context_of(udata), response.num_rqe,
+				  sizeof(struct siw_rqe), &response.srq_key);
 	if (result)
 		return result;
-	wanted->max_wr = answer.num_rqe;
-	srq->max_sge = wanted->max_sge;
-	srq->limit = wanted->srq_limit;
+	requested->max_wr = response.num_rqe;
+	srq->max_sge = requested->max_sge;
+	srq->limit = requested->srq_limit;
 	if (!udata)
 		return 0;
-	result = ib_copy_to_udata(udata, &answer, sizeof(answer));
+	result = ib_copy_to_udata(udata, &response, sizeof(response));
 	if (result)
 		rnic_ring_free(&srq->ring);
 	return result;
 }
 
-/* Sets the limit. The size cannot change: a program's library maps the ring once. */
+/* Sets the limit. The size cannot change, because the program's library maps the ring only once. */
 int rnic_modify_srq(struct ib_srq *base, struct ib_srq_attr *attributes,
 		    enum ib_srq_attr_mask mask, struct ib_udata *udata)
 {
@@ -73,7 +74,7 @@ int rnic_destroy_srq(struct ib_srq *base, struct ib_udata *udata)
 	return 0;
 }
 
-/* Takes the oldest receive. Called with a queue pair's lock, so bottom halves are off. */
+/* Takes the oldest receive. Called with a queue pair's lock and bottom halves off. */
 bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 {
 	bool taken;
@@ -81,10 +82,10 @@ bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 	spin_lock(&srq->lock);
 	taken = rnic_take_receive(&srq->ring, receive);
 	/*
-	 * The program fills entries in order: if entry `limit` - 1 is empty, fewer than `limit` are
-	 * posted.
+	 * The program fills the entries in order. So if the entry at offset `limit` - 1 is empty,
+	 * fewer than `limit` receives are posted.
 	 */
-	if (srq->limit && !rnic_receive_waits(&srq->ring, srq->limit - 1)) {
+	if (srq->limit && !rnic_receive_is_posted(&srq->ring, srq->limit - 1)) {
 		srq->limit = 0;
 		srq->limit_reached = true;
 	}
@@ -93,8 +94,8 @@ bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 }
 
 /*
- * Notifies the program that fewer receives are posted than its limit. Called without locks, because
- * a handler may call back.
+ * Notifies the program if the limit was reached. Called without locks, because a handler may call
+ * the driver.
  */
 void rnic_srq_notify(struct rnic_srq *srq)
 {

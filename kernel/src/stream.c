@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A queue pair's TCP connection in full operation: receiving, and the end; send.c has sending.
- * kernel/README.md has the order of locks.
+ * The TCP connection of a queue pair after MPA start-up: receiving, and the end. send.c contains
+ * sending; kernel/README.md describes the order of locks.
  *
- * Receiving happens in softirq, in sk_data_ready, where the stack holds the socket's lock. A work
- * does what may sleep.
+ * Data are received in softirq, in sk_data_ready, where the network stack holds the socket's lock.
+ * A work item does everything that may sleep.
  */
 #include <linux/skbuff.h>
 #include <linux/tcp.h>
@@ -14,19 +14,22 @@
 
 #include "rnic.h"
 
-/* Bytes that one call receives, before it gives others the processor. */
+/* Maximum number of bytes that one call receives, before other work can use the processor. */
 #define RECEIVE_AT_ONCE (256 * 1024)
 /*
- * How long a connection that this end has closed waits for the peer. Until its end is reported, a
- * kernel client keeps the queue pair.
+ * How long a connection that this side has closed waits for the peer to close. A kernel client
+ * keeps the queue pair until the end of the connection is reported.
  */
 #define LINGER (60 * HZ)
 
 /* ---- receiving ---- */
 
-/* Passes one part of a packet to the engine. Returns how many bytes are consumed. */
-static size_t give(struct rnic_device *device, struct rnic_qp *qp, const u8 *octets, size_t len,
-		   bool *go_on)
+/*
+ * Passes one part of a packet to the engine. Returns how many bytes were consumed, and stores in
+ * `proceed` whether the engine takes more.
+ */
+static size_t feed_engine(struct rnic_device *device, struct rnic_qp *qp, const u8 *octets,
+			  size_t len, bool *proceed)
 {
 	size_t done = 0, taken;
 	int status = 0;
@@ -42,8 +45,8 @@ static size_t give(struct rnic_device *device, struct rnic_qp *qp, const u8 *oct
 		if (!taken)
 			break;
 	}
-	*go_on = !status;
-	/* The rest of a failed stream is discarded. */
+	*proceed = !status;
+	/* If the stream has failed, discard the rest. */
 	return status < 0 ? len : done;
 }
 
@@ -54,13 +57,13 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	struct rnic_device *device = to_device(qp->base.device);
 	struct skb_seq_state state;
 	unsigned int consumed = 0, part;
-	bool go_on = true, unused;
+	bool proceed = true, unused;
 	const u8 *octets;
 
 	spin_lock_bh(&qp->lock);
 	skb_prepare_seq_read(skb, offset, offset + len, &state);
-	while (go_on && (part = skb_seq_read(consumed, &octets, &state)))
-		consumed += give(device, qp, octets, part, &go_on);
+	while (proceed && (part = skb_seq_read(consumed, &octets, &state)))
+		consumed += feed_engine(device, qp, octets, part, &proceed);
 	skb_abort_seq_read(&state);
 	read_lock(&device->table_lock);
 	unused = rk_take_unused(device->engine);
@@ -69,16 +72,16 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	if (unused)
 		rnic_memory_unused(device);
 	descriptor->count -= min_t(size_t, descriptor->count, consumed);
-	if (!go_on)
+	if (!proceed)
 		descriptor->count = 0;
 	return consumed;
 }
 
 /*
- * Reports the end of the stream to the engine, once everything before it is read. Called with the
- * socket's lock and the queue pair's.
+ * Reports the end of the stream to the engine if the peer has closed and all data were read. Called
+ * with the socket's lock and the queue pair's lock.
  */
-static void look_for_end(struct rnic_qp *qp, struct sock *sk)
+static void report_end(struct rnic_qp *qp, struct sock *sk)
 {
 	if (rk_qp_peer_has_closed(qp->engine) || !skb_queue_empty(&sk->sk_receive_queue)) {
 		/* Reported already, or there is more to read. */
@@ -89,7 +92,10 @@ static void look_for_end(struct rnic_qp *qp, struct sock *sk)
 	}
 }
 
-/* Reads what has arrived. Called with the socket's lock. Returns true if there is more. */
+/*
+ * Receives the data that have arrived. Called with the socket's lock. Returns true if there is more
+ * for another call.
+ */
 static bool receive(struct rnic_qp *qp, struct sock *sk)
 {
 	read_descriptor_t descriptor = { .arg.data = qp, .count = RECEIVE_AT_ONCE };
@@ -98,28 +104,28 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 
 	spin_lock_bh(&qp->lock);
 	interest = rk_rx_interest(qp->engine);
-	ready = rnic_area_take(qp);
+	ready = rnic_area_borrow(qp);
 	spin_unlock_bh(&qp->lock);
-	/* The work provides an area. */
+	/* The work item will allocate an area. */
 	if (!ready)
 		return true;
-	/* Offers again what the engine could not take, even while it waits. */
+	/* Also if the engine waits: pass it the data again that it could not take before. */
 	if (interest != RK_RX_NONE) {
 		/*
-		 * MPA does not use urgent data. The stack would hand out neither the urgent byte
-		 * nor what follows it.
+		 * MPA does not use urgent data. Clear the mark: tcp_read_sock() would stop before
+		 * the urgent byte.
 		 */
 		WRITE_ONCE(tcp_sk(sk)->urg_data, 0);
 		tcp_read_sock(sk, &descriptor, take_packet);
 	}
 	spin_lock_bh(&qp->lock);
-	look_for_end(qp, sk);
-	rnic_area_give(qp);
+	report_end(qp, sk);
+	rnic_area_return(qp);
 	interest = rk_rx_interest(qp->engine);
 	spin_unlock_bh(&qp->lock);
 	/*
-	 * Discarded data are read to the end, too: while they fill the queue, the peer can send
-	 * nothing that would call again.
+	 * Data to discard are read to the end, too: while they fill the receive queue, the peer
+	 * cannot send anything that would cause another call.
 	 */
 	return !descriptor.count && (interest == RK_RX_READ || interest == RK_RX_DISCARD) &&
 	       !skb_queue_empty(&sk->sk_receive_queue);
@@ -136,7 +142,7 @@ static void data_ready(struct sock *sk)
 		goto unlock;
 	rnic_receive_begins(qp);
 	more = receive(qp, sk);
-	/* A response may have made room for requests. A new request brings its own doorbell. */
+	/* The peer's responses may have completed requests, which makes room for pending ones. */
 	rnic_receive_ends(qp, rnic_apply_effects(qp));
 	if (more || sk->sk_state == TCP_CLOSE)
 		rnic_stream_kick(qp);
@@ -144,7 +150,7 @@ unlock:
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* A FIN calls data_ready, too. */
+/* For a FIN, the stack calls sk_data_ready, too, so only the final state matters here. */
 static void state_change(struct sock *sk)
 {
 	if (sk->sk_state == TCP_CLOSE)
@@ -164,7 +170,7 @@ static void write_space(struct sock *sk)
 	read_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* ---- the life of the stream ---- */
+/* ---- start and end of the stream ---- */
 
 /*
  * Attaches the connection to a queue pair. The caller holds the mutex and the socket's lock, and
@@ -179,7 +185,7 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	qp->id = id;
 	qp->socket = socket;
 	qp->flushed = false;
-	/* It sends from softirq, too. */
+	/* Data are sent from softirq, too. */
 	sk->sk_allocation = GFP_ATOMIC;
 	sk->sk_use_task_frag = false;
 	write_lock_bh(&sk->sk_callback_lock);
@@ -194,7 +200,10 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	WRITE_ONCE(qp->sk, sk);
 }
 
-/* Detaches the connection. TCP sends what it has queued, or a reset. The caller holds the mutex. */
+/*
+ * Detaches the connection. TCP then sends its queued data, or a reset if `reset` is set. The caller
+ * holds the mutex.
+ */
 static void detach(struct rnic_qp *qp, bool reset)
 {
 	struct iw_cm_event event = { .event = IW_CM_EVENT_CLOSE };
@@ -219,11 +228,11 @@ static void detach(struct rnic_qp *qp, bool reset)
 	if (reset)
 		sock_no_linger(sk);
 	sock_release(socket);
-	/* The plan's memory is no longer in use. */
-	rnic_written(device, qp, 0);
+	/* The socket no longer uses the plan's memory. */
+	rnic_record_sent(device, qp, 0);
 	spin_lock_bh(&qp->lock);
 	rk_qp_stream_gone(qp->engine);
-	rnic_area_give(qp);
+	rnic_area_return(qp);
 	spin_unlock_bh(&qp->lock);
 	rnic_apply_effects(qp);
 	id->event_handler(id, &event);
@@ -232,26 +241,26 @@ static void detach(struct rnic_qp *qp, bool reset)
 }
 
 /*
- * Returns true if the stream has to be reset: on request, or because TCP is closed and the engine
- * expects nothing more. Called with the lock.
+ * Returns true if the stream must be reset: rnic_give_up() was called, or TCP is closed and the
+ * engine expects no more data. Called with the queue pair's lock.
  */
-static bool is_dead(const struct rnic_qp *qp)
+static bool must_reset(const struct rnic_qp *qp)
 {
 	return qp->link == RNIC_LINK_GIVEN_UP ||
 	       (rk_rx_interest(qp->engine) == RK_RX_NONE && qp->sk->sk_state == TCP_CLOSE);
 }
 
 /*
- * Returns true if this end is shut down, and either the peer has closed too or the deadline has
- * passed. TCP delivers the remaining data by itself. Called with the lock.
+ * Returns true if this side is shut down, and either the peer has closed its side or the deadline
+ * has passed. TCP delivers the remaining data by itself. Called with the queue pair's lock.
  */
-static bool has_waited(const struct rnic_qp *qp)
+static bool may_leave(const struct rnic_qp *qp)
 {
 	return rk_qp_is_shut_down(qp->engine) &&
 	       (rk_qp_peer_has_closed(qp->engine) || time_after_eq(jiffies, qp->deadline));
 }
 
-/* Starts the peer's time limit, or starts it again. Called with the lock. */
+/* Starts or restarts the time limit for the peer. Called with the queue pair's lock. */
 static void begin_ending(struct rnic_qp *qp)
 {
 	if (qp->link == RNIC_LINK_UP)
@@ -261,10 +270,11 @@ static void begin_ending(struct rnic_qp *qp)
 }
 
 /*
- * Returns true if the deadline has passed before the peer has taken what is sent before the end,
- * such as a Terminate. The limit starts again with each acknowledgement. Called with the lock.
+ * Returns true if the deadline has passed while data that precede the end, such as a Terminate, are
+ * still unsent. Each acknowledgement of the peer restarts the time limit. Called with the queue
+ * pair's lock.
  */
-static bool takes_nothing(struct rnic_qp *qp)
+static bool peer_stalled(struct rnic_qp *qp)
 {
 	if (!rk_qp_is_ending(qp->engine) || rk_qp_is_shut_down(qp->engine))
 		return false;
@@ -274,17 +284,17 @@ static bool takes_nothing(struct rnic_qp *qp)
 	return time_after_eq(jiffies, qp->deadline);
 }
 
-/* Returns what to do with the stream now, as enum rk_wish. Called with the lock. */
+/* Returns what to do with the stream now, as enum rk_wish. Called with the queue pair's lock. */
 static int next_step(struct rnic_qp *qp)
 {
 	int wish = rk_qp_wish(qp->engine);
 
-	if (is_dead(qp) || takes_nothing(qp))
+	if (must_reset(qp) || peer_stalled(qp))
 		return RK_WISH_ABORT;
-	return wish == RK_WISH_KEEP && has_waited(qp) ? RK_WISH_LEAVE : wish;
+	return wish == RK_WISH_KEEP && may_leave(qp) ? RK_WISH_LEAVE : wish;
 }
 
-/* Shuts down, closes or resets the stream if it is time to. The caller holds the mutex. */
+/* Shuts down, closes or resets the stream if next_step() says so. The caller holds the mutex. */
 static void end_stream(struct rnic_qp *qp)
 {
 	int step;
@@ -306,8 +316,11 @@ static void end_stream(struct rnic_qp *qp)
 		detach(qp, false);
 }
 
-/* Handles timers, and retries what had to wait. Called with the socket's lock. */
-static void retry(struct rnic_qp *qp)
+/*
+ * Handles expired timers, and retries requests that wait for memory and Sends that wait for a
+ * receive. Called with the socket's lock.
+ */
+static void retry_pending(struct rnic_qp *qp)
 {
 	struct rnic_device *device = to_device(qp->base.device);
 	u64 now = ktime_get_ns();
@@ -321,7 +334,7 @@ static void retry(struct rnic_qp *qp)
 	}
 	if (rk_waits_for_memory(qp->engine))
 		rk_retry_memory(qp->engine);
-	if (rk_rx_interest(qp->engine) == RK_RX_WAIT && rnic_area_take(qp)) {
+	if (rk_rx_interest(qp->engine) == RK_RX_WAIT && rnic_area_borrow(qp)) {
 		read_lock(&device->table_lock);
 		rk_rx_input(qp->engine, device->engine, NULL, 0, &taken);
 		read_unlock(&device->table_lock);
@@ -329,35 +342,35 @@ static void retry(struct rnic_qp *qp)
 	spin_unlock_bh(&qp->lock);
 }
 
-/* Receives and sends what softirq and system calls have left. The caller holds the mutex. */
-static void go_on(struct rnic_qp *qp)
+/* Receives and sends the data that earlier calls could not. The caller holds the mutex. */
+static void resume_io(struct rnic_qp *qp)
 {
 	int result;
 	bool more;
 
-	if (!rnic_area_bring(qp)) {
+	if (!rnic_area_borrow_or_make(qp)) {
 		timer_reduce(&qp->timer, jiffies + 1);
 		return;
 	}
 	lock_sock(qp->sk);
-	retry(qp);
+	retry_pending(qp);
 	more = receive(qp, qp->sk);
 	result = rnic_transmit(qp, qp->sk);
 	release_sock(qp->sk);
 	if (result && result != -EAGAIN)
-		rnic_stream_fails(qp);
+		rnic_stream_failed(qp);
 	if (more || result == -EAGAIN)
 		rnic_stream_kick(qp);
 }
 
-/* Does everything that is due. May sleep. */
+/* Receives, sends, ends the stream and flushes requests, as far as possible now. May sleep. */
 void rnic_stream_turn(struct rnic_qp *qp)
 {
 	bool more;
 
 	mutex_lock(&qp->mutex);
 	if (qp->sk) {
-		go_on(qp);
+		resume_io(qp);
 		end_stream(qp);
 	}
 	do {
@@ -380,11 +393,11 @@ static void stream_work(struct work_struct *work)
 	rnic_qp_put(&qp->base);
 }
 
-/* Queues the work. Any context. */
+/* Queues the work item that calls rnic_stream_turn(). Any context. */
 void rnic_stream_kick(struct rnic_qp *qp)
 {
 	/* The timer may fire while the queue pair is being destroyed. */
-	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_works, &qp->work))
+	if (kref_get_unless_zero(&qp->ref) && !queue_work(rnic_wq, &qp->work))
 		rnic_qp_put(&qp->base);
 }
 
@@ -394,8 +407,8 @@ static void timer_expired(struct timer_list *timer)
 }
 
 /*
- * Sets the timer unless it fires earlier anyway. No call reports a receive that a program posts, so
- * a Send that waits for one is retried at every tick.
+ * Sets the timer unless it already expires earlier. A program posts receives without a call, so a
+ * Send that waits for a receive (`waits`) is retried at every tick.
  */
 static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 {
@@ -404,13 +417,13 @@ static void set_timer(struct rnic_qp *qp, u64 at, bool waits)
 	if (waits) {
 		timer_reduce(&qp->timer, jiffies + 1);
 	} else if (at != RK_NEVER) {
-		/* Some clocks take microseconds to read. */
+		/* Read the clock only if necessary: for some clocks, that takes microseconds. */
 		now = ktime_get_ns();
 		timer_reduce(&qp->timer, jiffies + 1 + (at > now ? nsecs_to_jiffies(at - now) : 0));
 	}
 }
 
-/* The engine's events, and the events that programs know for them. */
+/* The engine's events, and the corresponding events of ib_verbs.h. */
 static const struct {
 	enum rk_event what;
 	enum ib_event_type event;
@@ -423,13 +436,16 @@ static const struct {
 	{ RK_EVENT_LAST_WQE, IB_EVENT_QP_LAST_WQE_REACHED },
 };
 
-/* Called without locks, because a handler may call back. */
-static void raise(struct rnic_qp *qp, u32 events)
+/* Called without locks, because a handler may call the driver. */
+static void raise_events(struct rnic_qp *qp, u32 events)
 {
 	struct ib_event event = { .device = qp->base.device, .element.qp = &qp->base };
 	size_t i;
 
-	/* To the engine all receives are shared, but only those of a shared queue remain posted. */
+	/*
+	 * In the engine, every queue pair has a shared receive queue. But this event must be
+	 * reported only if the program has created one.
+	 */
 	if (!qp->base.srq)
 		events &= ~RK_EVENT_LAST_WQE;
 	for (i = 0; i < ARRAY_SIZE(qp_events); i++) {
@@ -440,9 +456,9 @@ static void raise(struct rnic_qp *qp, u32 events)
 }
 
 /*
- * Handles the consequences of a call of the engine: completions, events, and the end of the stream.
- * Returns true if there is something to send. Any context; of our locks, only the socket's may be
- * held.
+ * Handles the effects of previous calls of the engine: completions, events, and the end of the
+ * stream. Returns true if there is something to send. Any context; the caller may hold the socket's
+ * lock, but no lock of this module.
  */
 bool rnic_apply_effects(struct rnic_qp *qp)
 {
@@ -455,12 +471,12 @@ bool rnic_apply_effects(struct rnic_qp *qp)
 		spin_lock_bh(&qp->lock);
 		more = rk_complete_due(qp->engine);
 		events |= rk_take_events(qp->engine);
-		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || has_waited(qp) ||
+		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || may_leave(qp) ||
 		      (rk_qp_is_ending(qp->engine) && qp->link == RNIC_LINK_UP) ||
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
-		due = rk_wants_tx(qp->engine) || qp->sends_left;
+		due = rk_wants_tx(qp->engine) || qp->sends_pending;
 		ending = qp->link == RNIC_LINK_ENDING;
 		deadline = qp->deadline;
 		spin_unlock_bh(&qp->lock);
@@ -474,7 +490,7 @@ bool rnic_apply_effects(struct rnic_qp *qp)
 		}
 		spin_unlock_bh(&qp->lock);
 	}
-	raise(qp, events);
+	raise_events(qp, events);
 	if (qp->base.srq)
 		rnic_srq_notify(to_srq(qp->base.srq));
 	if (!READ_ONCE(qp->sk))

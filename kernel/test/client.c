@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A kernel client: two ends on one device, connected by rdma_cm. Like the module that tests the
- * engine, it runs its tests when it is loaded, prints their results, and never stays loaded. A case
- * of `cargo xtask kernel test` loads it after the device's module.
+ * A kernel module that tests the driver as a kernel client: two endpoints on one device, connected
+ * by rdma_cm. Loading the module runs all tests and prints the results. Loading always fails at the
+ * end, so the module never stays loaded. `cargo xtask kernel test --only client` loads it after the
+ * driver.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/delay.h>
@@ -14,50 +15,50 @@
 
 #define REQUESTS 32
 #define PORT 7400
-#define PRIVATE "who calls"
+#define PRIVATE "private data"
 
 static char *address = "10.0.2.15";
 module_param(address, charp, 0);
-MODULE_PARM_DESC(address, "IPv4 address of the device");
+MODULE_PARM_DESC(address, "IPv4 address of the device that is tested");
 
-/* ---- two ends ---- */
+/* ---- two endpoints ---- */
 
 static void completed(struct ib_cq *cq, void *context)
 {
-	struct end *end = context;
+	struct endpoint *ep = context;
 
-	WRITE_ONCE(end->processor, raw_smp_processor_id());
+	WRITE_ONCE(ep->processor, raw_smp_processor_id());
 	smp_mb__before_atomic();
-	atomic_inc(&end->calls);
+	atomic_inc(&ep->calls);
 }
 
 static int cm_event(struct rdma_cm_id *id, struct rdma_cm_event *event)
 {
-	struct end *end = id->context;
+	struct endpoint *ep = id->context;
 
-	/* The listener's context is the end that gets the connection. */
+	/* The listener's context is the endpoint that accepts the connection. */
 	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
 		if (strncmp(event->param.conn.private_data, PRIVATE, sizeof(PRIVATE)))
 			return -EINVAL;
-		end->id = id;
+		ep->id = id;
 	}
-	end->event = event->event;
-	complete(&end->happened);
+	ep->event = event->event;
+	complete(&ep->event_received);
 	return 0;
 }
 
-int await(struct end *end, enum rdma_cm_event_type event)
+int await(struct endpoint *ep, enum rdma_cm_event_type event)
 {
-	EXPECT(wait_for_completion_timeout(&end->happened, PATIENCE));
-	if (end->event != event)
-		pr_err("got %s\n", rdma_event_msg(end->event));
-	EXPECT(end->event == event);
+	EXPECT(wait_for_completion_timeout(&ep->event_received, PATIENCE));
+	if (ep->event != event)
+		pr_err("expected %s, got %s\n", rdma_event_msg(event), rdma_event_msg(ep->event));
+	EXPECT(ep->event == event);
 	return 0;
 }
 
-static int make_objects(struct end *end, bool srq)
+static int create_objects(struct endpoint *ep, bool srq)
 {
-	struct ib_device *device = end->id->device;
+	struct ib_device *device = ep->id->device;
 	struct ib_cq_init_attr cq = { .cqe = 4 * REQUESTS, .comp_vector = VECTOR };
 	struct ib_srq_init_attr shared = { .attr.max_wr = REQUESTS, .attr.max_sge = 2 };
 	struct ib_qp_init_attr qp = {
@@ -72,19 +73,19 @@ static int make_objects(struct end *end, bool srq)
 		.sq_sig_type = IB_SIGNAL_REQ_WR,
 	};
 
-	end->pd = ib_alloc_pd(device, 0);
-	EXPECT(!IS_ERR(end->pd));
-	end->cq = ib_create_cq(device, completed, NULL, end, &cq);
-	EXPECT(!IS_ERR(end->cq));
-	end->mr = ib_alloc_mr(end->pd, IB_MR_TYPE_MEM_REG, BUFFER / PAGE_SIZE);
-	EXPECT(!IS_ERR(end->mr));
+	ep->pd = ib_alloc_pd(device, 0);
+	EXPECT(!IS_ERR(ep->pd));
+	ep->cq = ib_create_cq(device, completed, NULL, ep, &cq);
+	EXPECT(!IS_ERR(ep->cq));
+	ep->mr = ib_alloc_mr(ep->pd, IB_MR_TYPE_MEM_REG, BUFFER / PAGE_SIZE);
+	EXPECT(!IS_ERR(ep->mr));
 	if (srq) {
-		end->srq = ib_create_srq(end->pd, &shared);
-		EXPECT(!IS_ERR(end->srq));
+		ep->srq = ib_create_srq(ep->pd, &shared);
+		EXPECT(!IS_ERR(ep->srq));
 	}
-	qp.send_cq = qp.recv_cq = end->cq;
-	qp.srq = end->srq;
-	return rdma_create_qp(end->id, end->pd, &qp);
+	qp.send_cq = qp.recv_cq = ep->cq;
+	qp.srq = ep->srq;
+	return rdma_create_qp(ep->id, ep->pd, &qp);
 }
 
 static int connect(struct pair *pair, bool srq)
@@ -112,10 +113,10 @@ static int connect(struct pair *pair, bool srq)
 	EXPECT(!await(&pair->a, RDMA_CM_EVENT_ADDR_RESOLVED));
 	EXPECT(!rdma_resolve_route(pair->a.id, 2000));
 	EXPECT(!await(&pair->a, RDMA_CM_EVENT_ROUTE_RESOLVED));
-	EXPECT(!make_objects(&pair->a, false));
+	EXPECT(!create_objects(&pair->a, false));
 	EXPECT(!rdma_connect(pair->a.id, &param));
 	EXPECT(!await(&pair->b, RDMA_CM_EVENT_CONNECT_REQUEST));
-	EXPECT(!make_objects(&pair->b, srq));
+	EXPECT(!create_objects(&pair->b, srq));
 	rdma_lock_handler(pair->b.id);
 	result = rdma_accept(pair->b.id, &param);
 	rdma_unlock_handler(pair->b.id);
@@ -124,48 +125,48 @@ static int connect(struct pair *pair, bool srq)
 	return await(&pair->a, RDMA_CM_EVENT_ESTABLISHED);
 }
 
-static void free_end(struct end *end)
+static void free_endpoint(struct endpoint *ep)
 {
-	if (IS_ERR_OR_NULL(end->id))
+	if (IS_ERR_OR_NULL(ep->id))
 		return;
-	if (end->id->qp) {
-		rdma_disconnect(end->id);
-		rdma_destroy_qp(end->id);
+	if (ep->id->qp) {
+		rdma_disconnect(ep->id);
+		rdma_destroy_qp(ep->id);
 	}
-	if (!IS_ERR_OR_NULL(end->mr))
-		ib_dereg_mr(end->mr);
-	if (!IS_ERR_OR_NULL(end->srq))
-		ib_destroy_srq(end->srq);
-	if (!IS_ERR_OR_NULL(end->cq))
-		ib_destroy_cq(end->cq);
-	if (!IS_ERR_OR_NULL(end->pd))
-		ib_dealloc_pd(end->pd);
-	rdma_destroy_id(end->id);
+	if (!IS_ERR_OR_NULL(ep->mr))
+		ib_dereg_mr(ep->mr);
+	if (!IS_ERR_OR_NULL(ep->srq))
+		ib_destroy_srq(ep->srq);
+	if (!IS_ERR_OR_NULL(ep->cq))
+		ib_destroy_cq(ep->cq);
+	if (!IS_ERR_OR_NULL(ep->pd))
+		ib_dealloc_pd(ep->pd);
+	rdma_destroy_id(ep->id);
 }
 
 /* ---- requests ---- */
 
-struct ib_sge part(const struct end *end, u32 from, u32 len)
+struct ib_sge part(const struct endpoint *ep, u32 from, u32 len)
 {
 	return (struct ib_sge){
-		.addr = (uintptr_t)end->buffer + from,
+		.addr = (uintptr_t)ep->buffer + from,
 		.length = len,
-		.lkey = end->pd->local_dma_lkey,
+		.lkey = ep->pd->local_dma_lkey,
 	};
 }
 
-int post_receive(struct end *end, u64 wr_id, u32 from, u32 len)
+int post_receive(struct endpoint *ep, u64 wr_id, u32 from, u32 len)
 {
-	struct ib_sge sge = part(end, from, len);
+	struct ib_sge sge = part(ep, from, len);
 	struct ib_recv_wr request = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 };
 
-	return end->srq ? ib_post_srq_recv(end->srq, &request, NULL) :
-			  ib_post_recv(end->id->qp, &request, NULL);
+	return ep->srq ? ib_post_srq_recv(ep->srq, &request, NULL) :
+			 ib_post_recv(ep->id->qp, &request, NULL);
 }
 
-int post_send(struct end *end, u64 wr_id, u32 from, u32 len, int flags)
+int post_send(struct endpoint *ep, u64 wr_id, u32 from, u32 len, int flags)
 {
-	struct ib_sge sge = part(end, from, len);
+	struct ib_sge sge = part(ep, from, len);
 	struct ib_send_wr request = {
 		.wr_id = wr_id,
 		.sg_list = &sge,
@@ -174,11 +175,11 @@ int post_send(struct end *end, u64 wr_id, u32 from, u32 len, int flags)
 		.send_flags = IB_SEND_SIGNALED | flags,
 	};
 
-	return ib_post_send(end->id->qp, &request, NULL);
+	return ib_post_send(ep->id->qp, &request, NULL);
 }
 
-int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sge sge,
-		     u64 remote_addr, u32 rkey)
+int post_rdma(struct endpoint *ep, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sge sge,
+	      u64 remote_addr, u32 rkey)
 {
 	struct ib_rdma_wr request = {
 		.wr = {
@@ -194,42 +195,41 @@ int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sg
 
 	if (opcode == IB_WR_RDMA_READ_WITH_INV)
 		request.wr.ex.invalidate_rkey = sge.lkey;
-	return ib_post_send(end->id->qp, &request.wr, NULL);
+	return ib_post_send(ep->id->qp, &request.wr, NULL);
 }
 
-int next(struct end *end, struct ib_wc *wc)
+int next_completion(struct endpoint *ep, struct ib_wc *wc)
 {
 	unsigned long limit = jiffies + PATIENCE;
 
-	while (!ib_poll_cq(end->cq, 1, wc)) {
+	while (!ib_poll_cq(ep->cq, 1, wc)) {
 		EXPECT(time_before(jiffies, limit));
 		usleep_range(100, 200);
 	}
 	return 0;
 }
 
-int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode)
+int expect(struct endpoint *ep, u64 wr_id, enum ib_wc_opcode opcode)
 {
 	struct ib_wc wc;
 
-	EXPECT(!next(end, &wc));
+	EXPECT(!next_completion(ep, &wc));
 	if (wc.status != IB_WC_SUCCESS || wc.wr_id != wr_id || wc.opcode != opcode)
-		pr_err("request %llu instead of %llu, opcode %d instead of %d: %s\
-		", wc.wr_id,
-		       wr_id, wc.opcode, opcode, ib_wc_status_msg(wc.status));
+		pr_err("got wr_id %llu, expected %llu; got opcode %d, expected %d; status: %s\n",
+		       wc.wr_id, wr_id, wc.opcode, opcode, ib_wc_status_msg(wc.status));
 	EXPECT(wc.status == IB_WC_SUCCESS && wc.wr_id == wr_id && wc.opcode == opcode);
-	EXPECT(wc.qp == end->id->qp);
+	EXPECT(wc.qp == ep->id->qp);
 	return 0;
 }
 
-/* Waits until the completion handler has been called `calls` times in total, and no more. */
-int await_calls(const struct end *end, int calls)
+/* Waits until the completion handler was called `calls` times in total. Fails after more calls. */
+int await_calls(const struct endpoint *ep, int calls)
 {
 	unsigned long limit = jiffies + PATIENCE;
 
-	while (atomic_read(&end->calls) < calls && time_before(jiffies, limit))
+	while (atomic_read(&ep->calls) < calls && time_before(jiffies, limit))
 		usleep_range(100, 200);
-	EXPECT(atomic_read(&end->calls) == calls);
+	EXPECT(atomic_read(&ep->calls) == calls);
 	return 0;
 }
 
@@ -242,16 +242,16 @@ static int run(const struct test *test)
 
 	if (!pair)
 		return error;
-	init_completion(&pair->a.happened);
-	init_completion(&pair->b.happened);
+	init_completion(&pair->a.event_received);
+	init_completion(&pair->b.event_received);
 	pair->a.buffer = kzalloc(BUFFER, GFP_KERNEL);
 	pair->b.buffer = kzalloc(BUFFER, GFP_KERNEL);
 	if (pair->a.buffer && pair->b.buffer)
 		error = connect(pair, test->srq);
 	if (!error)
 		error = test->run(pair);
-	free_end(&pair->a);
-	free_end(&pair->b);
+	free_endpoint(&pair->a);
+	free_endpoint(&pair->b);
 	if (!IS_ERR_OR_NULL(pair->listener))
 		rdma_destroy_id(pair->listener);
 	kfree(pair->a.buffer);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A kernel client: two ends on one device, and the tests of the verbs between them. */
+/* A kernel client with two connected endpoints on one device, and the tests of its verbs. */
 #ifndef IWARP_CLIENT_TEST_H
 #define IWARP_CLIENT_TEST_H
 
@@ -7,7 +7,7 @@
 #include <rdma/rdma_cm.h>
 
 #define BUFFER 65536
-/* Time limit of a hanging test. */
+/* Time limit for a test that hangs. */
 #define PATIENCE (60 * HZ)
 
 #define EXPECT(condition)							\
@@ -19,14 +19,14 @@
 		}								\
 	} while (0)
 
-struct end {
+struct endpoint {
 	struct rdma_cm_id *id;
 	struct ib_pd *pd;
 	struct ib_cq *cq;
 	struct ib_srq *srq;
 	struct ib_mr *mr;
 	u8 *buffer;
-	struct completion happened;
+	struct completion event_received;
 	enum rdma_cm_event_type event;
 	/* Calls of the completion handler, and the processor of the last one. */
 	atomic_t calls;
@@ -35,29 +35,30 @@ struct end {
 
 struct pair {
 	struct rdma_cm_id *listener;
-	struct end a;		/* who connects */
-	struct end b;
+	struct endpoint a;	/* the initiator */
+	struct endpoint b;
 };
 
 struct test {
 	const char *name;
 	int (*run)(struct pair *pair);
-	/* The second end has a shared receive queue. */
+	/* The endpoint `b` has a shared receive queue. */
 	bool srq;
 };
 
+/* Completion vector of the endpoints' queues. */
 #define VECTOR 1
 
 /* client.c */
-int await(struct end *end, enum rdma_cm_event_type event);
-struct ib_sge part(const struct end *end, u32 from, u32 len);
-int post_receive(struct end *end, u64 wr_id, u32 from, u32 len);
-int post_send(struct end *end, u64 wr_id, u32 from, u32 len, int flags);
-int post_rdma(struct end *end, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sge sge,
+int await(struct endpoint *ep, enum rdma_cm_event_type event);
+struct ib_sge part(const struct endpoint *ep, u32 from, u32 len);
+int post_receive(struct endpoint *ep, u64 wr_id, u32 from, u32 len);
+int post_send(struct endpoint *ep, u64 wr_id, u32 from, u32 len, int flags);
+int post_rdma(struct endpoint *ep, enum ib_wr_opcode opcode, u64 wr_id, struct ib_sge sge,
 	      u64 remote_addr, u32 rkey);
-int next(struct end *end, struct ib_wc *wc);
-int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode);
-int await_calls(const struct end *end, int calls);
+int next_completion(struct endpoint *ep, struct ib_wc *wc);
+int expect(struct endpoint *ep, u64 wr_id, enum ib_wc_opcode opcode);
+int await_calls(const struct endpoint *ep, int calls);
 
 /* verbs.c */
 extern const struct test tests[];

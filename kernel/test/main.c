@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Runs pairs of queue pairs of the engine in the kernel when it is loaded, and prints the results.
- * It never stays loaded.
+ * A kernel module that tests the engine. Loading the module runs all tests; each test uses two
+ * connected queue pairs. Loading always fails at the end, so the module never stays loaded.
  *
- * `cargo xtask kernel engine` builds it, loads it in a guest and reads its output: a line for each
- * test, and a last line with the counts.
+ * `cargo xtask kernel engine` builds the module, loads it in a virtual machine and reads its
+ * output: a line for each test, and a last line with the numbers of tests and failures.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/module.h>
@@ -26,10 +26,10 @@ static const struct test tests[] = {
 	{ "memory scattered pages, CRC", scattered_pages, .crc = true },
 	{ "memory page lists", page_lists, .crc = true },
 	{ "memory flush in steps", flush_in_steps, .most_completions = 16 },
-	{ "memory held too long", held_too_long, .hold_ms = 300 },
-	{ "memory never spoken to", never_spoken_to, .first_fpdu_ms = 50 },
-	{ "memory used again", used_again },
-	{ "memory beyond the end", beyond_the_end, .crc = true },
+	{ "memory held Send times out", hold_time_limit, .hold_ms = 300 },
+	{ "memory no first FPDU", no_first_fpdu, .first_fpdu_ms = 50 },
+	{ "memory stream restart", stream_restart },
+	{ "memory write beyond region", write_beyond_region, .crc = true },
 	{ "memory wrong CRC", wrong_crc, .crc = true },
 	{ "tcp writes", over_tcp_writes, .tcp = true },
 	{ "tcp writes, CRC", over_tcp_writes, .tcp = true, .crc = true },
@@ -37,12 +37,12 @@ static const struct test tests[] = {
 	{ "tcp reads, CRC", over_tcp_reads, .tcp = true, .crc = true },
 	{ "tcp ping-pong, CRC", over_tcp_ping_pong, .tcp = true, .crc = true },
 	{ "tcp receive posted late, CRC", over_tcp_held, .tcp = true, .crc = true },
-	{ "tcp end", over_tcp_end, .tcp = true },
+	{ "tcp graceful close", over_tcp_end, .tcp = true },
 };
 
 static char *only = "";
 module_param(only, charp, 0);
-MODULE_PARM_DESC(only, "beginning of the names of the tests to run");
+MODULE_PARM_DESC(only, "Runs only tests whose name begins with this text");
 
 static int run(const struct test *test)
 {
@@ -52,18 +52,18 @@ static int run(const struct test *test)
 
 	if (!pair)
 		return -ENOMEM;
-	error = pair_make(pair, test);
+	error = pair_create(pair, test);
 	before = atomic_long_read(&iwarp_allocations);
 	if (!error)
 		error = test->run(pair);
 	if (!error && atomic_long_read(&iwarp_allocations) != before && !test->markers) {
-		pr_err("the engine allocated while it worked\n");
+		pr_err("the engine allocated memory during the test\n");
 		error = -EIO;
 	}
 	pair_free(pair);
 	kfree(pair);
 	if (!error && iwarp_live() != live) {
-		pr_err("%ld allocations are left\n", iwarp_live() - live);
+		pr_err("%ld allocations were not freed\n", iwarp_live() - live);
 		error = -EIO;
 	}
 	return error;
@@ -93,7 +93,7 @@ static int __init engine_test_init(void)
 		}
 	}
 	pr_info("%d tests, %d failed\n", count, failed);
-	/* Nothing of it is needed any more, so loading fails. */
+	/* The module is not needed any more. If loading fails, the kernel unloads it. */
 	return -EAGAIN;
 }
 module_init(engine_test_init);

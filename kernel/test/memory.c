@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Tests without a network: what one queue pair sends is copied to the other. */
+/* Tests without a network: the bytes that one queue pair sends are copied to the other. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/minmax.h>
 #include <linux/mm.h>
@@ -9,10 +9,10 @@
 #include "test.h"
 
 /*
- * Feeds bytes to an end, at most `piece` at a time. Returns 0, RK_RX_HELD, or the error of the
- * stream.
+ * Passes bytes to an endpoint, at most `piece` at a time. Returns 0, RK_RX_HELD, or the error of
+ * the stream.
  */
-static int feed(struct end *to, const u8 *octets, size_t len, size_t piece)
+static int feed(struct endpoint *to, const u8 *octets, size_t len, size_t piece)
 {
 	while (len) {
 		const struct kvec *runs;
@@ -34,10 +34,10 @@ static int feed(struct end *to, const u8 *octets, size_t len, size_t piece)
 }
 
 /*
- * Copies everything that `from` has to send to `to`, in pieces. Returns 0 if there is nothing more,
- * -EFAULT if the sender's stream fails, or -EPROTO if the receiver's does.
+ * Copies all data that `from` sends to `to`, at most `piece` bytes at a time. Returns 0 if `from`
+ * has no more data, -EFAULT if the sender's stream fails, or the result of feed() if not 0.
  */
-int carry(struct end *from, struct end *to, size_t piece)
+int transfer(struct endpoint *from, struct endpoint *to, size_t piece)
 {
 	for (;;) {
 		const struct kvec *runs;
@@ -66,7 +66,7 @@ int carry(struct end *from, struct end *to, size_t piece)
 	}
 }
 
-static bool same(const struct pair *pair)
+static bool buffers_equal(const struct pair *pair)
 {
 	return !memcmp(pair->a.buffer, pair->b.buffer, BUFFER);
 }
@@ -74,15 +74,15 @@ static bool same(const struct pair *pair)
 int write_in_pieces(struct pair *pair)
 {
 	static const size_t pieces[] = { 1 << 20, 1448, 7 };
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	int i;
 
 	for (i = 0; i < ARRAY_SIZE(pieces); i++) {
 		pattern(a->buffer, BUFFER, i + 1);
 		memset(b->buffer, 0, BUFFER);
 		EXPECT(!post(a, RK_WRITE, 10 + i, b));
-		EXPECT(!carry(a, b, pieces[i]));
-		EXPECT(same(pair));
+		EXPECT(!transfer(a, b, pieces[i]));
+		EXPECT(buffers_equal(pair));
 		EXPECT(a->sends == i + 1 && !a->failures && !b->failures);
 		EXPECT(a->last_send.wr_id == 10 + i);
 	}
@@ -91,41 +91,41 @@ int write_in_pieces(struct pair *pair)
 
 int read_back(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 
 	pattern(b->buffer, BUFFER, 5);
 	EXPECT(!post(a, RK_READ, 20, b));
-	EXPECT(!carry(a, b, 1448));
+	EXPECT(!transfer(a, b, 1448));
 	EXPECT(!a->sends);
-	EXPECT(!carry(b, a, 1448));
+	EXPECT(!transfer(b, a, 1448));
 	EXPECT(a->sends == 1 && !a->failures);
 	EXPECT(a->last_send.byte_len == BUFFER);
-	EXPECT(same(pair));
+	EXPECT(buffers_equal(pair));
 	return 0;
 }
 
 int send_to_receive(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 
 	pattern(a->buffer, BUFFER, 6);
 	EXPECT(!post_receive(b, 30));
 	EXPECT(!post(a, RK_SEND, 31, b));
-	EXPECT(!carry(a, b, 1448));
+	EXPECT(!transfer(a, b, 1448));
 	EXPECT(b->receives == 1 && b->last_receive.wr_id == 30);
 	EXPECT(b->last_receive.byte_len == BUFFER);
 	EXPECT(a->sends == 1 && !a->failures && !b->failures);
-	EXPECT(same(pair));
+	EXPECT(buffers_equal(pair));
 	return 0;
 }
 
 /*
- * Registers b's buffer again by a work request, writes to it, invalidates it by a Send, and is then
- * refused.
+ * b registers its buffer by a work request. a writes to it and invalidates it by a Send. a's next
+ * Write is refused.
  */
 int fast_registration(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	const u64 base = 0x7f0000001000;
 	u64 list[BUFFER / PAGE_SIZE];
 	u32 stag = rk_allocate_fast(b->device, list, ARRAY_SIZE(list), PD, get_random_u32());
@@ -148,33 +148,33 @@ int fast_registration(struct pair *pair)
 	EXPECT(!register_fast(b, &reg));
 
 	pattern(a->buffer, BUFFER, 7);
-	EXPECT(!post_part(a, RK_WRITE, 41, whole, base, reg.rkey));
-	EXPECT(!carry(a, b, 1448));
-	EXPECT(same(pair));
+	EXPECT(!post_range(a, RK_WRITE, 41, whole, base, reg.rkey));
+	EXPECT(!transfer(a, b, 1448));
+	EXPECT(buffers_equal(pair));
 
 	EXPECT(!post_receive(b, 43));
-	EXPECT(!post_part(a, RK_SEND_INV, 42, (struct rk_sge){}, 0, reg.rkey));
-	EXPECT(!carry(a, b, 1448));
+	EXPECT(!post_range(a, RK_SEND_INV, 42, (struct rk_sge){}, 0, reg.rkey));
+	EXPECT(!transfer(a, b, 1448));
 	EXPECT(b->receives == 1 && b->last_receive.imm_or_stag == reg.rkey);
 	EXPECT(a->sends == 2 && !a->failures && !b->failures);
 
 	memset(a->buffer, 0, BUFFER);
-	EXPECT(!post_part(a, RK_WRITE, 44, whole, base, reg.rkey));
-	EXPECT(carry(a, b, 1448) == -EPROTO);
+	EXPECT(!post_range(a, RK_WRITE, 44, whole, base, reg.rkey));
+	EXPECT(transfer(a, b, 1448) == -EPROTO);
 	pattern(a->buffer, BUFFER, 7);
-	EXPECT(same(pair));
+	EXPECT(buffers_equal(pair));
 	EXPECT(rk_qp_state(b->qp) == RK_STATE_ERROR);
 	EXPECT(!rk_deregister(b->device, reg.rkey));
 	return 0;
 }
 
 /*
- * A Write whose last byte is outside of the region: nothing of its FPDU is placed, and requests are
- * flushed.
+ * The last byte of a Write is outside of the region: no byte of its FPDU is placed, the stream
+ * ends, and posted requests are flushed.
  */
-int beyond_the_end(struct pair *pair)
+int write_beyond_region(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	struct rk_sge part = {
 		.addr = (unsigned long)a->buffer,
 		.len = 1024,
@@ -185,21 +185,21 @@ int beyond_the_end(struct pair *pair)
 
 	pattern(a->buffer, BUFFER, 8);
 	EXPECT(!post_receive(b, 51));
-	EXPECT(!post_part(a, RK_WRITE, 50, part, to, b->stag));
-	EXPECT(carry(a, b, 1448) == -EPROTO);
+	EXPECT(!post_range(a, RK_WRITE, 50, part, to, b->stag));
+	EXPECT(transfer(a, b, 1448) == -EPROTO);
 	for (i = 0; i < BUFFER; i++)
 		EXPECT(!b->buffer[i]);
 	EXPECT(rk_qp_state(b->qp) == RK_STATE_ERROR);
 	EXPECT(b->receives == 1 && b->last_receive.status);
-	EXPECT(carry(b, a, 1448) == -EPROTO);
+	EXPECT(transfer(b, a, 1448) == -EPROTO);
 	EXPECT(rk_qp_state(a->qp) == RK_STATE_ERROR);
 	return 0;
 }
 
-/* One byte of the stream is changed: the CRC must detect it. */
+/* One byte of a Send is changed: the CRC detects that, and no byte is placed. */
 int wrong_crc(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	const struct kvec *runs;
 	u8 octets[64];
 	struct rk_sge part = {
@@ -210,7 +210,7 @@ int wrong_crc(struct pair *pair)
 	int i;
 
 	EXPECT(!post_receive(b, 61));
-	EXPECT(!post_part(a, RK_SEND, 60, part, 0, 0));
+	EXPECT(!post_range(a, RK_SEND, 60, part, 0, 0));
 	EXPECT(rk_tx_fill(a->qp, a->device) == RK_FILL_READY);
 	EXPECT(rk_tx_runs(a->qp, a->device, &runs) == 1);
 	EXPECT(runs[0].iov_len <= sizeof(octets));

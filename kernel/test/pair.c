@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-/* Creates the two ends of a test, posts requests and takes completions. */
+/* Creates the two endpoints of a test, posts requests, and stores completions. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/errno.h>
 #include <linux/gfp.h>
@@ -9,31 +9,32 @@
 
 #include "test.h"
 
-/* Called by the engine, with the end's lock held. */
+/* Called by the engine with the endpoint's lock. */
 void iwarp_complete(void *owner, int receive, const struct rk_completion *completion)
 {
-	struct end *end = owner;
+	struct endpoint *ep = owner;
 
 	if (completion->status)
-		end->failures++;
+		ep->failures++;
 	if (in_serving_softirq())
-		end->in_softirq++;
+		ep->in_softirq++;
 	if (receive) {
-		end->receives++;
-		end->last_receive = *completion;
+		ep->receives++;
+		ep->last_receive = *completion;
 	} else {
-		end->sends++;
-		end->last_send = *completion;
+		ep->sends++;
+		ep->last_send = *completion;
 	}
 }
 
-/* Receives are posted to the queue pairs themselves. */
+/* Not used: the tests post receives to the engine. */
 bool iwarp_take_receive(void *owner, struct rk_receive *receive)
 {
 	return false;
 }
 
-static int end_make(struct end *end, const char *name, u32 qp_num, const struct test *test)
+static int endpoint_create(struct endpoint *ep, const char *name, u32 qp_num,
+			   const struct test *test)
 {
 	struct rk_qp_config config = {
 		.qp_num = qp_num,
@@ -47,36 +48,36 @@ static int end_make(struct end *end, const char *name, u32 qp_num, const struct 
 		.max_ord = 16,
 	};
 
-	end->name = name;
-	spin_lock_init(&end->lock);
-	init_waitqueue_head(&end->completed);
-	init_waitqueue_head(&end->work);
-	end->buffer = alloc_pages_exact(BUFFER, GFP_KERNEL | __GFP_ZERO);
-	end->device = rk_device_new();
-	if (!end->buffer || !end->device)
+	ep->name = name;
+	spin_lock_init(&ep->lock);
+	init_waitqueue_head(&ep->completed);
+	init_waitqueue_head(&ep->work);
+	ep->buffer = alloc_pages_exact(BUFFER, GFP_KERNEL | __GFP_ZERO);
+	ep->device = rk_device_new();
+	if (!ep->buffer || !ep->device)
 		return -ENOMEM;
-	end->stag = rk_register(end->device, (unsigned long)end->buffer, BUFFER, PD, ALL_RIGHTS,
-				get_random_u32());
-	end->area = rk_area_new();
-	end->qp = rk_qp_new(&config, end);
-	if (!end->stag || !end->area || !end->qp)
+	ep->stag = rk_register(ep->device, (unsigned long)ep->buffer, BUFFER, PD, ALL_RIGHTS,
+			       get_random_u32());
+	ep->area = rk_area_new();
+	ep->qp = rk_qp_new(&config, ep);
+	if (!ep->stag || !ep->area || !ep->qp)
 		return -ENOMEM;
-	rk_area_lend(end->qp, end->area);
+	rk_area_lend(ep->qp, ep->area);
 	return 0;
 }
 
-static void end_free(struct end *end)
+static void endpoint_free(struct endpoint *ep)
 {
-	rk_qp_free(end->qp);
-	rk_area_free(end->area);
-	if (end->stag)
-		WARN_ON(rk_deregister(end->device, end->stag));
-	rk_device_free(end->device);
-	if (end->buffer)
-		free_pages_exact(end->buffer, BUFFER);
+	rk_qp_free(ep->qp);
+	rk_area_free(ep->area);
+	if (ep->stag)
+		WARN_ON(rk_deregister(ep->device, ep->stag));
+	rk_device_free(ep->device);
+	if (ep->buffer)
+		free_pages_exact(ep->buffer, BUFFER);
 }
 
-int pair_make(struct pair *pair, const struct test *test)
+int pair_create(struct pair *pair, const struct test *test)
 {
 	struct rk_stream stream = {
 		.initiator = 1,
@@ -89,9 +90,9 @@ int pair_make(struct pair *pair, const struct test *test)
 	};
 	int error;
 
-	error = end_make(&pair->a, "a", 1, test);
+	error = endpoint_create(&pair->a, "a", 1, test);
 	if (!error)
-		error = end_make(&pair->b, "b", 2, test);
+		error = endpoint_create(&pair->b, "b", 2, test);
 	if (!error && test->tcp)
 		error = over_tcp_open(pair);
 	if (!error)
@@ -102,15 +103,15 @@ int pair_make(struct pair *pair, const struct test *test)
 	return error;
 }
 
-/* Also called after pair_make() has failed half-way. */
+/* May also be called after pair_create() has failed. */
 void pair_free(struct pair *pair)
 {
 	over_tcp_close(pair);
-	end_free(&pair->a);
-	end_free(&pair->b);
+	endpoint_free(&pair->a);
+	endpoint_free(&pair->b);
 }
 
-/* Fills memory with bytes that depend on place and seed. */
+/* Fills memory with bytes that depend on their offset and on `seed`. */
 void pattern(u8 *at, size_t len, u32 seed)
 {
 	size_t i;
@@ -119,88 +120,92 @@ void pattern(u8 *at, size_t len, u32 seed)
 		at[i] = ((u32)i * 2654435761u + seed * 40503u) >> 13;
 }
 
-static int post_request(struct end *end, const struct rk_send *send)
+static int post_request(struct endpoint *ep, const struct rk_send *send)
 {
 	int error;
 
-	spin_lock_bh(&end->lock);
-	error = rk_post_send(end->qp, send);
-	spin_unlock_bh(&end->lock);
+	spin_lock_bh(&ep->lock);
+	error = rk_post_send(ep->qp, send);
+	spin_unlock_bh(&ep->lock);
 	return error;
 }
 
-int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote_addr, u32 rkey)
+int post_range(struct endpoint *ep, u32 op, u64 wr_id, struct rk_sge sge, u64 remote_addr,
+	       u32 rkey)
 {
 	struct rk_send send = {
 		.wr_id = wr_id,
 		.remote_addr = remote_addr,
 		.rkey = rkey,
-		.sges = &part,
+		.sges = &sge,
 		.num_sge = 1,
 		.op = op,
 		.flags = RK_SIGNALED,
 	};
 
-	return post_request(end, &send);
+	return post_request(ep, &send);
 }
 
-/* Posts a signaled request with the whole buffer. Writes and Reads use the peer's whole buffer. */
-int post(struct end *end, u32 op, u64 wr_id, const struct end *peer)
+/* Posts a signaled request for the whole buffer; a Write or Read also uses the peer's buffer. */
+int post(struct endpoint *ep, u32 op, u64 wr_id, const struct endpoint *peer)
 {
 	struct rk_sge whole = {
-		.addr = (unsigned long)end->buffer,
+		.addr = (unsigned long)ep->buffer,
 		.len = BUFFER,
-		.lkey = end->stag,
+		.lkey = ep->stag,
 	};
 
-	return post_part(end, op, wr_id, whole, (unsigned long)peer->buffer, peer->stag);
+	return post_range(ep, op, wr_id, whole, (unsigned long)peer->buffer, peer->stag);
 }
 
-/* Executes a request that sends nothing, even as a responder before the first FPDU. */
-static int carry_out(struct end *end, struct rk_send *send)
+/*
+ * Posts a local request, and checks that it completes immediately. That works even for a responder
+ * before the first FPDU.
+ */
+static int execute(struct endpoint *ep, struct rk_send *send)
 {
-	u64 sends = end->sends;
+	u64 sends = ep->sends;
 	int fill;
 
 	send->wr_id = 1000 + sends;
 	send->flags = RK_SIGNALED;
-	EXPECT(!post_request(end, send));
-	fill = rk_tx_fill(end->qp, end->device);
-	EXPECT(end->sends == sends + 1 && end->last_send.wr_id == send->wr_id);
+	EXPECT(!post_request(ep, send));
+	fill = rk_tx_fill(ep->qp, ep->device);
+	EXPECT(ep->sends == sends + 1 && ep->last_send.wr_id == send->wr_id);
 	/* If the stream has ended, a Terminate is pending. */
-	if (end->last_send.status)
+	if (ep->last_send.status)
 		return -EACCES;
 	EXPECT(fill == RK_FILL_IDLE);
 	return 0;
 }
 
-/* Registers pages with all rights. Returns -EACCES if that is refused. */
-int register_fast(struct end *end, struct rk_send *pages)
+/* Registers pages with all rights. Returns -EACCES if the engine refuses the registration. */
+int register_fast(struct endpoint *ep, struct rk_send *pages)
 {
 	pages->op = RK_FAST_REG;
 	pages->access = ALL_RIGHTS;
 	pages->page_shift = PAGE_SHIFT;
-	return carry_out(end, pages);
+	return execute(ep, pages);
 }
 
-int invalidate(struct end *end, u32 stag)
+int invalidate(struct endpoint *ep, u32 stag)
 {
 	struct rk_send send = { .op = RK_LOCAL_INV, .rkey = stag };
 
-	return carry_out(end, &send);
+	return execute(ep, &send);
 }
 
-int post_receive(struct end *end, u64 wr_id)
+int post_receive(struct endpoint *ep, u64 wr_id)
 {
 	struct rk_sge sge = {
-		.addr = (unsigned long)end->buffer,
+		.addr = (unsigned long)ep->buffer,
 		.len = BUFFER,
-		.lkey = end->stag,
+		.lkey = ep->stag,
 	};
 	int error;
 
-	spin_lock_bh(&end->lock);
-	error = rk_post_recv(end->qp, wr_id, &sge, 1);
-	spin_unlock_bh(&end->lock);
+	spin_lock_bh(&ep->lock);
+	error = rk_post_recv(ep->qp, wr_id, &sge, 1);
+	spin_unlock_bh(&ep->lock);
 	return error;
 }

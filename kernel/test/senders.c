@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Tests of the choice of the sender when several processors post (src/send.c). A lost message makes
- * a test hang.
+ * Tests of src/send.c: several processors post at the same time, and one of them must send. If none
+ * does, a message is lost, and the test hangs until its time limit.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 #include <linux/delay.h>
@@ -12,26 +12,26 @@
 #include "client.h"
 
 /*
- * In a round, each poster posts one message. There is no other traffic that would flush out a lost
- * one.
+ * In a round, each poster posts one message. There is no other traffic, which would make a
+ * processor send a forgotten message after all.
  */
 #define ROUNDS 2000
 #define POSTERS 2
 /*
- * Microseconds from the announcement of a round to its first post, and from the first to the last:
- * a post may meet the other's sending at any point.
+ * In microseconds: a round starts AHEAD after it was announced, and each poster then waits for a
+ * random time below JITTER. So one post may coincide with any step of the other.
  */
 #define AHEAD 100
 #define JITTER 40
 
-/* The announced round, and its start time. */
+/* Number of the announced round, and its start time. */
 struct round {
 	atomic_t number;
 	ktime_t start;
 };
 
 struct poster {
-	struct end *end;
+	struct endpoint *endpoint;
 	struct round *round;
 	bool failed;
 };
@@ -50,21 +50,21 @@ static int post_in_rounds(void *data)
 		while (ktime_before(ktime_get(), poster->round->start))
 			cpu_relax();
 		udelay(get_random_u32_below(JITTER));
-		if (post_send(poster->end, i, 0, 64, 0))
+		if (post_send(poster->endpoint, i, 0, 64, 0))
 			WRITE_ONCE(poster->failed, true);
 	}
 	return 0;
 }
 
-/* Counts completions, and posts a receive for each that was used. */
-static int take(struct end *end, int *sent, int *received)
+/* Polls and counts completions, and replaces each receive that has completed. */
+static int take(struct endpoint *ep, int *sent, int *received)
 {
 	struct ib_wc wc;
 
-	while (ib_poll_cq(end->cq, 1, &wc)) {
+	while (ib_poll_cq(ep->cq, 1, &wc)) {
 		EXPECT(wc.status == IB_WC_SUCCESS);
 		if (wc.opcode == IB_WC_RECV) {
-			EXPECT(!post_receive(end, 1, 4096, 64));
+			EXPECT(!post_receive(ep, 1, 4096, 64));
 			++*received;
 		} else {
 			++*sent;
@@ -73,8 +73,8 @@ static int take(struct end *end, int *sent, int *received)
 	return 0;
 }
 
-/* Starts a round when all messages of the previous one have arrived. */
-static int lead(struct pair *pair, const struct poster *posters, struct round *round)
+/* Announces each round after all messages of the previous round have arrived. */
+static int lead_rounds(struct pair *pair, const struct poster *posters, struct round *round)
 {
 	unsigned long limit = jiffies + PATIENCE;
 	int sent = 0, received = 0;
@@ -94,12 +94,12 @@ static int lead(struct pair *pair, const struct poster *posters, struct round *r
 	}
 }
 
-static int two_posters(struct pair *pair, struct end *first, struct end *second)
+static int two_posters(struct pair *pair, struct endpoint *first, struct endpoint *second)
 {
 	struct round round = {};
 	struct poster posters[POSTERS] = {
-		{ .end = first, .round = &round },
-		{ .end = second, .round = &round },
+		{ .endpoint = first, .round = &round },
+		{ .endpoint = second, .round = &round },
 	};
 	struct task_struct *tasks[POSTERS];
 	int i, result;
@@ -116,7 +116,7 @@ static int two_posters(struct pair *pair, struct end *first, struct end *second)
 		kthread_bind(tasks[i], i % num_online_cpus());
 		wake_up_process(tasks[i]);
 	}
-	result = i < POSTERS ? -ENOMEM : lead(pair, posters, &round);
+	result = i < POSTERS ? -ENOMEM : lead_rounds(pair, posters, &round);
 	while (i--) {
 		kthread_stop(tasks[i]);
 		put_task_struct(tasks[i]);
@@ -136,37 +136,40 @@ static int while_receiving(struct pair *pair)
 	return two_posters(pair, &pair->a, &pair->b);
 }
 
-/* Many messages at a time make the queue crowded, so that a work sends what its client posts. */
-#define MANY 8
+/*
+ * This number of messages at a time makes the completion queue crowded. A work item then sends the
+ * client's requests.
+ */
+#define BURST 8
 
-/* Sends many messages, takes them in one call of the handler, and answers them. */
-static int answer_many(struct pair *pair)
+/* a sends a burst of messages; b polls them after one call of its handler, and sends them back. */
+static int answer_burst(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	int i, calls = atomic_read(&b->calls);
 
-	for (i = 0; i < MANY; i++) {
+	for (i = 0; i < BURST; i++) {
 		EXPECT(!post_receive(a, i, 32768 + i * 64, 64));
 		EXPECT(!post_receive(b, i, i * 64, 64));
 	}
-	memset(b->buffer, 0, MANY * 64);
-	memset(a->buffer + 32768, 0, MANY * 64);
-	get_random_bytes(a->buffer, MANY * 64);
+	memset(b->buffer, 0, BURST * 64);
+	memset(a->buffer + 32768, 0, BURST * 64);
+	get_random_bytes(a->buffer, BURST * 64);
 	EXPECT(!ib_req_notify_cq(b->cq, IB_CQ_NEXT_COMP));
-	for (i = 0; i < MANY; i++)
+	for (i = 0; i < BURST; i++)
 		EXPECT(!post_send(a, i, i * 64, 64, 0));
-	for (i = 0; i < MANY; i++)
+	for (i = 0; i < BURST; i++)
 		EXPECT(!expect(a, i, IB_WC_SEND));
 	EXPECT(!await_calls(b, calls + 1));
-	for (i = 0; i < MANY; i++)
+	for (i = 0; i < BURST; i++)
 		EXPECT(!expect(b, i, IB_WC_RECV));
-	for (i = 0; i < MANY; i++)
+	for (i = 0; i < BURST; i++)
 		EXPECT(!post_send(b, i, i * 64, 64, 0));
-	for (i = 0; i < MANY; i++)
+	for (i = 0; i < BURST; i++)
 		EXPECT(!expect(b, i, IB_WC_SEND));
-	for (i = 0; i < MANY; i++)
+	for (i = 0; i < BURST; i++)
 		EXPECT(!expect(a, i, IB_WC_RECV));
-	EXPECT(!memcmp(a->buffer, a->buffer + 32768, MANY * 64));
+	EXPECT(!memcmp(a->buffer, a->buffer + 32768, BURST * 64));
 	return 0;
 }
 
@@ -175,14 +178,14 @@ static int crowded(struct pair *pair)
 	int i;
 
 	for (i = 0; i < 200; i++)
-		EXPECT(!answer_many(pair));
+		EXPECT(!answer_burst(pair));
 	return 0;
 }
 
 const struct test sender_tests[] = {
-	{ "posted while another processor sends", while_sending },
-	{ "posted while another processor receives", while_receiving },
-	{ "answers to many messages at a time", crowded },
+	{ "post while another processor sends", while_sending },
+	{ "post while another processor receives", while_receiving },
+	{ "replies to bursts of messages", crowded },
 };
 
 const int sender_test_count = ARRAY_SIZE(sender_tests);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Two queue pairs that are each other's peers, and the tests that drive them. */
+/* Two endpoints that are each other's peers, and the functions that the test files share. */
 #ifndef IWARP_ENGINE_TEST_H
 #define IWARP_ENGINE_TEST_H
 
@@ -14,24 +14,24 @@
 
 #define BUFFER 65536
 #define PD 7
-/* Start time of the streams. Tests without a network set the clock themselves. */
+/* Time at which the streams start. Tests without a network choose all later times themselves. */
 #define START (5 * NSEC_PER_SEC)
 #define ALL_RIGHTS (RK_LOCAL_WRITE | RK_REMOTE_WRITE | RK_REMOTE_READ)
-/* Time limit of a hanging test; far above what a slow machine needs. */
+/* Time limit for a test that hangs; much more than a slow machine needs. */
 #define PATIENCE (120 * HZ)
 
-/* One end: a device with one queue pair, and a buffer registered with all rights. */
-struct end {
+/* A device with one queue pair, and a buffer registered with all rights. */
+struct endpoint {
 	const char *name;
 	struct rk_device *device;
 	struct rk_area *area;
 	struct rk_qp *qp;
-	/* Guards the queue pair, and what completions change. */
+	/* Guards the queue pair, and the counters and completions below. */
 	spinlock_t lock;
 	u8 *buffer;
 	u32 stag;
 
-	/* Completions, and the last one of each queue. */
+	/* Numbers of completions, and the last completion of each queue. */
 	u64 sends;
 	u64 receives;
 	u64 failures;
@@ -40,7 +40,7 @@ struct end {
 	struct rk_completion last_receive;
 	wait_queue_head_t completed;
 
-	/* Over TCP: see stream.c. */
+	/* Only for tests over TCP; see stream.c. */
 	struct socket *socket;
 	struct task_struct *sender;
 	wait_queue_head_t work;
@@ -55,8 +55,8 @@ struct end {
 };
 
 struct pair {
-	struct end a;		/* the initiator */
-	struct end b;
+	struct endpoint a;		/* the initiator */
+	struct endpoint b;
 };
 
 struct test {
@@ -65,7 +65,8 @@ struct test {
 	bool crc;
 	bool markers;
 	bool tcp;
-	u32 most_completions;	/* these three configure the second end, see engine.h */
+	/* These configure both endpoints, see engine.h. */
+	u32 most_completions;
 	u32 hold_ms;
 	u32 first_fpdu_ms;
 };
@@ -81,22 +82,23 @@ struct test {
 	} while (0)
 
 /* pair.c */
-int pair_make(struct pair *pair, const struct test *test);
+int pair_create(struct pair *pair, const struct test *test);
 void pair_free(struct pair *pair);
 void pattern(u8 *at, size_t len, u32 seed);
-int post(struct end *end, u32 op, u64 wr_id, const struct end *peer);
-int post_part(struct end *end, u32 op, u64 wr_id, struct rk_sge part, u64 remote_addr, u32 rkey);
-int post_receive(struct end *end, u64 wr_id);
-int register_fast(struct end *end, struct rk_send *pages);
-int invalidate(struct end *end, u32 stag);
+int post(struct endpoint *ep, u32 op, u64 wr_id, const struct endpoint *peer);
+int post_range(struct endpoint *ep, u32 op, u64 wr_id, struct rk_sge sge, u64 remote_addr,
+	       u32 rkey);
+int post_receive(struct endpoint *ep, u64 wr_id);
+int register_fast(struct endpoint *ep, struct rk_send *pages);
+int invalidate(struct endpoint *ep, u32 stag);
 
 /* memory.c */
-int carry(struct end *from, struct end *to, size_t piece);
+int transfer(struct endpoint *from, struct endpoint *to, size_t piece);
 int write_in_pieces(struct pair *pair);
 int read_back(struct pair *pair);
 int send_to_receive(struct pair *pair);
 int fast_registration(struct pair *pair);
-int beyond_the_end(struct pair *pair);
+int write_beyond_region(struct pair *pair);
 int wrong_crc(struct pair *pair);
 
 /* pages.c */
@@ -105,9 +107,9 @@ int page_lists(struct pair *pair);
 
 /* limits.c */
 int flush_in_steps(struct pair *pair);
-int held_too_long(struct pair *pair);
-int never_spoken_to(struct pair *pair);
-int used_again(struct pair *pair);
+int hold_time_limit(struct pair *pair);
+int no_first_fpdu(struct pair *pair);
+int stream_restart(struct pair *pair);
 
 /* stream.c */
 int over_tcp_open(struct pair *pair);

@@ -6,26 +6,26 @@
 #include "client.h"
 
 /*
- * Lists the pages of a part of the buffer, and prepares the request that registers them with a new
+ * Maps a part of the buffer to the region, and prepares the request that registers it with a new
  * key.
  */
-static int prepare(struct end *end, struct ib_reg_wr *request, u32 from, u32 len)
+static int prepare_registration(struct endpoint *ep, struct ib_reg_wr *request, u32 from, u32 len)
 {
 	struct scatterlist list[2];
 	u32 first = len / 2;
 
-	/* Two pieces; the second begins in the middle of a page or in the next one. */
+	/* Two pieces, which meet at any offset in a page. */
 	sg_init_table(list, 2);
-	sg_set_buf(&list[0], end->buffer + from, first);
-	sg_set_buf(&list[1], end->buffer + from + first, len - first);
-	EXPECT(ib_dma_map_sg(end->id->device, list, 2, DMA_BIDIRECTIONAL) == 2);
-	EXPECT(ib_map_mr_sg(end->mr, list, 2, NULL, PAGE_SIZE) == 2);
-	EXPECT(end->mr->length == len);
-	ib_update_fast_reg_key(end->mr, ib_inc_rkey(end->mr->rkey));
+	sg_set_buf(&list[0], ep->buffer + from, first);
+	sg_set_buf(&list[1], ep->buffer + from + first, len - first);
+	EXPECT(ib_dma_map_sg(ep->id->device, list, 2, DMA_BIDIRECTIONAL) == 2);
+	EXPECT(ib_map_mr_sg(ep->mr, list, 2, NULL, PAGE_SIZE) == 2);
+	EXPECT(ep->mr->length == len);
+	ib_update_fast_reg_key(ep->mr, ib_inc_rkey(ep->mr->rkey));
 	*request = (struct ib_reg_wr){
 		.wr.opcode = IB_WR_REG_MR,
-		.mr = end->mr,
-		.key = end->mr->rkey,
+		.mr = ep->mr,
+		.key = ep->mr->rkey,
 		.access = IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ,
 	};
 	return 0;
@@ -60,7 +60,7 @@ static int sends(struct pair *pair)
 	return memcmp(pair->a.buffer + 32768, pair->b.buffer, 32768) ? -EIO : 0;
 }
 
-/* Inline data may be changed immediately. */
+/* A client may change inline data as soon as the post returns. */
 static int inline_send(struct pair *pair)
 {
 	u8 sent[64];
@@ -76,10 +76,13 @@ static int inline_send(struct pair *pair)
 	return memcmp(pair->b.buffer, sent, 64) ? -EIO : 0;
 }
 
-/* A handler is called once for each request, also for completions that came before the request. */
-static int wishes(struct pair *pair)
+/*
+ * Each request for an event causes at most one call of the handler. If completions are already in
+ * the queue, ib_req_notify_cq() returns 1.
+ */
+static int event_requests(struct pair *pair)
 {
-	struct end *b = &pair->b;
+	struct endpoint *b = &pair->b;
 	u32 i;
 
 	for (i = 0; i < 4; i++)
@@ -102,13 +105,13 @@ static int wishes(struct pair *pair)
 }
 
 /*
- * A registration and the Send that announces it are one list. The peer writes, reads, and
- * invalidates.
+ * A registration, and the Send that announces it, are posted as one list. The peer writes to the
+ * region, reads it, and invalidates it. Its next Read is refused.
  */
 static int registration(struct pair *pair)
 {
 	const u32 from = 1000, len = 20000;
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	struct ib_sge sge = part(a, 0, 64);
 	struct ib_send_wr send = {
 		.wr_id = 1,
@@ -120,7 +123,7 @@ static int registration(struct pair *pair)
 	struct ib_reg_wr request;
 	struct ib_wc wc;
 
-	EXPECT(!prepare(a, &request, from, len));
+	EXPECT(!prepare_registration(a, &request, from, len));
 	request.wr.next = &send;
 	EXPECT(!post_receive(b, 2, 0, 64));
 	EXPECT(!ib_post_send(a->id->qp, &request.wr, NULL));
@@ -139,20 +142,20 @@ static int registration(struct pair *pair)
 	send.ex.invalidate_rkey = a->mr->rkey;
 	EXPECT(!ib_post_send(b->id->qp, &send, NULL));
 	EXPECT(!expect(b, 1, IB_WC_SEND));
-	EXPECT(!next(a, &wc));
+	EXPECT(!next_completion(a, &wc));
 	EXPECT(wc.wr_id == 5 && !wc.status && wc.wc_flags == IB_WC_WITH_INVALIDATE);
 	EXPECT(wc.ex.invalidate_rkey == a->mr->rkey);
 	EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 6, part(b, 32768, len), a->mr->iova, a->mr->rkey));
-	EXPECT(!next(b, &wc));
+	EXPECT(!next_completion(b, &wc));
 	EXPECT(wc.wr_id == 6 && wc.status == IB_WC_REM_ACCESS_ERR);
 	return 0;
 }
 
-static int expect_immediate(struct end *end, u64 wr_id, enum ib_wc_opcode opcode, u32 data)
+static int expect_immediate(struct endpoint *ep, u64 wr_id, enum ib_wc_opcode opcode, u32 data)
 {
 	struct ib_wc wc;
 
-	EXPECT(!next(end, &wc));
+	EXPECT(!next_completion(ep, &wc));
 	EXPECT(wc.status == IB_WC_SUCCESS && wc.wr_id == wr_id && wc.opcode == opcode);
 	EXPECT(wc.wc_flags == IB_WC_WITH_IMM && wc.ex.imm_data == cpu_to_be32(data));
 	return 0;
@@ -165,7 +168,7 @@ static int expect_immediate(struct end *end, u64 wr_id, enum ib_wc_opcode opcode
 static int immediate(struct pair *pair)
 {
 	const u32 from = 1000, len = 20000;
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	struct ib_recv_wr empty = {};
 	struct ib_sge sge = part(b, 0, len);
 	struct ib_rdma_wr write = {
@@ -183,7 +186,7 @@ static int immediate(struct pair *pair)
 	for (empty.wr_id = 0; empty.wr_id < 2; empty.wr_id++)
 		EXPECT(!ib_post_recv(a->id->qp, &empty, NULL));
 	EXPECT(!post_receive(a, 2, 40000, 64));
-	EXPECT(!prepare(a, &request, from, len));
+	EXPECT(!prepare_registration(a, &request, from, len));
 	EXPECT(!ib_post_send(a->id->qp, &request.wr, NULL));
 	fill(b->buffer, len, 7);
 	write.remote_addr = a->mr->iova;
@@ -192,7 +195,7 @@ static int immediate(struct pair *pair)
 	EXPECT(!expect(b, 10, IB_WC_RDMA_WRITE));
 	EXPECT(!expect_immediate(a, 0, IB_WC_RECV_RDMA_WITH_IMM, 0x01020304));
 	EXPECT(!memcmp(a->buffer + from, b->buffer, len));
-	/* A Write without memory. */
+	/* A Write without data. */
 	write.wr.sg_list = NULL;
 	write.wr.num_sge = 0;
 	write.wr.ex.imm_data = cpu_to_be32(5);
@@ -212,21 +215,21 @@ static int immediate(struct pair *pair)
 	return memcmp(a->buffer + 40000, b->buffer, 64) ? -EIO : 0;
 }
 
-/* Pages are registered, invalidated by a request, and registered with another key, repeatedly. */
+/* Registers pages, accesses them, and invalidates the registration by a request, repeatedly. */
 static int local_invalidation(struct pair *pair)
 {
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	struct ib_reg_wr request;
 	u32 i;
 
 	for (i = 0; i < 20; i++) {
-		struct ib_send_wr end = {
+		struct ib_send_wr invalidation = {
 			.wr_id = 2,
 			.opcode = IB_WR_LOCAL_INV,
 			.send_flags = IB_SEND_SIGNALED,
 		};
 
-		EXPECT(!prepare(a, &request, i * 100, 8000));
+		EXPECT(!prepare_registration(a, &request, i * 100, 8000));
 		request.wr.wr_id = 1;
 		request.wr.send_flags = IB_SEND_SIGNALED;
 		EXPECT(!ib_post_send(a->id->qp, &request.wr, NULL));
@@ -234,39 +237,39 @@ static int local_invalidation(struct pair *pair)
 		fill(b->buffer, 8000, i);
 		EXPECT(!post_rdma(b, IB_WR_RDMA_WRITE, 3, part(b, 0, 8000), a->mr->iova,
 				  a->mr->rkey));
-		/* A Read after the Write returns when the Write is placed. */
+		/* When the Read after the Write completes, the Write's data are in place. */
 		EXPECT(!post_rdma(b, IB_WR_RDMA_READ, 4, part(b, 20000, 8000), a->mr->iova,
 				  a->mr->rkey));
 		EXPECT(!expect(b, 3, IB_WC_RDMA_WRITE));
 		EXPECT(!expect(b, 4, IB_WC_RDMA_READ));
 		EXPECT(!memcmp(a->buffer + i * 100, b->buffer, 8000));
 		EXPECT(!memcmp(b->buffer + 20000, b->buffer, 8000));
-		end.ex.invalidate_rkey = a->mr->rkey;
-		EXPECT(!ib_post_send(a->id->qp, &end, NULL));
+		invalidation.ex.invalidate_rkey = a->mr->rkey;
+		EXPECT(!ib_post_send(a->id->qp, &invalidation, NULL));
 		EXPECT(!expect(a, 2, IB_WC_LOCAL_INV));
 	}
 	return 0;
 }
 
-static int register_pages(struct end *end, u32 from, u32 len)
+static int register_pages(struct endpoint *ep, u32 from, u32 len)
 {
 	struct ib_reg_wr request;
 
-	EXPECT(!prepare(end, &request, from, len));
+	EXPECT(!prepare_registration(ep, &request, from, len));
 	request.wr.wr_id = 1;
 	request.wr.send_flags = IB_SEND_SIGNALED;
-	EXPECT(!ib_post_send(end->id->qp, &request.wr, NULL));
-	return expect(end, 1, IB_WC_REG_MR);
+	EXPECT(!ib_post_send(ep->id->qp, &request.wr, NULL));
+	return expect(ep, 1, IB_WC_REG_MR);
 }
 
 /*
- * Data land in registered pages, and the Read invalidates the registration, so that the pages can
- * be registered again immediately.
+ * A Read places data in registered pages, and then invalidates the registration, so the pages can
+ * be registered again immediately. A Read into an invalid registration fails.
  */
 static int read_with_invalidate(struct pair *pair)
 {
 	const u32 len = 20000;
-	struct end *a = &pair->a, *b = &pair->b;
+	struct endpoint *a = &pair->a, *b = &pair->b;
 	struct ib_sge sink;
 	struct ib_wc wc;
 	u32 i;
@@ -285,13 +288,13 @@ static int read_with_invalidate(struct pair *pair)
 		EXPECT(!memcmp(a->buffer + i * 100, b->buffer + 100, len));
 	}
 	EXPECT(!post_rdma(a, IB_WR_RDMA_READ, 4, sink, b->mr->iova, b->mr->rkey));
-	EXPECT(!next(a, &wc));
+	EXPECT(!next_completion(a, &wc));
 	EXPECT(wc.wr_id == 4 && wc.status == IB_WC_LOC_PROT_ERR);
 	return 0;
 }
 
-/* With interrupts off, nothing is sent inside the call. */
-static int interrupts_off(struct pair *pair)
+/* Requests that are posted with interrupts off are sent later, and complete. */
+static int post_with_interrupts_off(struct pair *pair)
 {
 	unsigned long flags;
 	int i, result;
@@ -311,7 +314,7 @@ static int interrupts_off(struct pair *pair)
 	return 0;
 }
 
-/* A softirq timer that posts. */
+/* A timer that posts a Send in softirq. */
 struct ticker {
 	struct hrtimer timer;
 	struct pair *pair;
@@ -328,7 +331,7 @@ static enum hrtimer_restart tick(struct hrtimer *timer)
 	return HRTIMER_NORESTART;
 }
 
-static int in_timer(struct pair *pair)
+static int post_in_softirq(struct pair *pair)
 {
 	struct ticker ticker = { .pair = pair };
 	int i;
@@ -350,15 +353,16 @@ static int in_timer(struct pair *pair)
 	return 0;
 }
 
-/* An interrupt that posts, like a disk's, up to a number of outstanding requests. */
+/* A timer that posts Sends in a hard interrupt, as a disk driver does. */
 #define INTERRUPTS 2000
+/* Maximum number of outstanding Sends. */
 #define OUTSTANDING 8
-#define OF_INTERRUPT 70
+#define INTERRUPT_WR_ID 70
 
 struct disk {
 	struct hrtimer timer;
-	struct end *end;
-	atomic_t room;
+	struct endpoint *poster;
+	atomic_t free_slots;
 	int posted;
 	int result;
 };
@@ -367,8 +371,8 @@ static enum hrtimer_restart interrupt(struct hrtimer *timer)
 {
 	struct disk *disk = container_of(timer, struct disk, timer);
 
-	if (atomic_dec_if_positive(&disk->room) >= 0) {
-		disk->result |= post_send(disk->end, OF_INTERRUPT, 0, 8, 0);
+	if (atomic_dec_if_positive(&disk->free_slots) >= 0) {
+		disk->result |= post_send(disk->poster, INTERRUPT_WR_ID, 0, 8, 0);
 		WRITE_ONCE(disk->posted, disk->posted + 1);
 	}
 	hrtimer_forward_now(timer, ns_to_ktime(50 * NSEC_PER_USEC));
@@ -376,28 +380,32 @@ static enum hrtimer_restart interrupt(struct hrtimer *timer)
 }
 
 /*
- * Takes completions. Those of the interrupt's messages, at both ends, make room for its next ones.
+ * Polls and counts completions, and replaces each receive. When a Send of the interrupt completes,
+ * the interrupt may post another one.
  */
-static int take(struct end *end, struct disk *disk, int *sent, int *received)
+static int take(struct endpoint *ep, struct disk *disk, int *sent, int *received)
 {
 	struct ib_wc wc;
 
-	while (ib_poll_cq(end->cq, 1, &wc)) {
+	while (ib_poll_cq(ep->cq, 1, &wc)) {
 		EXPECT(wc.status == IB_WC_SUCCESS);
 		if (wc.opcode == IB_WC_RECV) {
-			EXPECT(!post_receive(end, 1, 4096, 64));
+			EXPECT(!post_receive(ep, 1, 4096, 64));
 			++*received;
 		} else {
 			++*sent;
 		}
-		if (wc.wr_id == OF_INTERRUPT)
-			atomic_inc(&disk->room);
+		if (wc.wr_id == INTERRUPT_WR_ID)
+			atomic_inc(&disk->free_slots);
 	}
 	return 0;
 }
 
-/* Sends, and so receives on the same processor, until the disk has posted everything. */
-static int send_beside(struct pair *pair, struct disk *disk)
+/*
+ * Sends from `a`, on the processor of the interrupt, until the interrupt has posted all Sends and
+ * all messages have arrived.
+ */
+static int send_during_interrupts(struct pair *pair, struct disk *disk)
 {
 	int from_a = 0, at_b = 0, from_b = 0, at_a = 0, posted = 0;
 	unsigned long limit = jiffies + PATIENCE;
@@ -417,10 +425,10 @@ static int send_beside(struct pair *pair, struct disk *disk)
 	return disk->result;
 }
 
-/* A disk's interrupt arrives while its processor holds the queue pair's lock. */
-static int in_interrupts(struct pair *pair)
+/* Interrupts that post arrive at any time, also while their processor holds the lock. */
+static int post_in_interrupts(struct pair *pair)
 {
-	struct disk disk = { .end = &pair->b, .room = ATOMIC_INIT(OUTSTANDING) };
+	struct disk disk = { .poster = &pair->b, .free_slots = ATOMIC_INIT(OUTSTANDING) };
 	int i, result;
 
 	for (i = 0; i < 3 * OUTSTANDING; i++) {
@@ -431,7 +439,7 @@ static int in_interrupts(struct pair *pair)
 	disk.timer.function = interrupt;
 	migrate_disable();
 	hrtimer_start(&disk.timer, ns_to_ktime(50 * NSEC_PER_USEC), HRTIMER_MODE_REL_PINNED_HARD);
-	result = send_beside(pair, &disk);
+	result = send_during_interrupts(pair, &disk);
 	migrate_enable();
 	hrtimer_cancel(&disk.timer);
 	destroy_hrtimer_on_stack(&disk.timer);
@@ -439,12 +447,12 @@ static int in_interrupts(struct pair *pair)
 }
 
 /*
- * Sends messages together, and takes them together. Returns the processor that ran the handler, or
- * an error.
+ * Sends several messages before any of them is polled. Returns the processor that ran the
+ * completion handler, or an error.
  */
-static int processor_for(struct pair *pair, int messages)
+static int handler_processor(struct pair *pair, int messages)
 {
-	struct end *b = &pair->b;
+	struct endpoint *b = &pair->b;
 	int i, calls = atomic_read(&b->calls);
 
 	for (i = 0; i < messages; i++)
@@ -461,8 +469,8 @@ static int processor_for(struct pair *pair, int messages)
 }
 
 /*
- * Under load the handler runs on the completion vector's processor, otherwise where the message
- * arrived.
+ * Under load, the handler runs on the completion vector's processor. Without load, it runs on the
+ * processor where the message arrived.
  */
 static int vectors_under_load(struct pair *pair)
 {
@@ -471,14 +479,14 @@ static int vectors_under_load(struct pair *pair)
 	if (!cpu_online(VECTOR))
 		return 0;
 	for (i = 0; i < 10; i++) {
-		result = processor_for(pair, 8);
+		result = handler_processor(pair, 8);
 		EXPECT(result >= 0);
-		result = processor_for(pair, 1);
+		result = handler_processor(pair, 1);
 		EXPECT(result == VECTOR);
 	}
-	/* Long after the load. */
+	/* The load has ended; some calls later, the handler moves back. */
 	for (i = 0; i < 200; i++) {
-		result = processor_for(pair, 1);
+		result = handler_processor(pair, 1);
 		EXPECT(result >= 0);
 		elsewhere += result != VECTOR;
 	}
@@ -497,7 +505,7 @@ static int vectors(struct pair *pair)
 	return result;
 }
 
-/* A Send waits for its receive, and completes as soon as that is posted. */
+/* A Send arrives before its receive is posted, and waits for it. */
 static int late_receive(struct pair *pair)
 {
 	fill(pair->a.buffer, 1000, 4);
@@ -509,10 +517,10 @@ static int late_receive(struct pair *pair)
 	return memcmp(pair->a.buffer, pair->b.buffer, 1000) ? -EIO : 0;
 }
 
-/* Outstanding receives are flushed in order; so is what is posted afterwards. */
-static int flushes(struct pair *pair)
+/* A disconnect flushes outstanding receives in order. Later requests are flushed, too. */
+static int flush_after_disconnect(struct pair *pair)
 {
-	struct end *b = &pair->b;
+	struct endpoint *b = &pair->b;
 	struct ib_wc wc;
 	u32 i;
 
@@ -521,20 +529,20 @@ static int flushes(struct pair *pair)
 	EXPECT(!rdma_disconnect(pair->a.id));
 	EXPECT(!await(b, RDMA_CM_EVENT_DISCONNECTED));
 	for (i = 0; i < 8; i++) {
-		EXPECT(!next(b, &wc));
+		EXPECT(!next_completion(b, &wc));
 		EXPECT(wc.status == IB_WC_WR_FLUSH_ERR && wc.wr_id == i);
 	}
 	EXPECT(!post_receive(b, 100, 0, 64));
 	EXPECT(!post_send(b, 101, 0, 64, 0));
 	for (i = 0; i < 2; i++) {
-		EXPECT(!next(b, &wc));
+		EXPECT(!next_completion(b, &wc));
 		EXPECT(wc.status == IB_WC_WR_FLUSH_ERR && (wc.wr_id == 100 || wc.wr_id == 101));
 	}
 	return 0;
 }
 
-/* A completion queue has no entries of a destroyed queue pair. */
-static int forgotten(struct pair *pair)
+/* Destroying a queue pair removes its entries from the completion queue. */
+static int destroyed_qp_entries(struct pair *pair)
 {
 	struct ib_wc wc;
 	u32 i;
@@ -556,19 +564,19 @@ const struct test tests[] = {
 	{ "sends", sends },
 	{ "sends to shared receives", sends, .srq = true },
 	{ "inline", inline_send },
-	{ "wishes for events", wishes },
+	{ "event requests", event_requests },
 	{ "registration", registration },
 	{ "immediate data", immediate },
 	{ "local invalidation", local_invalidation },
 	{ "read with invalidate", read_with_invalidate },
-	{ "interrupts off", interrupts_off },
-	{ "in softirq", in_timer },
-	{ "in an interrupt", in_interrupts },
+	{ "post with interrupts off", post_with_interrupts_off },
+	{ "post in softirq", post_in_softirq },
+	{ "post in interrupts", post_in_interrupts },
 	{ "completion vectors", vectors },
 	{ "late receive", late_receive },
 	{ "late shared receive", late_receive, .srq = true },
-	{ "flushes", flushes },
-	{ "forgotten", forgotten },
+	{ "flush after disconnect", flush_after_disconnect },
+	{ "destroyed queue pair's completions", destroyed_qp_entries },
 };
 
 const int test_count = ARRAY_SIZE(tests);

@@ -1,9 +1,9 @@
-//! `cargo xtask instructions`: counts the instructions of fixed work under callgrind and compares
-//! them with recorded values.
+//! `cargo xtask instructions`: counts the instructions of fixed pieces of work under callgrind, and
+//! compares the counts with recorded values.
 //!
-//! Times on a shared machine vary by a quarter. These counts do not, so a regression of a few per
-//! cent is detected. Only instructions of our own code are counted. The C library selects different
-//! functions on other processors, so only the number of its calls is compared.
+//! Times on a shared machine vary by a quarter. The counts do not vary, so a regression of a few
+//! per cent is detected. Only instructions of our own code are counted. The C library uses
+//! different functions on other processors, so only the number of calls into it is compared.
 
 mod callgrind;
 
@@ -27,7 +27,7 @@ const PROGRAM: &str = "iwarp-instructions";
 const MEASURED: &str = "*iwarp_instructions::measured*";
 /// Allowed relative increase of a count: inlining may change when other code changes.
 const TOLERANCE: f64 = 0.03;
-/// Allowed absolute increase in addition, which matters for the shortest work.
+/// Additional absolute increase that is allowed. It matters for the shortest pieces of work.
 const SLACK: f64 = 0.5;
 /// Time limit, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
@@ -35,32 +35,32 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// Arguments of `cargo xtask instructions`.
 #[derive(Args)]
 pub(crate) struct InstructionsArgs {
-    /// Record the current counts
+    /// Record the current counts instead of comparing them
     #[arg(long)]
     bless: bool,
-    /// Exit with 77 if nothing can be compared here, so that a step of `cargo xtask test` can
-    /// distinguish that from success
+    /// Exit with status 77 if the counts cannot be compared on this machine, so that `cargo xtask
+    /// test` can report a skipped step
     #[arg(long, hide = true)]
     step: bool,
 }
 
-/// A line of the program's list.
+/// A line that `iwarp-instructions --list` prints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Case {
     name: String,
-    /// How often the work is repeated while counting.
+    /// How often the work is repeated while its instructions are counted.
     count: u32,
     about: String,
 }
 
-/// Instructions of one piece of work, and calls of functions of other libraries.
+/// Number of instructions of one piece of work, and number of its calls into other libraries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Cost {
     instructions: f64,
     calls: f64,
 }
 
-/// The recorded values, and the compiler and architecture that they were recorded with.
+/// The recorded counts, and the compiler and architecture with which they were recorded.
 #[derive(Debug, Default)]
 struct Record {
     rustc: String,
@@ -91,7 +91,7 @@ pub(crate) fn command(context: &Context, args: &InstructionsArgs) -> Result<Outc
             costs,
         };
         std::fs::write(context.root.join(RECORD), write(&now, &cases))?;
-        println!("  {} recorded in {RECORD}", cases.len());
+        println!("  {} counts recorded in {RECORD}", cases.len());
         return Ok(Outcome::Passed);
     }
     match check(context, &mut log)? {
@@ -113,7 +113,7 @@ fn check(context: &Context, log: &mut Log) -> Result<Outcome> {
     let rustc = compiler(context)?;
     if rustc != record.rustc || std::env::consts::ARCH != record.arch {
         return Ok(Outcome::Skipped(format!(
-            "recorded with {} for {}, this is {rustc} for {}",
+            "the counts were recorded with {} for {}, but this is {rustc} for {}",
             record.rustc,
             record.arch,
             std::env::consts::ARCH
@@ -121,8 +121,8 @@ fn check(context: &Context, log: &mut Log) -> Result<Outcome> {
     }
     if bad > 0 {
         bail!(
-            "{bad} of {} counts regressed by more than {} %. If that is intended: \
-             cargo xtask instructions --bless",
+            "{bad} of {} counts regressed by more than {} %. If that is intended, record the new \
+             counts: cargo xtask instructions --bless",
             cases.len(),
             TOLERANCE * 100.0
         );
@@ -136,7 +136,7 @@ fn compiler(context: &Context) -> Result<String> {
         .arg("--version")
         .current_dir(&context.root)
         .output()
-        .context("cannot ask the compiler for its version")?;
+        .context("cannot run `rustc --version`")?;
     Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
@@ -159,7 +159,7 @@ fn count(context: &Context, log: &mut Log) -> Result<(Vec<Case>, BTreeMap<String
         let counts = count_one(&program, case, &dir, log)?;
         if counts.own == 0 {
             bail!(
-                "{}: nothing was counted; was {MEASURED} renamed?",
+                "{}: no instructions were counted; was the function {MEASURED} renamed?",
                 case.name
             );
         }
@@ -189,17 +189,21 @@ fn count_one(program: &Path, case: &Case, dir: &Path, log: &mut Log) -> Result<C
             .env("RUST_BACKTRACE", "0"),
     )?;
     let text = std::fs::read_to_string(&out)
-        .with_context(|| format!("callgrind wrote no {}", out.display()))?;
+        .with_context(|| format!("callgrind has not written {}", out.display()))?;
     callgrind::parse(&text, PROGRAM).with_context(|| format!("in {}", out.display()))
 }
 
 fn cases(text: &str) -> Result<Vec<Case>> {
-    // Lines without a tab are not cases: the text starts with the command.
+    // Skip lines without a tab: the text starts with the command line.
     text.lines()
         .filter(|line| line.contains('\t'))
         .map(|line| {
             let mut fields = line.split('\t');
-            let mut next = || fields.next().context("a case has three fields");
+            let mut next = || {
+                fields
+                    .next()
+                    .context("a line of --list must have three fields")
+            };
             Ok(Case {
                 name: next()?.to_owned(),
                 count: next()?.parse()?,
@@ -209,15 +213,15 @@ fn cases(text: &str) -> Result<Vec<Case>> {
         .collect()
 }
 
-fn worse(now: f64, then: f64) -> bool {
-    now > then * (1.0 + TOLERANCE) + SLACK
+fn exceeds(count: f64, base: f64) -> bool {
+    count > base * (1.0 + TOLERANCE) + SLACK
 }
 
-/// Returns the table, and the number of regressions and missing records in it.
+/// Returns the table, and the number of rows with regressions or missing records.
 fn compare(record: &Record, cases: &[Case], costs: &BTreeMap<String, Cost>) -> (String, usize) {
     let mut text = format!(
         "{:22} {:>12} {:>12} {:>8} {:>8} {:>8}  {}\n",
-        "work", "instructions", "recorded", "change", "calls", "recorded", "what it is"
+        "work", "instructions", "recorded", "change", "calls", "recorded", "description"
     );
     let mut bad = 0;
     for case in cases {
@@ -234,15 +238,15 @@ fn compare(record: &Record, cases: &[Case], costs: &BTreeMap<String, Cost>) -> (
             continue;
         };
         let change = (now.instructions / then.instructions - 1.0) * 100.0;
-        let verdict = if worse(now.instructions, then.instructions) || worse(now.calls, then.calls)
-        {
-            bad += 1;
-            " — REGRESSED"
-        } else if worse(then.instructions, now.instructions) {
-            " — better: record it with --bless"
-        } else {
-            ""
-        };
+        let verdict =
+            if exceeds(now.instructions, then.instructions) || exceeds(now.calls, then.calls) {
+                bad += 1;
+                " — REGRESSED"
+            } else if exceeds(then.instructions, now.instructions) {
+                " — better: record it with --bless"
+            } else {
+                ""
+            };
         let _ = writeln!(
             text,
             "{:22} {:>12.1} {:>12.1} {:>+7.1}% {:>8.2} {:>8.2}  {}{verdict}",
@@ -258,7 +262,7 @@ fn compare(record: &Record, cases: &[Case], costs: &BTreeMap<String, Cost>) -> (
     for name in record.costs.keys() {
         if !cases.iter().any(|case| case.name == *name) {
             bad += 1;
-            let _ = writeln!(text, "{name:22} is recorded and no longer exists — GONE");
+            let _ = writeln!(text, "{name:22} is recorded, but no longer exists — GONE");
         }
     }
     (text, bad)
@@ -357,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_above_tolerance_is_bad() {
+    fn increase_above_tolerance_is_regression() {
         let (cases, record) = example();
         let with = |a: f64, calls: f64| {
             let mut costs = record.costs.clone();
@@ -378,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn new_and_lost_work_is_detected() {
+    fn new_and_removed_work_is_detected() {
         let (cases, mut record) = example();
         let costs = record.costs.clone();
         record.costs.remove("a");

@@ -1,7 +1,7 @@
 //! `cargo xtask bench` and `cargo xtask instructions`: run the measurements, compare them with
 //! targets, and draw curves.
 //!
-//! The package `iwarp-bench` has the measured programs, which are built in release mode. This
+//! The package `iwarp-bench` contains the measured programs, which are built in release mode. This
 //! program only starts them and processes their figures, so it does not link the measured
 //! libraries.
 
@@ -23,9 +23,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure everything, interleaved, against plain TCP and other software
+    /// Measure throughput, latency and CPU time, and compare them with plain TCP and other software
     Bench(bench::BenchArgs),
-    /// Count the instructions of fixed work and compare them with recorded values
+    /// Count the instructions of fixed pieces of work and compare them with recorded values
     Instructions(instructions::InstructionsArgs),
 }
 

@@ -1,11 +1,11 @@
-//! Work areas: the plan and the staging that a queue pair needs while data of its stream are in
-//! transit.
+//! Work areas: the plan and the staging buffer that a queue pair needs while data of its stream are
+//! in transit.
 //!
-//! They are large, and empty between messages, so queue pairs share them: C lends one to a queue
-//! pair that is about to send or receive, and takes it back when it contains no data of the stream.
+//! Areas are large, and empty between messages, so queue pairs share them. C lends an area to a
+//! queue pair that is about to send or receive, and takes it back when it contains no data.
 //!
 //! Invariant: pointers come from C under the contract of `kernel/engine.h`: an area was returned by
-//! `rk_area_new`, and is either in C's hands or lent to one queue pair.
+//! `rk_area_new`, and is lent to at most one queue pair, which alone uses it then.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -15,19 +15,19 @@ use core::ptr::{NonNull, null_mut};
 use iwarp_rnic::qp::{CreateError, RxBuffer, RxPlan, RxSizes, TxPlan, TxSizes};
 
 use crate::queue_pair::{Kvec, Qp};
-use crate::runtime::{place, remove};
+use crate::runtime::{free_object, new_object};
 
-/// Runs of a plan for one call of the socket.
+/// Maximum number of runs that one call of the socket writes.
 pub(crate) const RUNS: usize = 512;
-/// Runs of a plan for receiving.
+/// Maximum number of runs that one call of the socket reads into.
 const RX_RUNS: usize = 64;
-/// The minimum staging for any FPDU, and 32 KiB for one read.
+/// Size 0 is the minimum, which holds any FPDU; a read takes at most 32 KiB.
 const STAGING: RxSizes = RxSizes {
     staging: 0,
     read_max: 32 * 1024,
 };
 
-/// A plan is as large as one call may send (`SEND_AT_ONCE` of stream.c).
+/// The plan holds as many bytes as one call may send (`SEND_AT_ONCE` of stream.c).
 const PLAN: TxSizes = TxSizes {
     scratch: 0,
     bytes: 256 * 1024,
@@ -53,33 +53,31 @@ impl Area {
             staging: RxBuffer::with(STAGING)?,
             rx: RxPlan::new(RX_RUNS),
             tx: TxPlan::with(PLAN)?,
-            tx_runs: room(RUNS)?,
-            rx_runs: room(RX_RUNS)?,
+            tx_runs: allocate_runs(RUNS)?,
+            rx_runs: allocate_runs(RX_RUNS)?,
         })
     }
 
-    /// Returns `true` if it contains no data of a stream.
+    /// Returns `true` if the area contains no data of a stream.
     fn is_unused(&self) -> bool {
         self.tx.is_done() && self.staging.is_empty()
     }
 }
 
-/// Allocates room for `count` runs.
-fn room(count: usize) -> Result<Vec<Kvec>, CreateError> {
+fn allocate_runs(count: usize) -> Result<Vec<Kvec>, CreateError> {
     let mut runs = Vec::new();
     runs.try_reserve_exact(count)
         .map_err(|_| CreateError::OutOfMemory)?;
-    runs.resize_with(count, || Kvec::NOTHING);
+    runs.resize_with(count, || Kvec::EMPTY);
     Ok(runs)
 }
 
-/// An area that C has lent.
+/// An area that C has lent to a queue pair.
 #[derive(Debug)]
 pub(crate) struct Lent(NonNull<Area>);
 
 impl Lent {
-    /// Drops the data, because the stream is gone. The memory that the plan used was released
-    /// before.
+    /// Discards the data, because the stream is gone. The plan no longer uses registered memory.
     pub(crate) fn clear(&mut self) {
         self.tx.clear();
         self.staging.clear();
@@ -90,15 +88,16 @@ impl Deref for Lent {
     type Target = Area;
 
     fn deref(&self) -> &Area {
-        // SAFETY: C has lent it to the queue pair that owns this value, and does not use it until
-        // it gets it back.
+        // SAFETY: C has lent the area to the queue pair that owns this value, and does not use the
+        // area until it is returned.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl DerefMut for Lent {
     fn deref_mut(&mut self) -> &mut Area {
-        // SAFETY: as above, and calls with a queue pair exclude each other.
+        // SAFETY: the area is lent to the queue pair that owns this value, and C serializes the
+        // calls with a queue pair.
         unsafe { self.0.as_mut() }
     }
 }
@@ -107,10 +106,10 @@ impl DerefMut for Lent {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_area_new() -> *mut Area {
-    Area::new().map_or(null_mut(), |area| place(move || area))
+    Area::new().map_or(null_mut(), |area| new_object(move || area))
 }
 
-/// Frees an area that no queue pair has.
+/// Frees an area that is not lent to a queue pair.
 ///
 /// # Safety
 /// `area` is null or came from [`rk_area_new`], and is not lent.
@@ -118,13 +117,13 @@ pub extern "C" fn rk_area_new() -> *mut Area {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_area_free(area: *mut Area) {
     // SAFETY: guaranteed by the caller.
-    unsafe { remove(area) }
+    unsafe { free_object(area) }
 }
 
 /// Lends an area to a queue pair that has none.
 ///
 /// # Safety
-/// `area` came from [`rk_area_new`], and is not used until [`rk_area_take_back`] returns it.
+/// `area` came from [`rk_area_new`]; C does not use it until [`rk_area_take_back`] returns it.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_area_lend(qp: &mut Qp, area: *mut Area) {
@@ -138,8 +137,8 @@ pub extern "C" fn rk_area_is_lent(qp: &Qp) -> bool {
     qp.area.is_some()
 }
 
-/// Takes the area back unless it contains data of the stream. Returns null if the queue pair keeps
-/// it, or has none.
+/// Takes the area back, and returns it. Returns null if the queue pair has no area, or keeps its
+/// area because it contains data of the stream.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_area_take_back(qp: &mut Qp) -> *mut Area {

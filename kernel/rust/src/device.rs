@@ -8,13 +8,13 @@ use core::ffi::c_int;
 use iwarp_rnic::Access;
 use iwarp_rnic::memory::{MemoryTable, Pages, Room, RoomSize, Stag};
 
-use crate::error::{ENOMEM, code};
-use crate::runtime::{place, remove};
+use crate::error::{ENOMEM, errno_or_zero};
+use crate::runtime::{free_object, new_object};
 
-/// Pages have 4096 bytes.
+/// Binary logarithm of the page size, 4096 bytes.
 const PAGE_SHIFT: u32 = 12;
 
-/// What the queue pairs of a device share.
+/// The state that the queue pairs of a device share.
 #[derive(Debug)]
 pub struct Device {
     pub(crate) table: MemoryTable<Pages>,
@@ -24,7 +24,7 @@ pub struct Device {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_device_new() -> *mut Device {
-    place(|| Device {
+    new_object(|| Device {
         table: MemoryTable::new(),
     })
 }
@@ -37,27 +37,27 @@ pub extern "C" fn rk_device_new() -> *mut Device {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_device_free(device: *mut Device) {
     // SAFETY: guaranteed by the caller.
-    unsafe { remove(device) }
+    unsafe { free_object(device) }
 }
 
-/// New slots on the way to a memory table.
+/// Slots that are allocated without the device's lock, and then attached to its memory table.
 #[derive(Debug)]
 pub struct Slots {
     size: Option<RoomSize>,
     room: Option<Room<Pages>>,
 }
 
-/// Creates an empty carrier of slots. Returns null if there is no memory.
+/// Creates an empty [`Slots`]. Returns null if there is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_new() -> *mut Slots {
-    place(|| Slots {
+    new_object(|| Slots {
         size: None,
         room: None,
     })
 }
 
-/// Frees a carrier, and the slots that were not attached.
+/// Frees a [`Slots`], with the slots that were not attached.
 ///
 /// # Safety
 /// `slots` is null or came from [`rk_slots_new`].
@@ -65,10 +65,10 @@ pub extern "C" fn rk_slots_new() -> *mut Slots {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_slots_free(slots: *mut Slots) {
     // SAFETY: guaranteed by the caller.
-    unsafe { remove(slots) }
+    unsafe { free_object(slots) }
 }
 
-/// Records how many slots the next registration needs. Returns `false` if there is room.
+/// Returns `true` if the next registration needs more slots, and records how many.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_lacking(device: &Device, slots: &mut Slots) -> bool {
@@ -88,15 +88,15 @@ pub extern "C" fn rk_slots_make(slots: &mut Slots) -> c_int {
     0
 }
 
-/// Attaches the slots to the table. They stay in the carrier if another caller has added enough
-/// meanwhile.
+/// Attaches the slots to the table. If another caller has added enough meanwhile, they stay in
+/// `slots`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_attach(device: &mut Device, slots: &mut Slots) {
     slots.room = slots.room.take().and_then(|room| device.table.attach(room));
 }
 
-/// Registers `len` octets of directly mapped memory. Returns the STag, or 0 if that is refused.
+/// Registers `len` bytes of directly mapped memory. Returns the STag, or 0 on failure.
 ///
 /// # Safety
 /// The memory stays mapped until `rk_deregister` has returned.
@@ -122,11 +122,11 @@ pub unsafe extern "C" fn rk_register(
 }
 
 /// Registers `len` bytes, beginning at byte `first` of the first page. Their tagged offsets start
-/// at `iova`. Returns the STag, or 0 if that is refused.
+/// at `iova`. Returns the STag, or 0 on failure.
 ///
 /// # Safety
-/// `list` contains the address of each page. List and pages stay until `rk_deregister` has
-/// returned.
+/// `list` contains the address of each page. The list and the pages stay valid until
+/// `rk_deregister` has returned.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_register_pages(
@@ -150,11 +150,11 @@ pub unsafe extern "C" fn rk_register_pages(
     stag.map_or(0, |stag| stag.0)
 }
 
-/// Allocates an STag for fast registrations of pages of `list`, which has room for `most_pages`.
-/// Returns 0 if that is refused.
+/// Allocates an STag for later fast registrations of the pages in `list`, which has room for
+/// `most_pages` addresses. Returns 0 on failure.
 ///
 /// # Safety
-/// The list stays until `rk_deregister` has returned.
+/// The list stays valid until `rk_deregister` has returned.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_allocate_fast(
@@ -183,5 +183,5 @@ pub extern "C" fn rk_take_unused(device: &Device) -> bool {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_deregister(device: &mut Device, stag: u32) -> c_int {
-    code(device.table.deregister(Stag(stag)))
+    errno_or_zero(device.table.deregister(Stag(stag)))
 }

@@ -1,4 +1,4 @@
-//! The kernel's error numbers that C gets.
+//! The kernel's error numbers, as the `rk_*` functions return them.
 
 use core::ffi::c_int;
 
@@ -10,7 +10,7 @@ use iwarp_rnic::qp::CreateError;
 pub const EAGAIN: c_int = -11;
 /// No memory, or a full queue.
 pub const ENOMEM: c_int = -12;
-/// A plan names memory that is no longer registered.
+/// A plan refers to memory that is no longer registered.
 pub const EFAULT: c_int = -14;
 /// The region is in use.
 pub const EBUSY: c_int = -16;
@@ -26,17 +26,17 @@ pub const ECONNREFUSED: c_int = -111;
 pub const EPROTO: c_int = -71;
 
 /// Returns 0 or the error number.
-pub(crate) fn code<T, E: Number>(result: Result<T, E>) -> c_int {
-    result.map_or_else(|error| error.number(), |_| 0)
+pub(crate) fn errno_or_zero<T, E: ToErrno>(result: Result<T, E>) -> c_int {
+    result.map_or_else(|error| error.errno(), |_| 0)
 }
 
 /// An error that corresponds to an error number.
-pub(crate) trait Number {
-    fn number(&self) -> c_int;
+pub(crate) trait ToErrno {
+    fn errno(&self) -> c_int;
 }
 
-impl Number for PostError {
-    fn number(&self) -> c_int {
+impl ToErrno for PostError {
+    fn errno(&self) -> c_int {
         match self {
             Self::QueueFull => ENOMEM,
             _ => EINVAL,
@@ -44,8 +44,8 @@ impl Number for PostError {
     }
 }
 
-impl Number for CreateError {
-    fn number(&self) -> c_int {
+impl ToErrno for CreateError {
+    fn errno(&self) -> c_int {
         match self {
             Self::OutOfMemory => ENOMEM,
             Self::Invalid => EINVAL,
@@ -53,8 +53,8 @@ impl Number for CreateError {
     }
 }
 
-impl Number for MemoryError {
-    fn number(&self) -> c_int {
+impl ToErrno for MemoryError {
+    fn errno(&self) -> c_int {
         match self {
             Self::TableFull | Self::OutOfMemory => ENOMEM,
             Self::Busy | Self::InUse => EBUSY,

@@ -1,9 +1,9 @@
-//! The engine as a Linux kernel module sees it.
+//! The C interface of the engine, for a Linux kernel module.
 //!
-//! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, which call the `iwarp_*`
-//! functions that the C code provides. `kernel/engine.h` declares both. This crate contains all
-//! the `unsafe` code on the Rust side: [`runtime`] (allocator, panic handler, CRC, completions),
-//! [`device`] (memory table), [`queue_pair`], [`stream`] (the queue pair's stream), [`area`] (the
+//! C code drives `iwarp-rnic` through the `rk_*` functions of this crate, and provides the
+//! `iwarp_*` functions that the crate calls. `kernel/engine.h` declares both. All the `unsafe` code
+//! on the Rust side is in this crate: [`runtime`] (allocator, panic handler, CRC, completions),
+//! [`device`] (memory table), [`queue_pair`], [`stream`] (sending and receiving), [`area`] (the
 //! work areas that queue pairs borrow while data are in transit), and [`startup`] (MPA).
 #![no_std]
 #![deny(

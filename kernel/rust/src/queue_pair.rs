@@ -1,9 +1,9 @@
-//! A queue pair: create, modify, post, end, free.
+//! Queue pairs: create, modify, post, close, free.
 //!
 //! Invariant: pointers come from C under the contract of `kernel/engine.h`: a queue pair was
-//! returned by `rk_qp_new`, and calls with it exclude each other, because C holds the queue pair's
-//! lock. Runs that a call hands out stay valid until the call that reports them as written or
-//! filled; C may use them without the lock.
+//! returned by `rk_qp_new`, and C holds the queue pair's lock during each call with it. Runs that a
+//! call returns stay valid until the call that reports them as written or filled; C may use them
+//! without the lock.
 
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
@@ -19,8 +19,8 @@ use iwarp_rnic::qp::{
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
 
 use crate::area::Lent;
-use crate::error::{EINVAL, code};
-use crate::runtime::{Owner, place, remove};
+use crate::error::{EINVAL, errno_or_zero};
+use crate::runtime::{Owner, free_object, new_object};
 use crate::startup::Mpa;
 
 /// A queue pair, owned by C.
@@ -28,7 +28,7 @@ use crate::startup::Mpa;
 pub struct Qp {
     pub(crate) machine: Box<QueuePair>,
     pub(crate) owner: Owner,
-    /// Present while it sends or receives.
+    /// Present while the queue pair sends or receives.
     pub(crate) area: Option<Lent>,
 }
 
@@ -41,12 +41,12 @@ pub struct Kvec {
 }
 
 impl Kvec {
-    pub(crate) const NOTHING: Self = Self {
+    pub(crate) const EMPTY: Self = Self {
         base: null_mut(),
         len: 0,
     };
 
-    pub(crate) const fn of(run: &Run<'_>) -> Self {
+    pub(crate) const fn from_run(run: &Run<'_>) -> Self {
         Self {
             base: run.fragment.as_ptr(),
             len: run.fragment.len(),
@@ -65,7 +65,7 @@ pub struct Config {
     pd: u32,
     max_send_wr: u32,
     max_recv_wr: u32,
-    /// Completions that a call writes at most; zero for the default.
+    /// Maximum number of completions that a call writes; zero for the default.
     most_completions: u32,
     /// How long a Send waits for a receive, in milliseconds; zero for the default, or [`HOLD_NOT`].
     hold_ms: u32,
@@ -98,7 +98,7 @@ pub struct Stream {
 pub struct Send {
     wr_id: u64,
     remote_addr: u64,
-    /// Bytes of a fast registration.
+    /// Length of a fast registration in bytes.
     len: u64,
     sges: *const Sge,
     num_sge: u32,
@@ -109,7 +109,7 @@ pub struct Send {
     access: u32,
     /// Offset of a fast registration in its first page.
     first: u32,
-    /// Pages of a fast registration.
+    /// Number of pages of a fast registration.
     num_pages: u32,
     page_shift: u32,
     /// Inline data, with the flag `INLINE`.
@@ -121,7 +121,8 @@ pub struct Send {
 
 impl Send {
     /// # Safety
-    /// The region's list contains `num_pages` pages of this size, which stay for the registration.
+    /// The region's list contains `num_pages` pages of this size, which stay valid as long as the
+    /// registration.
     unsafe fn fast_register(&self, access: Access) -> FastRegister {
         FastRegister {
             new_stag: Stag(self.rkey),
@@ -138,16 +139,16 @@ impl Send {
 // Elements and runs have the same layout in C: `struct rk_sge` and `struct kvec`.
 const _: () = assert!(size_of::<Sge>() == 16 && size_of::<Kvec>() == 16);
 
-/// Creates a queue pair. Its completions name `owner`. Returns null if a size is not valid or there
-/// is no memory.
+/// Creates a queue pair, whose completions are passed to C with `owner`. Returns null if a size is
+/// not valid or there is no memory.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_new(config: &Config, owner: *mut c_void) -> *mut Qp {
-    make(config, owner).map_or(null_mut(), |qp| place(move || qp))
+    build(config, owner).map_or(null_mut(), |qp| new_object(move || qp))
 }
 
 impl Config {
-    fn of_engine(&self) -> QpConfig {
+    fn to_engine(&self) -> QpConfig {
         let mut config = QpConfig {
             qp_num: self.qp_num,
             pd: self.pd,
@@ -182,14 +183,14 @@ fn receiver_not_ready(hold_ms: u32) -> ReceiverNotReady {
     }
 }
 
-/// Converts a time of C, where zero means none.
-fn milliseconds(wait: u32) -> Option<Duration> {
-    (wait != 0).then(|| Duration::from_millis(u64::from(wait)))
+/// Converts a number of milliseconds from C, where zero means none.
+fn milliseconds(ms: u32) -> Option<Duration> {
+    (ms != 0).then(|| Duration::from_millis(u64::from(ms)))
 }
 
-fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
+fn build(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
     Ok(Qp {
-        machine: QueuePair::boxed(config.of_engine())?,
+        machine: QueuePair::boxed(config.to_engine())?,
         owner: Owner::new(owner)?,
         area: None,
     })
@@ -203,10 +204,10 @@ fn make(config: &Config, owner: *mut c_void) -> Result<Qp, CreateError> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_qp_free(qp: *mut Qp) {
     // SAFETY: guaranteed by the caller.
-    unsafe { remove(qp) }
+    unsafe { free_object(qp) }
 }
 
-/// Starts a stream that needs no MPA start-up, at time `now` in nanoseconds. Returns 0 or an error
+/// Starts a stream without MPA start-up, at time `now` in nanoseconds. Returns 0 or an error
 /// number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
@@ -230,14 +231,14 @@ pub extern "C" fn rk_qp_start(qp: &mut Qp, stream: &Stream, now: u64) -> c_int {
     qp.machine.start(stream, now).map_or(EINVAL, |()| 0)
 }
 
-/// Returns when to call `rk_on_time`, in nanoseconds; the largest number if no timer is set.
+/// Returns when to call `rk_on_time`, in nanoseconds, or `RK_NEVER` if no timer is set.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_poll_at(qp: &Qp) -> u64 {
     qp.machine.poll_at().map_or(u64::MAX, Time::as_nanos)
 }
 
-/// Reports that the peer has closed its direction behind a Send that waits for a receive.
+/// Reports that the peer has closed its direction while a Send waits for a receive.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_sender_closed(qp: &mut Qp) {
@@ -262,7 +263,7 @@ pub extern "C" fn rk_qp_begin(qp: &mut Qp, mpa: &Mpa, emss: u32, now: u64) -> c_
     qp.machine.start(stream, now).map_or(EINVAL, |()| 0)
 }
 
-/// Changes the state as a program requests (`enum rk_state`). Returns 0 or an error number.
+/// Changes the state (`enum rk_state`) on behalf of a program. Returns 0 or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_modify(qp: &mut Qp, to: c_int) -> c_int {
@@ -278,7 +279,7 @@ pub extern "C" fn rk_qp_modify(qp: &mut Qp, to: c_int) -> c_int {
     qp.machine.modify(to, &mut qp.owner).map_or(EINVAL, |()| 0)
 }
 
-/// Reports that the stream broke: reset, time-out, or an error of the system.
+/// Reports that the stream failed: reset, time-out, or an error of the system.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_stream_failed(qp: &mut Qp) {
@@ -314,35 +315,35 @@ pub extern "C" fn rk_qp_counters(qp: &Qp, totals: &mut [u64; COUNTERS]) {
     }
 }
 
-/// Begins a graceful end: queued requests are sent first.
+/// Begins a graceful close: queued requests are sent before.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_close(qp: &mut Qp) {
     qp.machine.close(&mut qp.owner);
 }
 
-/// Returns `true` if the stream is being ended and is not gone.
+/// Returns `true` if the stream is being ended, until `rk_qp_stream_gone`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_is_ending(qp: &Qp) -> bool {
     qp.machine.is_ending()
 }
 
-/// Returns `true` if this end's direction is shut down, and the stream is not gone.
+/// Returns `true` if this side has shut down its direction, until `rk_qp_stream_gone`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_is_shut_down(qp: &Qp) -> bool {
     qp.machine.is_shut_down()
 }
 
-/// Returns `true` if the peer has closed its direction, and the stream is not gone.
+/// Returns `true` if the peer has closed its direction, until `rk_qp_stream_gone`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_peer_has_closed(qp: &Qp) -> bool {
     qp.machine.peer_has_closed()
 }
 
-/// Returns what to do with the stream, as `enum rk_wish`.
+/// Returns what C is to do with the stream, as `enum rk_wish`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_wish(qp: &Qp) -> c_int {
@@ -373,8 +374,8 @@ pub extern "C" fn rk_qp_stream_gone(qp: &mut Qp) {
 }
 
 /// # Safety
-/// `sges` names `count` elements, or `count` is 0.
-unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
+/// `sges` points to `count` elements that are readable for `'a`, or `count` is 0.
+unsafe fn sge_slice<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
     if count == 0 {
         return &[];
     }
@@ -386,7 +387,7 @@ unsafe fn elements<'a>(sges: *const Sge, count: u32) -> &'a [Sge] {
 ///
 /// # Safety
 /// The elements of the request and its inline data are readable for the call. The pages of a fast
-/// registration are in the list of its region, and stay until it has ended.
+/// registration are in the list of its region, and stay valid as long as the registration.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
@@ -415,18 +416,18 @@ pub unsafe extern "C" fn rk_post_send(qp: &mut Qp, send: &Send) -> c_int {
         _ => return EINVAL,
     };
     // SAFETY: guaranteed by the caller.
-    let sges = unsafe { elements(send.sges, send.num_sge) };
-    let octets = if flags.contains(SendFlags::INLINE) && send.inline_len > 0 {
+    let sges = unsafe { sge_slice(send.sges, send.num_sge) };
+    let inline_data = if flags.contains(SendFlags::INLINE) && send.inline_len > 0 {
         // SAFETY: guaranteed by the caller.
         unsafe { slice::from_raw_parts(send.inline_data, send.inline_len as usize) }
     } else {
         &[]
     };
     let request = SendWr {
-        inline: &[octets],
+        inline: &[inline_data],
         ..SendWr::new(send.wr_id, op, sges).with_flags(flags)
     };
-    code(qp.machine.post_send(&request, &mut qp.owner))
+    errno_or_zero(qp.machine.post_send(&request, &mut qp.owner))
 }
 
 /// Posts a receive. Returns 0 or an error number.
@@ -442,12 +443,12 @@ pub unsafe extern "C" fn rk_post_recv(
     count: u32,
 ) -> c_int {
     // SAFETY: guaranteed by the caller.
-    let sges = unsafe { elements(sges, count) };
+    let sges = unsafe { sge_slice(sges, count) };
     let request = RecvWr { wr_id, sges };
-    code(qp.machine.post_recv(&request, &mut qp.owner))
+    errno_or_zero(qp.machine.post_recv(&request, &mut qp.owner))
 }
 
-// `enum rk_event`.
+// The engine's events have the same bits as `enum rk_event` of engine.h.
 const _: () = assert!(
     Events::SQ_DRAINED.bits() == 2
         && Events::FATAL.bits() == 4

@@ -1,8 +1,8 @@
 //! The C functions that the engine calls: allocator, panic handler, CRC, and completions.
 //!
-//! Invariant: the C side implements them as `kernel/engine.h` says. Only objects are allocated
-//! here, never anything for a work request or an FPDU; `cargo xtask test --only kernel` checks that
-//! in the compiled object.
+//! Invariant: the C side implements them as `kernel/engine.h` says. The engine allocates memory
+//! only when it creates an object, never for a work request or an FPDU. `cargo xtask test --only
+//! kernel` checks that in the compiled object.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::{c_int, c_void};
@@ -15,7 +15,7 @@ use iwarp_rnic::{AllocError, Cqe, RecvWr, Sge};
 
 unsafe extern "C" {
     fn iwarp_alloc(size: usize, align: usize, zeroed: bool) -> *mut u8;
-    fn iwarp_free(at: *mut u8);
+    fn iwarp_free(ptr: *mut u8);
     fn iwarp_crc32c(crc: u32, octets: *const u8, len: usize) -> u32;
     fn iwarp_take_receive(owner: *mut c_void, receive: *mut Receive) -> bool;
     fn iwarp_complete(owner: *mut c_void, receive: c_int, completion: *const Completion);
@@ -23,31 +23,31 @@ unsafe extern "C" {
     fn iwarp_panic(text: *const u8, text_len: usize, file: *const u8, file_len: usize, line: u32);
 }
 
-struct Kernel;
+struct KernelAllocator;
 
 // SAFETY: `iwarp_alloc` returns null or unused memory of this size and alignment, which stays
 // allocated until `iwarp_free`.
-unsafe impl GlobalAlloc for Kernel {
+unsafe impl GlobalAlloc for KernelAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the function takes any size and any power of two as alignment.
+        // SAFETY: the function accepts any size, and any power of two as alignment.
         unsafe { iwarp_alloc(layout.size(), layout.align(), false) }
     }
 
-    /// The kernel may be configured to zero memory anyway, so it must not be zeroed twice.
+    /// Lets the kernel zero the memory: it may be configured to zero every allocation anyway.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as above.
+        // SAFETY: the function accepts any size, and any power of two as alignment.
         unsafe { iwarp_alloc(layout.size(), layout.align(), true) }
     }
 
-    unsafe fn dealloc(&self, at: *mut u8, _: Layout) {
+    unsafe fn dealloc(&self, ptr: *mut u8, _: Layout) {
         // SAFETY: the caller passes memory that `alloc` has returned.
-        unsafe { iwarp_free(at) }
+        unsafe { iwarp_free(ptr) }
     }
 }
 
 #[cfg(feature = "runtime")]
 #[global_allocator]
-static ALLOCATOR: Kernel = Kernel;
+static ALLOCATOR: KernelAllocator = KernelAllocator;
 
 /// Reports the location without formatting, and stops this thread.
 #[cfg(feature = "runtime")]
@@ -56,7 +56,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     let text = info.message().as_str().unwrap_or_default();
     let (file, line) = info
         .location()
-        .map_or(("", 0), |place| (place.file(), place.line()));
+        .map_or(("", 0), |location| (location.file(), location.line()));
     // SAFETY: both texts are valid for the call. `ud2` raises the same exception as the kernel's
     // BUG(), and does not return.
     unsafe {
@@ -66,7 +66,8 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 }
 
 /// The kernel's CRC32C.
-// SAFETY: the kernel's function reads the given memory, and the compiler cannot see into it.
+// SAFETY: the kernel's function only reads the given memory. The compiler does not see its body, so
+// it cannot assume that the memory stays unchanged.
 pub(crate) const CRC32C: Crc32c = unsafe { Crc32c::new(crc32c).with_shared(shared_crc32c) };
 
 fn crc32c(crc: u32, octets: &[u8]) -> u32 {
@@ -77,42 +78,42 @@ fn crc32c(crc: u32, octets: &[u8]) -> u32 {
 /// Continues a CRC over memory that programs may change concurrently.
 ///
 /// # Safety
-/// `len` octets at `from` are readable until it returns.
-unsafe fn shared_crc32c(crc: u32, from: *const u8, len: usize) -> Option<u32> {
+/// `len` bytes at `ptr` are readable for the call.
+unsafe fn shared_crc32c(crc: u32, ptr: *const u8, len: usize) -> Option<u32> {
     // SAFETY: guaranteed by the caller. The pages of the memory are pinned.
-    Some(unsafe { iwarp_crc32c(crc, from, len) })
+    Some(unsafe { iwarp_crc32c(crc, ptr, len) })
 }
 
-/// Creates a value in its own allocation, so that it needs no stack. Returns null if there is no
-/// memory; `make` is dropped then.
+/// Allocates memory, and constructs a value in it without a copy on the stack. Returns null if
+/// there is no memory; `construct` is dropped in that case.
 #[inline]
-pub(crate) fn place<T>(make: impl FnOnce() -> T) -> *mut T {
+pub(crate) fn new_object<T>(construct: impl FnOnce() -> T) -> *mut T {
     let layout = Layout::new::<T>();
-    // SAFETY: callers place structures, whose size is not zero.
-    let at = unsafe { Kernel.alloc(layout) }.cast::<T>();
-    if let Some(at) = NonNull::new(at) {
-        // SAFETY: new memory with the layout of `T`.
-        unsafe { at.write(make()) };
+    // SAFETY: `T` is always a structure whose size is not zero.
+    let ptr = unsafe { KernelAllocator.alloc(layout) }.cast::<T>();
+    if let Some(ptr) = NonNull::new(ptr) {
+        // SAFETY: the pointer is to new memory with the layout of `T`.
+        unsafe { ptr.write(construct()) };
     }
-    at
+    ptr
 }
 
-/// Drops a value that [`place`] has created, and frees its memory. Null is allowed.
+/// Drops a value that [`new_object`] has created, and frees its memory. Null is allowed.
 ///
 /// # Safety
-/// `at` is null or came from [`place`], and is not used any more.
-pub(crate) unsafe fn remove<T>(at: *mut T) {
-    if at.is_null() {
+/// `ptr` is null or came from [`new_object`], and is not used any more.
+pub(crate) unsafe fn free_object<T>(ptr: *mut T) {
+    if ptr.is_null() {
         return;
     }
     // SAFETY: the caller guarantees that the value is valid and no longer used.
     unsafe {
-        at.drop_in_place();
-        Kernel.dealloc(at.cast(), Layout::new::<T>());
+        ptr.drop_in_place();
+        KernelAllocator.dealloc(ptr.cast(), Layout::new::<T>());
     }
 }
 
-// The engine numbers its operations like `enum rk_opcode` of engine.h, which lists all of them.
+// The engine's opcodes have the same numbers as `enum rk_opcode` of engine.h.
 const _: () = {
     use iwarp_rnic::WcOpcode as Op;
     let mut order: &[Op] = &[
@@ -148,10 +149,10 @@ struct Completion {
     vendor_err: u32,
 }
 
-/// The most elements of a receive.
+/// Maximum number of scatter/gather elements of a receive: `RK_RECEIVE_SGES`.
 pub(crate) const RECEIVE_SGES: usize = 6;
 
-/// An element as C has it: `struct rk_sge`.
+/// A scatter/gather element: `struct rk_sge`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Element {
@@ -160,7 +161,7 @@ struct Element {
     lkey: u32,
 }
 
-/// A receive of a program: `struct rk_receive`.
+/// A receive that a program has posted: `struct rk_receive`.
 #[repr(C)]
 struct Receive {
     wr_id: u64,
@@ -171,15 +172,15 @@ struct Receive {
 /// The C object that owns a queue pair.
 #[derive(Debug)]
 pub(crate) struct Owner {
-    at: *mut c_void,
-    /// Stores a receive of C while the engine takes it.
+    ptr: *mut c_void,
+    /// Holds a receive from `iwarp_take_receive` until the engine takes it.
     taken: ReceiveQueue,
 }
 
 impl Owner {
-    pub(crate) fn new(at: *mut c_void) -> Result<Self, AllocError> {
+    pub(crate) fn new(ptr: *mut c_void) -> Result<Self, AllocError> {
         let taken = ReceiveQueue::new(1, RECEIVE_SGES as u32)?;
-        Ok(Self { at, taken })
+        Ok(Self { ptr, taken })
     }
 }
 
@@ -198,7 +199,7 @@ impl Host for Owner {
         };
         let receive = c_int::from(direction == Direction::Recv);
         // SAFETY: the owner outlives the queue pair; C copies the completion before it returns.
-        unsafe { iwarp_complete(self.at, receive, &raw const completion) }
+        unsafe { iwarp_complete(self.ptr, receive, &raw const completion) }
     }
 
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool {
@@ -208,7 +209,7 @@ impl Host for Owner {
             sges: [Element::default(); RECEIVE_SGES],
         };
         // SAFETY: the owner outlives the queue pair; C fills in the structure before it returns.
-        if !unsafe { iwarp_take_receive(self.at, &raw mut receive) } {
+        if !unsafe { iwarp_take_receive(self.ptr, &raw mut receive) } {
             return false;
         }
         let sges = receive

@@ -1,9 +1,9 @@
-//! MPA start-up in both roles. C moves the bytes and keeps the timer; the session decides what to
-//! send and read, and has the time limits.
+//! MPA start-up in both roles. C moves the bytes and keeps the timer; the engine decides what to
+//! send and read, and enforces the time limits.
 //!
 //! Invariant: pointers come from C under the contract of `kernel/engine.h`: a start-up was returned
-//! by `rk_mpa_new`, and calls with it exclude each other. Bytes that a call hands out stay valid
-//! until the next call that takes the start-up mutably.
+//! by `rk_mpa_new`, and C serializes the calls with it. Bytes that a call returns stay valid until
+//! the next call that takes the start-up mutably.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;
@@ -16,7 +16,7 @@ use iwarp_rnic::qp::{StreamConfig, StreamTimes};
 use iwarp_rnic::startup::{Failure, Initiator, Limits, Outcome, Reading, Responder};
 
 use crate::error::{EAGAIN, ECONNREFUSED, ECONNRESET, EINVAL, EPROTO, ETIMEDOUT};
-use crate::runtime::{place, remove};
+use crate::runtime::{free_object, new_object};
 
 const LIMITS: Limits = Limits::KERNEL;
 
@@ -75,17 +75,17 @@ impl Params {
 }
 
 /// # Safety
-/// `octets` names `len` octets that stay readable for the call, or `len` is 0.
-unsafe fn octets<'a>(octets: *const u8, len: usize) -> &'a [u8] {
+/// `ptr` points to `len` bytes that are readable for `'a`, or `len` is 0.
+unsafe fn byte_slice<'a>(ptr: *const u8, len: usize) -> &'a [u8] {
     if len == 0 {
         return &[];
     }
     // SAFETY: guaranteed by the caller.
-    unsafe { slice::from_raw_parts(octets, len) }
+    unsafe { slice::from_raw_parts(ptr, len) }
 }
 
-/// Begins a start-up. An initiator's request carries the private data; a responder's time begins
-/// now. Returns null if there is no memory or the data are too long.
+/// Begins a start-up. An initiator sends the private data in its request; a responder's time limit
+/// starts at `now`. Returns null if there is no memory or the private data are too long.
 ///
 /// # Safety
 /// The private data are readable for the call.
@@ -101,14 +101,14 @@ pub unsafe extern "C" fn rk_mpa_new(
     let params = params.local();
     let side = if initiator != 0 {
         // SAFETY: guaranteed by the caller.
-        match Initiator::new(params, unsafe { octets(private_data, len) }, LIMITS) {
+        match Initiator::new(params, unsafe { byte_slice(private_data, len) }, LIMITS) {
             Ok(initiator) => Side::Initiator(initiator),
             Err(_) => return null_mut(),
         }
     } else {
         Side::Responder(Responder::new(params, LIMITS, Time::from_nanos(now)))
     };
-    place(move || Mpa { params, side })
+    new_object(move || Mpa { params, side })
 }
 
 /// Frees a start-up.
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn rk_mpa_new(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_mpa_free(mpa: *mut Mpa) {
     // SAFETY: guaranteed by the caller.
-    unsafe { remove(mpa) }
+    unsafe { free_object(mpa) }
 }
 
 /// Starts the time limit of an initiator's TCP connect.
@@ -131,7 +131,7 @@ pub extern "C" fn rk_mpa_connecting(mpa: &mut Mpa, now: u64) {
     }
 }
 
-/// Hands out an initiator's request. Returns its length.
+/// Stores a pointer to an initiator's request in `frame`. Returns the length.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_request(mpa: &Mpa, frame: &mut *const u8) -> usize {
@@ -143,7 +143,7 @@ pub extern "C" fn rk_mpa_request(mpa: &Mpa, frame: &mut *const u8) -> usize {
     request.len()
 }
 
-/// Records that an initiator's request is sent: the reply is next.
+/// Records that an initiator's request was sent. The time limit of the reply starts.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_request_sent(mpa: &mut Mpa, now: u64) {
@@ -159,13 +159,13 @@ pub extern "C" fn rk_mpa_request_sent(mpa: &mut Mpa, now: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_retry(mpa: &mut Mpa) -> c_int {
     match &mut mpa.side {
-        Side::Initiator(initiator) => initiator.peer_closed().map_or_else(number, |()| 0),
+        Side::Initiator(initiator) => initiator.peer_closed().map_or_else(errno, |()| 0),
         Side::Responder(_) => ECONNRESET,
     }
 }
 
-/// Returns how many octets to read next; 0 if none are wanted, because the peer's frame is
-/// complete or the start-up is over.
+/// Returns how many bytes to read next, or 0 if the peer's frame is complete or the start-up has
+/// ended.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_missing(mpa: &Mpa) -> c_int {
@@ -176,42 +176,43 @@ pub extern "C" fn rk_mpa_missing(mpa: &Mpa) -> c_int {
     c_int::try_from(wanted).unwrap_or(EPROTO)
 }
 
-/// Takes bytes of the peer, at most as many as are missing. Returns `EAGAIN` if its frame is
-/// incomplete. Otherwise stores its contents in `peer`, and returns 0, `ECONNREFUSED` if the peer's
-/// program has rejected the connection, or another error number.
+/// Processes bytes from the peer, at most as many as [`rk_mpa_missing`] returned. Returns `EAGAIN`
+/// if the peer's frame is incomplete. If it is complete, stores its contents in `peer`, and returns
+/// 0, or `ECONNREFUSED` if the peer's program has rejected the connection. Returns another error
+/// number if the start-up failed.
 ///
 /// # Safety
-/// `at` names `len` readable octets.
+/// `len` bytes at `ptr` are readable.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_mpa_push(
     mpa: &mut Mpa,
-    at: *const u8,
+    ptr: *const u8,
     len: usize,
     peer: &mut Peer,
 ) -> c_int {
     // SAFETY: guaranteed by the caller.
-    let octets = unsafe { octets(at, len) };
+    let octets = unsafe { byte_slice(ptr, len) };
     match &mut mpa.side {
         Side::Initiator(initiator) => match initiator.received(octets) {
             Ok(received) => match received.outcome {
-                Some(outcome) => peer.answers(initiator.private_data(), &outcome),
+                Some(outcome) => peer.store_reply(initiator.private_data(), &outcome),
                 None => EAGAIN,
             },
-            Err(failure) => number(failure),
+            Err(failure) => errno(failure),
         },
         Side::Responder(responder) => match responder.received(octets) {
             Ok(received) => match received.outcome {
-                Some(()) => peer.asks(responder, &mpa.params),
+                Some(()) => peer.store_request(responder, &mpa.params),
                 None => EAGAIN,
             },
-            Err(failure) => number(failure),
+            Err(failure) => errno(failure),
         },
     }
 }
 
-/// Returns when to call [`rk_mpa_on_time`] next, in nanoseconds; the largest number if there is no
-/// limit.
+/// Returns when to call [`rk_mpa_on_time`] next, in nanoseconds, or `U64_MAX` if no limit is
+/// running.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_poll_at(mpa: &Mpa) -> u64 {
@@ -222,21 +223,21 @@ pub extern "C" fn rk_mpa_poll_at(mpa: &Mpa) -> u64 {
     at.unwrap_or(Time::NEVER).as_nanos()
 }
 
-/// Checks the limits; bytes that have arrived must be pushed first. Returns 0, or `ETIMEDOUT` if a
-/// limit has expired.
+/// Checks the time limits. Returns 0, or `ETIMEDOUT` if a limit has expired. Push all bytes that
+/// have arrived before this call.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_on_time(mpa: &mut Mpa, now: u64) -> c_int {
     let now = Time::from_nanos(now);
     let result = match &mut mpa.side {
-        // No limit in LIMITS depends on the acknowledgement.
+        // No limit in LIMITS depends on whether TCP has acknowledged the request.
         Side::Initiator(initiator) => initiator.on_time(now, || true),
         Side::Responder(responder) => responder.on_time(now),
     };
-    result.map_or_else(number, |()| 0)
+    result.map_or_else(errno, |()| 0)
 }
 
-fn number(failure: Failure) -> c_int {
+fn errno(failure: Failure) -> c_int {
     match failure {
         Failure::Closed { .. } => ECONNRESET,
         Failure::Frame(_) => EPROTO,
@@ -246,8 +247,8 @@ fn number(failure: Failure) -> c_int {
 
 impl Peer {
     /// Stores the contents of a reply. Returns 0 or an error number.
-    fn answers(&mut self, private_data: &[u8], outcome: &Outcome) -> c_int {
-        self.says(private_data);
+    fn store_reply(&mut self, private_data: &[u8], outcome: &Outcome) -> c_int {
+        self.store_private_data(private_data);
         match outcome {
             Outcome::Accepted(agreed) => {
                 (self.ird, self.ord) = (agreed.ird, agreed.ord);
@@ -258,26 +259,29 @@ impl Peer {
     }
 
     /// Stores the contents of a request. Returns 0 or an error number.
-    fn asks(&mut self, responder: &Responder, ours: &LocalParams) -> c_int {
+    fn store_request(&mut self, responder: &Responder, ours: &LocalParams) -> c_int {
         let Some(request) = responder.request() else {
             return EINVAL;
         };
-        self.says(responder.private_data());
-        let depth =
-            |said: Option<u16>, own| said.filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(own);
-        self.ird = depth(request.peer_ird(), ours.ird);
-        self.ord = depth(request.peer_ord(), ours.ord);
+        self.store_private_data(responder.private_data());
+        let offered_or = |offered: Option<u16>, own| {
+            offered
+                .filter(|&depth| depth != NO_NEGOTIATION)
+                .unwrap_or(own)
+        };
+        self.ird = offered_or(request.peer_ird(), ours.ird);
+        self.ord = offered_or(request.peer_ord(), ours.ord);
         0
     }
 
-    fn says(&mut self, private_data: &[u8]) {
+    fn store_private_data(&mut self, private_data: &[u8]) {
         self.private_data = private_data.as_ptr();
         self.private_data_len = u32::try_from(private_data.len()).unwrap_or(0);
     }
 }
 
-/// Accepts the peer's request with the program's depths, and hands out the reply. Returns its
-/// length or an error number.
+/// Accepts the peer's request with the program's depths, and stores a pointer to the reply in
+/// `frame`. Returns the reply's length, or an error number.
 ///
 /// # Safety
 /// The private data are readable for the call.
@@ -300,13 +304,14 @@ pub unsafe extern "C" fn rk_mpa_accept(
         return EINVAL;
     };
     // SAFETY: guaranteed by the caller.
-    match responder.accept(&params, unsafe { octets(private_data, len) }) {
-        Ok(Some(_)) => hand_out(responder.reply(), frame),
+    match responder.accept(&params, unsafe { byte_slice(private_data, len) }) {
+        Ok(Some(_)) => store_frame(responder.reply(), frame),
         Ok(None) | Err(_) => EINVAL,
     }
 }
 
-/// Rejects the peer's request, and hands out the reply. Returns its length or an error number.
+/// Rejects the peer's request, and stores a pointer to the reply in `frame`. Returns the reply's
+/// length, or an error number.
 ///
 /// # Safety
 /// The private data are readable for the call.
@@ -322,13 +327,14 @@ pub unsafe extern "C" fn rk_mpa_reject(
         return EINVAL;
     };
     // SAFETY: guaranteed by the caller.
-    match responder.reject(unsafe { octets(private_data, len) }) {
-        true => hand_out(responder.reply(), frame),
+    match responder.reject(unsafe { byte_slice(private_data, len) }) {
+        true => store_frame(responder.reply(), frame),
         false => EINVAL,
     }
 }
 
-fn hand_out(reply: &[u8], frame: &mut *const u8) -> c_int {
+/// Stores a pointer to the reply in `frame`, and returns the length.
+fn store_frame(reply: &[u8], frame: &mut *const u8) -> c_int {
     *frame = reply.as_ptr();
     c_int::try_from(reply.len()).unwrap_or(EINVAL)
 }

@@ -1,8 +1,8 @@
 //! Sending and receiving on the stream of a queue pair.
 //!
-//! Without an [area](crate::area) nothing is sent, and nothing is taken.
+//! Without an [area](crate::area), these functions send nothing and consume no bytes.
 //!
-//! Invariant: that of [`queue_pair`](crate::queue_pair).
+//! Invariant: the same as in [`queue_pair`](crate::queue_pair).
 
 use core::ffi::c_int;
 use core::slice;
@@ -22,7 +22,7 @@ pub extern "C" fn rk_wants_tx(qp: &Qp) -> bool {
     qp.area.as_ref().is_some_and(|area| !area.tx.is_done()) || qp.machine.wants_tx()
 }
 
-/// Fills the plan if the previous one is written. Returns `enum rk_fill`.
+/// Fills the plan if all its bytes were written. Returns `enum rk_fill`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_fill(qp: &mut Qp, device: &Device) -> c_int {
@@ -52,11 +52,11 @@ pub extern "C" fn rk_tx_memory(qp: &mut Qp, device: &mut Device) {
     qp.machine.tx_memory(&mut device.table, &mut qp.owner);
 }
 
-/// Hands out the plan's runs, to be written together. Returns their number or an error number.
+/// Stores a pointer to the plan's runs in `runs`. Returns their number, or an error number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
-    let who = qp.machine.accessor();
+    let accessor = qp.machine.accessor();
     let Some(area) = qp.area.as_deref_mut() else {
         return 0;
     };
@@ -64,11 +64,11 @@ pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kve
     let mut slots = area.tx_runs.iter_mut();
     let visit = |run: Run<'_>| {
         if let Some(slot) = slots.next() {
-            *slot = Kvec::of(&run);
+            *slot = Kvec::from_run(&run);
             count += 1;
         }
     };
-    match area.tx.runs(&device.table, who, RUNS, visit) {
+    match area.tx.runs(&device.table, accessor, RUNS, visit) {
         Ok(()) => {
             *runs = area.tx_runs.as_ptr();
             count
@@ -77,7 +77,7 @@ pub extern "C" fn rk_tx_runs(qp: &mut Qp, device: &Device, runs: &mut *const Kve
     }
 }
 
-/// Reports that the socket took `octets` bytes of the runs, whose memory is no longer in use.
+/// Reports that the socket took `octets` bytes of the runs. The caller no longer uses the runs.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_tx_written(qp: &mut Qp, device: &Device, octets: usize) {
@@ -94,14 +94,14 @@ pub extern "C" fn rk_waits_for_memory(qp: &Qp) -> bool {
     qp.machine.waits_for_memory()
 }
 
-/// Lets a queue pair that waits for memory try again.
+/// Makes the next call retry a request that waits until its memory is unused.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_retry_memory(qp: &mut Qp) {
     qp.machine.retry_memory();
 }
 
-/// Hands out the runs into which the next bytes should be read. Returns their number.
+/// Stores in `runs` a pointer to the runs into which to read the next bytes. Returns their number.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kvec) -> c_int {
@@ -112,7 +112,7 @@ pub extern "C" fn rk_rx_plan(qp: &mut Qp, device: &Device, runs: &mut *const Kve
     let mut slots = area.rx_runs.iter_mut();
     let visit = |run: Run<'_>| {
         if let Some(slot) = slots.next() {
-            *slot = Kvec::of(&run);
+            *slot = Kvec::from_run(&run);
             count += 1;
         }
     };
@@ -138,25 +138,25 @@ pub extern "C" fn rk_rx_filled(qp: &mut Qp, device: &Device, mut octets: usize) 
         let status = qp
             .machine
             .rx_filled(&mut area.staging, &mut area.rx, octets, &mut env);
-        // The loop ends, because C reads at most as much as the staging holds.
+        // The loop terminates, because C reads at most as much as the staging buffer holds.
         if status != RxStatus::More {
-            return number(status);
+            return status_code(status);
         }
         octets = 0;
     }
 }
 
-/// Processes bytes in memory. Stores in `taken` how many are consumed. Returns `enum rk_rx` or an
+/// Processes bytes in memory. Stores in `taken` how many were consumed. Returns `enum rk_rx` or an
 /// error number.
 ///
 /// # Safety
-/// `at` names `len` readable octets, if any.
+/// `len` bytes at `ptr` are readable, or `len` is 0.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rk_rx_input(
     qp: &mut Qp,
     device: &Device,
-    at: *const u8,
+    ptr: *const u8,
     len: usize,
     taken: &mut usize,
 ) -> c_int {
@@ -172,14 +172,14 @@ pub unsafe extern "C" fn rk_rx_input(
     let mut octets: &[u8] = match len {
         0 => &[],
         // SAFETY: guaranteed by the caller.
-        _ => unsafe { slice::from_raw_parts(at, len) },
+        _ => unsafe { slice::from_raw_parts(ptr, len) },
     };
     loop {
         let (count, status) = qp.machine.rx_input(octets, &mut area.staging, &mut env);
         *taken = taken.wrapping_add(count);
-        // The loop ends with the packet.
+        // The loop terminates at the end of the packet.
         if status != RxStatus::More {
-            return number(status);
+            return status_code(status);
         }
         octets = octets.get(count..).unwrap_or(&[]);
     }
@@ -197,7 +197,7 @@ pub extern "C" fn rk_rx_interest(qp: &Qp) -> c_int {
     }
 }
 
-const fn number(status: RxStatus) -> c_int {
+const fn status_code(status: RxStatus) -> c_int {
     match status {
         RxStatus::Ok | RxStatus::More => 0,
         RxStatus::Held => 1,
@@ -206,7 +206,7 @@ const fn number(status: RxStatus) -> c_int {
     }
 }
 
-/// Reports that the peer has closed its direction, and that everything before that was read.
+/// Reports that the peer has closed its direction, after all its bytes were read.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_rx_eof(qp: &mut Qp) {

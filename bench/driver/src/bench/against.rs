@@ -1,5 +1,5 @@
-//! `cargo xtask bench --against PROGRAM`: measures the same points with two builds of our program
-//! alternately, and prints how much better the new one is.
+//! `cargo xtask bench --against PROGRAM`: measures the same points alternately with two builds of
+//! `iwarp-bench`, and prints the ratios of their figures.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,12 +19,12 @@ const METRICS: &[(&str, bool)] = &[
     ("setup_us", false),
     ("bytes", false),
 ];
-/// Suffix of the series of the old program.
+/// Suffix of the names of the old program's series.
 const OLD: &str = " old";
-/// Ratios below this are listed at the end.
+/// Ratios below this are listed after the table.
 const WORSE: f64 = 0.97;
 
-/// Returns `true` if a point is measured by code that differs between the two programs.
+/// Returns `true` if the point measures our library, which may differ between the two programs.
 fn is_ours(point: &Point) -> bool {
     match &point.what {
         What::Own(args) => {
@@ -55,12 +55,12 @@ pub(super) fn compare(
     let copies = bench.program.with_file_name("against");
     for round in 0..rounds {
         let [new, old] = fresh_copies(&programs, &copies, round)?;
-        for (step, &(turn, at)) in plan.iter().enumerate() {
-            let point = &points[at];
+        for (step, &(turn, index)) in plan.iter().enumerate() {
+            let point = &points[index];
             progress(round, rounds, step, plan.len(), start, &point.name());
             let turn = round * turns + turn;
             let mut both = [(&new, ""), (&old, OLD)];
-            // Alternate, so that neither always follows the other.
+            // Alternate the order, so that neither program always runs second.
             if (turn + step as u32).is_multiple_of(2) {
                 both.reverse();
             }
@@ -83,9 +83,10 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// Copies both programs into `folder`, in each round under a name of another length. One binary
-/// gave 17 million 64-byte Sends per second under one path and 28 under another, probably because a
-/// program keeps its path on the heap, whose layout it changes.
+/// Copies both programs into `folder`, with file names whose length changes each round. The length
+/// matters: the same binary gave 17 million 64-byte Sends per second under one path and 28 million
+/// under another. The probable reason is that a program stores its path on the heap, which shifts
+/// all later allocations.
 fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[PathBuf; 2]> {
     std::fs::create_dir_all(folder)?;
     let prefix = "x".repeat(round as usize * 13 % 64);
@@ -99,8 +100,8 @@ fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[P
 
 /// Returns the ratios of all series as Markdown. Above one, the new program is better.
 fn table(samples: &Samples, old: &str) -> String {
-    let mut text = format!("Old: {old}. A ratio above 1 means that the new one is better.\n\n");
-    text += "| series | size | what | old | new | ratio | least | most |\n";
+    let mut text = format!("Old: {old}. A ratio above 1 means that the new program is better.\n\n");
+    text += "| series | size | metric | old | new | ratio | minimum | maximum |\n";
     text += "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n";
     let mut worse = Vec::new();
     for size in samples.sizes("") {
@@ -109,18 +110,23 @@ fn table(samples: &Samples, old: &str) -> String {
                 continue;
             }
             let before = format!("{series}{OLD}");
-            for &(metric, large) in METRICS {
-                let (now, then) = ((series, size), (before.as_str(), size));
-                let (above, below) = if large { (now, then) } else { (then, now) };
-                let Some(ratio) = samples.ratio(&[above], &[below], metric, large) else {
+            for &(metric, larger_is_better) in METRICS {
+                let (new, old) = ((series, size), (before.as_str(), size));
+                let (above, below) = if larger_is_better {
+                    (new, old)
+                } else {
+                    (old, new)
+                };
+                let Some(ratio) = samples.ratio(&[above], &[below], metric, larger_is_better)
+                else {
                     continue;
                 };
                 let value = |key| samples.value(key, metric).map_or(0.0, |m| m.median);
                 text += &format!(
                     "| {series} | {} | {metric} | {} | {} | {:.3}{} | {:.2} | {:.2} |\n",
                     show(size),
-                    digits(value(then)),
-                    digits(value(now)),
+                    digits(value(old)),
+                    digits(value(new)),
                     ratio.median,
                     if ratio.noisy { " (noisy)" } else { "" },
                     ratio.min,
@@ -136,8 +142,8 @@ fn table(samples: &Samples, old: &str) -> String {
             }
         }
     }
-    let (kept, all) = samples.kept();
-    text += &format!("\n{kept} of {all} samples undisturbed. Below {WORSE}: ");
+    let (undisturbed, all) = samples.undisturbed_and_all();
+    text += &format!("\n{undisturbed} of {all} samples were undisturbed. Ratios below {WORSE}: ");
     text += &if worse.is_empty() {
         "none".into()
     } else {
@@ -168,7 +174,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.ends_with("Below 0.97: lat:send/4 med_us 0.500"),
+            text.ends_with("below 0.97: lat:send/4 med_us 0.500"),
             "{text}"
         );
     }

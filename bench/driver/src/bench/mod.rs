@@ -1,11 +1,13 @@
-//! `cargo xtask bench`: measures everything in rounds and turns, beside plain TCP and other
-//! software.
+//! `cargo xtask bench`: measures our library, plain TCP and other software.
 //!
-//! A round measures each point in one or several turns. A turn measures the points of one size in
-//! quick succession. Ratios are computed from samples of the same turn, because the speed of a
-//! shared machine changes. A sample that other programs disturb is repeated. Files: `plan` (what is
-//! measured), `peers` (other software), `quiet` (load by other programs), `samples` (medians and
-//! ratios), `targets`, `report`, `plot`, and `against` (two builds of our program).
+//! A point is a measurement of one series (for example RDMA Writes with CRC) at one size. A round
+//! measures each point in one or several turns. A turn measures all points of one size in quick
+//! succession. The speed of a shared machine changes, so ratios are computed only from samples of
+//! the same turn. A sample that other programs disturb is repeated.
+//!
+//! Files: `plan` (the points), `peers` (other software), `quiet` (load by other programs),
+//! `samples` (medians and ratios), `targets`, `report`, `plot`, and `against` (comparison of two
+//! builds of our program).
 
 mod against;
 mod peers;
@@ -34,10 +36,10 @@ use xtask::process::{Log, cargo};
 
 /// Directory of recorded results.
 const RESULTS: &str = "bench/results";
-/// The variable that is set for the copy of this program inside the namespace.
+/// The environment variable that is set if this program runs in its own network namespace.
 const INSIDE: &str = "IWARP_BENCH_INSIDE";
-/// Largest number of attempts for a sample that other programs disturb.
-const TRIES: u32 = 3;
+/// Maximum number of attempts for a sample that other programs disturb.
+const MAX_ATTEMPTS: u32 = 3;
 /// Time limit of a single measurement.
 const LIMIT: Duration = Duration::from_secs(120);
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -45,40 +47,40 @@ const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchArgs {
-    /// Fewer sizes and turns, shorter samples, 3 rounds
+    /// Use fewer sizes and turns, shorter samples, and 3 rounds
     #[arg(long)]
     quick: bool,
-    /// Only these groups: bandwidth, latency, ops, peers, verbs, scale, cpu
+    /// Measure only these groups: bandwidth, latency, ops, peers, verbs, scale, cpu
     #[arg(long, value_name = "GROUP", num_args = 1.., value_delimiter = ',')]
     only: Vec<String>,
-    /// Also write all samples and facts to this file
+    /// Also write all samples, and facts about the machine, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds; each measures everything in up to six turns [default: 5, quick: 3]
+    /// Number of rounds; each has up to six turns [default: 5, quick: 3]
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
-    /// Seconds in all to wait for an idle machine [default: 300, quick: 10]
+    /// Total time in seconds to wait for an idle machine [default: 300, quick: 10]
     #[arg(long, value_name = "S")]
     wait: Option<u64>,
-    /// Keep the results in bench/results and the tables in bench/RESULTS.md
+    /// Write the results to bench/results, and the tables to bench/RESULTS.md
     #[arg(long)]
     record: bool,
-    /// Draw the results in bench/results again, without measuring
+    /// Do not measure; draw the results in bench/results again
     #[arg(long, conflicts_with_all = ["quick", "only", "json", "rounds", "wait", "record", "list"])]
     draw: bool,
-    /// Measure only our own points, alternately with another build of `iwarp-bench`, and print how
-    /// much better the new one is
+    /// Compare with another build of `iwarp-bench`: measure the points of our library alternately
+    /// with both programs, and print the ratios
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["json", "record", "draw"])]
     against: Option<PathBuf>,
-    /// Do not install peers from Debian packages, even as root
+    /// Do not install other software from Debian packages, even as root
     #[arg(long)]
     no_install: bool,
-    /// List what would be measured
+    /// Do not measure; list the points that would be measured
     #[arg(long)]
     list: bool,
 }
 
-/// Runs the measurements. A missed target is reported, but is no error.
+/// Runs the measurements. A missed target is reported, but is not an error.
 ///
 /// # Errors
 /// Fails if the build fails, a group is unknown, nothing could be measured, or the results cannot
@@ -109,7 +111,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<()> {
         if in_namespace()? {
             return Ok(());
         }
-        println!("no private network namespace here: the host's own loopback interface is used");
+        println!("cannot create a network namespace: using the host's loopback interface");
     }
     measure(&context, args, &points)
 }
@@ -125,7 +127,7 @@ fn build(context: &Context) -> Result<()> {
         "--package",
         "iwarp-cli",
     ]);
-    // Only the group `verbs` needs the C libraries. Their crate may be missing in a source archive.
+    // Only the group `verbs` needs the C libraries, whose crate may be missing in a source archive.
     if context.has("crates/iwarp-verbs/Cargo.toml") {
         command.args(["--package", "iwarp-verbs"]);
     }
@@ -152,9 +154,9 @@ fn in_namespace() -> Result<bool> {
         .args(std::env::args_os().skip(1))
         .env(INSIDE, "1")
         .status()
-        .context("cannot start inside a network namespace")?;
+        .context("cannot start this program in a network namespace")?;
     if !status.success() {
-        bail!("inside the network namespace: {status}");
+        bail!("this program failed in its network namespace: {status}");
     }
     Ok(true)
 }
@@ -168,7 +170,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn take(&mut self, point: &Point) -> Result<Value> {
+    fn run(&mut self, point: &Point) -> Result<Value> {
         match &point.what {
             What::Own(args) => {
                 let mut command = Command::new(&self.program);
@@ -177,14 +179,14 @@ impl Bench {
                     .map_or_else(String::new, |(a, b)| format!("{a},{b}"));
                 command.arg("--cpus").arg(cpus).args(args);
                 let text = output(&mut command, LIMIT)?;
-                serde_json::from_str(text.trim()).context("a measurement printed no JSON")
+                serde_json::from_str(text.trim()).context("iwarp-bench has not printed JSON")
             }
             What::Peer(peer) => peer.measure(point.size, self.cpus, &self.programs),
         }
     }
 
-    /// Measures a point, repeatedly if other programs disturb it, and adds the samples, with
-    /// `suffix` after the names of their series.
+    /// Measures a point, and adds its samples. Repeats the measurement if other programs disturb
+    /// it. Appends `suffix` to the names of the series.
     fn sample(
         &mut self,
         point: &Point,
@@ -192,18 +194,18 @@ impl Bench {
         suffix: &str,
         samples: &mut Samples,
     ) -> Result<()> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
-            tries += 1;
+            attempts += 1;
             self.quiet.begin();
-            let values = self.take(point)?;
+            let values = self.run(point)?;
             let others = self.quiet.others();
             let good = others <= quiet::LIMIT;
             for (series, values) in point.results(&values) {
                 let series = series + suffix;
                 samples.add(Sample::new(turn, series, point.size, values, others, good));
             }
-            if good || tries >= TRIES {
+            if good || attempts >= MAX_ATTEMPTS {
                 return Ok(());
             }
             self.quiet.wait();
@@ -211,10 +213,11 @@ impl Bench {
     }
 }
 
-/// Runs a command with a time limit and returns its standard output.
+/// Runs a command with a time limit, and returns its standard output.
 ///
 /// # Errors
-/// Fails if the command fails. The error contains the first line of its stderr.
+/// Fails if the command fails or exceeds the time limit. If the command fails, the error contains
+/// the first line of its standard error.
 pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let mut child = command
         .stdin(Stdio::null())
@@ -242,7 +245,7 @@ pub(crate) fn output(command: &mut Command, limit: Duration) -> Result<String> {
         if Instant::now() > end {
             child.kill()?;
             child.wait()?;
-            bail!("no end after {} s", limit.as_secs());
+            bail!("still running after {} s; killed", limit.as_secs());
         }
         std::thread::sleep(Duration::from_millis(2));
     };
@@ -276,16 +279,16 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     if let Some(old) = &args.against {
         return against::compare(&mut bench, old, points, rounds, start);
     }
-    let (points, left_out) = available(points, &bench.programs);
-    for (who, why) in &left_out {
-        println!("omitted: {who}: {why}");
+    let (points, omitted) = available(points, &bench.programs);
+    for (program, reason) in &omitted {
+        println!("omitted: {program}: {reason}");
     }
     let (plan, turns) = (plan::in_turns(&points), plan::turns_of_a_round(&points));
     let mut samples = Samples::new(rounds, turns);
     let mut failures: Vec<(String, String)> = Vec::new();
     for round in 0..rounds {
-        for (step, &(turn, at)) in plan.iter().enumerate() {
-            let point = &points[at];
+        for (step, &(turn, index)) in plan.iter().enumerate() {
+            let point = &points[index];
             if round >= point.max_rounds
                 || failures.iter().filter(|f| f.0 == point.name()).count() > 1
             {
@@ -302,7 +305,7 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     let report = report::Report {
         facts: &facts,
         samples: &samples,
-        left_out: &left_out,
+        omitted: &omitted,
         failures: &failures,
         quick: args.quick,
     };
@@ -339,19 +342,20 @@ fn draw(dir: &Path, samples: &Samples, facts: &Value) -> Result<()> {
 
 fn draw_again(dir: &Path) -> Result<()> {
     let results: Value = serde_json::from_slice(&std::fs::read(dir.join("results.json"))?)?;
-    let samples = Samples::of_results(&results).context("results.json has no samples")?;
+    let samples = Samples::from_results(&results)
+        .context("results.json does not contain samples in the expected format")?;
     draw(dir, &samples, &results["facts"])
 }
 
-fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name: &str) {
+fn progress(round: u32, rounds: u32, step: usize, steps: usize, start: Instant, name: &str) {
     use std::io::IsTerminal as _;
     if std::io::stderr().is_terminal() {
         let minutes = start.elapsed().as_secs() / 60;
         eprint!(
-            "\rround {}/{rounds}, {at}/{of}, {minutes} min, {name:40}",
+            "\rround {}/{rounds}, {step}/{steps}, {minutes} min, {name:40}",
             round + 1
         );
-    } else if at == 0 {
+    } else if step == 0 {
         eprintln!(
             "round {}/{rounds} after {} s",
             round + 1,
@@ -360,9 +364,10 @@ fn progress(round: u32, rounds: u32, at: usize, of: usize, start: Instant, name:
     }
 }
 
-/// Returns the points that can be measured, and the missing peers with the reason, each once.
+/// Returns the points that can be measured. Also returns the programs that cannot be run, each with
+/// the reason.
 fn available(points: &[Point], programs: &peers::Programs) -> (Vec<Point>, Vec<(String, String)>) {
-    let mut left_out: Vec<(String, String)> = Vec::new();
+    let mut omitted: Vec<(String, String)> = Vec::new();
     let mut kept = Vec::new();
     for point in points {
         let reason = match &point.what {
@@ -373,29 +378,29 @@ fn available(points: &[Point], programs: &peers::Programs) -> (Vec<Point>, Vec<(
         };
         match reason {
             None => kept.push(point.clone()),
-            Some(r) if !left_out.contains(&r) => left_out.push(r),
+            Some(r) if !omitted.contains(&r) => omitted.push(r),
             Some(_) => {}
         }
     }
-    (kept, left_out)
+    (kept, omitted)
 }
 
 fn facts(context: &Context, program: &Path) -> Result<Value> {
     let mut facts: Value =
         serde_json::from_str(&output(Command::new(program).arg("host"), LIMIT)?)?;
-    let say = |program: &str, args: &[&str]| {
+    let stdout_of = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);
         command.args(args).current_dir(&context.root);
         output(&mut command, LIMIT).map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
     };
-    let changed = say("git", &["status", "--porcelain", "--untracked-files=no"]);
-    let mut commit = say("git", &["rev-parse", "--short", "HEAD"]);
+    let changed = stdout_of("git", &["status", "--porcelain", "--untracked-files=no"]);
+    let mut commit = stdout_of("git", &["rev-parse", "--short", "HEAD"]);
     if !changed.is_empty() {
         commit.push_str(" with changes");
     }
     facts["commit"] = commit.into();
-    facts["date"] = say("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).into();
-    facts["rustc"] = say("rustc", &["--version"]).into();
+    facts["date"] = stdout_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]).into();
+    facts["rustc"] = stdout_of("rustc", &["--version"]).into();
     facts["namespace"] = std::env::var_os(INSIDE).is_some().into();
     facts["pinned"] = two_cpus().is_some().into();
     Ok(facts)
@@ -415,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn output_and_failures_of_commands() {
+    fn command_output_and_failures_are_returned() {
         let run = |script: &str| {
             output(
                 Command::new("sh").args(["-c", script]),
@@ -430,11 +435,11 @@ mod tests {
                 .contains("why")
         );
         let slow = output(Command::new("sleep").arg("30"), Duration::from_millis(50));
-        assert!(slow.unwrap_err().to_string().contains("no end"));
+        assert!(slow.unwrap_err().to_string().contains("still running"));
     }
 
     #[test]
-    fn written_text_stays() {
+    fn record_keeps_hand_written_text() {
         let path = std::env::temp_dir().join(format!("bench-record-{}", std::process::id()));
         std::fs::write(&path, format!("my words\n{MARK}\nold")).unwrap();
         record(&path, "new").unwrap();

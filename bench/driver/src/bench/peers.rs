@@ -1,9 +1,9 @@
-//! Other software over TCP: UCX, libfabric, and perftest on our C libraries.
+//! Other software that is measured over TCP: UCX, libfabric, and perftest on our C libraries.
 //!
-//! Debian has no bandwidth test for libfabric, so our own `bench/peers/fi_bw.c` is compiled against
-//! libfabric's headers.
+//! Debian has no bandwidth test for libfabric, so we compile our own, `bench/peers/fi_bw.c`,
+//! against libfabric's headers.
 //!
-//! A peer that is not installed or does not run is omitted, and named in the report.
+//! Software that is not installed or does not run is omitted. The report lists it.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use xtask::context::{Context, find_program};
 
 /// Time limit of a client.
 const LIMIT: Duration = Duration::from_secs(40);
-/// Octets of a MiB, the unit of UCX and perftest.
+/// One MiB, the unit of UCX and perftest, in octets.
 const MIB: f64 = 1_048_576.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,11 +39,11 @@ pub(super) struct Peer {
     list: u32,
 }
 
-/// Programs that peers need and that no package has.
+/// Programs that peers need and that Debian's packages do not contain.
 pub(super) struct Programs {
     /// The `iwarp` command, which runs perftest on our libraries.
     pub(super) iwarp: PathBuf,
-    /// Our program for libfabric, or the reason why there is none.
+    /// Our program for libfabric, or the reason why it cannot be compiled.
     fabric: std::result::Result<PathBuf, String>,
 }
 
@@ -63,21 +63,21 @@ impl Programs {
 
 fn compile(source: &Path, into: &Path) -> Result<PathBuf> {
     if find_program("cc").is_none() {
-        bail!("there is no C compiler, cc");
+        bail!("no C compiler: `cc` is not in PATH");
     }
     std::fs::create_dir_all(into)?;
-    let program = into.join(source.file_stem().context("a source without a name")?);
+    let program = into.join(source.file_stem().context("the source file has no name")?);
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"])
         .args([&program, source])
         .arg("-lfabric");
     output(&mut cc, LIMIT)
-        .context("it does not compile; Debian has its headers in libfabric-dev")?;
+        .context("cannot compile it; libfabric's headers are in Debian's package libfabric-dev")?;
     Ok(program)
 }
 
 impl Peer {
-    /// Returns a test of `ucx_perftest`, for its option `-t`.
+    /// Returns a test of `ucx_perftest`; `test` is the value of its option `-t`.
     pub(super) const fn ucx(test: &'static str) -> Self {
         Self {
             kind: Kind::Ucx,
@@ -95,7 +95,8 @@ impl Peer {
         }
     }
 
-    /// Returns a test of our program for libfabric: `rma` writes, `msg` sends into posted receives.
+    /// Returns a test of our program for libfabric: with `rma` it writes to the peer's memory, with
+    /// `msg` it sends into posted receives.
     pub(super) const fn fabric(test: &'static str) -> Self {
         Self {
             kind: Kind::Fabric,
@@ -104,7 +105,7 @@ impl Peer {
         }
     }
 
-    /// Returns a program of perftest, under `iwarp run`.
+    /// Returns a program of perftest, which is run by `iwarp run`.
     pub(super) const fn verbs(test: &'static str) -> Self {
         Self {
             kind: Kind::Verbs,
@@ -113,7 +114,7 @@ impl Peer {
         }
     }
 
-    /// Returns the same test with lists of this many work requests.
+    /// Returns the same test, but posting lists of `list` work requests.
     pub(super) const fn in_lists(self, list: u32) -> Self {
         Self { list, ..self }
     }
@@ -163,8 +164,8 @@ impl Peer {
             (true, 0..=4096) => 10_000,
             (true, 4097..=65_536) => 2000,
             (true, _) => 400,
-            // perftest has no warm-up, so the run must be long compared with TCP's slow start. The
-            // numbers are multiples of the list length.
+            // perftest does not warm up, so the run must be long compared with TCP's slow start.
+            // The numbers must be multiples of the list length.
             (false, 0..=256) if self.kind == Kind::Verbs => 960_000,
             (false, 257..=4096) if self.kind == Kind::Verbs => 100_000,
             (false, 4097..=65_536) if self.kind == Kind::Verbs => 8000,
@@ -176,14 +177,14 @@ impl Peer {
         }
     }
 
-    /// Returns the arguments of both ends, and the additional arguments of the client.
+    /// Returns the common arguments of server and client, and the client's additional arguments.
     fn arguments(&self, size: u64, port: u16) -> (Vec<String>, Vec<String>) {
         let n = self.iterations(size);
         let words =
             |text: String| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
         match self.kind {
             Kind::Ucx => {
-                // ucx_perftest's smallest message has 8 octets.
+                // ucx_perftest does not support messages below 8 octets.
                 let (size, warm) = (size.max(8), (n / 20).max(50));
                 let test = format!(
                     "127.0.0.1 -t {} -s {size} -n {n} -w {warm} -f -v",
@@ -193,7 +194,7 @@ impl Peer {
             }
             Kind::Pingpong => {
                 let both = format!("-p tcp -e msg -I {n} -S {size}");
-                // The client's option for the port is `-P`, the server's is `-B`.
+                // The option for the port is `-P` at the client, and `-B` at the server.
                 (words(both), words(format!("-P {port} 127.0.0.1")))
             }
             Kind::Fabric => {
@@ -203,9 +204,9 @@ impl Peer {
             Kind::Verbs => {
                 let mut both = format!("-R -F -p {port} -s {size} -n {n}");
                 if !self.is_latency() {
-                    // One completion per quarter of the window, as in our own programs. By default,
-                    // perftest requests only one per window if the window is small, and each window
-                    // then waits for the end of the previous one.
+                    // Request one completion per quarter of the window, as our own programs do. By
+                    // default, perftest requests only one per window if the window is small. Each
+                    // window then starts only after the end of the previous window.
                     let depth = depth(size);
                     let every = (depth / 4).clamp(1, 64).max(self.list);
                     both.push_str(&format!(" -t {depth} --cq-mod {every}"));
@@ -242,10 +243,10 @@ impl Peer {
         command
     }
 
-    /// Runs both ends and returns the client's figures.
+    /// Runs server and client, and returns the client's figures.
     ///
     /// # Errors
-    /// Fails if an end fails or the client's output cannot be parsed.
+    /// Fails if the server does not start, the client fails, or its output cannot be parsed.
     pub(super) fn measure(
         &self,
         size: u64,
@@ -277,14 +278,15 @@ impl Peer {
             .lines()
             .map(str::trim)
             .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))
-            .context("no line of figures")?;
+            .context("no line begins with a number")?;
         let words: Vec<&str> = line
             .split([',', ' ', '\t'])
             .filter(|w| !w.is_empty())
             .collect();
-        let number =
-            |at: usize| -> Result<f64> { Ok(words.get(at).context("too few figures")?.parse()?) };
-        let from_end = |at: usize| number(words.len().checked_sub(at).context("too few figures")?);
+        let number = |column: usize| -> Result<f64> {
+            Ok(words.get(column).context("too few columns")?.parse()?)
+        };
+        let from_end = |n: usize| number(words.len().checked_sub(n).context("too few columns")?);
         Ok(match (self.kind, self.is_latency()) {
             // Columns: iterations; latency: median, average, overall; bandwidth: average, overall;
             // rate: average, overall.
@@ -311,7 +313,7 @@ fn free_port() -> Result<u16> {
         .port())
 }
 
-/// A server for one client. Dropping it waits 0.5 s for its end and then kills it.
+/// A server for one client. Dropping it waits up to 0.5 s until it exits, and then kills it.
 struct Server(Child);
 
 impl Server {
@@ -329,7 +331,7 @@ impl Server {
                 bail!("the server exited: {status}");
             }
             if Instant::now() > end {
-                bail!("the server does not listen");
+                bail!("the server does not listen on port {port} after 5 s");
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -414,9 +416,9 @@ mod tests {
             fabric: Ok(compile(&context.root.join("bench/peers/fi_bw.c"), &dir).unwrap()),
         };
         for (test, size) in [("rma", 64), ("msg", 64), ("rma", 1 << 20), ("msg", 1 << 20)] {
-            let said = Peer::fabric(test).measure(size, None, &programs).unwrap();
-            assert!(said["gbps"].as_f64().unwrap() > 0.0, "{test} {size}");
-            assert!(said["mmsg"].as_f64().unwrap() > 0.0, "{test} {size}");
+            let figures = Peer::fabric(test).measure(size, None, &programs).unwrap();
+            assert!(figures["gbps"].as_f64().unwrap() > 0.0, "{test} {size}");
+            assert!(figures["mmsg"].as_f64().unwrap() > 0.0, "{test} {size}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

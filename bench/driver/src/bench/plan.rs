@@ -1,6 +1,8 @@
-//! The plan of a round: which points are measured, and in which order. Points of one size, and the
-//! points that they are compared with, are neighbours. They are measured in several turns,
-//! alternately in reverse order, because the speed of a shared machine changes within seconds.
+//! The plan of a round: which points are measured, and in which order.
+//!
+//! Points of one size form a block, with the points that they are compared with. The speed of a
+//! shared machine changes within seconds, so a block is measured in several turns, and every second
+//! turn has the reverse order.
 
 use std::fmt;
 
@@ -23,8 +25,9 @@ pub(super) const GROUPS: &[&str] = &[
 /// How a point is measured.
 #[derive(Debug, Clone)]
 pub(super) enum What {
-    /// By our own program with these arguments.
+    /// By `iwarp-bench` with these arguments.
     Own(Vec<String>),
+    /// By other software.
     Peer(Peer),
 }
 
@@ -39,19 +42,19 @@ impl fmt::Display for What {
 
 #[derive(Debug, Clone)]
 pub(super) struct Point {
-    /// The groups that need it; the first is its own.
+    /// The group of the point, followed by the groups that compare their points with it.
     pub(super) groups: &'static [&'static str],
-    /// `bw:`, `lat:`, `scale:` or `cpu:` and a name: the series, or the run if that measures
-    /// several series.
+    /// Name of the series, with the prefix `bw:`, `lat:`, `scale:` or `cpu:`. A run that measures
+    /// several series has a name of its own.
     pub(super) series: &'static str,
     /// Octets per message, or number of connections.
     pub(super) size: u64,
     pub(super) what: What,
-    /// Largest number of rounds in which it is measured.
+    /// Maximum number of rounds in which the point is measured.
     pub(super) max_rounds: u32,
-    /// Number of its block. Points of a block take turns together.
+    /// Number of the point's block.
     pub(super) block: u32,
-    /// Measurements per round.
+    /// Number of turns per round in which the point is measured.
     pub(super) turns: u32,
 }
 
@@ -62,20 +65,21 @@ impl Point {
 
     /// Returns `true` if the run of this point also measures `series`.
     #[cfg(test)]
-    pub(super) fn brings(&self, series: &str) -> bool {
+    pub(super) fn measures(&self, series: &str) -> bool {
         self.series == SPIN && SPINNING.contains(&series)
     }
 
-    /// Returns the values by series. A run of several series names them itself.
+    /// Returns the values for each series. The output of a run that measures several series
+    /// contains their names.
     pub(super) fn results<'a>(&self, values: &'a Value) -> Vec<(String, &'a Value)> {
-        let of_run = |name: &str| {
+        let full_name = |name: &str| {
             let kind = self.series.split(':').next().unwrap_or_default();
             format!("{kind}:{name}")
         };
         match values.as_object() {
             Some(several) if several.values().any(Value::is_object) => several
                 .iter()
-                .map(|(name, values)| (of_run(name), values))
+                .map(|(name, values)| (full_name(name), values))
                 .collect(),
             _ => vec![(self.series.to_owned(), values)],
         }
@@ -100,9 +104,9 @@ const fn turns(quick: bool) -> u32 {
     if quick { 1 } else { 3 }
 }
 
-/// The run that measures all spinning ping-pongs and names their series itself.
+/// Name of the run that measures all spinning ping-pongs.
 const SPIN: &str = "lat:spin";
-/// The series of that run.
+/// The series that this run measures.
 #[cfg(test)]
 const SPINNING: [&str; 5] = [
     "lat:tcp-spin",
@@ -121,13 +125,13 @@ struct Plan {
 
 type Groups = &'static [&'static str];
 
-/// The groups of a bandwidth point that other groups are compared with.
+/// Groups of a bandwidth point with which other groups compare their points.
 const BW_BASE: Groups = &["bandwidth", "ops", "peers", "verbs"];
-/// The groups of a latency point that other groups are compared with.
+/// Groups of a latency point with which other groups compare their points.
 const LAT_BASE: Groups = &["latency", "peers", "verbs"];
 
 impl Plan {
-    /// Begins a new block, whose points take this many turns.
+    /// Begins a new block, whose points are measured in `turns` turns.
     fn begin(&mut self, turns: u32) {
         self.block += 1;
         self.turns = turns;
@@ -158,8 +162,8 @@ impl Plan {
     }
 
     fn bandwidth(&mut self, size: u64) {
-        // Twice as many, shorter turns: large messages run at one of two speeds, and each turn
-        // shows only one of them.
+        // Use twice as many turns, which are shorter: large messages run at one of two speeds, and
+        // a turn shows only one of these.
         self.begin(2 * turns(self.quick));
         let s = format!("--size {size} --ms 100");
         let w = format!("iwarp-bw --op write {s}");
@@ -199,10 +203,10 @@ impl Plan {
         }
     }
 
-    /// Adds bare framing, the upper limit.
+    /// Adds bare framing, which is the upper limit for the other points.
     fn bare_framing(&mut self, size: u64, s: &str) {
         let batch = (256 * 1024 / size).clamp(1, 1024);
-        for (off, on, more, used) in [
+        for (off, on, more, applies) in [
             ("bw:probe", "bw:probe-crc", String::new(), true),
             (
                 "bw:probe-batch",
@@ -218,7 +222,7 @@ impl Plan {
             ),
         ] {
             for (series, crc) in [(off, "off"), (on, "on")] {
-                if used {
+                if applies {
                     let args = format!("probe-bw {s} {more} --crc {crc}");
                     self.own(&["bandwidth"], series, size, &args);
                 }
@@ -226,7 +230,7 @@ impl Plan {
         }
     }
 
-    /// Adds each operation, near the points that it is compared with.
+    /// Adds all operations, next to the points that they are compared with.
     fn operations(&mut self, size: u64, s: &str) {
         let o: Groups = &["ops"];
         let ov: Groups = &["ops", "verbs"];
@@ -247,17 +251,17 @@ impl Plan {
             self.own(b, "bw:write-single", size, &single("off"));
         }
         if matches!(size, 64 | 4096 | 65_536 | 1_048_576) {
-            self.programs(size, s);
+            self.other_software(size, s);
         }
     }
 
     /// Adds other software.
-    fn programs(&mut self, size: u64, s: &str) {
+    fn other_software(&mut self, size: u64, s: &str) {
         let p: Groups = &["peers"];
         let v: Groups = &["verbs"];
         if size == 64 {
-            // Posted one by one, as in perftest. The C library's queue pairs allow 64 Reads in
-            // flight, too.
+            // Post single requests, as perftest does. The C library's queue pairs also allow 64
+            // Reads in flight.
             let single = format!("{s} --depth {} --post single --crc on", depth(size));
             let read = format!("iwarp-bw --op read {single} --reads 64");
             self.own(v, "bw:read-single-crc", size, &read);
@@ -314,8 +318,8 @@ impl Plan {
             let f = op("fetchadd").replace("--size 4", "--size 8");
             self.own(o, "lat:fetchadd-spin-crc", 8, &f);
         }
-        // One run measures all spinning ping-pongs alternately: their differences are smaller than
-        // the machine's changes of speed within a second.
+        // One run measures all spinning ping-pongs alternately: they differ less from each other
+        // than the machine's speed changes within a second.
         let spin = format!("spin-lat --size {size} --iters {}", 2 * iters);
         self.own(LAT_BASE, SPIN, size, &spin);
         self.peer(p, "lat:ucx-tag", size, Peer::ucx("tag_lat"));
@@ -354,7 +358,7 @@ impl Plan {
             0,
             &format!("idle --seconds {seconds} --wait event"),
         );
-        // Three rounds suffice, because the figures of an idle process hardly vary.
+        // Three rounds are enough, because the figures of an idle process hardly vary.
         if let Some(idle) = self.points.last_mut() {
             idle.max_rounds = 3;
         }
@@ -407,13 +411,13 @@ pub(super) fn points(quick: bool, only: &[String]) -> Result<Vec<Point>> {
     Ok(plan.points)
 }
 
-/// Returns the number of turns of a round: that of the points with the most turns.
+/// Returns the number of turns in a round: the maximum number of turns of any point.
 pub(super) fn turns_of_a_round(points: &[Point]) -> u32 {
     points.iter().map(|p| p.turns).max().unwrap_or(1)
 }
 
-/// Returns the turns and points of a round in order. Every second turn is reversed, so that a point
-/// does not always follow the same one.
+/// Returns the measurements of a round in order, each as the number of its turn and the index of
+/// its point. Every second turn is reversed, so that a point does not always follow the same one.
 pub(super) fn in_turns(points: &[Point]) -> Vec<(u32, usize)> {
     let mut round = Vec::new();
     let mut from = 0;
@@ -454,11 +458,11 @@ mod tests {
     fn every_second_turn_is_reversed() {
         let all = points(false, &["ops".to_owned()]).unwrap();
         let taken = in_turns(&all);
-        let most = taken.iter().map(|t| t.0).max().unwrap();
-        assert_eq!(most + 1, turns_of_a_round(&all));
+        let last = taken.iter().map(|t| t.0).max().unwrap();
+        assert_eq!(last + 1, turns_of_a_round(&all));
         let of_64 = |turn| -> Vec<&str> {
             let mine = taken.iter().filter(|(t, _)| *t == turn);
-            let names = mine.map(|(_, at)| &all[*at]);
+            let names = mine.map(|(_, index)| &all[*index]);
             names
                 .filter(|p| p.block == all[0].block)
                 .map(|p| p.series)
@@ -469,12 +473,12 @@ mod tests {
         back.reverse();
         assert_eq!((&of_64(0), &of_64(2)), (&back, &back));
         // All turns of one size precede the next size.
-        let blocks: Vec<u32> = taken.iter().map(|(_, at)| all[*at].block).collect();
+        let blocks: Vec<u32> = taken.iter().map(|(_, index)| all[*index].block).collect();
         assert!(blocks.is_sorted());
     }
 
     #[test]
-    fn run_may_measure_several() {
+    fn run_may_measure_several_series() {
         let all = points(false, &[]).unwrap();
         let of = |series: &str| all.iter().find(|p| p.series == series).unwrap();
         let one = serde_json::json!({ "med_us": 1.0 });
@@ -486,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn group_includes_its_yardsticks() {
+    fn group_includes_points_for_comparison() {
         let of = |group: &str| points(false, &[group.to_owned()]).unwrap();
         let has = |group, name| of(group).iter().any(|p| p.series == name);
         assert!(has("peers", "bw:tcp") && has("peers", "bw:write-crc") && has("peers", SPIN));

@@ -1,4 +1,4 @@
-//! Draws curves over the message size. The tables define which series are drawn, and how.
+//! Draws curves over the message size. `DRAWINGS` defines which series are drawn, and how.
 
 use anyhow::{Result, anyhow};
 use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
@@ -18,8 +18,8 @@ struct Drawing {
     series: &'static [Series],
 }
 
-/// Series, name in the legend, colour (Okabe–Ito, for colour-blind readers), mark, and whether it
-/// is dashed.
+/// Name of the series, text in the legend, colour (of the Okabe–Ito palette, for colour-blind
+/// readers), mark, and `true` if the curve is dashed.
 type Series = (&'static str, &'static str, (u8, u8, u8), Mark, bool);
 
 const BLACK: (u8, u8, u8) = (0, 0, 0);
@@ -193,13 +193,13 @@ mod tests {
     #[test]
     fn curves_differ_without_colour() {
         for drawing in DRAWINGS {
-            for (at, one) in drawing.series.iter().enumerate() {
+            for (i, series) in drawing.series.iter().enumerate() {
                 assert!(
-                    drawing.series[..at]
+                    drawing.series[..i]
                         .iter()
-                        .all(|other| (one.3, one.4) != (other.3, other.4)),
-                    "{} looks like another curve",
-                    one.1
+                        .all(|other| (series.3, series.4) != (other.3, other.4)),
+                    "{} has the mark and the dashes of another curve",
+                    series.1
                 );
             }
         }

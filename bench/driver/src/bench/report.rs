@@ -11,13 +11,13 @@ use super::targets::{self, Verdict};
 pub(super) struct Report<'a> {
     pub(super) facts: &'a Value,
     pub(super) samples: &'a Samples,
-    pub(super) left_out: &'a [(String, String)],
+    pub(super) omitted: &'a [(String, String)],
     pub(super) failures: &'a [(String, String)],
     pub(super) quick: bool,
 }
 
-/// Formats JSON with one line per sample. Pretty-printing thousands of samples with a dozen figures
-/// each would make the file many times larger.
+/// Formats JSON with one line per sample. There are thousands of samples with a dozen figures each,
+/// so one line per figure would make the file many times longer.
 pub(super) fn lines(all: &Value) -> serde_json::Result<String> {
     let mut rest = all.clone();
     let Some(Value::Array(samples)) = rest.get_mut("samples").map(Value::take) else {
@@ -57,7 +57,7 @@ pub(super) fn facts_line(facts: &Value) -> String {
     )
 }
 
-fn cell(spread: Option<Measured>) -> String {
+fn cell_with_range(spread: Option<Measured>) -> String {
     spread.map_or_else(
         || "–".into(),
         |s| {
@@ -72,7 +72,7 @@ fn cell(spread: Option<Measured>) -> String {
     )
 }
 
-fn short(spread: Option<Measured>) -> String {
+fn cell_with_median(spread: Option<Measured>) -> String {
     spread.map_or_else(|| "–".into(), |s| digits(s.median))
 }
 
@@ -82,13 +82,13 @@ type Column<'a> = (&'a str, Box<dyn Fn(&str, u64) -> String + 'a>);
 impl Report<'_> {
     pub(super) fn markdown(&self) -> String {
         let mut text = String::new();
-        let (kept, all) = self.samples.kept();
+        let (undisturbed, all) = self.samples.undisturbed_and_all();
         let _ = writeln!(text, "{}.\n", facts_line(self.facts));
         let _ = writeln!(
             text,
-            "Rounds: {}, of {} turns{}; {kept} of {all} samples undisturbed. Median [least–most]; \
-             ratios are formed inside turns, which go through what is compared there and back. \
-             (!): only disturbed samples.\n",
+            "{} rounds of {} turns{}; {undisturbed} of {all} samples were undisturbed. Cells: \
+             median [minimum–maximum]. Ratios are computed from samples of the same turn; every \
+             second turn measures in reverse order. (!): there are only disturbed samples.\n",
             self.samples.rounds(),
             self.samples.turns(),
             if self.quick {
@@ -97,11 +97,11 @@ impl Report<'_> {
                 ""
             },
         );
-        for (who, why) in self.left_out {
-            let _ = writeln!(text, "Left out: {who} ({why}).\n");
+        for (program, reason) in self.omitted {
+            let _ = writeln!(text, "Omitted: {program} ({reason}).\n");
         }
-        for (what, why) in self.failures {
-            let _ = writeln!(text, "Failed: {what}: {why}.\n");
+        for (point, error) in self.failures {
+            let _ = writeln!(text, "Failed: {point}: {error}.\n");
         }
         self.targets(&mut text);
         self.bandwidth(&mut text);
@@ -137,7 +137,7 @@ impl Report<'_> {
                 t.group,
                 t.what,
                 t.goal(),
-                cell(*spread),
+                cell_with_range(*spread),
                 verdict.text()
             );
         }
@@ -163,20 +163,26 @@ impl Report<'_> {
         text.push('\n');
     }
 
-    fn value<'a>(&'a self, head: &'a str, metric: &'static str, full: bool) -> Column<'a> {
+    fn value<'a>(&'a self, head: &'a str, metric: &'static str, range: bool) -> Column<'a> {
         let f = move |series: &str, size| {
             let spread = self.samples.value((series, size), metric);
-            if full { cell(spread) } else { short(spread) }
+            if range {
+                cell_with_range(spread)
+            } else {
+                cell_with_median(spread)
+            }
         };
         (head, Box::new(f))
     }
 
     fn ratio<'a>(&'a self, head: &'a str, base: &'static str, metric: &'static str) -> Column<'a> {
         let f = move |series: &str, size| {
-            cell(
-                self.samples
-                    .ratio(&[(series, size)], &[(base, size)], metric, metric == "gbps"),
-            )
+            cell_with_range(self.samples.ratio(
+                &[(series, size)],
+                &[(base, size)],
+                metric,
+                metric == "gbps",
+            ))
         };
         (head, Box::new(f))
     }
@@ -260,7 +266,7 @@ impl Report<'_> {
             "rounds": self.samples.rounds(),
             "turns": self.samples.turns(),
             "quick": self.quick,
-            "left_out": pairs(self.left_out),
+            "left_out": pairs(self.omitted),
             "failures": pairs(self.failures),
             "targets": targets,
             "samples": self.samples.json(),
@@ -301,7 +307,7 @@ mod tests {
         let report = Report {
             facts: &facts,
             samples: &samples,
-            left_out: &[("ucx_perftest".into(), "not installed".into())],
+            omitted: &[("ucx_perftest".into(), "not installed".into())],
             failures: &[],
             quick: true,
         };
@@ -309,7 +315,7 @@ mod tests {
         for piece in [
             "commit abc",
             "private network namespace",
-            "Left out: ucx_perftest (not installed)",
+            "Omitted: ucx_perftest (not installed)",
             "| 64 | write | 10.0 [10.0–10.0] | 156 | 20.0 [20.0–20.0] |",
             "| ≥ 15 | 20.0 [20.0–20.0] | met |",
             "3.00 [3.00–3.00] (!)",

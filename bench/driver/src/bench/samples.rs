@@ -1,5 +1,5 @@
-//! Samples, their medians, and ratios. Ratios use samples of the same turn, which were taken in
-//! quick succession.
+//! Samples, their medians, and ratios. Ratios are computed from samples of the same turn, which
+//! were taken in quick succession.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ pub(super) struct Sample {
     pub(super) series: String,
     pub(super) size: u64,
     pub(super) values: BTreeMap<String, f64>,
-    /// How many CPUs other programs used meanwhile.
+    /// How many CPUs other programs used during the sample.
     pub(super) others: f64,
-    /// Other programs did not disturb the sample.
+    /// `true` if other programs did not disturb the sample.
     pub(super) good: bool,
 }
 
@@ -60,16 +60,16 @@ impl Sample {
     }
 }
 
-/// A metric of a series at a size, or a ratio of two.
+/// The values of a metric of one series at one size, or the ratios of two such metrics.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Measured {
     pub(super) spread: Spread,
-    /// `true` if all its samples were disturbed by other programs.
+    /// `true` if there are only disturbed samples.
     pub(super) noisy: bool,
 }
 
 impl Measured {
-    fn of(values: Vec<f64>, noisy: bool) -> Option<Self> {
+    fn new(values: Vec<f64>, noisy: bool) -> Option<Self> {
         Spread::of(values).map(|spread| Self { spread, noisy })
     }
 }
@@ -100,8 +100,9 @@ impl Samples {
         }
     }
 
-    /// Reads samples from the content of `results.json`. Returns `None` if the format is different.
-    pub(super) fn of_results(results: &Value) -> Option<Self> {
+    /// Reads samples from the contents of `results.json`. Returns `None` if they have another
+    /// format.
+    pub(super) fn from_results(results: &Value) -> Option<Self> {
         let count = |name: &str| u32::try_from(results.get(name)?.as_u64()?).ok();
         let mut samples = Self::new(count("rounds")?, count("turns")?);
         for sample in results.get("samples")?.as_array()? {
@@ -134,7 +135,7 @@ impl Samples {
     }
 
     /// Returns the number of undisturbed samples and the number of all samples.
-    pub(super) fn kept(&self) -> (usize, usize) {
+    pub(super) fn undisturbed_and_all(&self) -> (usize, usize) {
         (self.all.iter().filter(|s| s.good).count(), self.all.len())
     }
 
@@ -170,8 +171,8 @@ impl Samples {
         sizes
     }
 
-    /// Returns the value of a turn, from its last undisturbed sample. With `noisy`, disturbed
-    /// samples count, too.
+    /// Returns the value of the last undisturbed sample in a turn. If `noisy` is set, the last
+    /// sample may also be a disturbed one.
     fn in_turn(&self, key: Key<'_>, metric: &str, turn: u32, noisy: bool) -> Option<f64> {
         self.all
             .iter()
@@ -180,21 +181,22 @@ impl Samples {
             .and_then(|s| s.values.get(metric).copied())
     }
 
+    /// Collects the values of all turns. Uses disturbed samples only if there are no others.
     fn over_turns(&self, value: impl Fn(u32, bool) -> Option<f64>) -> Option<Measured> {
         let collect = |noisy| {
             (0..self.rounds * self.turns)
                 .filter_map(|t| value(t, noisy))
                 .collect()
         };
-        Measured::of(collect(false), false).or_else(|| Measured::of(collect(true), true))
+        Measured::new(collect(false), false).or_else(|| Measured::new(collect(true), true))
     }
 
     pub(super) fn value(&self, key: Key<'_>, metric: &str) -> Option<Measured> {
         self.over_turns(|turn, noisy| self.in_turn(key, metric, turn, noisy))
     }
 
-    /// Returns the best value of some series in a turn: the largest if `large`, and otherwise the
-    /// smallest.
+    /// Returns the best value of several series in a turn: the largest value if `large` is set,
+    /// else the smallest.
     fn best(
         &self,
         keys: &[Key<'_>],
@@ -213,7 +215,7 @@ impl Samples {
         }
     }
 
-    /// Returns the ratio of the best of `above` to the best of `below`, computed in each turn.
+    /// Divides, in each turn, the best value of `above` by the best value of `below`.
     pub(super) fn ratio(
         &self,
         above: &[Key<'_>],
@@ -228,7 +230,7 @@ impl Samples {
         })
     }
 
-    /// Returns the best value of some series in each turn.
+    /// Returns the best value of several series in each turn.
     pub(super) fn best_value(
         &self,
         keys: &[Key<'_>],
@@ -261,7 +263,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ratios_are_formed_inside_turns() {
+    fn ratios_use_the_same_turn() {
         let mut s = Samples::new(1, 3);
         for (turn, tcp, iwarp) in [(0, 1.0, 2.0), (1, 10.0, 20.0), (2, 5.0, 15.0)] {
             s.add(sample(turn, "tcp", 64, &[("gbps", tcp)], true));
@@ -289,12 +291,12 @@ pub(super) mod tests {
         let mut samples = Samples::new(2, 1);
         samples.add(sample(1, "tcp", 64, &[("gbps", 9.0)], false));
         let results = json!({ "rounds": 2, "turns": 1, "samples": samples.json() });
-        let back = Samples::of_results(&results).unwrap();
+        let back = Samples::from_results(&results).unwrap();
         assert_eq!(
             (back.json(), back.rounds(), back.turns()),
             (samples.json(), 2, 1)
         );
-        assert!(Samples::of_results(&json!({ "rounds": 2 })).is_none());
+        assert!(Samples::from_results(&json!({ "rounds": 2 })).is_none());
     }
 
     #[test]
@@ -307,6 +309,6 @@ pub(super) mod tests {
         assert_eq!((v.median, v.count, v.noisy), (1.0, 1, false));
         s.add(sample(1, "x", 64, &[("gbps", 3.0)], false));
         assert!(s.value(("x", 64), "gbps").unwrap().noisy);
-        assert_eq!(s.kept(), (1, 4));
+        assert_eq!(s.undisturbed_and_all(), (1, 4));
     }
 }

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_digits() {
+    fn sizes_and_numbers_are_formatted() {
         assert_eq!(
             (show(64), show(65536), show(1 << 20)),
             ("64".into(), "64K".into(), "1M".into())

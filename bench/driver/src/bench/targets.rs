@@ -1,14 +1,14 @@
-//! The targets, and whether they are met. Most are ratios to plain TCP and to other software in the
-//! same turns.
+//! The performance targets, and whether they are met. Most targets are ratios to plain TCP or other
+//! software, computed from samples of the same turn.
 
 use super::samples::{Key, Measured, Samples};
 
 /// How a target is computed.
 #[derive(Debug, Clone)]
 enum Measure {
-    /// The best of the first series divided by the best of the second.
+    /// The best value of the first list of series, divided by the best value of the second list.
     Ratio(Vec<Key<'static>>, Vec<Key<'static>>),
-    /// The best of some series itself.
+    /// The best value of these series.
     Value(Vec<Key<'static>>),
 }
 
@@ -19,7 +19,7 @@ pub(super) struct Target {
     pub(super) what: String,
     pub(super) metric: &'static str,
     measure: Measure,
-    /// The value must be at least `limit`; otherwise, at most.
+    /// `true` if the value must be at least `limit`; `false` if it must be at most `limit`.
     pub(super) at_least: bool,
     pub(super) limit: f64,
 }
@@ -44,7 +44,7 @@ impl Verdict {
 
 impl Target {
     pub(super) fn check(&self, samples: &Samples) -> (Option<Measured>, Verdict) {
-        let large = self.metric_is_better_large();
+        let large = self.larger_is_better();
         let spread = match &self.measure {
             Measure::Ratio(a, b) => samples.ratio(a, b, self.metric, large),
             Measure::Value(a) => samples.best_value(a, self.metric, large),
@@ -59,7 +59,7 @@ impl Target {
         (spread, verdict)
     }
 
-    fn metric_is_better_large(&self) -> bool {
+    fn larger_is_better(&self) -> bool {
         matches!(self.metric, "gbps" | "mmsg" | "echo_kmsg")
     }
 
@@ -235,7 +235,7 @@ fn bandwidth(l: &mut List) {
     );
 }
 
-/// Half round trips of Writes against TCP.
+/// Half round trips of Writes, compared with TCP.
 fn latency(l: &mut List) {
     l.latency("4 B", 4, (1.10, 1.15), (1.15, 1.15));
     l.latency("64 B", 64, (1.10, 1.15), (1.15, 1.15));
@@ -275,13 +275,13 @@ fn ops(l: &mut List) {
     );
 }
 
-/// The distribution's programs on our library against the Rust interface and TCP.
+/// perftest on our C libraries, compared with the Rust interface and TCP.
 fn verbs(l: &mut List) {
     for (program, rust, size) in [
         ("bw:ib-write", "bw:write-crc", 65_536),
         ("bw:ib-send", "bw:send-crc", 65_536),
         ("bw:ib-read", "bw:read-crc", 65_536),
-        // Both sides post in the same way: one by one, perftest's default, or in lists.
+        // Both programs post in the same way: single requests (perftest's default), or lists.
         ("bw:ib-write", "bw:write-single-crc", 64),
         ("bw:ib-write-list", "bw:write-crc", 64),
         ("bw:ib-send", "bw:send-single-crc", 64),
@@ -321,9 +321,9 @@ fn verbs(l: &mut List) {
     );
 }
 
-/// Other software in user space.
+/// Our library, compared with other software in user space.
 fn peers(l: &mut List) {
-    // The peers compute no CRC. Ours is measured with CRC, our default.
+    // The other software computes no CRC. Our library is measured with CRC, its default.
     let ucx = |size| {
         [
             ("bw:ucx-tag", size),
@@ -433,7 +433,7 @@ fn scale(l: &mut List) {
     );
 }
 
-/// Processor time of waiting processes.
+/// CPU time of waiting processes.
 fn cpu(l: &mut List) {
     let wakeups = value(&[("cpu:idle", 0)]);
     l.add(
@@ -453,7 +453,7 @@ fn cpu(l: &mut List) {
         false,
         100.0,
     );
-    // The thread wakes up once at the end, when a pipe signals the end of the measurement.
+    // The thread wakes up only once, when it is notified of the end of the measurement.
     let passive = value(&[("cpu:passive", 65_536)]);
     l.add(
         "cpu",
@@ -480,9 +480,9 @@ mod tests {
                 Measure::Value(a) => a.clone(),
             };
             for (series, size) in keys {
-                let brings = |p: &plan::Point| p.series == series || p.brings(series);
+                let has_series = |p: &plan::Point| p.series == series || p.measures(series);
                 assert!(
-                    points.iter().any(|p| p.size == size && brings(p)),
+                    points.iter().any(|p| p.size == size && has_series(p)),
                     "{}: {series}/{size} is not measured",
                     t.what
                 );
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts() {
+    fn verdicts_depend_on_samples() {
         let mut s = Samples::new(1, 1);
         s.add(sample(0, "bw:tcp", 64, &[("gbps", 1.0)], true));
         s.add(sample(

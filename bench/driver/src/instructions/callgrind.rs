@@ -1,9 +1,9 @@
-//! Reads two figures from callgrind's output: the cost in our own object file, and the calls from
-//! it to other objects.
+//! Reads two figures from callgrind's output: the instructions in our own object file, and the
+//! number of calls from it to other object files.
 //!
-//! The format is described in the Valgrind manual, "Callgrind Format Specification". Names are
-//! compressed: `ob=(1) name` defines what `ob=(1)` means later. The line after `calls=` contains
-//! the callee's cost.
+//! The Valgrind manual describes the format in "Callgrind Format Specification". Names are
+//! compressed: `ob=(1) name` defines the name that a later `ob=(1)` refers to. The line after
+//! `calls=` contains the cost of the called function.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use anyhow::{Context as _, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
-    /// Instructions in our own object.
+    /// Number of instructions in our own object file.
     pub(super) own: u64,
-    /// Calls from our own object into other objects.
+    /// Number of calls from our own object file to others.
     pub(super) calls: u64,
 }
 
-/// Adds up the costs of a profile. Our own object is the one whose file is named `program`.
+/// Adds up the counts of a profile. Our own object file is the one with the file name `program`.
 pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut counts = Counts::default();
@@ -32,17 +32,17 @@ pub(super) fn parse(text: &str, program: &str) -> Result<Counts> {
             callee_own = Some(is_own(resolve(&mut names, name)));
         } else if let Some(call) = line.strip_prefix("calls=") {
             let times: u64 = first(call)?;
-            // Without a `cob=` line, the callee is in the caller's object.
+            // Without a `cob=` line, the callee is in the caller's object file.
             if own && !callee_own.take().unwrap_or(own) {
                 counts.calls += times;
             }
             callee_own = None;
             cost_of_call = true;
         } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
-            let after = !std::mem::take(&mut cost_of_call);
-            if own && after {
+            let is_own_cost = !std::mem::take(&mut cost_of_call);
+            if own && is_own_cost {
                 let cost = line.split_whitespace().nth(1);
-                counts.own += cost.context("a cost line without a cost")?.parse::<u64>()?;
+                counts.own += cost.context("a cost line has no cost")?.parse::<u64>()?;
             }
         }
     }
@@ -104,7 +104,7 @@ totals: 353
 ";
 
     #[test]
-    fn own_cost_and_calls_outwards() {
+    fn own_instructions_and_outgoing_calls_are_counted() {
         let want = Counts { own: 53, calls: 3 };
         assert_eq!(parse(PROFILE, "prog").unwrap(), want);
         assert_eq!(
@@ -115,7 +115,7 @@ totals: 353
     }
 
     #[test]
-    fn nonsense_is_an_error() {
+    fn malformed_numbers_are_errors() {
         assert!(parse("ob=(1) /x/prog\n10 x\n", "prog").is_err());
         assert!(parse("calls=x\n", "prog").is_err());
     }

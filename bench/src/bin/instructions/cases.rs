@@ -1,5 +1,6 @@
-//! The table of cases. Each case prepares, warms up, and then performs its work inside `measured`.
-//! It also checks the result, so that a case without effect fails instead of appearing fast.
+//! The table of cases. Each case prepares its data, warms up, and then performs its work inside
+//! `measured`. It also checks the result, so that a case without effect fails instead of appearing
+//! fast.
 
 use crate::arena::Arena;
 use crate::link::{ALL, End, link};
@@ -16,7 +17,7 @@ use std::hint::black_box;
 pub(crate) struct Case {
     /// The name on the command line and in the table of recorded values.
     pub(crate) name: &'static str,
-    /// Repetitions inside `measured`, by which the counts are divided.
+    /// Number of repetitions inside `measured`. The counts are divided by it.
     pub(crate) count: u32,
     pub(crate) about: &'static str,
     /// Performs the work `count` times.
@@ -67,7 +68,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "fpdu-decode-64",
         count: 1000,
-        about: "take the same FPDU apart",
+        about: "decode the same FPDU",
         run: || fpdu(false),
     },
     Case {
@@ -97,7 +98,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "tx-write-64",
         count: 64,
-        about: "segment and frame it, 64 of them in a plan",
+        about: "segment and frame such a Write, 64 of them in a plan",
         run: || small_tx(false, Part::Fill),
     },
     Case {
@@ -115,7 +116,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "tx-written-64",
         count: 64,
-        about: "complete it once written",
+        about: "complete such a Write after it was written",
         run: || small_tx(false, Part::Written),
     },
     Case {
@@ -127,7 +128,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "tx-write-1m-mtu",
         count: 1,
-        about: "the same in FPDUs for a 1460-octet MSS",
+        about: "the same, with FPDUs for a 1460-octet MSS",
         run: || large_tx(ETHERNET),
     },
     Case {
@@ -151,13 +152,13 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "rx-write-1m",
         count: 1,
-        about: "place a Write of 1 MiB, read in pieces of 64 KiB",
+        about: "place a Write of 1 MiB that is read 64 KiB at a time",
         run: || large_rx(LOOPBACK),
     },
     Case {
         name: "rx-write-1m-mtu",
         count: 1,
-        about: "the same in FPDUs for a 1460-octet MSS",
+        about: "the same, with FPDUs for a 1460-octet MSS",
         run: || large_rx(ETHERNET),
     },
     Case {
@@ -175,25 +176,25 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "post-poll",
         count: 64,
-        about: "post a signalled Write, fill, written, poll: one by one",
+        about: "post, send, complete and poll a signaled Write, one at a time",
         run: post_poll,
     },
     Case {
         name: "read-64",
         count: 64,
-        about: "an RDMA Read of 64 octets, both sides, one by one",
+        about: "an RDMA Read of 64 octets, both sides, one at a time",
         run: read,
     },
     Case {
         name: "read-64-list",
         count: 64,
-        about: "the same, 16 of them outstanding",
+        about: "the same, with 16 outstanding",
         run: || reads(SMALL),
     },
     Case {
         name: "read-4k-list",
         count: 64,
-        about: "the same for 4 KiB, which is sent in place, with the pieces for the system call",
+        about: "the same for 4 KiB, sent without a copy, with the runs for the system call",
         run: || reads(4096),
     },
 ];
@@ -281,8 +282,8 @@ enum Part {
     Written,
 }
 
-fn counted(yes: bool, f: impl FnOnce()) {
-    if yes { measured(f) } else { f() }
+fn measured_if(condition: bool, f: impl FnOnce()) {
+    if condition { measured(f) } else { f() }
 }
 
 fn post_writes(a: &mut End, b: &End, signal: bool) {
@@ -296,24 +297,24 @@ fn post_writes(a: &mut End, b: &End, signal: bool) {
 
 fn small_tx(crc: bool, part: Part) {
     let (mut a, b) = link(crc, LOOPBACK, LIST * SMALL);
-    for warm in [true, false] {
-        counted(!warm && part == Part::Post, || {
+    for warm_up in [true, false] {
+        measured_if(!warm_up && part == Part::Post, || {
             post_writes(&mut a, &b, true)
         });
-        counted(!warm && part == Part::Fill, || assert!(a.fill()));
-        counted(!warm && part == Part::Written, || a.written());
+        measured_if(!warm_up && part == Part::Fill, || assert!(a.fill()));
+        measured_if(!warm_up && part == Part::Written, || a.written());
         assert_eq!(a.poll(), LIST);
     }
 }
 
 fn send_tx() {
     let (mut a, _) = link(false, LOOPBACK, LIST * SMALL);
-    for warm in [true, false] {
+    for warm_up in [true, false] {
         for i in 0..LIST {
             let sges = [a.sge(i * SMALL, SMALL)];
             a.post(&SendWr::send(1, &sges).signaled());
         }
-        counted(!warm, || assert!(a.fill()));
+        measured_if(!warm_up, || assert!(a.fill()));
         a.written();
         assert_eq!(a.poll(), LIST);
     }
@@ -322,9 +323,9 @@ fn send_tx() {
 fn large_tx(emss: u32) {
     let (mut a, b) = link(false, emss, MI);
     let sges = [a.sge(0, MI)];
-    for warm in [true, false] {
+    for warm_up in [true, false] {
         a.post(&SendWr::write(1, b.arena.addr(), b.stag, &sges).signaled());
-        counted(!warm, || {
+        measured_if(!warm_up, || {
             while a.fill() {
                 a.written();
             }
@@ -361,7 +362,7 @@ fn small_rx(crc: bool, send: bool) {
         post_writes(&mut a, &b, false);
     }
     let octets = drain(&mut a);
-    b.take(&octets, usize::MAX);
+    b.receive(&octets, usize::MAX);
     assert!(b.arena.is_filled_with(0x5a));
     assert_eq!(b.poll(), if send { LIST } else { 0 });
 }
@@ -371,14 +372,14 @@ fn large_rx(emss: u32) {
     let sges = [a.sge(0, MI)];
     a.post(&SendWr::write(1, b.arena.addr(), b.stag, &sges));
     let octets = drain(&mut a);
-    b.take(&octets, 65_536);
+    b.receive(&octets, 65_536);
     assert!(b.arena.is_filled_with(0x5a));
 }
 
 /// Pseudorandom numbers, the same in every run.
-struct Scrambled(u64);
+struct Pseudorandom(u64);
 
-impl Iterator for Scrambled {
+impl Iterator for Pseudorandom {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -393,20 +394,20 @@ impl Iterator for Scrambled {
 fn mr_look_up() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
-    let stags: Vec<Stag> = Scrambled(1)
+    let stags: Vec<Stag> = Pseudorandom(1)
         .take(1000)
         .map(|random| {
             table
                 .register(arena.range(), arena.addr(), 1, ALL, random)
-                .expect("room")
+                .expect("the table has a free slot")
         })
         .collect();
-    let who = Accessor { pd: 1, qp: 1 };
+    let accessor = Accessor { pd: 1, qp: 1 };
     let mut octets = 0;
     measured(|| {
         for &stag in black_box(&stags) {
             let range = (stag, arena.addr() + 8, 64);
-            let _ = table.access(range, ALL, who, |span| octets += black_box(span).len());
+            let _ = table.access(range, ALL, accessor, |span| octets += black_box(span).len());
         }
     });
     assert_eq!(octets, 64_000);
@@ -415,18 +416,18 @@ fn mr_look_up() {
 fn mr_register() {
     let arena = Arena::new(4096);
     let mut table = MemoryTable::new();
-    let mut random = Scrambled(2);
+    let mut random = Pseudorandom(2);
     // Fill the table first, so that its growth is not counted.
     for number in random.by_ref().take(1000) {
         table
             .register(arena.range(), 0, 1, ALL, number)
-            .expect("room");
+            .expect("the table has a free slot");
     }
     measured(|| {
         for number in random.by_ref().take(1000) {
             let stag = table
                 .register(arena.range(), 0, 1, ALL, black_box(number))
-                .expect("room");
+                .expect("the table has a free slot");
             assert!(table.deregister(black_box(stag)).is_ok());
         }
     });
@@ -435,8 +436,8 @@ fn mr_register() {
 
 fn post_poll() {
     let (mut a, b) = link(false, LOOPBACK, LIST * SMALL);
-    for warm in [true, false] {
-        counted(!warm, || {
+    for warm_up in [true, false] {
+        measured_if(!warm_up, || {
             for i in 0..LIST {
                 let sges = [a.sge(i * SMALL, SMALL)];
                 let to = b.arena.addr() + (i * SMALL) as u64;
@@ -463,18 +464,18 @@ fn read() {
         });
         a.copy_out(&mut octets);
         a.written();
-        b.take(&octets, usize::MAX);
+        b.receive(&octets, usize::MAX);
         octets.clear();
         measured(|| assert!(b.fill()));
         b.copy_out(&mut octets);
         b.written();
-        a.take(&octets, usize::MAX);
+        a.receive(&octets, usize::MAX);
         measured(|| assert_eq!(a.poll(), 1));
     }
     assert!(a.arena.is_filled_with(0x77));
 }
 
-/// As many Reads at a time as may be outstanding.
+/// Reads in lists of 16, which is the maximum number of outstanding Reads.
 fn reads(size: usize) {
     let list = 16;
     let (mut a, mut b) = link(false, LOOPBACK, LIST * size);
@@ -492,15 +493,15 @@ fn reads(size: usize) {
         });
         a.copy_out(&mut octets);
         a.written();
-        b.take(&octets, usize::MAX);
+        b.receive(&octets, usize::MAX);
         octets.clear();
         measured(|| {
             assert!(b.fill());
-            assert!(b.runs() > 0);
+            assert!(b.find_runs() > 0);
         });
         b.copy_out(&mut octets);
         b.written();
-        a.take(&octets, usize::MAX);
+        a.receive(&octets, usize::MAX);
         measured(|| assert_eq!(a.poll(), list));
     }
     assert!(a.arena.is_filled_with(0x77));

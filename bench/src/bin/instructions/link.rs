@@ -1,4 +1,4 @@
-//! Two queue pairs whose streams are connected by a vector of octets instead of sockets.
+//! Two connected queue pairs. Their streams are vectors of octets instead of sockets.
 
 use crate::arena::{Arena, read_into};
 use crate::measured;
@@ -12,9 +12,9 @@ use iwarp_rnic::qp::{
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Cqe, RecvWr, SendWr, Sge, Time, WcStatus};
 
-/// Largest number of outstanding requests.
+/// Maximum number of outstanding requests.
 const DEPTH: u32 = 256;
-/// Largest number of runs per write.
+/// Maximum number of runs per write.
 const RUNS: usize = 1024;
 /// All access rights.
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -22,7 +22,7 @@ pub(crate) const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// Puts completions into a real completion queue.
+/// Puts completions into a completion queue.
 pub(crate) struct Completions(pub(crate) CompletionQueue);
 
 impl Host for Completions {
@@ -32,7 +32,7 @@ impl Host for Completions {
         assert_ne!(
             self.0.push(cqe),
             Pushed::Overflow { first: true },
-            "more room"
+            "the completion queue overflowed"
         );
     }
 
@@ -76,12 +76,12 @@ impl End {
             times: StreamTimes::NONE,
         };
         qp.start(stream, Time::ZERO)
-            .expect("a fresh queue pair takes a stream");
+            .expect("a stream can be started on a new queue pair");
         let arena = Arena::new(len);
         let mut memory = MemoryTable::new();
         let stag = memory
             .register(arena.range(), arena.addr(), 1, ALL, 0x1234_5678)
-            .expect("room in an empty table");
+            .expect("an empty table has a free slot");
         Self {
             qp,
             memory,
@@ -105,11 +105,15 @@ impl End {
     }
 
     pub(crate) fn post(&mut self, wr: &SendWr<'_>) {
-        self.qp.post_send(wr, &mut self.host).expect("room");
+        self.qp
+            .post_send(wr, &mut self.host)
+            .expect("the send queue is not full");
     }
 
     pub(crate) fn post_recv(&mut self, wr: &RecvWr<'_>) {
-        self.qp.post_recv(wr, &mut self.host).expect("room");
+        self.qp
+            .post_recv(wr, &mut self.host)
+            .expect("the receive queue is not full");
     }
 
     /// Fills the plan for sending. Returns `false` if there is nothing to send.
@@ -122,8 +126,8 @@ impl End {
         self.qp.tx_fill(&mut self.tx, &mut env) == TxFill::Ready
     }
 
-    /// Locates the octets of the plan. Returns the number of runs.
-    pub(crate) fn runs(&mut self) -> usize {
+    /// Determines the addresses of the plan's octets. Returns the number of runs.
+    pub(crate) fn find_runs(&mut self) -> usize {
         let Self {
             qp,
             tx,
@@ -156,9 +160,9 @@ impl End {
             .expect("registered memory");
     }
 
-    /// Receives all octets, at most `most` at a time. The copy is not counted: the kernel does it
-    /// in a real program.
-    pub(crate) fn take(&mut self, mut octets: &[u8], most: usize) {
+    /// Receives all octets, at most `at_once` at a time. The copy is not counted: the kernel does
+    /// it in a real program.
+    pub(crate) fn receive(&mut self, mut octets: &[u8], at_once: usize) {
         while !octets.is_empty() {
             let mut runs = Vec::with_capacity(64);
             measured(|| {
@@ -166,7 +170,7 @@ impl End {
                 self.qp
                     .rx_plan(&mut self.buffer, &self.memory, &mut self.rx, visit)
             });
-            let n = read_into(&runs, &octets[..octets.len().min(most)]);
+            let n = read_into(&runs, &octets[..octets.len().min(at_once)]);
             octets = &octets[n..];
             let status = measured(|| {
                 let mut env = Env {
@@ -179,10 +183,10 @@ impl End {
             });
             assert_eq!(status, RxStatus::Ok);
         }
-        assert!(self.buffer.is_empty(), "whole FPDUs leave nothing behind");
+        assert!(self.buffer.is_empty(), "part of an FPDU remains");
     }
 
-    /// Takes all completions, which must be successful. Returns their number.
+    /// Polls all completions, and checks that they are successful. Returns their number.
     pub(crate) fn poll(&mut self) -> usize {
         let mut done = [Cqe::default(); 64];
         let mut total = 0;
@@ -197,8 +201,8 @@ impl End {
     }
 }
 
-/// Returns both ends. The initiator, the first one, has already sent a message, because the second
-/// one may not send before that.
+/// Returns two connected queue pairs, the initiator first. The initiator has already sent a
+/// message, because the responder must not send before that.
 pub(crate) fn link(crc: bool, emss: u32, len: usize) -> (End, End) {
     let mut a = End::new(true, crc, emss, len);
     let mut b = End::new(false, crc, emss, len);
@@ -208,7 +212,7 @@ pub(crate) fn link(crc: bool, emss: u32, len: usize) -> (End, End) {
     assert!(a.fill());
     a.copy_out(&mut octets);
     a.written();
-    b.take(&octets, usize::MAX);
+    b.receive(&octets, usize::MAX);
     assert_eq!(a.poll(), 1);
     (a, b)
 }

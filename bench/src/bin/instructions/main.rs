@@ -1,9 +1,10 @@
-//! Fixed work whose instructions `cargo xtask instructions` counts with callgrind, inside
-//! [`measured`] only.
+//! Fixed pieces of work. `cargo xtask instructions` counts their instructions with callgrind, but
+//! only those inside [`measured`].
 //!
 //! Times depend on the load of the machine; numbers of instructions do not. Only code that is the
-//! same on every machine is counted: the portable CRC32C, and no system calls. Files: `arena`
-//! (memory for registration), `link` (two queue pairs without sockets), `cases` (the table).
+//! same on every machine is counted, so CRC32C is the portable version, and there are no system
+//! calls. Files: `arena` (memory for registration), `link` (two queue pairs without sockets),
+//! `cases` (the table of the pieces of work).
 
 mod arena;
 mod cases;
@@ -11,8 +12,8 @@ mod link;
 
 use std::process::ExitCode;
 
-/// Runs `f`. callgrind counts instructions only inside this function, which `cargo xtask
-/// instructions` passes by name.
+/// Calls `f`. callgrind counts instructions only inside this function, whose name `cargo xtask
+/// instructions` passes to it.
 #[inline(never)]
 pub(crate) fn measured<R>(f: impl FnOnce() -> R) -> R {
     let result = f();
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         None => {
-            eprintln!("no case is named {name:?}; see --list");
+            eprintln!("there is no case {name:?}; --list prints the names");
             ExitCode::FAILURE
         }
     }

@@ -187,7 +187,7 @@ fn blocks_faults() -> bool {
     }
 }
 
-/// Not a speed check; it prints the figures for the head of the file.
+/// Prints the figures for the documentation of the module. It checks nothing.
 #[test]
 #[ignore = "prints a measurement"]
 fn copy_cost() {
