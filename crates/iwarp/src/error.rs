@@ -1,6 +1,6 @@
 //! Errors of the public API, with the errno that the C libraries report for each.
 
-use crate::failure::{OperationError, Refusal};
+use crate::failure::{End, OperationError, Refusal};
 use crate::sys::connect::NetError;
 use iwarp_rnic::cq::CqSizeError;
 use iwarp_rnic::memory::MemoryError;
@@ -201,6 +201,19 @@ impl From<SrqError> for Error {
                 Self::InvalidArgument("shared receive queue size or limit out of range")
             }
             SrqError::OutOfMemory => Self::OutOfMemory,
+        }
+    }
+}
+
+impl End {
+    /// Returns success if the end was graceful.
+    ///
+    /// # Errors
+    /// [`Error::ConnectionLost`] with the cause.
+    pub fn into_result(self) -> Result<()> {
+        match self.is_graceful() {
+            true => Ok(()),
+            false => Err(Error::ConnectionLost(self.to_string())),
         }
     }
 }

@@ -204,17 +204,6 @@ impl End {
     pub const fn is_graceful(self) -> bool {
         matches!(self, Self::Closed | Self::ClosedByPeer)
     }
-
-    /// Returns success if the end was graceful.
-    ///
-    /// # Errors
-    /// [`Error::ConnectionLost`](crate::Error::ConnectionLost) with the cause.
-    pub fn into_result(self) -> crate::Result<()> {
-        match self.is_graceful() {
-            true => Ok(()),
-            false => Err(crate::Error::ConnectionLost(self.to_string())),
-        }
-    }
 }
 
 impl fmt::Display for End {
@@ -399,7 +388,6 @@ mod tests {
             let (fault, errno, vanished, closed_here) = cause;
             assert_eq!(End::new(fault, errno, vanished, closed_here), end);
             assert!(end.to_string().contains(text), "{end}");
-            assert_eq!(end.into_result().is_ok(), end.is_graceful());
             assert_eq!(end.is_graceful(), fault.is_none() && errno == 0);
         }
     }
