@@ -9,7 +9,7 @@ use super::wait::{Wait, waits};
 use super::waiters::{Place, Ticket, Waiters};
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
-use std::ops::Deref;
+use std::ops::{Deref, RangeBounds};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
@@ -240,20 +240,42 @@ impl Drop for Sending<'_> {
     }
 }
 
-/// A received message of a channel; dereferences to bytes without a copy. Dropping it returns a
-/// credit to the peer.
-#[derive(Debug)]
+/// A received message of a channel; dereferences to bytes without a copy. A clone or a
+/// [slice](Self::slice) is cheap, and refers to the same bytes. When the last of them is dropped,
+/// the peer gets a credit.
+#[derive(Debug, Clone)]
 pub struct ChannelMessage {
-    message: Option<Message>,
+    /// Without the header.
+    message: Message,
     back: Weak<Shared>,
+}
+
+impl ChannelMessage {
+    /// Returns a part of the message, which keeps the receive buffer, too.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        Ok(Self {
+            message: self.message.slice(range)?,
+            back: Weak::clone(&self.back),
+        })
+    }
 }
 
 impl Deref for ChannelMessage {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let octets = self.message.as_deref().unwrap_or_default();
-        octets.get(HEADER..).unwrap_or_default()
+        &self.message
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<ChannelMessage> for bytes::Bytes {
+    /// Keeps the bytes in the receive buffer.
+    fn from(message: ChannelMessage) -> Self {
+        Self::from_owner(message)
     }
 }
 
@@ -265,10 +287,9 @@ impl AsRef<[u8]> for ChannelMessage {
 
 impl Drop for ChannelMessage {
     fn drop(&mut self) {
-        // Repost the receive before the peer gets the credit.
-        self.message = None;
-        if let Some(shared) = self.back.upgrade()
-            && !shared.connection.inner.router.origin.is_foreign()
+        // The receive is posted again before the peer gets the credit.
+        if self.message.give_up()
+            && let Some(shared) = self.back.upgrade()
         {
             shared.owe();
         }
@@ -315,7 +336,7 @@ impl Wait for Receiving {
         if !ended && !state.readers.may_take(self.tickets.channel) {
             return Poll::Pending;
         }
-        let message = match state.inbox.pop_front() {
+        let mut message = match state.inbox.pop_front() {
             Some(message) => message,
             None if state.peer_finished => return Poll::Ready(Ok(None)),
             None if ended => {
@@ -329,8 +350,9 @@ impl Wait for Receiving {
         drop(state);
         drop(gone);
         call_all(next);
+        message.skip(HEADER);
         Poll::Ready(Ok(Some(ChannelMessage {
-            message: Some(message),
+            message,
             back: Arc::downgrade(&self.shared),
         })))
     }

@@ -35,8 +35,8 @@ impl<T: Pod> Region<T> {
     }
 }
 
-/// Bytes of a received message.
-#[derive(Debug)]
+/// Bytes of a received message. A clone refers to the same bytes.
+#[derive(Debug, Clone)]
 pub(super) struct Filled {
     memory: MemoryRegion,
     at: usize,
@@ -48,12 +48,18 @@ impl Filled {
     /// could write them.
     ///
     /// # Safety
-    /// While the value lives, no request that names these bytes may be posted, and nothing may be
+    /// While the value or a clone of it lives, no request that names these bytes may be posted, and nothing may be
     /// copied into them.
     pub(super) unsafe fn new(memory: MemoryRegion, at: usize, len: usize) -> Option<Self> {
         let inside = at.checked_add(len).is_some_and(|end| end <= memory.len());
         let private = memory.access() & (REMOTE | Access::MW_BIND) == Access::empty();
         (inside && private).then_some(Self { memory, at, len })
+    }
+
+    /// Restricts it to `len` of its bytes from `at` on, which the caller has checked.
+    pub(super) const fn restrict(&mut self, at: usize, len: usize) {
+        self.at += at;
+        self.len = len;
     }
 
     /// Returns the octets.

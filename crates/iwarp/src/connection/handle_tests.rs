@@ -5,6 +5,7 @@ use crate::connection::wait::Wait;
 use crate::connection::{Connection, Options};
 use crate::error::Error;
 use iwarp_rnic::Access;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::task::{Wake, Waker};
 
@@ -107,6 +108,67 @@ fn octets_of_each_length_arrive() {
         c.finish().wait_for(LIMIT).unwrap();
         assert!(d.recv().wait_for(LIMIT).unwrap().is_none());
     }
+}
+
+/// The receive buffer is posted again with the last clone or slice.
+#[test]
+fn clones_keep_receive_buffer() {
+    let (a, b) = pair_with(&Options::new().receives(2));
+    let ends = [&a, &b];
+    let in_buffers = || {
+        let messages = b.inner.buffers.messages.iter();
+        messages.map(|n| n.load(Ordering::SeqCst)).sum::<u32>()
+    };
+    done(&mut a.send("what was said"), &ends);
+    let message = done(&mut b.recv(), &ends);
+    assert_eq!(in_buffers(), 1);
+    let clone = message.clone();
+    let part = clone.slice(5..8).unwrap();
+    assert!(part.slice(2..4).is_err());
+    let smaller = part.slice(1..).unwrap();
+    assert_eq!(
+        (&*part, &*smaller, in_buffers()),
+        (&b"was"[..], &b"as"[..], 4)
+    );
+    drop((message, clone, part));
+    assert_eq!(in_buffers(), 1);
+    // The other buffer is used in turn, and this one keeps its bytes.
+    for _ in 0..5 {
+        done(&mut a.send("something else"), &ends);
+        drop(done(&mut b.recv(), &ends));
+    }
+    let bytes = bytes::Bytes::from(smaller);
+    assert_eq!((&bytes[..], in_buffers()), (&b"as"[..], 1));
+    drop(bytes);
+    assert_eq!(in_buffers(), 0);
+    for _ in 0..2 {
+        done(&mut a.send("x"), &ends);
+    }
+    let last = [(); 2].map(|()| done(&mut b.recv(), &ends));
+    assert_eq!(in_buffers(), 2);
+    drop((a, b));
+    let clones = last.clone();
+    drop(last);
+    assert_eq!(*clones[1], *b"x");
+}
+
+/// A credit is returned with the last clone or slice of a message.
+#[test]
+fn clones_keep_credit() {
+    let (c, d) = channels(&Options::new().receives(6));
+    let ends = [c.connection(), d.connection()];
+    done(&mut c.send("hello"), &ends);
+    let message = done(&mut d.recv(), &ends).unwrap();
+    let part = message.slice(1..3).unwrap();
+    let owed = || {
+        let state = d.shared.state.lock();
+        state.owed + state.allowed
+    };
+    let before = owed();
+    drop(message);
+    assert_eq!((&*part, owed()), (&b"el"[..], before));
+    drop(part);
+    assert_eq!(owed(), before + 1);
 }
 
 #[test]

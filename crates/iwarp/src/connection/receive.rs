@@ -1,12 +1,13 @@
 //! Receive buffers of a connection, and the messages in them.
 //!
-//! Invariant of the `unsafe` code: a buffer is posted only when it is created and when the
+//! Invariant of the `unsafe` code: a buffer is posted only when it is created and when the last
 //! [`Message`] in it is dropped. A message is created from a completion of its buffer, and each
-//! completion is routed once. So no request names the bytes of a message while it lives. Programs
-//! do not learn the key of this memory.
+//! completion is routed once. Clones and slices are counted. So no request names the bytes of a
+//! message while it lives. Programs do not learn the key of this memory.
 
 use super::exclusive::Filled;
 use super::handle::{Connection, Inner};
+use super::region::resolve;
 use super::router::{Arrived, Inbox, Router, receive_id};
 use super::wait::{Wait, waits};
 use super::waiters::Ticket;
@@ -15,7 +16,8 @@ use crate::failure::RequestKind;
 use crate::runtime::QueuePair;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
 use iwarp_rnic::{Access, RecvWr, WcStatus};
-use std::ops::Deref;
+use std::ops::{Deref, RangeBounds};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
@@ -24,7 +26,8 @@ use std::task::{Poll, Waker};
 pub(super) struct Buffers {
     memory: MemoryRegion,
     size: u32,
-    count: u32,
+    /// By buffer: the messages in it.
+    pub(super) messages: Box<[AtomicU32]>,
 }
 
 impl Buffers {
@@ -36,16 +39,17 @@ impl Buffers {
         Ok(Self {
             memory,
             size,
-            count,
+            messages: (0..count).map(|_| AtomicU32::new(0)).collect(),
         })
     }
 
     pub(super) const fn count(&self) -> usize {
-        self.count as usize
+        self.messages.len()
     }
 
     pub(super) fn post_all(&self, qp: &QueuePair) -> Result<()> {
-        (0..self.count).try_for_each(|buffer| self.post(qp, buffer))
+        // As many as `u32` counts.
+        (0..self.count() as u32).try_for_each(|buffer| self.post(qp, buffer))
     }
 
     fn place(&self, buffer: u32) -> usize {
@@ -61,18 +65,34 @@ impl Buffers {
         Ok(qp.post_recv(&[wr])?)
     }
 
+    /// Counts a message, a clone or a slice.
+    fn add_message(&self, buffer: u32) {
+        if let Some(messages) = self.messages.get(buffer as usize) {
+            // A clone is made from a message that is counted.
+            messages.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts the drop of a message. Returns `true` if it was the last one in its buffer.
+    fn remove_message(&self, buffer: u32) -> bool {
+        // The last one must see that the others have ended their accesses.
+        let messages = self.messages.get(buffer as usize);
+        messages.is_some_and(|messages| messages.fetch_sub(1, Ordering::AcqRel) == 1)
+    }
+
     fn filled(&self, arrived: &Arrived) -> Option<Filled> {
         let (at, len) = (self.place(arrived.buffer), arrived.len as usize);
         // SAFETY: the buffer's completion was routed to the caller, and the buffer is reposted only
-        // when the message is dropped.
+        // when the last message in it is dropped.
         unsafe { Filled::new(self.memory.clone(), at, len) }
     }
 }
 
-/// A received message, in its receive buffer: dereferences to bytes, without a copy.
+/// A received message, in its receive buffer: dereferences to bytes, without a copy. A clone or a
+/// [slice](Self::slice) is cheap, and refers to the same bytes.
 ///
-/// Dropping it reposts the receive buffer. If a program keeps all of them, the peer's next message
-/// waits, and the connection ends after
+/// When the last of them is dropped, the receive buffer is posted again. If a program keeps all
+/// buffers, the peer's next message waits, and the connection ends after
 /// [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
 #[derive(Debug)]
 pub struct Message {
@@ -90,6 +110,51 @@ impl Message {
     /// Returns `true` if it announces an RDMA Write with immediate data. It is empty then.
     pub const fn is_of_write(&self) -> bool {
         self.arrived.of_write
+    }
+
+    /// Returns a part of the message, which keeps the receive buffer, too.
+    ///
+    /// # Errors
+    /// [`Refusal::OutOfRange`](crate::Refusal::OutOfRange).
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let (at, len) = resolve(range, self.len())?;
+        let mut part = self.clone();
+        part.restrict(at, len);
+        Ok(part)
+    }
+
+    fn restrict(&mut self, at: usize, len: usize) {
+        if let Some(filled) = &mut self.filled {
+            filled.restrict(at, len);
+        }
+    }
+
+    /// Removes its first bytes.
+    pub(super) fn skip(&mut self, octets: usize) {
+        let at = octets.min(self.len());
+        self.restrict(at, self.len() - at);
+    }
+
+    /// Gives up the bytes. Returns `true` if no other message is in the buffer, which is then
+    /// posted again.
+    pub(super) fn give_up(&mut self) -> bool {
+        // Before the buffer is posted again.
+        let filled = self.filled.take();
+        let Some(inner) = self.back.upgrade() else {
+            return false;
+        };
+        if filled.is_none() || inner.router.origin.is_foreign() {
+            return false;
+        }
+        drop(filled);
+        if !inner.buffers.remove_message(self.arrived.buffer) {
+            return false;
+        }
+        if let Err(error) = inner.buffers.post(inner.qp(), self.arrived.buffer) {
+            // The connection has ended and needs no more receives.
+            tracing::trace!(%error, "a receive is not posted again");
+        }
+        true
     }
 
     /// Returns the STag of the window that the peer invalidated with this message.
@@ -112,28 +177,41 @@ impl AsRef<[u8]> for Message {
     }
 }
 
+impl Clone for Message {
+    fn clone(&self) -> Self {
+        // Without a connection, no buffer is posted again.
+        if let (Some(inner), true) = (self.back.upgrade(), self.filled.is_some()) {
+            inner.buffers.add_message(self.arrived.buffer);
+        }
+        Self {
+            filled: self.filled.clone(),
+            arrived: self.arrived,
+            back: Weak::clone(&self.back),
+        }
+    }
+}
+
 impl Drop for Message {
     fn drop(&mut self) {
-        // Released before the buffer is posted again.
-        self.filled = None;
-        let Some(inner) = self.back.upgrade() else {
-            return;
-        };
-        if inner.router.origin.is_foreign() {
-            return;
-        }
-        if let Err(error) = inner.buffers.post(inner.qp(), self.arrived.buffer) {
-            // The connection has ended and needs no more receives.
-            tracing::trace!(%error, "a receive is not posted again");
-        }
+        self.give_up();
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl From<Message> for bytes::Bytes {
+    /// Keeps the bytes in the receive buffer.
+    fn from(message: Message) -> Self {
+        Self::from_owner(message)
     }
 }
 
 impl Inner {
     pub(super) fn message(self: &Arc<Self>, arrived: Arrived) -> Message {
         tracing::trace!(parent: &self.span, octets = arrived.len, "received");
+        let filled = self.buffers.filled(&arrived);
+        self.buffers.add_message(arrived.buffer);
         Message {
-            filled: self.buffers.filled(&arrived),
+            filled,
             arrived,
             back: Arc::downgrade(self),
         }

@@ -439,9 +439,10 @@ fn peer_refusal_ends_connection_with_cause() {
         panic!("{:?}", a.closed().wait_for(LIMIT));
     };
     assert_eq!(Some(fault), a.fault());
-    assert!(
-        matches!(b.closed().wait_for(LIMIT), Ok(End::Terminated(fault)) if fault.blame == Blame::Peer)
-    );
+    let Ok(End::Terminated(fault)) = b.closed().wait_for(LIMIT) else {
+        panic!("{:?}", b.closed().wait_for(LIMIT));
+    };
+    assert_eq!(fault.blame, Blame::Peer);
     let late = a.send("x").wait();
     assert!(matches!(late, Err(Error::Operation(e)) if e.status() == WcStatus::Flushed));
     assert!(
