@@ -542,7 +542,7 @@ mod tests {
             let _peers = qps.each_ref().map(testing::connected);
             for (cq, _) in cqs.iter().zip(dead).filter(|(_, dead)| *dead) {
                 let mut owed = Owed::default();
-                cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+                cq.inner.record_loss(&mut cq.inner.ring.lock(), &mut owed);
             }
             overflowed(&cqs);
             let failed = qps.each_ref().map(|qp| qp.state() == State::Error);

@@ -156,7 +156,7 @@ impl Source for QpInner {
             let before = self.peer_answers.octets();
             served |= self.drive_rx();
             if self.peer_answers.octets() != before {
-                self.send_cq.inner.answer_came();
+                self.send_cq.inner.record_arrival();
             }
         }
         if writable {

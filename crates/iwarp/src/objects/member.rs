@@ -1,4 +1,5 @@
-//! Queue pairs as objects know them: a trait, so that objects depend on no room above.
+//! The interface through which devices, completion queues and shared receive queues use queue
+//! pairs. It is a trait, because queue pairs belong to the rooms above this one.
 
 use super::cq::CqInner;
 use iwarp_rnic::counters::Counters;
@@ -7,13 +8,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+/// The result of [`Member::poll_sockets`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PollOutcome {
-    /// A whole message has arrived since the program's last request.
+    /// A complete message has arrived since the program's last request.
     pub(crate) answered: bool,
-    /// Another thread reads or writes the socket at this moment.
+    /// Another thread is reading or writing the socket.
     pub(crate) driven_elsewhere: bool,
-    /// Bytes moved since the last poll.
+    /// Bytes sent and received since the last poll.
     pub(crate) moved: u64,
 }
 
@@ -35,21 +37,23 @@ pub(crate) trait Member: Any + Send + Sync {
     /// completions.
     fn fail(self: Arc<Self>);
 
-    /// Returns the queue pair's counters; `None` if its state is locked and `wait` is `false`.
+    /// Returns the queue pair's counters. Without `wait`, returns `None` if its state is locked.
     fn counters(&self, wait: bool) -> Option<Counters>;
 
-    /// Offers a held Send again, because the shared receive queue has a receive or is destroyed.
+    /// Retries a Send that is held for want of a receive: the shared receive queue got a receive,
+    /// or was destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
+    /// Sends the requests that the queue pair has deferred.
     fn send_deferred(self: Arc<Self>) {}
 
-    /// Returns the flag that says whether the queue pair is on `cq`'s list of deferred queue pairs;
+    /// Returns the flag that is set while the queue pair is on `cq`'s list of deferred queue pairs;
     /// `None` if it never defers sending.
     fn deferred_mark(&self, _cq: &CqInner) -> Option<&AtomicBool> {
         None
     }
 
-    /// Retries operations that waited for memory to become unused.
+    /// Retries operations that wait for accesses to memory to end.
     fn retry_memory(self: Arc<Self>) {}
 }
 
