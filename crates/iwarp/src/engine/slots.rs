@@ -1,37 +1,41 @@
-//! Slots for requests in flight: which are free, which requests have ended, and which tasks wait.
+//! Slots for requests in flight: which slots are free, which requests have ended, and which tasks
+//! wait for them.
 //!
-//! A request takes a slot before it is posted, and *places*: entries of the send queue, of which a
-//! batch needs several. Three parties use a slot, each at any time:
+//! Before a request is posted, it takes a slot and one or more *places*. A place is an entry of the
+//! send queue; a batch needs several. Three parties use the slots concurrently:
 //!
-//! - The *operation* takes it, waits for the end, and returns it by [`collect`](Slots::collect), or
-//!   gives up by [`abandon`](Slots::abandon).
-//! - The *router*, one thread at a time, reports by [`finish`](Slots::finish) that the request has
+//! - An *operation* takes a slot and waits until its request ends. It then returns the slot by
+//!   [`collect`](Slots::collect), or gives up earlier by [`abandon`](Slots::abandon).
+//! - The *router*, one thread at a time, reports by [`finish`](Slots::finish) that a request has
 //!   ended.
-//! - Operations that find no room wait in a list of the router. [`crowd`](Slots::crowd) marks that
-//!   this list is not empty.
+//! - Operations that find no free slot or too few places wait in a list of the router.
+//!   [`crowd`](Slots::crowd) sets a mark while this list is not empty.
 //!
-//! A request that no task sleeps for takes no lock. One atomic number, `room`, holds the first slot
+//! A request for which no task sleeps takes no lock. One atomic number, `room`, contains the head
 //! of the free list, the number of free places, and the mark. So a thread that returns a slot
-//! learns in the same step whether it must wake a waiter, and no wake-up is lost. A counter in the
-//! number distinguishes a free list that was changed twice from the one before. Wakers are code of
-//! the program, so they are cloned and dropped without a lock.
+//! learns in the same step whether it must wake a waiter, and no wake-up is lost. The number also
+//! contains a counter, which prevents the ABA problem of the free list. Wakers are code of the
+//! program, so they are cloned and dropped without a lock.
 
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering};
 use std::sync::PoisonError;
 use std::task::Waker;
 
-/// No operation has the slot.
+/// No operation uses the slot.
 const FREE: u32 = 0;
 /// The request is in flight, and no task waits for it.
 const POSTED: u32 = 1;
-/// The request is in flight, and a task or thread is woken at its end.
+/// The request is in flight, and a task or thread waits for it.
 const WAITING: u32 = 2;
-/// The request is in flight, and the operation is gone: the router returns the slot.
+/// The request is in flight, and its operation has given up. The router returns the slot.
 const ABANDONED: u32 = 3;
+/// The request has succeeded.
 const DONE: u32 = 4;
+/// The request has failed.
 const FAILED: u32 = 5;
 
-/// Layout of `room`: the first free slot or [`NO_SLOT`], free places, counter, and mark.
+/// Layout of `room`: the first free slot or [`NO_SLOT`], the number of free places, the counter,
+/// and the mark.
 mod room {
     pub(super) const BITS: u32 = 17;
     pub(super) const MASK: u64 = (1 << BITS) - 1;
@@ -60,29 +64,32 @@ impl Room {
         self.0 & room::CROWDED != 0
     }
 
-    /// Returns the next value, with another head of the free list and another number of places.
+    /// Returns the next value of `room`, with a new head of the free list and a new number of
+    /// places.
     const fn next(self, first: u32, places: u32) -> Self {
         let counter = (self.0 & !room::CROWDED) >> room::COUNTER;
         let counter = (counter.wrapping_add(1) << room::COUNTER) & !room::CROWDED;
-        let rest = (places as u64) << room::PLACES | first as u64;
-        Self(self.0 & room::CROWDED | counter | rest)
+        let contents = (places as u64) << room::PLACES | first as u64;
+        Self(self.0 & room::CROWDED | counter | contents)
     }
 }
 
-/// State that is rarely needed: when a task sleeps or gives up, or when a request has failed.
+/// State that is needed only if a task sleeps or gives up, or if a request fails.
 #[derive(Debug)]
 struct Rare<K, F> {
     waker: Option<Waker>,
+    /// Memory of an abandoned operation, to be dropped when the request has ended.
     kept: Option<K>,
     failure: Option<F>,
 }
 
 #[derive(Debug)]
 struct Slot<K, F> {
+    /// [`FREE`], [`POSTED`] and so on.
     stage: AtomicU32,
     /// The next free slot. Valid only while this slot is free.
     next: AtomicU32,
-    /// Places that the request has taken.
+    /// Number of places that the request has taken.
     places: AtomicU32,
     rare: Mutex<Rare<K, F>>,
 }
@@ -93,35 +100,35 @@ impl<K, F> Slot<K, F> {
     }
 }
 
-/// What the caller has to do after a request has ended, with nothing locked.
+/// What the caller must handle after a request has ended, with no lock held.
 #[derive(Debug)]
 pub(crate) struct Finished<K> {
+    /// To be woken.
     pub(crate) waker: Option<Waker>,
-    /// Left by an abandoned operation, to be dropped.
+    /// Memory of an abandoned operation, to be dropped.
     pub(crate) kept: Option<K>,
-    /// Places were returned, and operations wait for room.
+    /// A slot was returned, and operations wait for room.
     pub(crate) crowded: bool,
 }
 
 /// Why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoSlot {
-    /// Too few places are free.
-    /// Too few places are free.
+    /// No slot is free, or too few places.
     Full,
     /// Other operations already wait.
     Crowded,
 }
 
-/// See the head of the file. `K` is what an operation leaves behind when it gives up. `F` is the
-/// reason of a failure.
+/// The slots of one send queue; see the head of the file. `K` is the memory of an operation, which
+/// must outlive the request. `F` is the reason of a failure.
 #[derive(Debug)]
 pub(crate) struct Slots<K, F> {
     slots: Box<[Slot<K, F>]>,
     room: AtomicU64,
-    /// Slots whose operation waits. The count may lag behind.
+    /// Number of slots for whose request a task or thread waits. The count may lag behind.
     waiting: AtomicU32,
-    /// Slots whose operation has left memory behind. The count may lag behind.
+    /// Number of slots that keep the memory of an abandoned operation. The count may lag behind.
     keeping: AtomicU32,
 }
 
@@ -157,8 +164,8 @@ impl<K, F> Slots<K, F> {
         self.slots.len() as u32
     }
 
-    /// Takes a slot and `places` places, if `reserve` places are left then. With `queue`, fails if
-    /// other operations wait.
+    /// Takes a slot and `places` places, if `reserve` places remain free. With `queue`, fails if
+    /// other operations wait for room.
     #[inline]
     pub(crate) fn take(&self, places: u32, reserve: u32, queue: bool) -> Result<u32, NoSlot> {
         let mut now = Room(self.room.load(Ordering::Acquire));
@@ -172,11 +179,11 @@ impl<K, F> Slots<K, F> {
                 return Err(NoSlot::Full);
             };
             let next = slot.next.load(Ordering::Relaxed);
-            let then = now.next(next, now.places() - places);
-            match self.change(now, then) {
+            let new = now.next(next, now.places() - places);
+            match self.change(now, new) {
                 Ok(()) => {
                     slot.places.store(places, Ordering::Relaxed);
-                    // Posting the request publishes this to the router.
+                    // Posting the request makes these stores visible to the router.
                     slot.stage.store(POSTED, Ordering::Relaxed);
                     return Ok(first);
                 }
@@ -194,7 +201,7 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns a slot. Returns `true` if operations wait for room.
+    /// Adds a slot and its places to the free ones. Returns `true` if operations wait for room.
     #[inline]
     fn release(&self, id: u32, slot: &Slot<K, F>) -> bool {
         let places = slot.places.load(Ordering::Relaxed);
@@ -209,14 +216,15 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns the slot of a request that was not posted or has succeeded. Returns `true` if
+    /// Releases the slot of a request that was not posted or has succeeded. Returns `true` if
     /// operations wait for room.
     #[inline]
     pub(crate) fn withdraw(&self, id: u32) -> bool {
         self.slot(id).is_some_and(|slot| self.release(id, slot))
     }
 
-    /// Returns whether a request has succeeded; `None` if it has not ended.
+    /// Returns `Some(true)` if a request has succeeded, `Some(false)` if it has failed, and `None`
+    /// if it has not ended.
     #[inline]
     pub(crate) fn outcome(&self, id: u32) -> Option<bool> {
         match self.slot(id)?.stage.load(Ordering::Acquire) {
@@ -226,8 +234,9 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns the result of a request, and returns its slot; `None` if the request has not ended.
-    /// Second, `true` if operations wait for room.
+    /// Releases the slot of a request that has ended, and returns the result of the request. The
+    /// second value is `true` if operations wait for room. Returns `None` if the request has not
+    /// ended.
     #[inline]
     pub(crate) fn collect(&self, id: u32) -> Option<(Result<(), F>, bool)> {
         let slot = self.slot(id)?;
@@ -239,8 +248,8 @@ impl<K, F> Slots<K, F> {
         Some((result, self.release(id, slot)))
     }
 
-    /// Registers a waker for the end of a request. Check the outcome once more after this, and then
-    /// wait.
+    /// Registers a waker for the end of a request. Check the outcome once more after this call, and
+    /// then wait.
     pub(crate) fn wait(&self, id: u32, waker: &Waker) {
         let Some(slot) = self.slot(id) else {
             return;
@@ -261,14 +270,15 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Gives up an operation, and leaves `kept` until the request has ended. If it has ended
-    /// already, returns `kept` and frees the slot. Second, `true` if operations wait for room.
+    /// Gives up an operation, and keeps `kept` until the request has ended. If it has ended
+    /// already, returns `kept` and releases the slot. The second value is `true` if operations wait
+    /// for room.
     pub(crate) fn abandon(&self, id: u32, kept: Option<K>) -> (Option<K>, bool) {
         let Some(slot) = self.slot(id) else {
             return (kept, false);
         };
-        let keeps = kept.is_some();
-        if keeps {
+        let has_memory = kept.is_some();
+        if has_memory {
             slot.rare().kept = kept;
         }
         let mut stage = slot.stage.load(Ordering::Acquire);
@@ -288,7 +298,7 @@ impl<K, F> Slots<K, F> {
                 }
             }
         }
-        if keeps {
+        if has_memory {
             self.keeping.fetch_add(1, Ordering::Relaxed);
         }
         if stage == WAITING {
@@ -299,8 +309,8 @@ impl<K, F> Slots<K, F> {
         (None, false)
     }
 
-    /// Reports the end of a request. Called by one thread at a time. Only the first report of a
-    /// request counts. Returns what the caller has to do, if anything.
+    /// Reports the end of a request. Called by one thread at a time. Later reports for the same
+    /// request have no effect. Returns what the caller must handle, if anything.
     #[inline]
     pub(crate) fn finish(&self, id: u32, result: Result<(), F>) -> Option<Finished<K>> {
         let slot = self.slot(id)?;
@@ -348,12 +358,12 @@ impl<K, F> Slots<K, F> {
         }
     }
 
+    /// Returns `true` if a task or thread waits for the end of a request.
     pub(crate) fn somebody_waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns `true` if an operation has left memory behind, to be freed at the end of its
-    /// request.
+    /// Returns `true` if the memory of an abandoned operation is kept until its request has ended.
     pub(crate) fn keeps_memory(&self) -> bool {
         self.keeping.load(Ordering::Relaxed) != 0
     }
@@ -362,18 +372,20 @@ impl<K, F> Slots<K, F> {
         Room(self.room.load(Ordering::Acquire)).places() > 0
     }
 
-    /// Returns a number that changes whenever a slot is taken or returned.
+    /// Returns a number that changes whenever a slot is taken or released.
     #[inline]
     pub(crate) fn version(&self) -> u32 {
         // The lower half of the counter is enough.
         (self.room.load(Ordering::Relaxed) >> room::COUNTER) as u32
     }
 
-    /// Marks that operations wait for room. Check for room once more after this, and then wait.
+    /// Sets the mark that operations wait for room. Check for room once more after this call, and
+    /// then wait.
     pub(crate) fn crowd(&self) {
         self.room.fetch_or(room::CROWDED, Ordering::AcqRel);
     }
 
+    /// Clears the mark.
     pub(crate) fn uncrowd(&self) {
         self.room.fetch_and(!room::CROWDED, Ordering::AcqRel);
     }

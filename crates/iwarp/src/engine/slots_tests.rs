@@ -6,27 +6,27 @@ use std::sync::atomic::{AtomicU32 as Count, Ordering::SeqCst};
 use std::task::Wake;
 
 #[derive(Default)]
-struct Woken(Count);
+struct WakeCounter(Count);
 
-impl Wake for Woken {
+impl Wake for WakeCounter {
     fn wake(self: StdArc<Self>) {
         self.0.fetch_add(1, SeqCst);
     }
 }
 
-type Tried = Slots<StdArc<()>, u8>;
+type TestSlots = Slots<StdArc<()>, u8>;
 
 #[cfg(not(loom))]
 mod plain {
     use super::*;
 
-    fn take(slots: &Tried) -> Option<u32> {
+    fn take(slots: &TestSlots) -> Option<u32> {
         slots.take(1, 0, true).ok()
     }
 
     #[test]
-    fn slot_lasts_until_result_is_taken() {
-        let slots = Tried::new(2);
+    fn slot_is_in_use_until_collected() {
+        let slots = TestSlots::new(2);
         let (a, b) = (take(&slots).unwrap(), take(&slots).unwrap());
         assert!(a != b && take(&slots).is_none() && !slots.has_room());
         assert_eq!((slots.outcome(a), slots.collect(a)), (None, None));
@@ -43,8 +43,8 @@ mod plain {
     }
 
     #[test]
-    fn first_end_counts() {
-        let slots = Tried::new(1);
+    fn later_and_unknown_ends_are_ignored() {
+        let slots = TestSlots::new(1);
         let id = take(&slots).unwrap();
         assert!(slots.finish(id, Err(1)).is_none() && slots.finish(id, Ok(())).is_none());
         assert_eq!(slots.collect(id), Some((Err(1), false)));
@@ -52,12 +52,12 @@ mod plain {
         assert_eq!((slots.outcome(99), slots.collect(99)), (None, None));
         assert!(!slots.withdraw(99) && slots.abandon(99, None) == (None, false));
         assert_eq!(slots.take(1, 0, true), Ok(id));
-        assert_eq!(Tried::new(0).take(1, 0, true), Err(NoSlot::Full));
+        assert_eq!(TestSlots::new(0).take(1, 0, true), Err(NoSlot::Full));
         // Miri is slow.
         if !cfg!(miri) {
-            let slots = Tried::new(u32::MAX);
+            let slots = TestSlots::new(u32::MAX);
             assert_eq!(slots.count(), SLOTS_MAX);
-            // The largest count that fits into `room`.
+            // This is the largest number of places that fits into `room`.
             let all = slots.take(SLOTS_MAX, 0, true).unwrap();
             assert_eq!(slots.take(1, 0, true), Err(NoSlot::Full));
             assert!(!slots.withdraw(all) && slots.has_room());
@@ -65,24 +65,24 @@ mod plain {
     }
 
     #[test]
-    fn reserved_places_are_left() {
-        let slots = Tried::new(8);
+    fn reserved_places_stay_free() {
+        let slots = TestSlots::new(8);
         assert_eq!(slots.take(9, 0, true), Err(NoSlot::Full));
         assert_eq!(slots.take(u32::MAX, 1, true), Err(NoSlot::Full));
         let batch = slots.take(6, 0, true).unwrap();
         assert_eq!(slots.take(1, 2, true), Err(NoSlot::Full));
-        let one = slots.take(1, 1, true).unwrap();
+        let single = slots.take(1, 1, true).unwrap();
         assert_eq!(slots.take(2, 0, true), Err(NoSlot::Full));
         assert!(!slots.withdraw(batch));
         assert!(slots.take(7, 0, true).is_ok());
         let version = slots.version();
-        assert!(!slots.withdraw(one) && slots.version() != version);
+        assert!(!slots.withdraw(single) && slots.version() != version);
     }
 
     #[test]
-    fn waiter_is_woken_and_memory_kept() {
-        let slots = Tried::new(4);
-        let woken = StdArc::new(Woken::default());
+    fn end_wakes_waiter_and_frees_memory() {
+        let slots = TestSlots::new(4);
+        let woken = StdArc::new(WakeCounter::default());
         let waker = Waker::from(StdArc::clone(&woken));
         let memory = StdArc::new(());
         let ids = [(); 4].map(|()| take(&slots).unwrap());
@@ -118,33 +118,33 @@ mod plain {
         assert!(kept.is_some() && !crowded);
         drop(kept);
         assert_eq!(StdArc::strong_count(&memory), 1);
-        // The failure of the previous request is gone.
+        // The failure of the previous request must not be reported for the next one.
         let id = take(&slots).unwrap();
         assert_eq!(id, ids[2]);
         assert!(slots.finish(id, Ok(())).is_none());
         assert_eq!(slots.collect(id), Some((Ok(()), false)));
     }
 
-    /// A future may be polled by one task and then by another, which waits from then on.
+    /// A future may move between tasks. Only the task that polled it last is woken.
     #[test]
     fn last_waiting_task_is_woken() {
-        let slots = Tried::new(1);
+        let slots = TestSlots::new(1);
         let id = take(&slots).unwrap();
-        let tasks = [(); 3].map(|()| StdArc::new(Woken::default()));
+        let tasks = [(); 3].map(|()| StdArc::new(WakeCounter::default()));
         for task in &tasks {
             slots.wait(id, &Waker::from(StdArc::clone(task)));
         }
         slots.finish(id, Ok(())).unwrap().waker.unwrap().wake();
         assert_eq!(tasks.each_ref().map(|task| task.0.load(SeqCst)), [0, 0, 1]);
-        // No waker is kept.
+        // No waker is stored any more.
         assert_eq!(tasks.each_ref().map(StdArc::strong_count), [1; 3]);
         assert!(!slots.somebody_waits());
     }
 
     #[test]
-    fn one_owner_each_under_load() {
+    fn concurrent_takers_share_no_slot() {
         let rounds = if cfg!(miri) { 60 } else { 20_000 };
-        let slots = Tried::new(3);
+        let slots = TestSlots::new(3);
         let owners = [const { Count::new(0) }; 3];
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -175,27 +175,26 @@ mod models {
     use loom::sync::atomic::AtomicBool;
     use loom::thread;
 
-    /// All interleavings of an operation that waits as a future does and the router that ends its
-    /// request.
+    /// An operation waits, as a future does, while the router ends its request.
     #[test]
     fn loom_slots_no_wake_up_is_lost() {
         loom::model(|| {
-            let slots = Arc::new(Tried::new(1));
+            let slots = Arc::new(TestSlots::new(1));
             let id = slots.take(1, 0, true).unwrap();
-            let woken = StdArc::new(Woken::default());
+            let woken = StdArc::new(WakeCounter::default());
             let router = {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     if let Some(due) = slots.finish(id, Err(5)) {
-                        due.waker.expect("a task waits").wake();
+                        due.waker.expect("a waker").wake();
                     }
                 })
             };
             let waker = Waker::from(StdArc::clone(&woken));
             slots.wait(id, &waker);
-            let seen = slots.collect(id);
+            let collected = slots.collect(id);
             router.join().unwrap();
-            match seen {
+            match collected {
                 Some((result, _)) => assert_eq!(result, Err(5)),
                 None => {
                     assert_eq!(woken.0.load(SeqCst), 1, "a wake-up was lost");
@@ -207,15 +206,15 @@ mod models {
         });
     }
 
-    /// The operation gives up while the router ends its request. One of them frees the memory, and
-    /// the slot is returned once.
+    /// The operation gives up while the router ends its request. One of the two frees the memory
+    /// and releases the slot.
     #[test]
-    fn loom_slots_are_given_back_once() {
+    fn loom_slots_are_released_once() {
         loom::model(|| {
-            let slots = Arc::new(Tried::new(1));
+            let slots = Arc::new(TestSlots::new(1));
             let id = slots.take(1, 0, true).unwrap();
             let memory = StdArc::new(());
-            slots.wait(id, &Waker::from(StdArc::new(Woken::default())));
+            slots.wait(id, &Waker::from(StdArc::new(WakeCounter::default())));
             let router = {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || drop(slots.finish(id, Ok(()))))
@@ -225,11 +224,7 @@ mod models {
             assert_eq!(StdArc::strong_count(&memory), 1, "memory is kept");
             assert!(!slots.somebody_waits());
             assert_eq!(slots.take(1, 0, true), Ok(id));
-            assert_eq!(
-                slots.take(1, 0, true),
-                Err(NoSlot::Full),
-                "given back twice"
-            );
+            assert_eq!(slots.take(1, 0, true), Err(NoSlot::Full), "released twice");
         });
     }
 
@@ -238,21 +233,21 @@ mod models {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(|| {
-            let slots = Arc::new(Tried::new(2));
+            let slots = Arc::new(TestSlots::new(2));
             let taken = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
             let others: Vec<_> = (0..2)
                 .map(|_| {
                     let (slots, taken) = (Arc::clone(&slots), Arc::clone(&taken));
-                    thread::spawn(move || once(&slots, &taken))
+                    thread::spawn(move || take_and_release(&slots, &taken))
                 })
                 .collect();
-            once(&slots, &taken);
+            take_and_release(&slots, &taken);
             for other in others {
                 other.join().unwrap();
             }
             assert!(slots.take(2, 0, true).is_ok(), "places are lost");
         });
-        fn once(slots: &Tried, taken: &[AtomicBool; 2]) {
+        fn take_and_release(slots: &TestSlots, taken: &[AtomicBool; 2]) {
             let Ok(id) = slots.take(1, 0, true) else {
                 return;
             };
@@ -265,10 +260,11 @@ mod models {
         }
     }
 
-    /// An operation waits for room while the only place is returned.
-    fn room(wait: fn(&Tried, &AtomicBool)) {
+    /// An operation waits for room while the only place is released.
+    fn room(wait: fn(&TestSlots, &AtomicBool)) {
         loom::model(move || {
-            let slots = Arc::new(Tried::new(1));
+            let slots = Arc::new(TestSlots::new(1));
+            // The router's list of waiting operations: `true` if it has an entry.
             let listed = Arc::new(AtomicBool::new(false));
             let id = slots.take(1, 0, true).unwrap();
             let other = {
@@ -278,21 +274,21 @@ mod models {
             wait(&slots, &listed);
             let got = slots.take(1, 0, false).is_ok();
             let woken = other.join().unwrap();
-            assert!(got || woken, "room was forgotten");
+            assert!(got || woken, "a wake-up was lost");
         });
     }
 
     #[test]
-    fn loom_slots_room_is_not_forgotten() {
+    fn loom_slots_free_room_wakes_waiter() {
         room(|slots, listed| {
             listed.store(true, Ordering::Relaxed);
             slots.crowd();
         });
     }
 
-    /// Broken: the mark is set before the list has an entry.
+    /// Planted bug: the mark is set before the list has an entry.
     #[test]
-    #[should_panic(expected = "room was forgotten")]
+    #[should_panic(expected = "a wake-up was lost")]
     fn loom_slots_broken_crowd_is_caught() {
         room(|slots, listed| {
             slots.crowd();

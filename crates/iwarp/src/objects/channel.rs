@@ -108,7 +108,7 @@ impl CompletionChannel {
         !self.queue.is_empty()
     }
 
-    /// Records a wait for an event that slept and took `waited` in all.
+    /// Records that a wait for an event slept, and lasted `waited`.
     pub fn slept(&self, waited: Duration) {
         self.waits.busy.slept(waited, self.waits.window);
     }

@@ -114,7 +114,7 @@ impl CompletionQueue {
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             if n > 0 {
-                self.inner.pollers.record_taken(n);
+                self.inner.pollers.took(n);
                 self.inner.record_taken(&out[..n]);
                 return Ok(n);
             }
@@ -188,7 +188,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Records a blocking wait that slept and took `waited` in all.
+    /// Records that a blocking wait slept, and lasted `waited`.
     pub(crate) fn slept(&self, waited: Duration) {
         self.inner.busy.slept(waited, self.inner.window());
     }

@@ -124,7 +124,7 @@ fn large_queue_pauses_no_members() {
     let one_more = testing::queue_pair(&ctx, &cq, &cq);
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
     let deadline = now_ns() + 20_000_000_000;
-    while engine::whole_process_lease().end(now_ns()).is_none() {
+    while engine::everything().end(now_ns()).is_none() {
         assert!(
             now_ns() < deadline,
             "the lease of the process is never held"
@@ -416,10 +416,10 @@ fn drive_reports_what_arrived() {
         assert_eq!([seen(), seen()], [Seen::Part, Seen::Nothing]);
         let mut counters = Counters::default();
         (counters.rx_messages, counters.rx_payload) = (1, 4);
-        qp.inner.peer_answers.note(&counters);
+        qp.inner.peer_answers.record(&counters);
         qp.inner.bytes_transferred.add(1);
         assert_eq!([seen(), seen()], [Seen::Answer; 2]);
-        qp.inner.peer_answers.asked();
+        qp.inner.peer_answers.record_request();
         assert_eq!(seen(), Seen::Nothing);
     }
     qps.iter().for_each(QueuePair::destroy);
@@ -510,7 +510,7 @@ fn answer_wait_sends_deferred_requests() {
     cq.inner.ready.store(false, Ordering::Relaxed);
     let mut counters = Counters::default();
     (counters.rx_messages, counters.rx_payload) = (1, 4);
-    qp.inner.peer_answers.note(&counters);
+    qp.inner.peer_answers.record(&counters);
     qp.inner.defer_sending();
     cq.inner.await_answer(&[send]);
     assert!(cq.inner.answers.are_expected_soon());
