@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Number of times that a waiting thread yields before it starts to sleep.
 const YIELDS_MAX: u32 = 1000;
 const RETRY_PAUSE: Duration = Duration::from_micros(200);
 /// How long a thread waits for the thread that drives. That thread may be stuck in a page fault on
@@ -68,7 +67,6 @@ impl QpInner {
         self.complete_due(g, effects);
     }
 
-    /// Carries out the state machine's wish for the stream.
     fn grant_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
@@ -142,8 +140,8 @@ impl QpInner {
         }
     }
 
-    /// Ends the stream because the queue pair no longer needs it, and notifies the connection
-    /// manager. `reset` tells the capture whether the stream ends with a reset.
+    /// Ends the stream, and notifies the connection manager. `reset` tells the capture whether the
+    /// stream ends with a reset.
     fn give_up_stream(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
@@ -173,7 +171,6 @@ impl QpInner {
         g.machine.stream_gone(&mut DriveHost::new(self, effects));
     }
 
-    /// Has the engine watch the socket for the events that the queue pair can handle now.
     pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, QpState>) {
         let g = &mut **g;
         if g.link.is_read_to_end() {
@@ -242,7 +239,6 @@ impl QpInner {
         }
     }
 
-    /// Detaches the stream of a queue pair that is being destroyed.
     fn take_stream(self: &Arc<Self>, effects: &mut Effects) -> Option<Closing> {
         let mut g = self.state.lock();
         let g = &mut *g;
@@ -280,7 +276,6 @@ impl QpInner {
         }
     }
 
-    /// Sends what must be sent before a change of state by the program ends the connection.
     pub(crate) fn prepare_for(self: &Arc<Self>, to: State) {
         if matches!(to, State::Reset | State::Error) {
             self.finish_by_number(true);
@@ -303,8 +298,8 @@ impl QpInner {
         }
     }
 
-    /// Handles the linger timer: gives up the stream if the peer's TCP has acknowledged nothing
-    /// since the timer was set.
+    /// Gives up the stream if the peer's TCP has acknowledged nothing since the linger timer was
+    /// set.
     pub(crate) fn linger_timer_expired(self: &Arc<Self>) {
         let mut effects = Effects::default();
         let mut g = self.state.lock();
@@ -401,7 +396,7 @@ impl QueuePair {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // The program has dropped the queue pair without `destroy`: release its number.
+        // The program has dropped the queue pair without `destroy`.
         if !self.is_destroyed() && !self.origin.is_foreign() {
             let counters = *self.state.get_mut().machine.counters();
             self.ctx.remove_qp(self.num, &counters);

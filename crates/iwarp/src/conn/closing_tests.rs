@@ -29,7 +29,6 @@ fn connection(ctx: &Context) -> (QueuePair, TcpStream) {
     (qp, peer)
 }
 
-/// Collects the events of the queue pair.
 #[derive(Default)]
 struct TestSink(Mutex<Events>);
 
@@ -77,7 +76,6 @@ fn end_reports_established_connection() {
     }
 }
 
-/// The connection of a responder is established by the peer's first message.
 #[test]
 fn first_message_establishes_responder() {
     let ctx = context();
@@ -96,7 +94,6 @@ fn first_message_establishes_responder() {
     qp.destroy();
 }
 
-/// Completions are written in steps. The events are reported after the last step.
 #[test]
 fn end_is_reported_after_many_completions() {
     let ctx = context();
@@ -317,7 +314,6 @@ fn held_send_returns_socket_to_engine() {
             open.interest
         };
         assert_eq!(interest.readable, has_receive);
-        // `modify` fails if the socket is not in the engine's set.
         let watched = socket.engine.modify(&socket.stream, socket.token, interest);
         assert_eq!(watched.is_ok(), !has_receive);
         assert_eq!(qp.inner.pause_watch(), has_receive);

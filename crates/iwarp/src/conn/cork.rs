@@ -80,7 +80,6 @@ impl Cork {
         verdict
     }
 
-    /// Decides about a post at the time `now`.
     fn decide(&mut self, now: u64, requests: usize, bytes: u64, has_room: bool) -> Verdict {
         let gap = now.wrapping_sub(self.last_ns);
         self.last_ns = now;
@@ -108,7 +107,6 @@ impl Cork {
         self.last_ns = now_ns();
     }
 
-    /// Records that all deferred requests are being sent.
     #[inline]
     pub(crate) fn send(&mut self) -> Verdict {
         self.bytes = 0;
@@ -136,7 +134,6 @@ mod tests {
     #[test]
     fn trusted_burst_ends_like_others() {
         let start_burst = |cork: &mut Cork| {
-            // The state after a long burst.
             cork.trust = CORK_UNREAD_MAX;
             cork.deferred = true;
             (cork.polls, cork.posts) = (3, 9);
@@ -169,7 +166,6 @@ mod tests {
         );
     }
 
-    /// While a burst goes on, the clock is read at a decreasing rate, down to a minimum.
     #[test]
     fn trust_grows_with_the_burst() {
         let limit = now_ns() + 20_000_000_000;

@@ -16,8 +16,7 @@ use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 
-/// Handles a broken stream: hides its end from the queue pair if the peer is connected by number or
-/// shown as on InfiniBand, and fails the queue pair if not.
+/// Handles a broken stream: fails the queue pair, unless the end of the stream is hidden from it.
 pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     if g.link.is_none() {
         return;
@@ -29,7 +28,6 @@ pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects
     fail(qp, g, effects);
 }
 
-/// Fails the queue pair because its stream is broken.
 pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     if g.link.is_none() {
         return;

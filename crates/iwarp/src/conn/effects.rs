@@ -29,11 +29,9 @@ bitflags! {
         const WAIT_FOR_MEMORY = 1 << 1;
         /// Memory for which a queue pair waits is no longer in use.
         const MEMORY_UNUSED = 1 << 2;
-        /// The target of an extended reliable connection has delivered messages.
         const XRC_DELIVERED = 1 << 3;
         /// A receive was returned to the shared receive queue, and other queue pairs wait for it.
         const RECEIVE_RETURNED = 1 << 4;
-        /// An injected fault is due.
         const FAULT = 1 << 5;
         /// Posted requests wait for the stream of a peer that is connected by number.
         const REQUESTS_WAIT = 1 << 6;
@@ -60,7 +58,6 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// Adds `effect` if `is_due`.
     #[inline]
     pub(crate) fn add_if(&mut self, effect: Due, is_due: bool) {
         if is_due {
@@ -68,7 +65,6 @@ impl Effects {
         }
     }
 
-    /// Applies the effects. The caller holds no lock.
     #[inline]
     pub(crate) fn apply(self, qp: &Arc<QpInner>) {
         if !self.is_quiet() {
@@ -192,9 +188,7 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
 pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
     effects: &'a mut Effects,
-    /// The completion queue that is locked.
     ring: Option<(&'a CqInner, MutexGuard<'a, Ring>)>,
-    /// Number of completions written since it was locked.
     run: u32,
 }
 
@@ -310,7 +304,6 @@ mod tests {
     use std::sync::Weak;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// If `is_quiet` ignored an effect, the effect would not be applied.
     #[test]
     fn each_effect_is_not_quiet() {
         assert!(Effects::default().is_quiet());
@@ -335,7 +328,6 @@ mod tests {
         }
     }
 
-    /// Records the events, and counts the calls of `first_message_overdue`.
     #[derive(Default)]
     struct TestSink(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
 
@@ -443,7 +435,6 @@ mod tests {
         let both = raised(Events::FATAL | Events::LAST_WQE);
         assert_eq!(both, ["fatal", "last"]);
         qp.destroy();
-        // Events of a destroyed queue pair are dropped.
         assert_eq!(raised(Events::FATAL), [""; 0]);
     }
 
@@ -473,7 +464,6 @@ mod tests {
             assert!(ids.eq((0..300).filter(|id| (id % 3 != 0) == sends)));
         }
         qp.destroy();
-        // A destroyed queue pair writes no completions.
         DriveHost::new(&qp.inner, &mut effects).complete(Direction::Send, Cqe::default());
         assert!(cqs[0].is_empty());
     }
@@ -587,7 +577,6 @@ mod tests {
         qps.iter().for_each(QueuePair::destroy);
     }
 
-    /// A fault of a completion acts after the locks are released.
     #[test]
     fn completion_fault_is_due() {
         let ctx = testing::context_with(crate::Config {

@@ -25,14 +25,13 @@ pub(crate) struct BytesTransferred {
 }
 
 impl BytesTransferred {
-    /// Adds `bytes` to the count. The caller holds the state lock.
+    /// The caller holds the state lock.
     #[inline]
     pub(crate) fn add(&self, bytes: usize) {
         let before = self.count.load(Ordering::Relaxed);
         self.count.store(before + bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the number of bytes transferred since a thread last called this.
     #[inline]
     pub(crate) fn take(&self) -> u64 {
         let count = self.count.load(Ordering::Relaxed);
@@ -70,20 +69,17 @@ impl PeerAnswers {
         }
     }
 
-    /// Records that the program posts a request.
     #[inline]
     pub(crate) fn record_request(&self) {
         let payload_bytes = self.payload_bytes();
         self.at_last_request.store(payload_bytes, Ordering::Relaxed);
     }
 
-    /// Returns the number of payload bytes placed when the last message was complete.
     #[inline]
     pub(crate) fn payload_bytes(&self) -> u64 {
         self.payload_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if a message with payload has arrived since the last request.
     #[inline]
     pub(crate) fn is_answered(&self) -> bool {
         self.payload_bytes() != self.at_last_request.load(Ordering::Relaxed)
@@ -200,7 +196,6 @@ mod tests {
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
 
-    /// If another thread has already taken a higher count, `take` returns zero.
     #[test]
     fn transferred_bytes_are_taken_once() {
         let transferred = BytesTransferred::default();
@@ -357,7 +352,6 @@ mod tests {
         qp.destroy();
     }
 
-    /// The engine wakes no thread for a timer that its source does not await.
     #[test]
     fn timers_of_connection_are_awaited() {
         let ctx = testing::context();

@@ -9,7 +9,6 @@ use iwarp_rnic::qp::QueuePair as Machine;
 use std::sync::Arc;
 
 impl QpInner {
-    /// Returns the index of the first request that an injected fault refuses.
     pub(crate) fn first_refused<R: Request>(&self, wrs: &[R]) -> Option<usize> {
         let faults = self.faults.as_ref()?;
         wrs.iter().position(|wr| faults.refuses_send(&wr.wr().op))
@@ -48,7 +47,6 @@ impl QpInner {
         }
     }
 
-    /// Returns `true` unless a fault stalls this direction.
     #[inline]
     pub(crate) fn passes(&self, direction: StreamDirection) -> bool {
         let faults = self.faults.as_ref();

@@ -23,23 +23,19 @@ pub(crate) struct HeldReceives {
 }
 
 impl HeldReceives {
-    /// Records that a thread is about to call `sendmsg`.
     pub(crate) fn begin_send(&self) {
         self.sending.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` while a thread is inside `sendmsg`.
     #[inline]
     pub(crate) fn is_sending(&self) -> bool {
         self.sending.load(Ordering::Relaxed)
     }
 
-    /// Holds a completion until [`deliver`].
     pub(crate) fn hold(&self, cqe: Cqe) {
         self.receives.lock().push(cqe);
     }
 
-    /// Drops the held completions.
     pub(crate) fn clear(&self) {
         self.receives.lock().clear();
     }

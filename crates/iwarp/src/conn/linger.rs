@@ -52,7 +52,6 @@ pub(crate) struct Closing {
     pub(crate) end: StreamEnd,
 }
 
-/// How a stream ends.
 #[derive(Debug)]
 pub(crate) enum StreamEnd {
     /// The descriptor is closed at once, because the peer has closed, too, or the stream is broken.
@@ -78,7 +77,6 @@ impl StreamEnd {
     }
 }
 
-/// A stream that is ended in the background.
 struct Linger {
     socket: Arc<Socket>,
     token: u64,
@@ -115,12 +113,10 @@ impl Linger {
         self.engine.remove(&self.socket.stream, self.token);
     }
 
-    /// Returns `true` if the data in the socket ends inside an FPDU.
     fn is_cut(&self) -> bool {
         self.cut || !self.tail.lock().is_empty()
     }
 
-    /// Ends the stream now, with a reset if it is cut.
     fn give_up(&self) {
         if self.is_cut() {
             self.socket.stream.abort();
@@ -128,7 +124,7 @@ impl Linger {
         self.remove();
     }
 
-    /// Sends the tail and then the FIN. Returns `false` if the connection is broken.
+    /// Sends the tail and the FIN. Returns `false` if the connection is broken.
     fn send_tail(&self) -> bool {
         let sent = {
             let mut tail = self.tail.lock();
@@ -254,7 +250,6 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
 const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Number of lingering streams.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Lingering streams, oldest first. Some entries may be dead. A forked child has an empty list,
 /// because it must not end the streams of its parent.
@@ -272,7 +267,6 @@ fn register(linger: &Arc<Linger>) {
     all.push_back(Arc::downgrade(linger));
 }
 
-/// Returns `true` if lingering streams use more than a quarter of the process's descriptors.
 fn are_too_many() -> bool {
     COUNT.load(Ordering::Relaxed) > limits::descriptors() / 4
 }
@@ -301,7 +295,7 @@ pub(crate) fn acknowledged(machine: &Machine, socket: &Socket) -> u64 {
 }
 
 impl Closing {
-    /// Sets the tail to send before the FIN. Drops the tail if the stream does not end with a FIN.
+    /// Sets the tail of a stream that ends with a FIN.
     pub(crate) fn send_first(&mut self, unsent: UnsentTail) {
         if let StreamEnd::Fin { tail, .. } = &mut self.end {
             *tail = unsent;
@@ -311,7 +305,6 @@ impl Closing {
     /// Ends the stream, in the background if that takes time. The caller holds no lock.
     pub(crate) fn run(self, qp: &QpInner) {
         let Self { socket, end } = self;
-        // This drops the engine's reference to the queue pair.
         socket.engine.remove(&socket.stream, socket.token);
         if socket.engine.is_foreign() {
             // In a forked child, only drop the descriptor. Anything else would affect the parent.

@@ -30,7 +30,6 @@ fn checks_become_rare_without_patience() {
     }
 }
 
-/// A stream that its queue pair has given up, and the peer's end.
 struct Stream {
     qp: Arc<QpInner>,
     socket: Arc<Socket>,
@@ -59,7 +58,6 @@ impl Stream {
         }
     }
 
-    /// Creates a stream whose socket takes no more data.
     fn full(patience: Duration) -> Self {
         let mut full = Self::new(patience);
         let mut refused = 0;
@@ -91,7 +89,6 @@ impl Stream {
         self.lingering()
     }
 
-    /// Returns the stream's entry in [`LINGERING`].
     fn lingering(&self) -> Option<Arc<Linger>> {
         let all = LINGERING.lock();
         let mut live = all.iter().filter_map(Weak::upgrade);
@@ -106,7 +103,6 @@ impl Stream {
         result.is_ok()
     }
 
-    /// Reads all octets up to the end, which must be a reset or a FIN.
     fn read_to_end(&mut self, tail: usize, reset: bool) {
         let mut octets = Vec::new();
         let end = self.peer.read_to_end(&mut octets);
@@ -134,7 +130,6 @@ fn stream_lingers_until_peer_closes() {
         .expect("the peer is open");
     assert!(!lingering.fin_pending.load(Ordering::Relaxed) && !lingering.is_cut());
     assert_eq!(lingering.patience, PATIENCE_MAX);
-    // Data of the peer is discarded.
     stream.peer.write_all(&[0; 100]).unwrap();
     until("the data does not arrive", || {
         Arc::clone(&lingering).ready(true, false, false);
@@ -212,8 +207,7 @@ fn tail_is_sent_before_fin() {
     }
 }
 
-/// If siw receives the FIN too early after MPA start-up, its connection fails, so the FIN may be
-/// delayed.
+/// The FIN may be delayed ([`MATURITY`]).
 #[test]
 fn delayed_fin_waits_for_its_timer() {
     for tail in [0, 1000] {
@@ -323,7 +317,6 @@ fn dead_entries_are_removed() {
     assert!(many.iter().all(is_listed));
     assert!(COUNT.load(Ordering::Relaxed) >= 200);
     drop(many);
-    // Other tests register only a few streams.
     assert!(COUNT.load(Ordering::Relaxed) < 100);
     let last = another(&lingering);
     register(&last);

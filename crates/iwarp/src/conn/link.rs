@@ -43,7 +43,6 @@ pub(crate) struct Socket {
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) token: u64,
     pub(crate) engine: Arc<Engine>,
-    /// When MPA start-up was complete.
     pub(crate) start: Instant,
 }
 
@@ -53,7 +52,6 @@ impl Drop for Socket {
     }
 }
 
-/// What is reported to the connection manager.
 #[derive(Clone, Default)]
 pub(crate) struct Report {
     pub(crate) cm: Option<Weak<dyn CmSink>>,
@@ -65,9 +63,7 @@ pub(crate) struct Report {
 pub(crate) struct Open {
     pub(crate) socket: Arc<Socket>,
     pub(crate) report: Report,
-    /// A plan that the socket has taken in part.
     pub(crate) stalled: Option<Box<TxPlan>>,
-    /// A received part of an FPDU.
     pub(crate) partial: Option<Box<RxBuffer>>,
     /// The events for which the engine watches the socket. While application threads drive it, the
     /// events for which the engine will watch it afterwards.
@@ -125,7 +121,7 @@ pub(crate) enum Gone {
     ReadToEnd,
 }
 
-/// A peer that is gone. The queue pair fails only if a request is not answered in time.
+/// The queue pair fails only if a request is not answered in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerGone {
     pub(crate) gone: Gone,
@@ -144,7 +140,7 @@ impl From<Gone> for PeerGone {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
-    /// Number of bytes that the peer's TCP had acknowledged when the linger timer was set.
+    /// The number when the linger timer was set.
     pub(crate) acknowledged: u64,
     pub(crate) peer_gone: Option<PeerGone>,
 }
@@ -154,7 +150,6 @@ pub(crate) enum Link {
     None(Report),
     /// The stream works in both directions, as far as the driver knows.
     Up(Open),
-    /// The peer is gone, and the queue pair does not notice that.
     PeerGone(Open, PeerGone),
     /// The stream is being ended: the driver writes pending data, discards received data, and waits
     /// for the peer's FIN for a limited time.
@@ -167,7 +162,6 @@ impl Default for Link {
     }
 }
 
-/// Queries.
 impl Link {
     #[inline]
     pub(crate) const fn open(&self) -> Option<&Open> {
@@ -243,7 +237,6 @@ impl Link {
             .is_some_and(|peer| peer.gone == Gone::ReadToEnd)
     }
 
-    /// Returns `true` if the peer receives no more data.
     #[inline]
     pub(crate) const fn is_peer_gone(&self) -> bool {
         self.peer_gone().is_some()
@@ -257,7 +250,6 @@ impl Link {
     }
 }
 
-/// Transitions.
 impl Link {
     /// Attaches a stream that has finished MPA start-up. Returns `false` if there is a stream
     /// already.
@@ -269,7 +261,6 @@ impl Link {
         is_free
     }
 
-    /// Records that a write failed, and that this is hidden from the queue pair.
     pub(crate) fn cannot_write(&mut self) {
         match self {
             Self::Up(_) => self.set_peer_gone(Gone::Unwritable),

@@ -194,7 +194,6 @@ fn each_event_changes_each_state_as_expected() {
                 if let Some(ending) = link.ending_mut() {
                     assert_eq!(ending.acknowledged, if was_ending { 5 } else { 7 });
                 }
-                // A stalled plan is dropped when the stream was read to its end.
                 if let (Event::ReadToEnd, Link::PeerGone(open, _)) = (event, &link) {
                     assert!(open.stalled.is_none());
                 } else if let Some(open) = link.open() {

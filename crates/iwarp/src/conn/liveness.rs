@@ -50,7 +50,6 @@ impl Socket {
     }
 }
 
-/// Number of checks within [`Config::peer_timeout`](crate::Config::peer_timeout).
 const CHECKS: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,7 +57,6 @@ pub(crate) struct Liveness {
     timer_set: bool,
     /// The next check must set keep-alive.
     keep_alive_due: bool,
-    /// Number of checks in a row that have found no answer.
     unanswered: u32,
 }
 
@@ -121,7 +119,6 @@ fn set_timer(qp: &QpInner, open: &mut Open) {
     }
 }
 
-/// Checks whether the peer answers.
 pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();

@@ -115,7 +115,6 @@ fn keep_alive_follows_queue_pair_device() {
         assert_eq!(keep_alive(&responder), set);
         assert_eq!(keep_alive(&initiator), None);
     }
-    // The listener's device has no limit.
     let (a, b) = (device(None), device(Some(2)));
     let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
     let _ids = connect(&initiator, &a, &responder);

@@ -81,7 +81,6 @@ impl QpInner {
         awaits
     }
 
-    /// Has the state machine do the work that is due.
     pub(crate) fn machine_timer_expired(self: &Arc<Self>) {
         // If the process was stopped for a while, the peer's answer may have arrived. Read it
         // before the state machine decides that it is late.
@@ -149,7 +148,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Creates a queue pair that holds a Send for up to an hour, and its peer.
+    /// The Send is held for up to an hour.
     fn with_held_send() -> (QueuePair, std::net::TcpStream) {
         let ctx = testing::context_with(Config {
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
@@ -208,7 +207,6 @@ mod tests {
         assert!(!qp.inner.awaits_time(), "not connected");
     }
 
-    /// If the sender closes, its Send is held only for a short time.
     #[test]
     fn held_send_fails_soon_after_close() {
         let (qp, peer) = with_held_send();

@@ -115,7 +115,7 @@ impl ContextInner {
 }
 
 impl QpState {
-    /// Releases slots whose completions were polled, if the send queue has no room for `n`
+    /// Releases slots whose completions were polled, unless the send queue has room for `n`
     /// requests.
     #[inline]
     pub(crate) fn make_send_room(&mut self, slots: &Slots, n: usize) {
@@ -125,7 +125,7 @@ impl QpState {
         }
     }
 
-    /// Releases slots whose completions were polled, if the receive queue has no room for `n`
+    /// Releases slots whose completions were polled, unless the receive queue has room for `n`
     /// requests.
     #[inline]
     pub(crate) fn make_receive_room(&mut self, slots: &Slots, n: usize) {
@@ -135,7 +135,7 @@ impl QpState {
         }
     }
 
-    /// Marks all slots as free after a reset, for which the caller has dropped the completions.
+    /// Called after a reset, which has dropped the completions.
     pub(crate) fn release_all_slots(&mut self, slots: &Slots) {
         self.seen_slots = slots.all_free(self.machine.send_position());
     }

@@ -33,7 +33,6 @@ fn queue_pair_is_listed_once() {
     assert_eq!(waiting.0.lock().len(), 2);
 }
 
-/// Registers `octets` by a fast registration.
 fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     let (addr, len) = (octets.as_ptr() as u64, octets.len());
     // SAFETY: by the module's invariant, the memory lives until the end of the test, which does not
@@ -55,7 +54,6 @@ fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     }
 }
 
-/// Creates a queue pair in the protection domain `pd`, and connects it to a peer.
 fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
     let cq = ctx.create_cq(4, None).unwrap();
     let attributes = QpAttributes {
@@ -157,7 +155,6 @@ fn added_waiter_retries() {
 enum Transfer {
     Sent,
     Received,
-    /// Received directly into registered memory.
     Placed,
 }
 

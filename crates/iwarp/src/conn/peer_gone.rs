@@ -15,9 +15,7 @@ use crate::sys::poller::Interest;
 use iwarp_rnic::qp::Events;
 use std::sync::Arc;
 
-/// The value of `rnr_retry` that means no limit.
 const RNR_RETRY_UNLIMITED: u8 = 7;
-/// The largest value of `retry_cnt`.
 const RETRY_CNT_MAX: u8 = 7;
 
 impl QpState {
@@ -73,7 +71,6 @@ pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     }
 }
 
-/// Starts the timer that fails requests, if requests are outstanding and the peer is gone.
 pub(crate) fn start_request_timer(g: &mut QpState) {
     let Some(limit) = g.retry.gone_after() else {
         return;
@@ -111,7 +108,7 @@ mod tests {
     use iwarp_rnic::{Cqe, RecvWr, SendOp, SendWr, WcStatus};
     use std::io::Write as _;
 
-    /// Creates a queue pair that waits hours for an answer, and its peer.
+    /// The queue pair waits hours for an answer.
     fn connection() -> (QueuePair, std::net::TcpStream) {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
@@ -134,7 +131,6 @@ mod tests {
         peer.map(|peer| peer.gone)
     }
 
-    /// The timer runs only if the peer is gone and a request is outstanding.
     #[test]
     fn request_timer_needs_gone_peer_and_request() {
         for is_gone in [false, true] {
@@ -223,7 +219,6 @@ mod tests {
         cqes.map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 
-    /// The stream ends inside an FPDU.
     #[test]
     fn end_inside_fpdu_is_hidden() {
         for by_number in [true, false] {

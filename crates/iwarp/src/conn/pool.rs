@@ -37,7 +37,6 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// If set, [`take_tx`] fails on this thread.
     pub(crate) static FAILS: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 /// A send work request for one kind of queue pair.
 pub(crate) trait Request {
-    /// Returns the part that is common to all kinds of queue pairs.
     fn wr(&self) -> &SendWr<'_>;
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
     fn with_op(&self, op: SendOp) -> Self;
@@ -67,7 +66,6 @@ impl QueuePair {
         result.map_err(|(_, error)| error.into())
     }
 
-    /// Does the same as [`post_send`](Self::post_send) for any kind of request.
     #[inline]
     pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<false, R>(wrs)
@@ -81,7 +79,6 @@ impl QueuePair {
         self.post_whole_list(wrs)
     }
 
-    /// Does the same as [`post_send_all`](Self::post_send_all) for any kind of request.
     pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<true, R>(wrs)
     }
@@ -248,7 +245,6 @@ impl QpInner {
             .after(CORK_SEND_DELAY, socket.token, TIMER_SEND_DELAY);
     }
 
-    /// Sends deferred requests, because the program has not polled in time.
     pub(crate) fn send_delay_expired(self: &Arc<Self>) {
         self.state.lock().cork.timer = false;
         self.drive_tx();

@@ -93,7 +93,6 @@ pub struct QpAttributes {
 }
 
 impl QpAttributes {
-    /// Returns the state machine's configuration, as far as the attributes determine it.
     fn machine_config(&self) -> QpConfig {
         QpConfig {
             qp_num: 0,
@@ -116,7 +115,6 @@ impl QpAttributes {
     }
 }
 
-/// Returns `true` if the queue pair was created as [`unreliable`](QpAttributes::unreliable).
 pub(crate) fn is_unreliable(machine: &Machine) -> bool {
     machine.config().receiver_not_ready == Policy::Drop
 }
@@ -162,7 +160,6 @@ pub(crate) struct QpState {
 }
 
 impl QpState {
-    /// Returns a number that changes when the queue pair is reset.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -188,7 +185,6 @@ impl QpState {
             .is_some_and(|ours| Arc::ptr_eq(ours, socket))
     }
 
-    /// Returns `true` if requests wait for the stream of a peer that is connected by number.
     #[cold]
     pub(super) fn awaits_peer(&self) -> bool {
         let machine = &self.machine;
@@ -214,7 +210,6 @@ pub(crate) struct QpInner {
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,
-    /// Set if the queue pair is the target of an extended reliable connection.
     pub(crate) xrc: Option<Box<dyn XrcTarget>>,
     pub(crate) slots: Slots,
     pub(crate) state: Mutex<QpState>,
@@ -229,7 +224,6 @@ pub(crate) struct QpInner {
     /// `recv_cq`.
     pub(crate) deferred: [AtomicBool; 2],
     pub(crate) origin: Origin,
-    /// Injected faults, if the device was opened with any.
     pub(crate) faults: Option<Box<dyn QpFaults>>,
 }
 
@@ -358,7 +352,6 @@ impl QueuePair {
         self.inner.state.lock().machine.fault()
     }
 
-    /// Returns `true` if a successful completion of the queue pair waits to be polled.
     pub(crate) fn has_unseen_success(&self) -> bool {
         let QpInner {
             num,
@@ -433,7 +426,6 @@ impl QueuePair {
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
     }
 
-    /// Returns a number that changes when the queue pair is reset.
     pub(crate) fn epoch(&self) -> u64 {
         self.inner.state.lock().epoch()
     }
@@ -467,7 +459,6 @@ impl QpInner {
         *self.state.lock().machine.counters()
     }
 
-    /// Calls `f` with the state machine, and applies the effects.
     pub(crate) fn with_machine<R>(
         self: &Arc<Self>,
         f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
@@ -484,7 +475,6 @@ impl QpInner {
         result
     }
 
-    /// Attaches a stream that has finished MPA start-up.
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
         let (engine, watched) = self.place(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
@@ -555,7 +545,6 @@ impl QpInner {
         Ok(())
     }
 
-    /// Starts the state machine on a stream whose segments have `mss` octets.
     fn start_stream(&self, machine: &mut Machine, config: StreamConfig, mss: u32) -> Result<()> {
         if self.ctx.config.placed && !is_unreliable(machine) {
             machine.complete_when_placed();
@@ -616,8 +605,8 @@ impl QpInner {
         g.epoch == epoch && g.awaits_peer()
     }
 
-    /// If requests wait for a stream ([`awaits_peer`](Self::awaits_peer)), fails the oldest one as
-    /// unanswered, flushes the others, and returns `true`.
+    /// If requests wait for a stream ([`awaits_peer`](Self::awaits_peer)), fails the oldest request
+    /// as unanswered, flushes the others, and returns `true`.
     pub(crate) fn fail_absent_peer(self: &Arc<Self>, epoch: u64) -> bool {
         let mut effects = Effects::default();
         {
@@ -655,8 +644,7 @@ impl QpInner {
         self.tx.drive(|| drive::tx(self))
     }
 
-    /// Returns `true` if another thread is reading or writing the socket. The result is a hint: it
-    /// may be outdated.
+    /// The result is a hint: it may be outdated.
     #[inline]
     pub(crate) fn is_driven_elsewhere(&self) -> bool {
         self.rx.is_held() || self.tx.is_held()

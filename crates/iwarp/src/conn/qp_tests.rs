@@ -75,7 +75,6 @@ fn counters_are_read_without_waiting() {
     qp.destroy();
 }
 
-/// Even in a burst, at most half of the send queue is deferred.
 #[test]
 fn half_full_queue_is_sent() {
     let ctx = context();
@@ -208,7 +207,6 @@ fn second_stream_is_refused() {
     assert!(connected_for(&qp, None).is_err());
 }
 
-/// A Send that arrives before its receive is posted is held until then.
 #[test]
 fn posted_receive_completes_held_send() {
     let ctx = context();
@@ -241,7 +239,7 @@ fn posted_receive_completes_held_send() {
     }
 }
 
-/// Creates a queue pair with room for `sends` Sends, and posts that many without sending them.
+/// Posts `sends` Sends without sending them. They fill the send queue.
 fn with_unsent_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = ctx

@@ -20,15 +20,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// about 50 peers that read nothing.
 const KEPT_MAX: usize = 16 << 20;
 
-/// Number of bytes in all tails.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns `true` if no further tail may be created.
 fn is_full() -> bool {
     KEPT.load(Ordering::Relaxed) >= KEPT_MAX
 }
 
-/// Bytes that are still to be sent on a stream.
 #[derive(Debug, Default)]
 pub(crate) struct UnsentTail {
     octets: Vec<u8>,
@@ -74,7 +71,6 @@ impl UnsentTail {
         Self { octets, sent: 0 }
     }
 
-    /// Returns the number of octets that are not yet sent.
     pub(crate) fn len(&self) -> usize {
         self.octets.len() - self.sent
     }
@@ -152,7 +148,6 @@ mod tests {
         }
     }
 
-    /// The tail is sent as the peer reads. On a broken connection, sending it fails.
     #[test]
     fn full_socket_delays_the_tail() {
         let _serial = SERIAL.lock();
@@ -243,7 +238,6 @@ mod tests {
         }
     }
 
-    /// Posts a Send and fills a plan with it, as a thread does before it writes.
     fn fill_plan(qp: &QueuePair, effects: &mut Effects) -> Box<TxPlan> {
         let mut plan = pool::take_tx().unwrap();
         let mut g = qp.inner.state.lock();

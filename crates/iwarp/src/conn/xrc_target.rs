@@ -15,7 +15,6 @@ pub(crate) trait XrcTarget: Any + Send + Sync {
     /// if there is no such queue.
     fn select(&self, number: u32) -> Option<u32>;
 
-    /// Takes a receive from the selected queue. Returns `false` if there is none.
     fn take(&self, taken: &mut TakenRecv, effects: &mut Effects) -> bool;
 
     /// Registers a queue pair that holds a Send until a receive is posted. Returns `false` if the

@@ -140,7 +140,6 @@ mod tests {
         assert!((5..40).contains(&waits), "{waits}");
     }
 
-    /// A thread that lost its processor drives once more after its window.
     #[test]
     fn last_drive_follows_the_window() {
         let a = expecting();
@@ -155,7 +154,6 @@ mod tests {
         assert!(!a.are_expected_soon());
     }
 
-    /// A wait for a long message does not end before the whole message has arrived.
     #[test]
     fn arrivals_restart_the_window() {
         let a = expecting();

@@ -17,7 +17,6 @@ use super::yield_pacing::after_empty_poll;
 use crate::sys::clock::now_ns;
 use std::time::Duration;
 
-/// The outcomes of waits so far.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     /// Short waits in a row.
@@ -28,14 +27,12 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns `true` if the next wait should begin with a window of polling.
     #[inline]
     pub(super) fn earns_window(&self) -> bool {
         let distrust = self.distrust.load(Ordering::Relaxed);
         policy::earns_window(self.short.load(Ordering::Relaxed), distrust)
     }
 
-    /// Records a window that ended with a result.
     #[inline]
     pub(super) fn hit(&self) {
         if self.distrust.load(Ordering::Relaxed) != 0 {
@@ -43,19 +40,16 @@ impl Record {
         }
     }
 
-    /// Records a window that ended without result.
     pub(super) fn miss(&self) {
         let distrust = self.distrust.load(Ordering::Relaxed);
         self.reset(policy::distrust_after_miss(distrust));
     }
 
-    /// Sets the distrust, and the number of short waits to zero.
     fn reset(&self, distrust: u32) {
         self.distrust.store(distrust, Ordering::Relaxed);
         self.short.store(0, Ordering::Relaxed);
     }
 
-    /// Records whether a wait without a window was short.
     pub(super) fn record_wait(&self, was_short: bool) {
         let in_a_row = match was_short {
             true => self.short.load(Ordering::Relaxed).saturating_add(1),
@@ -97,13 +91,11 @@ impl BusyPoll {
         }
     }
 
-    /// Returns `true` if the next wait should poll before it sleeps.
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
         self.record.earns_window()
     }
 
-    /// Records a window that ended without result.
     pub(crate) fn miss(&self) {
         self.record.miss();
     }
@@ -195,7 +187,6 @@ mod tests {
         assert!(!b.is_worth_it());
     }
 
-    /// A thread that lost its processor checks once more and then stops polling.
     #[test]
     fn lost_processor_stops_polling() {
         for result in [true, false] {

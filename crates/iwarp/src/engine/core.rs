@@ -57,7 +57,6 @@ shuttle::lazy_static! {
     static ref EVERYTHING: Lease = Lease::new();
 }
 
-/// Returns the engines of this process, in the order of their start.
 fn engines() -> &'static Engines {
     &ENGINES
 }
@@ -131,12 +130,11 @@ pub(crate) struct Engine {
     connections: AtomicUsize,
     pub(super) poller: Poller,
     pub(super) wake: EventFd,
-    /// Whether the progress thread sleeps, and must be woken.
     pub(super) parker: Parker,
     pub(super) sources: Sources,
     pub(super) paused: PausedSources,
     pub(super) timers: Timers,
-    /// Which thread is the progress thread, and whether it is in a round. The watch checks this.
+    /// Which thread is the progress thread, and whether it is in a round.
     pub(super) rounds: Rounds,
     pub(super) watch: Arc<Watch>,
 }
@@ -208,7 +206,6 @@ impl Engine {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection of a queue pair.
     pub(crate) fn connection_added(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.watch.start();
@@ -301,7 +298,6 @@ impl Engine {
         self.forget(token);
     }
 
-    /// Drops the source of `token`.
     pub(crate) fn forget(&self, token: u64) {
         // In a forked child, the table may have been locked during the fork, and no thread uses it.
         if !self.is_foreign() {
@@ -330,7 +326,6 @@ impl Engine {
     /// [`now_ns`].
     pub(crate) fn at(&self, time: u64, token: u64, kind: u32) {
         if self.timers.set((time, token, kind)) {
-            // The progress thread may be sleeping until a later time.
             self.wake_up();
         }
     }
@@ -389,7 +384,6 @@ impl Engine {
         served
     }
 
-    /// Returns the sources of a batch of events, in the order of the events.
     fn sources_of(&self, events: &Events) -> [Option<Arc<dyn Source>>; BATCH] {
         let mut sources = [const { None }; BATCH];
         self.sources.with_table(|known| {

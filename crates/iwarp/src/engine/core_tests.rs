@@ -130,7 +130,6 @@ fn process_lease_stops_progress_thread() {
     });
 }
 
-/// A source that no longer awaits its timer of kind 1.
 struct AwaitsOthers {
     fired: Mutex<Vec<u32>>,
 }
@@ -200,7 +199,6 @@ fn unwatchable_source_is_dropped() {
     let source = Arc::new(AwaitsOthers {
         fired: Mutex::default(),
     });
-    // `epoll` refuses regular files.
     let file = std::fs::File::open("/proc/self/exe").expect("file");
     let watched = Arc::clone(&source) as Arc<dyn Source>;
     let result = engine.add(&file, engine.token(), Interest::READ, watched);

@@ -32,7 +32,6 @@ pub(crate) struct Lease {
     renewed: AtomicU64,
     /// Time that dense polls have earned, less the length of pauses.
     credit: AtomicU64,
-    /// Time when a thread last drove.
     driven: AtomicU64,
     /// Longest time to the next renewal that is no pause.
     patience: AtomicU64,
@@ -79,8 +78,7 @@ impl Lease {
         }
     }
 
-    /// Renews the lease after a drive of `busy`. The next renewal may be later by the time to
-    /// handle `taken` completions.
+    /// Renews the lease after a drive of `busy`.
     #[inline]
     fn renew(&self, now: u64, busy: u64, taken: usize, kept: impl FnOnce(u64) -> u64) -> u64 {
         let renewed = self.renewed.load(Ordering::Relaxed);
@@ -122,8 +120,7 @@ impl Lease {
         held
     }
 
-    /// Returns the credit after `time` since the last renewal. `kept` returns for how much of that
-    /// time the kernel kept the thread from running.
+    /// Returns the credit after `time` since the last renewal.
     #[inline]
     fn credit_after(&self, time: u64, patience: u64, kept: impl FnOnce() -> u64) -> u64 {
         let gap = match policy::is_pause(time, patience) {
@@ -140,8 +137,7 @@ impl Lease {
         policy::lease_end(renewed, self.credit.load(Ordering::Relaxed), now)
     }
 
-    /// Returns `true` if the lease ended a short time ago, and was not given back. Its thread has
-    /// polled much, and may only be waiting for a processor.
+    /// Returns `true` if the lease ended a short time ago, and was not given back.
     pub(crate) fn has_ended_lately(&self, now: u64) -> bool {
         let renewed = self.renewed.load(Ordering::Acquire);
         policy::has_lease_ended_lately(renewed, self.credit.load(Ordering::Relaxed), now)

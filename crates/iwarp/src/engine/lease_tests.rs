@@ -20,7 +20,7 @@ fn poll(lease: &Lease, begin: u64, gap: u64, time: u64) -> u64 {
     now
 }
 
-/// Dense polls for 4 ms earn a credit of 0.25 ms.
+/// 4 ms earn 0.25 ms.
 #[test]
 fn dense_polls_earn_a_sixteenth() {
     let lease = Lease::new();
@@ -33,7 +33,6 @@ fn dense_polls_earn_a_sixteenth() {
     assert_eq!(lease.end(last), Some(last + LEASE_LONGEST_NS));
 }
 
-/// A thread that polled for long keeps its lease after short pauses, and loses it after long ones.
 #[test]
 fn pause_costs_its_length() {
     let lease = Lease::new();
@@ -68,7 +67,6 @@ fn waiting_for_processor_is_no_pause() {
     assert!(lease.end(999 * 150_000).is_some());
 }
 
-/// The progress thread serves the sockets of a program that polls only now and then.
 #[test]
 fn rare_polls_earn_no_lease() {
     let lease = Lease::new();
@@ -160,8 +158,8 @@ fn completions_alone_keep_no_lease() {
     assert_eq!(lease.end(now), None);
 }
 
-/// A thread that handles 64 completions between two polls keeps its lease. If it took as long for
-/// one completion, that would be a pause.
+/// A thread that handles 64 completions between two polls keeps its lease. The same time for one
+/// completion is a pause.
 #[test]
 fn completions_prolong_dense_time() {
     for (taken, dense) in [(64, true), (1, false)] {

@@ -66,7 +66,7 @@ impl Parker {
     }
 }
 
-/// An announcement. Until it is dropped, wakers wake this thread.
+/// Until this is dropped, wakers wake this thread.
 #[must_use = "the announcement ends when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Announced<'a> {

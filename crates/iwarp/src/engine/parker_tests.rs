@@ -123,7 +123,6 @@ mod models {
     // This is not loom's `Arc`, which cannot be dropped after loom has found a deadlock.
     use std::sync::Arc;
 
-    /// A model of the descriptor on which the sleeper sleeps.
     struct Event {
         signalled: Mutex<bool>,
         changed: Condvar,

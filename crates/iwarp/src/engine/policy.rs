@@ -27,8 +27,7 @@ use std::time::Duration;
 /// Renewals that are at most this far apart are *dense*. Not every poll renews the lease, so this
 /// spans several polls.
 pub(crate) const LEASE_DENSE_NS: u64 = 70_000;
-/// Time that a thread needs to handle one completion. The next renewal may be later by this time
-/// for each completion taken.
+/// Time to handle one completion, by which the next renewal may be later for each completion taken.
 pub(crate) const LEASE_ANSWER_NS: u64 = 10_000;
 /// Maximum number of completions that prolong the time until the next renewal. Without a maximum, a
 /// full queue could keep a lease for long.
@@ -52,8 +51,7 @@ const _: () = assert!(LEASE_WORTH_NS <= LEASE_LONGEST_NS);
 /// A thread whose lease has ended within this time may only be waiting for a processor.
 pub(crate) const LEASE_LATELY_NS: u64 = 20_000_000;
 
-/// Returns the longest time to the next renewal that is dense, after a thread has taken
-/// `completions`.
+/// Returns the longest time to the next dense renewal, after a thread has taken `completions`.
 #[inline]
 pub(crate) const fn lease_patience(completions: usize) -> u64 {
     let completions = completions as u64;
@@ -65,16 +63,14 @@ pub(crate) const fn lease_patience(completions: usize) -> u64 {
     LEASE_DENSE_NS + LEASE_ANSWER_NS * counted
 }
 
-/// Returns `true` if the time since the last renewal, `gap`, is a pause. Renewals within `patience`
-/// are dense.
+/// Returns `true` if `gap`, the time since the last renewal, is longer than dense renewals may be.
 #[inline]
 pub(crate) const fn is_pause(gap: u64, patience: u64) -> bool {
     gap > patience
 }
 
 /// Returns the credit after a renewal. `gap` is the time since the last renewal, without the time
-/// in which the thread had no processor. Dense polls earn credit, and a pause costs as much as it
-/// lasts.
+/// in which the thread had no processor.
 #[inline]
 pub(crate) fn lease_credit(credit: u64, gap: u64, patience: u64) -> u64 {
     match is_pause(gap, patience) {
@@ -89,7 +85,7 @@ pub(crate) const fn lease_credit_after_return(credit: u64) -> u64 {
     credit.saturating_sub(LEASE_RETURN_COST_NS)
 }
 
-/// Returns `true` if a lease with this credit is long enough for the progress thread to respect it.
+/// Returns `true` if the progress thread respects a lease with this credit.
 #[inline]
 pub(crate) const fn is_lease_worth(credit: u64) -> bool {
     credit >= LEASE_WORTH_NS
@@ -103,15 +99,14 @@ pub(crate) fn lease_end(renewed: u64, credit: u64, now: u64) -> Option<u64> {
     (is_lease_worth(credit) && now < end).then_some(end)
 }
 
-/// Returns `true` if the lease ended a short time ago. Its thread has polled much, and may only be
-/// waiting for a processor.
+/// Returns `true` if the lease ended a short time ago.
 pub(crate) fn has_lease_ended_lately(renewed: u64, credit: u64, now: u64) -> bool {
     let age = now.saturating_sub(renewed);
     age < LEASE_LATELY_NS && is_lease_worth(credit) && lease_end(renewed, credit, now).is_none()
 }
 
-/// Returns `true` if taking completions renews the lease. `since_drive` is the time since the
-/// thread last drove. A thread that only takes completions, and never drives, keeps no lease.
+/// Returns `true` if taking completions renews the lease of a thread that drove `since_drive` ago.
+/// A thread that never drives keeps no lease.
 #[inline]
 pub(crate) const fn completions_renew(since_drive: u64) -> bool {
     since_drive < LEASE_LONGEST_NS
@@ -155,8 +150,8 @@ pub(crate) fn serve_all_after(after: u32, was_ready: bool) -> u32 {
 }
 
 /// Returns `true` if a thread that serves the whole process does so instead of the progress
-/// threads. With one engine, driving by two threads gains nothing. With several engines, the result
-/// is `true` only if the thread has `many` queue pairs, and no other way to drive them.
+/// threads. With several engines, it does so only if it has no other way to drive its `many` queue
+/// pairs.
 pub(crate) const fn drives_whole_process(many: bool, engines: usize) -> bool {
     many || engines == 1
 }
@@ -171,7 +166,6 @@ pub(crate) const CONTENDED_NS: u64 = 50_000;
 /// After this many times in a row, that pause doubles: the socket of a thread that is stuck stays
 /// ready forever.
 pub(crate) const CONTENDED_OFTEN: u32 = 64;
-/// Longest pause of the progress thread.
 pub(crate) const CONTENDED_MAX_NS: u64 = 1_600_000;
 /// Connections per engine before another engine is started.
 pub(crate) const CONNECTIONS_EACH: usize = 16;
@@ -204,24 +198,21 @@ pub(crate) const DISTRUST_MAX: u32 = 1024;
 /// takes that long.
 pub(crate) const PROCESSOR_LOST_NS: u64 = 2_000_000;
 
-/// Returns `true` if the next wait begins with a window of polling.
 #[inline]
 pub(crate) const fn earns_window(short_waits: u32, distrust: u32) -> bool {
     short_waits >= WINDOW_SHORT_WAITS + distrust
 }
 
-/// Returns the distrust after another window without result. Each such window makes the next one
-/// require more short waits.
+/// Returns the distrust after another window without result, which makes the next window require
+/// more short waits.
 pub(crate) fn distrust_after_miss(distrust: u32) -> u32 {
     (distrust * 2 + 2).min(DISTRUST_MAX)
 }
 
-/// Returns `true` if a wait that slept and lasted `waited` was short.
 pub(crate) fn is_short_sleep(waited: Duration, window: Duration) -> bool {
     waited <= window * WINDOW_SLEEP_FACTOR
 }
 
-/// Returns `true` if the thread lost its processor between two polls that are `gap` apart.
 pub(crate) const fn has_lost_processor(gap: u64) -> bool {
     gap >= PROCESSOR_LOST_NS
 }
@@ -242,7 +233,6 @@ pub(crate) const DRIVE_BULK_BYTES: u64 = 4096;
 /// Approximate time to move one byte of many: to read or write it, and perhaps to compute its CRC.
 pub(crate) const DRIVE_BYTE_NS: u64 = 1;
 
-/// The outcome of one drive of the sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     Nothing,
@@ -252,16 +242,12 @@ pub(crate) enum Seen {
     Answer,
 }
 
-/// The next step of a thread that waits for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnswerWait {
-    /// The answer has arrived.
     Done,
     /// Part of a message has arrived: restart the window, and drive again.
     Restart,
-    /// Drive again.
     Again,
-    /// Stop waiting.
     GiveUp,
 }
 
@@ -289,8 +275,6 @@ pub(crate) const fn are_many(members: usize) -> bool {
     members > POLL_DIRECTLY
 }
 
-/// Returns the outcome of a drive. `answered` tells whether a message became complete, `moved` is
-/// the number of bytes sent and received.
 #[inline]
 pub(crate) const fn drive_outcome(answered: bool, moved: u64) -> Seen {
     match (answered, moved) {
@@ -325,7 +309,6 @@ pub(crate) const YIELD_SWITCHED_NS: u64 = 1_500;
 /// ran until the scheduler preempted it.
 pub(crate) const YIELD_WORKED_NS: u64 = 2_000_000;
 
-/// Returns the number of empty polls until the next yield, after a yield that took `took`.
 #[inline]
 pub(crate) fn yield_every(every: u32, took: u64) -> u32 {
     match took {
@@ -353,10 +336,8 @@ pub(crate) const CORK_UNREAD_MAX: u8 = 15;
 /// Deferred posts are sent after this time if the program does not poll.
 pub(crate) const CORK_SEND_DELAY: Duration = Duration::from_micros(100);
 
-/// What becomes of a post.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Sent now.
     Send,
     /// Sent now; the caller must record when sending ends, because the gap to the next post begins
     /// there.
@@ -367,22 +348,18 @@ pub(crate) enum Verdict {
     Join,
 }
 
-/// The observations about a post for which the clock was read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Post {
-    /// Posts since the last empty poll, including this one.
+    /// Including this post.
     pub(crate) posts: u32,
     /// Nanoseconds since the previous post.
     pub(crate) gap: u64,
-    /// Requests in this post.
     pub(crate) requests: usize,
-    /// Bytes of deferred payload, including this post.
+    /// Deferred payload, including this post.
     pub(crate) bytes: u64,
     /// Number of bytes from which one system call is worth it.
     pub(crate) enough: u64,
-    /// The send queue has room for many more requests.
     pub(crate) has_room: bool,
-    /// Earlier requests are deferred.
     pub(crate) has_deferred: bool,
 }
 
@@ -393,7 +370,6 @@ pub(crate) const fn sends_first(posts: u32) -> bool {
     posts < CORK_AT_ONCE
 }
 
-/// Returns what becomes of a post for which the clock was read.
 #[inline]
 pub(crate) const fn cork_verdict(post: Post) -> Verdict {
     let list = CORK_REQUEST_NS.saturating_mul(post.requests as u64);
@@ -438,13 +414,10 @@ pub(crate) const TURNS_PATIENCE: u32 = 4;
 /// differently now.
 pub(crate) const TURNS_TRY_EVERY: u32 = 16;
 
-/// Returns `true` if a task lets others post first: some patience is left, or this request tries
-/// again.
 pub(crate) const fn lets_others_first(patience: u32, requests: u32) -> bool {
     patience > 0 || requests.is_multiple_of(TURNS_TRY_EVERY)
 }
 
-/// Returns the patience after a turn. `others_posted` tells whether other tasks posted in it.
 pub(crate) const fn turns_patience(patience: u32, others_posted: bool) -> u32 {
     match others_posted {
         true => TURNS_PATIENCE,

@@ -7,7 +7,6 @@ const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// Checks `decide` against rows of an observation and the expected decision.
 #[track_caller]
 fn check<I: Copy + std::fmt::Debug, O: PartialEq + std::fmt::Debug>(
     decide: impl Fn(I) -> O,

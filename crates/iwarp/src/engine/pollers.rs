@@ -21,7 +21,6 @@ fn increment(counter: &AtomicU32) -> u32 {
     before
 }
 
-/// State of the pollers of one queue.
 #[derive(Debug)]
 pub(crate) struct Pollers {
     /// `true` if the queue has too many queue pairs to drive them one by one. Polls then serve the
@@ -63,7 +62,6 @@ impl Pollers {
         self.empty_polls.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the queue has too many queue pairs to read their sockets one by one.
     #[inline]
     pub(crate) fn are_for_many(&self) -> bool {
         self.many.load(Ordering::Relaxed)
@@ -92,7 +90,6 @@ impl Pollers {
         self.lease.end(now)
     }
 
-    /// Returns `true` if pollers have driven the sockets lately, but do not at `now`.
     pub(crate) fn was_driven(&self, now: u64) -> bool {
         self.lease.has_ended_lately(now) || everything().has_ended_lately(now)
     }
@@ -110,7 +107,6 @@ impl Pollers {
         is_time
     }
 
-    /// Sets how often the lease is renewed. `gap` is the time between the last two renewals.
     #[inline]
     fn set_pace(&self, gap: u64) {
         let every = self.renew_every.load(Ordering::Relaxed);
@@ -155,19 +151,18 @@ impl Pollers {
         }
     }
 
-    /// Records a drive of `busy` nanoseconds. Because of it, the next poll is late.
+    /// Records a drive of `busy` nanoseconds, because of which the next poll is late.
     #[inline]
     pub(crate) fn record_drive(&self, busy: u64) {
         self.lease().drive(now_ns(), busy, kept_from_processor);
     }
 
-    /// Serves the whole process. Returns `true` if a source was ready.
     pub(crate) fn serve_all(&self) -> bool {
         poll_all(self.many.load(Ordering::Relaxed))
     }
 
-    /// Sets which poll next serves the whole process. Poll number `polls` has just done so;
-    /// `served` tells whether a source was ready.
+    /// Sets which poll next serves the whole process. `served` tells whether poll number `polls`
+    /// found a ready source.
     fn schedule_serve_all(&self, polls: u32, served: bool) {
         let after = self.serve_all_after.load(Ordering::Relaxed);
         let after = policy::serve_all_after(after, served);
@@ -224,7 +219,6 @@ mod tests {
         }
     }
 
-    /// The time of a long drive is no pause, so a thread that only drives keeps its lease.
     #[test]
     fn long_drives_renew_the_lease() {
         let pollers = Pollers::default();
@@ -264,7 +258,7 @@ mod tests {
             let Some(end) = pollers.driven_until(now_ns()) else {
                 continue;
             };
-            // On a busy machine the lease may end before this. The test then tries again.
+            // On a busy machine the lease may end before this, and the test tries again.
             pollers.took(RENEW_EVERY_MAX as usize);
             if pollers
                 .driven_until(now_ns())
@@ -324,8 +318,7 @@ mod tests {
         assert!(!pollers.are_for_many());
     }
 
-    /// Renews a lease as densely as a program that only polls. Returns the time of the last
-    /// renewal.
+    /// Renews a lease as densely as a program that only polls.
     fn hold(lease: &Lease) -> u64 {
         let mut now = 0;
         for _ in 0..1000 {

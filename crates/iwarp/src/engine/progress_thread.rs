@@ -20,7 +20,6 @@ use std::time::Duration;
 
 /// Number of ready sources for which the thread checks whether they were driven lately.
 const DRIVEN_CHECKS: usize = 2;
-/// Pause after `epoll_wait` has failed.
 const EPOLL_RETRY_PAUSE: Duration = Duration::from_millis(4);
 
 impl Engine {

@@ -29,9 +29,7 @@ const POSTED: u32 = 1;
 const WAITING: u32 = 2;
 /// The request is in flight, and its operation has given up. The router returns the slot.
 const ABANDONED: u32 = 3;
-/// The request has succeeded.
 const DONE: u32 = 4;
-/// The request has failed.
 const FAILED: u32 = 5;
 
 /// Layout of `room`: the first free slot or [`NO_SLOT`], the number of free places, the counter,
@@ -64,8 +62,6 @@ impl Room {
         self.0 & room::CROWDED != 0
     }
 
-    /// Returns the next value of `room`, with a new head of the free list and a new number of
-    /// places.
     const fn next(self, first: u32, places: u32) -> Self {
         let counter = (self.0 & !room::CROWDED) >> room::COUNTER;
         let counter = (counter.wrapping_add(1) << room::COUNTER) & !room::CROWDED;
@@ -74,7 +70,6 @@ impl Room {
     }
 }
 
-/// State that is needed only if a task sleeps or gives up, or if a request fails.
 #[derive(Debug)]
 struct Rare<K, F> {
     waker: Option<Waker>,
@@ -105,7 +100,6 @@ impl<K, F> Slot<K, F> {
 pub(crate) struct Finished<K> {
     /// To be woken.
     pub(crate) waker: Option<Waker>,
-    /// Memory of an abandoned operation, to be dropped.
     pub(crate) kept: Option<K>,
     /// A slot was returned, and operations wait for room.
     pub(crate) crowded: bool,
@@ -160,7 +154,6 @@ impl<K, F> Slots<K, F> {
     }
 
     pub(crate) fn count(&self) -> u32 {
-        // At most `SLOTS_MAX`.
         self.slots.len() as u32
     }
 
@@ -330,7 +323,6 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Ends a request that a task waits for, or that was abandoned.
     #[cold]
     fn finish_rare(&self, id: u32, slot: &Slot<K, F>, before: u32) -> Finished<K> {
         let mut rare = slot.rare();
@@ -358,12 +350,10 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns `true` if a task or thread waits for the end of a request.
     pub(crate) fn somebody_waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns `true` if the memory of an abandoned operation is kept until its request has ended.
     pub(crate) fn keeps_memory(&self) -> bool {
         self.keeping.load(Ordering::Relaxed) != 0
     }
@@ -385,7 +375,6 @@ impl<K, F> Slots<K, F> {
         self.room.fetch_or(room::CROWDED, Ordering::AcqRel);
     }
 
-    /// Clears the mark.
     pub(crate) fn uncrowd(&self) {
         self.room.fetch_and(!room::CROWDED, Ordering::AcqRel);
     }

@@ -77,7 +77,6 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Creates an empty table. Tokens begin after `reserved`.
     pub(super) fn new(reserved: u64) -> Self {
         Self {
             known: RwLock::default(),
@@ -100,7 +99,7 @@ impl Sources {
         drop(replaced);
     }
 
-    /// Removes a source, and drops it after the lock is released.
+    /// Removes a source. It is dropped after the lock is released.
     pub(super) fn remove(&self, token: u64) {
         let source = self.known.write().remove(&token);
         drop(source);
@@ -142,14 +141,12 @@ impl PausedSources {
             .min()
     }
 
-    /// Watches the sources again that application threads no longer drive.
     pub(super) fn resume_undriven(&self, now: u64) {
         while let Some(source) = self.take_undriven(now) {
             source.resume_watch();
         }
     }
 
-    /// Removes a source that application threads no longer drive.
     fn take_undriven(&self, now: u64) -> Option<Arc<dyn Source>> {
         let mut paused = self.0.lock();
         let mut all = paused.iter();

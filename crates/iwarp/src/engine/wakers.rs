@@ -72,7 +72,7 @@ impl Wakers {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Wakes all wakers and empties the list. Call it with no lock held.
+    /// Wakes all wakers, and empties the list. Call it with no lock held.
     pub(crate) fn wake_all(&self) {
         let (first, others) = {
             let mut list = self.list.lock();
@@ -90,7 +90,6 @@ impl Wakers {
     }
 }
 
-/// Calls a waker. Catches and logs its panics.
 fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker of the program panicked");
@@ -273,7 +272,6 @@ mod tests {
         assert_eq!(count(&wakers), 0);
     }
 
-    /// A task that waits repeatedly must not allocate each time.
     #[test]
     fn list_keeps_its_memory() {
         let wakers = Wakers::default();
@@ -285,7 +283,7 @@ mod tests {
         assert_eq!(wakers.list.lock().entries.capacity(), room);
     }
 
-    /// The same waker may have an entry by `register` and an entry of a wait.
+    /// One waker may have two entries: by `register`, and of a wait.
     #[test]
     fn dropped_wait_removes_only_its_entry() {
         for waits_first in [false, true] {

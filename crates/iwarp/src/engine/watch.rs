@@ -33,7 +33,6 @@ const STUCK_MAX: usize = 32;
 /// count is odd during a round.
 const COUNT_BITS: u32 = 48;
 
-/// Which thread is the progress thread of an engine, and whether it is in a round.
 #[derive(Default)]
 pub(super) struct Rounds {
     /// The place, and the count of rounds.
@@ -54,7 +53,6 @@ impl Rounds {
         Place(place << COUNT_BITS)
     }
 
-    /// Begins a round.
     pub(super) fn begin(&self, place: &mut Place) {
         // The watch gives no place away between rounds, so this need not compare. The swap is also
         // a full fence before the caller checks whether the watch sleeps.
@@ -62,7 +60,7 @@ impl Rounds {
         self.word.swap(place.0, Ordering::SeqCst);
     }
 
-    /// Ends the round. Returns `false` if another thread has the place now.
+    /// Returns `false` if another thread has the place now.
     pub(super) fn end(&self, place: &mut Place) -> bool {
         let began = place.0;
         let count = began.wrapping_add(1) & ((1 << COUNT_BITS) - 1);

@@ -85,7 +85,6 @@ impl Source for Counter {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-/// While one thread is stuck in a source, another thread serves the other sources.
 #[test]
 fn stuck_thread_spares_other_sources() {
     let engine = Engine::current().expect("engine");

@@ -58,7 +58,6 @@ pub fn after_empty_poll() {
     });
 }
 
-/// Yields, and returns how long that took.
 #[cold]
 fn timed_yield() -> u64 {
     guarded::keep();
@@ -104,7 +103,6 @@ mod tests {
         let mut pace = Pace::new();
         yields(&mut pace, 2 * YIELD_BESIDE_WORK, 3_000_000);
         assert_eq!(yields(&mut pace, 10 * YIELD_BESIDE_WORK, 3_000_000), 10);
-        // The other thread no longer computes.
         yields(&mut pace, YIELD_BESIDE_WORK, 600);
         assert_eq!(pace.every, YIELD_ALONE);
     }

@@ -50,9 +50,7 @@ pub(crate) struct ContextInner {
     /// Queue pairs that wait for memory to become unused.
     pub(crate) waiting: MemoryWaiters,
     pub(crate) hooks: Hooks,
-    /// Totals of the queue pairs that no longer exist.
     retired_counters: Mutex<Counters>,
-    /// The process that opened the device.
     origin: Origin,
 }
 
@@ -259,7 +257,6 @@ impl Context {
     /// bound to it. In a forked child, returns [`Error::Busy`] after one second if the parent was
     /// accessing the device's memory at the time of the fork.
     pub fn deregister(&self, stag: u32) -> Result<()> {
-        // Accesses in progress hold the table's read lock, so this waits for them.
         let mut table = match self.inner.origin.is_foreign() {
             false => self.inner.memory.write(),
             true => {
@@ -461,7 +458,6 @@ impl ContextInner {
         self.ud_qps.take(port, random, |num| qps.contains_key(&num))
     }
 
-    /// Removes a datagram queue pair, and adds its counters to the totals.
     pub(crate) fn remove_ud(&self, num: u32, counters: &Counters) {
         let mut retired = self.retired_counters.lock();
         self.ud_qps.remove(num);
@@ -472,14 +468,13 @@ impl ContextInner {
     pub(crate) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
         loop {
             let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-            // On other transports, queue pairs 0 and 1 are for management.
             if num > 1 && !taken(num) {
                 return num;
             }
         }
     }
 
-    /// Removes a queue pair, and adds its counters to the totals.
+    /// Removes a queue pair. Adds its counters to the totals, and notifies the registries.
     pub(crate) fn remove_qp(&self, num: u32, counters: &Counters) {
         {
             // Under one lock: a thread that computes the totals must neither miss these counters
@@ -543,7 +538,6 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
-    /// Returns the queue pair with this number, unless it is a datagram queue pair.
     pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
         self.qps.read().get(&num)?.upgrade()
     }
@@ -559,7 +553,6 @@ impl ContextInner {
         qps.get(&num)?.upgrade()
     }
 
-    /// Returns the number of completion queues.
     pub(crate) fn completion_queues(&self) -> u32 {
         self.cq_count.load(Ordering::Relaxed)
     }

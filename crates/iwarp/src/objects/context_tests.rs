@@ -19,7 +19,6 @@ fn queue_pair_numbers_wrap() {
     assert_eq!(numbers_from(7, &[7, 9]), [8, 10, 11, 12]);
 }
 
-/// The totals count a queue pair once: while it exists, after `destroy`, and after the drop.
 #[test]
 fn totals_count_each_queue_pair_once() {
     let ctx = testing::context();
@@ -83,7 +82,6 @@ fn devices_share_capture_file() {
     std::fs::remove_file(&a).unwrap();
     std::fs::remove_file(&b).unwrap();
     assert!(!pattern.exists());
-    // Without a capture, a flush does nothing.
     testing::context().flush_capture().unwrap();
 }
 

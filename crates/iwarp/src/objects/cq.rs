@@ -35,9 +35,7 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(crate) ring: Mutex<Ring>,
-    /// Held while a thread counts the queue pairs and notifies the pollers of the result.
     counting: Mutex<()>,
-    /// Held while a thread drops the completions of a queue pair.
     purging: Mutex<()>,
     /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring
     /// locked, so a poll that reads `false` need not lock it.
@@ -188,7 +186,6 @@ impl CompletionQueue {
         })
     }
 
-    /// Records that a blocking wait slept, and lasted `waited`.
     pub(crate) fn slept(&self, waited: Duration) {
         self.inner.busy.slept(waited, self.inner.window());
     }
@@ -293,7 +290,6 @@ pub(crate) struct Owed {
     notify: bool,
     wake: bool,
     overflow: bool,
-    /// The limit of the shared receive queue was reached.
     pub(crate) srq_limit: bool,
 }
 
@@ -304,7 +300,6 @@ impl Owed {
     }
 }
 
-/// The result of [`CqInner::drive`].
 struct Driven {
     /// What arrived for the queue pairs that were polled one by one.
     seen: Seen,
@@ -373,7 +368,6 @@ impl CqInner {
         owed.overflow
     }
 
-    /// Sends for the queue pairs that have deferred it.
     #[inline]
     fn send_deferred(&self) {
         if self.has_deferred.load(Ordering::Acquire) {
@@ -400,7 +394,6 @@ impl CqInner {
         }
     }
 
-    /// Adds a queue pair that defers sending until the next empty poll.
     pub(crate) fn defer<M: Member>(&self, qp: &Arc<M>) {
         let mark = qp.deferred_mark(self);
         if mark.is_some_and(|mark| !mark.swap(true, Ordering::AcqRel)) {
@@ -431,8 +424,6 @@ impl CqInner {
         self.count_members();
     }
 
-    /// Counts the queue pairs, and notifies the pollers whether they are too many to poll one by
-    /// one.
     pub(crate) fn count_members(&self) {
         // Only one thread at a time counts. If two did, the pollers could get the older count last.
         // They would then drive the queue pairs neither one by one nor all together, and the
@@ -476,7 +467,6 @@ impl CqInner {
         self.ring.lock().has_success_of(qp_num)
     }
 
-    /// Returns `true` if completions were lost because the ring was full.
     pub(crate) fn has_overflowed(&self) -> bool {
         self.ring.lock().overflowed()
     }

@@ -65,13 +65,11 @@ fn unpolled_queue_lists_each_member_once() {
             _ => polled.send_deferred_requests(),
         }
         assert_eq!(deferred_count(&polled), 0);
-        // The list keeps its memory.
         assert!(polled.inner.deferred.lock().capacity() >= 2);
     }
     assert_eq!(deferred_count(&other), 2);
     for (gone, qp) in qps.iter().enumerate() {
         qp.destroy();
-        // Only the destroyed queue pair is removed.
         let deferred = other.inner.deferred.lock();
         let nums = deferred.iter().filter_map(Weak::upgrade).map(|qp| qp.num());
         assert!(nums.eq(qps[gone + 1..].iter().map(QueuePair::num)));
@@ -102,7 +100,6 @@ fn arming_hands_over_queue_pairs() {
     }
 }
 
-/// Polls until the pollers hold the lease of the queue pair.
 fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
     let deadline = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
@@ -183,7 +180,7 @@ fn poll_after_registering_sees_completion() {
     cq.wake_at_next(Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 7);
-    // The same for a wait that can be cancelled.
+    // A wait that can be cancelled also makes the poll lock the ring.
     let _ = cq.inner.ring.lock().push(completion(8));
     let mut wait = cq.registration();
     cq.wake_wait(&mut wait, Waker::noop());
@@ -215,7 +212,6 @@ impl Wake for Counts {
     }
 }
 
-/// A task that waits while the queue is full must be woken when the queue overflows.
 #[test]
 fn overflow_wakes_tasks() {
     let ctx = testing::context();
@@ -272,7 +268,6 @@ fn destroy_drops_completions() {
     }
 }
 
-/// Completions of other queue pairs stay, in order.
 #[test]
 fn reset_drops_only_own_completions() {
     let ctx = testing::context();
@@ -355,7 +350,6 @@ fn success_is_unseen_until_polled() {
     }
 }
 
-/// Creates a queue whose waits may poll for `window` before they sleep.
 fn queue_with_window(window: Duration) -> CompletionQueue {
     let ctx = testing::context_with(Config {
         busy_poll: window,
@@ -425,7 +419,6 @@ fn drive_reports_what_arrived() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// A thread that drives for long polls rarely, and still keeps its lease.
 #[test]
 fn long_drives_keep_the_lease() {
     let ctx = testing::context();
@@ -460,9 +453,8 @@ fn success_of(opcode: WcOpcode) -> Cqe {
     }
 }
 
-/// A poll that finds only completions of Sends and Writes waits for the answer, if answers have
-/// come soon so far. Other completions are not delayed. After a wait in vain no answer is expected,
-/// which shows the test that the poll has waited.
+/// A poll that finds only completions of Sends and Writes waits for the answer. After a wait
+/// without result no answer is expected, which shows that the poll has waited.
 #[test]
 fn own_completions_wait_for_answer() {
     let (send, write) = (success_of(WcOpcode::Send), success_of(WcOpcode::Write));
@@ -483,7 +475,7 @@ fn own_completions_wait_for_answer() {
         (&[recv, send], false),
     ] {
         for many in [false, true] {
-            // With a window of zero, a wait ends after its first drive.
+            // The window is zero, so a wait ends after its first drive.
             let cq = queue_with_window(Duration::ZERO);
             assert!(expects_answers(&cq));
             cq.inner.pollers.set_many(many);
@@ -528,7 +520,6 @@ fn pollers_of_many_expect_no_answer() {
     assert!(expects_answers(&cq));
 }
 
-/// A program may drop its queue pairs without destroying them.
 #[test]
 fn dropped_queue_pairs_are_removed() {
     let ctx = testing::context();
@@ -558,7 +549,6 @@ fn poll_of_empty_ready_queue_drives() {
     qp.destroy();
 }
 
-/// A completion that a fault drops has the same effects as an overflow.
 #[test]
 fn lost_completion_wakes_tasks() {
     let ctx = testing::context();

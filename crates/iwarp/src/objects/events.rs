@@ -36,7 +36,6 @@ impl<T> Waiting<T> {
         self.signalled = true;
     }
 
-    /// Makes the descriptor unreadable if no event is pending.
     fn drain(&mut self, fd: &EventFd) {
         if self.events.is_empty() && std::mem::take(&mut self.signalled) {
             fd.drain();

@@ -51,7 +51,6 @@ pub(crate) trait Observer: fmt::Debug + Send + Sync {
     /// As [`sent_raw`](Self::sent_raw).
     unsafe fn received_raw(&self, list: &[RawSlice], count: usize);
 
-    /// Records the end of the connection: a reset, or that both directions are closed.
     fn closed(&self, reset: bool);
 }
 
@@ -60,7 +59,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// [`check_fault`](super::context::ContextInner::check_fault).
     fn create(&self, name: &'static str) -> Result<()>;
 
-    /// Returns `true` if a receive must not be posted to a shared receive queue.
     fn refuses_shared_receive(&self) -> bool;
 
     fn is_port_down(&self) -> bool;
@@ -68,7 +66,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// Returns the error number if an attempt to connect to `peer` must fail.
     fn connect(&self, peer: SocketAddr) -> Option<i32>;
 
-    /// Returns the faults of the new queue pair `num`.
     fn queue_pair(self: Arc<Self>, num: u32) -> Box<dyn QpFaults>;
 }
 
@@ -104,7 +101,6 @@ pub(crate) enum Completion {
 pub(crate) trait QpFaults: Any + Send + Sync {
     fn connected(&self, peer: SocketAddr, crc: bool);
 
-    /// Returns `true` if a send work request must not be posted.
     fn refuses_send(&self, op: &SendOp) -> bool;
 
     fn refuses_receive(&self) -> bool;
@@ -120,7 +116,6 @@ pub(crate) trait QpFaults: Any + Send + Sync {
     /// Shortens a list of bytes to those that may be sent or received before a fault is due.
     fn limit(&self, direction: StreamDirection, runs: &mut Vec<RawSlice>);
 
-    /// Records that `n` bytes were sent or received.
     fn passed_octets(&self, direction: StreamDirection, n: usize);
 
     /// If a fault flips a bit of the bytes to send, copies the bytes and flips the bit in the copy.

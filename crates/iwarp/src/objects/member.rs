@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The result of [`Member::poll_sockets`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PollOutcome {
     /// A complete message has arrived since the program's last request.
@@ -27,7 +26,6 @@ pub(crate) struct PollOutcome {
 pub(crate) trait Member: Any + Send + Sync {
     fn num(&self) -> u32;
 
-    /// Returns the program's own value for the queue pair.
     fn user_data(&self) -> u64;
 
     /// Reads and writes the sockets, for a thread that polls a completion queue.
@@ -44,7 +42,6 @@ pub(crate) trait Member: Any + Send + Sync {
     /// or was destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
-    /// Sends the requests that the queue pair has deferred.
     fn send_deferred(self: Arc<Self>) {}
 
     /// Returns the flag that is set while the queue pair is on `cq`'s list of deferred queue pairs;
@@ -72,12 +69,10 @@ impl EventQp {
         self.0.user_data()
     }
 
-    /// Returns the queue pair, if it is of type `M`.
     pub(crate) fn downcast<M: Member>(&self) -> Option<Arc<M>> {
         downcast(Arc::clone(&self.0))
     }
 
-    /// Returns `true` if the event is about this queue pair.
     pub(crate) fn is<M: Member>(&self, qp: &Arc<M>) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(qp))
     }
@@ -89,7 +84,6 @@ impl fmt::Debug for EventQp {
     }
 }
 
-/// Returns the queue pair, if it is of type `M`.
 pub(crate) fn downcast<M: Member>(member: Arc<dyn Member>) -> Option<Arc<M>> {
     let any: Arc<dyn Any + Send + Sync> = member;
     any.downcast().ok()

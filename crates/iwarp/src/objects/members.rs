@@ -49,7 +49,6 @@ impl Members {
         (few, policy::are_many(list.len()))
     }
 
-    /// Returns `true` if there are too many queue pairs to poll them one by one.
     pub(crate) fn are_many(&self) -> bool {
         policy::are_many(self.list.read().len())
     }

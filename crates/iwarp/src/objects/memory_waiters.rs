@@ -55,7 +55,6 @@ mod tests {
     use iwarp_rnic::counters::Counters;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// A queue pair that counts its retries.
     #[derive(Default)]
     struct Waiter(AtomicU32);
 

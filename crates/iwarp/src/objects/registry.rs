@@ -7,7 +7,6 @@ use std::sync::Arc;
 /// A table that a room above this one keeps for a device. It is created on first use, and dropped
 /// with the device.
 pub(crate) trait Registry: Any + Send + Sync {
-    /// Called without locks when the queue pair `num` was destroyed.
     fn destroyed(&self, _num: u32) {}
 
     /// Called without locks when the queue pair `num` was reset or has failed, and so has given up
@@ -18,12 +17,10 @@ pub(crate) trait Registry: Any + Send + Sync {
     /// connected.
     fn requests_wait(&self, _num: u32) {}
 
-    /// Called when the device is closed.
     fn closed(&self) {}
 }
 
 impl ContextInner {
-    /// Returns the device's registry of type `T`. Creates it if there is none.
     pub(crate) fn registry<T: Registry + Default>(&self) -> Arc<T> {
         let mut all = self.registries.lock();
         let found = all.iter().find_map(|registry| {
@@ -43,12 +40,10 @@ impl ContextInner {
         all.iter().for_each(f);
     }
 
-    /// Notifies the registries that requests of the queue pair `num` wait for its peer.
     pub(crate) fn requests_wait(&self, num: u32) {
         self.each_registry(|registry| registry.requests_wait(num));
     }
 
-    /// Notifies the registries that the queue pair `num` has given up its peer.
     pub(crate) fn gave_up_peer(&self, num: u32) {
         self.each_registry(|registry| registry.gave_up_peer(num));
     }

@@ -24,11 +24,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The position of the last polled completion of a queue. It wraps around.
 type Polled = Arc<AtomicU32>;
 
-/// Where polling stores how many completions of one queue were polled.
+/// Where polling stores the position of one queue.
 #[derive(Debug)]
 pub(crate) struct Account {
     polled: Polled,
-    /// Index in the completion queue's list of accounts; never zero.
     pub(crate) index: u32,
 }
 
@@ -45,7 +44,6 @@ impl Account {
     }
 }
 
-/// The accounts of one queue pair.
 pub(crate) struct Slots {
     send: Account,
     /// `None` if receives come from a shared queue.
@@ -63,7 +61,6 @@ impl Slots {
         }
     }
 
-    /// Closes the accounts. The caller has dropped the completions that refer to them.
     pub(crate) fn close(&self, send_cq: &Cq, recv_cq: &Cq) {
         send_cq.inner.close_account(&self.send);
         if let Some(receive) = &self.receive {
@@ -87,13 +84,11 @@ impl Slots {
         }
     }
 
-    /// Returns how many slots of the send queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_sends(&self, seen: &mut SeenSlots) -> u32 {
         self.send.advance(&mut seen.send)
     }
 
-    /// Returns how many slots of the receive queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_receives(&self, seen: &mut SeenSlots) -> u32 {
         let receive = self.receive.as_ref();
@@ -117,7 +112,6 @@ pub(crate) struct SeenSlots {
     receive: u32,
 }
 
-/// The completions of a completion queue, and the accounts of the queues that write to it.
 #[derive(Debug)]
 pub(crate) struct Ring {
     completions: CompletionQueue,
@@ -202,7 +196,6 @@ impl Ring {
     }
 }
 
-/// Gives access to all operations of the inner queue except [`poll`](Ring::poll).
 impl Deref for Ring {
     type Target = CompletionQueue;
 

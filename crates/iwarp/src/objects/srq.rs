@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The properties of a shared receive queue in an XRC domain.
 pub(crate) struct XrcMembership {
     pub(crate) number: u32,
     /// Gets the completions of the receives, whichever XRC target takes them.
@@ -220,7 +219,6 @@ impl SrqInner {
         }
     }
 
-    /// Calls `f` with the queue. Returns `None` if the queue is destroyed.
     pub(crate) fn with_queue<R>(&self, f: impl FnOnce(&mut Queue) -> Option<R>) -> Option<R> {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -242,7 +240,6 @@ impl SrqInner {
         });
     }
 
-    /// Returns `true` if a queue pair waits and there is a receive for it.
     pub(crate) fn has_waiting(&self) -> bool {
         let state = self.state.lock();
         !state.waiting.is_empty() && !state.queue.is_empty()

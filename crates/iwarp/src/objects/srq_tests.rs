@@ -8,7 +8,6 @@ const RECV: RecvWr<'static> = RecvWr {
     sges: &[],
 };
 
-/// A posted receive drives the queue pair that waits for it.
 #[test]
 fn receive_drives_waiting_queue_pair() {
     let ctx = context();
@@ -37,7 +36,6 @@ fn receive_drives_waiting_queue_pair() {
     qp.destroy();
 }
 
-/// A destroyed queue gets no more receives, so no queue pair may wait for one.
 #[test]
 fn destroyed_queue_has_no_waiters() {
     let ctx = context();

@@ -23,7 +23,6 @@ pub(crate) struct Closed {
     print: bool,
 }
 
-/// Adds a device that was opened to the list.
 pub(crate) fn register(ctx: &Arc<ContextInner>) {
     static PRINT: AtExit = AtExit::new(print);
     let mut opened = OPENED.lock();
@@ -52,7 +51,6 @@ pub(crate) fn closed(ctx: &ContextInner, counters: &Counters) {
     }
 }
 
-/// Returns the devices that are open.
 pub(crate) fn opened() -> Vec<Arc<ContextInner>> {
     OPENED.lock().iter().filter_map(Weak::upgrade).collect()
 }

@@ -41,7 +41,6 @@ impl TableLock {
         }
     }
 
-    /// Locks the table for reading, unless the caller would have to wait.
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, MemoryTable>> {
         self.table.try_read()
     }
@@ -64,7 +63,6 @@ impl TableLock {
         self.table.write()
     }
 
-    /// Locks the table for writing, unless the caller would have to wait.
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, MemoryTable>> {
         self.table.try_write()
     }

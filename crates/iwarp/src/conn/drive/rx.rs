@@ -28,9 +28,7 @@ const RX_BUDGET: usize = 1 << 20;
 /// Used as the memory table for plans that refer to no registered memory.
 static EMPTY_TABLE: MemoryTable = MemoryTable::new();
 
-/// Progress of one call of [`rx`].
 struct Reading {
-    /// Bytes that may still be read.
     budget: usize,
     /// Received data was processed without a read.
     processed: bool,
@@ -63,7 +61,6 @@ enum ReadOutcome<'a> {
     /// The first read found no data, and the state was not locked again. The value is `true` if
     /// data is to be written.
     Nothing(bool),
-    /// The connection has ended during the read.
     Ended(MutexGuard<'a, QpState>),
     Done(
         MutexGuard<'a, QpState>,
@@ -170,7 +167,6 @@ fn read_all<'a>(
     Ok(g)
 }
 
-/// Does the work that needs no read, and returns the next step.
 #[inline]
 fn next_step(
     qp: &Arc<QpInner>,
@@ -277,7 +273,6 @@ fn would_block(error: &io::Error) -> bool {
     error.kind() == ErrorKind::WouldBlock
 }
 
-/// Handles the result of a read.
 #[inline]
 fn handle_read(
     qp: &Arc<QpInner>,

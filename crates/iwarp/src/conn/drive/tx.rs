@@ -326,7 +326,6 @@ fn handle_incomplete_write(
     false
 }
 
-/// Keeps a plan that the socket has taken in part, to go on when the socket is writable.
 fn keep_plan(g: &mut QpState, plan: Box<TxPlan>) {
     match g.link.open_mut() {
         Some(open) => open.stalled = Some(plan),

@@ -14,7 +14,6 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Length of the FPDU of a Send with [`PAYLOAD`].
 const FPDU: usize = 2 + 18 + PAYLOAD.len() + 4;
 const PAYLOAD: [u8; 1000] = [5; 1000];
 
@@ -116,7 +115,7 @@ fn failed_write_ends_connection() {
     }
 }
 
-/// Posts a Write that needs several segments, without sending it.
+/// Posts a Write that needs several segments. Sends nothing.
 fn post_segmented_write(qp: &QueuePair, g: &mut QpState) {
     let sges = [Sge {
         addr: 0,
@@ -226,7 +225,6 @@ fn plan_of_old_stream_is_dropped() {
     [qp, other].iter().for_each(QueuePair::destroy);
 }
 
-/// A receive that completed during the system call is reported after the sent request.
 #[test]
 fn sent_request_completes_before_held_receive() {
     let ctx = context();
