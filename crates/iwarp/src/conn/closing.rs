@@ -26,8 +26,8 @@ const DRIVE_WAIT_MAX: Duration = Duration::from_millis(500);
 /// other thread was scheduled.
 fn drive_or_wait(drive: impl Fn() -> bool) {
     let mut yields = 0;
-    let begin = Instant::now();
-    while !drive() && begin.elapsed() < DRIVE_WAIT_MAX {
+    let start = Instant::now();
+    while !drive() && start.elapsed() < DRIVE_WAIT_MAX {
         if yields < YIELDS_MAX {
             yields += 1;
             std::thread::yield_now();
@@ -413,9 +413,9 @@ mod tests {
     /// number of yields.
     #[test]
     fn waits_for_unscheduled_driver() {
-        let (begin, driven) = (Instant::now(), Cell::new(false));
+        let (start, driven) = (Instant::now(), Cell::new(false));
         drive_or_wait(|| {
-            driven.set(begin.elapsed() > Duration::from_millis(300));
+            driven.set(start.elapsed() > Duration::from_millis(300));
             driven.get()
         });
         assert!(driven.get());
@@ -423,9 +423,9 @@ mod tests {
 
     #[test]
     fn wait_for_stuck_driver_ends() {
-        let begin = Instant::now();
+        let start = Instant::now();
         drive_or_wait(|| false);
-        assert!(begin.elapsed() >= DRIVE_WAIT_MAX);
+        assert!(start.elapsed() >= DRIVE_WAIT_MAX);
     }
 }
 

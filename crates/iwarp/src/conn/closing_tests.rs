@@ -166,11 +166,11 @@ fn reset_waits_for_sending_thread() {
                     // This is the second call, after another thread has left a note.
                     return;
                 }
-                let begin = Instant::now();
+                let start = Instant::now();
                 loop {
                     let has_returned = returned.load(Ordering::SeqCst);
                     // The waiting thread gives up at `DRIVE_WAIT_MAX`.
-                    if begin.elapsed() > DRIVE_WAIT_MAX / 4 {
+                    if start.elapsed() > DRIVE_WAIT_MAX / 4 {
                         break;
                     }
                     early.fetch_or(has_returned, Ordering::SeqCst);

@@ -346,19 +346,19 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        let (end, begin) = (Events::DISCONNECTED, Events::ESTABLISHED);
+        let (disconnected, established) = (Events::DISCONNECTED, Events::ESTABLISHED);
         // The events, whether this end has closed, whether the first message has arrived, and the
         // events of which the manager is notified.
         let cases = [
-            (Events::empty(), true, false, end),
-            (Events::FATAL, true, false, Events::FATAL | end),
+            (Events::empty(), true, false, disconnected),
+            (Events::FATAL, true, false, Events::FATAL | disconnected),
             (Events::FATAL, false, false, Events::FATAL),
-            (end, false, false, end),
-            (end, false, true, end | begin),
-            (Events::FATAL, false, true, Events::FATAL | begin),
-            (Events::empty(), true, true, end | begin),
+            (disconnected, false, false, disconnected),
+            (disconnected, false, true, disconnected | established),
+            (Events::FATAL, false, true, Events::FATAL | established),
+            (Events::empty(), true, true, disconnected | established),
             (Events::SQ_DRAINED, false, true, Events::SQ_DRAINED),
-            (begin, false, false, begin),
+            (established, false, false, established),
         ];
         for (events, closed_by_us, established, notified) in cases {
             let sink = Arc::new(TestSink::default());

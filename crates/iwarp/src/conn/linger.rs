@@ -356,8 +356,8 @@ fn end_in_background(
     } else {
         linger.min(PATIENCE_MAX)
     };
-    let begin = delay.unwrap_or_default();
-    let start = Instant::now() + begin;
+    let fin_delay = delay.unwrap_or_default();
+    let start = Instant::now() + fin_delay;
     let pause = first_pause(cut, patience);
     let interest = match tail.is_empty() {
         true => Interest::READ,
@@ -399,7 +399,7 @@ fn end_in_background(
     if let Some(delay) = delay {
         engine.after(delay, token, TIMER_SHUTDOWN);
     }
-    engine.after(begin + pause, token, TIMER_CHECK);
+    engine.after(fin_delay + pause, token, TIMER_CHECK);
 }
 
 /// Exit handler: waits until the progress thread has sent delayed FINs, for at most [`MATURITY`].

@@ -366,12 +366,12 @@ fn oldest_live_stream_is_taken() {
 fn slow_reader_has_deadline() {
     let patience = Duration::from_millis(100);
     let mut stream = Stream::full(patience);
-    let begin = Instant::now();
+    let start = Instant::now();
     let lingering = stream
         .end_in_background(false, None, 4 << 20)
         .expect("the tail is pending");
     let deadline = lingering.tail_until.expect("a deadline");
-    assert!(deadline >= begin + patience * 12);
+    assert!(deadline >= start + patience * 12);
     assert!(deadline <= Instant::now() + patience * 12);
     let end = loop {
         assert!(
@@ -391,5 +391,5 @@ fn slow_reader_has_deadline() {
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");
     let deadline = lingering.tail_until.expect("a deadline");
-    assert!(deadline >= begin + LONG + patience * 12);
+    assert!(deadline >= start + LONG + patience * 12);
 }

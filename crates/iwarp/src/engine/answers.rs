@@ -143,14 +143,14 @@ mod tests {
     #[test]
     fn last_drive_follows_the_window() {
         let a = expecting();
-        let begin = now_ns();
+        let start = now_ns();
         let (mut first, mut last) = (0, 0);
         a.wait(ANSWER_SILENCE_MAX_NS * 100, |now| {
             first = if first == 0 { now } else { first };
             last = now;
             Seen::Nothing
         });
-        assert!(first >= begin && last >= first + ANSWER_SILENCE_MAX_NS);
+        assert!(first >= start && last >= first + ANSWER_SILENCE_MAX_NS);
         assert!(!a.are_expected_soon());
     }
 

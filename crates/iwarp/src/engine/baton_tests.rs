@@ -40,12 +40,12 @@ mod plain {
         // Miri is slow. Without Miri, there are enough rounds for the threads to collide.
         const EACH: u64 = if cfg!(miri) { 50 } else { 100_000 };
         let baton = Baton::new();
-        let begin = std::sync::Barrier::new(4);
+        let start = std::sync::Barrier::new(4);
         let (added, done) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    begin.wait();
+                    start.wait();
                     for _ in 0..EACH {
                         added.fetch_add(1, Ordering::Relaxed);
                         baton.drive(|| {

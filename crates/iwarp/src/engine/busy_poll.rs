@@ -72,7 +72,7 @@ impl BusyPoll {
             return false;
         }
         let mut now = now_ns();
-        let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
+        let deadline = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
         loop {
             if check(now) {
                 self.record.hit();
@@ -84,7 +84,7 @@ impl BusyPoll {
                 self.record.reset(policy::DISTRUST_MAX);
                 return check(now);
             }
-            if now >= end {
+            if now >= deadline {
                 self.miss();
                 return false;
             }

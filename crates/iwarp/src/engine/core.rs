@@ -103,7 +103,7 @@ pub(crate) fn wake_up() {
 /// progress threads have enough work, so the caller gets that lease only if it has `many` queue
 /// pairs and no other way to drive them.
 pub(crate) fn poll_all(many: bool) -> bool {
-    let begin = now_ns();
+    let start = now_ns();
     let (mut served, mut engines) = (false, 0);
     for engine in all() {
         served |= engine.poll_once();
@@ -111,7 +111,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
     }
     if policy::drives_whole_process(many, engines) {
         let now = now_ns();
-        everything().drive(now, now.saturating_sub(begin), kept_from_processor);
+        everything().renew_for_drive(now, now.saturating_sub(start), kept_from_processor);
     }
     served
 }
@@ -307,19 +307,19 @@ impl Engine {
 
     /// Calls the source's [`timer`](Source::timer) with `kind` after `delay`.
     pub(crate) fn after(&self, delay: Duration, token: u64, kind: u32) {
-        let at = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
-        self.at(at, token, kind);
+        let time = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+        self.at(time, token, kind);
     }
 
     /// Does the same as [`after`](Self::after), but up to a quarter of `delay` later, so that one
     /// wake-up serves many sources.
     pub(crate) fn after_about(&self, delay: Duration, token: u64, kind: u32) {
         let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-        let at = now_ns().saturating_add(delay);
-        let at = at
+        let earliest = now_ns().saturating_add(delay);
+        let time = earliest
             .checked_next_multiple_of((delay / 4).max(1))
-            .unwrap_or(at);
-        self.at(at, token, kind);
+            .unwrap_or(earliest);
+        self.at(time, token, kind);
     }
 
     /// Calls the source's [`timer`](Source::timer) with `kind` at `time`, in nanoseconds of

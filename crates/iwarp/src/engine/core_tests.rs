@@ -67,9 +67,9 @@ impl Source for Driven {
 
 /// Waits until `done` returns `true`. Panics with `failure` if that takes too long.
 pub(in crate::engine) fn wait_for(failure: &str, done: impl Fn() -> bool) {
-    let begin = Instant::now();
+    let start = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < LONG, "{failure}");
+        assert!(start.elapsed() < LONG, "{failure}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -101,10 +101,10 @@ fn process_lease_stops_progress_thread() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let begin = Instant::now();
+            let start = Instant::now();
             // The time limit ends the thread if the test fails.
-            while !stop.load(Ordering::Relaxed) && begin.elapsed() < 3 * LONG {
-                lease.drive(now_ns(), 0, kept_from_processor);
+            while !stop.load(Ordering::Relaxed) && start.elapsed() < 3 * LONG {
+                lease.renew_for_drive(now_ns(), 0, kept_from_processor);
                 std::thread::yield_now();
             }
         });
@@ -157,19 +157,19 @@ fn unawaited_timer_wakes_no_thread() {
         fired: Mutex::default(),
     });
     engine.add_timed(token, Arc::clone(&source) as Arc<dyn Source>);
-    let begin = now_ns();
-    engine.at(begin, token, 1);
-    engine.at(begin + 1, token, 2);
+    let start = now_ns();
+    engine.at(start, token, 1);
+    engine.at(start + 1, token, 2);
     assert_eq!(
         engine.first_timer(),
-        Some(begin + 1),
+        Some(start + 1),
         "the progress thread sleeps until the second timer"
     );
-    wait_for("the clock stands still", || now_ns() > begin);
+    wait_for("the clock stands still", || now_ns() > start);
     engine.fire_timers();
     assert_eq!(*source.fired.lock(), [2]);
     assert_eq!(engine.first_timer(), None);
-    engine.at(begin, token, 3);
+    engine.at(start, token, 3);
     engine.forget(token);
     assert_eq!(engine.first_timer(), None, "the source was removed");
 }

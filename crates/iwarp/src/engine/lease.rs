@@ -64,7 +64,12 @@ impl Lease {
     /// `kept` returns for how long the kernel kept the thread from running since a given time. It
     /// is called only after a pause.
     #[inline]
-    pub(crate) fn drive(&self, now: u64, busy: u64, kept: impl FnOnce(u64) -> u64) -> u64 {
+    pub(crate) fn renew_for_drive(
+        &self,
+        now: u64,
+        busy: u64,
+        kept: impl FnOnce(u64) -> u64,
+    ) -> u64 {
         self.driven.store(now, Ordering::Relaxed);
         self.renew(now, busy, 0, kept)
     }
@@ -72,7 +77,12 @@ impl Lease {
     /// Renews the lease for a thread that has taken `taken` completions, if it has driven lately.
     /// The next renewal may be later by the time to handle them.
     #[inline]
-    pub(crate) fn stay(&self, now: u64, taken: usize, kept: impl FnOnce(u64) -> u64) {
+    pub(crate) fn renew_for_completions(
+        &self,
+        now: u64,
+        taken: usize,
+        kept: impl FnOnce(u64) -> u64,
+    ) {
         if policy::completions_renew(now.saturating_sub(self.driven.load(Ordering::Relaxed))) {
             self.renew(now, 0, taken, kept);
         }

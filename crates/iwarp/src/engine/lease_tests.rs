@@ -9,14 +9,14 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// Polls every `gap`, from `begin` for `time`. Returns the time of the last poll.
-fn poll(lease: &Lease, begin: u64, gap: u64, time: u64) -> u64 {
-    let mut now = begin;
-    while now + gap <= begin + time {
-        lease.drive(now, 0, |_| 0);
+/// Polls every `gap`, from `start` for `time`. Returns the time of the last poll.
+fn poll(lease: &Lease, start: u64, gap: u64, time: u64) -> u64 {
+    let mut now = start;
+    while now + gap <= start + time {
+        lease.renew_for_drive(now, 0, |_| 0);
         now += gap;
     }
-    lease.drive(now, 0, |_| 0);
+    lease.renew_for_drive(now, 0, |_| 0);
     now
 }
 
@@ -37,16 +37,16 @@ fn dense_polls_earn_a_sixteenth() {
 fn pause_costs_its_length() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 200 * MS);
-    lease.drive(last + 4 * MS, 0, |_| 0);
+    lease.renew_for_drive(last + 4 * MS, 0, |_| 0);
     let end = last + 4 * MS + LEASE_LONGEST_NS;
     assert_eq!(lease.end(last + 4 * MS), Some(end));
-    lease.drive(last + 7 * MS, 0, |_| 0);
+    lease.renew_for_drive(last + 7 * MS, 0, |_| 0);
     assert_eq!(
         lease.end(last + 7 * MS),
         Some(last + 8 * MS),
         "a credit of one millisecond is left"
     );
-    lease.drive(last + 9 * MS, 0, |_| 0);
+    lease.renew_for_drive(last + 9 * MS, 0, |_| 0);
     assert_eq!(lease.end(last + 9 * MS), None);
 }
 
@@ -56,13 +56,13 @@ fn waiting_for_processor_is_no_pause() {
     for (kept, remains) in [(49 * MS, true), (30 * MS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 200 * MS);
-        lease.drive(last + 50 * MS, 0, |_| kept);
+        lease.renew_for_drive(last + 50 * MS, 0, |_| kept);
         assert_eq!(lease.end(last + 50 * MS).is_some(), remains);
     }
     // Threads that share one processor poll as densely as the kernel lets them.
     let lease = Lease::new();
     for turn in 1..1000 {
-        lease.drive(turn * 150_000, 0, |_| 90_000);
+        lease.renew_for_drive(turn * 150_000, 0, |_| 90_000);
     }
     assert!(lease.end(999 * 150_000).is_some());
 }
@@ -77,7 +77,7 @@ fn rare_polls_earn_no_lease() {
         now += 450_000;
     }
     for _ in 0..1000 {
-        lease.drive(now, 0, |_| 0);
+        lease.renew_for_drive(now, 0, |_| 0);
         assert_eq!(lease.end(now), None);
         now += LEASE_DENSE_NS + 1;
     }
@@ -99,7 +99,7 @@ fn returned_lease_keeps_its_credit() {
     assert!(!lease.give_back(unused, |_| unused()));
     assert_eq!(lease.end(last), None);
     let again = last + 1_000 * MS;
-    lease.drive(again, 0, |_| panic!("the time without a lease is no pause"));
+    lease.renew_for_drive(again, 0, |_| panic!("the time without a lease is no pause"));
     assert_eq!(
         lease.end(again),
         Some(again + credit - LEASE_RETURN_COST_NS)
@@ -117,7 +117,7 @@ fn long_polling_before_waits_earns_lease() {
             give_back(&lease, last);
             now = last + 200_000;
         }
-        lease.drive(now, 0, |_| 0);
+        lease.renew_for_drive(now, 0, |_| 0);
         assert_eq!(lease.end(now).is_some(), held, "{spell}");
     }
 }
@@ -133,7 +133,7 @@ fn pause_before_giving_back_costs_credit() {
             now += 4 * MS;
             assert!(lease.give_back(|| now, |_| kept), "the lease was held");
             now += MS;
-            lease.drive(now, 0, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
         }
         assert_eq!(lease.end(now).is_some(), remains, "{kept}");
     }
@@ -148,7 +148,7 @@ fn completions_alone_keep_no_lease() {
         let mut now = last;
         while now < until {
             now += 10_000;
-            lease.stay(now, 1, |_| 0);
+            lease.renew_for_completions(now, 1, |_| 0);
         }
         now
     };
@@ -166,8 +166,8 @@ fn completions_prolong_dense_time() {
         let lease = Lease::new();
         let mut now = MS;
         for _ in 0..100 {
-            lease.drive(now, 0, |_| 0);
-            lease.stay(now + 1_000, taken, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
+            lease.renew_for_completions(now + 1_000, taken, |_| 0);
             now += 600_000;
         }
         assert_eq!(lease.end(now - 599_000).is_some(), dense, "{taken}");
@@ -181,7 +181,7 @@ fn long_drives_are_dense() {
         let mut now = MS;
         for _ in 0..100 {
             now += 350_000;
-            lease.drive(now, busy, |_| 0);
+            lease.renew_for_drive(now, busy, |_| 0);
         }
         assert_eq!(lease.end(now).is_some(), dense, "{busy}");
     }
@@ -206,14 +206,14 @@ fn only_pauses_ask_for_lost_time() {
     for busy in [0, 1_000] {
         let lease = Lease::new();
         let mut now = MS;
-        lease.drive(now, busy, |_| 0);
+        lease.renew_for_drive(now, busy, |_| 0);
         for _ in 0..100 {
             now += LEASE_DENSE_NS + busy;
-            lease.drive(now, busy, |_| panic!("this is no pause"));
+            lease.renew_for_drive(now, busy, |_| panic!("this is no pause"));
         }
         assert!(lease.end(now).is_some(), "the renewals are dense");
         let mut asked = None;
-        lease.drive(now + LEASE_DENSE_NS + busy + 1, busy, |since| {
+        lease.renew_for_drive(now + LEASE_DENSE_NS + busy + 1, busy, |since| {
             asked = Some(since);
             0
         });
@@ -228,7 +228,7 @@ fn completions_renew_after_recent_drive() {
     for (after, renewed) in [(LEASE_LONGEST_NS - 1, true), (LEASE_LONGEST_NS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 100 * MS);
-        lease.stay(last + after, 1, |_| 0);
+        lease.renew_for_completions(last + after, 1, |_| 0);
         assert_eq!(
             lease.end(last + LEASE_LONGEST_NS).is_some(),
             renewed,

@@ -315,7 +315,7 @@ mod models {
     #[test]
     fn loom_lease_pause_costs_credit() {
         pause_model(|lease, now| {
-            lease.drive(now, 0, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
         });
     }
 

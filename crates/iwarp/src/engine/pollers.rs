@@ -121,7 +121,8 @@ impl Pollers {
     #[inline]
     pub(crate) fn took(&self, taken: usize) {
         if self.is_time_to_renew(taken as u32) {
-            self.lease().stay(now_ns(), taken, kept_from_processor);
+            self.lease()
+                .renew_for_completions(now_ns(), taken, kept_from_processor);
         }
     }
 
@@ -132,7 +133,7 @@ impl Pollers {
     pub(crate) fn drive_for_poll(&self, drive: impl FnOnce(bool) -> bool) {
         let polls = increment(&self.empty_polls);
         if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
-            let gap = self.lease.drive(now_ns(), 0, kept_from_processor);
+            let gap = self.lease.renew_for_drive(now_ns(), 0, kept_from_processor);
             self.set_pace(gap);
         }
         let serve_all =
@@ -147,14 +148,15 @@ impl Pollers {
     #[inline]
     pub(crate) fn renew(&self, now: u64) {
         if !self.many.load(Ordering::Relaxed) {
-            self.lease.drive(now, 0, kept_from_processor);
+            self.lease.renew_for_drive(now, 0, kept_from_processor);
         }
     }
 
     /// Records a drive of `busy` nanoseconds, because of which the next poll is late.
     #[inline]
     pub(crate) fn record_drive(&self, busy: u64) {
-        self.lease().drive(now_ns(), busy, kept_from_processor);
+        self.lease()
+            .renew_for_drive(now_ns(), busy, kept_from_processor);
     }
 
     pub(crate) fn serve_all(&self) -> bool {
@@ -323,7 +325,7 @@ mod tests {
         let mut now = 0;
         for _ in 0..1000 {
             now += 10_000;
-            lease.drive(now, 0, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
         }
         now
     }

@@ -71,7 +71,7 @@ impl Room {
 }
 
 #[derive(Debug)]
-struct Rare<K, F> {
+struct ColdState<K, F> {
     waker: Option<Waker>,
     /// Memory of an abandoned operation, to be dropped when the request has ended.
     kept: Option<K>,
@@ -86,12 +86,12 @@ struct Slot<K, F> {
     next: AtomicU32,
     /// Number of places that the request has taken.
     places: AtomicU32,
-    rare: Mutex<Rare<K, F>>,
+    cold: Mutex<ColdState<K, F>>,
 }
 
 impl<K, F> Slot<K, F> {
-    fn rare(&self) -> MutexGuard<'_, Rare<K, F>> {
-        self.rare.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cold(&self) -> MutexGuard<'_, ColdState<K, F>> {
+        self.cold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,7 +134,7 @@ impl<K, F> Slots<K, F> {
             stage: AtomicU32::new(FREE),
             next: AtomicU32::new(if i + 1 < count { i + 1 } else { NO_SLOT }),
             places: AtomicU32::new(0),
-            rare: Mutex::new(Rare {
+            cold: Mutex::new(ColdState {
                 waker: None,
                 kept: None,
                 failure: None,
@@ -235,7 +235,7 @@ impl<K, F> Slots<K, F> {
         let slot = self.slot(id)?;
         let result = match slot.stage.load(Ordering::Acquire) {
             DONE => Ok(()),
-            FAILED => slot.rare().failure.take().map_or(Ok(()), Err),
+            FAILED => slot.cold().failure.take().map_or(Ok(()), Err),
             _ => return None,
         };
         Some((result, self.release(id, slot)))
@@ -248,7 +248,7 @@ impl<K, F> Slots<K, F> {
             return;
         };
         let waker = waker.clone();
-        let old = slot.rare().waker.replace(waker);
+        let old = slot.cold().waker.replace(waker);
         drop(old);
         match exchange(&slot.stage, POSTED, WAITING) {
             Ok(()) => {
@@ -257,7 +257,7 @@ impl<K, F> Slots<K, F> {
             Err(WAITING) => {}
             // The request has ended already.
             Err(_) => {
-                let gone = slot.rare().waker.take();
+                let gone = slot.cold().waker.take();
                 drop(gone);
             }
         }
@@ -272,7 +272,7 @@ impl<K, F> Slots<K, F> {
         };
         let has_memory = kept.is_some();
         if has_memory {
-            slot.rare().kept = kept;
+            slot.cold().kept = kept;
         }
         let mut stage = slot.stage.load(Ordering::Acquire);
         loop {
@@ -283,9 +283,9 @@ impl<K, F> Slots<K, F> {
                 },
                 _ => {
                     let kept = {
-                        let mut rare = slot.rare();
-                        rare.failure = None;
-                        rare.kept.take()
+                        let mut cold = slot.cold();
+                        cold.failure = None;
+                        cold.kept.take()
                     };
                     return (kept, self.release(id, slot));
                 }
@@ -296,7 +296,7 @@ impl<K, F> Slots<K, F> {
         }
         if stage == WAITING {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            let gone = slot.rare().waker.take();
+            let gone = slot.cold().waker.take();
             drop(gone);
         }
         (None, false)
@@ -313,20 +313,20 @@ impl<K, F> Slots<K, F> {
         let stage = match result {
             Ok(()) => DONE,
             Err(failure) => {
-                slot.rare().failure = Some(failure);
+                slot.cold().failure = Some(failure);
                 FAILED
             }
         };
         match slot.stage.swap(stage, Ordering::AcqRel) {
             POSTED => None,
-            before => Some(self.finish_rare(id, slot, before)),
+            before => Some(self.finish_cold(id, slot, before)),
         }
     }
 
     #[cold]
-    fn finish_rare(&self, id: u32, slot: &Slot<K, F>, before: u32) -> Finished<K> {
-        let mut rare = slot.rare();
-        let waker = rare.waker.take();
+    fn finish_cold(&self, id: u32, slot: &Slot<K, F>, before: u32) -> Finished<K> {
+        let mut cold = slot.cold();
+        let waker = cold.waker.take();
         if before == WAITING {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
@@ -337,9 +337,9 @@ impl<K, F> Slots<K, F> {
                 crowded: false,
             };
         }
-        rare.failure = None;
-        let kept = rare.kept.take();
-        drop(rare);
+        cold.failure = None;
+        let kept = cold.kept.take();
+        drop(cold);
         if kept.is_some() {
             self.keeping.fetch_sub(1, Ordering::Relaxed);
         }

@@ -61,9 +61,9 @@ pub fn after_empty_poll() {
 #[cold]
 fn timed_yield() -> u64 {
     guarded::keep();
-    let begin = now_ns();
+    let start = now_ns();
     yield_now();
-    now_ns().saturating_sub(begin)
+    now_ns().saturating_sub(start)
 }
 
 #[cfg(test)]
@@ -110,8 +110,8 @@ mod tests {
     /// A yield enters the kernel, which takes more than a nanosecond.
     #[test]
     fn yield_is_timed() {
-        let begin = now_ns();
+        let start = now_ns();
         let longest = (0..100).map(|_| timed_yield()).max().unwrap();
-        assert!((2..=now_ns() - begin).contains(&longest), "{longest}");
+        assert!((2..=now_ns() - start).contains(&longest), "{longest}");
     }
 }

@@ -72,12 +72,12 @@ impl CompletionChannel {
         if let Some(cq) = self.try_event() {
             return Ok(cq);
         }
-        let begin = Instant::now();
+        let start = Instant::now();
         let found = self.busy_poll(timeout.unwrap_or(Duration::MAX));
-        let remaining = timeout.map(|t| t.saturating_sub(begin.elapsed()));
+        let remaining = timeout.map(|t| t.saturating_sub(start.elapsed()));
         let cq = self.queue.next(remaining)?;
         if !found {
-            self.slept(begin.elapsed());
+            self.slept(start.elapsed());
         }
         Ok(cq)
     }

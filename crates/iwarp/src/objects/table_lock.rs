@@ -89,11 +89,11 @@ mod tests {
             while lock.try_read().is_some() {
                 std::thread::yield_now();
             }
-            let begin = now_ns();
+            let start = now_ns();
             for _ in 0..3 {
                 drop(lock.read());
             }
-            assert!(lock.overtake_until.load(Ordering::Relaxed) >= begin + OVERTAKE_WRITERS_NS);
+            assert!(lock.overtake_until.load(Ordering::Relaxed) >= start + OVERTAKE_WRITERS_NS);
             assert!(
                 wait.try_recv().is_err(),
                 "the table was changed during an access"

@@ -53,8 +53,8 @@ impl CompletionQueue {
         if n > 0 {
             return Ok(n);
         }
-        let begin = Instant::now();
-        let deadline = timeout.and_then(|t| begin.checked_add(t));
+        let start = Instant::now();
+        let deadline = timeout.and_then(|t| start.checked_add(t));
         if self.busy_poll(timeout.unwrap_or(Duration::MAX)) {
             let n = self.take_ready(out)?;
             // Another thread may have taken the completion.
@@ -82,7 +82,7 @@ impl CompletionQueue {
             }
             let n = self.poll(out)?;
             if n > 0 {
-                self.slept(begin.elapsed());
+                self.slept(start.elapsed());
                 return Ok(n);
             }
         }

@@ -159,8 +159,9 @@ fn read_all<'a>(
                 handle_read(qp, &mut g, buffer, plan, result, &mut reading, effects);
             }
         }
-        let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
-        if !reading.more && !held_but_posted && !reading.unfinished {
+        // If a Send is held now, try again: its receive may have been posted during the read.
+        let is_held = g.machine.rx_interest() == RxInterest::Held;
+        if !reading.more && !is_held && !reading.unfinished {
             break;
         }
     }
@@ -205,14 +206,14 @@ fn next_step(
     }
 }
 
-/// Reads once. `first` is `true` if this call of [`rx`] has not read or processed any data yet.
+/// Reads once. `is_first` is `true` if this call of [`rx`] has not read or processed any data yet.
 #[inline]
 fn read_once<'a>(
     qp: &'a Arc<QpInner>,
     g: MutexGuard<'a, QpState>,
     socket: &Arc<Socket>,
     mut buffer: Box<RxBuffer>,
-    first: bool,
+    is_first: bool,
     effects: &mut Effects,
 ) -> ReadOutcome<'a> {
     // A read that finds no data must be cheap, so lock the table only if the plan refers to
@@ -226,7 +227,7 @@ fn read_once<'a>(
         &mut plan,
         |run| runs.push(RawSlice::of_fragment(&run.fragment)),
     );
-    let waiting_tx = first && g.machine.wants_tx();
+    let wants_tx = is_first && g.machine.wants_tx();
     drop(g);
     if let Some(faults) = &qp.faults {
         faults.limit(StreamDirection::In, &mut runs);
@@ -256,9 +257,9 @@ fn read_once<'a>(
     // Unlock the table before `state` is locked: the holder of `state` may be waiting for the
     // table.
     drop(memory);
-    if first && result.as_ref().is_err_and(would_block) {
+    if is_first && result.as_ref().is_err_and(would_block) {
         keep_partial(qp, socket, buffer);
-        return ReadOutcome::Nothing(waiting_tx);
+        return ReadOutcome::Nothing(wants_tx);
     }
     let g = qp.state.lock();
     if !g.is_linked(socket) {
