@@ -234,58 +234,58 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn create(ctx: &Arc<ContextInner>, a: &QpAttributes) -> Result<Self> {
-        Self::create_with(ctx, a, |taken| Ok(ctx.any_number(taken)))
+    pub(crate) fn create(ctx: &Arc<ContextInner>, attributes: &QpAttributes) -> Result<Self> {
+        Self::create_with(ctx, attributes, |taken| Ok(ctx.any_number(taken)))
     }
 
     pub(crate) fn create_with(
         ctx: &Arc<ContextInner>,
-        a: &QpAttributes,
+        attributes: &QpAttributes,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
-        Self::create_as(ctx, a, None, number)
+        Self::create_as(ctx, attributes, None, number)
     }
 
     pub(crate) fn create_as(
         ctx: &Arc<ContextInner>,
-        a: &QpAttributes,
+        attributes: &QpAttributes,
         target: Option<Box<dyn XrcTarget>>,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         ctx.check_fault("qp")?;
         let policy = match ctx.config.receiver_not_ready {
-            _ if a.unreliable => Policy::Drop,
+            _ if attributes.unreliable => Policy::Drop,
             ReceiverNotReady::Hold(limit) => Policy::Hold {
                 limit,
                 after_close: HOLD_CLOSED,
             },
             ReceiverNotReady::Terminate => Policy::Terminate,
         };
-        let tag_cq = a.srq.as_ref().and_then(SharedReceiveQueue::tag_cq);
-        if a.unreliable && tag_cq.is_some() {
+        let tag_cq = attributes.srq.as_ref().and_then(SharedReceiveQueue::tag_cq);
+        if attributes.unreliable && tag_cq.is_some() {
             return Err(Error::InvalidArgument(
                 "tags are matched on reliable connections only",
             ));
         }
-        let recv_cq = tag_cq.unwrap_or(&a.recv_cq);
-        let shared_receive = a.srq.is_some() || target.is_some();
+        let recv_cq = tag_cq.unwrap_or(&attributes.recv_cq);
+        let shared_receive = attributes.srq.is_some() || target.is_some();
         let inner = ctx.insert_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
                 shared_receive,
                 match_tags: tag_cq.is_some(),
                 receiver_not_ready: policy,
-                ..a.machine_config()
+                ..attributes.machine_config()
             })?;
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
                 num,
                 user: AtomicU64::new(0),
-                send_cq: a.send_cq.clone(),
+                send_cq: attributes.send_cq.clone(),
                 recv_cq: recv_cq.clone(),
-                srq: a.srq.clone(),
+                srq: attributes.srq.clone(),
                 xrc: target,
-                slots: Slots::new(&a.send_cq, recv_cq, shared_receive),
+                slots: Slots::new(&attributes.send_cq, recv_cq, shared_receive),
                 state: Mutex::new(QpState {
                     machine,
                     seen_slots: SeenSlots::default(),

@@ -38,12 +38,12 @@ fn reach_is_known_after_retransmission_time() {
     let socket = link(&qp);
     // On an idle connection the time does not change.
     let time = socket.stream.time_to_tell().unwrap();
-    let instant = Duration::from_nanos(1);
+    let nanosecond = Duration::from_nanos(1);
     for (quiet, reach) in [
         (Duration::ZERO, Reach::Unknown(time)),
-        (time - instant, Reach::Unknown(time)),
+        (time - nanosecond, Reach::Unknown(time)),
         (time, Reach::Answers),
-        (time + instant, Reach::Answers),
+        (time + nanosecond, Reach::Answers),
         (Duration::MAX, Reach::Answers),
     ] {
         assert_eq!(socket.reach(quiet), reach, "{quiet:?}");

@@ -179,7 +179,7 @@ fn unawaited_timer_wakes_no_thread() {
 #[test]
 fn only_earlier_timer_wakes_thread() {
     let timers = Timers::default();
-    let set = |at| timers.set((at, 1, 0));
+    let set = |time| timers.set((time, 1, 0));
     let due = |now| std::iter::from_fn(|| Some(timers.take_due(now)?.0)).collect::<Vec<_>>();
     let are_first = [50, 70, 50, 30, 31, 10].map(set);
     assert_eq!(are_first, [true, false, false, true, false, true]);

@@ -121,7 +121,7 @@ impl Lease {
         if renewed == 0 {
             return false;
         }
-        let held = policy::is_lease_worth(self.credit.load(Ordering::Relaxed));
+        let held = policy::is_lease_respected(self.credit.load(Ordering::Relaxed));
         let time = now().saturating_sub(renewed);
         let patience = self.patience.load(Ordering::Relaxed);
         let credit = self.credit_after(time, patience, || kept(renewed));

@@ -3,7 +3,8 @@
 #![cfg(not(loom))]
 
 use super::policy::{
-    LEASE_DENSE_NS, LEASE_EARNED_PART, LEASE_LATELY_NS, LEASE_LONGEST_NS, LEASE_RETURN_COST_NS,
+    LEASE_DENSE_NS, LEASE_EARNED_DIVISOR, LEASE_ENDED_LATELY_NS, LEASE_LONGEST_NS,
+    LEASE_RETURN_COST_NS,
 };
 use super::*;
 
@@ -26,7 +27,7 @@ fn dense_polls_earn_a_sixteenth() {
     let lease = Lease::new();
     assert_eq!(lease.end(MS), None, "no thread polls");
     let last = poll(&lease, MS, 8_000, 4 * MS);
-    let end = last + (last - MS) / LEASE_EARNED_PART;
+    let end = last + (last - MS) / LEASE_EARNED_DIVISOR;
     assert_eq!(lease.end(last), Some(end));
     assert_eq!(lease.end(end), None, "the lease has ended");
     let last = poll(&lease, last, 8_000, 200 * MS);
@@ -193,8 +194,8 @@ fn lease_has_ended_lately_unless_given_back() {
     let last = poll(&lease, MS, 10_000, 100 * MS);
     assert!(!lease.has_ended_lately(last), "the lease has not ended");
     assert!(lease.has_ended_lately(last + 2 * LEASE_LONGEST_NS));
-    assert!(lease.has_ended_lately(last + LEASE_LATELY_NS - 1));
-    assert!(!lease.has_ended_lately(last + LEASE_LATELY_NS));
+    assert!(lease.has_ended_lately(last + LEASE_ENDED_LATELY_NS - 1));
+    assert!(!lease.has_ended_lately(last + LEASE_ENDED_LATELY_NS));
     give_back(&lease, last);
     assert!(!lease.has_ended_lately(last + 2 * LEASE_LONGEST_NS));
 }

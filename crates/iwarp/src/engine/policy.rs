@@ -34,7 +34,7 @@ pub(crate) const LEASE_ANSWER_NS: u64 = 10_000;
 pub(crate) const LEASE_ANSWERS_MAX: u64 = 64;
 /// Divisor: dense polls earn this fraction of their time as credit. It bounds the time in which
 /// peers are not served.
-pub(crate) const LEASE_EARNED_PART: u64 = 16;
+pub(crate) const LEASE_EARNED_DIVISOR: u64 = 16;
 /// Largest credit: the total length of the pauses after which a thread that polled for long still
 /// has its lease.
 pub(crate) const LEASE_CREDIT_MAX_NS: u64 = 8_000_000;
@@ -45,11 +45,11 @@ pub(crate) const LEASE_LONGEST_NS: u64 = 2_000_000;
 pub(crate) const LEASE_RETURN_COST_NS: u64 = 8_000;
 /// Shortest lease that the progress thread respects. For a shorter lease, its wake-up at the end
 /// would cost more than the lease saves.
-pub(crate) const LEASE_WORTH_NS: u64 = 50_000;
-// `is_lease_worth` compares the credit, and not the length of the lease. This makes both the same.
-const _: () = assert!(LEASE_WORTH_NS <= LEASE_LONGEST_NS);
+pub(crate) const LEASE_SHORTEST_NS: u64 = 50_000;
+// `is_lease_respected` compares the credit, and not the length of the lease. This makes both the same.
+const _: () = assert!(LEASE_SHORTEST_NS <= LEASE_LONGEST_NS);
 /// A thread whose lease has ended within this time may only be waiting for a processor.
-pub(crate) const LEASE_LATELY_NS: u64 = 20_000_000;
+pub(crate) const LEASE_ENDED_LATELY_NS: u64 = 20_000_000;
 
 /// Returns the longest time to the next dense renewal, after a thread has taken `completions`.
 #[inline]
@@ -75,7 +75,7 @@ pub(crate) const fn is_pause(gap: u64, patience: u64) -> bool {
 pub(crate) fn lease_credit(credit: u64, gap: u64, patience: u64) -> u64 {
     match is_pause(gap, patience) {
         true => credit.saturating_sub(gap),
-        false => (credit + gap / LEASE_EARNED_PART).min(LEASE_CREDIT_MAX_NS),
+        false => (credit + gap / LEASE_EARNED_DIVISOR).min(LEASE_CREDIT_MAX_NS),
     }
 }
 
@@ -87,8 +87,8 @@ pub(crate) const fn lease_credit_after_return(credit: u64) -> u64 {
 
 /// Returns `true` if the progress thread respects a lease with this credit.
 #[inline]
-pub(crate) const fn is_lease_worth(credit: u64) -> bool {
-    credit >= LEASE_WORTH_NS
+pub(crate) const fn is_lease_respected(credit: u64) -> bool {
+    credit >= LEASE_SHORTEST_NS
 }
 
 /// Returns when a lease ends that was renewed at the time `renewed` with this credit. Returns
@@ -96,13 +96,15 @@ pub(crate) const fn is_lease_worth(credit: u64) -> bool {
 #[inline]
 pub(crate) fn lease_end(renewed: u64, credit: u64, now: u64) -> Option<u64> {
     let end = renewed.saturating_add(credit.min(LEASE_LONGEST_NS));
-    (is_lease_worth(credit) && now < end).then_some(end)
+    (is_lease_respected(credit) && now < end).then_some(end)
 }
 
 /// Returns `true` if the lease ended a short time ago.
 pub(crate) fn has_lease_ended_lately(renewed: u64, credit: u64, now: u64) -> bool {
     let age = now.saturating_sub(renewed);
-    age < LEASE_LATELY_NS && is_lease_worth(credit) && lease_end(renewed, credit, now).is_none()
+    age < LEASE_ENDED_LATELY_NS
+        && is_lease_respected(credit)
+        && lease_end(renewed, credit, now).is_none()
 }
 
 /// Returns `true` if taking completions renews the lease of a thread that drove `since_drive` ago.

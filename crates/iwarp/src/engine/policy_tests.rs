@@ -70,7 +70,7 @@ fn giving_back_costs_fixed_credit() {
 #[test]
 fn short_lease_is_not_respected() {
     check(
-        is_lease_worth,
+        is_lease_respected,
         [
             (0, false),
             (49_999, false),

@@ -176,9 +176,9 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Counts(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Counts {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -198,7 +198,9 @@ mod tests {
                 wakers: Arc::clone(&wakers),
                 woken: AtomicU32::new(0),
             });
-            let more: Vec<_> = (0..others).map(|_| Arc::new(Counts::default())).collect();
+            let more: Vec<_> = (0..others)
+                .map(|_| Arc::new(WakeCounter::default()))
+                .collect();
             wakers.register(&Waker::from(Arc::clone(&again)));
             for round in 1..4 {
                 for other in &more {
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn panicking_waker_spares_others() {
         let wakers = Wakers::default();
-        let counts = [(); 3].map(|()| Arc::new(Counts::default()));
+        let counts = [(); 3].map(|()| Arc::new(WakeCounter::default()));
         for count in &counts {
             wakers.register(&Waker::from(Arc::clone(count)));
             wakers.register(&Waker::from(Arc::new(Panics)));
@@ -230,7 +232,7 @@ mod tests {
     #[test]
     fn wait_has_one_entry() {
         let wakers = Wakers::default();
-        let tasks = [(); 2].map(|()| Arc::new(Counts::default()));
+        let tasks = [(); 2].map(|()| Arc::new(WakeCounter::default()));
         let [first, second] = tasks.each_ref().map(|t| Waker::from(Arc::clone(t)));
         let mut wait = wakers.registration();
         assert_eq!(count(&wakers), 0);
@@ -257,7 +259,7 @@ mod tests {
     #[test]
     fn each_wait_removes_its_own_entry() {
         let wakers = Wakers::default();
-        let tasks = [(); 3].map(|()| Arc::new(Counts::default()));
+        let tasks = [(); 3].map(|()| Arc::new(WakeCounter::default()));
         let mut waits = [(); 3].map(|()| wakers.registration());
         for (wait, task) in waits.iter_mut().zip(&tasks) {
             wait.renew(&Waker::from(Arc::clone(task)));
@@ -275,7 +277,7 @@ mod tests {
     #[test]
     fn list_keeps_its_memory() {
         let wakers = Wakers::default();
-        let task = Waker::from(Arc::new(Counts::default()));
+        let task = Waker::from(Arc::new(WakeCounter::default()));
         wakers.register(&task);
         let room = wakers.list.lock().entries.capacity();
         wakers.wake_all();
@@ -288,7 +290,7 @@ mod tests {
     fn dropped_wait_removes_only_its_entry() {
         for waits_first in [false, true] {
             let wakers = Wakers::default();
-            let task = Arc::new(Counts::default());
+            let task = Arc::new(WakeCounter::default());
             let waker = Waker::from(Arc::clone(&task));
             let mut wait = wakers.registration();
             if waits_first {

@@ -204,9 +204,9 @@ fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
 }
 
 #[derive(Default)]
-struct Counts(AtomicU32);
+struct WakeCounter(AtomicU32);
 
-impl Wake for Counts {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -216,7 +216,7 @@ impl Wake for Counts {
 fn overflow_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    let (task, capacity) = (Arc::new(Counts::default()), u64::from(cq.capacity()));
+    let (task, capacity) = (Arc::new(WakeCounter::default()), u64::from(cq.capacity()));
     let waker = Waker::from(Arc::clone(&task));
     for wr_id in 0..capacity {
         assert!(!complete(&cq, wr_id));

@@ -291,9 +291,9 @@ mod tests {
         }
     }
 
-    struct Counts(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Counts {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn waker_is_called_once() {
         let queue = EventQueue::new().unwrap();
-        let counts = Arc::new(Counts(AtomicU32::new(0)));
+        let counts = Arc::new(WakeCounter(AtomicU32::new(0)));
         let woken = || counts.0.load(Ordering::Relaxed);
         let waker = Waker::from(Arc::clone(&counts));
         queue.wake_at_next(&waker);
