@@ -17,7 +17,11 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 
 /// Handles a broken stream: fails the queue pair, unless the end of the stream is hidden from it.
-pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+pub(crate) fn handle_broken(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, QpState>,
+    effects: &mut Effects,
+) {
     if g.link.is_none() {
         return;
     }
@@ -43,16 +47,17 @@ pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: 
 /// Usually a read then returns the reason. But while a Send is held, or a fault stalls the stream,
 /// nothing is read, and the engine would repeat its report forever. The report may be about an
 /// earlier stream of the queue pair.
-pub(crate) fn hung_up(qp: &Arc<QpInner>) {
+pub(crate) fn handle_hang_up(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
     let held = g.machine.rx_interest() == RxInterest::Held;
     let unread = held || !qp.passes(StreamDirection::In);
-    if unread && g.link.socket().is_some_and(|l| l.stream.is_hung_up()) {
+    let socket = g.link.socket();
+    if unread && socket.is_some_and(|socket| socket.stream.is_hung_up()) {
         if held && g.machine.hides_end() {
             peer_gone::hide_end_behind_held(&mut g, &mut effects);
         } else {
-            broken(qp, &mut g, &mut effects);
+            handle_broken(qp, &mut g, &mut effects);
         }
         qp.collect_effects(&mut g, &mut effects);
     }

@@ -163,7 +163,7 @@ impl Source for QpInner {
             served |= self.drive_tx();
         }
         if broken {
-            drive::hung_up(&self);
+            drive::handle_hang_up(&self);
         }
         served
     }

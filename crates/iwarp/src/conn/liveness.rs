@@ -150,7 +150,7 @@ pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
         qp = qp.num,
         "the peer's TCP does not answer; the connection is broken"
     );
-    drive::broken(qp, &mut g, &mut effects);
+    drive::handle_broken(qp, &mut g, &mut effects);
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
     effects.apply(qp);

@@ -241,16 +241,16 @@ impl QueuePair {
     pub(crate) fn create_with(
         ctx: &Arc<ContextInner>,
         attributes: &QpAttributes,
-        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+        choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
-        Self::create_as(ctx, attributes, None, number)
+        Self::create_as(ctx, attributes, None, choose_number)
     }
 
     pub(crate) fn create_as(
         ctx: &Arc<ContextInner>,
         attributes: &QpAttributes,
         target: Option<Box<dyn XrcTarget>>,
-        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+        choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         ctx.check_fault("qp")?;
         let policy = match ctx.config.receiver_not_ready {
@@ -269,7 +269,7 @@ impl QueuePair {
         }
         let recv_cq = tag_cq.unwrap_or(&attributes.recv_cq);
         let shared_receive = attributes.srq.is_some() || target.is_some();
-        let inner = ctx.insert_qp(number, |num| {
+        let inner = ctx.insert_qp(choose_number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
                 shared_receive,

@@ -33,6 +33,7 @@ impl Record {
         policy::earns_window(self.short.load(Ordering::Relaxed), distrust)
     }
 
+    /// Records a window that ended with a result.
     #[inline]
     pub(super) fn hit(&self) {
         if self.distrust.load(Ordering::Relaxed) != 0 {
@@ -40,6 +41,7 @@ impl Record {
         }
     }
 
+    /// Records a window that ended without result.
     pub(super) fn miss(&self) {
         let distrust = self.distrust.load(Ordering::Relaxed);
         self.reset(policy::distrust_after_miss(distrust));

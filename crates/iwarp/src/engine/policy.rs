@@ -46,7 +46,8 @@ pub(crate) const LEASE_RETURN_COST_NS: u64 = 8_000;
 /// Shortest lease that the progress thread respects. For a shorter lease, its wake-up at the end
 /// would cost more than the lease saves.
 pub(crate) const LEASE_SHORTEST_NS: u64 = 50_000;
-// `is_lease_respected` compares the credit, and not the length of the lease. This makes both the same.
+// `is_lease_respected` compares the credit, and not the length of the lease. With this, both
+// give the same result.
 const _: () = assert!(LEASE_SHORTEST_NS <= LEASE_LONGEST_NS);
 /// A thread whose lease has ended within this time may only be waiting for a processor.
 pub(crate) const LEASE_ENDED_LATELY_NS: u64 = 20_000_000;

@@ -9,7 +9,7 @@ use super::super::effects::{DriveHost, Due, Effects};
 use super::super::link::Socket;
 use super::super::pool;
 use super::super::qp::{QpInner, QpState};
-use super::broken;
+use super::handle_broken;
 use crate::conn::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::StreamDirection;
@@ -355,7 +355,7 @@ fn handle_read_error(
     } else if unmapped {
         g.machine.rx_unwritable(&mut DriveHost::new(qp, effects));
     } else {
-        broken(qp, g, effects);
+        handle_broken(qp, g, effects);
     }
 }
 
@@ -478,7 +478,7 @@ fn discard<'a>(
                 pool::give_rx(buffer);
             }
         }
-        Some(false) => broken(qp, &mut g, effects),
+        Some(false) => handle_broken(qp, &mut g, effects),
         None => {}
     }
     g

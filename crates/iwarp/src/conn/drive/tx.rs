@@ -11,7 +11,7 @@ use super::super::link::Socket;
 use super::super::liveness;
 use super::super::pool;
 use super::super::qp::{QpInner, QpState};
-use super::broken;
+use super::handle_broken;
 use crate::conn::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::StreamDirection;
@@ -238,7 +238,7 @@ fn write<'a>(
     }
     qp.held_receives.begin_send();
     drop(g);
-    // If a fault has shortened the list of runs, the next call continues in the same segment.
+    // If the list of runs was shortened, the next call continues in the same segment.
     let ends_segment =
         plan.ends_segment() && runs.iter().map(RawSlice::len).sum::<usize>() == plan.together();
     // SAFETY: by the module's invariant, because this function owns `plan` and holds the lock
@@ -321,7 +321,7 @@ fn handle_incomplete_write(
         // Data that the peer sent before its end may still be readable, so go on reading.
         g.link.cannot_write();
     } else {
-        broken(qp, g, effects);
+        handle_broken(qp, g, effects);
     }
     false
 }
