@@ -53,7 +53,7 @@ impl QpInner {
             effects.fault = g.machine.fault();
             effects.report = g.link.report().clone();
         }
-        self.grant_wish(g, effects);
+        self.carry_out_wish(g, effects);
         if g.machine.peer_has_closed() && !g.machine.wants_tx() {
             self.end_link(g, effects, StreamEnd::Close);
         }
@@ -67,7 +67,7 @@ impl QpInner {
         self.complete_due(g, effects);
     }
 
-    fn grant_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+    fn carry_out_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
             //= rfc5040 section 7

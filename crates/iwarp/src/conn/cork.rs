@@ -107,6 +107,7 @@ impl Cork {
         self.last_ns = now_ns();
     }
 
+    /// Records that all deferred requests are being sent.
     #[inline]
     pub(crate) fn send(&mut self) -> Verdict {
         self.bytes = 0;

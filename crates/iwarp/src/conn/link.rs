@@ -140,7 +140,7 @@ impl From<Gone> for PeerGone {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
-    /// The number when the linger timer was set.
+    /// Number of bytes that the peer's TCP had acknowledged when the linger timer was set.
     pub(crate) acknowledged: u64,
     pub(crate) peer_gone: Option<PeerGone>,
 }

@@ -50,14 +50,14 @@ impl Socket {
     }
 }
 
-const CHECKS: u32 = 4;
+const CHECKS_PER_TIMEOUT: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Liveness {
     timer_set: bool,
     /// The next check must set keep-alive.
     keep_alive_due: bool,
-    unanswered: u32,
+    unanswered_checks: u32,
 }
 
 impl Liveness {
@@ -76,11 +76,11 @@ impl Liveness {
         }
     }
 
-    /// Returns the value of `unanswered` after another check. `silent` is the time for which the
-    /// peer has not answered, if an answer is due.
+    /// Returns the value of `unanswered_checks` after another check. `silent` is the time for which
+    /// the peer has not answered, if an answer is due.
     fn unanswered_after(&self, silent: Option<Duration>, limit: Duration) -> u32 {
         match silent {
-            Some(time) if time >= limit / CHECKS => self.unanswered + 1,
+            Some(time) if time >= limit / CHECKS_PER_TIMEOUT => self.unanswered_checks + 1,
             _ => 0,
         }
     }
@@ -115,7 +115,7 @@ fn set_timer(qp: &QpInner, open: &mut Open) {
     if let Some(limit) = qp.ctx.config.peer_timeout {
         open.liveness.timer_set = true;
         let Socket { engine, token, .. } = &*open.socket;
-        engine.after_about(limit / CHECKS, *token, TIMER_LIVENESS);
+        engine.after_about(limit / CHECKS_PER_TIMEOUT, *token, TIMER_LIVENESS);
     }
 }
 
@@ -140,9 +140,10 @@ pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
         return;
     }
     let silent = stream.unanswered().unwrap_or_default();
-    open.liveness.unanswered = before.unanswered_after(silent, limit);
-    // The first check may come right after the data, so one more check than `CHECKS` is needed.
-    if open.liveness.unanswered <= CHECKS {
+    open.liveness.unanswered_checks = before.unanswered_after(silent, limit);
+    // The first check may come right after the data, so one more check than `CHECKS_PER_TIMEOUT` is
+    // needed.
+    if open.liveness.unanswered_checks <= CHECKS_PER_TIMEOUT {
         watch(qp, &mut g);
         return;
     }

@@ -136,7 +136,7 @@ fn unanswered_checks_are_counted() {
         (Some(Duration::from_secs(7)), 4, 5),
     ] {
         let liveness = Liveness {
-            unanswered: before,
+            unanswered_checks: before,
             ..Liveness::default()
         };
         assert_eq!(

@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Maximum number of bytes in the tails of all connections together. When it is reached, further
 /// connections end without a tail. A tail is at most a plan and a Terminate, so this is enough for
 /// about 50 peers that read nothing.
-const KEPT_MAX: usize = 16 << 20;
+const TAIL_BYTES_MAX: usize = 16 << 20;
 
-static KEPT: AtomicUsize = AtomicUsize::new(0);
+static TAIL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 fn is_full() -> bool {
-    KEPT.load(Ordering::Relaxed) >= KEPT_MAX
+    TAIL_BYTES.load(Ordering::Relaxed) >= TAIL_BYTES_MAX
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ impl UnsentTail {
     }
 
     pub(crate) fn new(octets: Vec<u8>) -> Self {
-        KEPT.fetch_add(octets.len(), Ordering::Relaxed);
+        TAIL_BYTES.fetch_add(octets.len(), Ordering::Relaxed);
         Self { octets, sent: 0 }
     }
 
@@ -100,7 +100,7 @@ impl UnsentTail {
 
 impl Drop for UnsentTail {
     fn drop(&mut self) {
-        KEPT.fetch_sub(self.octets.len(), Ordering::Relaxed);
+        TAIL_BYTES.fetch_sub(self.octets.len(), Ordering::Relaxed);
     }
 }
 
@@ -124,9 +124,9 @@ mod tests {
     #[test]
     fn bytes_in_tails_are_limited() {
         let _serial = SERIAL.lock();
-        let first = UnsentTail::new(vec![0; KEPT_MAX / 2]);
+        let first = UnsentTail::new(vec![0; TAIL_BYTES_MAX / 2]);
         assert!(!is_full());
-        let second = UnsentTail::new(vec![0; KEPT_MAX / 2]);
+        let second = UnsentTail::new(vec![0; TAIL_BYTES_MAX / 2]);
         assert!(is_full());
         drop(first);
         assert!(!is_full());
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn dropped_tail_frees_its_bytes() {
         let _serial = SERIAL.lock();
-        let octets = KEPT_MAX / 8;
+        let octets = TAIL_BYTES_MAX / 8;
         for sent in [0, octets / 2, octets] {
             for _ in 0..32 {
                 let mut tail = UnsentTail::new(vec![0; octets]);

@@ -84,11 +84,13 @@ impl Slots {
         }
     }
 
+    /// Returns how many slots of the send queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_sends(&self, seen: &mut SeenSlots) -> u32 {
         self.send.advance(&mut seen.send)
     }
 
+    /// Returns how many slots of the receive queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_receives(&self, seen: &mut SeenSlots) -> u32 {
         let receive = self.receive.as_ref();
