@@ -476,7 +476,7 @@ impl QpInner {
     }
 
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
-        let (engine, watched) = self.place(&handover)?;
+        let (engine, watched) = self.choose_engine(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
         let socket = Arc::new(Socket {
@@ -564,7 +564,7 @@ impl QpInner {
 
     /// Chooses the engine for a new connection. Returns the engine, and the token if that engine
     /// already watches the stream.
-    fn place(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
+    fn choose_engine(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
         let first = Engine::current()?;
         let engine = Engine::for_connection(self.ctx.config.progress_threads.into())?;
         let watched = match handover.watched {

@@ -109,12 +109,12 @@ impl Guard<'_> {
     #[must_use = "if a note was removed, another thread must check for work"]
     #[inline]
     pub(crate) fn release(self) -> bool {
-        let noted = self.let_go();
+        let noted = self.set_idle();
         std::mem::forget(self);
         noted
     }
 
-    fn let_go(&self) -> bool {
+    fn set_idle(&self) -> bool {
         self.baton.0.swap(IDLE, Ordering::AcqRel) == NOTED
     }
 }
@@ -126,7 +126,7 @@ impl Drop for Guard<'_> {
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        self.let_go();
+        self.set_idle();
     }
 }
 

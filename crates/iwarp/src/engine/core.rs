@@ -48,13 +48,13 @@ type Engines = super::sync::parking::Mutex<Vec<Arc<Engine>>>;
 #[cfg(not(shuttle))]
 static ENGINES: Engines = Engines::own("engine::ENGINES", Vec::new());
 #[cfg(not(shuttle))]
-static EVERYTHING: Lease = Lease::new();
+static WHOLE_PROCESS: Lease = Lease::new();
 
 // Each execution of a model starts with new engines.
 #[cfg(shuttle)]
 shuttle::lazy_static! {
     static ref ENGINES: Engines = Engines::new(Vec::new());
-    static ref EVERYTHING: Lease = Lease::new();
+    static ref WHOLE_PROCESS: Lease = Lease::new();
 }
 
 fn engines() -> &'static Engines {
@@ -83,14 +83,14 @@ pub(crate) fn at_start(started: StartHook) {
 
 /// Returns the lease of threads that drive all sockets of the process by [`poll_all`].
 pub(crate) fn everything() -> &'static Lease {
-    &EVERYTHING
+    &WHOLE_PROCESS
 }
 
 /// Wakes the progress threads, so that they check the leases again. Called after a lease was given
 /// back.
 #[cold]
 pub(crate) fn wake_up() {
-    for engine in all() {
+    for engine in running_engines() {
         engine.wake_up();
     }
 }
@@ -105,7 +105,7 @@ pub(crate) fn wake_up() {
 pub(crate) fn poll_all(many: bool) -> bool {
     let start = now_ns();
     let (mut served, mut engines) = (false, 0);
-    for engine in all() {
+    for engine in running_engines() {
         served |= engine.poll_once();
         engines += 1;
     }
@@ -117,7 +117,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
 }
 
 /// Returns the engines of this process. The list is not locked between two steps of the iterator.
-pub(super) fn all() -> impl Iterator<Item = Arc<Engine>> {
+pub(super) fn running_engines() -> impl Iterator<Item = Arc<Engine>> {
     (0..).map_while(|index| {
         let engines = engines().lock();
         engines.get(index).cloned()

@@ -61,17 +61,17 @@ impl Lease {
     /// Renews the lease for a thread that drives the sockets at `now`, or that has just driven them
     /// for `busy`. Returns the time since the last renewal.
     ///
-    /// `kept` returns for how long the kernel kept the thread from running since a given time. It
+    /// `off_cpu` returns for how long the kernel kept the thread from running since a given time. It
     /// is called only after a pause.
     #[inline]
     pub(crate) fn renew_for_drive(
         &self,
         now: u64,
         busy: u64,
-        kept: impl FnOnce(u64) -> u64,
+        off_cpu: impl FnOnce(u64) -> u64,
     ) -> u64 {
         self.driven.store(now, Ordering::Relaxed);
-        self.renew(now, busy, 0, kept)
+        self.renew(now, busy, 0, off_cpu)
     }
 
     /// Renews the lease for a thread that has taken `taken` completions, if it has driven lately.
@@ -81,22 +81,22 @@ impl Lease {
         &self,
         now: u64,
         taken: usize,
-        kept: impl FnOnce(u64) -> u64,
+        off_cpu: impl FnOnce(u64) -> u64,
     ) {
         if policy::completions_renew(now.saturating_sub(self.driven.load(Ordering::Relaxed))) {
-            self.renew(now, 0, taken, kept);
+            self.renew(now, 0, taken, off_cpu);
         }
     }
 
     /// Renews the lease after a drive of `busy`.
     #[inline]
-    fn renew(&self, now: u64, busy: u64, taken: usize, kept: impl FnOnce(u64) -> u64) -> u64 {
+    fn renew(&self, now: u64, busy: u64, taken: usize, off_cpu: impl FnOnce(u64) -> u64) -> u64 {
         let renewed = self.renewed.load(Ordering::Relaxed);
         let time = now.saturating_sub(renewed);
         let patience = self.patience.load(Ordering::Relaxed) + busy;
         let credit = match renewed {
             0 => policy::lease_credit_after_return(self.credit.load(Ordering::Relaxed)),
-            _ => self.credit_after(time, patience, || kept(renewed)),
+            _ => self.credit_after(time, patience, || off_cpu(renewed)),
         };
         self.credit.store(credit, Ordering::Relaxed);
         self.patience
@@ -110,12 +110,12 @@ impl Lease {
     /// progress thread may be sleeping because of this lease; the caller must then wake it.
     ///
     /// The lease keeps its credit, except the cost of a pause since the last renewal. `now` and
-    /// `kept` are called only if the lease was not given back yet.
+    /// `off_cpu` are called only if the lease was not given back yet.
     #[inline]
     pub(crate) fn give_back(
         &self,
         now: impl FnOnce() -> u64,
-        kept: impl FnOnce(u64) -> u64,
+        off_cpu: impl FnOnce(u64) -> u64,
     ) -> bool {
         let renewed = self.renewed.load(Ordering::Relaxed);
         if renewed == 0 {
@@ -124,7 +124,7 @@ impl Lease {
         let held = policy::is_lease_respected(self.credit.load(Ordering::Relaxed));
         let time = now().saturating_sub(renewed);
         let patience = self.patience.load(Ordering::Relaxed);
-        let credit = self.credit_after(time, patience, || kept(renewed));
+        let credit = self.credit_after(time, patience, || off_cpu(renewed));
         self.credit.store(credit, Ordering::Relaxed);
         self.renewed.store(0, Ordering::Relaxed);
         held
@@ -132,9 +132,9 @@ impl Lease {
 
     /// Returns the credit after `time` since the last renewal.
     #[inline]
-    fn credit_after(&self, time: u64, patience: u64, kept: impl FnOnce() -> u64) -> u64 {
+    fn credit_after(&self, time: u64, patience: u64, off_cpu: impl FnOnce() -> u64) -> u64 {
         let gap = match policy::is_pause(time, patience) {
-            true => time.saturating_sub(kept()),
+            true => time.saturating_sub(off_cpu()),
             false => time,
         };
         policy::lease_credit(self.credit.load(Ordering::Relaxed), gap, patience)

@@ -138,7 +138,7 @@ impl Watch {
         let run = move || {
             // This is the first connection, and many may follow. Enlarge the table of descriptors
             // in this thread, which has time to wait for the kernel.
-            if let Some(engine) = core::all().next() {
+            if let Some(engine) = core::running_engines().next() {
                 crate::sys::limits::make_room(&engine.wake);
             }
             watch.run();
@@ -163,7 +163,7 @@ impl Watch {
         let mut seen: Vec<Option<u64>> = Vec::new();
         loop {
             let mut active = false;
-            for (i, engine) in core::all().enumerate() {
+            for (i, engine) in core::running_engines().enumerate() {
                 let (round, in_round) = engine.rounds.last();
                 if i == seen.len() {
                     seen.push(None);
@@ -188,7 +188,7 @@ impl Watch {
         self.asleep.store(true, Ordering::SeqCst);
         // A round that began before this store is visible here. In a round that begins later, the
         // progress thread sees the store and wakes the watch.
-        let busy = core::all().any(|engine| engine.rounds.current().is_some());
+        let busy = core::running_engines().any(|engine| engine.rounds.current().is_some());
         while !busy && self.asleep.load(Ordering::Acquire) {
             std::thread::park();
         }

@@ -255,7 +255,7 @@ impl CompletionQueue {
     /// poll this queue.
     pub fn wake_at_next(&self, waker: &Waker) {
         self.inner.wakers.register(waker);
-        self.inner.expect_wake();
+        self.inner.prepare_for_wait();
     }
 
     /// Returns an entry for a wait that may be cancelled. Dropping the entry removes its waker.
@@ -264,9 +264,9 @@ impl CompletionQueue {
     }
 
     /// Does the same as [`wake_at_next`](Self::wake_at_next), but only until `wait` is dropped.
-    pub(crate) fn wake_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
+    pub(crate) fn register_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
         wait.renew(waker);
-        self.inner.expect_wake();
+        self.inner.prepare_for_wait();
     }
 
     /// Sends the requests that queue pairs have deferred until the next empty poll.
@@ -476,7 +476,7 @@ impl CqInner {
     }
 
     /// Prepares the queue for a task that has registered a waker and is about to wait.
-    fn expect_wake(&self) {
+    fn prepare_for_wait(&self) {
         // Make the next poll lock the ring. Otherwise it could miss a completion whose writer has
         // not seen the waker.
         self.ready.store(true, Ordering::Release);

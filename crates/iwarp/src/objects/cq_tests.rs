@@ -183,7 +183,7 @@ fn poll_after_registering_sees_completion() {
     // A wait that can be cancelled also makes the poll lock the ring.
     let _ = cq.inner.ring.lock().push(completion(8));
     let mut wait = cq.registration();
-    cq.wake_wait(&mut wait, Waker::noop());
+    cq.register_wait(&mut wait, Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 8);
 }

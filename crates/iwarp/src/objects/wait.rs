@@ -64,7 +64,7 @@ impl CompletionQueue {
         }
         let mut wait = self.registration();
         loop {
-            with_thread_waker(|waker| self.wake_wait(&mut wait, waker));
+            with_thread_waker(|waker| self.register_wait(&mut wait, waker));
             // A completion may have come before the waker was registered.
             let n = self.take_ready(out)?;
             if n > 0 {
@@ -128,7 +128,7 @@ impl Future for Completions<'_> {
             Ok(0) => {}
             done => return Poll::Ready(Ok(done?)),
         }
-        this.cq.wake_wait(&mut this.wait, cx.waker());
+        this.cq.register_wait(&mut this.wait, cx.waker());
         match this.cq.take_ready(this.out) {
             Ok(0) => Poll::Pending,
             done => Poll::Ready(Ok(done?)),
