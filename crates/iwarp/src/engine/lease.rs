@@ -61,8 +61,8 @@ impl Lease {
     /// Renews the lease for a thread that drives the sockets at `now`, or that has just driven them
     /// for `busy`. Returns the time since the last renewal.
     ///
-    /// `off_cpu` returns for how long the kernel kept the thread from running since a given time. It
-    /// is called only after a pause.
+    /// `off_cpu` returns for how long the kernel kept the thread from running since a given time.
+    /// It is called only after a pause.
     #[inline]
     pub(crate) fn renew_for_drive(
         &self,
