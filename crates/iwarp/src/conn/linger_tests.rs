@@ -58,12 +58,12 @@ impl Stream {
         }
     }
 
-    fn full(patience: Duration) -> Self {
-        let mut full = Self::new(patience);
+    fn with_full_socket(patience: Duration) -> Self {
+        let mut stream = Self::new(patience);
         let mut refused = 0;
         while refused < 50 {
-            match full.socket.stream.send(&[1; 4096]) {
-                Ok(n) => (full.sent, refused) = (full.sent + n, 0),
+            match stream.socket.stream.send(&[1; 4096]) {
+                Ok(n) => (stream.sent, refused) = (stream.sent + n, 0),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
                     refused += 1;
@@ -71,7 +71,7 @@ impl Stream {
                 }
             }
         }
-        full
+        stream
     }
 
     fn end_in_background(
@@ -140,7 +140,7 @@ fn stream_lingers_until_peer_closes() {
     stream.read_to_end(0, false);
     assert!(stream.lingering().is_some());
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("the descriptor is kept", || stream.lingering().is_none());
+    until("the descriptor stays open", || stream.lingering().is_none());
     // If the peer has closed already, the stream does not linger.
     let stream = Stream::new(LONG);
     stream.peer.shutdown(Shutdown::Write).unwrap();
@@ -157,7 +157,7 @@ fn cut_stream_is_reset_when_acknowledged() {
     // A reset is not delayed.
     assert!(stream.end_in_background(true, Some(LONG), 0).is_none());
     stream.read_to_end(0, true);
-    let mut stream = Stream::full(LONG);
+    let mut stream = Stream::with_full_socket(LONG);
     let lingering = stream
         .end_in_background(true, Some(LONG), 0)
         .expect("data is unacknowledged");
@@ -168,14 +168,16 @@ fn cut_stream_is_reset_when_acknowledged() {
     lingering.check_progress();
     assert!(stream.is_watched(&lingering));
     stream.read_to_end(0, true);
-    until("the descriptor is kept", || !stream.is_watched(&lingering));
+    until("the descriptor stays open", || {
+        !stream.is_watched(&lingering)
+    });
 }
 
 /// The tail is sent as the peer reads, even if the peer has closed its direction.
 #[test]
 fn tail_is_sent_before_fin() {
     for peer_closes in [false, true] {
-        let mut stream = Stream::full(LONG);
+        let mut stream = Stream::with_full_socket(LONG);
         let lingering = stream
             .end_in_background(false, None, 1000)
             .expect("a tail is pending");
@@ -202,7 +204,9 @@ fn tail_is_sent_before_fin() {
         lingering.check_progress();
         assert!(lingering.progress.lock().unacknowledged < before);
         if peer_closes {
-            until("the descriptor is kept", || !stream.is_watched(&lingering));
+            until("the descriptor stays open", || {
+                !stream.is_watched(&lingering)
+            });
         }
     }
 }
@@ -213,7 +217,7 @@ fn delayed_fin_waits_for_its_timer() {
     for tail in [0, 1000] {
         let mut stream = match tail {
             0 => Stream::new(LONG),
-            _ => Stream::full(LONG),
+            _ => Stream::with_full_socket(LONG),
         };
         let lingering = stream
             .end_in_background(false, Some(LONG), tail)
@@ -233,7 +237,7 @@ fn delayed_fin_waits_for_its_timer() {
         stream.read_to_end(0, false);
     }
     // If the FIN is due before the tail is sent, it waits for the tail.
-    let mut stream = Stream::full(LONG);
+    let mut stream = Stream::with_full_socket(LONG);
     let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");
@@ -252,7 +256,7 @@ fn delayed_fin_waits_for_its_timer() {
 /// missing.
 #[test]
 fn unread_tail_is_dropped() {
-    let mut stream = Stream::full(Duration::ZERO);
+    let mut stream = Stream::with_full_socket(Duration::ZERO);
     let lingering = stream.end_in_background(false, None, 1000);
     until("the tail is kept", || {
         lingering
@@ -337,7 +341,9 @@ fn closed_peer_ends_delayed_fin() {
         .end_in_background(false, Some(LONG), 0)
         .expect("the FIN is pending");
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("the descriptor is kept", || !stream.is_watched(&lingering));
+    until("the descriptor stays open", || {
+        !stream.is_watched(&lingering)
+    });
 }
 
 #[test]
@@ -365,7 +371,7 @@ fn oldest_live_stream_is_taken() {
 #[test]
 fn slow_reader_has_deadline() {
     let patience = Duration::from_millis(100);
-    let mut stream = Stream::full(patience);
+    let mut stream = Stream::with_full_socket(patience);
     let start = Instant::now();
     let lingering = stream
         .end_in_background(false, None, 4 << 20)
@@ -386,7 +392,7 @@ fn slow_reader_has_deadline() {
     };
     assert_eq!(end, ErrorKind::ConnectionReset);
     // The deadline is relative to the time when the FIN is due.
-    let stream = Stream::full(patience);
+    let stream = Stream::with_full_socket(patience);
     let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");

@@ -161,26 +161,26 @@ impl<K, F> Slots<K, F> {
     /// other operations wait for room.
     #[inline]
     pub(crate) fn take(&self, places: u32, reserve: u32, queue: bool) -> Result<u32, NoSlot> {
-        let mut now = Room(self.room.load(Ordering::Acquire));
+        let mut current = Room(self.room.load(Ordering::Acquire));
         loop {
-            if queue && now.is_crowded() {
+            if queue && current.is_crowded() {
                 return Err(NoSlot::Crowded);
             }
-            let first = now.first();
-            let enough = now.places() >= places.saturating_add(reserve);
+            let first = current.first();
+            let enough = current.places() >= places.saturating_add(reserve);
             let Some(slot) = self.slot(first).filter(|_| enough) else {
                 return Err(NoSlot::Full);
             };
             let next = slot.next.load(Ordering::Relaxed);
-            let new = now.next(next, now.places() - places);
-            match self.change(now, new) {
+            let new = current.next(next, current.places() - places);
+            match self.change(current, new) {
                 Ok(()) => {
                     slot.places.store(places, Ordering::Relaxed);
                     // Posting the request makes these stores visible to the router.
                     slot.stage.store(POSTED, Ordering::Relaxed);
                     return Ok(first);
                 }
-                Err(changed) => now = changed,
+                Err(changed) => current = changed,
             }
         }
     }
@@ -199,12 +199,12 @@ impl<K, F> Slots<K, F> {
     fn release(&self, id: u32, slot: &Slot<K, F>) -> bool {
         let places = slot.places.load(Ordering::Relaxed);
         slot.stage.store(FREE, Ordering::Relaxed);
-        let mut now = Room(self.room.load(Ordering::Relaxed));
+        let mut current = Room(self.room.load(Ordering::Relaxed));
         loop {
-            slot.next.store(now.first(), Ordering::Relaxed);
-            match self.change(now, now.next(id, now.places() + places)) {
-                Ok(()) => return now.is_crowded(),
-                Err(changed) => now = changed,
+            slot.next.store(current.first(), Ordering::Relaxed);
+            match self.change(current, current.next(id, current.places() + places)) {
+                Ok(()) => return current.is_crowded(),
+                Err(changed) => current = changed,
             }
         }
     }

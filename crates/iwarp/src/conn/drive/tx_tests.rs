@@ -14,7 +14,7 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
 
-const FPDU: usize = 2 + 18 + PAYLOAD.len() + 4;
+const FPDU_LEN: usize = 2 + 18 + PAYLOAD.len() + 4;
 const PAYLOAD: [u8; 1000] = [5; 1000];
 
 fn connection(ctx: &Context, sends: u32) -> (QueuePair, TcpStream) {
@@ -52,7 +52,7 @@ fn several_plans_are_sent_without_poll() {
         let sends = 1500;
         let (qp, mut peer) = connection(&ctx, sends);
         let reader = std::thread::spawn(move || {
-            let mut octets = vec![0; FPDU * sends as usize];
+            let mut octets = vec![0; FPDU_LEN * sends as usize];
             peer.read_exact(&mut octets).map(|()| peer)
         });
         qp.post_send(&vec![SEND; sends as usize]).unwrap();
@@ -80,7 +80,7 @@ fn fault_stops_sending_at_its_octet() {
         });
         let (qp, mut peer) = connection(&ctx, 4);
         qp.post_send(&[SEND; 2]).unwrap();
-        let mut octets = [0; 3 * FPDU];
+        let mut octets = [0; 3 * FPDU_LEN];
         peer.read_exact(&mut octets[..100]).unwrap();
         if end == ErrorKind::WouldBlock {
             // No octet must arrive in this time.
