@@ -1,4 +1,4 @@
-//! Follows the state machine after each change, and ends connections and queue pairs.
+//! Collects the effects of each call of the state machine, and ends connections and queue pairs.
 
 use super::effects::{DriveHost, Due, Effects};
 use super::linger::{self, Closing, StreamEnd};
@@ -14,20 +14,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often a thread yields to the thread that drives a direction before it starts to sleep.
 const YIELDS_MAX: u32 = 1000;
 const RETRY_PAUSE: Duration = Duration::from_micros(200);
-/// How long it tries. The other thread may be stuck in a page fault on the program's memory, or
-/// this very thread may be inside a waker that the other call made.
+/// How long a thread waits for the thread that drives. That thread may be stuck in a page fault on
+/// the program's memory. It may even be the waiting thread itself, inside a waker that driving has
+/// called.
 const DRIVE_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Calls `drive` until it returns `true`, for at most [`DRIVE_WAIT_MAX`]. `drive` returns `false`
-/// while another thread drives the direction. Driving never blocks, so the wait is for that thread
-/// to be scheduled.
+/// while another thread drives the direction. Driving does not block, so this only waits until the
+/// other thread was scheduled.
 fn drive_or_wait(drive: impl Fn() -> bool) {
     let mut yields = 0;
-    let begin = Instant::now();
-    while !drive() && begin.elapsed() < DRIVE_WAIT_MAX {
+    let start = Instant::now();
+    while !drive() && start.elapsed() < DRIVE_WAIT_MAX {
         if yields < YIELDS_MAX {
             yields += 1;
             std::thread::yield_now();
@@ -38,14 +38,14 @@ fn drive_or_wait(drive: impl Fn() -> bool) {
 }
 
 impl QpInner {
-    /// Carries out what the state machine asks for after a change. Collects in `effects` what must
-    /// wait until the locks are dropped.
+    /// Carries out what the state machine requests after a change. Collects in `effects` what must
+    /// wait until the locks are released.
     pub(crate) fn collect_effects(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
         effects: &mut Effects,
     ) {
-        self.follow_time(g, effects);
+        self.update_timer(g, effects);
         let events = g.machine.take_events();
         if !events.is_empty() {
             g.link.report_mut().established |= events.contains(Events::ESTABLISHED);
@@ -53,7 +53,7 @@ impl QpInner {
             effects.fault = g.machine.fault();
             effects.report = g.link.report().clone();
         }
-        self.grant_wish(g, effects);
+        self.carry_out_wish(g, effects);
         if g.machine.peer_has_closed() && !g.machine.wants_tx() {
             self.end_link(g, effects, StreamEnd::Close);
         }
@@ -61,13 +61,13 @@ impl QpInner {
         if g.machine.is_ending() && g.link.ending_mut().is_none() {
             self.begin_ending(g);
         }
-        effects.note_if(Due::WAIT_FOR_MEMORY, g.machine.waits_for_memory());
+        effects.add_if(Due::WAIT_FOR_MEMORY, g.machine.waits_for_memory());
         self.update_interest(g);
-        // This must be last, because it releases the lock in between.
+        // This must be last, because it releases the lock temporarily.
         self.complete_due(g, effects);
     }
 
-    fn grant_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+    fn carry_out_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
             //= rfc5040 section 7
@@ -87,7 +87,8 @@ impl QpInner {
                 }
                 g.machine.shutdown_done(&mut DriveHost::new(self, effects));
                 effects.due |= Due::CLOSED_BY_US;
-                // This thread may report before another driver reports the events that it took.
+                // Another driver may have taken events and not reported them yet, so report the
+                // same state.
                 effects.fault = g.machine.fault();
                 effects.report = g.link.report().clone();
                 if g.machine.peer_has_closed() {
@@ -107,7 +108,8 @@ impl QpInner {
         }
     }
 
-    /// Starts the timer after which a stream is given up whose peer takes nothing.
+    /// Starts the linger timer. If the peer's TCP has acknowledged nothing when the timer expires,
+    /// the stream is given up.
     #[cold]
     fn begin_ending(&self, g: &mut QpState) {
         let Some(socket) = g.link.socket() else {
@@ -120,8 +122,8 @@ impl QpInner {
         g.link.begin_ending(acknowledged);
     }
 
-    /// Writes the completions that are due, a limited number at a time, and releases the lock in
-    /// between.
+    /// Writes the completions that are due, in steps, and lets other threads lock the state between
+    /// two steps.
     #[inline]
     pub(crate) fn complete_due(
         self: &Arc<Self>,
@@ -138,8 +140,8 @@ impl QpInner {
         }
     }
 
-    /// Ends the stream because the queue pair is done with it, and notifies the connection manager.
-    /// `reset`: the stream ends with a reset.
+    /// Ends the stream, and notifies the connection manager. `reset` tells the capture whether the
+    /// stream ends with a reset.
     fn give_up_stream(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
@@ -156,7 +158,7 @@ impl QpInner {
         self.end_link(g, effects, end);
     }
 
-    /// Detaches the stream, which can no longer be used and ends as `end` says.
+    /// Detaches the stream. `end` determines how it is closed.
     pub(crate) fn end_link(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
@@ -169,7 +171,6 @@ impl QpInner {
         g.machine.stream_gone(&mut DriveHost::new(self, effects));
     }
 
-    /// Has the engine watch the socket for what the queue pair can use now.
     pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, QpState>) {
         let g = &mut **g;
         if g.link.is_read_to_end() {
@@ -200,19 +201,19 @@ impl QpInner {
         let mut effects = Effects::default();
         let (cm, is_ours) = {
             let mut g = self.state.lock();
-            // From here on completions are dropped, so they cannot overflow a shared completion
-            // queue.
+            // From here on, completions of this queue pair are dropped, so they cannot overflow a
+            // completion queue that other queue pairs use.
             if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
             g.machine.close(&mut DriveHost::new(self, &mut effects));
             let is_open = g.link.is_open();
-            // The manager hears only of the end, and only once: see below.
+            // The manager is notified only once, of the end: see below.
             let cm = g.link.report_mut().cm.take().filter(|_| is_open);
             (cm, g.link.own_socket().is_some())
         };
-        // Send what the socket takes before the stream is detached. If another thread is sending,
-        // wait for it.
+        // Before the stream is detached, send as much as the socket takes. If another thread is
+        // sending, wait for it.
         if is_ours {
             drive_or_wait(|| self.drive_tx());
         }
@@ -232,7 +233,7 @@ impl QpInner {
         if let Some(closing) = closing {
             closing.run(self);
         }
-        // A program that disconnects and then destroys waits for this event.
+        // A program may wait for this event although it has destroyed the queue pair.
         if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
             cm.qp_event(Events::DISCONNECTED, None);
         }
@@ -242,13 +243,12 @@ impl QpInner {
         let mut g = self.state.lock();
         let g = &mut *g;
         let tail = UnsentTail::take(self, g, effects);
-        // A plan that is not fully written may be held by a thread for which the wait was too
-        // short.
+        // Another thread, for which the wait was too short, may still be writing a plan.
         g.machine.leave(&mut DriveHost::new(self, effects));
         let end = match g.machine.stream_wish() {
             StreamWish::Leave { cut, not_before } => StreamEnd::new(cut, not_before, tail),
-            // There was no memory for a plan, so the last FPDU may be cut. A FIN would make it look
-            // complete.
+            // No plan could be allocated, so the last FPDU may be cut. After a FIN, the peer might
+            // take it for complete.
             StreamWish::Abort => StreamEnd::Reset,
             StreamWish::Keep | StreamWish::ShutdownWrite => {
                 StreamEnd::new(false, None, UnsentTail::default())
@@ -258,14 +258,14 @@ impl QpInner {
         g.detach().map(|socket| Closing { socket, end })
     }
 
-    /// Prepares a queue pair that is connected by number for the end of its connection: takes what
-    /// has arrived, which may answer its requests, and acknowledges the messages that have arrived.
-    /// Does nothing for other queue pairs. With `then_silent`, no request starts afterwards.
+    /// Prepares a queue pair that is connected by number for the end of its connection: reads the
+    /// data that has arrived, which may answer requests, and acknowledges it. Does nothing for
+    /// other queue pairs. With `then_silent`, no further request is sent.
     fn finish_by_number(self: &Arc<Self>, then_silent: bool) {
         let ends_by_number = {
             let g = self.state.lock();
-            let ours = g.link.own_socket().is_some();
-            ours && g.machine.is_by_number()
+            let is_ours = g.link.own_socket().is_some();
+            is_ours && g.machine.is_by_number()
         };
         if !ends_by_number {
             return;
@@ -276,7 +276,6 @@ impl QpInner {
         }
     }
 
-    /// Sends what must be sent before a change of state by the program ends the connection.
     pub(crate) fn prepare_for(self: &Arc<Self>, to: State) {
         if matches!(to, State::Reset | State::Error) {
             self.finish_by_number(true);
@@ -286,20 +285,20 @@ impl QpInner {
         }
     }
 
-    /// Sends a pending Terminate as far as the socket takes it. If another thread is sending, waits
-    /// for it, because its plan cannot be taken over ([`UnsentTail`]).
+    /// Sends as much of a pending Terminate as the socket takes. If another thread is sending,
+    /// waits for it, because that thread's plan cannot become part of the [`UnsentTail`].
     fn send_terminate(self: &Arc<Self>) {
         let is_due = {
             let g = self.state.lock();
-            let ours = g.link.own_socket().is_some();
-            ours && g.machine.is_ending()
+            let is_ours = g.link.own_socket().is_some();
+            is_ours && g.machine.is_ending()
         };
         if is_due {
             drive_or_wait(|| self.drive_tx());
         }
     }
 
-    /// Handles the linger timer: gives up the stream if the peer has taken nothing since it was
+    /// Gives up the stream if the peer's TCP has acknowledged nothing since the linger timer was
     /// set.
     pub(crate) fn linger_timer_expired(self: &Arc<Self>) {
         let mut effects = Effects::default();
@@ -312,16 +311,16 @@ impl QpInner {
             return;
         };
         if ending.acknowledged != acknowledged {
-            // The peer still takes what was queued before the end.
+            // The peer is still receiving data that was queued before the end.
             ending.acknowledged = acknowledged;
             socket
                 .engine
                 .after(self.ctx.config.linger, socket.token, TIMER_LINGER);
             return;
         }
-        tracing::debug!(qp = self.num, "peer did not close in time");
+        tracing::debug!(qp = self.num, "the peer did not close in time");
         if g.machine.is_shut_down() && socket.reach(self.ctx.config.linger) == Reach::Answers {
-            // The peer has everything, or does not read. The kernel finishes alone.
+            // The peer has received all data, or does not read. The kernel finishes the connection.
             self.end_link(&mut g, &mut effects, StreamEnd::Close);
         } else {
             g.machine.leave(&mut DriveHost::new(self, &mut effects));
@@ -331,8 +330,8 @@ impl QpInner {
         effects.apply(self);
     }
 
-    /// Drops pending asynchronous events about the queue pair. They would keep it, and through it
-    /// the device, alive forever.
+    /// Drops pending asynchronous events about the queue pair. An event holds a reference to the
+    /// queue pair, and so would keep it and the device alive.
     pub(crate) fn forget_events(self: &Arc<Self>) {
         self.ctx.async_events.retain(|event| {
             let qp = event.kind.queue_pair();
@@ -341,7 +340,7 @@ impl QpInner {
     }
 }
 
-/// Has the engine watch the socket for `want`, unless application threads drive it.
+/// Has the engine watch the socket for `want`, unless application threads drive the socket.
 #[cold]
 fn watch_for(link: &mut Link, want: Interest) {
     let ended_behind_held = link.watch_again();
@@ -355,15 +354,16 @@ fn watch_for(link: &mut Link, want: Interest) {
         ..
     } = &*open.socket;
     let changed = if ended_behind_held {
-        // The held Send has its receive, so what follows it is read to the end.
+        // The held Send has its receive, so the rest of the stream can be read.
         engine.resume(stream, *token, want)
     } else if !open.driven_by_app {
         engine.modify(stream, *token, want)
     } else if want.readable {
-        // Takes effect when the engine watches the socket again. A driving thread also writes.
+        // The new interest takes effect when the engine watches the socket again. Until then, the
+        // driving thread reads and writes.
         Ok(())
     } else {
-        // The driving thread does not read now and would miss the end of the stream.
+        // The driving thread does not read now, and would miss the end of the stream.
         open.driven_by_app = false;
         engine.resume(stream, *token, want)
     };
@@ -373,16 +373,16 @@ fn watch_for(link: &mut Link, want: Interest) {
 }
 
 impl QueuePair {
-    /// Ends the connection gracefully: sends the queued requests that TCP takes, and flushes the
-    /// others.
+    /// Ends the connection gracefully. Sends as many queued requests as the socket takes, and
+    /// flushes the others.
     pub fn disconnect(&self) {
         let mut effects = Effects::default();
         {
             let mut g = self.inner.state.lock();
-            let is_gone = g.link.takes_nothing();
+            let is_gone = g.link.is_peer_gone();
             let mut host = DriveHost::new(&self.inner, &mut effects);
             match is_gone {
-                // Nobody takes what is queued.
+                // No peer would receive the queued requests.
                 true => g.machine.leave(&mut host),
                 false => g.machine.close(&mut host),
             }
@@ -396,7 +396,7 @@ impl QueuePair {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // Dropped without `destroy`: release the number.
+        // The program has dropped the queue pair without `destroy`.
         if !self.is_destroyed() && !self.origin.is_foreign() {
             let counters = *self.state.get_mut().machine.counters();
             self.ctx.remove_qp(self.num, &counters);
@@ -409,22 +409,23 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// On an idle processor yields return at once, so the wait must be measured in time.
+    /// On an idle machine, yields return at once, so the wait must last for a time, and not for a
+    /// number of yields.
     #[test]
     fn waits_for_unscheduled_driver() {
-        let (begin, driven) = (Instant::now(), Cell::new(false));
+        let (start, driven) = (Instant::now(), Cell::new(false));
         drive_or_wait(|| {
-            driven.set(begin.elapsed() > Duration::from_millis(300));
+            driven.set(start.elapsed() > Duration::from_millis(300));
             driven.get()
         });
         assert!(driven.get());
     }
 
     #[test]
-    fn stuck_driver_is_given_up() {
-        let begin = Instant::now();
+    fn wait_for_stuck_driver_ends() {
+        let start = Instant::now();
         drive_or_wait(|| false);
-        assert!(begin.elapsed() >= DRIVE_WAIT_MAX);
+        assert!(start.elapsed() >= DRIVE_WAIT_MAX);
     }
 }
 

@@ -1,4 +1,5 @@
-//! What the end of a connection waits for, what it sends, and what it reports.
+//! Tests of the end of a connection: what it waits for, what the peer receives, and which events
+//! the connection manager gets.
 
 use super::super::link::Report;
 use super::super::pool;
@@ -29,9 +30,9 @@ fn connection(ctx: &Context) -> (QueuePair, TcpStream) {
 }
 
 #[derive(Default)]
-struct Notified(Mutex<Events>);
+struct TestSink(Mutex<Events>);
 
-impl CmSink for Notified {
+impl CmSink for TestSink {
     fn qp_event(&self, events: Events, _: Option<Fault>) {
         *self.0.lock() |= events;
     }
@@ -39,42 +40,42 @@ impl CmSink for Notified {
     fn first_message_overdue(&self) {}
 }
 
-/// The thread that saw the first message may be slow, so the end is reported together with the
-/// beginning.
+/// The thread that has processed the first message may not have reported it yet. The report of the
+/// end therefore includes that the connection was established.
 #[test]
-fn end_is_reported_after_begin() {
+fn end_reports_established_connection() {
     let ctx = context();
     let ends: [fn(&QueuePair); 3] = [QueuePair::disconnect, QueuePair::abort, |qp| {
         qp.modify(State::Error).unwrap()
     }];
     for end in ends {
-        for begun in [false, true] {
+        for established in [false, true] {
             let (qp, _peer) = connection(&ctx);
-            // Flushing it takes place before any report.
+            // This receive is flushed before the report.
             let wr = RecvWr {
                 wr_id: 1,
                 sges: &[],
             };
             qp.post_recv(&[wr]).unwrap();
-            let sink = Arc::new(Notified::default());
+            let sink = Arc::new(TestSink::default());
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
             {
                 let mut g = qp.inner.state.lock();
                 *g.link.report_mut() = Report {
                     cm: Some(cm),
-                    established: begun,
+                    established,
                 };
             }
             end(&qp);
             let events = *sink.0.lock();
             assert!(events.contains(Events::DISCONNECTED), "{events:?}");
-            assert_eq!(events.contains(Events::ESTABLISHED), begun, "{events:?}");
+            let reported = events.contains(Events::ESTABLISHED);
+            assert_eq!(reported, established, "{events:?}");
             qp.destroy();
         }
     }
 }
 
-/// A responder's connection begins with the peer's first message.
 #[test]
 fn first_message_establishes_responder() {
     let ctx = context();
@@ -93,7 +94,6 @@ fn first_message_establishes_responder() {
     qp.destroy();
 }
 
-/// Completions are written in steps, and the events are reported after the last one.
 #[test]
 fn end_is_reported_after_many_completions() {
     let ctx = context();
@@ -111,7 +111,7 @@ fn end_is_reported_after_many_completions() {
         sges: &[],
     };
     qp.post_recv(&vec![wr; receives as usize]).unwrap();
-    let sink = Arc::new(Notified::default());
+    let sink = Arc::new(TestSink::default());
     let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
     qp.inner.state.lock().link.report_mut().cm = Some(cm);
     qp.modify(State::Error).unwrap();
@@ -120,10 +120,10 @@ fn end_is_reported_after_many_completions() {
     qp.destroy();
 }
 
-/// A queue pair that is connected by number takes what has arrived before it ends, because its peer
-/// relies on that. Others flush their receives.
+/// A queue pair that is connected by number receives messages that have arrived before it ends,
+/// because its peer relies on that. Other queue pairs flush their receives.
 #[test]
-fn by_number_end_takes_arrived_messages() {
+fn by_number_end_receives_arrived_messages() {
     let ctx = context();
     for by_number in [false, true] {
         for to in [State::Error, State::Reset] {
@@ -143,33 +143,34 @@ fn by_number_end_takes_arrived_messages() {
             });
             assert_eq!(qp.counters().rx_messages, 0);
             qp.modify(to).unwrap();
-            let taken = qp.counters().rx_messages;
-            assert_eq!(taken, u64::from(by_number), "{by_number} {to:?}");
+            let received = qp.counters().rx_messages;
+            assert_eq!(received, u64::from(by_number), "{by_number} {to:?}");
             qp.destroy();
         }
     }
 }
 
-/// A reset detaches the stream from the thread that is sending, which may hold a Terminate.
+/// Before RESET detaches the stream, it waits for a thread that is sending, whose plan may contain
+/// the Terminate.
 #[test]
 fn reset_waits_for_sending_thread() {
     let ctx = context();
     let (qp, _peer) = connection(&ctx);
     qp.disconnect();
     assert!(qp.inner.state.lock().machine.is_ending());
-    let [holds, returned, early] = [(); 3].map(|()| AtomicBool::new(false));
+    let [is_driving, returned, early] = [(); 3].map(|()| AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             qp.inner.tx.drive(|| {
-                if holds.swap(true, Ordering::SeqCst) {
-                    // Called again, because another thread left a note.
+                if is_driving.swap(true, Ordering::SeqCst) {
+                    // This is the second call, after another thread has left a note.
                     return;
                 }
-                let begin = Instant::now();
+                let start = Instant::now();
                 loop {
                     let has_returned = returned.load(Ordering::SeqCst);
                     // The waiting thread gives up at `DRIVE_WAIT_MAX`.
-                    if begin.elapsed() > DRIVE_WAIT_MAX / 4 {
+                    if start.elapsed() > DRIVE_WAIT_MAX / 4 {
                         break;
                     }
                     early.fetch_or(has_returned, Ordering::SeqCst);
@@ -178,7 +179,7 @@ fn reset_waits_for_sending_thread() {
             });
         });
         until("the other thread does not start", || {
-            holds.load(Ordering::SeqCst)
+            is_driving.load(Ordering::SeqCst)
         });
         qp.modify(State::Reset).unwrap();
         returned.store(true, Ordering::SeqCst);
@@ -187,8 +188,8 @@ fn reset_waits_for_sending_thread() {
     qp.destroy();
 }
 
-/// After the program has ended a connection, the rest of the stream is read and discarded.
-/// Otherwise TCP would reset it.
+/// After the program has ended a connection, the rest of the stream is read and discarded. If data
+/// remained unread, TCP would reset the connection.
 #[test]
 fn data_after_end_is_discarded() {
     let ctx = context_with(Config {
@@ -204,14 +205,14 @@ fn data_after_end_is_discarded() {
     until("the peer's end is not noticed", || {
         qp.inner.state.lock().link.is_none()
     });
-    // There is no reset even now.
+    // The peer still reads a FIN, and no reset.
     assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     assert_eq!(qp.counters().rx_messages, 0);
     qp.destroy();
 }
 
 #[test]
-fn each_end_is_fin_or_reset() {
+fn only_abort_sends_reset() {
     let ctx = context();
     type End = fn(&QueuePair);
     let ends: [(End, bool); 5] = [
@@ -221,16 +222,16 @@ fn each_end_is_fin_or_reset() {
         (|qp| qp.modify(State::Reset).unwrap(), false),
         (QueuePair::abort, true),
     ];
-    for (at, (end, reset)) in ends.into_iter().enumerate() {
+    for (i, (end, reset)) in ends.into_iter().enumerate() {
         let (qp, mut peer) = connection(&ctx);
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         end(&qp);
         match peer.read(&mut [0; 64]) {
-            Ok(n) => assert!(n == 0 && !reset, "{at}"),
+            Ok(n) => assert!(n == 0 && !reset, "end {i}"),
             Err(error) => assert!(
                 reset && error.kind() == ErrorKind::ConnectionReset,
-                "{at} {error}"
+                "end {i}: {error}"
             ),
         }
         qp.destroy();
@@ -238,7 +239,7 @@ fn each_end_is_fin_or_reset() {
 }
 
 #[test]
-fn ending_connection_may_be_reset() {
+fn reset_detaches_ending_stream() {
     let ctx = context_with(Config {
         linger: Duration::from_secs(3600),
         ..Config::default()
@@ -252,8 +253,8 @@ fn ending_connection_may_be_reset() {
     qp.destroy();
 }
 
-/// A peer may take the queued data slowly, but it must take something between two expiries of the
-/// linger timer.
+/// A peer may receive the queued data slowly, but it must acknowledge some data between two
+/// expiries of the linger timer.
 #[test]
 fn slow_peer_keeps_ending_connection() {
     let ctx = context_with(Config {
@@ -266,38 +267,38 @@ fn slow_peer_keeps_ending_connection() {
     until("the end is not acknowledged", || {
         socket.stream.unacknowledged_bytes().unwrap() == 0
     });
-    let taken = linger::acknowledged(&qp.inner.state.lock().machine, &socket);
-    let ending = || {
+    let acknowledged = linger::acknowledged(&qp.inner.state.lock().machine, &socket);
+    let at_last_expiry = || {
         let mut g = qp.inner.state.lock();
         g.link.ending_mut().map(|ending| ending.acknowledged)
     };
-    // As if less had been acknowledged at the last expiry.
+    // Pretend that less was acknowledged at the last expiry.
     {
         let mut g = qp.inner.state.lock();
         let ending = g.link.ending_mut().expect("the connection is ending");
-        ending.acknowledged = taken.wrapping_sub(1);
+        ending.acknowledged = acknowledged.wrapping_sub(1);
     }
     qp.inner.linger_timer_expired();
-    assert_eq!(ending(), Some(taken));
+    assert_eq!(at_last_expiry(), Some(acknowledged));
     assert!(qp.inner.state.lock().link.is_open());
     qp.inner.linger_timer_expired();
     assert!(qp.inner.state.lock().link.is_none());
     qp.destroy();
 }
 
-/// Pollers do not read past a Send that waits for its receive and would miss the end of the stream,
-/// so the engine watches the socket.
+/// While a Send is held, pollers read nothing, and so would miss the end of the stream. So the
+/// engine watches the socket again.
 #[test]
 fn held_send_returns_socket_to_engine() {
     let ctx = context();
-    for receive in [false, true] {
+    for has_receive in [false, true] {
         let (qp, mut peer) = connection(&ctx);
         let socket = link(&qp);
         let wr = RecvWr {
             wr_id: 1,
             sges: &[],
         };
-        if receive {
+        if has_receive {
             qp.post_recv(&[wr]).unwrap();
         }
         assert!(qp.inner.pause_watch());
@@ -309,20 +310,19 @@ fn held_send_returns_socket_to_engine() {
         let interest = {
             let mut g = qp.inner.state.lock();
             let open = open(&mut g);
-            assert_eq!(open.driven_by_app, receive);
+            assert_eq!(open.driven_by_app, has_receive);
             open.interest
         };
-        assert_eq!(interest.readable, receive);
-        // `modify` fails if the socket is not in the poller's set.
+        assert_eq!(interest.readable, has_receive);
         let watched = socket.engine.modify(&socket.stream, socket.token, interest);
-        assert_eq!(watched.is_ok(), !receive);
-        assert_eq!(qp.inner.pause_watch(), receive);
+        assert_eq!(watched.is_ok(), !has_receive);
+        assert_eq!(qp.inner.pause_watch(), has_receive);
         qp.destroy();
     }
 }
 
-/// Without memory for the Terminate that it owes, a queue pair does not know how much of its last
-/// FPDU was written. So the peer must see a reset, not a FIN.
+/// If no plan can be allocated for a pending Terminate, the last FPDU may be cut. So the peer must
+/// receive a reset, and not a FIN.
 #[test]
 fn destroy_without_memory_resets() {
     let ctx = context();
@@ -333,8 +333,7 @@ fn destroy_without_memory_resets() {
         baton = qp.inner.tx.try_take();
         baton.is_some()
     });
-    // An opcode that no message has.
-    // No message has this operation.
+    // No message has this opcode.
     let mut octets = EMPTY_SEND;
     octets[3] = 0x4f;
     peer.write_all(&octets).unwrap();
@@ -350,7 +349,7 @@ fn destroy_without_memory_resets() {
     assert_eq!(end, Err(ErrorKind::ConnectionReset));
 }
 
-/// An event that is not taken would keep the queue pair, and through it the device.
+/// A pending event would keep the queue pair and the device alive.
 #[test]
 fn destroy_drops_pending_events() {
     let ctx = context();
@@ -363,7 +362,8 @@ fn destroy_drops_pending_events() {
     assert!(ctx.try_async_event().is_none());
 }
 
-/// A peer that takes something gets more time, but not forever.
+/// If the peer has acknowledged data, the linger timer is set again. If not, the stream is given
+/// up.
 #[test]
 fn linger_timer_is_set_again() {
     let ctx = context_with(Config {
@@ -375,7 +375,7 @@ fn linger_timer_is_set_again() {
     {
         let mut g = qp.inner.state.lock();
         let ending = g.link.ending_mut().expect("the connection is ending");
-        // As if less had been acknowledged when the timer was set.
+        // Pretend that less was acknowledged when the timer was set.
         ending.acknowledged = ending.acknowledged.wrapping_sub(1);
     }
     until("the stream is not given up", || {

@@ -1,42 +1,53 @@
-//! Decides when posting sends at once, and when it waits for more requests.
+//! Decides whether a post sends at once, or defers sending until there are more requests.
 //!
 //! For small messages, the system call is nearly the whole cost. A program that posts one request
-//! and then waits for completions needs it sent at once; a program that posts request after request
-//! needs rate. So the first posts after an empty poll are sent at once. Posts that follow in quick
-//! succession wait until the next empty poll, until enough has gathered, or until a short timer
-//! expires. A poll that finds completions changes nothing, because the program is about to post
-//! again. At most a part of the queue waits. The thresholds are in
-//! [`policy`](crate::engine::policy).
+//! and then waits for completions needs it sent at once. A program that posts many requests in a
+//! row needs a high message rate. So the first posts after an empty poll are sent at once. Posts
+//! that follow in quick succession (a *burst*) are deferred until the next empty poll, until there
+//! are enough bytes, or until a short timer expires. A poll that finds completions has no effect,
+//! because the program will probably post again. At most half of the send queue is deferred. The
+//! thresholds are in [`policy`](crate::engine::policy).
 
 use crate::engine::policy::{self, Post, Verdict};
 use crate::sys::clock::now_ns;
 use iwarp_rnic::limits::TX_PLAN_BYTES;
 
-/// Bytes that are enough for one system call: as much as one plan holds. Each call ends with a
-/// short TCP segment.
+/// Number of deferred bytes from which a post sends: as many as one plan, and so one system call,
+/// can send. Fewer bytes per call would cause more short TCP segments.
 const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Cork {
-    /// Empty polls of the completion queues when the current run of posts began.
+    /// Number of empty polls of the completion queues at the last post.
     polls: u32,
+    /// Number of posts since the last empty poll.
     posts: u32,
+    /// Time of the last post for which the clock was read.
     last_ns: u64,
+    /// Bytes of deferred payload.
     bytes: u64,
-    /// Posts since the clock was read.
+    /// Number of posts since the clock was read.
     unread: u8,
-    /// Posts that may go without reading the clock.
+    /// Maximum number of posts for which the clock need not be read.
     trust: u8,
-    /// Requests wait, and the completion queue knows that.
+    /// Requests are deferred, and the completion queue is notified.
     pub(crate) deferred: bool,
+    /// The timer that sends deferred requests is set.
     pub(crate) timer: bool,
 }
 
 impl Cork {
-    /// Decides about a post of `requests` with `bytes` of payload. `polls` counts the empty polls
-    /// of its completion queues; `room` says whether the send queue has room for many more.
+    /// Decides about a post of `requests` with `bytes` of payload. `polls` is the number of empty
+    /// polls of the completion queues so far. `has_room` tells whether the send queue has room for
+    /// many more requests.
     #[inline]
-    pub(crate) fn post(&mut self, polls: u32, requests: usize, bytes: u64, room: bool) -> Verdict {
+    pub(crate) fn post(
+        &mut self,
+        polls: u32,
+        requests: usize,
+        bytes: u64,
+        has_room: bool,
+    ) -> Verdict {
         if polls != self.polls {
             self.polls = polls;
             self.posts = 0;
@@ -45,31 +56,31 @@ impl Cork {
         if policy::sends_first(self.posts) {
             return self.send();
         }
-        self.judge(now_ns(), requests, bytes, room)
+        self.decide(now_ns(), requests, bytes, has_room)
     }
 
-    /// Decides about a post of one request of a program that polls before it waits.
+    /// Decides about a post of one request by a program that polls before it waits.
     ///
-    /// Reading the clock costs as much as the rest of a post. So a burst is assumed to go on for
-    /// some posts without it: for one at first, and for more while the burst lasts. If it has
-    /// ended, the requests wait at most until the timer expires.
+    /// Reading the clock costs as much as the rest of a post. So this assumes, without reading the
+    /// clock, that a burst goes on: for one post at first, and for more posts while the burst
+    /// lasts. If the burst has ended, the requests are sent when the timer expires, at the latest.
     #[inline]
-    pub(crate) fn post_more(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
-        if polls == self.polls && self.deferred && room {
-            let waiting = self.bytes.saturating_add(bytes);
-            if policy::joins_unread(self.unread, self.trust, waiting, ENOUGH_BYTES) {
-                self.bytes = waiting;
+    pub(crate) fn post_more(&mut self, polls: u32, bytes: u64, has_room: bool) -> Verdict {
+        if polls == self.polls && self.deferred && has_room {
+            let deferred = self.bytes.saturating_add(bytes);
+            if policy::joins_unread(self.unread, self.trust, deferred, ENOUGH_BYTES) {
+                self.bytes = deferred;
                 self.unread += 1;
                 return Verdict::Join;
             }
         }
         let unread = std::mem::take(&mut self.unread);
-        let verdict = self.post(polls, 1 + usize::from(unread), bytes, room);
-        self.trust = policy::cork_trust(self.trust, verdict, room);
+        let verdict = self.post(polls, 1 + usize::from(unread), bytes, has_room);
+        self.trust = policy::cork_trust(self.trust, verdict, has_room);
         verdict
     }
 
-    fn judge(&mut self, now: u64, requests: usize, bytes: u64, room: bool) -> Verdict {
+    fn decide(&mut self, now: u64, requests: usize, bytes: u64, has_room: bool) -> Verdict {
         let gap = now.wrapping_sub(self.last_ns);
         self.last_ns = now;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -79,8 +90,8 @@ impl Cork {
             requests,
             bytes: self.bytes,
             enough: ENOUGH_BYTES,
-            room,
-            waits: self.deferred,
+            has_room,
+            has_deferred: self.deferred,
         });
         match verdict {
             Verdict::Send | Verdict::SendInBurst => _ = self.send(),
@@ -89,14 +100,14 @@ impl Cork {
         verdict
     }
 
-    /// Notes that a post has sent and returned. Sending takes longer than the gap of a burst, and
-    /// is no pause of the program.
+    /// Records that a post has finished sending. The time of sending, which is longer than the gap
+    /// of a burst, is no pause.
     #[inline]
     pub(crate) fn sent(&mut self) {
         self.last_ns = now_ns();
     }
 
-    /// Notes that everything that waits is sent.
+    /// Records that all deferred requests are being sent.
     #[inline]
     pub(crate) fn send(&mut self) -> Verdict {
         self.bytes = 0;
@@ -111,7 +122,7 @@ mod tests {
     use crate::engine::policy::{CORK_AT_ONCE, CORK_GAP_NS, CORK_REQUEST_NS, CORK_UNREAD_MAX};
 
     #[test]
-    fn first_posts_go_at_once() {
+    fn first_posts_are_sent_at_once() {
         let mut cork = Cork::default();
         for poll in 1..5 {
             assert_eq!(cork.post(poll, 1, 64, true), Verdict::Send);
@@ -119,41 +130,43 @@ mod tests {
         assert_eq!(cork.post(4, 1, 64, true), Verdict::SendInBurst);
     }
 
-    /// The clock is read seldom in a burst, and everything that ends a burst also ends a trusted
-    /// one.
+    /// The clock is read rarely in a trusted burst, but the burst ends for the same reasons as any
+    /// other.
     #[test]
-    fn trusted_burst_keeps_its_bounds() {
-        let burst = |cork: &mut Cork| {
-            // As if the posts before had followed each other quickly.
+    fn trusted_burst_ends_like_others() {
+        let start_burst = |cork: &mut Cork| {
             cork.trust = CORK_UNREAD_MAX;
             cork.deferred = true;
             (cork.polls, cork.posts) = (3, 9);
         };
         let mut cork = Cork::default();
-        burst(&mut cork);
+        start_burst(&mut cork);
         for unread in 1..=CORK_UNREAD_MAX {
             assert_eq!(cork.post_more(3, 64, true), Verdict::Join);
             assert_eq!(cork.unread, unread);
         }
-        // Now the clock is read, and the last reading was at the epoch.
+        // Now the clock is read. `last_ns` is zero, so this is a pause.
         assert_eq!(cork.post_more(3, 64, true), Verdict::SendInBurst);
         assert_eq!((cork.unread, cork.trust, cork.deferred), (0, 0, false));
 
-        burst(&mut cork);
+        start_burst(&mut cork);
         assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "an empty poll");
-        burst(&mut cork);
+        start_burst(&mut cork);
         assert_eq!(cork.post_more(3, 64, false), Verdict::SendInBurst);
         assert_eq!(cork.trust, CORK_UNREAD_MAX, "a full queue is no pause");
-        burst(&mut cork);
+        start_burst(&mut cork);
         let enough = cork.post_more(3, ENOUGH_BYTES, true);
         assert_eq!(enough, Verdict::SendInBurst);
-        burst(&mut cork);
+        start_burst(&mut cork);
         cork.deferred = false;
         cork.last_ns = u64::MAX;
-        assert_ne!(cork.post_more(3, 64, true), Verdict::Join, "nothing waits");
+        assert_ne!(
+            cork.post_more(3, 64, true),
+            Verdict::Join,
+            "nothing is deferred"
+        );
     }
 
-    /// The clock is read at a decreasing rate with a fixed minimum while a burst goes on.
     #[test]
     fn trust_grows_with_the_burst() {
         let limit = now_ns() + 20_000_000_000;
@@ -175,7 +188,8 @@ mod tests {
                     deferred: true,
                     ..Cork::default()
                 };
-                // The thread may lose its processor just here. Then it is tried again.
+                // The thread may lose its processor just before this post. The test then tries
+                // again.
                 if cork.post_more(3, 64, true) == Verdict::Join {
                     assert_eq!((cork.trust, cork.unread), (next, 0));
                     break;
@@ -193,27 +207,27 @@ mod tests {
             ..Cork::default()
         };
         cork.posts += 1;
-        assert_eq!(cork.judge(1100, 1, 110_000, true), Verdict::Defer);
-        assert_eq!(cork.judge(1200, 1, 110_000, true), Verdict::Join);
-        assert_eq!(cork.judge(1300, 1, 110_000, true), Verdict::SendInBurst);
+        assert_eq!(cork.decide(1100, 1, 110_000, true), Verdict::Defer);
+        assert_eq!(cork.decide(1200, 1, 110_000, true), Verdict::Join);
+        assert_eq!(cork.decide(1300, 1, 110_000, true), Verdict::SendInBurst);
         assert!(!cork.deferred);
-        assert_eq!(cork.judge(1400, 1, 64, true), Verdict::Defer);
+        assert_eq!(cork.decide(1400, 1, 64, true), Verdict::Defer);
         let after_pause = 1400 + CORK_GAP_NS + CORK_REQUEST_NS + 1;
-        assert_eq!(cork.judge(after_pause, 1, 64, true), Verdict::SendInBurst);
-        assert_eq!(cork.judge(9000, 1, 64, false), Verdict::SendInBurst);
+        assert_eq!(cork.decide(after_pause, 1, 64, true), Verdict::SendInBurst);
+        assert_eq!(cork.decide(9000, 1, 64, false), Verdict::SendInBurst);
         let list = 9000 + CORK_GAP_NS + 64 * CORK_REQUEST_NS;
         assert_eq!(
-            cork.judge(list, 64, 64, true),
+            cork.decide(list, 64, 64, true),
             Verdict::Defer,
-            "lists take their time"
+            "each request of a list prolongs the gap"
         );
         assert_eq!(cork.send(), Verdict::Send);
         cork.sent();
         assert_ne!(cork.last_ns, list);
         assert_eq!(
-            cork.judge(cork.last_ns + CORK_GAP_NS, 1, 64, true),
+            cork.decide(cork.last_ns + CORK_GAP_NS, 1, 64, true),
             Verdict::Defer,
-            "the time it took to send is no gap"
+            "the gap begins when sending ends"
         );
     }
 }

@@ -1,5 +1,5 @@
-//! Moves bytes between a queue pair and its socket: [`tx()`] writes, [`rx()`] reads. The holder of
-//! the direction's baton runs it.
+//! Moves bytes between a queue pair and its socket: [`tx()`] writes, [`rx()`] reads. Only the
+//! thread that holds the baton of the direction calls them.
 
 mod rx;
 mod tx;
@@ -16,14 +16,16 @@ use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 
-/// Handles a broken stream. Data that the peer sent before may still be readable, such as a
-/// Terminate that says why.
-pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+/// Handles a broken stream: fails the queue pair, unless the end of the stream is hidden from it.
+pub(crate) fn handle_broken(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, QpState>,
+    effects: &mut Effects,
+) {
     if g.link.is_none() {
         return;
     }
     if g.machine.hides_end() {
-        // The program knows of no stream that could break, only of a peer that does not answer.
         peer_gone::hide_end(qp, g, effects);
         return;
     }
@@ -41,19 +43,21 @@ pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: 
     qp.end_link(g, effects, StreamEnd::Close);
 }
 
-/// Handles an error of the stream, or its closing in both directions. Normally a read finds out
-/// which it is. But a held stream is not read, and the engine would report it forever. The report
-/// may be stale: the queue pair may have been reset and have its next stream.
-pub(crate) fn hung_up(qp: &Arc<QpInner>) {
+/// Handles a report of the engine that the stream has an error or is closed in both directions.
+/// Usually a read then returns the reason. But while a Send is held, or a fault stalls the stream,
+/// nothing is read, and the engine would repeat its report forever. The report may be about an
+/// earlier stream of the queue pair.
+pub(crate) fn handle_hang_up(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
     let held = g.machine.rx_interest() == RxInterest::Held;
     let unread = held || !qp.passes(StreamDirection::In);
-    if unread && g.link.socket().is_some_and(|l| l.stream.is_hung_up()) {
+    let socket = g.link.socket();
+    if unread && socket.is_some_and(|socket| socket.stream.is_hung_up()) {
         if held && g.machine.hides_end() {
             peer_gone::hide_end_behind_held(&mut g, &mut effects);
         } else {
-            broken(qp, &mut g, &mut effects);
+            handle_broken(qp, &mut g, &mut effects);
         }
         qp.collect_effects(&mut g, &mut effects);
     }

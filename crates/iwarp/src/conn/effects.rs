@@ -1,6 +1,6 @@
-//! Effects of a call of the state machine outside of the queue pair, applied when all locks are
-//! dropped; and how the state machine reaches completion queues and shared receive queues during
-//! the call.
+//! The effects that a call of the state machine has outside the queue pair ([`Effects`]), which are
+//! applied when all locks are released; and the state machine's access to completion queues and
+//! shared receive queues during the call ([`DriveHost`]).
 
 use super::linger::Closing;
 use super::link::Report;
@@ -19,35 +19,36 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 
 bitflags! {
-    /// Effects without data. Each of them alone makes the set non-empty.
+    /// Effects without data.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub(crate) struct Due: u8 {
-        /// Our direction of the stream was shut down, so the end is reported.
+        /// This end has shut down its direction of the stream, so the manager is notified of the
+        /// end.
         const CLOSED_BY_US = 1;
         /// The queue pair waits until some memory is no longer in use.
         const WAIT_FOR_MEMORY = 1 << 1;
-        /// Memory that a queue pair waits for is no longer in use.
+        /// Memory for which a queue pair waits is no longer in use.
         const MEMORY_UNUSED = 1 << 2;
-        /// The target of an extended reliable connection has delivered messages.
         const XRC_DELIVERED = 1 << 3;
-        /// A receive was returned to the shared receive queue, and other queue pairs wait for one.
+        /// A receive was returned to the shared receive queue, and other queue pairs wait for it.
         const RECEIVE_RETURNED = 1 << 4;
         const FAULT = 1 << 5;
-        /// Requests were posted that wait for a peer which is known by number.
+        /// Posted requests wait for the stream of a peer that is connected by number.
         const REQUESTS_WAIT = 1 << 6;
     }
 }
 
-/// The effects of a call of the state machine. They are collected under the queue pair's lock
-/// (`QpInner::collect_effects`, [`DriveHost`]) and applied when all locks are dropped
-/// ([`Effects::apply`]).
+/// The effects of a call of the state machine. `QpInner::collect_effects` and [`DriveHost`] collect
+/// them while the queue pair's lock is held. [`Effects::apply`] applies them when all locks are
+/// released.
 #[derive(Default)]
 pub(crate) struct Effects {
-    /// Notifications that the send queue's completions require.
+    /// Events and wake-ups of the send queue's completion queue.
     pub(crate) send: Owed,
+    /// Events and wake-ups of the receive queue's completion queue.
     pub(crate) recv: Owed,
     pub(crate) due: Due,
-    /// Events of the queue pair. The connection manager in `report` gets them, too.
+    /// Events of the queue pair. The connection manager in `report` is also notified of them.
     pub(crate) events: Events,
     /// Why the stream ended, if it ended in error.
     pub(crate) fault: Option<Fault>,
@@ -58,13 +59,12 @@ pub(crate) struct Effects {
 
 impl Effects {
     #[inline]
-    pub(crate) fn note_if(&mut self, effect: Due, is_due: bool) {
+    pub(crate) fn add_if(&mut self, effect: Due, is_due: bool) {
         if is_due {
             self.due |= effect;
         }
     }
 
-    /// Applies the effects. The caller holds no lock.
     #[inline]
     pub(crate) fn apply(self, qp: &Arc<QpInner>) {
         if !self.is_quiet() {
@@ -72,8 +72,8 @@ impl Effects {
         }
     }
 
-    /// Returns `true` if there is nothing to do, which is nearly always so. Each message asks four
-    /// times.
+    /// Returns `true` if there are no effects, which is the usual case. Called four times per
+    /// message.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.events.is_empty()
@@ -151,12 +151,12 @@ impl Effects {
             events |= Events::DISCONNECTED;
         }
         if self.report.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
-            // The thread that saw the first message may not have reported it yet.
+            // Another thread has processed the first message, and may not have reported it yet.
             events |= Events::ESTABLISHED;
         }
         if let Some(cm) = self.report.cm.and_then(|cm| cm.upgrade()) {
             if events.contains(Events::FIRST_FPDU_OVERDUE) {
-                tracing::debug!(qp = qp.num, "the peer's first message did not come");
+                tracing::debug!(qp = qp.num, "the peer's first message did not come in time");
                 cm.first_message_overdue();
             }
             cm.qp_event(events, self.fault);
@@ -164,8 +164,8 @@ impl Effects {
     }
 }
 
-/// Fails the queue pairs of completion queues that have lost completions: they can no longer report
-/// reliably.
+/// Fails the queue pairs of those completion queues that have overflowed, because completions were
+/// lost.
 #[cold]
 pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueue>) {
     for cq in queues {
@@ -183,8 +183,8 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
 /// The state machine's access to the completion queues and the shared receive queue during one
 /// call.
 ///
-/// A completion queue stays locked from one completion to the next, because completions come in
-/// runs. It is unlocked before any other lock is taken, which keeps the lock order.
+/// A completion queue stays locked from one completion to the next, because completions often come
+/// in a row. It is unlocked before any other lock is taken, which keeps the lock order.
 pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
     effects: &'a mut Effects,
@@ -192,7 +192,7 @@ pub(crate) struct DriveHost<'a> {
     run: u32,
 }
 
-/// Completions after which the queue is unlocked for other threads.
+/// Maximum number of completions that are written before the queue is unlocked for other threads.
 const RUN_MAX: u32 = 64;
 
 impl<'a> DriveHost<'a> {
@@ -218,14 +218,14 @@ impl Host for DriveHost<'_> {
         if direction == Direction::Recv
             && let Some(target) = &self.qp.xrc
         {
-            // An XRC target sends no requests, so its receives need not wait for a `sendmsg`.
+            // An XRC target sends no requests, so its receives are never held back.
             self.ring = None;
             target.complete(cqe, self.effects);
             return;
         }
         if direction == Direction::Recv && self.qp.held_receives.is_sending() {
             self.ring = None;
-            self.qp.held_receives.keep(cqe);
+            self.qp.held_receives.hold(cqe);
             return;
         }
         match direction {
@@ -245,14 +245,14 @@ impl Host for DriveHost<'_> {
             Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.effects.recv),
         };
         self.run += 1;
-        let held = self.ring.as_ref();
-        if self.run >= RUN_MAX || !held.is_some_and(|(other, _)| std::ptr::eq(*other, cq)) {
+        let locked = self.ring.as_ref();
+        if self.run >= RUN_MAX || !locked.is_some_and(|(other, _)| std::ptr::eq(*other, cq)) {
             self.ring = None;
             self.run = 0;
         }
         let (_, ring) = self.ring.get_or_insert_with(|| (cq, cq.ring.lock()));
         if lost {
-            cq.lose(ring, owed);
+            cq.record_loss(ring, owed);
             return;
         }
         cq.push(ring, cqe, owed);
@@ -264,7 +264,7 @@ impl Host for DriveHost<'_> {
             return true;
         };
         let ready = faults.receiver_ready();
-        self.effects.note_if(Due::FAULT, !ready);
+        self.effects.add_if(Due::FAULT, !ready);
         ready
     }
 
@@ -284,7 +284,7 @@ impl Host for DriveHost<'_> {
         let srq = &self.qp.srq.as_ref()?.inner;
         let result = srq.with_queue(|queue| Some(f(queue)));
         self.effects
-            .note_if(Due::RECEIVE_RETURNED, srq.has_waiting());
+            .add_if(Due::RECEIVE_RETURNED, srq.has_waiting());
         result
     }
 
@@ -304,35 +304,34 @@ mod tests {
     use std::sync::Weak;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// If `is_quiet` ignored an effect, nobody would apply it.
     #[test]
     fn each_effect_is_not_quiet() {
         assert!(Effects::default().is_quiet());
-        let reasons: [fn(&mut Effects); 3] = [
+        let setters: [fn(&mut Effects); 3] = [
             |effects| effects.events = Events::ESTABLISHED,
             |effects| effects.send.srq_limit = true,
             |effects| effects.recv.srq_limit = true,
         ];
         for due in Due::all() {
             let mut effects = Effects::default();
-            effects.note_if(due, false);
+            effects.add_if(due, false);
             assert!(effects.is_quiet());
-            effects.note_if(due, true);
+            effects.add_if(due, true);
             assert!(!effects.is_quiet(), "{due:?}");
-            effects.note_if(Due::all(), false);
+            effects.add_if(Due::all(), false);
             assert_eq!(effects.due, due);
         }
-        for (i, give) in reasons.into_iter().enumerate() {
+        for (i, set) in setters.into_iter().enumerate() {
             let mut effects = Effects::default();
-            give(&mut effects);
-            assert!(!effects.is_quiet(), "reason {i}");
+            set(&mut effects);
+            assert!(!effects.is_quiet(), "setter {i}");
         }
     }
 
     #[derive(Default)]
-    struct Notified(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
+    struct TestSink(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
 
-    impl CmSink for Notified {
+    impl CmSink for TestSink {
         fn qp_event(&self, events: Events, fault: Option<Fault>) {
             self.0.lock().push((events, fault));
         }
@@ -347,22 +346,22 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        let (end, begin) = (Events::DISCONNECTED, Events::ESTABLISHED);
-        // Events, whether the program disconnected, whether the first message has come, and the
-        // events that the manager gets.
+        let (disconnected, established) = (Events::DISCONNECTED, Events::ESTABLISHED);
+        // The events, whether this end has closed, whether the first message has arrived, and the
+        // events of which the manager is notified.
         let cases = [
-            (Events::empty(), true, false, end),
-            (Events::FATAL, true, false, Events::FATAL | end),
+            (Events::empty(), true, false, disconnected),
+            (Events::FATAL, true, false, Events::FATAL | disconnected),
             (Events::FATAL, false, false, Events::FATAL),
-            (end, false, false, end),
-            (end, false, true, end | begin),
-            (Events::FATAL, false, true, Events::FATAL | begin),
-            (Events::empty(), true, true, end | begin),
+            (disconnected, false, false, disconnected),
+            (disconnected, false, true, disconnected | established),
+            (Events::FATAL, false, true, Events::FATAL | established),
+            (Events::empty(), true, true, disconnected | established),
             (Events::SQ_DRAINED, false, true, Events::SQ_DRAINED),
-            (begin, false, false, begin),
+            (established, false, false, established),
         ];
         for (events, closed_by_us, established, notified) in cases {
-            let sink = Arc::new(Notified::default());
+            let sink = Arc::new(TestSink::default());
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
             let effects = Effects {
                 events,
@@ -380,7 +379,7 @@ mod tests {
             assert_eq!(*sink.0.lock(), [(notified, None)]);
             assert_eq!(sink.1.load(Ordering::Relaxed), 0);
         }
-        let sink = Arc::new(Notified::default());
+        let sink = Arc::new(TestSink::default());
         let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
         let effects = Effects {
             events: Events::FIRST_FPDU_OVERDUE,
@@ -408,16 +407,16 @@ mod tests {
             effects.apply(&qp.inner);
             let raised = std::iter::from_fn(|| ctx.try_async_event());
             let kinds = raised.map(|event| match event.kind {
-                AsyncEventKind::CommunicationEstablished(of) => ("established", of),
-                AsyncEventKind::QpAccessError(of) => ("access", of),
-                AsyncEventKind::QpRequestError(of) => ("request", of),
-                AsyncEventKind::QpFatal(of) => ("fatal", of),
-                AsyncEventKind::SqDrained(of) => ("drained", of),
-                AsyncEventKind::LastWqeReached(of) => ("last", of),
+                AsyncEventKind::CommunicationEstablished(qp) => ("established", qp),
+                AsyncEventKind::QpAccessError(qp) => ("access", qp),
+                AsyncEventKind::QpRequestError(qp) => ("request", qp),
+                AsyncEventKind::QpFatal(qp) => ("fatal", qp),
+                AsyncEventKind::SqDrained(qp) => ("drained", qp),
+                AsyncEventKind::LastWqeReached(qp) => ("last", qp),
                 other => panic!("{other:?}"),
             });
-            let names = kinds.map(|(name, of)| {
-                assert!(qp.is_subject(&of));
+            let names = kinds.map(|(name, event_qp)| {
+                assert!(qp.is_subject(&event_qp));
                 name
             });
             names.collect::<Vec<_>>()
@@ -436,12 +435,11 @@ mod tests {
         let both = raised(Events::FATAL | Events::LAST_WQE);
         assert_eq!(both, ["fatal", "last"]);
         qp.destroy();
-        // Events of a destroyed queue pair are dropped.
         assert_eq!(raised(Events::FATAL), [""; 0]);
     }
 
     #[test]
-    fn completions_reach_their_queues() {
+    fn completions_go_to_right_queue_in_order() {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(400, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
@@ -466,12 +464,12 @@ mod tests {
             assert!(ids.eq((0..300).filter(|id| (id % 3 != 0) == sends)));
         }
         qp.destroy();
-        // A destroyed queue pair writes no completions.
         DriveHost::new(&qp.inner, &mut effects).complete(Direction::Send, Cqe::default());
         assert!(cqs[0].is_empty());
     }
 
-    /// A fault that makes the receiver not ready has an action, which must become an effect.
+    /// A fault that makes the receiver not ready also has to act later, so it must become an
+    /// effect.
     #[test]
     fn receiver_fault_is_due() {
         let ctx = testing::context_with(crate::Config {
@@ -489,7 +487,7 @@ mod tests {
         qp.destroy();
     }
 
-    /// Another queue pair may wait for the receive that is returned.
+    /// Another queue pair may wait for a receive that is returned to the shared receive queue.
     #[test]
     fn returned_receive_drives_waiting_queue_pair() {
         let ctx = testing::context();
@@ -506,9 +504,9 @@ mod tests {
                 wr_id: 1,
                 sges: &[],
             };
-            let given = DriveHost::new(&qps[0].inner, &mut effects)
+            let posted = DriveHost::new(&qps[0].inner, &mut effects)
                 .with_shared_receive(|queue| queue.post(&wr).is_ok());
-            assert_eq!(given, Some(true));
+            assert_eq!(posted, Some(true));
             effects.due.contains(Due::RECEIVE_RETURNED)
         };
         assert!(srq.inner.wait(&qps[1].inner));
@@ -519,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_fails_members() {
+    fn overflow_fails_queue_pairs_of_cq() {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(2, None).unwrap());
         let qps = cqs.each_ref().map(|cq| testing::queue_pair(&ctx, cq, cq));
@@ -534,24 +532,29 @@ mod tests {
     }
 
     #[test]
-    fn each_overflowed_queue_fails_its_members() {
+    fn each_overflowed_cq_fails_its_queue_pairs() {
         let ctx = testing::context();
-        for dead in [[false, false], [true, false], [false, true], [true, true]] {
+        for overflows in [[false, false], [true, false], [false, true], [true, true]] {
             let cqs = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
             let qps = cqs.each_ref().map(|cq| testing::queue_pair(&ctx, cq, cq));
             let _peers = qps.each_ref().map(testing::connected);
-            for (cq, _) in cqs.iter().zip(dead).filter(|(_, dead)| *dead) {
+            for (cq, _) in cqs
+                .iter()
+                .zip(overflows)
+                .filter(|(_, overflows)| *overflows)
+            {
                 let mut owed = Owed::default();
-                cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+                cq.inner.record_loss(&mut cq.inner.ring.lock(), &mut owed);
             }
             overflowed(&cqs);
             let failed = qps.each_ref().map(|qp| qp.state() == State::Error);
-            assert_eq!(failed, dead);
+            assert_eq!(failed, overflows);
             qps.iter().for_each(QueuePair::destroy);
         }
     }
 
-    /// Waiters are driven even if the same call makes the queue pair wait.
+    /// If one call both frees memory and makes the queue pair wait for memory, the waiting queue
+    /// pairs are driven.
     #[test]
     fn memory_effects_are_independent() {
         let ctx = testing::context();
@@ -563,7 +566,7 @@ mod tests {
             (Due::WAIT_FOR_MEMORY | Due::MEMORY_UNUSED, 0),
         ] {
             let waiting = &ctx.inner.waiting;
-            waiting.enter(&qps[1].inner);
+            waiting.insert(&qps[1].inner);
             let effects = Effects {
                 due,
                 ..Effects::default()
@@ -574,7 +577,6 @@ mod tests {
         qps.iter().for_each(QueuePair::destroy);
     }
 
-    /// The fault of a completion acts when the locks are dropped.
     #[test]
     fn completion_fault_is_due() {
         let ctx = testing::context_with(crate::Config {

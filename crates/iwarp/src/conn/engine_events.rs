@@ -1,5 +1,5 @@
-//! How the engine drives a queue pair: readiness, timers, and pauses while application threads
-//! drive it.
+//! The implementation of [`Source`] for queue pairs: how the engine drives a queue pair, and pauses
+//! while application threads drive it.
 
 use super::drive;
 use super::liveness;
@@ -15,74 +15,74 @@ use iwarp_rnic::counters::Counters;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts the bytes that a queue pair moves. A polling thread estimates from it how long it was
-/// busy.
+/// Counts the bytes that a queue pair sends and receives. A polling thread estimates from the count
+/// how long its drive took.
 #[derive(Debug, Default)]
 pub(crate) struct BytesTransferred {
-    octets: AtomicU64,
-    /// The count when it was last taken. A hint.
-    seen: AtomicU64,
+    count: AtomicU64,
+    /// The count at the last call of [`take`](Self::take). A hint.
+    taken: AtomicU64,
 }
 
 impl BytesTransferred {
-    /// Adds `octets` to the count. The caller holds the state lock.
+    /// The caller holds the state lock.
     #[inline]
-    pub(crate) fn add(&self, octets: usize) {
-        let before = self.octets.load(Ordering::Relaxed);
-        self.octets.store(before + octets as u64, Ordering::Relaxed);
+    pub(crate) fn add(&self, bytes: usize) {
+        let before = self.count.load(Ordering::Relaxed);
+        self.count.store(before + bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the bytes that were moved since any thread last called this.
     #[inline]
     pub(crate) fn take(&self) -> u64 {
-        let octets = self.octets.load(Ordering::Relaxed);
-        let before = self.seen.load(Ordering::Relaxed);
+        let count = self.count.load(Ordering::Relaxed);
+        let taken = self.taken.load(Ordering::Relaxed);
         // Another thread may have taken more between the two loads.
-        if octets <= before {
+        if count <= taken {
             return 0;
         }
-        self.seen.store(octets, Ordering::Relaxed);
-        octets - before
+        self.taken.store(count, Ordering::Relaxed);
+        count - taken
     }
 }
 
-/// Whether data of the peer have arrived since the program last posted a request. The counts are
-/// hints.
+/// Whether a message of the peer has arrived since the program last posted a request. The counts
+/// are hints.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAnswers {
-    /// Whole messages of the peer, and the payload bytes placed when the last of them ended.
+    /// Number of complete messages received.
     messages: AtomicU64,
-    octets: AtomicU64,
-    /// The value of `octets` when the program last posted a request.
-    when_asked: AtomicU64,
+    /// Number of payload bytes placed when the last of these messages was complete.
+    payload_bytes: AtomicU64,
+    /// The value of `payload_bytes` when the program last posted a request.
+    at_last_request: AtomicU64,
 }
 
 impl PeerAnswers {
-    /// Records the counters of the queue pair, whose state the caller has locked. A message that
-    /// has arrived in part is no answer yet.
+    /// Records the counters of the queue pair, whose state the caller has locked. An incomplete
+    /// message is no answer yet.
     #[inline]
-    pub(crate) fn note(&self, counters: &Counters) {
+    pub(crate) fn record(&self, counters: &Counters) {
         if counters.rx_messages != self.messages.load(Ordering::Relaxed) {
             self.messages.store(counters.rx_messages, Ordering::Relaxed);
-            self.octets.store(counters.rx_payload, Ordering::Relaxed);
+            self.payload_bytes
+                .store(counters.rx_payload, Ordering::Relaxed);
         }
     }
 
     #[inline]
-    pub(crate) fn asked(&self) {
-        self.when_asked.store(self.octets(), Ordering::Relaxed);
+    pub(crate) fn record_request(&self) {
+        let payload_bytes = self.payload_bytes();
+        self.at_last_request.store(payload_bytes, Ordering::Relaxed);
     }
 
-    /// Returns the payload bytes that had been placed when the last message ended.
     #[inline]
-    pub(crate) fn octets(&self) -> u64 {
-        self.octets.load(Ordering::Relaxed)
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        self.payload_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if payload was placed since the last request.
     #[inline]
     pub(crate) fn is_answered(&self) -> bool {
-        self.octets() != self.when_asked.load(Ordering::Relaxed)
+        self.payload_bytes() != self.at_last_request.load(Ordering::Relaxed)
     }
 }
 
@@ -100,7 +100,7 @@ impl Source for QpInner {
     }
 
     fn prefetch_state(&self) {
-        // A thread that holds the lock already has these lines in its cache.
+        // If the lock is held, its holder has these cache lines already.
         if let Some(g) = self.state.try_lock() {
             if let Some(socket) = g.link.socket() {
                 prefetch::counts(socket);
@@ -125,7 +125,7 @@ impl Source for QpInner {
             return false;
         };
         if !open.interest.readable {
-            // The driving thread does not read now and would miss the end of the stream.
+            // The driving thread does not read now, and would miss the end of the stream.
             return false;
         }
         if !open.driven_by_app {
@@ -139,12 +139,12 @@ impl Source for QpInner {
         let mut g = self.state.lock();
         if let Some(open) = g.link.open_mut().filter(|open| open.driven_by_app) {
             let socket = &open.socket;
-            // This fails only by mistake: the descriptor was in the set before.
+            // The descriptor was in the set before, so only a bug can make this fail.
             if let Err(error) = socket
                 .engine
                 .resume(&socket.stream, socket.token, open.interest)
             {
-                tracing::error!(qp = self.num, %error, "the socket cannot be watched");
+                tracing::error!(qp = self.num, %error, "cannot add the socket to the epoll set");
             }
             open.driven_by_app = false;
         }
@@ -153,17 +153,17 @@ impl Source for QpInner {
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
         let mut served = false;
         if readable {
-            let before = self.peer_answers.octets();
+            let before = self.peer_answers.payload_bytes();
             served |= self.drive_rx();
-            if self.peer_answers.octets() != before {
-                self.send_cq.inner.answer_came();
+            if self.peer_answers.payload_bytes() != before {
+                self.send_cq.inner.record_arrival();
             }
         }
         if writable {
             served |= self.drive_tx();
         }
         if broken {
-            drive::hung_up(&self);
+            drive::handle_hang_up(&self);
         }
         served
     }
@@ -196,43 +196,42 @@ mod tests {
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
 
-    /// Two threads that poll one queue may read the count at the same time.
     #[test]
     fn transferred_bytes_are_taken_once() {
-        let moved = BytesTransferred::default();
-        moved.add(100);
-        assert_eq!((moved.take(), moved.take()), (100, 0));
-        moved.seen.store(250, Ordering::Relaxed);
-        assert_eq!(moved.take(), 0);
-        moved.add(160);
-        assert_eq!(moved.take(), 10);
+        let transferred = BytesTransferred::default();
+        transferred.add(100);
+        assert_eq!((transferred.take(), transferred.take()), (100, 0));
+        transferred.taken.store(250, Ordering::Relaxed);
+        assert_eq!(transferred.take(), 0);
+        transferred.add(160);
+        assert_eq!(transferred.take(), 10);
     }
 
-    /// An answer is the end of a message, if payload was placed since the last request. A Read
+    /// An answer is a complete message, if payload was placed since the last request. A Read
     /// request of the peer places nothing.
     #[test]
-    fn answer_is_whole_message_with_payload() {
-        let answered = PeerAnswers::default();
+    fn answer_is_complete_message_with_payload() {
+        let answers = PeerAnswers::default();
         let mut counters = Counters::default();
-        assert!(!answered.is_answered());
+        assert!(!answers.is_answered());
         counters.rx_payload += 100;
-        answered.note(&counters);
-        assert!(!answered.is_answered(), "a part");
+        answers.record(&counters);
+        assert!(!answers.is_answered(), "the message is incomplete");
         counters.rx_messages += 1;
-        answered.note(&counters);
-        assert!(answered.is_answered() && answered.octets() == 100);
-        answered.asked();
+        answers.record(&counters);
+        assert!(answers.is_answered() && answers.payload_bytes() == 100);
+        answers.record_request();
         counters.rx_messages += 1;
-        answered.note(&counters);
-        assert!(!answered.is_answered(), "nothing was placed");
+        answers.record(&counters);
+        assert!(!answers.is_answered(), "nothing was placed");
         counters.rx_messages += 1;
         counters.rx_payload += 1;
-        answered.note(&counters);
-        assert!(answered.is_answered());
+        answers.record(&counters);
+        assert!(answers.is_answered());
     }
 
-    /// The hang-up of an old stream is reported after a reset, when the next stream already holds a
-    /// Send.
+    /// The engine may report the hang-up of an old stream only after the queue pair was reset, and
+    /// when its next stream already holds a Send.
     #[test]
     fn stale_hang_up_spares_next_stream() {
         let ctx = testing::context();
@@ -260,7 +259,7 @@ mod tests {
         qp.destroy();
     }
 
-    /// The queue pair is reset while an attempt to connect it completes or fails.
+    /// An attempt to connect may complete or fail after the queue pair was reset.
     #[test]
     fn stale_attempt_spares_reset_queue_pair() {
         let ctx = testing::context();
@@ -282,9 +281,9 @@ mod tests {
         qp.destroy();
     }
 
-    /// `ready` returns `false` if another thread drives and will do the work.
+    /// `ready` returns `false` if another thread holds the baton, and so will do the work.
     #[test]
-    fn ready_says_who_drives() {
+    fn ready_is_false_if_driven_elsewhere() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -292,16 +291,16 @@ mod tests {
         let sides = [(true, false), (false, true), (true, true), (false, false)];
         let served = || sides.map(|(readable, writable)| ready(readable, writable));
         assert_eq!(served(), [true, true, true, false]);
-        let reads = qp.inner.rx.try_take();
+        let rx_baton = qp.inner.rx.try_take();
         assert_eq!(served(), [false, true, true, false]);
-        drop(reads);
-        let writes = qp.inner.tx.try_take();
+        drop(rx_baton);
+        let tx_baton = qp.inner.tx.try_take();
         assert_eq!(served(), [true, false, true, false]);
-        drop(writes);
+        drop(tx_baton);
         qp.destroy();
     }
 
-    /// The engine does not watch a socket that application threads read, unless they cannot read
+    /// The engine does not watch a socket that application threads drive, unless they cannot read
     /// it.
     #[test]
     fn polled_socket_is_not_watched() {
@@ -326,7 +325,8 @@ mod tests {
         qp.destroy();
     }
 
-    /// Pollers of either queue drive the queue pair, and the later end counts.
+    /// Pollers of either completion queue drive the queue pair. If both queues have a lease, the
+    /// later end applies.
     #[test]
     fn pollers_of_both_queues_drive() {
         let ctx = testing::context();
@@ -352,7 +352,6 @@ mod tests {
         qp.destroy();
     }
 
-    /// The engine wakes no thread for a timer without a purpose.
     #[test]
     fn timers_of_connection_are_awaited() {
         let ctx = testing::context();
@@ -366,7 +365,7 @@ mod tests {
         ] {
             assert!(qp.inner.awaits(kind), "{kind}");
         }
-        // The state machine waits for no time, and higher kinds are not ours.
+        // The state machine waits for no time, and higher kinds belong to the attempt to connect.
         for kind in [TIMER_MACHINE, TIMERS_END, TIMERS_END + 1, u32::MAX] {
             assert!(!qp.inner.awaits(kind), "{kind}");
         }

@@ -1,4 +1,4 @@
-//! Injected faults of a queue pair on the data path.
+//! Where the data path asks for injected faults of a queue pair.
 
 use super::effects::{DriveHost, Due, Effects};
 use super::post::Request;
@@ -9,16 +9,15 @@ use iwarp_rnic::qp::QueuePair as Machine;
 use std::sync::Arc;
 
 impl QpInner {
-    /// Returns the index of the first request that an injected fault refuses.
     pub(crate) fn first_refused<R: Request>(&self, wrs: &[R]) -> Option<usize> {
         let faults = self.faults.as_ref()?;
         wrs.iter().position(|wr| faults.refuses_send(&wr.wr().op))
     }
 
-    /// Queues a request of a queue pair with faults. With `WHOLE`,
-    /// [`first_refused`](Self::first_refused) has already checked it.
+    /// Posts a request of a queue pair with faults. With `ALL_OR_NONE`, the caller has already
+    /// checked all requests with [`first_refused`](Self::first_refused).
     #[cold]
-    pub(crate) fn post_faulty<const WHOLE: bool, R: Request>(
+    pub(crate) fn post_faulty<const ALL_OR_NONE: bool, R: Request>(
         self: &Arc<Self>,
         faults: &dyn QpFaults,
         wr: &R,
@@ -26,7 +25,7 @@ impl QpInner {
         effects: &mut Effects,
     ) -> Result<(), PostError> {
         let op = &wr.wr().op;
-        if !WHOLE && faults.refuses_send(op) {
+        if !ALL_OR_NONE && faults.refuses_send(op) {
             return Err(PostError::QueueFull);
         }
         let mut host = DriveHost::new(self, effects);
@@ -39,6 +38,7 @@ impl QpInner {
         Ok(())
     }
 
+    /// Carries out due faults after posting, before the requests are sent.
     #[inline]
     pub(crate) fn act_before_sending(self: &Arc<Self>, effects: &mut Effects) {
         if let Some(faults) = &self.faults {
@@ -47,9 +47,9 @@ impl QpInner {
         }
     }
 
-    /// Returns `true` unless a fault holds back data of this direction.
     #[inline]
-    pub(crate) fn passes(&self, way: StreamDirection) -> bool {
-        self.faults.as_ref().is_none_or(|faults| !faults.holds(way))
+    pub(crate) fn passes(&self, direction: StreamDirection) -> bool {
+        let faults = self.faults.as_ref();
+        faults.is_none_or(|faults| !faults.holds(direction))
     }
 }

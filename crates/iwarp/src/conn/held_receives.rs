@@ -1,9 +1,11 @@
-//! Receives that complete while a system call sends.
+//! Receives that complete while another thread is inside `sendmsg`. Their completions are held
+//! back.
 //!
-//! A request that is being sent completes when the call has returned. The peer may be faster: its
-//! answer arrives, and another thread reads it. Programs rely on the order of cause and effect: tgt
-//! treats a command that arrives before the completion of its login response as a violation. So
-//! receives that complete during the call are reported after the sent requests.
+//! A request completes when the `sendmsg` that sends it has returned. The peer may be faster: its
+//! answer arrives before that, and another thread reads it. But programs expect the completion of
+//! the request before that of the answer. For example, tgt treats a command that arrives before the
+//! completion of its login response as a protocol violation. So receives that complete during the
+//! call are reported after the sent requests.
 
 use super::effects::{DriveHost, Effects};
 use super::qp::QpInner;
@@ -21,26 +23,26 @@ pub(crate) struct HeldReceives {
 }
 
 impl HeldReceives {
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin_send(&self) {
         self.sending.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` during such a call.
     #[inline]
     pub(crate) fn is_sending(&self) -> bool {
         self.sending.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn keep(&self, cqe: Cqe) {
+    pub(crate) fn hold(&self, cqe: Cqe) {
         self.receives.lock().push(cqe);
     }
 
-    pub(crate) fn forget(&self) {
+    pub(crate) fn clear(&self) {
         self.receives.lock().clear();
     }
 }
 
-/// Writes the kept completions after the call has returned and its requests have completed.
+/// Writes the held completions. Called after `sendmsg` has returned and its requests have
+/// completed.
 #[inline]
 pub(crate) fn deliver(qp: &Arc<QpInner>, effects: &mut Effects) {
     qp.held_receives.sending.store(false, Ordering::Relaxed);
@@ -60,8 +62,8 @@ mod tests {
     use iwarp_rnic::RecvWr;
     use iwarp_rnic::qp::State;
 
-    /// A peer that has everything may close before the system call has returned. The request is
-    /// done and must not be flushed.
+    /// A peer may receive the request and close before `sendmsg` has returned. The request has
+    /// succeeded and must not be flushed.
     #[test]
     fn end_of_stream_waits_for_sendmsg() {
         let ctx = testing::context();
@@ -75,7 +77,7 @@ mod tests {
         qp.post_recv(&[wr]).unwrap();
         {
             let g = qp.inner.state.lock();
-            qp.inner.held_receives.begin();
+            qp.inner.held_receives.begin_send();
             drop(g);
         }
         peer.shutdown(std::net::Shutdown::Write).unwrap();
@@ -88,12 +90,12 @@ mod tests {
         }
         qp.inner.drive_rx();
         assert_eq!((qp.state(), cq.poll(&mut out)), (State::Rts, Ok(0)));
-        // The system call returns.
+        // `sendmsg` returns.
         let mut effects = Effects::default();
         deliver(&qp.inner, &mut effects);
         qp.inner.drive_rx();
         while qp.state() != State::Error {
-            // Another thread is handling the end.
+            // Another thread may be handling the end.
             assert!(start.elapsed().as_secs() < 20);
             std::thread::yield_now();
         }
@@ -105,11 +107,8 @@ mod tests {
     #[test]
     fn reset_drops_held_receives() {
         let ctx = testing::context();
-        let (send, cq) = (
-            ctx.create_cq(4, None).unwrap(),
-            ctx.create_cq(4, None).unwrap(),
-        );
-        let qp = testing::queue_pair(&ctx, &send, &cq);
+        let [send_cq, recv_cq] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+        let qp = testing::queue_pair(&ctx, &send_cq, &recv_cq);
         let mut out = [Cqe::default(); 2];
         for sending in [false, true] {
             qp.modify(State::Init).unwrap();
@@ -119,14 +118,14 @@ mod tests {
             };
             qp.post_recv(&[wr]).unwrap();
             if sending {
-                qp.inner.held_receives.begin();
+                qp.inner.held_receives.begin_send();
             }
             qp.modify(State::Error).unwrap();
             qp.modify(State::Reset).unwrap();
-            // The system call returns.
+            // `sendmsg` returns.
             let mut effects = Effects::default();
             deliver(&qp.inner, &mut effects);
-            assert_eq!(cq.poll(&mut out), Ok(0), "{:?}", out[0]);
+            assert_eq!(recv_cq.poll(&mut out), Ok(0), "{:?}", out[0]);
         }
         qp.destroy();
     }
@@ -137,21 +136,21 @@ mod tests {
         let cqs = [0; 2].map(|_| ctx.create_cq(8, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
         for round in 0..2 {
-            qp.inner.held_receives.begin();
+            qp.inner.held_receives.begin_send();
             let mut effects = Effects::default();
-            let numbers = [3, 1, 4, 1, 5].map(|n| 10 * round + n);
-            for wr_id in numbers {
+            let wr_ids = [3, 1, 4, 1, 5].map(|n| 10 * round + n);
+            for wr_id in wr_ids {
                 let cqe = Cqe {
                     wr_id,
                     ..Cqe::default()
                 };
                 DriveHost::new(&qp.inner, &mut effects).complete(Direction::Recv, cqe);
             }
-            assert!(cqs[1].is_empty(), "the call has not returned");
+            assert!(cqs[1].is_empty(), "`sendmsg` has not returned");
             deliver(&qp.inner, &mut effects);
             let mut out = [Cqe::default(); 8];
-            assert_eq!(cqs[1].take_ready(&mut out), Ok(numbers.len()));
-            assert!(out.iter().map(|cqe| cqe.wr_id).take(5).eq(numbers));
+            assert_eq!(cqs[1].take_ready(&mut out), Ok(wr_ids.len()));
+            assert!(out.iter().map(|cqe| cqe.wr_id).take(5).eq(wr_ids));
         }
         qp.destroy();
     }

@@ -1,34 +1,35 @@
-//! Parameters that InfiniBand's connection manager exchanges about a queue pair, for devices that
-//! look like a RoCE NIC. MPA start-up has no fields for them, so request and reply carry them after
-//! the program's private data. `docs/wire.md` describes the format.
+//! The parameters of a queue pair that InfiniBand's connection manager exchanges, for devices shown
+//! as a RoCE NIC. MPA start-up has no fields for them, so they follow the program's private data in
+//! the request and the reply. `docs/wire.md` describes the format.
 
-/// Parameters of a queue pair that one end of a connection sends to the other. With these
-/// parameters, the end of the connection is only an event: the queue pair stays in RTS, its
-/// receives stay posted, and a request that is not answered in time fails with
+/// Parameters of a queue pair that one end of a connection sends to the other.
+///
+/// With these parameters, a connection that ends only causes an event. The queue pair stays in RTS,
+/// its receives stay posted, and a request that is not answered in time fails with
 /// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded).
 /// [`CmId::disconnect`](crate::cm::CmId::disconnect) ends the queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InfinibandParameters {
     /// The queue pair's number.
     pub qp_num: u32,
-    /// Retries of a request; at most 7.
+    /// Number of retries of a request; at most 7.
     pub retry_count: u8,
-    /// Retries of a Send for which this end has posted no receive; 7 has no limit. A smaller number
-    /// means [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
+    /// Number of retries of a Send for which this end has posted no receive. 7 means no limit. With
+    /// a smaller number, [`Config::receiver_not_ready`](crate::Config::receiver_not_ready) applies.
     pub rnr_retry_count: u8,
-    /// The program asks for end-to-end flow control. The other end's program sees this.
+    /// The program requests end-to-end flow control. This is only reported to the other program.
     pub flow_control: bool,
     /// The queue pair uses a shared receive queue.
     pub srq: bool,
-    /// The timeout of an attempt is 4.096 µs · 2^`ack_timeout`; `None` for the queue pair's own,
-    /// see [`Retry`](super::retry::Retry). It is not sent to the other end.
+    /// The timeout of one attempt is 4.096 µs · 2^`ack_timeout`; `None` keeps the timeout of the
+    /// queue pair ([`Retry`](super::retry::Retry)). Not sent to the other end.
     pub ack_timeout: Option<u8>,
 }
 
 const MAGIC: [u8; 8] = *b"iwarp-ib";
 const FLOW_CONTROL: u8 = 1;
 const SRQ: u8 = 1 << 1;
-/// Number, both counts, flags, and a zero octet.
+/// Length of the queue pair number, both counts, the flags, and a zero octet.
 const FIELDS_LEN: usize = 8;
 const LEN: usize = FIELDS_LEN + MAGIC.len();
 
@@ -105,9 +106,9 @@ mod tests {
         assert_eq!(data, b"x\x00\x12\x34\x56\x05\x06\x03\x00iwarp-ib");
     }
 
-    /// Private data that only resembles the parameters belongs to the program.
+    /// Private data that only resembles the parameters is the program's.
     #[test]
-    fn other_private_data_stay_whole() {
+    fn other_private_data_is_not_split() {
         for data in [
             &b""[..],
             b"iwarp-ib",

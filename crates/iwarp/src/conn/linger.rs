@@ -1,24 +1,24 @@
-//! Streams that their queue pair has given up, because it is destroyed or in error. They are closed
-//! in the background, so that the last data arrives and the peer learns of the end.
+//! Streams that their queue pair has given up, because it was destroyed or is in error. They are
+//! closed in the background, so that the last data arrives and the peer notices the end.
 //!
 //! The end is a FIN, which TCP retransmits until it is acknowledged. If the last FPDU is cut, the
-//! end is a reset. A reset is a single packet: if it is lost, the peer learns of the end when it
-//! next sends, or from its keep-alive.
+//! end is a reset. A reset is a single packet: if it is lost, the peer notices the end when it next
+//! sends, or by its keep-alive.
 //!
-//! Closing a socket with unread data resets the connection, and a reset overtakes data in flight.
-//! So the rest of the stream is read and discarded until the peer closes, too. The descriptor is
-//! kept while the peer's TCP acknowledges what was sent, and then for a limited time. The limit is
-//! longer if the peer does not answer at all: what it has sent arrives when it can be reached
-//! again, and must not meet a closed socket. Otherwise closing loses nothing, because the kernel
-//! finishes alone.
+//! Closing a socket with unread data sends a reset, and on a reset the peer's TCP may discard data
+//! that it has not delivered. So the rest of the stream is read and discarded until the peer
+//! closes, too. The descriptor stays open while the peer's TCP acknowledges data, and for a limited
+//! time after that. The limit is longer if the peer does not answer at all: when it is reachable
+//! again, its own data arrives, and must not find a closed socket. Otherwise, closing loses
+//! nothing, because the kernel finishes the connection.
 //!
-//! If a Terminate waits for room in the socket, the bytes up to its end are kept and sent first
-//! ([`UnsentTail`]). Because they take memory, there are two limits: the stream is reset if the
-//! peer's TCP takes nothing for a while, and in any case after some time.
+//! If a Terminate waits for room in the socket, the octets up to its end are kept and sent first
+//! ([`UnsentTail`]). Because they need memory, there are two limits: the stream is reset if the
+//! peer's TCP takes no data for a while, and in any case after some time.
 //!
 //! Nothing else limits the number of these descriptors, and a peer that drops all packets looks
-//! like one that is out of reach. So if there are many, peers that do not answer get no extra time,
-//! and the oldest stream is given up when a descriptor is needed.
+//! like an unreachable one. So if there are many lingering streams, peers that do not answer get no
+//! extra time. When the process needs a descriptor, the oldest stream is given up.
 
 use super::link::Socket;
 use super::liveness::Reach;
@@ -40,14 +40,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often, and after what time, the exit handler checks whether delayed FINs were sent.
+/// Number of checks of the exit handler whether delayed FINs were sent, and the time between two.
 const EXIT_STEPS: u32 = 25;
 const EXIT_STEP: Duration = Duration::from_millis(2);
 
 const _: () = assert!(EXIT_STEP.as_millis() * EXIT_STEPS as u128 == MATURITY.as_millis());
 
-/// A stream that its queue pair has given up, and how it ends. It no longer belongs to a queue
-/// pair.
+/// A stream that its queue pair has given up, and how to end it.
 pub(crate) struct Closing {
     pub(crate) socket: Arc<Socket>,
     pub(crate) end: StreamEnd,
@@ -55,14 +54,16 @@ pub(crate) struct Closing {
 
 #[derive(Debug)]
 pub(crate) enum StreamEnd {
-    /// The descriptor is closed at once: the peer has closed, too, or the stream is broken.
+    /// The descriptor is closed at once, because the peer has closed, too, or the stream is broken.
     Close,
     Fin {
-        /// The FIN must not be sent earlier.
+        /// The earliest time for the FIN.
         not_before: Option<Time>,
+        /// Octets to send before the FIN.
         tail: UnsentTail,
     },
-    /// A reset, once the peer's TCP has acknowledged everything, because the last FPDU was cut.
+    /// A reset, because the last FPDU was cut. It is sent when the peer's TCP has acknowledged all
+    /// data.
     Reset,
 }
 
@@ -80,6 +81,7 @@ struct Linger {
     socket: Arc<Socket>,
     token: u64,
     engine: Arc<Engine>,
+    /// The last FPDU is cut, so the stream ends with a reset.
     cut: bool,
     /// How long a peer that answers may acknowledge nothing.
     patience: Duration,
@@ -87,35 +89,34 @@ struct Linger {
     outage: Duration,
     progress: Mutex<Progress>,
     tail: Mutex<UnsentTail>,
-    /// Deadline of the unsent tail, whatever the peer's TCP acknowledges.
+    /// Deadline for sending the tail.
     tail_until: Option<Instant>,
-    /// The FIN must not be sent yet.
+    /// It is too early for the FIN.
     fin_delayed: AtomicBool,
-    /// The FIN is still to be sent.
+    /// The FIN is not sent yet.
     fin_pending: AtomicBool,
 }
 
 struct Progress {
+    /// Number of octets that the peer's TCP has not acknowledged, including the tail.
     unacknowledged: u64,
-    /// When that number last decreased.
+    /// Time when that number last decreased.
     since: Instant,
     /// Time until the next check.
     pause: Duration,
 }
 
 impl Linger {
-    /// Closes the descriptor. The kernel goes on sending what is not acknowledged, and the FIN, for
-    /// a time of its own (`tcp_orphan_retries`).
+    /// Closes the descriptor. The kernel goes on sending unacknowledged data and the FIN for a
+    /// limited time (`tcp_orphan_retries`).
     fn remove(&self) {
         self.engine.remove(&self.socket.stream, self.token);
     }
 
-    /// Returns `true` if the last FPDU that the socket took is cut.
     fn is_cut(&self) -> bool {
         self.cut || !self.tail.lock().is_empty()
     }
 
-    /// Ends the stream now. A cut stream needs a reset.
     fn give_up(&self) {
         if self.is_cut() {
             self.socket.stream.abort();
@@ -123,18 +124,19 @@ impl Linger {
         self.remove();
     }
 
-    /// Sends the tail and then the FIN. Returns `false` if the connection is broken.
+    /// Sends the tail and the FIN. Returns `false` if the connection is broken.
     fn send_tail(&self) -> bool {
         let sent = {
             let mut tail = self.tail.lock();
-            // The engine reports once more after another thread has sent everything.
+            // The tail may be empty: the engine may report the socket once more after another
+            // thread has sent the tail.
             let was_empty = tail.is_empty();
             let sent = tail.send(&self.socket);
             if sent.is_ok() && !tail.is_empty() {
                 return true;
             }
             if was_empty {
-                self.watch_for_end();
+                self.stop_watching_writability();
                 return true;
             }
             sent
@@ -143,16 +145,16 @@ impl Linger {
             self.remove();
             return false;
         }
-        self.watch_for_end();
+        self.stop_watching_writability();
         if !self.fin_delayed.load(Ordering::SeqCst) {
             self.shut_down();
         }
         true
     }
 
-    /// Stops watching for writability. Called with the tail locked, or after it was sent, so that
-    /// no other thread watches for writability afterwards.
-    fn watch_for_end(&self) {
+    /// Watches the socket only for reading. Called with the tail locked or after it was sent, so
+    /// that no other thread watches for writability again.
+    fn stop_watching_writability(&self) {
         let _ = self
             .engine
             .modify(&self.socket.stream, self.token, Interest::READ);
@@ -163,12 +165,15 @@ impl Linger {
         self.fin_pending.store(false, Ordering::Relaxed);
     }
 
-    /// Checks the progress of the peer's TCP, and closes the stream if it is done or makes no
-    /// progress.
+    /// Closes the stream if the peer's TCP has acknowledged all data, or makes no progress. If not,
+    /// sets the timer for the next check.
     fn check_progress(&self) {
         let tail = self.tail.lock().len();
         if tail != 0 && self.tail_until.is_some_and(|until| until <= Instant::now()) {
-            tracing::debug!(tail, "the peer takes too long: its Terminate is dropped");
+            tracing::debug!(
+                tail,
+                "the peer reads too slowly; the Terminate for it is dropped"
+            );
             return self.give_up();
         }
         let in_socket = self.socket.stream.unacknowledged_bytes().unwrap_or(0);
@@ -199,9 +204,9 @@ impl Linger {
         }
         drop(progress);
         if self.is_cut() && reach == Reach::Answers {
-            // The peer answers but does not read. A peer that cannot be reached is not reset: when
-            // it can be reached again, the kernel sends the data and a FIN, and its MPA finds the
-            // end inside an FPDU.
+            // The peer answers but does not read, so reset it. An unreachable peer is not reset:
+            // when it is reachable again, the kernel sends the data and a FIN, and the peer's MPA
+            // notices the end inside an FPDU.
             self.socket.stream.abort();
         }
         self.remove();
@@ -216,8 +221,8 @@ fn first_pause(cut: bool, patience: Duration) -> Duration {
     }
 }
 
-/// Returns the time from one check to the next. It soon becomes long even with a `patience` of
-/// zero, because a peer that does not answer is checked for much longer.
+/// Returns the time to the next check. It grows even if `patience` is zero, because a peer that
+/// does not answer is checked for much longer.
 fn next_pause(pause: Duration, cut: bool, patience: Duration) -> Duration {
     let longest = if cut {
         CUT_PAUSE_MAX
@@ -236,61 +241,61 @@ impl Drop for Linger {
 const TIMER_CHECK: u32 = 0;
 const TIMER_SHUTDOWN: u32 = 1;
 
-/// Factor: the tail is kept for this many times the time that the peer's TCP may take nothing.
+/// Factor: the deadline of the tail is this many times the `patience`.
 const TAIL_FACTOR: u32 = 12;
-/// How long the peer may take to close its direction after a queue pair was destroyed.
+/// How long the peer may take to close its direction after a stream has ended with a FIN.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
-/// Time between two checks of a cut stream. The kernel does not report when the peer has everything
-/// and the reset is due.
+/// Shortest and longest time between two checks of a cut stream. The checks are needed because the
+/// kernel does not report when the peer has acknowledged all data, and the reset is due.
 const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
 const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The oldest first. Some may be over. A child must not end the streams of its parent.
+/// Lingering streams, oldest first. Some entries may be dead. A forked child has an empty list,
+/// because it must not end the streams of its parent.
 static LINGERING: ProcessLock<VecDeque<Weak<Linger>>> =
     ProcessLock::own("conn::linger::LINGERING", VecDeque::new());
 
 fn register(linger: &Arc<Linger>) {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let mut all = LINGERING.lock();
-    // Streams end in any order. Removing entries only when half of them are dead keeps the cost of
-    // each low.
+    // Remove dead entries only when about half of the entries are dead, so that the cost per stream
+    // is low.
     if all.len() > 2 * count + 16 {
-        all.retain(|one| one.strong_count() > 0);
+        all.retain(|entry| entry.strong_count() > 0);
     }
     all.push_back(Arc::downgrade(linger));
 }
 
-/// Returns `true` if lingering streams have more than a quarter of the process's descriptors.
 fn are_too_many() -> bool {
     COUNT.load(Ordering::Relaxed) > limits::descriptors() / 4
 }
 
 /// Removes the oldest live stream from the list, and the dead entries before it.
 fn take_oldest(all: &mut VecDeque<Weak<Linger>>) -> Option<Arc<Linger>> {
-    std::iter::from_fn(|| all.pop_front()).find_map(|one| one.upgrade())
+    std::iter::from_fn(|| all.pop_front()).find_map(|entry| entry.upgrade())
 }
 
 /// Gives up the oldest stream, because its descriptor is needed. Returns `false` if there is none.
 pub(crate) fn give_up_oldest() -> bool {
-    // Unlock before the stream is dropped, which takes other locks.
+    // The lock is released at the end of this statement. Dropping the stream takes other locks.
     let oldest = take_oldest(&mut LINGERING.lock());
     if let Some(oldest) = &oldest {
-        tracing::debug!("the oldest lingering connection is given up: its descriptor is needed");
+        tracing::debug!("descriptors are scarce; the oldest lingering connection is closed");
         oldest.give_up();
     }
     oldest.is_some()
 }
 
-/// Returns how many bytes the peer's TCP has acknowledged since the queue pair was created. A FIN
-/// counts as one.
+/// Returns the number of bytes that the peer's TCP has acknowledged since the queue pair was
+/// created. A FIN is one byte.
 pub(crate) fn acknowledged(machine: &Machine, socket: &Socket) -> u64 {
-    let waiting = socket.stream.unacknowledged_bytes().unwrap_or(0);
-    machine.counters().tx_bytes.wrapping_sub(waiting)
+    let unacknowledged = socket.stream.unacknowledged_bytes().unwrap_or(0);
+    machine.counters().tx_bytes.wrapping_sub(unacknowledged)
 }
 
 impl Closing {
-    /// Sets a tail to send before the FIN. A stream that ends otherwise sends nothing more.
+    /// Sets the tail of a stream that ends with a FIN.
     pub(crate) fn send_first(&mut self, unsent: UnsentTail) {
         if let StreamEnd::Fin { tail, .. } = &mut self.end {
             *tail = unsent;
@@ -300,10 +305,9 @@ impl Closing {
     /// Ends the stream, in the background if that takes time. The caller holds no lock.
     pub(crate) fn run(self, qp: &QpInner) {
         let Self { socket, end } = self;
-        // This drops the engine's handle to the queue pair.
         socket.engine.remove(&socket.stream, socket.token);
         if socket.engine.is_foreign() {
-            // In a forked child only closing the descriptor does not affect the parent.
+            // In a forked child, only drop the descriptor. Anything else would affect the parent.
             return;
         }
         match end {
@@ -312,7 +316,7 @@ impl Closing {
                 if socket.stream.unacknowledged_bytes().unwrap_or(0) == 0 {
                     return socket.stream.abort();
                 }
-                linger_on(qp, &socket, true, None, UnsentTail::default());
+                end_in_background(qp, &socket, true, None, UnsentTail::default());
             }
             StreamEnd::Fin {
                 not_before,
@@ -326,19 +330,18 @@ impl Closing {
                     .filter(|delay| !delay.is_zero());
                 if delay.is_none() && tail.is_empty() {
                     let _ = socket.stream.shutdown_write();
-                    if drained(&socket) {
+                    if drain(&socket) {
                         return;
                     }
                 }
-                linger_on(qp, &socket, false, delay, tail);
+                end_in_background(qp, &socket, false, delay, tail);
             }
         }
     }
 }
 
-/// Keeps the descriptor of a stream in the background. The FIN is sent after `delay` at the
-/// earliest.
-fn linger_on(
+/// Ends a stream in the background. The FIN is sent after `delay` at the earliest.
+fn end_in_background(
     qp: &QpInner,
     socket: &Arc<Socket>,
     cut: bool,
@@ -353,8 +356,8 @@ fn linger_on(
     } else {
         linger.min(PATIENCE_MAX)
     };
-    let begin = delay.unwrap_or_default();
-    let start = Instant::now() + begin;
+    let fin_delay = delay.unwrap_or_default();
+    let start = Instant::now() + fin_delay;
     let pause = first_pause(cut, patience);
     let interest = match tail.is_empty() {
         true => Interest::READ,
@@ -380,14 +383,14 @@ fn linger_on(
         fin_pending: AtomicBool::new(fin_pending),
     });
     if fin_pending {
-        static WAIT: AtExit = AtExit::new(end_of_process);
+        static WAIT: AtExit = AtExit::new(wait_for_fins);
         WAIT.plan();
     }
     register(&lingering);
     let source = Arc::clone(&lingering) as Arc<dyn Source>;
     if engine.add(&socket.stream, token, interest, source).is_err() {
-        // No thread would serve the stream. The kernel finishes alone, but must not end the stream
-        // inside an FPDU.
+        // No thread would serve the stream. The kernel finishes it, but a cut stream must not end
+        // with a FIN.
         if lingering.is_cut() {
             socket.stream.abort();
         }
@@ -396,12 +399,11 @@ fn linger_on(
     if let Some(delay) = delay {
         engine.after(delay, token, TIMER_SHUTDOWN);
     }
-    engine.after(begin + pause, token, TIMER_CHECK);
+    engine.after(fin_delay + pause, token, TIMER_CHECK);
 }
 
-/// Waits in an exit handler for delayed FINs, at most for [`MATURITY`]. The progress thread still
-/// runs.
-fn end_of_process() {
+/// Exit handler: waits until the progress thread has sent delayed FINs, for at most [`MATURITY`].
+fn wait_for_fins() {
     for _ in 0..EXIT_STEPS {
         if !any_fin_pending() {
             break;
@@ -411,18 +413,19 @@ fn end_of_process() {
 }
 
 fn any_fin_pending() -> bool {
-    // A program may exit in a signal handler on a thread that holds the lock.
+    // Do not wait for the lock: a program may exit in a signal handler, on the thread that holds
+    // it.
     let all: Vec<_> = match LINGERING.try_lock() {
         Some(all) => all.iter().filter_map(Weak::upgrade).collect(),
         None => return true,
     };
-    // Dropping the last handle takes other locks, so the list is unlocked by now.
+    // The list is unlocked here, because dropping the last reference to a stream takes other locks.
     all.iter()
-        .any(|one| one.fin_pending.load(Ordering::Relaxed))
+        .any(|linger| linger.fin_pending.load(Ordering::Relaxed))
 }
 
-/// Reads and discards. Returns `true` if the stream has ended or is broken.
-fn drained(socket: &Socket) -> bool {
+/// Reads and discards data. Returns `true` if the stream has ended or is broken.
+fn drain(socket: &Socket) -> bool {
     let mut sink = [0u8; 16 * 1024];
     for _ in 0..64 {
         match socket.stream.recv(&mut sink) {
@@ -439,18 +442,18 @@ impl Source for Linger {
         if writable && !self.send_tail() {
             return true;
         }
-        if readable && drained(&self.socket) {
+        if readable && drain(&self.socket) {
             let tail = self.tail.lock();
             if !broken && !tail.is_empty() {
-                // The peer has closed only its direction, and may still read. While the socket were
-                // watched for reading, the engine would report that end all the time.
+                // The peer has closed only its direction, and may still read the tail. Stop
+                // watching for reading, because the engine would report the peer's end again and
+                // again.
                 let _ = self
                     .engine
                     .modify(&self.socket.stream, self.token, Interest::WRITE);
                 return true;
             }
             drop(tail);
-            // A cut stream is reset: the peer reads no more.
             self.give_up();
         }
         true
@@ -460,8 +463,8 @@ impl Source for Linger {
         if kind != TIMER_SHUTDOWN {
             return self.check_progress();
         }
-        // Before the tail is checked: the thread that sends the last of it checks this flag
-        // afterwards.
+        // Store this before the check of the tail: a thread that sends the end of the tail loads it
+        // after that.
         self.fin_delayed.store(false, Ordering::SeqCst);
         let is_sent = self.tail.lock().is_empty();
         if is_sent {

@@ -1,4 +1,4 @@
-//! How given-up streams end: what the peer gets, in which order, and when they are abandoned.
+//! Tests of lingering streams: what the peer receives, and when the descriptor is closed.
 
 use super::*;
 use crate::config::Config;
@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 /// Serializes tests that read or change counts of the whole process.
-static ALONE: Mutex<()> = Mutex::new(());
+static SERIAL: Mutex<()> = Mutex::new(());
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -34,7 +34,7 @@ struct Stream {
     qp: Arc<QpInner>,
     socket: Arc<Socket>,
     peer: TcpStream,
-    /// Octets that the peer has not read.
+    /// Number of octets that were sent and that the peer has not read.
     sent: usize,
 }
 
@@ -58,12 +58,12 @@ impl Stream {
         }
     }
 
-    fn full(patience: Duration) -> Self {
-        let mut full = Self::new(patience);
+    fn with_full_socket(patience: Duration) -> Self {
+        let mut stream = Self::new(patience);
         let mut refused = 0;
         while refused < 50 {
-            match full.socket.stream.send(&[1; 4096]) {
-                Ok(n) => (full.sent, refused) = (full.sent + n, 0),
+            match stream.socket.stream.send(&[1; 4096]) {
+                Ok(n) => (stream.sent, refused) = (stream.sent + n, 0),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
                     refused += 1;
@@ -71,7 +71,7 @@ impl Stream {
                 }
             }
         }
-        full
+        stream
     }
 
     fn end_in_background(
@@ -83,17 +83,16 @@ impl Stream {
         let not_before = delay.map(|delay| Time::from_nanos(now_ns() + delay.as_nanos() as u64));
         let closing = Closing {
             socket: Arc::clone(&self.socket),
-            end: StreamEnd::new(cut, not_before, UnsentTail::of(vec![7; tail])),
+            end: StreamEnd::new(cut, not_before, UnsentTail::new(vec![7; tail])),
         };
         closing.run(&self.qp);
         self.lingering()
     }
 
-    /// Returns the stream's entry among the lingering ones.
     fn lingering(&self) -> Option<Arc<Linger>> {
         let all = LINGERING.lock();
-        let mut lives = all.iter().filter_map(Weak::upgrade);
-        lives.find(|one| Arc::ptr_eq(&one.socket, &self.socket))
+        let mut live = all.iter().filter_map(Weak::upgrade);
+        live.find(|linger| Arc::ptr_eq(&linger.socket, &self.socket))
     }
 
     fn is_watched(&self, linger: &Linger) -> bool {
@@ -104,7 +103,6 @@ impl Stream {
         result.is_ok()
     }
 
-    /// Reads everything to the end, which is a reset or a FIN.
     fn read_to_end(&mut self, tail: usize, reset: bool) {
         let mut octets = Vec::new();
         let end = self.peer.read_to_end(&mut octets);
@@ -114,6 +112,7 @@ impl Stream {
         assert_eq!(end, reset.then_some(ErrorKind::ConnectionReset));
     }
 
+    /// Returns `true` if the peer has neither data nor an end to read.
     fn is_quiet(&mut self) -> bool {
         self.peer.set_nonblocking(true).unwrap();
         let read = self.peer.read(&mut [0]);
@@ -122,7 +121,7 @@ impl Stream {
     }
 }
 
-/// The FIN is sent at once, and the descriptor is kept until the peer closes, too.
+/// The FIN is sent at once, and the descriptor stays open until the peer closes, too.
 #[test]
 fn stream_lingers_until_peer_closes() {
     let mut stream = Stream::new(LONG);
@@ -131,7 +130,6 @@ fn stream_lingers_until_peer_closes() {
         .expect("the peer is open");
     assert!(!lingering.fin_pending.load(Ordering::Relaxed) && !lingering.is_cut());
     assert_eq!(lingering.patience, PATIENCE_MAX);
-    // Data that still comes is discarded.
     stream.peer.write_all(&[0; 100]).unwrap();
     until("the data does not arrive", || {
         Arc::clone(&lingering).ready(true, false, false);
@@ -142,8 +140,8 @@ fn stream_lingers_until_peer_closes() {
     stream.read_to_end(0, false);
     assert!(stream.lingering().is_some());
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("the descriptor is kept", || stream.lingering().is_none());
-    // If the peer has closed already, the descriptor is not kept.
+    until("the descriptor stays open", || stream.lingering().is_none());
+    // If the peer has closed already, the stream does not linger.
     let stream = Stream::new(LONG);
     stream.peer.shutdown(Shutdown::Write).unwrap();
     until("the stream is not closed", || {
@@ -152,17 +150,17 @@ fn stream_lingers_until_peer_closes() {
     assert!(stream.end_in_background(false, None, 0).is_none());
 }
 
-/// The peer gets what was sent of a cut message, but must not take it for a complete one.
+/// The peer receives the data of a cut message. The reset shows that the message is incomplete.
 #[test]
 fn cut_stream_is_reset_when_acknowledged() {
     let mut stream = Stream::new(LONG);
     // A reset is not delayed.
     assert!(stream.end_in_background(true, Some(LONG), 0).is_none());
     stream.read_to_end(0, true);
-    let mut stream = Stream::full(LONG);
+    let mut stream = Stream::with_full_socket(LONG);
     let lingering = stream
         .end_in_background(true, Some(LONG), 0)
-        .expect("octets wait");
+        .expect("data is unacknowledged");
     assert!(lingering.is_cut() && !lingering.fin_pending.load(Ordering::Relaxed));
     assert_eq!(lingering.patience, LONG);
     let in_socket = stream.socket.stream.unacknowledged_bytes().unwrap();
@@ -170,21 +168,23 @@ fn cut_stream_is_reset_when_acknowledged() {
     lingering.check_progress();
     assert!(stream.is_watched(&lingering));
     stream.read_to_end(0, true);
-    until("the descriptor is kept", || !stream.is_watched(&lingering));
+    until("the descriptor stays open", || {
+        !stream.is_watched(&lingering)
+    });
 }
 
 /// The tail is sent as the peer reads, even if the peer has closed its direction.
 #[test]
 fn tail_is_sent_before_fin() {
-    for ends in [false, true] {
-        let mut stream = Stream::full(LONG);
+    for peer_closes in [false, true] {
+        let mut stream = Stream::with_full_socket(LONG);
         let lingering = stream
             .end_in_background(false, None, 1000)
             .expect("a tail is pending");
         assert!(lingering.fin_pending.load(Ordering::Relaxed) && lingering.is_cut());
         assert_eq!(lingering.tail.lock().len(), 1000);
         assert_eq!(lingering.patience, LONG);
-        if ends {
+        if peer_closes {
             stream.peer.shutdown(Shutdown::Write).unwrap();
             until("the stream is not closed", || {
                 stream.socket.stream.peer_closed()
@@ -193,7 +193,7 @@ fn tail_is_sent_before_fin() {
         }
         lingering.check_progress();
         assert_eq!(lingering.tail.lock().len(), 1000);
-        // The socket's data and the tail count as not acknowledged.
+        // Both the socket's data and the tail are unacknowledged.
         let before = lingering.progress.lock().unacknowledged;
         assert!(before >= stream.socket.stream.unacknowledged_bytes().unwrap() + 1000);
         stream.read_to_end(1000, false);
@@ -203,25 +203,27 @@ fn tail_is_sent_before_fin() {
         assert!(!lingering.is_cut());
         lingering.check_progress();
         assert!(lingering.progress.lock().unacknowledged < before);
-        if ends {
-            until("the descriptor is kept", || !stream.is_watched(&lingering));
+        if peer_closes {
+            until("the descriptor stays open", || {
+                !stream.is_watched(&lingering)
+            });
         }
     }
 }
 
-/// siw must not see the end too early.
+/// The FIN may be delayed ([`MATURITY`]).
 #[test]
-fn delayed_fin_waits() {
+fn delayed_fin_waits_for_its_timer() {
     for tail in [0, 1000] {
         let mut stream = match tail {
             0 => Stream::new(LONG),
-            _ => Stream::full(LONG),
+            _ => Stream::with_full_socket(LONG),
         };
         let lingering = stream
             .end_in_background(false, Some(LONG), tail)
             .expect("the FIN is pending");
         assert!(lingering.fin_pending.load(Ordering::Relaxed));
-        // The limit begins with the FIN.
+        // The time limit for progress begins when the FIN is due.
         assert!(lingering.progress.lock().since > Instant::now());
         let mut octets = vec![0; stream.sent + tail];
         stream.peer.read_exact(&mut octets).unwrap();
@@ -234,8 +236,8 @@ fn delayed_fin_waits() {
         drop(octets);
         stream.read_to_end(0, false);
     }
-    // The time of the FIN may come before the tail is sent.
-    let mut stream = Stream::full(LONG);
+    // If the FIN is due before the tail is sent, it waits for the tail.
+    let mut stream = Stream::with_full_socket(LONG);
     let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");
@@ -250,10 +252,11 @@ fn delayed_fin_waits() {
     });
 }
 
-/// A tail is not kept forever, and the peer must see that something is missing.
+/// If the peer takes no data, the tail is dropped after a time. A reset shows the peer that data is
+/// missing.
 #[test]
-fn refused_tail_is_given_up() {
-    let mut stream = Stream::full(Duration::ZERO);
+fn unread_tail_is_dropped() {
+    let mut stream = Stream::with_full_socket(Duration::ZERO);
     let lingering = stream.end_in_background(false, None, 1000);
     until("the tail is kept", || {
         lingering
@@ -266,18 +269,18 @@ fn refused_tail_is_given_up() {
     assert!(octets.len() <= stream.sent);
 }
 
-/// A stream whose peer may be out of reach lingers longer, unless descriptors become scarce.
+/// A stream whose peer may be unreachable lingers longer, unless many streams linger.
 #[test]
-fn crowd_gives_silent_peer_no_time() {
-    let _alone = ALONE.lock();
+fn many_lingering_streams_end_extra_time() {
+    let _serial = SERIAL.lock();
     let stream = Stream::new(Duration::ZERO);
     let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
-    let crowd = limits::descriptors() / 4 + 1;
-    COUNT.fetch_add(crowd, Ordering::Relaxed);
+    let many = limits::descriptors() / 4 + 1;
+    COUNT.fetch_add(many, Ordering::Relaxed);
     lingering.check_progress();
-    COUNT.fetch_sub(crowd, Ordering::Relaxed);
+    COUNT.fetch_sub(many, Ordering::Relaxed);
     assert!(!stream.is_watched(&lingering));
 }
 
@@ -304,34 +307,33 @@ fn another(lingering: &Linger) -> Arc<Linger> {
 
 #[test]
 fn dead_entries_are_removed() {
-    let _alone = ALONE.lock();
+    let _serial = SERIAL.lock();
     let stream = Stream::new(LONG);
     let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
     let many: Vec<_> = (0..200).map(|_| another(&lingering)).collect();
     many.iter().for_each(register);
-    let known = |one: &Arc<Linger>| {
-        let weak = Arc::downgrade(one);
-        LINGERING.lock().iter().any(|other| other.ptr_eq(&weak))
+    let is_listed = |linger: &Arc<Linger>| {
+        let weak = Arc::downgrade(linger);
+        LINGERING.lock().iter().any(|entry| entry.ptr_eq(&weak))
     };
-    assert!(many.iter().all(known));
+    assert!(many.iter().all(is_listed));
     assert!(COUNT.load(Ordering::Relaxed) >= 200);
     drop(many);
-    // Other tests register few.
     assert!(COUNT.load(Ordering::Relaxed) < 100);
     let last = another(&lingering);
     register(&last);
     assert!(LINGERING.lock().len() < 100);
-    assert!(known(&lingering) && known(&last));
+    assert!(is_listed(&lingering) && is_listed(&last));
     for _ in 0..200 {
         register(&another(&lingering));
     }
     assert!(LINGERING.lock().len() < 100);
-    assert!(known(&lingering) && known(&last));
+    assert!(is_listed(&lingering) && is_listed(&last));
 }
 
-/// A peer that has closed needs no FIN, so the descriptor is closed although the FIN was delayed.
+/// If the peer has closed, the descriptor is closed at once, although the FIN is delayed.
 #[test]
 fn closed_peer_ends_delayed_fin() {
     let stream = Stream::new(LONG);
@@ -339,7 +341,9 @@ fn closed_peer_ends_delayed_fin() {
         .end_in_background(false, Some(LONG), 0)
         .expect("the FIN is pending");
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("the descriptor is kept", || !stream.is_watched(&lingering));
+    until("the descriptor stays open", || {
+        !stream.is_watched(&lingering)
+    });
 }
 
 #[test]
@@ -348,37 +352,36 @@ fn oldest_live_stream_is_taken() {
     let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
-    let one = || {
+    let create = || {
         COUNT.fetch_add(1, Ordering::Relaxed);
         another(&lingering)
     };
-    let lives = [one(), one()];
-    let over = [one(), one(), one()].map(|one| Arc::downgrade(&one));
-    let [first, second] = lives.each_ref().map(Arc::downgrade);
-    let [a, b, c] = over;
+    let live = [create(), create()];
+    let [first, second] = live.each_ref().map(Arc::downgrade);
+    let [a, b, c] = [create(), create(), create()].map(|dead| Arc::downgrade(&dead));
     let mut all = VecDeque::from([a, b, first, c, second]);
-    for expected in &lives {
+    for expected in &live {
         let oldest = take_oldest(&mut all).expect("a live stream");
         assert!(Arc::ptr_eq(&oldest, expected));
     }
     assert!(take_oldest(&mut all).is_none());
 }
 
-/// A peer that always takes a little makes progress, but the tail must not be kept forever.
+/// A peer that reads slowly makes progress, but the tail is dropped at its deadline.
 #[test]
 fn slow_reader_has_deadline() {
     let patience = Duration::from_millis(100);
-    let mut stream = Stream::full(patience);
-    let begin = Instant::now();
+    let mut stream = Stream::with_full_socket(patience);
+    let start = Instant::now();
     let lingering = stream
         .end_in_background(false, None, 4 << 20)
         .expect("the tail is pending");
-    let until = lingering.tail_until.expect("a deadline");
-    assert!(until >= begin + patience * 12);
-    assert!(until <= Instant::now() + patience * 12);
+    let deadline = lingering.tail_until.expect("a deadline");
+    assert!(deadline >= start + patience * 12);
+    assert!(deadline <= Instant::now() + patience * 12);
     let end = loop {
         assert!(
-            Instant::now() < until + Duration::from_secs(20),
+            Instant::now() < deadline + Duration::from_secs(20),
             "the tail is kept"
         );
         match stream.peer.read(&mut [0; 4096]) {
@@ -388,11 +391,11 @@ fn slow_reader_has_deadline() {
         }
     };
     assert_eq!(end, ErrorKind::ConnectionReset);
-    // The deadline counts from the time of the FIN.
-    let stream = Stream::full(patience);
+    // The deadline is relative to the time when the FIN is due.
+    let stream = Stream::with_full_socket(patience);
     let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");
-    let until = lingering.tail_until.expect("a deadline");
-    assert!(until >= begin + LONG + patience * 12);
+    let deadline = lingering.tail_until.expect("a deadline");
+    assert!(deadline >= start + LONG + patience * 12);
 }

@@ -1,24 +1,26 @@
-//! The connection of a queue pair as its driver sees it: one enum, each variant of which holds the
-//! data that is meaningful in it.
+//! The state of a queue pair's stream, as the driver (the code that reads and writes the socket)
+//! sees it: one enum, whose variants hold the data that is meaningful in each state.
 //!
-//! The state machine (`Life` in `iwarp-rnic`) decides what may be sent and what becomes of the
-//! stream. [`Link`] records what the driver knows and has done about it. Both change under the
-//! queue pair's lock. Whether the peer has closed its direction is not stored here: the machine
-//! knows it ([`QueuePair::peer_has_closed`](iwarp_rnic::qp::QueuePair::peer_has_closed)). A stream
-//! that the queue pair has given up is not part of it either: see `Closing` in `linger.rs`.
+//! The state machine (`Life` in `iwarp-rnic`) decides what may be sent and how the stream ends.
+//! [`Link`] records what the driver knows about the stream and has done with it. Both change only
+//! with the queue pair's lock held. Whether the peer has closed its direction is stored in the
+//! state machine ([`QueuePair::peer_has_closed`](iwarp_rnic::qp::QueuePair::peer_has_closed)). A
+//! stream that the queue pair has given up is no longer part of `Link`: see `Closing` in
+//! `linger.rs`.
 //!
-//! Transitions. A dash means that nothing changes. Events marked "impossible" do not occur in that
-//! state: the machine hides the end of a stream only until the program begins to end it.
+//! The table shows the transitions. A dash means that nothing changes. "Impossible" events do not
+//! occur in that state: the state machine hides the end of a stream only until the program ends the
+//! connection.
 //!
 //! | event | `None` | `Up` | `PeerGone` | `Ending` |
 //! | --- | --- | --- | --- | --- |
-//! | [`attach`](Link::attach): MPA start-up is over | `Up` | refused | refused | refused |
-//! | [`cannot_write`](Link::cannot_write): a write failed, the end is hidden | – | `PeerGone(Unwritable)` | – | notes `Unwritable`, unless the peer is gone already |
-//! | [`end_behind_held`](Link::end_behind_held): a hang-up behind a held Send | – | `PeerGone(BehindHeld)` | `BehindHeld`; `ReadToEnd` stays | impossible |
+//! | [`attach`](Link::attach): MPA start-up is complete | `Up` | refused | refused | refused |
+//! | [`cannot_write`](Link::cannot_write): a write failed, and the end is hidden | – | `PeerGone(Unwritable)` | – | records `Unwritable`, unless the peer is gone already |
+//! | [`end_behind_held`](Link::end_behind_held): a hang-up while a Send is held | – | `PeerGone(BehindHeld)` | `BehindHeld`; `ReadToEnd` stays | impossible |
 //! | [`read_to_end`](Link::read_to_end): the hidden end was read | – | `PeerGone(ReadToEnd)` | `ReadToEnd` | impossible |
-//! | [`watch_again`](Link::watch_again): the held Send has its receive | – | – | `BehindHeld` becomes `Unwritable` | the same for what is noted |
-//! | [`await_answer`](Link::await_answer): a request gets its time limit | – | – | once, if the stream is neither read nor watched | the same for what is noted |
-//! | [`begin_ending`](Link::begin_ending): the machine ends the stream | – | `Ending` | `Ending`, which notes that the peer is gone | – |
+//! | [`watch_again`](Link::watch_again): the held Send has its receive | – | – | `BehindHeld` becomes `Unwritable` | as for `PeerGone` |
+//! | [`await_answer`](Link::await_answer): the time limit of a request starts | – | – | once, if the stream is neither read nor watched | as for `PeerGone` |
+//! | [`begin_ending`](Link::begin_ending): the state machine ends the stream | – | `Ending` | `Ending`, which records that the peer is gone | – |
 //! | [`detach`](Link::detach): the stream is closed, failed, or given up | – | `None` | `None` | `None` |
 
 use super::liveness::Liveness;
@@ -34,14 +36,13 @@ use iwarp_rnic::qp::{RxBuffer, TxPlan};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// A TCP stream in full operation, and the engine that watches it.
+/// A TCP stream that has finished MPA start-up, and the engine that watches it.
 pub(crate) struct Socket {
     pub(crate) stream: TcpStream,
     pub(crate) ends: Ends,
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) token: u64,
     pub(crate) engine: Arc<Engine>,
-    /// When full operation began.
     pub(crate) start: Instant,
 }
 
@@ -51,38 +52,39 @@ impl Drop for Socket {
     }
 }
 
-/// Whom to notify about the connection, and a report that is still pending.
 #[derive(Clone, Default)]
 pub(crate) struct Report {
     pub(crate) cm: Option<Weak<dyn CmSink>>,
+    /// The connection was established, which may not have been reported yet.
     pub(crate) established: bool,
 }
 
+/// A stream, and the driver's state for it.
 pub(crate) struct Open {
     pub(crate) socket: Arc<Socket>,
     pub(crate) report: Report,
-    /// A plan that the socket took in part.
     pub(crate) stalled: Option<Box<TxPlan>>,
-    /// A received part of an FPDU.
     pub(crate) partial: Option<Box<RxBuffer>>,
-    /// What the engine watches the socket for, or will when it watches it again.
+    /// The events for which the engine watches the socket. While application threads drive it, the
+    /// events for which the engine will watch it afterwards.
     pub(crate) interest: Interest,
     /// Application threads drive the socket, and the engine does not watch it.
     pub(crate) driven_by_app: bool,
-    /// When a Send began to wait for a receive, for statistics; zero if none waits.
+    /// For statistics, the time since which a Send is held; zero if none is.
     pub(crate) held_since: u64,
-    /// The earliest timer that is set for the state machine.
+    /// Time of the earliest timer that is set for the state machine.
     pub(crate) timer: Option<Time>,
-    /// Plans of large messages since the MSS was last read.
+    /// Number of plans of large messages since the MSS was last read.
     pub(crate) mss_age: u8,
-    /// Counts reads and plans. Now and then one checks the handler of memory faults.
+    /// Counts reads and plans, to check at some of them whether the handler of memory faults is
+    /// still installed.
     pub(crate) fault_checks: Often,
     pub(crate) liveness: Liveness,
 }
 
 impl Open {
     /// Creates the state of a new stream, which the engine watches for reading. `cm` is notified
-    /// when it ends.
+    /// when the stream ends.
     pub(crate) fn new(
         socket: Arc<Socket>,
         cm: Option<Weak<dyn CmSink>>,
@@ -107,22 +109,23 @@ impl Open {
     }
 }
 
-/// How the peer is gone while the queue pair stays as it is.
+/// How much of the stream of a peer that is gone was read. The queue pair stays in RTS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// Writes fail. What the peer sent before is still read.
+    /// Writes fail. Data that the peer sent before its end is still read.
     Unwritable,
-    /// The stream has ended behind a held Send. The engine does not watch it until the Send has its
-    /// receive.
+    /// The stream has ended while a Send is held, after which nothing was read. The engine does not
+    /// watch the stream until the Send has its receive.
     BehindHeld,
     /// The stream was read to its end, and the engine does not watch it.
     ReadToEnd,
 }
 
-/// A peer that is gone. The queue pair fails only when a request has waited for too long.
+/// The queue pair fails only if a request is not answered in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerGone {
     pub(crate) gone: Gone,
+    /// The timer for unanswered requests is set.
     pub(crate) request_timer: bool,
 }
 
@@ -137,19 +140,19 @@ impl From<Gone> for PeerGone {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
-    /// Bytes that the peer's TCP had acknowledged when the linger timer was set.
+    /// Number of bytes that the peer's TCP had acknowledged when the linger timer was set.
     pub(crate) acknowledged: u64,
     pub(crate) peer_gone: Option<PeerGone>,
 }
 
 pub(crate) enum Link {
-    /// There is no stream. A report about the last one may be pending.
+    /// There is no stream. A report about the last stream may be pending.
     None(Report),
     /// The stream works in both directions, as far as the driver knows.
     Up(Open),
     PeerGone(Open, PeerGone),
-    /// The stream is being ended: pending data is written, received data is discarded, and the
-    /// peer's FIN is awaited for a limited time.
+    /// The stream is being ended: the driver writes pending data, discards received data, and waits
+    /// for the peer's FIN for a limited time.
     Ending(Open, Ending),
 }
 
@@ -159,7 +162,6 @@ impl Default for Link {
     }
 }
 
-/// Queries.
 impl Link {
     #[inline]
     pub(crate) const fn open(&self) -> Option<&Open> {
@@ -192,7 +194,7 @@ impl Link {
         self.open().map(|open| &open.socket)
     }
 
-    /// Returns the socket, unless it belongs to the process that forked this one.
+    /// Returns the socket, unless it belongs to the parent of this forked child.
     pub(crate) fn own_socket(&self) -> Option<&Arc<Socket>> {
         self.socket().filter(|socket| !socket.engine.is_foreign())
     }
@@ -228,16 +230,15 @@ impl Link {
         }
     }
 
-    /// Returns `true` if the stream was read to its end and that end is hidden from the queue pair.
+    /// Returns `true` if the stream was read to its end, which is hidden from the queue pair.
     #[inline]
     pub(crate) fn is_read_to_end(&self) -> bool {
         self.peer_gone()
             .is_some_and(|peer| peer.gone == Gone::ReadToEnd)
     }
 
-    /// Returns `true` if the peer no longer takes what is queued.
     #[inline]
-    pub(crate) const fn takes_nothing(&self) -> bool {
+    pub(crate) const fn is_peer_gone(&self) -> bool {
         self.peer_gone().is_some()
     }
 
@@ -249,7 +250,6 @@ impl Link {
     }
 }
 
-/// Transitions.
 impl Link {
     /// Attaches a stream that has finished MPA start-up. Returns `false` if there is a stream
     /// already.
@@ -261,10 +261,9 @@ impl Link {
         is_free
     }
 
-    /// Records that a write failed where the end of the stream is hidden from the queue pair.
     pub(crate) fn cannot_write(&mut self) {
         match self {
-            Self::Up(_) => self.lose_peer(Gone::Unwritable),
+            Self::Up(_) => self.set_peer_gone(Gone::Unwritable),
             Self::Ending(_, Ending { peer_gone, .. }) => {
                 peer_gone.get_or_insert(Gone::Unwritable.into());
             }
@@ -272,20 +271,20 @@ impl Link {
         }
     }
 
-    /// Records that the stream has ended behind a held Send, and that the engine no longer watches
-    /// it.
+    /// Records that the stream has ended while a Send is held, and that the engine no longer
+    /// watches the stream.
     pub(crate) fn end_behind_held(&mut self) {
         if !self.is_read_to_end() {
-            self.lose_peer(Gone::BehindHeld);
+            self.set_peer_gone(Gone::BehindHeld);
         }
     }
 
     /// Records that the stream was read to its end, which is hidden from the queue pair.
     pub(crate) fn read_to_end(&mut self) {
-        self.lose_peer(Gone::ReadToEnd);
+        self.set_peer_gone(Gone::ReadToEnd);
     }
 
-    fn lose_peer(&mut self, gone: Gone) {
+    fn set_peer_gone(&mut self, gone: Gone) {
         match self {
             Self::PeerGone(open, peer) => {
                 peer.gone = gone;
@@ -306,8 +305,8 @@ impl Link {
         }
     }
 
-    /// Records that a held Send has its receive. Returns `true` if the stream has ended behind it
-    /// and must be watched again.
+    /// Records that a held Send has its receive. Returns `true` if the stream has ended meanwhile,
+    /// so that the engine must watch it again.
     pub(crate) fn watch_again(&mut self) -> bool {
         match self.peer_gone_mut() {
             Some(peer) if peer.gone == Gone::BehindHeld => {
@@ -318,8 +317,8 @@ impl Link {
         }
     }
 
-    /// Records that a request waits for an answer. Returns `true` if none can come and the request
-    /// timer must be started.
+    /// Records that a request waits for an answer. Returns `true` if no answer can come, so that
+    /// the caller must start the request timer.
     pub(crate) fn await_answer(&mut self) -> bool {
         match self.peer_gone_mut() {
             Some(peer) if peer.gone != Gone::Unwritable => {
@@ -329,7 +328,8 @@ impl Link {
         }
     }
 
-    /// Begins to end the stream. Does nothing if that has begun already.
+    /// Changes to `Ending`, unless the state is `Ending` already. `acknowledged` is the number of
+    /// bytes that the peer's TCP has acknowledged.
     pub(crate) fn begin_ending(&mut self, acknowledged: u64) {
         let (open, peer_gone) = match std::mem::take(self) {
             Self::Up(open) => (open, None),
@@ -346,7 +346,7 @@ impl Link {
         *self = Self::Ending(open, ending);
     }
 
-    /// Detaches the stream from the queue pair and returns its socket. A pending report is kept.
+    /// Removes the stream, except a pending report, and returns its socket.
     pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
         let (report, socket) = match std::mem::take(self) {
             Self::None(report) => (report, None),

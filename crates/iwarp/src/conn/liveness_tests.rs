@@ -1,4 +1,4 @@
-//! Keep-alive of connections of the connection manager, as `getsockopt` reports it.
+//! Tests of keep-alive, as `getsockopt` reports it, and of the count of unanswered checks.
 
 use super::super::qp::QueuePair;
 use super::Liveness;
@@ -22,8 +22,8 @@ fn queue_pair(ctx: &Context) -> QueuePair {
     testing::queue_pair(ctx, &cq, &cq)
 }
 
-/// Returns the seconds before the first probe and between two probes, and the number of probes;
-/// `None` without keep-alive.
+/// Returns the seconds before the first probe, the seconds between two probes, and the number of
+/// probes; `None` without keep-alive.
 fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
     let socket = qp
         .inner
@@ -43,7 +43,8 @@ fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
     })
 }
 
-fn changed(qp: &QueuePair, before: Option<(u64, u64, u32)>) -> Option<(u64, u64, u32)> {
+/// Waits until keep-alive differs from `before`, and returns the new settings.
+fn keep_alive_after(qp: &QueuePair, before: Option<(u64, u64, u32)>) -> Option<(u64, u64, u32)> {
     let start = Instant::now();
     while keep_alive(qp) == before && start.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(5));
@@ -62,10 +63,10 @@ fn event(channel: &CmEventChannel, kind: CmEventKind) -> CmId {
     }
 }
 
-/// Connects a queue pair to `responder`, which accepts a connection of a listener on `listens`.
-fn connect(initiator: &QueuePair, listens: &Context, responder: &QueuePair) -> [CmId; 3] {
+/// Connects `initiator` to `responder`. The listener belongs to `listening_device`.
+fn connect(initiator: &QueuePair, listening_device: &Context, responder: &QueuePair) -> [CmId; 3] {
     let channel = create_event_channel().unwrap();
-    let listener = CmId::create(&channel, Some(listens));
+    let listener = CmId::create(&channel, Some(listening_device));
     listener.bind(([127, 0, 0, 1], 0).into()).unwrap();
     listener.listen(8).unwrap();
     let to = listener.addresses().0.unwrap();
@@ -82,8 +83,8 @@ fn connect(initiator: &QueuePair, listens: &Context, responder: &QueuePair) -> [
     [listener, id, accepted]
 }
 
-/// The responder inherits keep-alive from its listener. The initiator gets it at the first check,
-/// after a quarter of the limit.
+/// The responder inherits keep-alive from its listener. For the initiator, it is set at the first
+/// check, after a quarter of the limit.
 #[test]
 fn both_ends_have_keep_alive() {
     let (a, b) = (device(Some(8)), device(Some(60)));
@@ -95,33 +96,33 @@ fn both_ends_have_keep_alive() {
             .liveness
             .keep_alive_due
     );
-    assert_eq!(changed(&initiator, None), Some((4, 1, 4)));
-    // Everything is acknowledged, so there are no checks until something is sent.
+    assert_eq!(keep_alive_after(&initiator, None), Some((4, 1, 4)));
+    // All data is acknowledged, so there are no checks until data is sent.
     assert_eq!(
         testing::open(&mut initiator.inner.state.lock()).liveness,
         Liveness::default()
     );
 }
 
-/// The listener's device may have other settings, but those of the queue pair's device hold.
+/// If the listener's device has another setting, that of the queue pair's device applies.
 #[test]
-fn other_device_sets_no_keep_alive() {
-    let listens = device(Some(60));
+fn keep_alive_follows_queue_pair_device() {
+    let listening_device = device(Some(60));
     for (limit, set) in [(None, None), (Some(8), Some((4, 1, 4)))] {
         let (a, b) = (device(None), device(limit));
         let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
-        let _ids = connect(&initiator, &listens, &responder);
+        let _ids = connect(&initiator, &listening_device, &responder);
         assert_eq!(keep_alive(&responder), set);
         assert_eq!(keep_alive(&initiator), None);
     }
-    // A listener whose device has no limit.
     let (a, b) = (device(None), device(Some(2)));
     let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
     let _ids = connect(&initiator, &a, &responder);
-    assert_eq!(changed(&responder, None), Some((1, 1, 1)));
+    assert_eq!(keep_alive_after(&responder, None), Some((1, 1, 1)));
 }
 
-/// A peer counts as silent after a quarter of the limit. Any answer resets the count.
+/// A check is unanswered if the peer has been silent for a quarter of the limit. Any answer resets
+/// the count.
 #[test]
 fn unanswered_checks_are_counted() {
     let limit = Duration::from_secs(8);
@@ -135,7 +136,7 @@ fn unanswered_checks_are_counted() {
         (Some(Duration::from_secs(7)), 4, 5),
     ] {
         let liveness = Liveness {
-            unanswered: before,
+            unanswered_checks: before,
             ..Liveness::default()
         };
         assert_eq!(

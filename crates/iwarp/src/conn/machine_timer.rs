@@ -1,8 +1,8 @@
-//! The timer of the state machine, one for each connection. It follows what the state machine says
-//! is due next ([`iwarp_rnic::qp::StreamTimes`]), for example reminders to a silent responder, or
-//! the limit of a held Send.
+//! The timer of the state machine, one per connection. It is set for the time when the state
+//! machine next has work ([`iwarp_rnic::qp::StreamTimes`]), for example a reminder to a silent
+//! responder, or the time limit of a held Send.
 //!
-//! Timers are not cancelled. A timer without a purpose is ignored and wakes no thread.
+//! Timers cannot be cancelled. A timer that is no longer needed is ignored and wakes no thread.
 
 use super::effects::{DriveHost, Effects};
 use super::qp::{QpInner, QpState, TIMER_MACHINE};
@@ -28,26 +28,26 @@ impl QpState {
 }
 
 impl QpInner {
-    /// Does what is due already, and sets the timer for what is due next. Called after each change
-    /// of the state machine.
+    /// Has the state machine do the work that is due, and sets the timer for the next work. Called
+    /// after each change of the state machine.
     #[inline]
-    pub(crate) fn follow_time(self: &Arc<Self>, g: &mut QpState, effects: &mut Effects) {
-        // Nearly always no time is awaited, and the clock is not read.
+    pub(crate) fn update_timer(self: &Arc<Self>, g: &mut QpState, effects: &mut Effects) {
+        // The state machine rarely waits for a time. If it does not, the clock is not read.
         if let Some(at) = g.machine.poll_at()
             && g.timer_is_after(at)
         {
-            self.follow_to(g, at, effects);
+            self.set_timer_for(g, at, effects);
         }
     }
 
     #[cold]
-    fn follow_to(self: &Arc<Self>, g: &mut QpState, at: Time, effects: &mut Effects) {
+    fn set_timer_for(self: &Arc<Self>, g: &mut QpState, at: Time, effects: &mut Effects) {
         let Some(socket) = g.link.socket().cloned() else {
             return;
         };
         if socket.engine.is_foreign() {
-            // No timer expires in a forked child. The end of a connection need not wait there,
-            // because a child sends nothing.
+            // No timer expires in a forked child. There, the end of a connection need not wait for
+            // its time, because the child sends nothing.
             if g.machine.is_ending() {
                 g.machine.on_time(at, &mut DriveHost::new(self, effects));
             }
@@ -65,11 +65,12 @@ impl QpInner {
         }
     }
 
-    /// Returns `true` if the state machine still awaits a time. If not, the timer is forgotten.
+    /// Returns `true` if the state machine still waits for a time. If not, records that no timer is
+    /// set.
     pub(crate) fn awaits_time(&self) -> bool {
-        // Must not block: the thread that holds the state may be stuck in the program's memory.
-        // This is called between two rounds of the progress thread, where the watch would not
-        // notice that the progress thread is stuck, too.
+        // This must not block. The thread that holds the state may be stuck in an access to the
+        // program's memory. The progress thread calls this between two rounds, and the watch
+        // notices only threads that are stuck in a round.
         let Some(mut g) = self.state.try_lock() else {
             return true;
         };
@@ -81,7 +82,8 @@ impl QpInner {
     }
 
     pub(crate) fn machine_timer_expired(self: &Arc<Self>) {
-        // The process may have been stopped, so take what has arrived before the time is judged.
+        // If the process was stopped for a while, the peer's answer may have arrived. Read it
+        // before the state machine decides that it is late.
         self.drive_rx();
         let mut effects = Effects::default();
         let mut g = self.state.lock();
@@ -94,7 +96,8 @@ impl QpInner {
             return;
         }
         g.set_timer(None);
-        // Nothing is read past a held Send, so the end must be looked for.
+        // While a Send is held, nothing is read after it, so check here whether the peer has
+        // closed.
         if g.machine.rx_interest() == RxInterest::Held && socket.stream.peer_closed() {
             if g.machine.hides_end() {
                 peer_gone::notify_manager(&g, &mut effects);
@@ -132,21 +135,21 @@ mod tests {
         let mut peer = testing::connected(&qp);
         let later = Time::from_nanos(now_ns() + 3_600_000_000_000);
         testing::open(&mut qp.inner.state.lock()).timer = Some(later);
-        // It finds no receive.
+        // No receive is posted, so the Send is held until its time limit.
         peer.write_all(&testing::EMPTY_SEND).unwrap();
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         let mut terminate = [0; 4];
         peer.read_exact(&mut terminate).unwrap();
-        // The last segment of a Terminate, untagged.
+        // The header of a Terminate: the last segment, untagged.
         assert_eq!(terminate[2..], [0x41, 0x47]);
         qp.destroy();
     }
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Creates a queue pair that may hold a Send for an hour, and its peer, whose Send is held.
-    fn holds() -> (QueuePair, std::net::TcpStream) {
+    /// The Send is held for up to an hour.
+    fn with_held_send() -> (QueuePair, std::net::TcpStream) {
         let ctx = testing::context_with(Config {
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
             ..Config::default()
@@ -173,11 +176,11 @@ mod tests {
         }
     }
 
-    /// A timer without a purpose is forgotten, so that it is not taken for work that a stuck thread
-    /// leaves undone.
+    /// Once the receive is posted, the timer is not needed. But while the state is locked, the
+    /// timer must be assumed to be needed.
     #[test]
     fn timer_is_awaited_while_needed() {
-        let (qp, _peer) = holds();
+        let (qp, _peer) = with_held_send();
         assert!(qp.inner.awaits_time());
         assert!(timer(&qp.inner.state.lock()).is_some());
         let receive = RecvWr {
@@ -195,7 +198,7 @@ mod tests {
             );
             assert!(timer(&g).is_some());
         }
-        // An earlier timer expires, which the later one has replaced.
+        // An older timer expires. It does not affect the timer that is set for later.
         qp.inner.machine_timer_expired();
         assert!(timer(&qp.inner.state.lock()).is_some());
         assert!(!qp.inner.awaits_time());
@@ -204,12 +207,11 @@ mod tests {
         assert!(!qp.inner.awaits_time(), "not connected");
     }
 
-    /// A sender that has closed no longer waits, so its Send is held only briefly.
     #[test]
-    fn held_send_ends_with_its_sender() {
-        let (qp, peer) = holds();
+    fn held_send_fails_soon_after_close() {
+        let (qp, peer) = with_held_send();
         let first_check = qp.inner.state.lock().machine.poll_at();
-        // The first check has found that the sender is there.
+        // The first check has found that the sender has not closed.
         until(&qp, |g| g.machine.poll_at() > first_check);
         assert_eq!(qp.state(), State::Rts);
         drop(peer);

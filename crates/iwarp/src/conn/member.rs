@@ -1,4 +1,5 @@
-//! A stream queue pair as objects see it, and calls of a device that create and find queue pairs.
+//! The implementation of [`Member`] for stream queue pairs, and the calls of a device that create
+//! and find queue pairs.
 
 use super::qp::{QpAttributes, QpInner, QpState, QueuePair};
 use crate::error::Result;
@@ -21,7 +22,7 @@ impl Member for QpInner {
     }
 
     fn poll_sockets(self: Arc<Self>) -> PollOutcome {
-        // This also writes, if there is something to write.
+        // This also writes pending data.
         self.drive_rx();
         PollOutcome {
             answered: self.peer_answers.is_answered(),
@@ -73,8 +74,8 @@ impl Member for QpInner {
 
 impl QueuePair {
     /// Returns `true` if an asynchronous event is about this queue pair.
-    pub fn is_subject(&self, of: &EventQp) -> bool {
-        of.is(&self.inner)
+    pub fn is_subject(&self, event_qp: &EventQp) -> bool {
+        event_qp.is(&self.inner)
     }
 
     /// Returns the queue pair that an event is about; `None` if it is a datagram queue pair.
@@ -89,14 +90,16 @@ impl Context {
     /// Creates a queue pair (`ibv_create_qp(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if an attribute is out of
+    /// range, and [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the queue pair cannot be
+    /// allocated.
     pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
         QueuePair::create(&self.inner, attributes)
     }
 
-    /// Returns the queue pair with this number.
+    /// Returns the queue pair with this number; `None` if there is none, or if it is a datagram
+    /// queue pair.
     pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
         let inner = downcast(self.inner.member(qp_num)?)?;
         Some(QueuePair { inner })
@@ -104,15 +107,16 @@ impl Context {
 }
 
 impl ContextInner {
-    /// Returns the queue pair with this number. In a child of the process that opened the device,
-    /// returns `None` if the list is locked.
+    /// Returns the queue pair with this number. In a forked child, returns `None` if the list is
+    /// locked.
     pub(crate) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
         downcast(self.try_member(num)?)
     }
 }
 
 impl QpState {
-    /// Releases polled slots of the send queue, if it has no room for `n` requests.
+    /// Releases slots whose completions were polled, unless the send queue has room for `n`
+    /// requests.
     #[inline]
     pub(crate) fn make_send_room(&mut self, slots: &Slots, n: usize) {
         if !self.machine.has_send_room(n) {
@@ -121,7 +125,8 @@ impl QpState {
         }
     }
 
-    /// Releases polled slots of the receive queue, if it has no room for `n` requests.
+    /// Releases slots whose completions were polled, unless the receive queue has room for `n`
+    /// requests.
     #[inline]
     pub(crate) fn make_receive_room(&mut self, slots: &Slots, n: usize) {
         if !self.machine.has_receive_room(n) {
@@ -130,7 +135,7 @@ impl QpState {
         }
     }
 
-    /// Marks all slots as free after a reset, which has dropped the completions.
+    /// Called after a reset, which has dropped the completions.
     pub(crate) fn release_all_slots(&mut self, slots: &Slots) {
         self.seen_slots = slots.all_free(self.machine.send_position());
     }

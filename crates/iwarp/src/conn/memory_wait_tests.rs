@@ -1,7 +1,7 @@
-//! Which queue pairs wait for memory, and until when.
+//! Tests of queue pairs that wait for memory to become unused, because they invalidate it.
 //!
-//! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not
-//! access it.
+//! Invariant of the `unsafe` code: a test keeps the memory that it registers until its end, and
+//! does not access it.
 
 use crate::conn::pool;
 use crate::conn::qp::QpAttributes;
@@ -24,18 +24,19 @@ fn queue_pair_is_listed_once() {
     let cq = ctx.create_cq(4, None).unwrap();
     let [a, b, c] = [(); 3].map(|()| queue_pair(&ctx, &cq, &cq));
     let waiting = MemoryWaiters::default();
-    assert!(waiting.enter(&a.inner) && waiting.enter(&b.inner));
-    assert!(!waiting.enter(&a.inner) && !waiting.enter(&b.inner));
+    assert!(waiting.insert(&a.inner) && waiting.insert(&b.inner));
+    assert!(!waiting.insert(&a.inner) && !waiting.insert(&b.inner));
     assert_eq!(waiting.0.lock().len(), 2);
     a.destroy();
     drop(a);
-    assert!(waiting.enter(&c.inner) && !waiting.enter(&b.inner));
+    assert!(waiting.insert(&c.inner) && !waiting.insert(&b.inner));
     assert_eq!(waiting.0.lock().len(), 2);
 }
 
 fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     let (addr, len) = (octets.as_ptr() as u64, octets.len());
-    // SAFETY: the memory lives until the end of the test, which does not access it.
+    // SAFETY: by the module's invariant, the memory lives until the end of the test, which does not
+    // access it.
     let stag = unsafe { ctx.allocate_fast(addr, len as u64, pd) }.unwrap();
     let wr = FastRegister {
         new_stag: Stag(stag),
@@ -53,7 +54,6 @@ fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     }
 }
 
-/// Creates a queue pair in the protection domain `pd`, and connects it to a peer.
 fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
     let cq = ctx.create_cq(4, None).unwrap();
     let attributes = QpAttributes {
@@ -65,9 +65,9 @@ fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
     (qp, peer)
 }
 
-/// Has the peer send the beginning of an RDMA Write to a region. Returns the plan of a read of the
-/// rest, which has not ended.
-fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> RxPlan {
+/// Lets the peer send the beginning of an RDMA Write to a region. Returns the plan for reading the
+/// rest directly into the region. While the plan is not released, the region is in use.
+fn begin_direct_read(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> RxPlan {
     let header = Header::Tagged(TaggedHeader {
         last: true,
         opcode: Opcode::WRITE,
@@ -94,9 +94,8 @@ fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> R
     }
 }
 
-/// Creates a queue pair that is inside a read into `octets`, and another one that has posted
-/// request 2, which invalidates the region. Returns both with their peers, the plan of the read,
-/// and the region.
+/// Creates a queue pair with an unfinished read into `octets`, and another queue pair whose request
+/// 2 invalidates that region. Returns both with their peers, the plan of the read, and the region.
 fn invalidated_while_read(
     ctx: &Context,
     octets: &[u8],
@@ -104,7 +103,7 @@ fn invalidated_while_read(
     let pd = ctx.allocate_pd();
     let sge = region(ctx, octets, pd);
     let [mut reader, invalidator] = [(); 2].map(|()| connection(ctx, pd));
-    let plan = reads_directly(&reader.0, &mut reader.1, sge);
+    let plan = begin_direct_read(&reader.0, &mut reader.1, sge);
     let stag = Stag(sge.lkey);
     let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
     invalidator.0.post_send(&[wr]).unwrap();
@@ -117,7 +116,8 @@ fn invalidation_waits_for_access() {
     let octets = vec![7u8; 40_000];
     let (ends, mut plan, sge) = invalidated_while_read(&ctx, &octets);
     let [(reader, _), (invalidator, _)] = &ends;
-    assert!(!ctx.region(sge.lkey).unwrap().valid, "invalidated at once");
+    let is_valid = ctx.region(sge.lkey).unwrap().valid;
+    assert!(!is_valid, "new accesses are refused at once");
     let cq = &invalidator.inner.send_cq;
     let mut cqes = [Cqe::default(); 2];
     assert_eq!(cq.poll(&mut cqes).unwrap(), 0);
@@ -134,9 +134,10 @@ fn invalidation_waits_for_access() {
     invalidator.destroy();
 }
 
-/// The access ends after the queue pair has seen it, and before the queue pair is on the list.
+/// The access may end after the queue pair has checked it, and before the queue pair is on the
+/// list. So the queue pair retries after it was added.
 #[test]
-fn new_waiter_tries_again() {
+fn added_waiter_retries() {
     let ctx = context();
     let octets = vec![7u8; 40_000];
     let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets);
@@ -154,12 +155,11 @@ fn new_waiter_tries_again() {
 enum Transfer {
     Sent,
     Received,
-    /// Read directly into memory of the program.
     Placed,
 }
 
-/// The last access ends while another thread is inside a call of a socket. That thread notifies the
-/// waiters.
+/// After an access has ended, the next system call that sends or receives notifies the waiting
+/// queue pairs.
 #[test]
 fn each_transfer_notifies_waiters() {
     let ctx = context();
@@ -171,7 +171,7 @@ fn each_transfer_notifies_waiters() {
         let pd = ctx.allocate_pd();
         let (other, mut peer) = connection(&ctx, pd);
         if transfer == Transfer::Placed {
-            let mut placed = reads_directly(&other, &mut peer, region(&ctx, &octets[1], pd));
+            let mut placed = begin_direct_read(&other, &mut peer, region(&ctx, &octets[1], pd));
             placed.release(&ctx.inner.memory.read());
         }
         plan.release(&ctx.inner.memory.read());
@@ -193,8 +193,8 @@ fn each_transfer_notifies_waiters() {
     }
 }
 
-/// A message of a peer may also invalidate a region. It is delivered when the access ends, without
-/// another read of the socket.
+/// A Send with Invalidate is delivered when the access to the region ends, without another read of
+/// the socket.
 #[test]
 fn send_with_invalidate_waits_for_access() {
     let ctx = context();
@@ -202,7 +202,7 @@ fn send_with_invalidate_waits_for_access() {
     let pd = ctx.allocate_pd();
     let sge = region(&ctx, &octets, pd);
     let [mut reader, mut other] = [(); 2].map(|()| connection(&ctx, pd));
-    let mut plan = reads_directly(&reader.0, &mut reader.1, sge);
+    let mut plan = begin_direct_read(&reader.0, &mut reader.1, sge);
     let wr = RecvWr {
         wr_id: 3,
         sges: &[],
@@ -216,7 +216,7 @@ fn send_with_invalidate_waits_for_access() {
         msn: 1,
         mo: 0,
     });
-    // No CRC is checked.
+    // The CRC may be zero, because it is not checked.
     let mut fpdu = vec![0; 2 + header.len() + 4];
     fpdu[..2].copy_from_slice(&(header.len() as u16).to_be_bytes());
     header.emit(&mut fpdu[2..]);

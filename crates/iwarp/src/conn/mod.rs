@@ -1,23 +1,23 @@
 //! One connected stream queue pair: its state, its socket, which thread reads and writes the
 //! socket, and how the connection ends.
 //!
-//! May use `objects` and the rooms below it. Used by the services (`cm`, `by_number`, `xrc`,
-//! `tags`), and by the rooms above them.
+//! May use `objects` and the rooms below it. The services (`cm`, `by_number`, `xrc`, `tags`) and
+//! the rooms above them use this one.
 //!
 //! | stage of a connection | files |
 //! | --- | --- |
-//! | the queue pair: creation, changes of state | `qp`, `member` (the traits that objects need) |
-//! | start: a stream that has finished MPA start-up is attached | `QpInner::attach` in `qp` |
+//! | the queue pair: creation, changes of state | `qp`, `member` (its interface for `objects`) |
+//! | start: attaching a stream that has finished MPA start-up | `QpInner::attach` in `qp` |
 //! | state of the stream, with its transition table | `link` |
-//! | data: write and read the socket | `drive/tx`, `drive/rx`; `pool` (plans and buffers) |
+//! | data: writing and reading the socket | `drive/tx`, `drive/rx`; `pool` (plans and buffers) |
 //! | posting, and when posted requests are sent | `post`, `cork` |
 //! | order of completions during a `sendmsg` | `held_receives` |
-//! | what follows from a call of the state machine | `closing` (collects it), `effects` (applies it without locks) |
-//! | readiness and timers | `engine_events`, `machine_timer`, `liveness` (does the peer still answer?) |
-//! | end: decide how, destroy, disconnect | `closing` |
-//! | end: the peer is gone but the queue pair stays up | `peer_gone`, with the limits of `retry` |
-//! | end: finish sending in the background | `linger`, `unsent_tail` |
-//! | variants | `infiniband` (shown as RoCE), `xrc_target`, `faults` (injected), `tally` (counters) |
+//! | effects of a call of the state machine | `closing` (collects them), `effects` (applies them without locks) |
+//! | readiness and timers | `engine_events`, `machine_timer`, `liveness` (detects peers that have vanished) |
+//! | end: disconnecting, destroying, errors | `closing` |
+//! | end: the peer is gone but the queue pair stays in RTS | `peer_gone`, with the limits of `retry` |
+//! | end: finishing in the background | `linger`, `unsent_tail` |
+//! | variants | `infiniband` (devices shown as RoCE), `xrc_target`, `faults` (injected), `tally` (counts of operations) |
 
 pub(crate) mod closing;
 pub(crate) mod cork;

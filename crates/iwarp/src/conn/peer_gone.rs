@@ -1,11 +1,12 @@
-//! The end of a stream that is hidden from its queue pair, because the peer is connected by number,
-//! or because a connection of the connection manager is shown as on InfiniBand.
+//! Hides the end of a stream from its queue pair: if the peer is connected by number, or if the
+//! connection behaves as on InfiniBand.
 //!
-//! On InfiniBand a queue pair does not notice that the peer's queue pair is gone: receives stay
-//! posted, and a request fails when it is not answered for some time. Programs that connect by
-//! number rely on that: the end that is done first exits while the other still polls for its last
-//! completions, where a flushed receive would be an error. A program that uses the connection
-//! manager gets a disconnect event, and takes what has arrived before it ends its own queue pair.
+//! On InfiniBand, a queue pair does not notice that the peer's queue pair is gone. Its receives
+//! stay posted, and a request fails if it is not answered for some time. Programs that connect by
+//! number rely on that: one end may finish and exit while the other still polls for its last
+//! completions. A flushed receive would look like an error there. A program that uses the
+//! connection manager is notified by a disconnect event, and can still receive what has arrived
+//! before it disconnects, too.
 
 use crate::conn::effects::{DriveHost, Effects};
 use crate::conn::infiniband::InfinibandParameters;
@@ -14,27 +15,26 @@ use crate::sys::poller::Interest;
 use iwarp_rnic::qp::Events;
 use std::sync::Arc;
 
-/// The `rnr_retry` without a limit, and the largest `retry_cnt`. Both fields have three bits.
-const FOR_EVER: u8 = 7;
-const RETRIES_MAX: u8 = 7;
+const RNR_RETRY_UNLIMITED: u8 = 7;
+const RETRY_CNT_MAX: u8 = 7;
 
 impl QpState {
-    /// Makes the new connection behave as on InfiniBand, with the time limits of these parameters,
-    /// if there are any.
-    pub(crate) fn behave_as(&mut self, infiniband: Option<InfinibandParameters>) {
+    /// If there are parameters, makes the new connection behave as on InfiniBand, with their time
+    /// limits.
+    pub(crate) fn apply_infiniband(&mut self, infiniband: Option<InfinibandParameters>) {
         let Some(parameters) = infiniband else { return };
         self.machine.hide_end();
-        if parameters.rnr_retry_count >= FOR_EVER {
+        if parameters.rnr_retry_count >= RNR_RETRY_UNLIMITED {
             self.machine.hold_for_ever();
         }
-        self.retry.retry_cnt = parameters.retry_count.min(RETRIES_MAX);
+        self.retry.retry_cnt = parameters.retry_count.min(RETRY_CNT_MAX);
         if let Some(timeout) = parameters.ack_timeout {
             self.retry.timeout = timeout;
         }
     }
 }
 
-/// Handles the end of the stream, and leaves the queue pair as it is.
+/// Handles the end of the stream, and keeps the queue pair in RTS.
 pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) {
     tracing::trace!(qp = qp.num, "the peer is gone");
     unwatch(g);
@@ -43,8 +43,8 @@ pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects
     start_request_timer(g);
 }
 
-/// Handles the end of the stream behind a Send that waits for its receive. When the receive is
-/// posted, the rest is read.
+/// Handles the end of the stream while a Send is held. The rest of the stream is read when the
+/// receive is posted.
 pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     unwatch(g);
     g.link.end_behind_held();
@@ -52,8 +52,8 @@ pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     start_request_timer(g);
 }
 
-/// Removes the socket from the engine's set. Otherwise a hang-up would be reported again and again,
-/// whatever the interest.
+/// Removes the socket from the engine's set. Otherwise `epoll` would report the hang-up again and
+/// again: it reports hang-ups even if the interest is empty.
 fn unwatch(g: &mut QpState) {
     if let Some(open) = g.link.open_mut() {
         open.socket.engine.pause(&open.socket.stream);
@@ -62,8 +62,8 @@ fn unwatch(g: &mut QpState) {
     }
 }
 
-/// Notifies the connection manager of the end. With a peer that is connected by number, the program
-/// knows of no connection.
+/// Notifies the connection manager of the end. Does nothing if the peer is connected by number,
+/// because the program then knows of no connection.
 pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     if !g.machine.is_by_number() {
         effects.events |= Events::DISCONNECTED;
@@ -108,7 +108,7 @@ mod tests {
     use iwarp_rnic::{Cqe, RecvWr, SendOp, SendWr, WcStatus};
     use std::io::Write as _;
 
-    /// Creates a queue pair with its peer. It waits hours for an answer.
+    /// The queue pair waits hours for an answer.
     fn connection() -> (QueuePair, std::net::TcpStream) {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
@@ -131,25 +131,25 @@ mod tests {
         peer.map(|peer| peer.gone)
     }
 
-    /// The timer runs only if the peer is gone and a request is outstanding.
     #[test]
-    fn request_timer_needs_absent_peer() {
+    fn request_timer_needs_gone_peer_and_request() {
         for is_gone in [false, true] {
-            for asks in [false, true] {
+            for has_request in [false, true] {
                 let (qp, _peer) = connection();
                 let mut effects = Effects::default();
                 let mut g = qp.inner.state.lock();
                 if is_gone {
                     g.link.read_to_end();
                 }
-                if asks {
+                if has_request {
                     let mut host = DriveHost::new(&qp.inner, &mut effects);
                     let wr = SendWr::new(1, SendOp::Send, &[]);
                     g.machine.post_send(&wr, &mut host).unwrap();
                 }
                 for _ in 0..2 {
                     start_request_timer(&mut g);
-                    assert_eq!(is_timed(&g), is_gone && asks, "{is_gone} {asks}");
+                    let timed = is_gone && has_request;
+                    assert_eq!(is_timed(&g), timed, "{is_gone} {has_request}");
                 }
                 drop(g);
                 qp.destroy();
@@ -157,34 +157,36 @@ mod tests {
         }
     }
 
-    /// Requests that were posted before the peer was gone are timed like later ones.
+    /// The time limit also applies to requests that were posted before the peer was gone.
     #[test]
     fn end_of_peer_starts_request_timer() {
-        for asks in [false, true] {
+        for has_request in [false, true] {
             let (qp, _peer) = connection();
             let mut effects = Effects::default();
             let mut g = qp.inner.state.lock();
-            if asks {
+            if has_request {
                 let mut host = DriveHost::new(&qp.inner, &mut effects);
                 let wr = SendWr::new(1, SendOp::Send, &[]);
                 g.machine.post_send(&wr, &mut host).unwrap();
             }
             hide_end(&qp.inner, &mut g, &mut effects);
-            assert_eq!((g.link.is_read_to_end(), is_timed(&g)), (true, asks));
+            let state = (g.link.is_read_to_end(), is_timed(&g));
+            assert_eq!(state, (true, has_request));
             drop(g);
             qp.destroy();
         }
     }
 
-    /// Timers are not cancelled, so this one may belong to an earlier connection.
+    /// Timers are not cancelled, so an expired timer may belong to an earlier connection. It must
+    /// then have no effect.
     #[test]
     fn expired_request_timer_fails_queue_pair() {
-        for (runs, state) in [(false, State::Rts), (true, State::Error)] {
+        for (is_set, state) in [(false, State::Rts), (true, State::Error)] {
             let (qp, _peer) = connection();
             {
                 let mut g = qp.inner.state.lock();
                 g.link.read_to_end();
-                assert!(!runs || g.link.await_answer());
+                assert!(!is_set || g.link.await_answer());
             }
             request_timer_expired(&qp.inner);
             assert_eq!(qp.state(), state);
@@ -192,9 +194,9 @@ mod tests {
         }
     }
 
-    /// Creates a queue pair that is connected by number, or whose connection is shown as on
+    /// Creates a queue pair that is connected by number, or whose connection behaves as on
     /// InfiniBand.
-    fn hidden(by_number: bool) -> (QueuePair, std::net::TcpStream) {
+    fn with_hidden_end(by_number: bool) -> (QueuePair, std::net::TcpStream) {
         let (qp, peer) = connection();
         let mut g = qp.inner.state.lock();
         match by_number {
@@ -205,46 +207,46 @@ mod tests {
         (qp, peer)
     }
 
-    fn receive(qp: &QueuePair, wr_id: u64) {
+    fn post_receive(qp: &QueuePair, wr_id: u64) {
         let wr = RecvWr { wr_id, sges: &[] };
         qp.post_recv(&[wr]).unwrap();
     }
 
-    fn polled(qp: &QueuePair) -> Vec<(u64, WcStatus)> {
+    fn poll(qp: &QueuePair) -> Vec<(u64, WcStatus)> {
         let mut cqes = [Cqe::default(); 4];
         let n = qp.inner.recv_cq.poll(&mut cqes).unwrap();
         let cqes = cqes[..n].iter();
         cqes.map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 
-    /// The peer dies inside an FPDU.
     #[test]
-    fn cut_message_changes_nothing() {
+    fn end_inside_fpdu_is_hidden() {
         for by_number in [true, false] {
             for part in 1..testing::EMPTY_SEND.len() {
-                let (qp, mut peer) = hidden(by_number);
-                receive(&qp, 1);
+                let (qp, mut peer) = with_hidden_end(by_number);
+                post_receive(&qp, 1);
                 peer.write_all(&testing::EMPTY_SEND[..part]).unwrap();
                 drop(peer);
-                testing::until("the end is not noticed", || {
+                testing::until("the end is not read", || {
                     qp.inner.state.lock().link.is_read_to_end()
                 });
                 assert_eq!(qp.state(), State::Rts);
-                assert_eq!(polled(&qp), []);
+                assert_eq!(poll(&qp), []);
                 request_timer_expired(&qp.inner);
-                assert_eq!(qp.state(), State::Rts, "nothing waits for an answer");
+                assert_eq!(qp.state(), State::Rts, "no request waits for an answer");
                 qp.disconnect();
                 assert_eq!(qp.state(), State::Error);
-                assert_eq!(polled(&qp), [(1, WcStatus::Flushed)]);
+                assert_eq!(poll(&qp), [(1, WcStatus::Flushed)]);
                 qp.destroy();
             }
         }
     }
 
-    /// A stream that is reset behind a held Send is read to its end when the receive is posted.
+    /// If the peer resets the stream while a Send is held, the rest of the stream is read when the
+    /// receive is posted.
     #[test]
-    fn held_send_outlives_a_reset() {
-        let (qp, mut peer) = hidden(false);
+    fn held_send_outlives_reset() {
+        let (qp, mut peer) = with_hidden_end(false);
         qp.inner.state.lock().machine.hold_for_ever();
         let mut octets = testing::EMPTY_SEND.to_vec();
         octets.extend_from_slice(&testing::send_fpdu_of(2, &[]));
@@ -253,21 +255,22 @@ mod tests {
             qp.inner.state.lock().machine.rx_interest() == RxInterest::Held
         });
         testing::break_off(&testing::link(&qp), peer);
-        testing::until("the end is not noticed", || {
+        testing::until("the reset is not noticed", || {
             gone(&qp) == Some(Gone::BehindHeld)
         });
         assert_eq!(qp.state(), State::Rts);
-        // The queue has one slot, which is free when the completion has been polled.
+        // The receive queue has one slot, so the second receive can be posted only after the first
+        // completion was polled.
         for wr_id in [1, 2] {
-            receive(&qp, wr_id);
+            post_receive(&qp, wr_id);
             let mut done = Vec::new();
             testing::until("a Send is lost", || {
-                done = polled(&qp);
+                done = poll(&qp);
                 !done.is_empty()
             });
             assert_eq!(done, [(wr_id, WcStatus::Success)]);
         }
-        testing::until("the end is not noticed again", || {
+        testing::until("the end is not read", || {
             qp.inner.state.lock().link.is_read_to_end()
         });
         assert_eq!(qp.state(), State::Rts);

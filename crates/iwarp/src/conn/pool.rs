@@ -1,7 +1,8 @@
-//! Transmit plans and receive staging, shared by all queue pairs of a process.
+//! A pool of transmit plans and receive buffers (staging), shared by all queue pairs of a process.
 //!
-//! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is
-//! blocked inside a plan, or while a part of an FPDU has arrived. Idle queue pairs own none.
+//! Each driving thread keeps one plan and one buffer. A queue pair keeps a plan only while the
+//! socket has taken a part of it, and a buffer only while it holds an incomplete FPDU. Idle queue
+//! pairs keep neither.
 
 use crate::sys::guarded;
 use crate::sys::process_lock::ProcessLock;
@@ -11,15 +12,16 @@ use iwarp_rnic::qp::{RxBuffer, RxPlan, TxPlan};
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-/// Most spare plans, and most spare buffers, kept for all threads.
+/// Maximum number of spare plans, and of spare buffers, that all threads share.
 const SPARE_MAX: usize = 16;
-/// Runs of a receive plan: direct placement into many elements, and staging.
+/// Maximum number of runs (ranges of memory) of a receive plan: for direct placement into several
+/// SGEs, and for staging.
 const RX_RUNS: usize = 40;
-/// Runs of a transmit plan. One system call takes at most 1024.
+/// Maximum number of runs of a transmit plan. One system call takes at most 1024.
 pub(crate) const TX_RUNS: usize = iwarp_rnic::limits::TX_PLAN_PIECES;
 const _: () = assert!(RX_RUNS <= TX_RUNS);
 
-// They arrive in boxes. Moving them out of the boxes would copy them.
+// Callers pass boxes. Moving the contents out of the boxes would copy them.
 #[allow(clippy::vec_box)]
 static TX_SPARE: ProcessLock<Vec<Box<TxPlan>>> =
     ProcessLock::new("conn::pool::TX_SPARE", Vec::new());
@@ -35,14 +37,13 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// If set, [`take_tx`] fails on this thread.
     pub(crate) static FAILS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes this thread's value; the default if the thread is ending: a program may destroy its queue
-/// pairs in an exit handler, after the main thread's values are gone.
+/// Takes this thread's value. Returns the default if thread-local values were dropped already: a
+/// program may destroy its queue pairs in an exit handler, after the main thread's values.
 #[inline]
-fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
+fn take_local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
     key.try_with(Cell::take).unwrap_or_default()
 }
 
@@ -52,7 +53,7 @@ pub(crate) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
     if FAILS.get() {
         return Err(AllocError);
     }
-    match local(&TX).or_else(|| TX_SPARE.lock().pop()) {
+    match take_local(&TX).or_else(|| TX_SPARE.lock().pop()) {
         Some(plan) => Ok(plan),
         None => TxPlan::new(),
     }
@@ -71,7 +72,7 @@ pub(crate) fn give_tx(mut plan: Box<TxPlan>) {
 
 #[inline]
 pub(crate) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
-    match local(&RX).or_else(|| RX_SPARE.lock().pop()) {
+    match take_local(&RX).or_else(|| RX_SPARE.lock().pop()) {
         Some(buffer) => Ok(buffer),
         None => RxBuffer::new(),
     }
@@ -90,10 +91,11 @@ pub(crate) fn give_rx(mut buffer: Box<RxBuffer>) {
 
 #[inline]
 pub(crate) fn take_runs() -> Vec<RawSlice> {
-    let mut runs = local(&RUNS);
+    let mut runs = take_local(&RUNS);
     runs.clear();
     if runs.capacity() == 0 {
-        // First use in this thread, which may block the signals of memory faults.
+        // This is the thread's first drive. The thread may block the signals of memory faults,
+        // which this call unblocks.
         guarded::keep();
         runs.reserve_exact(TX_RUNS);
     }
@@ -115,39 +117,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_empty_and_have_room() {
+    fn taken_run_list_is_empty_with_capacity() {
         for _ in 0..2 {
             let mut runs = take_runs();
             assert!(runs.is_empty() && runs.capacity() >= TX_RUNS);
-            runs.push(RawSlice::of(b"left"));
+            runs.push(RawSlice::of(b"run"));
             give_runs(runs);
         }
     }
 
     #[test]
-    fn thread_reuses_what_it_gave_back() {
+    fn thread_reuses_returned_memory() {
         let plan = take_tx().unwrap();
-        let at = &raw const *plan;
+        let address = &raw const *plan;
         give_tx(plan);
-        let again = take_tx().unwrap();
-        assert!(std::ptr::eq(at, &raw const *again));
-        give_tx(again);
+        let second = take_tx().unwrap();
+        assert!(std::ptr::eq(address, &raw const *second));
+        give_tx(second);
         assert!(TX.take().is_some());
 
         let buffer = take_rx().unwrap();
-        let at = &raw const *buffer;
+        let address = &raw const *buffer;
         give_rx(buffer);
-        let again = take_rx().unwrap();
-        assert!(std::ptr::eq(at, &raw const *again));
-        give_rx(again);
+        let second = take_rx().unwrap();
+        assert!(std::ptr::eq(address, &raw const *second));
+        give_rx(second);
         assert!(RX.take().is_some());
 
         let runs = take_runs();
-        let at = runs.as_ptr();
+        let address = runs.as_ptr();
         give_runs(runs);
-        let again = take_runs();
-        assert_eq!(again.as_ptr(), at);
-        give_runs(again);
+        let second = take_runs();
+        assert_eq!(second.as_ptr(), address);
+        give_runs(second);
         assert!(RUNS.take().capacity() >= TX_RUNS);
     }
 }

@@ -1,5 +1,5 @@
-//! Posting: work requests enter the queues of a queue pair, and the thread that posts sends them,
-//! or the cork defers that.
+//! Posting: adds work requests to the queues of a queue pair. The posting thread sends them, unless
+//! the cork defers that.
 
 use super::effects::{DriveHost, Due, Effects};
 use super::qp::{QpInner, QueuePair, TIMER_SEND_DELAY};
@@ -9,9 +9,8 @@ use iwarp_rnic::qp::{QueuePair as Machine, RxInterest};
 use iwarp_rnic::{PostError, RecvWr, SendOp, SendWr};
 use std::sync::Arc;
 
-/// A send work request, and how it is posted.
+/// A send work request for one kind of queue pair.
 pub(crate) trait Request {
-    /// Returns the part that requests of all kinds of queue pairs have.
     fn wr(&self) -> &SendWr<'_>;
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
     fn with_op(&self, op: SendOp) -> Self;
@@ -34,23 +33,23 @@ impl Request for SendWr<'_> {
 }
 
 impl QueuePair {
-    /// Queues send work requests in order and starts to transmit them from this thread
+    /// Posts send work requests in order, and starts to send them from this thread
     /// (`ibv_post_send(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or
-    /// inline data is too long, or the queue pair is not connected. Wrong keys and ranges are
-    /// reported in completions.
+    /// Returns [`PostFailed`] for the first request that is not accepted: the queue is full, a list
+    /// or the inline data is too long, or the queue pair is not connected. Completions report wrong
+    /// keys and ranges.
     #[inline]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
-    /// Does the same as [`post_send`](Self::post_send) for one request of a caller that polls
-    /// before it waits for anything. So the clock need not be read each time.
+    /// Does the same as [`post_send`](Self::post_send) for one request of a caller that will poll
+    /// before it waits. This need not read the clock each time.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Fails as [`post_send`](Self::post_send) does.
     #[inline]
     pub(crate) fn post_more(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut effects = Effects::default();
@@ -60,48 +59,47 @@ impl QueuePair {
         if verdict != Verdict::Join {
             self.inner.carry_out(verdict);
         }
-        // Applying copies the effects, so check first.
+        // `apply` copies the effects, so check first.
         if !effects.is_quiet() {
             effects.apply(&self.inner);
         }
         result.map_err(|(_, error)| error.into())
     }
 
-    /// Does the same as [`post_send`](Self::post_send) for any kind of request.
     #[inline]
     pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<false, R>(wrs)
     }
 
-    /// Does the same as [`post_send`](Self::post_send), but accepts all of the requests or none.
+    /// Does the same as [`post_send`](Self::post_send), but accepts either all requests or none.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Fails as [`post_send`](Self::post_send) does.
     pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }
 
-    /// Does the same as [`post_send_all`](Self::post_send_all) for any kind of request.
     pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<true, R>(wrs)
     }
 
-    /// Queues requests and sends them. If the queue is full, sends what waits, so that the program
-    /// can poll for its completion.
+    /// Posts requests and sends them. If the queue is full, sends the deferred requests, so that
+    /// the program can poll for their completions.
     #[inline]
-    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
+    fn post_now<const ALL_OR_NONE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         let mut effects = Effects::default();
-        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
+        let (result, verdict) = self.inner.post::<ALL_OR_NONE, false, R>(wrs, &mut effects);
         self.inner.act_before_sending(&mut effects);
         self.inner.carry_out(verdict);
         effects.apply(&self.inner);
         result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
-    /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
+    /// Posts receives, in order (`ibv_post_recv(3)`). Never blocks.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Returns [`PostFailed`] for the first request that is not accepted: the queue is full, a list
+    /// is too long, or the state does not allow receives.
     #[inline]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut effects = Effects::default();
@@ -141,8 +139,8 @@ impl QueuePair {
 }
 
 impl QpInner {
-    /// Sends now or later as `verdict` says. `Join` leaves it to a thread or timer that is about to
-    /// send.
+    /// Sends now, or defers sending, as `verdict` demands. With `Join`, earlier requests are
+    /// deferred already, so the next poll or the timer sends these requests, too.
     #[inline]
     fn carry_out(self: &Arc<Self>, verdict: Verdict) {
         match verdict {
@@ -158,15 +156,17 @@ impl QpInner {
         }
     }
 
-    /// Queues requests, and returns whether to send now. If `WHOLE`, queues all of them or none. If
-    /// the queue is full, it is sent now. With `MORE` the caller polls before it waits.
+    /// Adds requests to the send queue. Returns the verdict whether to send now; if the queue is
+    /// full, that is `Send`. With `ALL_OR_NONE`, accepts either all requests or none. With `MORE`,
+    /// the caller will poll before it waits.
     #[inline]
-    pub(super) fn post<const WHOLE: bool, const MORE: bool, R: Request>(
+    pub(super) fn post<const ALL_OR_NONE: bool, const MORE: bool, R: Request>(
         self: &Arc<Self>,
         wrs: &[R],
         effects: &mut Effects,
     ) -> (Result<(), (usize, PostError)>, Verdict) {
-        // Before the lock, which a thread of the parent may have held at the fork.
+        // Check this before locking the state: a thread of the parent may have held the lock at the
+        // time of the fork.
         if self.origin.is_foreign() {
             return (Err((0, PostError::InvalidState)), Verdict::Join);
         }
@@ -176,10 +176,10 @@ impl QpInner {
         }
         let g = &mut *guard;
         g.make_send_room(&self.slots, wrs.len());
-        if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
+        if ALL_OR_NONE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
             return (Err(e), g.cork.send());
         }
-        if WHOLE && let Some(i) = self.first_refused(wrs) {
+        if ALL_OR_NONE && let Some(i) = self.first_refused(wrs) {
             return (Err((i, PostError::QueueFull)), g.cork.send());
         }
         let mut bytes = 0;
@@ -187,13 +187,13 @@ impl QpInner {
             let posted = match &self.faults {
                 None => wr.post(&mut g.machine, &mut DriveHost::new(self, effects)),
                 Some(faults) => {
-                    self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, effects)
+                    self.post_faulty::<ALL_OR_NONE, R>(&**faults, wr, &mut g.machine, effects)
                 }
             };
             if let Err(e) = posted {
                 return (Err((i, e)), g.cork.send());
             }
-            // Approximate bytes with framing. Reads and atomics send only a request.
+            // The approximate number of bytes, with framing. Reads and atomics send only a request.
             let wr = wr.wr();
             bytes += if wr.op.has_response() {
                 64
@@ -201,10 +201,10 @@ impl QpInner {
                 wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
             };
         }
-        self.peer_answers.asked();
-        // Reads that wait for their responses no longer wait to be sent.
-        let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
-        // The program may poll only one of its queues.
+        self.peer_answers.record_request();
+        // `sends_waiting` does not count Reads that were sent and wait for their responses.
+        let has_room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
+        // Count the polls of both completion queues, because the program may poll only one of them.
         let polls = self
             .send_cq
             .inner
@@ -212,17 +212,17 @@ impl QpInner {
             .empty_polls()
             .wrapping_add(self.recv_cq.inner.pollers.empty_polls());
         let verdict = match MORE {
-            true => g.cork.post_more(polls, bytes, room),
-            false => g.cork.post(polls, wrs.len(), bytes, room),
+            true => g.cork.post_more(polls, bytes, has_room),
+            false => g.cork.post(polls, wrs.len(), bytes, has_room),
         };
         if guard.link.is_none() {
-            effects.note_if(Due::REQUESTS_WAIT, guard.awaits_peer());
+            effects.add_if(Due::REQUESTS_WAIT, guard.awaits_peer());
         }
         self.complete_due(&mut guard, effects);
         (Ok(()), verdict)
     }
 
-    /// Defers sending until the next poll without result, or until a timer expires.
+    /// Defers sending until the next empty poll, or until a timer expires.
     #[cold]
     pub(crate) fn defer_sending(self: &Arc<Self>) {
         self.send_cq.inner.defer(self);
@@ -231,7 +231,7 @@ impl QpInner {
         }
         let socket = {
             let mut g = self.state.lock();
-            // Without a connection there is no delay: attaching the stream sends the requests.
+            // Without a stream no timer is needed: attaching a stream sends the requests.
             let Some(socket) = g.link.socket().cloned() else {
                 return;
             };
@@ -245,7 +245,6 @@ impl QpInner {
             .after(CORK_SEND_DELAY, socket.token, TIMER_SEND_DELAY);
     }
 
-    /// Sends requests that were deferred and that no poll has sent.
     pub(crate) fn send_delay_expired(self: &Arc<Self>) {
         self.state.lock().cork.timer = false;
         self.drive_tx();

@@ -1,12 +1,12 @@
 //! Queue pairs: the sans-I/O state machine, its stream, and the locks around both.
 //!
-//! `state` protects the state machine and is never held during a system call that moves data. Each
-//! direction of the stream has a baton: only its holder reads or writes the socket, and it works
-//! once more if another thread left a note.
+//! The lock `state` protects the state machine. It is never held during a system call that moves
+//! data. Each direction of the stream has a baton: only its holder reads or writes the socket. If
+//! another thread has left a note, the holder checks for work again.
 //!
-//! Lock order: `state`, memory table, shared receive queue, completion queue. A driver keeps the
-//! memory table locked during a system call, without `state`, and unlocks it before it locks
-//! `state` again. Events, wake-ups and callbacks happen after all locks are dropped.
+//! Lock order: `state`, memory table, shared receive queue, completion queue. During a system call,
+//! a driver holds the lock of the memory table, but not `state`. It unlocks the table before it
+//! locks `state` again. Events, wake-ups and callbacks happen when no lock is held.
 
 use super::cork::Cork;
 use super::drive;
@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-// Kinds from `TIMERS_END` on belong to the attempt to connect.
+// Timer kinds from `TIMERS_END` on belong to the attempt to connect.
 /// The timer of the state machine.
 pub(crate) const TIMER_MACHINE: u32 = 1;
 pub(crate) const TIMER_LINGER: u32 = 2;
@@ -55,8 +55,8 @@ pub(crate) const TIMER_SEND_DELAY: u32 = 3;
 pub(crate) const TIMER_PEER_GONE: u32 = 4;
 pub(crate) const TIMER_LIVENESS: u32 = 5;
 pub(crate) const TIMERS_END: u32 = 6;
-/// How long a held Send stays held after its sender has closed. Such a sender no longer waits,
-/// and the program that should post the receive may be waiting for the disconnect event.
+/// How long a Send is held after its sender has closed. The sender no longer waits for it, and the
+/// program that should post the receive may be waiting for the disconnect event.
 const HOLD_CLOSED: Duration = Duration::from_millis(200);
 
 /// The attributes of a new queue pair.
@@ -66,34 +66,34 @@ pub struct QpAttributes {
     pub pd: u32,
     /// Completion queue of the send queue.
     pub send_cq: CompletionQueue,
-    /// Completion queue of the receives.
+    /// Completion queue of the receive queue.
     pub recv_cq: CompletionQueue,
-    /// Shared receive queue, used instead of a receive queue of its own.
+    /// Shared receive queue, used instead of the queue pair's own receive queue.
     pub srq: Option<SharedReceiveQueue>,
-    /// An unreliable connection (`IBV_QPT_UC`). Sends and Writes with immediate data are lost if
-    /// the other end has no receive for them, and Writes if its memory refuses them. Nothing is
-    /// acknowledged. There are no Reads and atomics: `max_ird` and `max_ord` are 0.
+    /// Creates an unreliable connection (`IBV_QPT_UC`). A Send, or a Write with immediate data, is
+    /// lost if the other end has posted no receive. A Write is lost if it violates the rights of
+    /// the memory. Nothing is acknowledged. There are no Reads and atomics: `max_ird` and `max_ord`
+    /// are 0.
     pub unreliable: bool,
-    /// Most outstanding send work requests.
+    /// Maximum number of outstanding send work requests.
     pub max_send_wr: u32,
-    /// Most outstanding receive work requests.
+    /// Maximum number of outstanding receive work requests.
     pub max_recv_wr: u32,
-    /// Most elements of a send work request.
+    /// Maximum number of SGEs of a send work request.
     pub max_send_sge: u32,
-    /// Most elements of a receive work request.
+    /// Maximum number of SGEs of a receive work request.
     pub max_recv_sge: u32,
-    /// Most bytes of inline data.
+    /// Maximum number of bytes of inline data.
     pub max_inline: u32,
     /// Every send work request writes a completion.
     pub signal_all: bool,
-    /// Most inbound RDMA Reads and atomics that it ever serves at a time.
+    /// Maximum number of inbound RDMA Reads and atomics that are served at a time.
     pub max_ird: u16,
-    /// Most outbound RDMA Reads and atomics that are ever outstanding.
+    /// Maximum number of outbound RDMA Reads and atomics that are outstanding.
     pub max_ord: u16,
 }
 
 impl QpAttributes {
-    /// Returns the part of the state machine's configuration that depends on the attributes alone.
     fn machine_config(&self) -> QpConfig {
         QpConfig {
             qp_num: 0,
@@ -116,7 +116,6 @@ impl QpAttributes {
     }
 }
 
-/// Returns `true` if the queue pair acknowledges nothing.
 pub(crate) fn is_unreliable(machine: &Machine) -> bool {
     machine.config().receiver_not_ready == Policy::Drop
 }
@@ -130,18 +129,19 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The epoch ([`QueuePair::epoch`]) of the queue pair when the attempt to connect began; `None`
-    /// if connecting took no time.
+    /// The queue pair's [`epoch`](QueuePair::epoch) when the attempt to connect began; `None` if
+    /// the queue pair cannot have been reset since.
     pub(crate) epoch: Option<u64>,
-    /// With these parameters the connection behaves as on InfiniBand.
+    /// If set, the connection behaves as on InfiniBand.
     pub(crate) infiniband: Option<InfinibandParameters>,
 }
 
 /// The part of the connection manager that is notified of a queue pair's connection.
 pub(crate) trait CmSink: Send + Sync {
-    /// Reports events. Called without locks.
+    /// Handles events of the queue pair. Called without locks.
     fn qp_event(&self, events: Events, fault: Option<Fault>);
-    /// The peer's first message did not come in time, so the connection ends. Called without locks.
+    /// Handles that the connection ends because the peer's first message did not come in time.
+    /// Called without locks.
     fn first_message_overdue(&self);
 }
 
@@ -150,51 +150,51 @@ pub(crate) struct QpState {
     pub(crate) machine: Machine,
     pub(crate) seen_slots: SeenSlots,
     pub(crate) link: Link,
-    /// Decides whether a post sends at once. Starts anew with each stream.
+    /// Decides whether a post sends at once. Reset with each stream.
     pub(crate) cork: Cork,
-    /// Total time for which Sends were held, in nanoseconds, without the one that is held now.
+    /// Total time for which earlier Sends were held, in nanoseconds.
     pub(crate) held_ns: u64,
     /// The peer of the last stream stopped answering.
     pub(crate) peer_vanished: bool,
     /// How long requests wait for a peer that is connected by number.
     pub(crate) retry: Retry,
-    /// Number of resets. An attempt to connect of an earlier epoch is ignored.
+    /// Number of resets. An attempt to connect that began in an earlier epoch is ignored.
     epoch: u64,
 }
 
 impl QpState {
-    /// Returns a number that changes when the queue pair is reset.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Takes the received part of an FPDU, or an empty buffer.
+    /// Takes the buffer with the received part of an FPDU, or an empty buffer if there is none.
     #[inline]
     pub(crate) fn take_partial(&mut self) -> Result<Box<RxBuffer>, AllocError> {
         let partial = self.link.open_mut().and_then(|open| open.partial.take());
         partial.map_or_else(pool::take_rx, Ok)
     }
 
-    /// Detaches the socket and drops what belongs to the stream. A pending report is kept.
+    /// Detaches the socket, and drops the state of the stream except a pending report.
     pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
         self.end_hold();
         self.cork = Cork::default();
         self.link.detach()
     }
 
-    /// Returns `true` if `socket` is still the connection.
+    /// Returns `true` if `socket` is still the queue pair's socket.
     pub(crate) fn is_linked(&self, socket: &Arc<Socket>) -> bool {
         self.link
             .socket()
             .is_some_and(|ours| Arc::ptr_eq(ours, socket))
     }
 
-    /// Returns `true` if requests wait for the stream of a peer that is connected by number.
     #[cold]
     pub(super) fn awaits_peer(&self) -> bool {
         let machine = &self.machine;
         self.link.is_none() && machine.is_by_number() && machine.sends_outstanding() > 0
     }
+
+    /// Adds the time for which a Send was held to the statistics.
     pub(crate) fn end_hold(&mut self) {
         let Some(open) = self.link.open_mut() else {
             return;
@@ -213,84 +213,82 @@ pub(crate) struct QpInner {
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,
-    /// Set if the queue pair is the target of an extended reliable connection.
     pub(crate) xrc: Option<Box<dyn XrcTarget>>,
     pub(crate) slots: Slots,
     pub(crate) state: Mutex<QpState>,
     pub(crate) tx: Baton,
     pub(crate) rx: Baton,
     pub(crate) held_receives: HeldReceives,
-    /// Changed with `state` locked.
+    /// Changed only with `state` locked.
     pub(crate) destroyed: AtomicBool,
     pub(crate) bytes_transferred: BytesTransferred,
     pub(crate) peer_answers: PeerAnswers,
-    /// Marks that the queue pair defers sending: for the send queue's and for the receives'
-    /// completion queue.
+    /// `true` while the queue pair is on the list of deferred queue pairs of `send_cq` and of
+    /// `recv_cq`.
     pub(crate) deferred: [AtomicBool; 2],
     pub(crate) origin: Origin,
-    /// Injected faults, if the device was opened with any.
     pub(crate) faults: Option<Box<dyn QpFaults>>,
 }
 
-/// A reliable-connected queue pair.
+/// A connected queue pair.
 #[derive(Clone)]
 pub struct QueuePair {
     pub(crate) inner: Arc<QpInner>,
 }
 
 impl QueuePair {
-    pub(crate) fn create(ctx: &Arc<ContextInner>, a: &QpAttributes) -> Result<Self> {
-        Self::create_with(ctx, a, |taken| Ok(ctx.any_number(taken)))
+    pub(crate) fn create(ctx: &Arc<ContextInner>, attributes: &QpAttributes) -> Result<Self> {
+        Self::create_with(ctx, attributes, |taken| Ok(ctx.any_number(taken)))
     }
 
     pub(crate) fn create_with(
         ctx: &Arc<ContextInner>,
-        a: &QpAttributes,
-        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+        attributes: &QpAttributes,
+        choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
-        Self::create_as(ctx, a, None, number)
+        Self::create_as(ctx, attributes, None, choose_number)
     }
 
     pub(crate) fn create_as(
         ctx: &Arc<ContextInner>,
-        a: &QpAttributes,
+        attributes: &QpAttributes,
         target: Option<Box<dyn XrcTarget>>,
-        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+        choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         ctx.check_fault("qp")?;
         let policy = match ctx.config.receiver_not_ready {
-            _ if a.unreliable => Policy::Drop,
+            _ if attributes.unreliable => Policy::Drop,
             ReceiverNotReady::Hold(limit) => Policy::Hold {
                 limit,
                 after_close: HOLD_CLOSED,
             },
             ReceiverNotReady::Terminate => Policy::Terminate,
         };
-        let tag_cq = a.srq.as_ref().and_then(SharedReceiveQueue::tag_cq);
-        if a.unreliable && tag_cq.is_some() {
+        let tag_cq = attributes.srq.as_ref().and_then(SharedReceiveQueue::tag_cq);
+        if attributes.unreliable && tag_cq.is_some() {
             return Err(Error::InvalidArgument(
                 "tags are matched on reliable connections only",
             ));
         }
-        let recv_cq = tag_cq.unwrap_or(&a.recv_cq);
-        let shared_receive = a.srq.is_some() || target.is_some();
-        let inner = ctx.insert_qp(number, |num| {
+        let recv_cq = tag_cq.unwrap_or(&attributes.recv_cq);
+        let shared_receive = attributes.srq.is_some() || target.is_some();
+        let inner = ctx.insert_qp(choose_number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
                 shared_receive,
                 match_tags: tag_cq.is_some(),
                 receiver_not_ready: policy,
-                ..a.machine_config()
+                ..attributes.machine_config()
             })?;
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
                 num,
                 user: AtomicU64::new(0),
-                send_cq: a.send_cq.clone(),
+                send_cq: attributes.send_cq.clone(),
                 recv_cq: recv_cq.clone(),
-                srq: a.srq.clone(),
+                srq: attributes.srq.clone(),
                 xrc: target,
-                slots: Slots::new(&a.send_cq, recv_cq, shared_receive),
+                slots: Slots::new(&attributes.send_cq, recv_cq, shared_receive),
                 state: Mutex::new(QpState {
                     machine,
                     seen_slots: SeenSlots::default(),
@@ -320,12 +318,13 @@ impl QueuePair {
         Ok(Self { inner })
     }
 
-    /// Returns the number: 24 bits, unique on the device at any time.
+    /// Returns the queue pair's number. It has 24 bits and is unique on the device while the queue
+    /// pair exists.
     pub fn num(&self) -> u32 {
         self.inner.num
     }
 
-    /// Returns the program's own value.
+    /// Returns the program's own value for this queue pair, 0 if none was set.
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -380,7 +379,7 @@ impl QueuePair {
         self.inner.counters()
     }
 
-    /// Returns the addresses of the connection, ours first.
+    /// Returns the local and the peer's address of the connection, if there is one.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let ends = self.inner.state.lock().link.socket()?.ends;
         Some((ends.local, ends.peer))
@@ -395,8 +394,8 @@ impl QueuePair {
         Some((tcp_info(&socket.stream).ok()?, unacknowledged))
     }
 
-    /// Sets what a peer may do to memory through the queue pair: the remote rights of `access`, as
-    /// `qp_access_flags` of `ibv_modify_qp(3)`.
+    /// Sets the remote accesses that the peer may make through the queue pair
+    /// (`qp_access_flags` of `ibv_modify_qp(3)`). Only the remote rights of `access` are used.
     pub fn set_remote_access(&self, access: Access) {
         self.inner.state.lock().machine.set_remote_access(access);
     }
@@ -410,13 +409,13 @@ impl QueuePair {
     /// background: data of completed requests is still delivered, and then the stream is closed.
     ///
     /// # Errors
-    /// [`Error::InvalidState`] if the verbs do not allow the change.
+    /// Returns [`Error::InvalidState`] if the verbs do not allow the change.
     pub fn modify(&self, to: State) -> Result<()> {
         self.inner.prepare_for(to);
         let mut effects = Effects::default();
         let result = {
             let mut g = self.inner.state.lock();
-            // In ERR the queue pair itself sends the tail.
+            // In state ERR, the queue pair sends the tail itself.
             let tail =
                 (to == State::Reset).then(|| UnsentTail::take(&self.inner, &mut g, &mut effects));
             let result = g
@@ -427,7 +426,7 @@ impl QueuePair {
                 closing.send_first(tail.unwrap_or_default());
             }
             if to == State::Reset {
-                self.inner.held_receives.forget();
+                self.inner.held_receives.clear();
                 g.epoch += 1;
             }
             result
@@ -437,7 +436,7 @@ impl QueuePair {
             self.inner.ctx.gave_up_peer(self.num());
         }
         if to == State::Reset {
-            // Completions of the old epoch must not be mistaken for those of the next connection.
+            // Completions of the old connection must not be mistaken for those of the next one.
             self.inner.send_cq.inner.purge(self.num());
             self.inner.recv_cq.inner.purge(self.num());
             self.inner.state.lock().release_all_slots(&self.inner.slots);
@@ -446,26 +445,25 @@ impl QueuePair {
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
     }
 
-    /// Returns a number that changes when the queue pair is reset.
     pub(crate) fn epoch(&self) -> u64 {
         self.inner.state.lock().epoch()
     }
 
     /// Ends the connection with a reset. Data that the peer's TCP has not acknowledged is lost. The
-    /// reset is a single packet: if it is lost, the peer learns of the end when it next sends.
+    /// reset is a single packet: if it is lost, the peer notices the end when it next sends.
     pub fn abort(&self) {
         self.inner.with_machine(|machine, host| machine.abort(host));
     }
 
     /// Destroys the queue pair (`ibv_destroy_qp(3)`). Its completions and asynchronous events are
-    /// dropped, and its connection is closed in the background. Other handles find it in the error
-    /// state and cannot post. In a forked child nothing happens, because the parent owns the queue
+    /// dropped, and its connection is closed in the background. Other handles to it see the error
+    /// state and cannot post. Does nothing in a forked child, because the parent owns the queue
     /// pair.
     pub fn destroy(&self) {
         self.inner.destroy();
     }
 
-    /// Returns `true` if both handles mean the same queue pair.
+    /// Returns `true` if both handles refer to the same queue pair.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -480,7 +478,6 @@ impl QpInner {
         *self.state.lock().machine.counters()
     }
 
-    /// Changes the state machine, and applies the effects.
     pub(crate) fn with_machine<R>(
         self: &Arc<Self>,
         f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
@@ -497,9 +494,8 @@ impl QpInner {
         result
     }
 
-    /// Attaches a stream that has finished MPA start-up.
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
-        let (engine, watched) = self.place(&handover)?;
+        let (engine, watched) = self.choose_engine(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
         let socket = Arc::new(Socket {
@@ -527,24 +523,24 @@ impl QpInner {
                 engine.remove(&socket.stream, token);
                 return Err(error);
             }
-            g.behave_as(handover.infiniband);
+            g.apply_infiniband(handover.infiniband);
             if let Some(flow) = &socket.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
             }
             if let Some(faults) = &self.faults {
                 faults.connected(socket.ends.peer, handover.config.crc);
-                effects.note_if(Due::FAULT, faults.is_due());
+                effects.add_if(Due::FAULT, faults.is_due());
             }
-            let liveness = Liveness::of(&socket.stream, self.ctx.config.peer_timeout);
+            let liveness = Liveness::new(&socket.stream, self.ctx.config.peer_timeout);
             let open = Open::new(Arc::clone(&socket), handover.cm, liveness);
             let attached = g.link.attach(open);
             debug_assert!(attached, "there was no stream above");
             g.cork = Cork::default();
             g.peer_vanished = false;
-            // Under the lock, so that no thread changes the interest before the engine knows it.
+            // Add the stream with the lock held, so that no thread changes its interest before.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {
-                engine.hand_on(token, source);
+                engine.replace_source(token, source);
                 Ok(())
             } else {
                 engine.add(&socket.stream, token, Interest::READ, source)
@@ -559,17 +555,16 @@ impl QpInner {
                 effects.apply(self);
                 return Err(e.into());
             }
-            // Only now: the engine drops a timer without a source.
+            // Set timers only now, because the engine drops a timer that has no source.
             liveness::begin(self, &mut g);
-            self.follow_time(&mut g, &mut effects);
+            self.update_timer(&mut g, &mut effects);
         }
         effects.apply(self);
-        // The engine reports data that has already arrived.
+        // This need not read: the engine reports data that has already arrived.
         self.drive_tx();
         Ok(())
     }
 
-    /// Starts the state machine on a stream whose segments have `mss` octets.
     fn start_stream(&self, machine: &mut Machine, config: StreamConfig, mss: u32) -> Result<()> {
         if self.ctx.config.placed && !is_unreliable(machine) {
             machine.complete_when_placed();
@@ -587,9 +582,9 @@ impl QpInner {
         Ok(())
     }
 
-    /// Chooses the engine for a new connection. Returns it, and the token under which it already
-    /// watches the stream.
-    fn place(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
+    /// Chooses the engine for a new connection. Returns the engine, and the token if that engine
+    /// already watches the stream.
+    fn choose_engine(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
         let first = Engine::current()?;
         let engine = Engine::for_connection(self.ctx.config.progress_threads.into())?;
         let watched = match handover.watched {
@@ -602,13 +597,14 @@ impl QpInner {
         Ok((engine, watched))
     }
 
-    /// Returns the segment size for which FPDUs are made.
+    /// Returns the segment size for which FPDUs are built: `mss`, or the configured limit.
     pub(crate) fn emss(&self, mss: u32) -> u32 {
         self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
     /// Fails a connection that was negotiated but cannot be used, and flushes all requests. Does
-    /// nothing if the queue pair was reset since `epoch`, because that has ended the connection.
+    /// nothing if the queue pair was reset since `epoch`, because the reset has ended the
+    /// connection.
     pub(crate) fn fail_connection(self: &Arc<Self>, epoch: u64) {
         let mut effects = Effects::default();
         {
@@ -629,8 +625,8 @@ impl QpInner {
         g.epoch == epoch && g.awaits_peer()
     }
 
-    /// Fails the oldest request as unanswered and flushes the others, if they wait for a stream
-    /// ([`awaits_peer`](Self::awaits_peer)). Returns `false` if they do not.
+    /// If requests wait for a stream ([`awaits_peer`](Self::awaits_peer)), fails the oldest request
+    /// as unanswered, flushes the others, and returns `true`.
     pub(crate) fn fail_absent_peer(self: &Arc<Self>, epoch: u64) -> bool {
         let mut effects = Effects::default();
         {
@@ -648,7 +644,8 @@ impl QpInner {
         true
     }
 
-    /// Reads the socket. If another thread does, leaves it a note and returns `false`.
+    /// Reads the socket. If another thread is reading it, leaves a note for that thread and returns
+    /// `false`.
     #[inline]
     pub(crate) fn drive_rx(self: &Arc<Self>) -> bool {
         if self.origin.is_foreign() {
@@ -657,7 +654,8 @@ impl QpInner {
         self.rx.drive(|| drive::rx(self))
     }
 
-    /// Writes to the socket in the same way.
+    /// Writes to the socket. If another thread is writing to it, leaves a note for that thread and
+    /// returns `false`.
     #[inline]
     pub(crate) fn drive_tx(self: &Arc<Self>) -> bool {
         if self.origin.is_foreign() {
@@ -666,7 +664,7 @@ impl QpInner {
         self.tx.drive(|| drive::tx(self))
     }
 
-    /// Returns `true` if another thread reads or writes the socket at this moment. A hint.
+    /// The result is a hint: it may be outdated.
     #[inline]
     pub(crate) fn is_driven_elsewhere(&self) -> bool {
         self.rx.is_held() || self.tx.is_held()

@@ -1,4 +1,4 @@
-//! Connection, counters and posting of a queue pair.
+//! Tests of queue pairs: attaching streams, counters, and posting.
 
 use super::*;
 use crate::conn::liveness::Reach;
@@ -18,17 +18,17 @@ fn only_own_socket_is_linked() {
     let qps = [0; 2].map(|_| queue_pair(&ctx, &cq, &cq));
     let _peers = qps.each_ref().map(connected);
     let links = qps.each_ref().map(link);
-    for (at, qp) in qps.iter().enumerate() {
+    for (i, qp) in qps.iter().enumerate() {
         let g = qp.inner.state.lock();
         let is_linked = links.each_ref().map(|socket| g.is_linked(socket));
-        assert_eq!(is_linked, [at == 0, at == 1]);
+        assert_eq!(is_linked, [i == 0, i == 1]);
     }
     qps[0].abort();
     assert!(!qps[0].inner.state.lock().is_linked(&links[0]));
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// Whether a peer answers is known once TCP would have retransmitted.
+/// Whether a peer answers is known only after the time in which TCP would have retransmitted.
 #[test]
 fn reach_is_known_after_retransmission_time() {
     let ctx = context();
@@ -38,12 +38,12 @@ fn reach_is_known_after_retransmission_time() {
     let socket = link(&qp);
     // On an idle connection the time does not change.
     let time = socket.stream.time_to_tell().unwrap();
-    let instant = Duration::from_nanos(1);
+    let nanosecond = Duration::from_nanos(1);
     for (quiet, reach) in [
         (Duration::ZERO, Reach::Unknown(time)),
-        (time - instant, Reach::Unknown(time)),
+        (time - nanosecond, Reach::Unknown(time)),
         (time, Reach::Answers),
-        (time + instant, Reach::Answers),
+        (time + nanosecond, Reach::Answers),
         (Duration::MAX, Reach::Answers),
     ] {
         assert_eq!(socket.reach(quiet), reach, "{quiet:?}");
@@ -75,7 +75,6 @@ fn counters_are_read_without_waiting() {
     qp.destroy();
 }
 
-/// However quickly posts follow each other, at most a part of the queue is deferred.
 #[test]
 fn half_full_queue_is_sent() {
     let ctx = context();
@@ -89,20 +88,19 @@ fn half_full_queue_is_sent() {
             .unwrap();
         let _peer = connected(&qp);
         let mut effects = Effects::default();
-        // Nothing is sent here, so all posted requests wait.
+        // `post` sends nothing, so all posted requests wait in the queue.
         let verdicts = [0; 8].map(|_| {
             let (result, verdict) = qp.inner.post::<false, false, _>(&[SEND], &mut effects);
             result.unwrap();
             verdict
         });
-        let waits = |verdict: &Verdict| matches!(verdict, Verdict::Defer | Verdict::Join);
-        assert!(!verdicts[3..].iter().any(waits), "{verdicts:?}");
+        let defers = |verdict: &Verdict| matches!(verdict, Verdict::Defer | Verdict::Join);
+        assert!(!verdicts[3..].iter().any(defers), "{verdicts:?}");
         effects.apply(&qp.inner);
         qp.destroy();
     }
 }
 
-/// A polling thread yields its processor while another one drives the sockets.
 #[test]
 fn either_baton_means_driven_elsewhere() {
     let ctx = context();
@@ -133,7 +131,7 @@ fn sent_bytes_are_acknowledged() {
     qp.post_send(&[SEND]).unwrap();
     let sent = qp.counters().tx_bytes;
     assert!(sent > 1);
-    until("it is never acknowledged", || acknowledged() == sent);
+    until("the request is not acknowledged", || acknowledged() == sent);
     qp.destroy();
 }
 
@@ -159,9 +157,9 @@ fn unreliable_queue_pair_has_no_reads() {
 }
 
 #[derive(Default)]
-struct Woken(AtomicBool);
+struct WakeFlag(AtomicBool);
 
-impl std::task::Wake for Woken {
+impl std::task::Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -183,11 +181,11 @@ fn immediate_flush_wakes_waiting_task() {
             qp.post_recv(&[RecvWr { wr_id: 2, sges }]).unwrap();
         },
     ];
-    for (at, post) in posts.into_iter().enumerate() {
-        let woken = Arc::new(Woken::default());
+    for (i, post) in posts.into_iter().enumerate() {
+        let woken = Arc::new(WakeFlag::default());
         cq.wake_at_next(&Arc::clone(&woken).into());
         post(&qp);
-        assert!(woken.0.load(Ordering::Relaxed), "{at}");
+        assert!(woken.0.load(Ordering::Relaxed), "post {i}");
         assert_eq!(cq.take_ready(&mut [iwarp_rnic::Cqe::default(); 2]), Ok(1));
     }
     qp.destroy();
@@ -209,12 +207,11 @@ fn second_stream_is_refused() {
     assert!(connected_for(&qp, None).is_err());
 }
 
-/// A Send that comes before its receive is held.
 #[test]
-fn posting_receive_takes_held_send() {
+fn posted_receive_completes_held_send() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
-    for early in [false, true] {
+    for posted_first in [false, true] {
         let qp = queue_pair(&ctx, &cq, &cq);
         let mut peer = connected(&qp);
         let socket = unwatched_link(&qp);
@@ -222,7 +219,7 @@ fn posting_receive_takes_held_send() {
             wr_id: 1,
             sges: &[],
         };
-        if early {
+        if posted_first {
             qp.post_recv(&[wr]).unwrap();
         }
         peer.write_all(&send_fpdu(&[])).unwrap();
@@ -230,19 +227,20 @@ fn posting_receive_takes_held_send() {
             socket.stream.has_octets().unwrap()
         });
         assert!(qp.inner.drive_rx());
-        assert_eq!(open(&mut qp.inner.state.lock()).held_since == 0, early);
-        if !early {
+        let is_held = open(&mut qp.inner.state.lock()).held_since != 0;
+        assert_eq!(is_held, !posted_first);
+        if !posted_first {
             qp.post_recv(&[wr]).unwrap();
         }
         assert_eq!(open(&mut qp.inner.state.lock()).held_since, 0);
         assert_eq!(cq.take_ready(&mut [iwarp_rnic::Cqe::default(); 2]), Ok(1));
-        assert_eq!(qp.inner.state.lock().held_ns == 0, early);
+        assert_eq!(qp.inner.state.lock().held_ns == 0, posted_first);
         qp.destroy();
     }
 }
 
-/// Creates a queue pair with room for `sends` Sends, all of which are posted and not sent.
-fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpStream) {
+/// Posts `sends` Sends without sending them. They fill the send queue.
+fn with_unsent_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = ctx
         .create_qp(&QpAttributes {
@@ -262,13 +260,14 @@ fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpS
     (qp, peer)
 }
 
-/// Otherwise the program would wait for completions of requests that are never sent.
+/// A post that finds the queue full must send the deferred requests. Otherwise the program would
+/// wait forever for their completions.
 #[test]
-fn full_queue_is_sent() {
+fn post_to_full_queue_sends() {
     let ctx = context();
-    for whole in [false, true] {
-        let (qp, mut peer) = with_waiting_sends(&ctx, 2);
-        let refused = match whole {
+    for all_or_none in [false, true] {
+        let (qp, mut peer) = with_unsent_sends(&ctx, 2);
+        let refused = match all_or_none {
             true => qp.post_send_all(&[SEND; 2]),
             false => qp.post_send(&[SEND; 2]),
         };
@@ -284,28 +283,28 @@ fn deferred_requests_are_sent_before_end() {
     let ctx = context();
     let ends: [fn(&QueuePair); 2] = [QueuePair::destroy, QueuePair::disconnect];
     for end in ends {
-        let (qp, mut peer) = with_waiting_sends(&ctx, 2);
+        let (qp, mut peer) = with_unsent_sends(&ctx, 2);
         end(&qp);
-        let mut said = Vec::new();
-        peer.read_to_end(&mut said).unwrap();
-        assert_eq!(said.len(), 2 * send_fpdu(&[]).len());
+        let mut received = Vec::new();
+        peer.read_to_end(&mut received).unwrap();
+        assert_eq!(received.len(), 2 * send_fpdu(&[]).len());
         qp.destroy();
     }
 }
 
-/// The connection manager has watched the stream until now. If the queue pair refuses it, the
-/// engine must drop it, or it would stay there forever.
+/// Before a stream is attached, the engine watches it for the connection manager. If the queue pair
+/// refuses the stream, the engine must stop watching it and drop its source.
 #[test]
 fn refused_stream_is_not_watched() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let refusals: [fn(&QueuePair); 3] = [
         QueuePair::destroy,
-        // It was reset since the attempt to connect began.
+        // The queue pair was reset after the attempt to connect had begun.
         |qp| qp.modify(State::Reset).unwrap(),
         |qp| qp.modify(State::Error).unwrap(),
     ];
-    for (at, refuse) in refusals.into_iter().enumerate() {
+    for (i, refuse) in refusals.into_iter().enumerate() {
         // The queue pair gets a stream that another source watches.
         let qp = queue_pair(&ctx, &cq, &cq);
         let epoch = qp.epoch();
@@ -320,7 +319,7 @@ fn refused_stream_is_not_watched() {
             .unwrap();
         handover.watched = Some(token);
         let users = Arc::strong_count(&watcher.inner);
-        assert!(qp.inner.attach(handover).is_err(), "{at}");
+        assert!(qp.inner.attach(handover).is_err(), "refusal {i}");
         until("the engine keeps its source", || {
             Arc::strong_count(&watcher.inner) < users
         });

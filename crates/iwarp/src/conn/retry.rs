@@ -1,25 +1,26 @@
-//! How long a queue pair that is connected by number waits for its peer: `timeout`, `retry_cnt`,
-//! `rnr_retry` and `min_rnr_timer` of `ibv_modify_qp(3)`, with the codes of the InfiniBand
-//! specification (sections 9.7.5.2.8 and 9.9.2.1).
+//! The attributes `timeout`, `retry_cnt`, `rnr_retry` and `min_rnr_timer` of `ibv_modify_qp(3)`:
+//! how long a queue pair that is connected by number waits for its peer. The codes are those of the
+//! InfiniBand specification (sections 9.7.5.2.8 and 9.9.2.1).
 
 use std::time::Duration;
 
-/// How long requests wait for a peer that does not answer, and Sends for a receive.
+/// How long requests wait for a peer that does not answer, and how long Sends wait for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// `timeout`: an attempt takes 4.096 µs · 2^`timeout`; 0 means no limit. At most 31.
+    /// The timeout of one attempt is 4.096 µs · 2^`timeout`; 0 means no limit. At most 31.
     pub timeout: u8,
-    /// `retry_cnt`: attempts after the first. At most 7.
+    /// Number of retries if the peer does not answer. At most 7.
     pub retry_cnt: u8,
-    /// `rnr_retry`: attempts after the first if the peer has posted no receive; 7 means no limit.
-    /// At most 7.
+    /// Number of retries if the peer has posted no receive; 7 means no limit. At most 7.
     pub rnr_retry: u8,
-    /// `min_rnr_timer`: the code of the delay before such an attempt at the peer. At most 31.
+    /// Code of the delay before the peer retries a Send for which this end has posted no receive.
+    /// At most 31.
     pub min_rnr_timer: u8,
 }
 
 impl Default for Retry {
-    /// What most programs use: about half a second for an answer, and any time for a receive.
+    /// The values that most programs use: about half a second for an answer, and no limit for a
+    /// receive.
     fn default() -> Self {
         Self {
             timeout: 14,
@@ -30,29 +31,29 @@ impl Default for Retry {
     }
 }
 
-/// The times of `min_rnr_timer`, in hundredths of a millisecond.
+/// The delays of the codes of `min_rnr_timer`, in units of 10 µs.
 const RNR_TIMER: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
 impl Retry {
-    /// Returns `true` if each value is within its range.
+    /// Returns `true` if all values are within their ranges.
     pub fn is_valid(&self) -> bool {
         self.timeout <= 31 && self.retry_cnt <= 7 && self.rnr_retry <= 7 && self.min_rnr_timer <= 31
     }
 
-    /// Returns how long a request waits for a peer that has gone; `None` if there is no limit.
+    /// Returns how long a request waits for a peer that is gone; `None` if there is no limit.
     pub fn gone_after(&self) -> Option<Duration> {
         if self.timeout == 0 {
             return None;
         }
         let attempt = 4096u64 << self.timeout.min(31);
-        let all = attempt.saturating_mul(u64::from(self.retry_cnt) + 1);
-        Some(Duration::from_nanos(all))
+        let total = attempt.saturating_mul(u64::from(self.retry_cnt) + 1);
+        Some(Duration::from_nanos(total))
     }
 
-    /// Returns the time that `min_rnr_timer` means.
+    /// Returns the delay of the code `min_rnr_timer`.
     pub fn rnr_timer(&self) -> Duration {
         let code = usize::from(self.min_rnr_timer) % RNR_TIMER.len();
         Duration::from_micros(u64::from(RNR_TIMER[code]) * 10)
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn values_have_verbs_ranges() {
+    fn out_of_range_values_are_invalid() {
         let good = Retry {
             timeout: 31,
             retry_cnt: 7,

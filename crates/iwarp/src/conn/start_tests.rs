@@ -1,4 +1,4 @@
-//! How a queue pair adapts to its stream when it starts, and requests whose operation is changed.
+//! Tests of the start of a stream, and of requests whose operation a fault changes.
 
 use super::effects::{DriveHost, Effects};
 use super::post::Request;
@@ -6,7 +6,8 @@ use crate::testing;
 use crate::xrc::XrcSendWr;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 
-/// Loopback has large segments. MPA start-up does not tell the MSS, so it is read from the socket.
+/// MPA start-up does not exchange the MSS, so it is read from the socket. The segments of loopback
+/// are large.
 #[test]
 fn mss_comes_from_socket() {
     let ctx = testing::context();
@@ -20,7 +21,7 @@ fn mss_comes_from_socket() {
     }];
     let write = SendWr::write(1, 0x1000, 7, &sges);
     let mut effects = Effects::default();
-    // Nothing is sent: the lock is held until the queue pair has ended.
+    // The request is not sent, because the lock is held until the queue pair has failed.
     let mut g = qp.inner.state.lock();
     let mut host = DriveHost::new(&qp.inner, &mut effects);
     g.machine.post_send(&write, &mut host).unwrap();
@@ -35,7 +36,7 @@ fn mss_comes_from_socket() {
 }
 
 #[test]
-fn changed_operation_keeps_the_rest() {
+fn changed_operation_keeps_other_fields() {
     let wr = SendWr {
         wr_id: 5,
         op: SendOp::Send,

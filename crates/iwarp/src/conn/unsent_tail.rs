@@ -1,10 +1,10 @@
-//! What a queue pair that ends in error has left to send when it gives up its stream: the rest of a
-//! plan that the socket took in part, and the Terminate after it.
+//! The unsent tail of a stream whose queue pair ends in error: the rest of a plan that the socket
+//! has taken in part, and the Terminate that follows it.
 //!
-//! A program that learns of an error destroys its queue pair, often at once. If the peer reads
-//! slowly, the Terminate then still waits for room in the socket, and without it the peer does not
-//! learn what was wrong. So the tail is sent in the background (`linger`). It is copied, because
-//! the program may free its memory as soon as the queue pair is destroyed.
+//! A program that is notified of an error often destroys its queue pair at once. If the peer reads
+//! slowly, the Terminate then still waits for room in the socket. Without the Terminate, the peer
+//! would not know what was wrong. So the tail is sent in the background (`linger`). It is copied,
+//! because the program may free its memory as soon as the queue pair is destroyed.
 
 use super::drive;
 use super::effects::Effects;
@@ -15,29 +15,27 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that a process keeps for all connections together. When it is full, connections end
-/// without a tail. A tail is at most a plan and a Terminate, so this is enough for about 50 peers
-/// that read nothing.
-const KEPT_MAX: usize = 16 << 20;
+/// Maximum number of bytes in the tails of all connections together. When it is reached, further
+/// connections end without a tail. A tail is at most a plan and a Terminate, so this is enough for
+/// about 50 peers that read nothing.
+const TAIL_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes kept now.
-static KEPT: AtomicUsize = AtomicUsize::new(0);
+static TAIL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns `true` if no further tail may be kept.
 fn is_full() -> bool {
-    KEPT.load(Ordering::Relaxed) >= KEPT_MAX
+    TAIL_BYTES.load(Ordering::Relaxed) >= TAIL_BYTES_MAX
 }
 
-/// Bytes that are still to be sent on a stream.
 #[derive(Debug, Default)]
 pub(crate) struct UnsentTail {
     octets: Vec<u8>,
+    /// Number of octets that were sent already.
     sent: usize,
 }
 
 impl UnsentTail {
-    /// Takes what the queue pair has left to send, if it has a Terminate to send. The caller must
-    /// have the queue pair give up the stream before it unlocks the state.
+    /// Takes the unsent tail of the queue pair. The tail is empty if no Terminate is to be sent.
+    /// The caller must make the queue pair give up the stream before it unlocks the state.
     pub(crate) fn take(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) -> Self {
         if g.link.own_socket().is_none() {
             return Self::default();
@@ -45,27 +43,31 @@ impl UnsentTail {
         let stalled = g.link.open().and_then(|open| open.stalled.as_ref());
         let has_terminate =
             g.machine.owes_terminate() || stalled.is_some_and(|plan| plan.has_terminate());
-        // If there are unwritten octets and the plan is not here, another thread is writing it.
-        let is_here = stalled.is_some() || !g.machine.has_unwritten();
-        // An injected fault may hold the stream back.
-        if !has_terminate || !is_here || !qp.passes(StreamDirection::Out) {
+        // If there are unwritten octets but no stalled plan, another thread is writing the plan.
+        let has_plan = stalled.is_some() || !g.machine.has_unwritten();
+        // An injected fault may stall the stream.
+        if !has_terminate || !has_plan || !qp.passes(StreamDirection::Out) {
             return Self::default();
         }
         if is_full() {
-            tracing::debug!(qp = qp.num, "too many Terminates wait: this one is dropped");
+            tracing::debug!(
+                qp = qp.num,
+                "too many unsent Terminates; this Terminate is dropped"
+            );
             return Self::default();
         }
         let octets = drive::take_unsent_tail(qp, g, effects).unwrap_or_default();
         let flow = g.link.socket().and_then(|socket| socket.flow.as_ref());
         if let Some(flow) = flow {
-            // Recorded now, because the flow ends with the queue pair.
+            // Record the octets now, because the capture of this connection ends with the queue
+            // pair.
             flow.sent(&[IoSlice::new(&octets)]);
         }
-        Self::of(octets)
+        Self::new(octets)
     }
 
-    pub(crate) fn of(octets: Vec<u8>) -> Self {
-        KEPT.fetch_add(octets.len(), Ordering::Relaxed);
+    pub(crate) fn new(octets: Vec<u8>) -> Self {
+        TAIL_BYTES.fetch_add(octets.len(), Ordering::Relaxed);
         Self { octets, sent: 0 }
     }
 
@@ -80,7 +82,7 @@ impl UnsentTail {
     /// Sends as much as the socket takes.
     ///
     /// # Errors
-    /// The connection is broken.
+    /// Returns the socket's error if the connection is broken.
     pub(crate) fn send(&mut self, socket: &Socket) -> io::Result<()> {
         while !self.is_empty() {
             let octets = &self.octets[self.sent..];
@@ -90,7 +92,7 @@ impl UnsentTail {
                 Err(error) => return Err(error),
             }
         }
-        // Free the memory now, so that other tails may be kept.
+        // Free the memory now, so that other connections may have tails.
         *self = Self::default();
         Ok(())
     }
@@ -98,7 +100,7 @@ impl UnsentTail {
 
 impl Drop for UnsentTail {
     fn drop(&mut self) {
-        KEPT.fetch_sub(self.octets.len(), Ordering::Relaxed);
+        TAIL_BYTES.fetch_sub(self.octets.len(), Ordering::Relaxed);
     }
 }
 
@@ -116,53 +118,52 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::time::{Duration, Instant};
 
-    /// Serializes these tests: the limit is that of the whole process.
-    static TURN: Mutex<()> = Mutex::new(());
+    /// Serializes these tests, because the limit applies to the whole process.
+    static SERIAL: Mutex<()> = Mutex::new(());
 
     #[test]
-    fn kept_bytes_are_limited() {
-        let _turn = TURN.lock();
-        let first = UnsentTail::of(vec![0; KEPT_MAX / 2]);
+    fn bytes_in_tails_are_limited() {
+        let _serial = SERIAL.lock();
+        let first = UnsentTail::new(vec![0; TAIL_BYTES_MAX / 2]);
         assert!(!is_full());
-        let second = UnsentTail::of(vec![0; KEPT_MAX / 2]);
+        let second = UnsentTail::new(vec![0; TAIL_BYTES_MAX / 2]);
         assert!(is_full());
         drop(first);
         assert!(!is_full());
         drop(second);
     }
 
-    /// A tail counts whole until it is sent or given up.
+    /// A tail that is dropped releases all its bytes, however many were sent.
     #[test]
     fn dropped_tail_frees_its_bytes() {
-        let _turn = TURN.lock();
-        let octets = KEPT_MAX / 8;
+        let _serial = SERIAL.lock();
+        let octets = TAIL_BYTES_MAX / 8;
         for sent in [0, octets / 2, octets] {
             for _ in 0..32 {
-                let mut tail = UnsentTail::of(vec![0; octets]);
+                let mut tail = UnsentTail::new(vec![0; octets]);
                 tail.sent = sent;
                 drop(tail);
             }
-            assert!(!is_full(), "after {sent} of {octets}");
+            assert!(!is_full(), "{sent} of {octets} octets were sent");
         }
     }
 
-    /// The tail is sent as the peer reads, and fails on a broken connection.
     #[test]
     fn full_socket_delays_the_tail() {
-        let _turn = TURN.lock();
+        let _serial = SERIAL.lock();
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let mut peer = testing::connected(&qp);
         let socket = qp.inner.state.lock().link.socket().cloned().unwrap();
-        // More than both sockets buffer.
+        // The tail is larger than the buffers of both sockets.
         socket
             .stream
             .socket()
             .set_send_buffer_size(64 << 10)
             .unwrap();
         let octets: Vec<u8> = (0..6_000_000_u32).map(|n| (n / 1000) as u8).collect();
-        let mut tail = UnsentTail::of(octets.clone());
+        let mut tail = UnsentTail::new(octets.clone());
         tail.send(&socket).unwrap();
         let remaining = tail.len();
         assert!(remaining > 0 && remaining < octets.len(), "{remaining}");
@@ -175,13 +176,13 @@ mod tests {
                 tail.send(&socket).unwrap();
                 std::thread::yield_now();
             }
-            reader.join().expect("everything is read");
+            reader.join().expect("all octets are read");
         });
         assert!(got == octets);
         assert_eq!(tail.octets.capacity(), 0, "the memory is freed");
         drop(peer);
         let start = Instant::now();
-        while UnsentTail::of(vec![0; 100]).send(&socket).is_ok() {
+        while UnsentTail::new(vec![0; 100]).send(&socket).is_ok() {
             assert!(
                 start.elapsed() < Duration::from_secs(20),
                 "the connection is not broken"
@@ -191,12 +192,12 @@ mod tests {
         qp.destroy();
     }
 
-    /// A thread inside `sendmsg` has the plan, and no other thread knows how much of it the socket
-    /// took.
+    /// If another thread is writing a plan, only that thread knows how much of it the socket takes.
+    /// The tail is then empty.
     #[test]
-    fn foreign_plan_is_not_taken() {
-        let _turn = TURN.lock();
-        for writes in [false, true] {
+    fn tail_is_empty_during_sendmsg() {
+        let _serial = SERIAL.lock();
+        for is_writing in [false, true] {
             let ctx = testing::context();
             let cq = ctx.create_cq(4, None).unwrap();
             let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -213,8 +214,8 @@ mod tests {
                     None => wait(),
                 }
             };
-            let plan = writes.then(|| begin_to_write(&qp, &mut effects));
-            // An opcode that no message has.
+            let plan = is_writing.then(|| fill_plan(&qp, &mut effects));
+            // No message has this opcode.
             let mut octets = testing::EMPTY_SEND;
             octets[3] = 0x4f;
             peer.write_all(&octets).unwrap();
@@ -222,14 +223,14 @@ mod tests {
                 wait();
             }
             let mut g = qp.inner.state.lock();
-            assert_eq!(g.machine.has_unwritten(), writes);
+            assert_eq!(g.machine.has_unwritten(), is_writing);
             let tail = UnsentTail::take(&qp.inner, &mut g, &mut effects);
-            assert_eq!(tail.is_empty(), writes);
-            if !writes {
-                // The last segment of a Terminate, untagged.
+            assert_eq!(tail.is_empty(), is_writing);
+            if !is_writing {
+                // The header of a Terminate: the last segment, untagged.
                 assert_eq!(tail.octets[2..4], [0x41, 0x47]);
             }
-            assert_eq!(g.machine.owes_terminate(), writes);
+            assert_eq!(g.machine.owes_terminate(), is_writing);
             drop(g);
             drop((plan, baton));
             effects.apply(&qp.inner);
@@ -237,8 +238,7 @@ mod tests {
         }
     }
 
-    /// Posts a Send and fills a plan with it, as a thread does that is about to write.
-    fn begin_to_write(qp: &QueuePair, effects: &mut Effects) -> Box<TxPlan> {
+    fn fill_plan(qp: &QueuePair, effects: &mut Effects) -> Box<TxPlan> {
         let mut plan = pool::take_tx().unwrap();
         let mut g = qp.inner.state.lock();
         let memory = qp.inner.ctx.memory.read();

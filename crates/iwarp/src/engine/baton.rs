@@ -1,14 +1,14 @@
-//! The baton of one stream direction: one thread drives at a time, and a thread that finds it taken
-//! leaves a note.
+//! The baton of one stream direction: the right to drive, which one thread holds at a time. A
+//! thread that finds the baton taken leaves a note for the holder.
 //!
 //! A thread first publishes its work (a queued work request, a readable socket), and then tries to
 //! take the baton. If it gets the baton, it does all pending work. If not, it leaves a note and
-//! returns. The holder cannot release the baton without seeing the note, and then looks for work
-//! once more. So no work is forgotten, and no thread waits.
+//! returns. The holder cannot release the baton without seeing the note, and then checks for work
+//! again. So no work is lost, and no thread waits.
 //!
 //! The baton is one byte with three states. Every failed attempt to take it is a read-modify-write,
-//! even if there is a note already: this puts the thread's published work into the release sequence
-//! that the holder acquires. A plain load would not do that.
+//! even if there is a note already. That puts the work which the thread has published into the
+//! release sequence that the holder acquires; a plain load would not.
 
 use super::sync::{AtomicU8, Ordering};
 
@@ -16,7 +16,7 @@ const IDLE: u8 = 0;
 const HELD: u8 = 1;
 const NOTED: u8 = 2;
 
-/// A lock that is only tried. A thread that does not get it leaves a note.
+/// A lock for which no thread waits. A thread that does not get it leaves a note.
 #[derive(Debug)]
 pub(crate) struct Baton(AtomicU8);
 
@@ -33,8 +33,8 @@ impl Baton {
 
     /// Takes the baton, or leaves a note for its holder.
     ///
-    /// Publish the work before the call. If it returns `None`, the holder will look for work after
-    /// this moment.
+    /// Publish the work before the call. If this returns `None`, the holder checks for work after
+    /// the call.
     #[inline]
     pub(crate) fn try_take(&self) -> Option<Guard<'_>> {
         if self
@@ -44,16 +44,16 @@ impl Baton {
         {
             return Some(Guard { baton: self });
         }
-        // If the holder releases the baton between the two steps, this takes it, with a note that
-        // only costs one more look for work.
+        // If the holder has released the baton since the first step, this takes it and leaves a
+        // note, which only makes this thread check for work once more.
         match self.0.swap(NOTED, Ordering::AcqRel) {
             IDLE => Some(Guard { baton: self }),
             _ => None,
         }
     }
 
-    /// Does all pending work, or leaves it to the holder of the baton. Returns `true` if this
-    /// thread did it.
+    /// Does all pending work, or leaves it to the thread that holds the baton. Returns `true` if
+    /// the calling thread did the work.
     ///
     /// `work` is called at least once, and again for every note. It must check everything that may
     /// have been published.
@@ -70,24 +70,23 @@ impl Baton {
         }
     }
 
-    /// Returns `true` if a thread holds the baton at this moment. A hint.
+    /// Returns `true` if a thread holds the baton. The result is a hint: it may be outdated.
     #[inline]
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::Relaxed) != IDLE
     }
 }
 
-/// The right to drive. End it with [`finish`](Self::finish), or in tests with
-/// [`release`](Self::release).
-#[must_use = "dropping it without looking for notes forgets work"]
+/// The baton, held by the calling thread. Call [`finish`](Self::finish) to release it.
+#[must_use = "dropping it without checking for a note loses work"]
 #[derive(Debug)]
 pub(crate) struct Guard<'a> {
     baton: &'a Baton,
 }
 
 impl Guard<'_> {
-    /// Releases the baton, unless there is a note: then returns it to the caller, which must look
-    /// for work again.
+    /// Releases the baton if there is no note. If there is one, removes it and returns the baton:
+    /// the caller must check for work again.
     #[inline]
     pub(crate) fn finish(self) -> Option<Self> {
         let state = &self.baton.0;
@@ -98,37 +97,36 @@ impl Guard<'_> {
             std::mem::forget(self);
             return None;
         }
-        // There is a note. Removing it must be a read-modify-write, to acquire what all its writers
-        // have published.
+        // There is a note. Removing it must be a read-modify-write, to acquire what all threads
+        // that left one have published.
         state.swap(HELD, Ordering::AcqRel);
         Some(self)
     }
 
-    /// Releases the baton in any case. Returns `true` if there was a note: then another thread must
-    /// look for work.
+    /// Releases the baton even if there is a note. Returns `true` if there was one: the caller must
+    /// have another thread check for work.
     #[cfg(test)]
-    #[must_use = "a note was removed: hand the work to another thread"]
+    #[must_use = "if a note was removed, another thread must check for work"]
     #[inline]
     pub(crate) fn release(self) -> bool {
-        let noted = self.let_go();
+        let noted = self.set_idle();
         std::mem::forget(self);
         noted
     }
 
-    fn let_go(&self) -> bool {
+    fn set_idle(&self) -> bool {
         self.baton.0.swap(IDLE, Ordering::AcqRel) == NOTED
     }
 }
 
 impl Drop for Guard<'_> {
-    /// Releases the baton if the driver panics, so that another thread may drive. A note is lost
-    /// together with the work.
+    /// Releases the baton if its holder panics, so that other threads can drive. A note is lost.
     fn drop(&mut self) {
-        // A model that has failed is over, and loom allows no further step.
+        // After a model has failed, loom allows no further step.
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        self.let_go();
+        self.set_idle();
     }
 }
 

@@ -15,8 +15,8 @@ mod plain {
         assert!(baton.is_held());
         assert!(baton.try_take().is_none());
         assert!(baton.try_take().is_none());
-        let guard = guard.finish().expect("notes are there");
-        assert!(guard.finish().is_none(), "one more call handles all notes");
+        let guard = guard.finish().expect("there is a note");
+        assert!(guard.finish().is_none(), "one call removes all notes");
         assert!(!baton.is_held());
 
         let guard = baton.try_take().expect("idle again");
@@ -36,20 +36,21 @@ mod plain {
     }
 
     #[test]
-    fn all_work_is_done_under_load() {
-        // Miri is slow. Without it there are enough rounds for the threads to meet.
+    fn concurrent_drivers_do_all_work() {
+        // Miri is slow. Without Miri, there are enough rounds for the threads to collide.
         const EACH: u64 = if cfg!(miri) { 50 } else { 100_000 };
         let baton = Baton::new();
-        let begin = std::sync::Barrier::new(4);
+        let start = std::sync::Barrier::new(4);
         let (added, done) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    begin.wait();
+                    start.wait();
                     for _ in 0..EACH {
                         added.fetch_add(1, Ordering::Relaxed);
                         baton.drive(|| {
-                            // Not atomic as a whole: a second driver would lose counts.
+                            // These steps are not atomic together. If two threads drove at the same
+                            // time, counts would be lost.
                             let new = added.swap(0, Ordering::Relaxed);
                             let old = done.load(Ordering::Relaxed);
                             done.store(old + new, Ordering::Relaxed);
@@ -92,40 +93,41 @@ mod models {
             })
         }
 
-        fn post(&self, who: usize) {
-            self.queued[who].store(1, Ordering::Relaxed);
+        fn post(&self, index: usize) {
+            self.queued[index].store(1, Ordering::Relaxed);
         }
 
-        /// Does the work that it sees. Relaxed loads let the model return old values.
+        /// Does all work that is visible. Relaxed loads let the model return old values.
         fn work(&self) {
             for slot in &self.queued {
                 if slot.load(Ordering::Relaxed) == 1 {
                     slot.store(2, Ordering::Relaxed);
-                    // SAFETY: loom checks that only one thread is here; that is the point.
+                    // SAFETY: the baton admits one thread at a time. The model checks exactly this:
+                    // loom reports concurrent access.
                     self.done.with_mut(|done| unsafe { *done += 1 });
                 }
             }
         }
 
-        fn check(&self, want: usize) {
+        fn check_done(&self, expected: usize) {
             // SAFETY: all other threads have been joined.
             self.done
-                .with(|done| assert_eq!(unsafe { *done }, want, "work was forgotten"));
+                .with(|done| assert_eq!(unsafe { *done }, expected, "work was lost"));
         }
     }
 
     fn model(threads: usize, drive: fn(&Stream)) {
         let mut builder = loom::model::Builder::new();
-        // A full search with three threads takes minutes. Three forced switches are enough to find
-        // every bug planted below.
+        // A full search with three threads takes minutes. Three preemptions are enough to find
+        // every bug that is planted below.
         builder.preemption_bound = (threads > 2).then_some(3);
         builder.check(move || {
             let stream = Stream::new();
             let others: Vec<_> = (1..threads)
-                .map(|who| {
+                .map(|index| {
                     let stream = Arc::clone(&stream);
                     thread::spawn(move || {
-                        stream.post(who);
+                        stream.post(index);
                         drive(&stream);
                     })
                 })
@@ -135,28 +137,28 @@ mod models {
             for other in others {
                 other.join().expect("thread");
             }
-            stream.check(threads);
+            stream.check_done(threads);
         });
     }
 
-    fn whole(stream: &Stream) {
+    fn drive(stream: &Stream) {
         stream.baton.drive(|| stream.work());
     }
 
     #[test]
     fn loom_baton_two_threads() {
-        model(2, whole);
+        model(2, drive);
     }
 
     #[test]
     fn loom_baton_three_threads() {
-        model(3, whole);
+        model(3, drive);
     }
 
-    /// The holder releases the baton after one call and must report the note.
+    /// A holder that releases the baton despite a note learns of the note.
     #[test]
     fn loom_baton_release_reports_the_note() {
-        fn once(stream: &Stream) {
+        fn release_each_time(stream: &Stream) {
             while let Some(guard) = stream.baton.try_take() {
                 stream.work();
                 if !guard.release() {
@@ -164,13 +166,13 @@ mod models {
                 }
             }
         }
-        model(2, once);
-        model(3, once);
+        model(2, release_each_time);
+        model(3, release_each_time);
     }
 
-    /// Broken: checks for a note, and then releases the baton in a second step.
+    /// Planted bug: checking for a note and releasing the baton are two steps.
     #[test]
-    #[should_panic(expected = "work was forgotten")]
+    #[should_panic(expected = "work was lost")]
     fn loom_baton_broken_finish_is_caught() {
         fn broken(stream: &Stream) {
             let Some(guard) = stream.baton.try_take() else {
@@ -186,9 +188,9 @@ mod models {
         model(2, broken);
     }
 
-    /// Broken: gives up without a note.
+    /// Planted bug: a thread that does not get the baton leaves no note.
     #[test]
-    #[should_panic(expected = "work was forgotten")]
+    #[should_panic(expected = "work was lost")]
     fn loom_baton_broken_try_is_caught() {
         fn broken(stream: &Stream) {
             if stream
@@ -212,15 +214,16 @@ mod models {
         model(2, broken);
     }
 
-    /// Broken: does not write a second note, so its work is not ordered before the next check.
+    /// Planted bug: a thread that finds a note leaves none, so its work is not ordered before the
+    /// holder's next check.
     #[test]
-    #[should_panic(expected = "work was forgotten")]
+    #[should_panic(expected = "work was lost")]
     fn loom_baton_broken_second_note_is_caught() {
         fn broken(stream: &Stream) {
             if stream.baton.0.load(Ordering::Acquire) == NOTED {
                 return;
             }
-            whole(stream);
+            drive(stream);
         }
         model(3, broken);
     }

@@ -1,15 +1,15 @@
-//! Lets a thread poll for a while before it sleeps.
+//! Decides whether a thread polls for a while before it sleeps.
 //!
 //! A sleep and its wake-up take longer than a short round trip. A thread that expects its
 //! completion soon therefore polls for a window of time before it sleeps. Each queue learns from
-//! its own waits. A wait that ends soon counts in favour of polling, whether the thread polled or
-//! slept. A window without result counts against it, and each further one counts more. If the
-//! thread lost its processor for long meanwhile, processors are scarce. Polling then takes them
-//! from programs that have work, and the scheduler takes them back for milliseconds at a time,
-//! while a thread that sleeps is woken at once: most waits sleep from then on.
+//! its own waits. A short wait is a reason to poll, whether the thread polled or slept. A window
+//! without result is a reason to sleep, and each further one is a stronger reason.
 //!
-//! The counters are hints. They are read and written without order; a lost update costs one window
-//! at most.
+//! If a polling thread loses its processor for long, processors are scarce. Polling then takes them
+//! from programs that have work, and the scheduler takes them back for milliseconds at a time. A
+//! sleeping thread is woken at once, so most waits sleep from then on.
+//!
+//! The counters are hints, accessed with relaxed ordering. A lost update costs one window at most.
 
 use super::policy;
 use super::sync::{AtomicU32, Ordering};
@@ -17,23 +17,23 @@ use super::yield_pacing::after_empty_poll;
 use crate::sys::clock::now_ns;
 use std::time::Duration;
 
-/// The outcomes of waits: short ones in a row, and how many more a window needs after windows
-/// without result.
 #[derive(Debug, Default)]
 pub(super) struct Record {
+    /// Short waits in a row.
     short: AtomicU32,
-    /// Short waits that a window needs beyond [`policy::WINDOW_SHORT_WAITS`].
+    /// Number of short waits required for the next window, in addition to
+    /// [`policy::WINDOW_SHORT_WAITS`]. Windows without result increase it.
     distrust: AtomicU32,
 }
 
 impl Record {
     #[inline]
-    pub(super) fn is_good(&self) -> bool {
+    pub(super) fn earns_window(&self) -> bool {
         let distrust = self.distrust.load(Ordering::Relaxed);
         policy::earns_window(self.short.load(Ordering::Relaxed), distrust)
     }
 
-    /// Records a wait that ended in its window.
+    /// Records a window that ended with a result.
     #[inline]
     pub(super) fn hit(&self) {
         if self.distrust.load(Ordering::Relaxed) != 0 {
@@ -44,22 +44,20 @@ impl Record {
     /// Records a window that ended without result.
     pub(super) fn miss(&self) {
         let distrust = self.distrust.load(Ordering::Relaxed);
-        self.begin_again(policy::distrust_after_miss(distrust));
+        self.reset(policy::distrust_after_miss(distrust));
     }
 
-    /// Forgets the short waits so far, and sets the distrust.
-    fn begin_again(&self, distrust: u32) {
+    fn reset(&self, distrust: u32) {
         self.distrust.store(distrust, Ordering::Relaxed);
         self.short.store(0, Ordering::Relaxed);
     }
 
-    /// Records a wait without a window, which was short or not.
-    pub(super) fn note(&self, short: bool) {
-        let row = match short {
+    pub(super) fn record_wait(&self, was_short: bool) {
+        let in_a_row = match was_short {
             true => self.short.load(Ordering::Relaxed).saturating_add(1),
             false => 0,
         };
-        self.short.store(row, Ordering::Relaxed);
+        self.short.store(in_a_row, Ordering::Relaxed);
     }
 }
 
@@ -69,26 +67,26 @@ pub(crate) struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// Calls `look` with the time until it returns `true`, for at most `window`, if that is worth
-    /// it. Returns `true` if `look` did.
-    pub(crate) fn poll(&self, window: Duration, mut look: impl FnMut(u64) -> bool) -> bool {
+    /// Calls `check` with the current time until it returns `true`, for at most `window`. Returns
+    /// `true` if `check` did. If polling is not worth it, returns `false` at once.
+    pub(crate) fn poll(&self, window: Duration, mut check: impl FnMut(u64) -> bool) -> bool {
         if window.is_zero() || !self.is_worth_it() {
             return false;
         }
         let mut now = now_ns();
-        let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
+        let deadline = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
         loop {
-            if look(now) {
+            if check(now) {
                 self.record.hit();
                 return true;
             }
             after_empty_poll();
             let before = std::mem::replace(&mut now, now_ns());
             if policy::has_lost_processor(now.saturating_sub(before)) {
-                self.record.begin_again(policy::DISTRUST_MAX);
-                return look(now);
+                self.record.reset(policy::DISTRUST_MAX);
+                return check(now);
             }
-            if now >= end {
+            if now >= deadline {
                 self.miss();
                 return false;
             }
@@ -97,17 +95,17 @@ impl BusyPoll {
 
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
-        self.record.is_good()
+        self.record.earns_window()
     }
 
-    /// Records a window that ended without result.
     pub(crate) fn miss(&self) {
         self.record.miss();
     }
 
-    /// Records a wait that ended in sleep after `waited`, measured from its beginning.
+    /// Records that a wait slept, and lasted `waited`.
     pub(crate) fn slept(&self, waited: Duration, window: Duration) {
-        self.record.note(policy::is_short_sleep(waited, window));
+        self.record
+            .record_wait(policy::is_short_sleep(waited, window));
     }
 }
 
@@ -128,16 +126,17 @@ mod tests {
         }
         assert!(b.is_worth_it());
         b.record.hit();
-        assert!(b.is_worth_it(), "a hit keeps it");
+        assert!(b.is_worth_it(), "after a hit, the next wait polls, too");
         b.slept(WINDOW * 5, WINDOW);
-        assert!(!b.is_worth_it(), "a long wait ends it");
+        assert!(!b.is_worth_it(), "after a long wait, the next wait sleeps");
     }
 
     #[test]
     fn fruitless_windows_become_rare() {
         let b = BusyPoll::default();
         let mut windows = 0;
-        // All sleeps are short and no window finds anything, as when both ends share one processor.
+        // All sleeps are short and all windows end without result. This happens if both ends share
+        // one processor.
         for _ in 0..10_000 {
             if b.is_worth_it() {
                 windows += 1;
@@ -154,7 +153,7 @@ mod tests {
         b.slept(WINDOW * 5, WINDOW);
         b.slept(SHORT, WINDOW);
         b.slept(SHORT, WINDOW);
-        assert!(b.is_worth_it(), "one hit forgives");
+        assert!(b.is_worth_it(), "one hit clears the distrust");
     }
 
     #[test]
@@ -168,17 +167,17 @@ mod tests {
         };
         trust();
         assert!(!b.poll(Duration::ZERO, |_| panic!("no window")));
-        // The window lasts until there is a result, unless the processor is taken from this thread
-        // meanwhile.
-        let third = || {
+        // Polling goes on until the third check has a result, unless this thread loses its
+        // processor. Then the test tries again.
+        let third_check_ends = || {
             trust();
-            let mut looks = 0;
+            let mut checks = 0;
             b.poll(Duration::MAX, |_| {
-                looks += 1;
-                looks == 3
+                checks += 1;
+                checks == 3
             })
         };
-        assert!((0..100).any(|_| third()));
+        assert!((0..100).any(|_| third_check_ends()));
         trust();
         assert!(b.poll(WINDOW, |_| true) && b.is_worth_it());
         let mut last = 0;
@@ -190,7 +189,6 @@ mod tests {
         assert!(!b.is_worth_it());
     }
 
-    /// The result may be there when the thread gets its processor back.
     #[test]
     fn lost_processor_stops_polling() {
         for result in [true, false] {
@@ -198,13 +196,13 @@ mod tests {
             for _ in 0..WINDOW_SHORT_WAITS {
                 b.slept(SHORT, WINDOW);
             }
-            let mut looks = 0;
+            let mut checks = 0;
             let found = b.poll(Duration::MAX, |_| {
-                looks += 1;
+                checks += 1;
                 std::thread::sleep(Duration::from_nanos(PROCESSOR_LOST_NS));
-                looks == 2 && result
+                checks == 2 && result
             });
-            assert_eq!((found, looks), (result, 2));
+            assert_eq!((found, checks), (result, 2));
             for _ in 1..DISTRUST_MAX {
                 b.slept(SHORT, WINDOW);
                 assert!(!b.is_worth_it());
@@ -216,8 +214,8 @@ mod tests {
         }
     }
 
-    /// The first window needs two short waits. Each fruitless one doubles what the next needs, up
-    /// to a limit.
+    /// The first window requires two short waits. After each window without result, the next one
+    /// requires twice as many, up to a limit.
     #[test]
     fn each_fruitless_window_costs_more() {
         let b = BusyPoll::default();
@@ -231,9 +229,9 @@ mod tests {
         }
     }
 
-    /// The wake-ups may take most of a sleep, so it is short up to four windows.
+    /// Wake-ups may take most of a sleep, so a sleep of up to four windows is short.
     #[test]
-    fn sleep_of_some_windows_is_short() {
+    fn sleep_of_four_windows_is_short() {
         for (waited, short) in [
             (WINDOW, true),
             (WINDOW * 4, true),

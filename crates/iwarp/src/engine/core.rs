@@ -1,17 +1,17 @@
 //! The engine: an `epoll` set, a table of timers and a progress thread. A process has one engine,
 //! or several if it has many connections.
 //!
-//! Leases ([`super::lease`]) say which thread drives a socket. Each completion queue has a lease
-//! for the sockets of its queue pairs. The whole set has one, [`everything`], for threads that poll
-//! all of it because their queues have many queue pairs. The engine starts with the first socket
-//! and belongs to one process: after a fork, the child creates an engine of its own when it needs
-//! one.
+//! Leases ([`super::lease`]) decide which thread drives a socket. Each completion queue has a lease
+//! for the sockets of its queue pairs. The process has the lease [`everything`] for threads that
+//! poll all sockets, because their queues have many queue pairs.
 //!
-//! The first engine serves the first connections of queue pairs, and everything that is not such a
-//! connection. When each engine has [`policy::CONNECTIONS_EACH`] connections, the next connection
-//! starts another engine, up to [`Config::progress_threads`](crate::Config::progress_threads). So a
-//! target of many peers uses more than one processor, and a process with few connections has one
-//! thread.
+//! The first engine starts with the first socket. An engine belongs to one process: after a fork,
+//! the child starts engines of its own.
+//!
+//! The first engine serves the first connections of queue pairs, and all other sources. When each
+//! engine has [`policy::CONNECTIONS_EACH`] connections, the next connection starts another engine,
+//! up to [`Config::progress_threads`](crate::Config::progress_threads). So a server of many peers
+//! uses more than one processor, and a process with few connections has one progress thread.
 
 use super::lease::Lease;
 use super::parker::Parker;
@@ -30,14 +30,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most events taken from the kernel at a time. Their answers are sent before the next events are
-/// taken, because writing to a socket is cheaper while it is in the processor's cache: with 128,
-/// echoes took a tenth longer.
+/// Maximum number of events per call of `epoll_wait`. The sockets of one batch are read and
+/// answered before the next batch, because a socket that is still in the processor's cache is
+/// cheaper to write: with 128 events, echoes took a tenth longer.
 pub(super) const BATCH: usize = 32;
 pub(super) const WAKE_TOKEN: u64 = 0;
 
-// Engines belong to the process that started their threads. A child leaks the engines that it
-// inherits, because dropping what they refer to would affect the parent's sockets.
+// A child leaks the engines that it inherits, because dropping them would affect the parent's
+// sockets.
 #[cfg(not(shuttle))]
 use crate::sys::process_lock::ProcessLock;
 #[cfg(not(shuttle))]
@@ -48,16 +48,15 @@ type Engines = super::sync::parking::Mutex<Vec<Arc<Engine>>>;
 #[cfg(not(shuttle))]
 static ENGINES: Engines = Engines::own("engine::ENGINES", Vec::new());
 #[cfg(not(shuttle))]
-static EVERYTHING: Lease = Lease::new();
+static WHOLE_PROCESS: Lease = Lease::new();
 
-// A model starts each execution with new ones.
+// Each execution of a model starts with new engines.
 #[cfg(shuttle)]
 shuttle::lazy_static! {
     static ref ENGINES: Engines = Engines::new(Vec::new());
-    static ref EVERYTHING: Lease = Lease::new();
+    static ref WHOLE_PROCESS: Lease = Lease::new();
 }
 
-/// Returns the engines of this process, in the order of their start.
 fn engines() -> &'static Engines {
     &ENGINES
 }
@@ -68,8 +67,9 @@ type StartHook = fn(&Arc<Engine>);
 #[cfg(not(shuttle))]
 static STARTED: ProcessLock<Option<StartHook>> = ProcessLock::new("engine::STARTED", None);
 
-/// Has `started` called with the first engine of this process and of each child: now if it runs
-/// already. Only the first call has an effect.
+/// Registers `started`, which is called with the first engine of this process and of each child
+/// when that engine starts. If it runs already, calls `started` now. Only the first registration
+/// has an effect.
 #[cfg(not(shuttle))]
 pub(crate) fn at_start(started: StartHook) {
     if STARTED.lock().replace(started).is_some() {
@@ -81,45 +81,46 @@ pub(crate) fn at_start(started: StartHook) {
     }
 }
 
-/// Returns the lease of threads that drive everything by [`poll_all`].
+/// Returns the lease of threads that drive all sockets of the process by [`poll_all`].
 pub(crate) fn everything() -> &'static Lease {
-    &EVERYTHING
+    &WHOLE_PROCESS
 }
 
-/// Has the progress threads check the leases again, after the caller has given one back.
+/// Wakes the progress threads, so that they check the leases again. Called after a lease was given
+/// back.
 #[cold]
 pub(crate) fn wake_up() {
-    for engine in all() {
+    for engine in running_engines() {
         engine.wake_up();
     }
 }
 
-/// Serves whatever is ready in the whole process, without waiting, for an application thread that
-/// polls. Returns `false` if other threads drive all of it.
+/// Serves all ready sources of the process, without waiting, for an application thread that polls.
+/// Returns `false` if no source was ready, or if other threads drive all ready sources.
 ///
-/// A caller that polls densely then drives everything instead of the progress thread. With one
-/// engine, two threads would gain nothing, and would take turns where processors are scarce. With
-/// several engines there is work for threads of their own, so this holds only for a caller that has
-/// no other way to its `many` queue pairs.
+/// A caller that polls densely then holds the lease of the whole process, and the progress thread
+/// drives nothing. With one engine, a second thread would gain nothing. With several engines, the
+/// progress threads have enough work, so the caller gets that lease only if it has `many` queue
+/// pairs and no other way to drive them.
 pub(crate) fn poll_all(many: bool) -> bool {
-    let begin = now_ns();
+    let start = now_ns();
     let (mut served, mut engines) = (false, 0);
-    for engine in all() {
+    for engine in running_engines() {
         served |= engine.poll_once();
         engines += 1;
     }
-    if policy::drives_everything(many, engines) {
+    if policy::drives_whole_process(many, engines) {
         let now = now_ns();
-        everything().drive(now, now.saturating_sub(begin), kept_from_processor);
+        everything().renew_for_drive(now, now.saturating_sub(start), kept_from_processor);
     }
     served
 }
 
-/// Returns the engines of this process. No lock is held in between.
-pub(super) fn all() -> impl Iterator<Item = Arc<Engine>> {
-    (0..).map_while(|at| {
+/// Returns the engines of this process. The list is not locked between two steps of the iterator.
+pub(super) fn running_engines() -> impl Iterator<Item = Arc<Engine>> {
+    (0..).map_while(|index| {
         let engines = engines().lock();
-        engines.get(at).cloned()
+        engines.get(index).cloned()
     })
 }
 
@@ -129,12 +130,11 @@ pub(crate) struct Engine {
     connections: AtomicUsize,
     pub(super) poller: Poller,
     pub(super) wake: EventFd,
-    /// Says whether the progress thread must be woken.
     pub(super) parker: Parker,
     pub(super) sources: Sources,
     pub(super) paused: PausedSources,
     pub(super) timers: Timers,
-    /// Which thread is the progress thread, and whether it is working. The watch checks this.
+    /// Which thread is the progress thread, and whether it is in a round.
     pub(super) rounds: Rounds,
     pub(super) watch: Arc<Watch>,
 }
@@ -154,7 +154,7 @@ impl Engine {
         tracing::debug!(limit = open_files.now, "engine starts");
         let engine = Self::start(Arc::default())?;
         engines.push(Arc::clone(&engine));
-        // Unlocked, because the hook works on files, and a fork waits for the lock.
+        // Unlock first: the hook accesses files, and a fork waits for the lock.
         drop(engines);
         #[cfg(not(shuttle))]
         {
@@ -166,14 +166,14 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Returns the engine for another connection: the one that has the fewest, or a new one if each
-    /// has its share and fewer than `most` exist.
-    pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
+    /// Returns the engine for a new connection: the engine with the fewest connections. Starts
+    /// another engine if all have their share of connections, and fewer than `max` engines exist.
+    pub(crate) fn for_connection(max: usize) -> io::Result<Arc<Self>> {
         guarded::keep();
         let first = Self::current()?;
         let mut engines = engines().lock();
         let idlest = Self::idlest(&engines).unwrap_or_else(|| Arc::clone(&first));
-        if !policy::needs_engine(idlest.connections(), engines.len(), most) {
+        if !policy::needs_engine(idlest.connections(), engines.len(), max) {
             return Ok(idlest);
         }
         match Self::start(Arc::clone(&first.watch)) {
@@ -183,9 +183,9 @@ impl Engine {
                 Ok(engine)
             }
             Err(error) => {
-                // Descriptors or threads are exhausted. One engine can serve any number of
+                // No descriptors or threads are left. An existing engine can serve any number of
                 // connections.
-                tracing::warn!(%error, "no further engine can be started");
+                tracing::warn!(%error, "cannot start another engine; an existing one is used");
                 Ok(idlest)
             }
         }
@@ -206,7 +206,6 @@ impl Engine {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection of a queue pair.
     pub(crate) fn connection_added(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.watch.start();
@@ -238,7 +237,7 @@ impl Engine {
         self.sources.token()
     }
 
-    /// Watches a descriptor and keeps its source alive until [`remove`](Self::remove).
+    /// Watches a descriptor, and keeps its source alive until [`remove`](Self::remove).
     pub(crate) fn add(
         &self,
         fd: impl AsFd,
@@ -252,13 +251,13 @@ impl Engine {
             .inspect_err(|_| self.sources.remove(token))
     }
 
-    /// Gives the descriptor that is watched under `token` to another source.
-    pub(crate) fn hand_on(&self, token: u64, source: Arc<dyn Source>) {
+    /// Replaces the source of `token`. Its descriptor stays watched.
+    pub(crate) fn replace_source(&self, token: u64, source: Arc<dyn Source>) {
         self.sources.insert(token, source);
     }
 
-    /// Returns `true` in a child of the process that started the engine. The epoll set and its
-    /// sockets are then shared with the parent, and a change here would affect the parent.
+    /// Returns `true` in a forked child of the process that started the engine. The child must not
+    /// change the epoll set, which it shares with the parent.
     pub(crate) fn is_foreign(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -275,15 +274,15 @@ impl Engine {
         self.poller.modify(fd, token, interest)
     }
 
-    /// Removes a descriptor from the set for a while. Its source stays.
+    /// Stops watching a descriptor until [`resume`](Self::resume). Its source stays.
     pub(crate) fn pause(&self, fd: impl AsFd) {
         if !self.is_foreign() {
             let _ = self.poller.remove(fd);
         }
     }
 
-    /// Watches a descriptor again after [`pause`](Self::pause). The engine reports what has arrived
-    /// meanwhile.
+    /// Watches a descriptor again after [`pause`](Self::pause). If data has arrived meanwhile, the
+    /// engine reports that it is readable.
     pub(crate) fn resume(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         if self.is_foreign() {
             return Ok(());
@@ -300,47 +299,48 @@ impl Engine {
     }
 
     pub(crate) fn forget(&self, token: u64) {
-        // In a forked child the table may have been copied while locked, and no thread uses it.
+        // In a forked child, the table may have been locked during the fork, and no thread uses it.
         if !self.is_foreign() {
             self.sources.remove(token);
         }
     }
 
-    /// Calls the source's `timer` with `kind` after `delay`.
+    /// Calls the source's [`timer`](Source::timer) with `kind` after `delay`.
     pub(crate) fn after(&self, delay: Duration, token: u64, kind: u32) {
-        let at = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
-        self.at(at, token, kind);
+        let time = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+        self.at(time, token, kind);
     }
 
-    /// Does the same as [`after`](Self::after), up to a quarter later, so that one wake-up serves
-    /// many sources.
+    /// Does the same as [`after`](Self::after), but up to a quarter of `delay` later, so that one
+    /// wake-up serves many sources.
     pub(crate) fn after_about(&self, delay: Duration, token: u64, kind: u32) {
         let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-        let at = now_ns().saturating_add(delay);
-        let at = at
+        let earliest = now_ns().saturating_add(delay);
+        let time = earliest
             .checked_next_multiple_of((delay / 4).max(1))
-            .unwrap_or(at);
-        self.at(at, token, kind);
+            .unwrap_or(earliest);
+        self.at(time, token, kind);
     }
 
-    /// Calls the source's `timer` at a time in nanoseconds of [`now_ns`].
-    pub(crate) fn at(&self, at: u64, token: u64, kind: u32) {
-        if self.timers.set((at, token, kind)) {
-            // The progress thread sleeps until a later time.
+    /// Calls the source's [`timer`](Source::timer) with `kind` at `time`, in nanoseconds of
+    /// [`now_ns`].
+    pub(crate) fn at(&self, time: u64, token: u64, kind: u32) {
+        if self.timers.set((time, token, kind)) {
             self.wake_up();
         }
     }
 
-    /// Has the progress thread check timers and leases again, after the caller has changed one.
+    /// Wakes the progress thread, so that it checks timers and leases again.
     fn wake_up(&self) {
         self.parker.unpark_with(|| self.wake.signal());
     }
 
-    /// Serves whatever is ready, without waiting. Returns `false` if other threads drive all of it.
+    /// Serves all ready sources, without waiting. Returns `false` if no source was ready, or if
+    /// other threads drive all ready sources.
     fn poll_once(&self) -> bool {
-        // A thread that is ending keeps nothing.
-        let kept = EVENTS.try_with(Cell::take).ok().flatten();
-        let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
+        // While a thread exits, its thread-local buffer may be gone already.
+        let reused = EVENTS.try_with(Cell::take).ok().flatten();
+        let mut events = reused.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
         let ready = self.poller.wait_zero(&mut events).is_ok_and(|n| n > 0);
         let served = ready && self.dispatch(&events, |_, source| Some(source));
         let _ = EVENTS.try_with(|cell| cell.set(Some(events)));
@@ -349,35 +349,34 @@ impl Engine {
 
     /// Serves the sources of `events`. Returns `false` if other threads drive all of them.
     ///
-    /// `takes` decides for each source whether the calling thread serves it, and returns it if so.
+    /// `select` decides for each source whether the calling thread serves it, and returns it if so.
     pub(super) fn dispatch(
         &self,
         events: &Events,
-        mut takes: impl FnMut(u64, Arc<dyn Source>) -> Option<Arc<dyn Source>>,
+        mut select: impl FnMut(u64, Arc<dyn Source>) -> Option<Arc<dyn Source>>,
     ) -> bool {
         let mut served = false;
-        // With thousands of queue pairs, nearly every access to the state of the next one is a
-        // cache miss. So it is prefetched two sources ahead, during the system calls of the others.
+        // With thousands of queue pairs, nearly every first access to a queue pair is a cache miss.
+        // So each source is prefetched while the two sources before it make their system calls.
         let mut sources = self.sources_of(events);
         if let [Some(first), Some(second), ..] = &sources {
             first.prefetch_object();
             second.prefetch_object();
             first.prefetch_state();
         }
-        for (at, event) in events.iter().enumerate() {
-            if let Some(Some(source)) = sources.get(at + 2) {
+        for (i, event) in events.iter().enumerate() {
+            if let Some(Some(source)) = sources.get(i + 2) {
                 source.prefetch_object();
             }
-            if let Some(Some(source)) = sources.get(at + 1) {
+            if let Some(Some(source)) = sources.get(i + 1) {
                 source.prefetch_state();
             }
-            let Some(source) = sources.get_mut(at).and_then(Option::take) else {
-                // The source is gone, or this is the wake-up, which concerns only the progress
-                // thread.
+            let Some(source) = sources.get_mut(i).and_then(Option::take) else {
+                // The source was removed, or this is the progress thread's wake-up event.
                 served |= event.token != WAKE_TOKEN;
                 continue;
             };
-            served |= match takes(event.token, source) {
+            served |= match select(event.token, source) {
                 Some(source) => source.ready(event.readable, event.writable, event.broken),
                 None => true,
             };
@@ -385,7 +384,6 @@ impl Engine {
         served
     }
 
-    /// Returns the sources of a batch of events, in the order of the events.
     fn sources_of(&self, events: &Events) -> [Option<Arc<dyn Source>>; BATCH] {
         let mut sources = [const { None }; BATCH];
         self.sources.with_table(|known| {

@@ -1,4 +1,5 @@
-//! Which sources the progress thread leaves alone, timers, and the choice of an engine.
+//! Tests of the engine: sources that application threads drive, timers, and the choice of an
+//! engine.
 
 use super::*;
 use crate::engine::sync::parking::Mutex;
@@ -7,7 +8,7 @@ use std::time::Instant;
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// A source that application threads drive until `driven` is cleared.
+/// A source that reports that application threads drive it, until `driven` is cleared.
 struct Driven {
     engine: Arc<Engine>,
     fd: EventFd,
@@ -18,8 +19,8 @@ struct Driven {
 }
 
 impl Driven {
-    /// Watches a source on an engine of its own: polling threads of other tests serve the engines
-    /// of the process.
+    /// Creates a source on an engine of its own, because polling threads of other tests serve the
+    /// engines of the process.
     fn watch() -> Arc<Self> {
         let engine = Engine::start(Arc::default()).expect("engine");
         let source = Arc::new(Self {
@@ -64,15 +65,17 @@ impl Source for Driven {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-pub(in crate::engine) fn wait_for(what: &str, done: impl Fn() -> bool) {
-    let begin = Instant::now();
+/// Waits until `done` returns `true`. Panics with `failure` if that takes too long.
+pub(in crate::engine) fn wait_for(failure: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < LONG, "{what}");
+        assert!(start.elapsed() < LONG, "{failure}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The progress thread serves a driven source only when its lease has ended.
+/// The progress thread pauses a source that application threads drive, and serves it when their
+/// lease has ended.
 #[test]
 fn driven_source_pauses_until_lease_ends() {
     let source = Driven::watch();
@@ -89,23 +92,23 @@ fn driven_source_pauses_until_lease_ends() {
     source.engine.remove(&source.fd, source.token);
 }
 
-/// While application threads drive the whole set, the progress thread serves nothing, but it pauses
-/// sources that pollers of a queue drive one by one. A lease that is given back ends at once.
+/// While application threads hold the lease of the whole process, the progress thread serves no
+/// source, but it still pauses sources that pollers drive one by one. When that lease is given
+/// back, the progress thread serves sources at once.
 #[test]
-fn driven_set_is_left_alone() {
-    let all = everything();
+fn process_lease_stops_progress_thread() {
+    let lease = everything();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let begin = Instant::now();
-            // The time limit ends the thread if the test fails. Waiting for a processor is no
-            // pause.
-            while !stop.load(Ordering::Relaxed) && begin.elapsed() < 3 * LONG {
-                all.drive(now_ns(), 0, kept_from_processor);
+            let start = Instant::now();
+            // The time limit ends the thread if the test fails.
+            while !stop.load(Ordering::Relaxed) && start.elapsed() < 3 * LONG {
+                lease.renew_for_drive(now_ns(), 0, kept_from_processor);
                 std::thread::yield_now();
             }
         });
-        wait_for("no lease", || all.end(now_ns()).is_some());
+        wait_for("the lease is never held", || lease.end(now_ns()).is_some());
         let driven = Driven::watch();
         driven.fd.signal();
         wait_for("the source is not paused", || {
@@ -115,7 +118,7 @@ fn driven_set_is_left_alone() {
         let other = Driven::watch();
         other.driven.store(false, Ordering::Relaxed);
         other.fd.signal();
-        if all.give_back(now_ns, kept_from_processor) {
+        if lease.give_back(now_ns, kept_from_processor) {
             other.engine.wake_up();
         }
         wait_for("the source is not served", || {
@@ -127,12 +130,11 @@ fn driven_set_is_left_alone() {
     });
 }
 
-/// A source whose timer of kind 1 has no purpose.
-struct Forgetful {
+struct AwaitsOthers {
     fired: Mutex<Vec<u32>>,
 }
 
-impl Source for Forgetful {
+impl Source for AwaitsOthers {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         true
     }
@@ -147,61 +149,60 @@ impl Source for Forgetful {
 }
 
 #[test]
-fn timer_without_purpose_is_forgotten() {
-    // Without a thread: the progress thread may run only after both times.
+fn unawaited_timer_wakes_no_thread() {
+    // An engine without a progress thread, which could fire the timers at any time.
     let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
     let token = engine.token();
-    let source = Arc::new(Forgetful {
+    let source = Arc::new(AwaitsOthers {
         fired: Mutex::default(),
     });
     engine.add_timed(token, Arc::clone(&source) as Arc<dyn Source>);
-    let begin = now_ns();
-    engine.at(begin, token, 1);
-    engine.at(begin + 1, token, 2);
+    let start = now_ns();
+    engine.at(start, token, 1);
+    engine.at(start + 1, token, 2);
     assert_eq!(
         engine.first_timer(),
-        Some(begin + 1),
-        "the time until which the thread sleeps"
+        Some(start + 1),
+        "the progress thread sleeps until the second timer"
     );
-    wait_for("time stands still", || now_ns() > begin);
+    wait_for("the clock stands still", || now_ns() > start);
     engine.fire_timers();
     assert_eq!(*source.fired.lock(), [2]);
     assert_eq!(engine.first_timer(), None);
-    engine.at(begin, token, 3);
+    engine.at(start, token, 3);
     engine.forget(token);
-    assert_eq!(engine.first_timer(), None, "the source is gone");
+    assert_eq!(engine.first_timer(), None, "the source was removed");
 }
 
-/// The progress thread sleeps until the first timer. It must be woken only for an earlier one. Two
-/// equal timers are one.
+/// The progress thread sleeps until the first timer, so it must be woken only for an earlier one.
+/// Setting an equal timer again has no effect.
 #[test]
-fn only_earliest_timer_is_first() {
+fn only_earlier_timer_wakes_thread() {
     let timers = Timers::default();
-    let set = |at| timers.set((at, 1, 0));
-    let taken = |now| std::iter::from_fn(|| Some(timers.take_due(now)?.0)).collect::<Vec<_>>();
-    let firsts = [50, 70, 50, 30, 31, 10].map(set);
-    assert_eq!(firsts, [true, false, false, true, false, true]);
-    assert_eq!(taken(9), [0; 0]);
-    assert_eq!(taken(50), [10, 30, 31, 50]);
+    let set = |time| timers.set((time, 1, 0));
+    let due = |now| std::iter::from_fn(|| Some(timers.take_due(now)?.0)).collect::<Vec<_>>();
+    let are_first = [50, 70, 50, 30, 31, 10].map(set);
+    assert_eq!(are_first, [true, false, false, true, false, true]);
+    assert_eq!(due(9), [0; 0]);
+    assert_eq!(due(50), [10, 30, 31, 50]);
     assert_eq!([71, 70, 60].map(set), [false, false, true]);
-    assert_eq!(taken(100), [60, 70, 71]);
-    assert!(set(80), "the only one");
+    assert_eq!(due(100), [60, 70, 71]);
+    assert!(set(80), "there is no other timer");
 }
 
-/// A descriptor that the kernel does not watch is never removed, so the engine must not keep its
-/// source. Under `shuttle` there is no kernel.
+/// If the kernel refuses to watch a descriptor, the caller does not remove it, so the engine must
+/// not keep its source. `shuttle` does not simulate such a refusal.
 #[cfg(not(shuttle))]
 #[test]
 fn unwatchable_source_is_dropped() {
     let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
-    let source = Arc::new(Forgetful {
+    let source = Arc::new(AwaitsOthers {
         fired: Mutex::default(),
     });
-    // `epoll` refuses regular files.
     let file = std::fs::File::open("/proc/self/exe").expect("file");
     let watched = Arc::clone(&source) as Arc<dyn Source>;
-    let error = engine.add(&file, engine.token(), Interest::READ, watched);
-    assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    let result = engine.add(&file, engine.token(), Interest::READ, watched);
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EPERM));
     assert_eq!(Arc::strong_count(&source), 1);
 }
 

@@ -1,76 +1,75 @@
-//! Tests of the length of leases.
+//! Tests of leases: what earns and what costs credit, and when a lease ends.
 
 #![cfg(not(loom))]
 
 use super::policy::{
-    LEASE_DENSE_NS, LEASE_EARNED_PART, LEASE_LATELY_NS, LEASE_LONGEST_NS, LEASE_RETURN_COST_NS,
+    LEASE_DENSE_NS, LEASE_EARNED_DIVISOR, LEASE_ENDED_LATELY_NS, LEASE_LONGEST_NS,
+    LEASE_RETURN_COST_NS,
 };
 use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// Polls from `begin` on, every `gap`, for `time`. Returns when it polled last.
-fn poll(lease: &Lease, begin: u64, gap: u64, time: u64) -> u64 {
-    let mut now = begin;
-    while now + gap <= begin + time {
-        lease.drive(now, 0, |_| 0);
+/// Polls every `gap`, from `start` for `time`. Returns the time of the last poll.
+fn poll(lease: &Lease, start: u64, gap: u64, time: u64) -> u64 {
+    let mut now = start;
+    while now + gap <= start + time {
+        lease.renew_for_drive(now, 0, |_| 0);
         now += gap;
     }
-    lease.drive(now, 0, |_| 0);
+    lease.renew_for_drive(now, 0, |_| 0);
     now
 }
 
-/// Dense polls for 4 ms earn a quarter of one.
+/// 4 ms earn 0.25 ms.
 #[test]
 fn dense_polls_earn_a_sixteenth() {
     let lease = Lease::new();
     assert_eq!(lease.end(MS), None, "no thread polls");
     let last = poll(&lease, MS, 8_000, 4 * MS);
-    let end = last + (last - MS) / LEASE_EARNED_PART;
+    let end = last + (last - MS) / LEASE_EARNED_DIVISOR;
     assert_eq!(lease.end(last), Some(end));
     assert_eq!(lease.end(end), None, "the lease has ended");
     let last = poll(&lease, last, 8_000, 200 * MS);
     assert_eq!(lease.end(last), Some(last + LEASE_LONGEST_NS));
 }
 
-/// A thread that polled for long keeps its lease during short pauses, and loses it by long ones.
 #[test]
-fn pauses_cost_what_they_last() {
+fn pause_costs_its_length() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 200 * MS);
-    lease.drive(last + 4 * MS, 0, |_| 0);
+    lease.renew_for_drive(last + 4 * MS, 0, |_| 0);
     let end = last + 4 * MS + LEASE_LONGEST_NS;
     assert_eq!(lease.end(last + 4 * MS), Some(end));
-    lease.drive(last + 7 * MS, 0, |_| 0);
+    lease.renew_for_drive(last + 7 * MS, 0, |_| 0);
     assert_eq!(
         lease.end(last + 7 * MS),
         Some(last + 8 * MS),
-        "a millisecond is left"
+        "a credit of one millisecond is left"
     );
-    lease.drive(last + 9 * MS, 0, |_| 0);
+    lease.renew_for_drive(last + 9 * MS, 0, |_| 0);
     assert_eq!(lease.end(last + 9 * MS), None);
 }
 
-/// The kernel may keep a polling thread from its processor for any time.
+/// The kernel may keep a polling thread from running for any time, and that is no pause.
 #[test]
 fn waiting_for_processor_is_no_pause() {
     for (kept, remains) in [(49 * MS, true), (30 * MS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 200 * MS);
-        lease.drive(last + 50 * MS, 0, |_| kept);
+        lease.renew_for_drive(last + 50 * MS, 0, |_| kept);
         assert_eq!(lease.end(last + 50 * MS).is_some(), remains);
     }
-    // Threads that take turns on one processor poll as densely as it allows.
+    // Threads that share one processor poll as densely as the kernel lets them.
     let lease = Lease::new();
     for turn in 1..1000 {
-        lease.drive(turn * 150_000, 0, |_| 90_000);
+        lease.renew_for_drive(turn * 150_000, 0, |_| 90_000);
     }
     assert!(lease.end(999 * 150_000).is_some());
 }
 
-/// A program that polls now and then leaves nothing unserved.
 #[test]
-fn rare_bursts_give_no_lease() {
+fn rare_polls_earn_no_lease() {
     let lease = Lease::new();
     let mut now = MS;
     for _ in 0..1000 {
@@ -79,13 +78,13 @@ fn rare_bursts_give_no_lease() {
         now += 450_000;
     }
     for _ in 0..1000 {
-        lease.drive(now, 0, |_| 0);
+        lease.renew_for_drive(now, 0, |_| 0);
         assert_eq!(lease.end(now), None);
         now += LEASE_DENSE_NS + 1;
     }
 }
 
-/// Gives the lease back at `now`, as a thread does that never lacked a processor.
+/// Gives the lease back at `now`, for a thread that the kernel never kept from running.
 fn give_back(lease: &Lease, now: u64) -> bool {
     lease.give_back(|| now, |_| 0)
 }
@@ -97,23 +96,20 @@ fn returned_lease_keeps_its_credit() {
     assert!(!lease.give_back(unused, |_| unused()));
     let last = poll(&lease, MS, 10_000, 10 * MS);
     let credit = lease.end(last).unwrap() - last;
-    assert!(
-        give_back(&lease, last),
-        "the progress thread may sleep for it"
-    );
+    assert!(give_back(&lease, last), "the progress thread must be woken");
     assert!(!lease.give_back(unused, |_| unused()));
     assert_eq!(lease.end(last), None);
     let again = last + 1_000 * MS;
-    lease.drive(again, 0, |_| panic!("the time without lease is no pause"));
+    lease.renew_for_drive(again, 0, |_| panic!("the time without a lease is no pause"));
     assert_eq!(
         lease.end(again),
         Some(again + credit - LEASE_RETURN_COST_NS)
     );
 }
 
-/// Ceph's messenger polls for a millisecond before each wait.
+/// Ceph's messenger polls for a millisecond before each wait. That is enough for a lease.
 #[test]
-fn long_spells_earn_a_lease() {
+fn long_polling_before_waits_earns_lease() {
     for (spell, held) in [(MS, true), (100_000, false)] {
         let lease = Lease::new();
         let mut now = MS;
@@ -122,15 +118,15 @@ fn long_spells_earn_a_lease() {
             give_back(&lease, last);
             now = last + 200_000;
         }
-        lease.drive(now, 0, |_| 0);
+        lease.renew_for_drive(now, 0, |_| 0);
         assert_eq!(lease.end(now).is_some(), held, "{spell}");
     }
 }
 
-/// Otherwise a program that works between its only poll and its wait would leave its peers unserved
-/// forever.
+/// A program may compute between a poll and the wait that gives the lease back. If that cost no
+/// credit, its peers would not be served for long, again and again.
 #[test]
-fn pause_before_the_return_costs_credit() {
+fn pause_before_giving_back_costs_credit() {
     for (kept, remains) in [(0, false), (4 * MS, true)] {
         let lease = Lease::new();
         let mut now = poll(&lease, MS, 10_000, 200 * MS);
@@ -138,41 +134,41 @@ fn pause_before_the_return_costs_credit() {
             now += 4 * MS;
             assert!(lease.give_back(|| now, |_| kept), "the lease was held");
             now += MS;
-            lease.drive(now, 0, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
         }
         assert_eq!(lease.end(now).is_some(), remains, "{kept}");
     }
 }
 
-/// A thread that only takes what others have driven keeps no lease, however long it does that.
+/// A thread that takes completions but never drives loses its lease.
 #[test]
 fn completions_alone_keep_no_lease() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 100 * MS);
-    let taken = |lease: &Lease, until: u64| {
+    let take_until = |lease: &Lease, until: u64| {
         let mut now = last;
         while now < until {
             now += 10_000;
-            lease.stay(now, 1, |_| 0);
+            lease.renew_for_completions(now, 1, |_| 0);
         }
         now
     };
-    let now = taken(&lease, last + LEASE_LONGEST_NS / 2);
+    let now = take_until(&lease, last + LEASE_LONGEST_NS / 2);
     assert!(lease.end(now).is_some());
-    let now = taken(&lease, last + 3 * LEASE_LONGEST_NS);
+    let now = take_until(&lease, last + 3 * LEASE_LONGEST_NS);
     assert_eq!(lease.end(now), None);
 }
 
-/// A thread that answers many completions between two polls drives nevertheless; one that takes few
-/// and works as long does not.
+/// A thread that handles 64 completions between two polls keeps its lease. The same time for one
+/// completion is a pause.
 #[test]
-fn completions_take_their_time() {
+fn completions_prolong_dense_time() {
     for (taken, dense) in [(64, true), (1, false)] {
         let lease = Lease::new();
         let mut now = MS;
         for _ in 0..100 {
-            lease.drive(now, 0, |_| 0);
-            lease.stay(now + 1_000, taken, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
+            lease.renew_for_completions(now + 1_000, taken, |_| 0);
             now += 600_000;
         }
         assert_eq!(lease.end(now - 599_000).is_some(), dense, "{taken}");
@@ -186,38 +182,39 @@ fn long_drives_are_dense() {
         let mut now = MS;
         for _ in 0..100 {
             now += 350_000;
-            lease.drive(now, busy, |_| 0);
+            lease.renew_for_drive(now, busy, |_| 0);
         }
         assert_eq!(lease.end(now).is_some(), dense, "{busy}");
     }
 }
 
 #[test]
-fn ended_lease_is_remembered() {
+fn lease_has_ended_lately_unless_given_back() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 100 * MS);
-    assert!(!lease.has_ended_lately(last), "it has not ended");
+    assert!(!lease.has_ended_lately(last), "the lease has not ended");
     assert!(lease.has_ended_lately(last + 2 * LEASE_LONGEST_NS));
-    assert!(lease.has_ended_lately(last + LEASE_LATELY_NS - 1));
-    assert!(!lease.has_ended_lately(last + LEASE_LATELY_NS));
+    assert!(lease.has_ended_lately(last + LEASE_ENDED_LATELY_NS - 1));
+    assert!(!lease.has_ended_lately(last + LEASE_ENDED_LATELY_NS));
     give_back(&lease, last);
     assert!(!lease.has_ended_lately(last + 2 * LEASE_LONGEST_NS));
 }
 
-/// Renewals are dense up to a limit, which the time of the drive extends.
+/// Only after a pause, the lease asks for how long the kernel kept the thread from running. The
+/// time of a drive prolongs the time that is no pause.
 #[test]
 fn only_pauses_ask_for_lost_time() {
     for busy in [0, 1_000] {
         let lease = Lease::new();
         let mut now = MS;
-        lease.drive(now, busy, |_| 0);
+        lease.renew_for_drive(now, busy, |_| 0);
         for _ in 0..100 {
             now += LEASE_DENSE_NS + busy;
-            lease.drive(now, busy, |_| panic!("that is no pause"));
+            lease.renew_for_drive(now, busy, |_| panic!("this is no pause"));
         }
-        assert!(lease.end(now).is_some(), "they are dense");
+        assert!(lease.end(now).is_some(), "the renewals are dense");
         let mut asked = None;
-        lease.drive(now + LEASE_DENSE_NS + busy + 1, busy, |since| {
+        lease.renew_for_drive(now + LEASE_DENSE_NS + busy + 1, busy, |since| {
             asked = Some(since);
             0
         });
@@ -225,13 +222,14 @@ fn only_pauses_ask_for_lost_time() {
     }
 }
 
-/// A thread that has not driven for the time of the longest lease drives no more.
+/// Taking completions renews the lease only if the thread has driven within the time of the longest
+/// lease.
 #[test]
-fn completions_renew_after_a_drive() {
+fn completions_renew_after_recent_drive() {
     for (after, renewed) in [(LEASE_LONGEST_NS - 1, true), (LEASE_LONGEST_NS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 100 * MS);
-        lease.stay(last + after, 1, |_| 0);
+        lease.renew_for_completions(last + after, 1, |_| 0);
         assert_eq!(
             lease.end(last + LEASE_LONGEST_NS).is_some(),
             renewed,

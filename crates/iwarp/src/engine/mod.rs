@@ -1,31 +1,33 @@
 //! Which thread drives a socket, and when.
 //!
 //! Threads that are running already do most of the work: posting threads write, polling threads
-//! read. The progress thread does what no other thread does, and sleeps meanwhile.
+//! read. The progress thread does the work for which no other thread is running, and sleeps while
+//! there is none.
 //!
-//! May use `sys` (the operating system) and nothing else. Used by `objects` and all rooms above. It
-//! knows what it serves only by the trait [`Source`]: it names no queue pair, completion queue or
-//! connection.
+//! May use `sys` (the operating system) and nothing else. `objects` and the rooms above use this
+//! one. It serves objects that implement the trait [`Source`], and names no queue pair, completion
+//! queue or connection.
 //!
 //! | question | modules |
 //! | --- | --- |
 //! | Which threads exist, and what do they serve? | `core` (the [`Engine`]), `progress_thread`, `sources`, `timers`, `watch` |
 //! | Which thread drives, and until when? | `pollers`, `lease`, `baton` |
-//! | Who sleeps, and who wakes whom? | `parker`, `wakers`, `slots` |
+//! | Which thread sleeps, and which thread wakes it? | `parker`, `wakers`, `slots` |
 //! | Does a thread poll, sleep or yield? | `busy_poll`, `answers`, `yield_pacing` |
 //! | Where are the thresholds? | `policy`: all constants and decisions of these heuristics, without state |
 //!
-//! The protocols on which no wake-up may be lost (`baton`, `lease`, `parker`, `slots`) are checked
-//! by `loom` over all interleavings of two or three threads, next to a deliberately broken variant
-//! that the model must catch. Only the modules that the models need are compiled then:
+//! The protocols that must not lose a wake-up (`baton`, `lease`, `parker`, `slots`) have models,
+//! which `loom` checks over all interleavings of two or three threads. Each model also has a
+//! variant with a planted bug, which it must find. This compiles only the modules that the models
+//! need:
 //!
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test -p iwarp --lib --release loom_
 //! ```
 //!
-//! `crates/iwarp-sim/threads` compiles all modules under the scheduler `shuttle`, with an operating
-//! system of its own. Both replace the atomics and locks in [`sync`]; `shuttle` also replaces
-//! `crate::sys`.
+//! `crates/iwarp-sim/threads` compiles all modules for the scheduler `shuttle`, with a simulated
+//! operating system. `loom` and `shuttle` replace the atomics and locks in [`sync`]; `shuttle` also
+//! replaces `crate::sys`.
 
 pub(crate) mod answers;
 pub(crate) mod baton;

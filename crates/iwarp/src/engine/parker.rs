@@ -1,12 +1,12 @@
-//! How the progress thread goes to sleep while other threads may be giving it work.
+//! Lets the progress thread sleep without missing work that other threads publish at that moment.
 //!
 //! The sleeper announces that it is about to sleep, and then checks for work once more. A waker
-//! publishes work, and then checks for an announcement. Both have a full fence between their store
-//! and their load, so at least one sees the other: either the sleeper finds the work, or the waker
-//! finds the announcement and wakes the sleeper. While no thread sleeps, [`Parker::unpark_with`] is
-//! a fence and one load, and writes no shared memory.
+//! publishes work, and then checks for an announcement. Both execute a full fence between their
+//! store and their load, so at least one sees the store of the other: either the sleeper finds the
+//! work, or the waker finds the announcement and wakes the sleeper. While the progress thread is
+//! awake, [`Parker::unpark_with`] is a fence and one load, and writes no shared memory.
 //!
-//! One thread sleeps, on a descriptor that the wakers signal. Any number of threads may wake it.
+//! Only one thread sleeps, on a descriptor that the wakers signal. Any thread may wake it.
 
 use super::sync::{AtomicU8, Ordering, fence};
 
@@ -32,22 +32,22 @@ impl Parker {
         }
     }
 
-    /// Announces that the calling thread, which is the only sleeper, may sleep from now on.
+    /// Announces that the calling thread, which is the only sleeper, is about to sleep.
     ///
-    /// Check for work once more afterwards, and sleep only if there is none. Dropping the result
-    /// ends the announcement.
+    /// Check for work once more after this call, and sleep only if there is none. Dropping the
+    /// result ends the announcement.
     pub(crate) fn announce(&self) -> Announced<'_> {
         self.state.store(PARKED, Ordering::Relaxed);
-        // All threads see the announcement before the check for work.
+        // Orders the announcement before the check for work.
         fence(Ordering::SeqCst);
         Announced { parker: self }
     }
 
-    /// Calls `wake` if there is a sleeper. Publish the work before the call. Returns `true` if this
-    /// call woke the sleeper: exactly one of the wakers of each sleep calls `wake`.
+    /// Calls `wake` if the sleeper is announced and no other thread has woken it yet, and then
+    /// returns `true`. Publish the work before the call.
     #[inline]
     pub(crate) fn unpark_with(&self, wake: impl FnOnce()) -> bool {
-        // All threads see the work before the check for a sleeper.
+        // Orders the work before the check for an announcement.
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) != PARKED {
             return false;
@@ -57,8 +57,8 @@ impl Parker {
             .compare_exchange(PARKED, WOKEN, Ordering::AcqRel, Ordering::Relaxed)
             .is_err()
         {
-            // Another thread is waking the sleeper, or it woke by itself. In both cases it checks
-            // for work afterwards.
+            // Another thread wakes the sleeper, or it woke by itself. In both cases, it checks for
+            // work after this.
             return false;
         }
         wake();
@@ -66,7 +66,7 @@ impl Parker {
     }
 }
 
-/// An announcement. While it lives, wakers wake this thread.
+/// Until this is dropped, wakers wake this thread.
 #[must_use = "the announcement ends when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Announced<'a> {
@@ -82,11 +82,11 @@ impl Announced<'_> {
 
 impl Drop for Announced<'_> {
     fn drop(&mut self) {
-        // A model that has failed is over, and loom allows no further step.
+        // After a model has failed, loom allows no further step.
         if cfg!(loom) && std::thread::panicking() {
             return;
         }
-        // A read-modify-write, to acquire what the waker has published.
+        // A read-modify-write acquires what the waker has published.
         self.parker.state.swap(AWAKE, Ordering::AcqRel);
     }
 }

@@ -12,7 +12,8 @@ mod plain {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// Sleeps as the progress thread does. Returns `true` if it was woken.
+    /// Sleeps for at most `time`, as the progress thread does, if `idle` returns `true`. Returns
+    /// `true` if another thread woke this one.
     fn sleep(
         parker: &Parker,
         event: &EventFd,
@@ -38,12 +39,12 @@ mod plain {
     }
 
     #[test]
-    fn wake_up_before_sleep_counts() {
+    fn wake_up_before_sleep_ends_sleep() {
         let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let start = Instant::now();
         assert!(sleep(&parker, &event, LONG, || {
             assert!(parker.unpark_with(|| event.signal()));
-            assert!(!parker.unpark_with(|| panic!("one waker is enough")));
+            assert!(!parker.unpark_with(|| panic!("woken twice")));
             true
         }));
         assert!(start.elapsed() < LONG);
@@ -61,7 +62,7 @@ mod plain {
     }
 
     #[test]
-    fn never_sleeps_through_work() {
+    fn concurrent_wakers_lose_no_work() {
         const ITEMS: u64 = 20_000;
         let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let (queued, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -74,7 +75,7 @@ mod plain {
                         || queued.load(Ordering::Relaxed) == 0 && !stop.load(Ordering::Relaxed);
                     let start = Instant::now();
                     sleep(&parker, &event, LONG, idle);
-                    assert!(start.elapsed() < LONG, "slept through it");
+                    assert!(start.elapsed() < LONG, "the sleeper missed work");
                 }
                 done
             });
@@ -119,10 +120,9 @@ mod models {
     use loom::sync::atomic::AtomicBool;
     use loom::sync::{Condvar, Mutex};
     use loom::thread;
-    // Not loom's `Arc`, which could not be dropped after a deadlock was found.
+    // This is not loom's `Arc`, which cannot be dropped after loom has found a deadlock.
     use std::sync::Arc;
 
-    /// A model of the descriptor on which the sleeper sleeps.
     struct Event {
         signalled: Mutex<bool>,
         changed: Condvar,
@@ -157,6 +157,7 @@ mod models {
     struct Shared {
         parker: Parker,
         event: Event,
+        /// Set by each waker. The sleeper is done when both are set.
         work: [AtomicBool; 2],
     }
 
@@ -173,17 +174,17 @@ mod models {
                 work: [AtomicBool::new(false), AtomicBool::new(wakers < 2)],
             });
             let threads: Vec<_> = (0..wakers)
-                .map(|who| {
+                .map(|index| {
                     let shared = Arc::clone(&shared);
                     thread::spawn(move || {
-                        shared.work[who].store(true, Ordering::Relaxed);
+                        shared.work[index].store(true, Ordering::Relaxed);
                         unpark(&shared);
                     })
                 })
                 .collect();
-            let pending = || shared.work.iter().any(|slot| !slot.load(Ordering::Relaxed));
-            while pending() {
-                park(&shared, &pending);
+            let idle = || shared.work.iter().any(|slot| !slot.load(Ordering::Relaxed));
+            while idle() {
+                park(&shared, &idle);
             }
             for thread in threads {
                 thread.join().expect("waker");
@@ -214,7 +215,8 @@ mod models {
         model(2, park, unpark);
     }
 
-    /// Broken: the waker has no fence, so it may check for a sleeper before its work is visible.
+    /// Planted bug: the waker has no fence, so it may check for a sleeper before its work is
+    /// visible.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_parker_broken_waker_is_caught() {
@@ -226,7 +228,7 @@ mod models {
         model(1, park, broken);
     }
 
-    /// Broken: checks for work only before the announcement.
+    /// Planted bug: the sleeper checks for work only before the announcement.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_parker_broken_sleeper_is_caught() {
@@ -238,7 +240,7 @@ mod models {
 
     const NOW: u64 = 20_000_000;
 
-    /// A thread gives the lease back while the progress thread goes to sleep for the lease.
+    /// A thread gives the lease back while the progress thread goes to sleep because of it.
     fn lease_model(give_back: fn(&Lease, &Shared), park: fn(&Lease, &Shared)) {
         loom::model(move || {
             let lease = Arc::new(Lease::held(NOW));
@@ -264,16 +266,16 @@ mod models {
         }
     }
 
-    fn sleep_for(lease: &Lease, shared: &Shared) {
+    fn sleep_while_held(lease: &Lease, shared: &Shared) {
         park(shared, &|| lease.end(NOW).is_some());
     }
 
     #[test]
     fn loom_lease_given_back_wakes() {
-        lease_model(hand_over, sleep_for);
+        lease_model(hand_over, sleep_while_held);
     }
 
-    /// Broken: wakes before it gives the lease back.
+    /// Planted bug: the holder wakes the progress thread before it gives the lease back.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_lease_broken_holder_is_caught() {
@@ -281,10 +283,10 @@ mod models {
             unpark(shared);
             lease.give_back(|| NOW, |_| 0);
         }
-        lease_model(broken, sleep_for);
+        lease_model(broken, sleep_while_held);
     }
 
-    /// Broken: checks the lease only before the announcement.
+    /// Planted bug: the progress thread checks the lease only before the announcement.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_lease_broken_sleeper_is_caught() {
@@ -294,9 +296,9 @@ mod models {
         lease_model(hand_over, broken);
     }
 
-    /// A thread polls again after a long pause while the progress thread checks the lease. The time
-    /// of that poll must not be combined with the credit from before the pause.
-    fn growth_model(renew: fn(&Lease, u64)) {
+    /// A thread polls again after a long pause while the progress thread checks the lease. The
+    /// check must not combine the time of that poll with the credit from before the pause.
+    fn pause_model(renew: fn(&Lease, u64)) {
         loom::model(move || {
             let lease = Arc::new(Lease::held(NOW));
             let later = NOW + 10_000_000;
@@ -304,7 +306,7 @@ mod models {
                 let lease = Arc::clone(&lease);
                 thread::spawn(move || renew(&lease, later))
             };
-            assert_eq!(lease.end(later), None, "the pause has cost it");
+            assert_eq!(lease.end(later), None, "the pause has cost the credit");
             driver.join().expect("driver");
             assert_eq!(lease.end(later), None);
         });
@@ -312,18 +314,18 @@ mod models {
 
     #[test]
     fn loom_lease_pause_costs_credit() {
-        growth_model(|lease, now| {
-            lease.drive(now, 0, |_| 0);
+        pause_model(|lease, now| {
+            lease.renew_for_drive(now, 0, |_| 0);
         });
     }
 
-    /// Broken: stores the time before the credit.
+    /// Planted bug: the renewal stores the time before the credit.
     #[test]
-    #[should_panic(expected = "the pause has cost it")]
-    fn loom_lease_broken_growth_is_caught() {
+    #[should_panic(expected = "the pause has cost the credit")]
+    fn loom_lease_broken_renewal_is_caught() {
         fn broken(lease: &Lease, now: u64) {
             lease.renew_in_wrong_order(now);
         }
-        growth_model(broken);
+        pause_model(broken);
     }
 }

@@ -1,5 +1,5 @@
-//! Tables of decisions, on both sides of each threshold. The numbers are literals: a changed
-//! constant must change its row as well.
+//! Tables of observations and decisions, on both sides of each threshold. The numbers are literals,
+//! so that a change of a constant fails a test.
 
 use super::*;
 
@@ -7,7 +7,6 @@ const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// Checks a function of one observation against rows of observation and decision.
 #[track_caller]
 fn check<I: Copy + std::fmt::Debug, O: PartialEq + std::fmt::Debug>(
     decide: impl Fn(I) -> O,
@@ -63,7 +62,7 @@ fn dense_polls_earn_and_pauses_cost() {
 }
 
 #[test]
-fn return_costs_a_fixed_price() {
+fn giving_back_costs_fixed_credit() {
     let rows = [(7_999, 0), (8_000, 0), (8_001, 1), (8_000_000, 7_992_000)];
     check(lease_credit_after_return, rows);
 }
@@ -71,7 +70,7 @@ fn return_costs_a_fixed_price() {
 #[test]
 fn short_lease_is_not_respected() {
     check(
-        is_lease_worth,
+        is_lease_respected,
         [
             (0, false),
             (49_999, false),
@@ -101,14 +100,14 @@ fn lease_ends_with_its_credit() {
 }
 
 #[test]
-fn ended_lease_counts_for_a_while() {
+fn lease_has_ended_lately_for_20_ms() {
     let rows = [
-        // It has not ended, or ends just now.
+        // The lease ends at 51,000.
         ((1_000, 50_000, 50_999), false),
         ((1_000, 50_000, 51_000), true),
-        // It was too short.
+        // The lease was too short.
         ((1_000, 49_999, 51_000), false),
-        // It was renewed twenty milliseconds ago.
+        // The lease was renewed 20 ms ago.
         ((1_000, 50_000, 20_000_999), true),
         ((1_000, 50_000, 20_001_000), false),
     ];
@@ -119,7 +118,7 @@ fn ended_lease_counts_for_a_while() {
 }
 
 #[test]
-fn completions_renew_for_a_driver() {
+fn completions_renew_soon_after_drive() {
     check(
         completions_renew,
         [(0, true), (1_999_999, true), (2_000_000, false)],
@@ -142,7 +141,7 @@ fn renewals_follow_the_pace_of_polls() {
 }
 
 #[test]
-fn empty_service_doubles_its_distance() {
+fn idle_process_is_served_less_often() {
     let rows = [
         ((64, true), 1),
         ((1, true), 1),
@@ -156,7 +155,7 @@ fn empty_service_doubles_its_distance() {
 }
 
 #[test]
-fn poller_drives_single_engine() {
+fn poller_replaces_single_progress_thread() {
     let rows = [
         ((false, 0), false),
         ((false, 1), true),
@@ -164,7 +163,7 @@ fn poller_drives_single_engine() {
         ((true, 2), true),
         ((true, 1), true),
     ];
-    check(|(many, engines)| drives_everything(many, engines), rows);
+    check(|(many, engines)| drives_whole_process(many, engines), rows);
 }
 
 #[test]
@@ -193,7 +192,7 @@ fn full_engines_need_another_one() {
         ((16, 1, 1), false),
     ];
     check(
-        |(fewest, engines, most)| needs_engine(fewest, engines, most),
+        |(fewest, engines, max)| needs_engine(fewest, engines, max),
         rows,
     );
 }
@@ -253,7 +252,10 @@ fn empty_poll_ends_memory_watch() {
         ((true, 7, 8), false),
         ((false, 7, 7), false),
     ];
-    check(|(took, then, now)| looks_at_memory(took, then, now), rows);
+    check(
+        |(has_taken, then, now)| watches_memory(has_taken, then, now),
+        rows,
+    );
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn five_members_are_many() {
 }
 
 #[test]
-fn drive_reports_the_best_it_found() {
+fn answer_outranks_moved_bytes() {
     let rows = [
         ((false, 0), Seen::Nothing),
         ((false, 1), Seen::Part),
@@ -292,7 +294,7 @@ fn drive_reports_the_best_it_found() {
 }
 
 #[test]
-fn bulk_takes_time() {
+fn drive_time_grows_with_bytes() {
     check(
         drive_time,
         [
@@ -305,17 +307,17 @@ fn bulk_takes_time() {
 }
 
 #[test]
-fn yields_follow_their_duration() {
+fn yield_duration_sets_pace() {
     let rows = [
-        // Nobody else wants the processor.
+        // No other thread needs the processor.
         ((4, 1_499), 8),
         ((32, 0), 64),
         ((64, 1_499), 64),
         ((4096, 0), 64),
-        // Another thread replied.
+        // Another thread ran for a short time.
         ((64, 1_500), 4),
         ((4096, 1_999_999), 4),
-        // Another thread computed.
+        // Another thread was computing.
         ((4, 2_000_000), 64),
         ((8, 2_000_000), 64),
         ((64, 2_000_000), 512),
@@ -326,27 +328,27 @@ fn yields_follow_their_duration() {
 }
 
 #[test]
-fn first_post_is_sent_unmeasured() {
+fn first_post_is_sent_without_clock() {
     check(sends_first, [(1, true), (2, false), (3, false)]);
 }
 
-/// The third post of a burst, which waits. Each row changes one observation.
+/// The third post of a burst is deferred. Each row changes one observation.
 #[test]
-fn burst_waits_until_it_pauses() {
+fn burst_is_deferred_until_pause() {
     let burst = Post {
         posts: 3,
         gap: 1_100,
         requests: 1,
         bytes: 64,
         enough: 65,
-        room: true,
-        waits: false,
+        has_room: true,
+        has_deferred: false,
     };
     let rows = [
         (burst, Verdict::Defer),
         (
             Post {
-                waits: true,
+                has_deferred: true,
                 ..burst
             },
             Verdict::Join,
@@ -377,7 +379,7 @@ fn burst_waits_until_it_pauses() {
         ),
         (
             Post {
-                room: false,
+                has_room: false,
                 ..burst
             },
             Verdict::SendInBurst,
@@ -386,7 +388,7 @@ fn burst_waits_until_it_pauses() {
         (
             Post {
                 bytes: 65,
-                waits: true,
+                has_deferred: true,
                 ..burst
             },
             Verdict::SendInBurst,
@@ -396,7 +398,7 @@ fn burst_waits_until_it_pauses() {
 }
 
 #[test]
-fn trusted_posts_join_unread() {
+fn trusted_posts_join_without_clock() {
     let rows = [
         ((0, 0, 1, 100), false),
         ((0, 1, 99, 100), true),
@@ -411,7 +413,7 @@ fn trusted_posts_join_unread() {
 }
 
 #[test]
-fn trust_grows_and_pauses_end_it() {
+fn trust_grows_until_pause() {
     let rows = [
         ((0, Verdict::Join, true), 1),
         ((3, Verdict::Join, true), 7),
@@ -424,7 +426,7 @@ fn trust_grows_and_pauses_end_it() {
         ((7, Verdict::Send, true), 7),
     ];
     check(
-        |(trust, verdict, room)| cork_trust(trust, verdict, room),
+        |(trust, verdict, has_room)| cork_trust(trust, verdict, has_room),
         rows,
     );
 }
@@ -458,7 +460,7 @@ fn others_restore_the_patience() {
     check(|(patience, others)| turns_patience(patience, others), rows);
 }
 
-/// Values that no decision compares, but that documents name.
+/// Values that the documents state, and that no test above checks.
 #[test]
 fn documented_values_hold() {
     assert_eq!(CORK_SEND_DELAY, us(100));

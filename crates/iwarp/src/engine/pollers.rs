@@ -1,9 +1,9 @@
-//! The threads that poll one completion queue: which sockets they drive, by which lease, and when
-//! they give the lease back.
+//! The pollers of one completion queue, that is, the threads that poll it: which sockets they
+//! drive, with which lease, and when they give the lease back.
 //!
-//! A queue with few queue pairs has a lease of its own, by which its pollers drive these sockets
-//! one by one. If it has many, they drive the whole set by [`everything`]. A thread that is about
-//! to wait gives back both.
+//! If the queue has few queue pairs, its pollers drive their sockets one by one, with the queue's
+//! own lease. If it has many, its pollers drive the whole process, with the lease [`everything`]. A
+//! thread that is about to wait gives both leases back.
 
 use super::core::{everything, poll_all, wake_up};
 use super::lease::Lease;
@@ -12,33 +12,33 @@ use super::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::sys::clock::now_ns;
 use crate::sys::thread::kept_from_processor;
 
-/// Adds one to `counter` and returns the value before. The count is a hint: there is no locked
-/// instruction, so one of two additions at the same time may be lost.
+/// Increments `counter`, and returns the value before. The count is a hint: this is not an atomic
+/// increment, so one of two concurrent increments may be lost.
 #[inline]
-fn count(counter: &AtomicU32) -> u32 {
+fn increment(counter: &AtomicU32) -> u32 {
     let before = counter.load(Ordering::Relaxed);
     counter.store(before.wrapping_add(1), Ordering::Relaxed);
     before
 }
 
-/// State of the pollers of one queue. Any thread may use it at any time.
 #[derive(Debug)]
 pub(crate) struct Pollers {
-    /// `true` if the queue has more queue pairs of a kind than are read one by one. Polls then
-    /// serve the whole process.
+    /// `true` if the queue has too many queue pairs to drive them one by one. Polls then serve the
+    /// whole process.
     many: AtomicBool,
-    /// The lease by which they drive the queue pairs one by one, unless there are
-    /// [`many`](Self::many).
+    /// The lease for driving the queue pairs one by one. Unused while [`many`](Self::many) is set.
     lease: Lease,
-    /// Empty polls and taken completions since the lease was renewed. A hint.
-    unnoted: AtomicU32,
-    /// Empty polls and taken completions between two renewals. A hint.
+    /// Number of empty polls and taken completions since the lease was renewed. A hint.
+    since_renewal: AtomicU32,
+    /// Number of empty polls and taken completions from one renewal to the next. A hint.
     renew_every: AtomicU32,
-    /// The number of the empty poll that next serves the whole process, and its distance from the
-    /// one before. Both are hints: a lost update costs one poll.
+    /// The value of `empty_polls` at which a poll next serves the whole process. A hint: a lost
+    /// update costs one poll.
     serve_all_at: AtomicU32,
+    /// Number of empty polls between the last two polls that served the whole process. A hint.
     serve_all_after: AtomicU32,
-    /// Polls without result. They show a posting thread whether the program waits between posts.
+    /// Number of polls without result. A posting thread learns from this whether the program waits
+    /// between posts.
     empty_polls: AtomicU32,
 }
 
@@ -47,7 +47,7 @@ impl Default for Pollers {
         Self {
             many: AtomicBool::new(false),
             lease: Lease::new(),
-            unnoted: AtomicU32::new(0),
+            since_renewal: AtomicU32::new(0),
             renew_every: AtomicU32::new(policy::RENEW_EVERY_MAX),
             serve_all_at: AtomicU32::new(policy::SERVE_ALL_EVERY_MAX),
             serve_all_after: AtomicU32::new(policy::SERVE_ALL_EVERY_MAX),
@@ -62,7 +62,6 @@ impl Pollers {
         self.empty_polls.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the queue has too many queue pairs to read their sockets one by one.
     #[inline]
     pub(crate) fn are_for_many(&self) -> bool {
         self.many.load(Ordering::Relaxed)
@@ -70,8 +69,8 @@ impl Pollers {
 
     pub(crate) fn set_many(&self, many: bool) {
         if many && !self.many.swap(many, Ordering::Relaxed) && give_back([&self.lease]) {
-            // From now on polls do not drive the queue pairs one by one, so their sockets must be
-            // watched.
+            // From now on, polls do not drive the queue pairs one by one, so their sockets must be
+            // in the `epoll` set again.
             wake_up();
         }
         self.many.store(many, Ordering::Relaxed);
@@ -85,85 +84,88 @@ impl Pollers {
         }
     }
 
-    /// Returns until when they drive the sockets of the queue's queue pairs one by one; `None` if
-    /// they do not drive them at `now`.
+    /// Returns until when pollers drive the sockets of the queue's queue pairs one by one; `None`
+    /// if they do not at `now`.
     pub(crate) fn driven_until(&self, now: u64) -> Option<u64> {
         self.lease.end(now)
     }
 
-    /// Returns `true` if they have driven the sockets lately, but do not at `now`.
     pub(crate) fn was_driven(&self, now: u64) -> bool {
         self.lease.has_ended_lately(now) || everything().has_ended_lately(now)
     }
 
-    /// Counts empty polls or taken completions. Returns `true` if the lease has to be renewed.
+    /// Adds `count` empty polls or taken completions. Returns `true` if the lease must be renewed.
     #[inline]
     fn is_time_to_renew(&self, count: u32) -> bool {
-        let unnoted = self.unnoted.load(Ordering::Relaxed).saturating_add(count);
-        let is_time = unnoted >= self.renew_every.load(Ordering::Relaxed);
-        let remaining = if is_time { 0 } else { unnoted };
-        self.unnoted.store(remaining, Ordering::Relaxed);
+        let since_renewal = self
+            .since_renewal
+            .load(Ordering::Relaxed)
+            .saturating_add(count);
+        let is_time = since_renewal >= self.renew_every.load(Ordering::Relaxed);
+        let remaining = if is_time { 0 } else { since_renewal };
+        self.since_renewal.store(remaining, Ordering::Relaxed);
         is_time
     }
 
-    /// Sets how often the lease is renewed, by the time between the last two renewals.
     #[inline]
-    fn set_pace(&self, time: u64) {
+    fn set_pace(&self, gap: u64) {
         let every = self.renew_every.load(Ordering::Relaxed);
-        let next = policy::renew_every(every, time);
+        let next = policy::renew_every(every, gap);
         if next != every {
             self.renew_every.store(next, Ordering::Relaxed);
         }
     }
 
-    /// Records that the calling thread has taken completions. Without this, the progress thread
-    /// would find the next ones first, and this thread would never drive.
+    /// Records that the calling thread has taken completions, and renews its lease. Without the
+    /// lease, the progress thread would receive the next data, and this thread would never drive.
     #[inline]
     pub(crate) fn took(&self, taken: usize) {
         if self.is_time_to_renew(taken as u32) {
-            self.lease().stay(now_ns(), taken, kept_from_processor);
+            self.lease()
+                .renew_for_completions(now_ns(), taken, kept_from_processor);
         }
     }
 
     /// Drives for an empty poll. `drive` serves the sockets of the queue's queue pairs. If its
-    /// argument is `true`, it also serves the whole process by [`serve_all`](Self::serve_all), and
-    /// returns `true` if something was ready there.
+    /// argument is `true`, `drive` also calls [`serve_all`](Self::serve_all), and returns its
+    /// result.
     #[inline]
     pub(crate) fn drive_for_poll(&self, drive: impl FnOnce(bool) -> bool) {
-        let polls = count(&self.empty_polls);
+        let polls = increment(&self.empty_polls);
         if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
-            let time = self.lease.drive(now_ns(), 0, kept_from_processor);
-            self.set_pace(time);
+            let gap = self.lease.renew_for_drive(now_ns(), 0, kept_from_processor);
+            self.set_pace(gap);
         }
         let serve_all =
             polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;
         let served = drive(serve_all);
         if serve_all {
-            self.note_served(polls, served);
+            self.schedule_serve_all(polls, served);
         }
     }
 
-    /// Renews the lease for a thread that polls repeatedly, knows the time, and is about to drive.
+    /// Renews the lease at the time `now`, for a thread that polls in a loop and is about to drive.
     #[inline]
     pub(crate) fn renew(&self, now: u64) {
         if !self.many.load(Ordering::Relaxed) {
-            self.lease.drive(now, 0, kept_from_processor);
+            self.lease.renew_for_drive(now, 0, kept_from_processor);
         }
     }
 
-    /// Records a drive of `busy` nanoseconds; the thread's next poll will be late.
+    /// Records a drive of `busy` nanoseconds, because of which the next poll is late.
     #[inline]
-    pub(crate) fn was_busy(&self, busy: u64) {
-        self.lease().drive(now_ns(), busy, kept_from_processor);
+    pub(crate) fn record_drive(&self, busy: u64) {
+        self.lease()
+            .renew_for_drive(now_ns(), busy, kept_from_processor);
     }
 
-    /// Serves the whole process. Returns `true` if something was ready.
     pub(crate) fn serve_all(&self) -> bool {
         poll_all(self.many.load(Ordering::Relaxed))
     }
 
-    /// Sets when a poll next serves the whole process, by what the last one found.
-    fn note_served(&self, polls: u32, served: bool) {
+    /// Sets which poll next serves the whole process. `served` tells whether poll number `polls`
+    /// found a ready source.
+    fn schedule_serve_all(&self, polls: u32, served: bool) {
         let after = self.serve_all_after.load(Ordering::Relaxed);
         let after = policy::serve_all_after(after, served);
         self.serve_all_after.store(after, Ordering::Relaxed);
@@ -173,14 +175,15 @@ impl Pollers {
 
     /// Gives the sockets to the progress thread, because the caller is about to wait.
     pub(crate) fn hand_over(&self) {
-        // Polls of a queue with few queue pairs also renew the lease of everything now and then.
+        // Polls of a queue with few queue pairs sometimes renew the lease of the process, too.
         if give_back([&self.lease, everything()]) {
             wake_up();
         }
     }
 }
 
-/// Gives back leases. Returns `true` if the progress thread may be asleep for one of them.
+/// Gives leases back. Returns `true` if progress threads may be sleeping because of one of them,
+/// and must be woken.
 fn give_back<const N: usize>(leases: [&Lease; N]) -> bool {
     leases
         .map(|lease| lease.give_back(now_ns, kept_from_processor))
@@ -194,8 +197,8 @@ mod tests {
     };
     use super::*;
 
-    /// A program may poll many other things between two polls of one queue, as UCX does, and still
-    /// drive it.
+    /// A program that polls other objects between two polls of a queue, as UCX does, must keep its
+    /// lease.
     #[test]
     fn slow_polls_renew_more_often() {
         let pollers = Pollers::default();
@@ -218,19 +221,18 @@ mod tests {
         }
     }
 
-    /// The time of a long drive is no pause, so a thread that does nothing else keeps its lease.
     #[test]
     fn long_drives_renew_the_lease() {
         let pollers = Pollers::default();
         let limit = now_ns() + 20_000_000_000;
         while pollers.driven_until(now_ns()).is_none() {
             assert!(now_ns() < limit, "the queue is never driven");
-            // Too long for dense polls.
+            // Without the time of the drive, these polls would not be dense.
             std::thread::sleep(std::time::Duration::from_micros(100));
-            pollers.was_busy(1_000_000_000);
+            pollers.record_drive(1_000_000_000);
         }
         let end = pollers.driven_until(0).unwrap();
-        // The lease was not given back: its thread may only be waiting for a processor.
+        // The lease ends without being given back: its thread may only be waiting for a processor.
         assert!(!pollers.lease.has_ended_lately(end - 1));
         assert!(pollers.was_driven(end));
         pollers.hand_over();
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn polls_and_completions_count_alike() {
+    fn lease_is_renewed_at_regular_counts() {
         let pollers = Pollers::default();
         for _ in 0..3 {
             assert!(!pollers.is_time_to_renew(RENEW_EVERY_MAX - 1));
@@ -258,7 +260,7 @@ mod tests {
             let Some(end) = pollers.driven_until(now_ns()) else {
                 continue;
             };
-            // On a busy machine the lease may have ended by now. Then try again.
+            // On a busy machine the lease may end before this, and the test tries again.
             pollers.took(RENEW_EVERY_MAX as usize);
             if pollers
                 .driven_until(now_ns())
@@ -271,33 +273,35 @@ mod tests {
         assert_eq!(pollers.driven_until(now_ns()), None);
     }
 
-    /// Returns which of the next polls serve the whole process. `found` says whether something is
-    /// ready then.
-    fn serves(pollers: &Pollers, polls: u32, found: bool) -> Vec<u32> {
-        let serves = |_: &u32| {
+    /// Polls `polls` times. Returns which of these polls serve the whole process. `ready` tells
+    /// whether a source is ready then.
+    fn polls_that_serve_all(pollers: &Pollers, polls: u32, ready: bool) -> Vec<u32> {
+        let serves_all = |_: &u32| {
             let mut all = false;
             pollers.drive_for_poll(|serve_all| {
                 all = serve_all;
-                serve_all && found
+                serve_all && ready
             });
             all
         };
-        (0..polls).filter(serves).collect()
+        (0..polls).filter(serves_all).collect()
     }
 
     #[test]
-    fn empty_polls_serve_all_at_times() {
+    fn some_empty_polls_serve_whole_process() {
         let pollers = Pollers::default();
-        assert!(serves(&pollers, SERVE_ALL_EVERY_MAX, false).is_empty());
-        // While something is ready, each poll serves all. Then the distance doubles.
-        assert_eq!(serves(&pollers, 3, true), [0, 1, 2]);
-        assert_eq!(serves(&pollers, 33, false), [0, 2, 6, 14, 30]);
-        assert_eq!(serves(&pollers, 400, false), [29, 93, 157, 221, 285, 349]);
+        assert!(polls_that_serve_all(&pollers, SERVE_ALL_EVERY_MAX, false).is_empty());
+        // While a source is ready, each poll serves the process. After that, the distance doubles.
+        assert_eq!(polls_that_serve_all(&pollers, 3, true), [0, 1, 2]);
+        let polls = polls_that_serve_all(&pollers, 33, false);
+        assert_eq!(polls, [0, 2, 6, 14, 30]);
+        let polls = polls_that_serve_all(&pollers, 400, false);
+        assert_eq!(polls, [29, 93, 157, 221, 285, 349]);
         assert_eq!(pollers.empty_polls(), SERVE_ALL_EVERY_MAX + 436);
     }
 
     #[test]
-    fn many_members_use_shared_lease() {
+    fn many_queue_pairs_leave_own_lease_unused() {
         let pollers = Pollers::default();
         let limit = now_ns() + 20_000_000_000;
         while pollers.driven_until(now_ns()).is_none() {
@@ -316,12 +320,12 @@ mod tests {
         assert!(!pollers.are_for_many());
     }
 
-    /// Renews a lease as densely as a program that only polls. Returns the last time.
+    /// Renews a lease as densely as a program that only polls.
     fn hold(lease: &Lease) -> u64 {
         let mut now = 0;
         for _ in 0..1000 {
             now += 10_000;
-            lease.drive(now, 0, |_| 0);
+            lease.renew_for_drive(now, 0, |_| 0);
         }
         now
     }
@@ -342,7 +346,7 @@ mod tests {
             );
             assert!(
                 !give_back(leases.each_ref()),
-                "both were given back already"
+                "both leases were given back already"
             );
         }
     }
@@ -360,26 +364,27 @@ mod tests {
     }
 
     #[test]
-    fn old_drive_is_forgotten() {
+    fn old_drive_was_not_lately() {
         let pollers = Pollers::default();
         hold(&pollers.lease);
         assert!(!pollers.was_driven(u64::MAX));
     }
 
-    /// Of two polls at the same time one may be lost, and with it the turn to serve the whole
-    /// process.
+    /// Concurrent polls may skip the value of `empty_polls` at which a poll serves the whole
+    /// process. The next poll then does so.
     #[test]
-    fn missed_service_is_made_up() {
-        for (polls, turn, first) in [(5, 5, 0), (5, 3, 0), (2, u32::MAX, 0), (u32::MAX, 1, 2)] {
+    fn skipped_service_is_made_up() {
+        for (polls, at, first) in [(5, 5, 0), (5, 3, 0), (2, u32::MAX, 0), (u32::MAX, 1, 2)] {
             let pollers = Pollers::default();
             pollers.empty_polls.store(polls, Ordering::Relaxed);
-            pollers.serve_all_at.store(turn, Ordering::Relaxed);
-            assert_eq!(serves(&pollers, 10, false), [first], "{polls} {turn}");
+            pollers.serve_all_at.store(at, Ordering::Relaxed);
+            let served = polls_that_serve_all(&pollers, 10, false);
+            assert_eq!(served, [first], "{polls} {at}");
         }
     }
 
     #[test]
-    fn empty_polls_hold_own_lease() {
+    fn empty_polls_of_few_hold_own_lease() {
         let few = Pollers::default();
         let many = Pollers::default();
         many.set_many(true);

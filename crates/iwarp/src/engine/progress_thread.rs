@@ -1,10 +1,10 @@
-//! The progress thread: serves what no application thread drives.
+//! The progress thread: serves the sources that no application thread drives.
 //!
 //! It sleeps until a socket is ready, a timer expires, or a lease ends. While an application thread
-//! polls a completion queue, the queue's sockets are removed from the set, so that packets wake no
-//! thread and cost the sender no access to the set. While application threads drive the whole set,
-//! the progress thread ignores it. A thread that gives a lease back before its end, or sets an
-//! earlier timer, wakes the progress thread.
+//! polls a completion queue, the queue's sockets are not in the `epoll` set, so that arriving
+//! packets wake no thread. While application threads drive the whole process, the progress thread
+//! ignores the set. A thread that gives a lease back before its end, or sets an earlier timer,
+//! wakes the progress thread.
 
 use super::core::{BATCH, Engine, WAKE_TOKEN, everything};
 use super::policy;
@@ -18,27 +18,25 @@ use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Ready sources for which the thread checks whether they were driven lately.
+/// Number of ready sources for which the thread checks whether they were driven lately.
 const DRIVEN_CHECKS: usize = 2;
-/// Pause after the kernel refused to wait for events.
-const REFUSED_PAUSE: Duration = Duration::from_millis(4);
+const EPOLL_RETRY_PAUSE: Duration = Duration::from_millis(4);
 
 impl Engine {
-    /// Runs the progress thread that has `place`. Returns when the watch has given the place to
-    /// another thread.
+    /// Runs the progress thread in `place`. Returns when the watch has given the place to another
+    /// thread.
     pub(super) fn run(&self, place: u64) {
-        // By default the kernel may let a sleep last 50 µs longer, which is as long as a short
-        // lease.
+        // By default the kernel may prolong a sleep by 50 µs, which is as long as a short lease.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Events::with_capacity(BATCH);
         let mut place = self.rounds.enter(place);
         let mut contended = 0u32;
         loop {
             if let Err(error) = self.sleep(&mut events, contended) {
-                // Only a bug leads here. Without progress nothing would ever complete, so try
-                // again.
-                tracing::error!(%error, "epoll_wait failed");
-                std::thread::sleep(REFUSED_PAUSE);
+                // Only a bug can cause this. Try again: without this thread, no request might ever
+                // complete.
+                tracing::error!(%error, "epoll_wait failed; trying again");
+                std::thread::sleep(EPOLL_RETRY_PAUSE);
                 continue;
             }
             self.rounds.begin(&mut place);
@@ -58,37 +56,37 @@ impl Engine {
         }
     }
 
-    /// Yields the processor to threads that have driven the ready sources lately. They may be
-    /// waiting for this processor, and have the data in their caches.
+    /// Yields the processor to threads that have driven the ready sources lately. Such a thread may
+    /// be waiting for this processor, and drives faster because its cache is warm.
     fn let_drivers_go_first(&self, events: &Events) {
         let now = now_ns();
-        let lately = |event: Readiness| {
+        let was_driven = |event: Readiness| {
             let source = self.sources.get(event.token);
             source.is_some_and(|source| source.was_driven(now))
         };
-        if events.iter().take(DRIVEN_CHECKS).any(lately) {
+        if events.iter().take(DRIVEN_CHECKS).any(was_driven) {
             yield_now();
         }
     }
 
-    /// Serves what is ready and not driven by application threads. Returns `true` if there was
-    /// something and other threads drive all of it.
+    /// Serves the ready sources that application threads do not drive. Returns `true` if sources
+    /// were ready, and other threads drive all of them.
     fn serve(&self, events: &Events, now: u64) -> bool {
         if events.iter().any(|event| event.token == WAKE_TOKEN) {
             self.wake.drain();
         }
-        let set_is_driven = everything().end(now).is_some();
+        let process_is_driven = everything().end(now).is_some();
         let served = self.dispatch(events, |token, source| {
             let source = self.paused.pause_if_driven(token, source, now).err()?;
-            (!set_is_driven).then_some(source)
+            (!process_is_driven).then_some(source)
         });
         !served && events.iter().any(|event| event.token != WAKE_TOKEN)
     }
 
-    /// Waits until there may be something to do. If all work was `contended` this many times in a
-    /// row, the thread ignores the set for a while.
+    /// Waits until there may be work. `contended` is how many times in a row other threads drove
+    /// all ready sources; if it is not zero, the thread ignores the set for a while.
     fn sleep(&self, events: &mut Events, contended: u32) -> io::Result<()> {
-        // From here on, a thread that changes what is checked below wakes this thread.
+        // From here on, a thread that gives a lease back or sets a timer wakes this thread.
         let announced = self.parker.announce();
         let now = now_ns();
         let ignored_until = match everything().end(now) {
@@ -110,7 +108,7 @@ impl Engine {
         self.poller.wait_zero(events).map(drop)
     }
 
-    /// Returns when the first timer with a purpose expires.
+    /// Returns when the first timer expires that its source still awaits.
     pub(super) fn first_timer(&self) -> Option<u64> {
         self.timers.first(|(_, token, kind)| {
             let source = self.sources.get(*token);

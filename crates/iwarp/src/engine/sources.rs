@@ -1,4 +1,5 @@
-//! What the engine serves: sources with a file descriptor or timers, known by tokens.
+//! The sources that the engine serves. A source has a file descriptor, timers, or both, and is
+//! identified by a token.
 
 use super::sync::parking::{Mutex, RwLock};
 use super::sync::{AtomicU64, Ordering};
@@ -6,17 +7,18 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-/// Something with a file descriptor or timers.
+/// An object with a file descriptor or timers that the engine serves.
 pub(crate) trait Source: Send + Sync {
-    /// Serves the descriptor, which is ready. `broken`: it has an error or is closed in both
-    /// directions, and reading or writing reports which. Returns `false` if another thread drives
-    /// the source and will look for work again. Not called for a source that has only timers.
+    /// Serves the descriptor, which is ready. `broken` is `true` if the descriptor has an error or
+    /// is closed in both directions; reading or writing then returns the reason. Returns `false` if
+    /// another thread drives the source, and will check for work again. Not called for a source
+    /// that has only timers.
     fn ready(self: Arc<Self>, _readable: bool, _writable: bool, _broken: bool) -> bool {
         true
     }
-    /// Prefetches the source itself. It is served after a few others.
+    /// Prefetches the source itself. Called some sources before this one is served.
     fn prefetch_object(&self) {}
-    /// Prefetches what the source refers to. It is served next.
+    /// Prefetches the state that the source points to. Called just before the source is served.
     fn prefetch_state(&self) {}
     /// Returns until when application threads drive the source, in nanoseconds of the monotonic
     /// clock; `None` if they do not drive it at `now`.
@@ -24,23 +26,25 @@ pub(crate) trait Source: Send + Sync {
         None
     }
     /// Returns `true` if application threads have driven the source lately, but do not at `now`.
-    /// Such a thread may be waiting for a processor.
+    /// They may be waiting for a processor.
     fn was_driven(&self, _now: u64) -> bool {
         false
     }
-    /// Leaves the source to application threads: [`pause`](super::Engine::pause)s its descriptor
-    /// until [`resume_watch`](Self::resume_watch). Returns `false` if it has no descriptor, or if
-    /// those threads would miss some of its events.
+    /// Stops watching the descriptor ([`Engine::pause`](super::Engine::pause)) until
+    /// [`resume_watch`](Self::resume_watch), because application threads drive the source. Returns
+    /// `false` if the source has no descriptor, or if those threads would miss some of its events.
     fn pause_watch(&self) -> bool {
         false
     }
     /// Watches the descriptor again, because application threads no longer drive the source.
     fn resume_watch(&self) {}
-    /// Returns `true` if this timer still has a purpose. If not, no thread is woken for it.
-    fn awaits(&self, _: u32) -> bool {
+    /// Returns `true` if the source still needs its timer of this kind. If not, no thread is woken
+    /// for it.
+    fn awaits(&self, _kind: u32) -> bool {
         true
     }
-    /// Handles an expired timer. Timers are not cancelled, so it may no longer have a purpose.
+    /// Handles an expired timer. Timers cannot be cancelled, so the source may not need it any
+    /// more.
     fn timer(self: Arc<Self>, kind: u32);
 }
 
@@ -73,7 +77,6 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Creates an empty table. Tokens begin after `reserved`.
     pub(super) fn new(reserved: u64) -> Self {
         Self {
             known: RwLock::default(),
@@ -89,14 +92,14 @@ impl Sources {
         self.known.read().get(&token).cloned()
     }
 
-    /// Adds a source. The previous one with this token is dropped outside the lock, because its end
-    /// may remove others.
+    /// Adds a source, or replaces the source of this token. The old source is dropped after the
+    /// lock is released, because its drop may remove other sources.
     pub(super) fn insert(&self, token: u64, source: Arc<dyn Source>) {
-        let before = self.known.write().insert(token, source);
-        drop(before);
+        let replaced = self.known.write().insert(token, source);
+        drop(replaced);
     }
 
-    /// Removes a source. It is dropped outside the lock.
+    /// Removes a source. It is dropped after the lock is released.
     pub(super) fn remove(&self, token: u64) {
         let source = self.known.write().remove(&token);
         drop(source);
@@ -108,13 +111,14 @@ impl Sources {
 }
 
 /// Sources whose descriptors are paused while application threads drive them. The lock is not held
-/// during calls of a source that may wait for a lock of its own: a thread that is stuck in a source
-/// must not block the thread that replaces it.
+/// during calls that may take a lock of the source: a thread that is stuck in such a call must not
+/// block the thread that replaces it.
 #[derive(Default)]
 pub(super) struct PausedSources(Mutex<ByToken>);
 
 impl PausedSources {
-    /// Pauses a source if application threads drive it at `now`. Otherwise returns it.
+    /// Pauses a source if application threads drive it at `now`. If they do not, or if it cannot be
+    /// paused, returns the source as the error.
     pub(super) fn pause_if_driven(
         &self,
         token: u64,
@@ -128,8 +132,8 @@ impl PausedSources {
         Ok(())
     }
 
-    /// Returns when the first of their leases ends, which may be now. `None` if no source is
-    /// paused.
+    /// Returns when the first lease of a paused source ends, at the earliest `now`; `None` if no
+    /// source is paused.
     pub(super) fn first_end(&self, now: u64) -> Option<u64> {
         let paused = self.0.lock();
         let ends = paused.values();
@@ -137,14 +141,12 @@ impl PausedSources {
             .min()
     }
 
-    /// Watches those again that application threads no longer drive.
     pub(super) fn resume_undriven(&self, now: u64) {
         while let Some(source) = self.take_undriven(now) {
             source.resume_watch();
         }
     }
 
-    /// Removes a source that application threads no longer drive.
     fn take_undriven(&self, now: u64) -> Option<Arc<dyn Source>> {
         let mut paused = self.0.lock();
         let mut all = paused.iter();

@@ -1,6 +1,5 @@
-//! Atomics and locks of the protocols between threads: the real ones, or those of a scheduler that
-//! runs the models. That is `loom` for the smallest protocols, and `shuttle` for the whole engine
-//! (`crates/iwarp-sim/threads`).
+//! The atomics and locks of the engine: those of `std`, or replacements by a model checker. `loom`
+//! checks the smallest protocols, `shuttle` the whole engine (`crates/iwarp-sim/threads`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};

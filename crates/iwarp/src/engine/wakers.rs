@@ -1,9 +1,9 @@
-//! Tasks and threads that want to be woken once.
+//! Lists of wakers, each of which is woken once.
 //!
-//! A waker is code of the program: it may poll, register again, take locks of its own, or panic. It
-//! is therefore called with no lock held, not even that of the list. If a waker panics, the calling
-//! thread still wakes the others. Cloning and dropping a waker may also run the program's code, so
-//! both happen outside the lock.
+//! A waker runs code of the program: it may poll, register again, take locks, or panic. It is
+//! therefore called with no lock held, not even the lock of the list. If a waker panics, the
+//! calling thread still wakes the others. Cloning and dropping a waker may also run code of the
+//! program, so both happen without the lock.
 
 use super::sync::parking::Mutex;
 use super::sync::{AtomicBool, Ordering};
@@ -39,8 +39,8 @@ pub(crate) struct Registration<'a> {
 }
 
 impl Wakers {
-    /// Registers `waker`, which the next [`wake_all`](Self::wake_all) wakes once. Does nothing if
-    /// it is registered already.
+    /// Registers `waker` for the next [`wake_all`](Self::wake_all). Does nothing if it is
+    /// registered already.
     pub(crate) fn register(&self, waker: &Waker) {
         let waker = waker.clone();
         let mut list = self.list.lock();
@@ -57,7 +57,7 @@ impl Wakers {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Returns an entry for a wait that may be given up. It has no waker yet.
+    /// Returns an entry for a wait that may be cancelled. The entry has no waker yet.
     pub(crate) const fn registration(&self) -> Registration<'_> {
         Registration {
             wakers: self,
@@ -65,20 +65,20 @@ impl Wakers {
         }
     }
 
-    /// Returns `true` if a waker is registered. It is one load, because the data path calls it for
-    /// each completion.
+    /// Returns `true` if a waker is registered. This is only one load, because the data path calls
+    /// it for each completion.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Wakes all wakers and empties the list. Call it with no lock held.
+    /// Wakes all wakers, and empties the list. Call it with no lock held.
     pub(crate) fn wake_all(&self) {
         let (first, others) = {
             let mut list = self.list.lock();
             self.any.store(false, Ordering::Release);
-            // Usually there is one. Then the list keeps its memory, and the next registration
-            // allocates nothing.
+            // Usually there is one waker. The list then keeps its memory, so that the next
+            // registration does not allocate.
             match list.entries.len() {
                 0 | 1 => (list.entries.pop(), Vec::new()),
                 _ => (None, std::mem::take(&mut list.entries)),
@@ -90,7 +90,6 @@ impl Wakers {
     }
 }
 
-/// Calls one waker. A panic is caught and logged.
 fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker of the program panicked");
@@ -105,7 +104,7 @@ impl Registration<'_> {
         let mut waker = waker.clone();
         let mut list = self.wakers.list.lock();
         let mine = self.key.and_then(|key| list.position(key));
-        if let Some(entry) = mine.and_then(|at| list.entries.get_mut(at)) {
+        if let Some(entry) = mine.and_then(|index| list.entries.get_mut(index)) {
             std::mem::swap(&mut entry.waker, &mut waker);
             // Unlock before the replaced waker is dropped.
             drop(list);
@@ -128,19 +127,21 @@ impl List {
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let Some(key) = self.key.filter(|_| self.wakers.any()) else {
-            // The list is empty, so this waker was woken.
+            // There was no waker, or the list is empty and this waker was woken.
             return;
         };
-        let gone = {
+        let removed = {
             let mut list = self.wakers.list.lock();
-            let gone = list.position(key).map(|at| list.entries.swap_remove(at));
+            let position = list.position(key);
+            let removed = position.map(|index| list.entries.swap_remove(index));
             self.wakers
                 .any
                 .store(!list.entries.is_empty(), Ordering::Release);
-            gone
+            removed
         };
-        // This may be the last handle to a task. Dropping it drops all that the task owns.
-        drop(gone);
+        // Dropped without the lock: the waker may be the last handle to a task, and dropping that
+        // drops all that the task owns.
+        drop(removed);
     }
 }
 
@@ -151,14 +152,14 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::task::Wake;
 
-    /// Counts its calls, and registers itself again inside `wake`, like an executor that polls
-    /// immediately.
-    struct Again {
+    /// A waker that counts its calls, and registers itself again inside `wake`, as an executor does
+    /// that polls immediately.
+    struct Reregisters {
         wakers: Arc<Wakers>,
         woken: AtomicU32,
     }
 
-    impl Wake for Again {
+    impl Wake for Reregisters {
         fn wake(self: Arc<Self>) {
             self.woken.fetch_add(1, Ordering::Relaxed);
             let wakers = Arc::clone(&self.wakers);
@@ -175,9 +176,9 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Counts(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Counts {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -193,11 +194,13 @@ mod tests {
     fn reregistered_waker_is_woken_again() {
         let wakers = Arc::new(Wakers::default());
         for others in 0..3 {
-            let again = Arc::new(Again {
+            let again = Arc::new(Reregisters {
                 wakers: Arc::clone(&wakers),
                 woken: AtomicU32::new(0),
             });
-            let more: Vec<_> = (0..others).map(|_| Arc::new(Counts::default())).collect();
+            let more: Vec<_> = (0..others)
+                .map(|_| Arc::new(WakeCounter::default()))
+                .collect();
             wakers.register(&Waker::from(Arc::clone(&again)));
             for round in 1..4 {
                 for other in &more {
@@ -216,9 +219,9 @@ mod tests {
     #[test]
     fn panicking_waker_spares_others() {
         let wakers = Wakers::default();
-        let counts = [(); 3].map(|()| Arc::new(Counts::default()));
-        for one in &counts {
-            wakers.register(&Waker::from(Arc::clone(one)));
+        let counts = [(); 3].map(|()| Arc::new(WakeCounter::default()));
+        for count in &counts {
+            wakers.register(&Waker::from(Arc::clone(count)));
             wakers.register(&Waker::from(Arc::new(Panics)));
         }
         wakers.wake_all();
@@ -229,7 +232,7 @@ mod tests {
     #[test]
     fn wait_has_one_entry() {
         let wakers = Wakers::default();
-        let tasks = [(); 2].map(|()| Arc::new(Counts::default()));
+        let tasks = [(); 2].map(|()| Arc::new(WakeCounter::default()));
         let [first, second] = tasks.each_ref().map(|t| Waker::from(Arc::clone(t)));
         let mut wait = wakers.registration();
         assert_eq!(count(&wakers), 0);
@@ -240,7 +243,7 @@ mod tests {
         }
         assert_eq!(count(&wakers), 2);
         drop(wait);
-        assert_eq!(count(&wakers), 1, "the entry without an owner stays");
+        assert_eq!(count(&wakers), 1, "the entry of `register` stays");
         let mut wait = wakers.registration();
         wait.renew(&second);
         wakers.wake_all();
@@ -250,13 +253,13 @@ mod tests {
         );
         wakers.register(&first);
         drop(wait);
-        assert_eq!(count(&wakers), 1, "it was woken and has no entry");
+        assert_eq!(count(&wakers), 1, "the wait was woken and had no entry");
     }
 
     #[test]
     fn each_wait_removes_its_own_entry() {
         let wakers = Wakers::default();
-        let tasks = [(); 3].map(|()| Arc::new(Counts::default()));
+        let tasks = [(); 3].map(|()| Arc::new(WakeCounter::default()));
         let mut waits = [(); 3].map(|()| wakers.registration());
         for (wait, task) in waits.iter_mut().zip(&tasks) {
             wait.renew(&Waker::from(Arc::clone(task)));
@@ -271,11 +274,10 @@ mod tests {
         assert_eq!(count(&wakers), 0);
     }
 
-    /// A task that waits repeatedly allocates nothing each time.
     #[test]
     fn list_keeps_its_memory() {
         let wakers = Wakers::default();
-        let task = Waker::from(Arc::new(Counts::default()));
+        let task = Waker::from(Arc::new(WakeCounter::default()));
         wakers.register(&task);
         let room = wakers.list.lock().entries.capacity();
         wakers.wake_all();
@@ -283,12 +285,12 @@ mod tests {
         assert_eq!(wakers.list.lock().entries.capacity(), room);
     }
 
-    /// One waker may have an entry that stays and one of a wait.
+    /// One waker may have two entries: by `register`, and of a wait.
     #[test]
     fn dropped_wait_removes_only_its_entry() {
         for waits_first in [false, true] {
             let wakers = Wakers::default();
-            let task = Arc::new(Counts::default());
+            let task = Arc::new(WakeCounter::default());
             let waker = Waker::from(Arc::clone(&task));
             let mut wait = wakers.registration();
             if waits_first {

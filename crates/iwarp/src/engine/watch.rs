@@ -1,16 +1,16 @@
-//! Watches the progress threads, so that one that is stuck does not stop all connections of its
-//! engine.
+//! The watch: a thread that replaces progress threads that are stuck. Otherwise a stuck thread
+//! would stop all connections of its engine.
 //!
 //! An access to registered memory may block forever: in a page fault that the program itself serves
-//! (`userfaultfd(2)`), or on a file of a server that is gone. The thread cannot be interrupted. It
-//! keeps what it holds, the state of one queue pair, and another thread takes its place in the
-//! engine. If the access ends after all, the old thread ends.
+//! (`userfaultfd(2)`), or in a file on a server that does not respond. The thread cannot be
+//! interrupted, and keeps the state of one queue pair locked. Another thread takes its place in the
+//! engine. If the access ends after all, the stuck thread exits.
 //!
-//! A progress thread works in *rounds*: a round begins when there is something to serve, and ends
-//! before the thread sleeps. One number holds the count of rounds and the thread's *place*. The
-//! watch gives the place to another thread by changing the number. The old thread notices that when
-//! it tries to end its round. If no progress thread has had anything to do for a while, the watch
-//! sleeps.
+//! A progress thread works in *rounds*: a round begins when there is work, and ends before the
+//! thread sleeps. One atomic number contains the count of rounds and the thread's *place*, which is
+//! a number that each replacement increments. The watch gives the place to another thread by
+//! changing the number. The stuck thread notices that when it tries to end its round. If no
+//! progress thread has had work for a while, the watch sleeps.
 //!
 //! The watch also makes the kernel enlarge the table of descriptors, which would delay other
 //! threads (`limits.rs` of `iwarp-os`).
@@ -23,27 +23,27 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// How often the watch checks while there is something to serve. A round that it sees twice, and
-/// whose thread is not running, is stuck.
+/// How often the watch checks while there is work. If it sees the same round twice, and the thread
+/// is not running, the thread is stuck.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Most stuck threads of an engine. Each holds one queue pair whose memory does not respond, and
-/// the program chose that memory.
+/// Maximum number of stuck threads per engine. Each keeps one queue pair locked, whose memory does
+/// not respond.
 const STUCK_MAX: usize = 32;
-/// Bits of a [`Rounds`] number that count rounds; those above are the place. The count is odd
-/// during a round.
+/// Number of low bits of [`Rounds::word`] that count rounds; the bits above are the place. The
+/// count is odd during a round.
 const COUNT_BITS: u32 = 48;
 
-/// Which thread has the place of the progress thread, and the count of rounds.
 #[derive(Default)]
 pub(super) struct Rounds {
+    /// The place, and the count of rounds.
     word: AtomicU64,
-    /// The kernel's thread id of the thread that has the place; 0 until that thread runs.
+    /// The kernel's thread id of the progress thread; 0 until that thread runs.
     thread: AtomicU32,
-    /// Threads that have lost their place and not returned.
+    /// Number of threads that have lost their place and not exited.
     stuck: AtomicUsize,
 }
 
-/// The place of the progress thread, held by the calling thread.
+/// The calling thread's copy of [`Rounds::word`].
 pub(super) struct Place(u64);
 
 impl Rounds {
@@ -54,13 +54,13 @@ impl Rounds {
     }
 
     pub(super) fn begin(&self, place: &mut Place) {
-        // The watch gives no place away between rounds. This is a full fence before the caller
-        // checks whether the watch sleeps.
+        // The watch gives no place away between rounds, so this need not compare. The swap is also
+        // a full fence before the caller checks whether the watch sleeps.
         place.0 += 1;
         self.word.swap(place.0, Ordering::SeqCst);
     }
 
-    /// Ends the round. Returns `false` if another thread has the place now.
+    /// Returns `false` if another thread has the place now.
     pub(super) fn end(&self, place: &mut Place) -> bool {
         let began = place.0;
         let count = began.wrapping_add(1) & ((1 << COUNT_BITS) - 1);
@@ -81,7 +81,7 @@ impl Rounds {
             return None;
         }
         let place = (word >> COUNT_BITS).wrapping_add(1) & (u64::MAX >> COUNT_BITS);
-        // Before the number changes, because the thread that has lost its place decrements this.
+        // Increment this before the number changes: the thread that loses its place decrements it.
         self.stuck.fetch_add(1, Ordering::Relaxed);
         let new = place << COUNT_BITS;
         let given = self
@@ -91,21 +91,21 @@ impl Rounds {
             self.stuck.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        // Only now: a thread that has kept its place must stay known to the watch.
+        // Clear this only now: if the thread had kept its place, the watch must still know its id.
         self.thread.store(0, Ordering::Relaxed);
         Some(place)
     }
 
-    /// Returns the number of the last round, and whether that round has not ended.
+    /// Returns the current value of `word`, and whether it is in a round.
     fn last(&self) -> (u64, bool) {
         let word = self.word.load(Ordering::SeqCst);
         (word, word & 1 == 1)
     }
 
-    /// Returns the number of the current round; `None` between rounds.
+    /// Returns the current value of `word`; `None` between rounds.
     fn current(&self) -> Option<u64> {
-        let (word, lasts) = self.last();
-        lasts.then_some(word)
+        let (word, in_round) = self.last();
+        in_round.then_some(word)
     }
 }
 
@@ -127,7 +127,7 @@ impl Watch {
         }
     }
 
-    /// Starts the thread of the watch, unless there is one. Without it, stuck threads are not
+    /// Starts the watch, unless it runs already. If it cannot start, stuck threads are not
     /// replaced.
     #[cfg(not(shuttle))]
     pub(super) fn start(self: &Arc<Self>) {
@@ -136,23 +136,26 @@ impl Watch {
         }
         let watch = Arc::clone(self);
         let run = move || {
-            // This is the first connection, and many may follow. This thread has time to wait for
-            // the kernel.
-            if let Some(engine) = core::all().next() {
+            // This is the first connection, and many may follow. Enlarge the table of descriptors
+            // in this thread, which has time to wait for the kernel.
+            if let Some(engine) = core::running_engines().next() {
                 crate::sys::limits::make_room(&engine.wake);
             }
             watch.run();
         };
         match crate::sys::thread::spawn_without_signals("iwarp-watch", run) {
             Ok(handle) => {
-                // If two threads start at the same time, the second is never woken.
+                // If two threads start at the same time, only the first is ever woken.
                 let _ = self.thread.set(handle.thread().clone());
             }
-            Err(error) => tracing::warn!(%error, "progress threads are not watched"),
+            Err(error) => tracing::warn!(
+                %error,
+                "cannot start the watch thread; stuck progress threads will not be replaced"
+            ),
         }
     }
 
-    /// Under the scheduler of a model no thread is ever stuck.
+    /// Does nothing: under the scheduler of a model, no thread is ever stuck.
     #[cfg(shuttle)]
     pub(super) fn start(&self) {}
 
@@ -160,17 +163,17 @@ impl Watch {
         let mut seen: Vec<Option<u64>> = Vec::new();
         loop {
             let mut active = false;
-            for (at, engine) in core::all().enumerate() {
-                let (round, lasts) = engine.rounds.last();
-                if at == seen.len() {
+            for (i, engine) in core::running_engines().enumerate() {
+                let (round, in_round) = engine.rounds.last();
+                if i == seen.len() {
                     seen.push(None);
                 }
-                let before = seen[at].replace(round);
-                // A thread that has ended rounds since the last check will begin others. If the
-                // watch slept now, each round would wake it.
-                active |= lasts || before != Some(round);
-                if lasts && before == Some(round) {
-                    engine.relieve(round);
+                let before = seen[i].replace(round);
+                // A thread that has ended rounds since the last check will probably begin others.
+                // If the watch slept now, each of these rounds would wake it.
+                active |= in_round || before != Some(round);
+                if in_round && before == Some(round) {
+                    engine.replace_if_blocked(round);
                 }
             }
             if active {
@@ -183,9 +186,9 @@ impl Watch {
 
     fn sleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
-        // A round that began before this store is found here. One that begins later finds the
-        // store.
-        let busy = core::all().any(|engine| engine.rounds.current().is_some());
+        // A round that began before this store is visible here. In a round that begins later, the
+        // progress thread sees the store and wakes the watch.
+        let busy = core::running_engines().any(|engine| engine.rounds.current().is_some());
         while !busy && self.asleep.load(Ordering::Acquire) {
             std::thread::park();
         }
@@ -194,11 +197,11 @@ impl Watch {
 }
 
 impl Engine {
-    /// Replaces the progress thread if it is blocked. Its `round` has lasted for at least
+    /// Replaces the progress thread if it is blocked. Its round, `round`, has lasted for at least
     /// [`PERIOD`].
-    fn relieve(self: &Arc<Self>, round: u64) {
+    fn replace_if_blocked(self: &Arc<Self>, round: u64) {
         let thread = self.rounds.thread.load(Ordering::Relaxed);
-        // On a busy machine a round may take long because the thread gets no processor.
+        // On a busy machine, a round may take long because the thread gets no processor.
         if thread == 0 || is_runnable(thread) {
             return;
         }
@@ -207,16 +210,19 @@ impl Engine {
         };
         tracing::warn!(
             thread,
-            "registered memory does not answer; another thread serves the other connections"
+            "progress thread is blocked in an access to registered memory; starting another one"
         );
         if let Err(error) = self.start_progress(place) {
-            tracing::error!(%error, "no thread can be started: connections are not served");
+            tracing::error!(
+                %error,
+                "cannot start another progress thread; only threads that poll serve connections"
+            );
         }
     }
 
     pub(super) fn start_progress(self: &Arc<Self>, place: u64) -> io::Result<()> {
         let engine = Arc::clone(self);
-        // All signals are left to the application's threads.
+        // The thread blocks all signals, so that the application's threads handle them.
         crate::sys::thread::spawn_without_signals("iwarp-progress", move || engine.run(place))
             .map(drop)
     }

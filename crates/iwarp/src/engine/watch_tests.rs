@@ -1,4 +1,4 @@
-//! Progress threads that lose their places to others.
+//! Tests of the watch: progress threads that lose their places to other threads.
 
 use super::*;
 use crate::engine::Source;
@@ -18,7 +18,7 @@ fn round_ends_unless_place_is_lost() {
     assert!(rounds.end(&mut place));
     assert_eq!(rounds.current(), None);
     assert_eq!(rounds.give_away(round), None, "that round has ended");
-    // The watch was too late. It must still know the thread.
+    // The thread has kept its place, so its id must still be known.
     assert_eq!(rounds.thread.load(Ordering::Relaxed), own_number());
     assert_eq!(rounds.stuck.load(Ordering::Relaxed), 0);
 
@@ -26,11 +26,11 @@ fn round_ends_unless_place_is_lost() {
     let round = rounds.current().expect("a round");
     assert_eq!(rounds.give_away(round), Some(1));
     assert_eq!(rounds.thread.load(Ordering::Relaxed), 0, "not yet known");
-    assert_eq!(rounds.give_away(round), None, "only once");
+    assert_eq!(rounds.give_away(round), None, "given away already");
     let mut next = rounds.enter(1);
     rounds.begin(&mut next);
     assert_eq!(rounds.stuck.load(Ordering::Relaxed), 1);
-    assert!(!rounds.end(&mut place), "it has lost its place");
+    assert!(!rounds.end(&mut place), "the old thread has lost its place");
     assert_eq!(rounds.stuck.load(Ordering::Relaxed), 0);
     assert!(rounds.end(&mut next), "the new thread keeps its place");
 }
@@ -49,16 +49,16 @@ fn stuck_threads_are_limited() {
     assert_eq!(rounds.give_away(rounds.current().expect("a round")), None);
 }
 
-/// A source that blocks its thread until it is opened.
+/// A source that blocks the first thread that serves it, until it is opened.
 #[derive(Default)]
 struct Trap {
-    caught: AtomicBool,
+    has_blocked: AtomicBool,
     open: (Mutex<bool>, Condvar),
 }
 
 impl Source for Trap {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        if !self.caught.swap(true, Ordering::Relaxed) {
+        if !self.has_blocked.swap(true, Ordering::Relaxed) {
             let (lock, opened) = &self.open;
             let mut open = lock.lock().expect("no panic");
             while !*open {
@@ -75,7 +75,7 @@ struct Counter(EventFd, AtomicU32);
 
 impl Source for Counter {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // Polling threads of other tests may serve the same signal.
+        // Polling threads of other tests may serve the same event.
         if self.0.drain() {
             self.1.fetch_add(1, Ordering::Relaxed);
         }
@@ -85,24 +85,25 @@ impl Source for Counter {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-/// While one thread is stuck in a source, another one serves the rest.
 #[test]
 fn stuck_thread_spares_other_sources() {
     let engine = Engine::current().expect("engine");
     engine.watch.start();
     let trap = Arc::new(Trap::default());
-    let bait = EventFd::new().expect("eventfd");
+    let trap_fd = EventFd::new().expect("eventfd");
     let tokens = [engine.token(), engine.token()];
     engine
         .add(
-            &bait,
+            &trap_fd,
             tokens[0],
             Interest::READ,
             Arc::clone(&trap) as Arc<dyn Source>,
         )
         .expect("watched");
-    bait.signal();
-    wait_for("nobody is caught", || trap.caught.load(Ordering::Relaxed));
+    trap_fd.signal();
+    wait_for("no thread is blocked", || {
+        trap.has_blocked.load(Ordering::Relaxed)
+    });
     let counter = Arc::new(Counter(EventFd::new().expect("eventfd"), AtomicU32::new(0)));
     engine
         .add(
@@ -114,12 +115,12 @@ fn stuck_thread_spares_other_sources() {
         .expect("watched");
     for round in 1..4 {
         counter.0.signal();
-        wait_for("nobody serves it", || {
+        wait_for("no thread serves the counter", || {
             counter.1.load(Ordering::Relaxed) == round
         });
     }
     *trap.open.0.lock().expect("no panic") = true;
     trap.open.1.notify_all();
-    engine.remove(&bait, tokens[0]);
+    engine.remove(&trap_fd, tokens[0]);
     engine.remove(&counter.0, tokens[1]);
 }

@@ -1,11 +1,11 @@
-//! Lets polling threads yield their processor to other threads now and then.
+//! Decides after how many empty polls a polling thread yields its processor to other threads.
 //!
-//! Where there are fewer processors than threads (a container, a CI runner, more ranks than cores),
-//! the peer that a polling thread waits for may need this very processor. If the thread never
-//! yields, the peer gets the processor at the scheduler's next tick, milliseconds later. If it
-//! always yields, each poll costs twice as much while no other thread needs the processor. The
-//! duration of a yield reveals which of the two holds: each thread sets its own pace by its last
-//! yields.
+//! If there are fewer processors than threads (a container, a CI runner, more ranks than cores),
+//! the peer that a polling thread waits for may need the same processor. If the thread never
+//! yields, the peer gets the processor at the scheduler's next tick, milliseconds later. If the
+//! thread yields after each poll, each poll costs twice as much although no other thread needs the
+//! processor. The duration of a yield shows whether another thread ran, and each thread sets its
+//! pace by the duration of its last yield.
 
 use super::policy;
 use super::sync::{thread_local, yield_now};
@@ -15,7 +15,9 @@ use std::cell::Cell;
 
 #[derive(Debug, Clone, Copy)]
 struct Pace {
+    /// Number of empty polls from one yield to the next.
     every: u32,
+    /// Number of empty polls since the last yield.
     polls: u32,
 }
 
@@ -27,14 +29,14 @@ impl Pace {
         }
     }
 
-    /// Counts an empty poll, and yields if it is time. `offer` yields and returns how long that
-    /// took.
+    /// Counts an empty poll, and calls `timed_yield` after each `every` polls. `timed_yield` yields
+    /// and returns how long that took.
     #[inline]
-    fn count_poll(&mut self, offer: impl FnOnce() -> u64) {
+    fn count_poll(&mut self, timed_yield: impl FnOnce() -> u64) {
         self.polls += 1;
         if self.polls >= self.every {
             self.polls = 0;
-            self.every = policy::yield_every(self.every, offer());
+            self.every = policy::yield_every(self.every, timed_yield());
         }
     }
 }
@@ -43,25 +45,25 @@ thread_local! {
     static PACE: Cell<Pace> = const { Cell::new(Pace::new()) };
 }
 
-/// Yields the processor (`sched_yield(2)`) now and then: at every 4th call if other threads take
-/// it, at every 64th if none does. Call it after each poll without result. It never sleeps.
+/// Yields the processor (`sched_yield(2)`) at some calls: at every 4th call if other threads need
+/// the processor, at every 64th if none does. Call it after each poll without result. It never
+/// sleeps.
 #[inline]
 pub fn after_empty_poll() {
-    // The pace of a thread that is ending is gone.
+    // This fails in a thread that is exiting, whose thread-local values were dropped.
     let _ = PACE.try_with(|cell| {
         let mut pace = cell.get();
-        pace.count_poll(offer);
+        pace.count_poll(timed_yield);
         cell.set(pace);
     });
 }
 
-/// Yields, and returns how long that took.
 #[cold]
-fn offer() -> u64 {
-    let begin = now_ns();
-    guarded::keep_regularly(begin);
+fn timed_yield() -> u64 {
+    let start = now_ns();
+    guarded::keep_regularly(start);
     yield_now();
-    now_ns().saturating_sub(begin)
+    now_ns().saturating_sub(start)
 }
 
 #[cfg(test)]
@@ -69,7 +71,7 @@ mod tests {
     use super::policy::{YIELD_ALONE, YIELD_BESIDE_WORK, YIELD_COMPETING};
     use super::*;
 
-    /// Counts `polls` empty polls, where each yield takes `took`. Returns the number of yields.
+    /// Counts `polls` empty polls, with yields that take `took` each. Returns the number of yields.
     fn yields(pace: &mut Pace, polls: u32, took: u64) -> u32 {
         let mut count = 0;
         for _ in 0..polls {
@@ -91,17 +93,16 @@ mod tests {
         let mut pace = Pace::new();
         yields(&mut pace, YIELD_ALONE, 3_000);
         assert_eq!(yields(&mut pace, 100 * YIELD_COMPETING, 3_000), 100);
-        // The others are gone: a few more yields, at growing distances.
+        // No other thread needs the processor any more: the yields become rarer.
         assert_eq!(yields(&mut pace, 2 * YIELD_ALONE, 600), 5);
         assert_eq!(pace.every, YIELD_ALONE);
     }
 
     #[test]
-    fn scheduler_serves_computing_thread() {
+    fn thread_beside_computation_yields_rarely() {
         let mut pace = Pace::new();
         yields(&mut pace, 2 * YIELD_BESIDE_WORK, 3_000_000);
         assert_eq!(yields(&mut pace, 10 * YIELD_BESIDE_WORK, 3_000_000), 10);
-        // The work is done.
         yields(&mut pace, YIELD_BESIDE_WORK, 600);
         assert_eq!(pace.every, YIELD_ALONE);
     }
@@ -109,8 +110,8 @@ mod tests {
     /// A yield enters the kernel, which takes more than a nanosecond.
     #[test]
     fn yield_is_timed() {
-        let begin = now_ns();
-        let longest = (0..100).map(|_| offer()).max().unwrap();
-        assert!((2..=now_ns() - begin).contains(&longest), "{longest}");
+        let start = now_ns();
+        let longest = (0..100).map(|_| timed_yield()).max().unwrap();
+        assert!((2..=now_ns() - start).contains(&longest), "{longest}");
     }
 }

@@ -17,19 +17,21 @@ pub struct CompletionChannel {
     waits: Arc<Waits>,
 }
 
-/// What the waits on a channel have shown.
+/// State of the waits on a channel.
 #[derive(Debug)]
 struct Waits {
+    /// Decides whether a wait polls before it sleeps.
     busy: BusyPoll,
+    /// Longest time for which a wait polls.
     window: Duration,
     cqs: RwLock<Vec<Weak<CqInner>>>,
-    /// Completion queues armed since a thread last waited here. [`CompletionChannel::busy_poll`]
-    /// drives their progress.
+    /// Number of times that completion queues were armed since a thread last waited.
+    /// [`CompletionChannel::busy_poll`] drives their sockets.
     armed: AtomicUsize,
 }
 
 impl Waits {
-    fn each(&self, mut f: impl FnMut(&CqInner)) {
+    fn each_cq(&self, mut f: impl FnMut(&CqInner)) {
         for cq in self.cqs.read().iter().filter_map(Weak::upgrade) {
             f(&cq);
         }
@@ -54,13 +56,14 @@ impl CompletionChannel {
         &self.queue
     }
 
-    /// Takes the oldest event: the completion queue that got a completion after it was armed.
+    /// Takes the oldest event, and returns its completion queue; `None` if no event is pending.
     pub fn try_event(&self) -> Option<CompletionQueue> {
         self.queue.try_next()
     }
 
-    /// Waits for an event (`ibv_get_cq_event(3)`); `None` waits without limit. Polls for a moment
-    /// before it sleeps, as [`CompletionQueue::wait`] does.
+    /// Waits for an event (`ibv_get_cq_event(3)`), and returns its completion queue. A timeout of
+    /// `None` waits without limit. Polls for a moment before it sleeps, as
+    /// [`CompletionQueue::wait`] does.
     ///
     /// # Errors
     /// Returns [`Error::TimedOut`](crate::Error::TimedOut) if no event comes in time, or the
@@ -69,27 +72,28 @@ impl CompletionChannel {
         if let Some(cq) = self.try_event() {
             return Ok(cq);
         }
-        let begin = Instant::now();
-        let polled = self.busy_poll(timeout.unwrap_or(Duration::MAX));
-        let remaining = timeout.map(|t| t.saturating_sub(begin.elapsed()));
+        let start = Instant::now();
+        let found = self.busy_poll(timeout.unwrap_or(Duration::MAX));
+        let remaining = timeout.map(|t| t.saturating_sub(start.elapsed()));
         let cq = self.queue.next(remaining)?;
-        if !polled {
-            self.slept(begin.elapsed());
+        if !found {
+            self.slept(start.elapsed());
         }
         Ok(cq)
     }
 
     /// Polls the completion queues of this channel for a moment, if an event is likely to come
-    /// soon. Returns `true` if one has come. If not, the caller sleeps on the descriptor and calls
-    /// [`slept`](Self::slept) afterwards.
+    /// soon. Returns `true` if an event is pending. Returns `false` if the caller should sleep on
+    /// the descriptor, and call [`slept`](Self::slept) afterwards; the progress thread then drives
+    /// the sockets.
     ///
-    /// It takes at most `limit` and [`Config::busy_poll`](crate::Config::busy_poll). When it
-    /// returns `false`, the progress thread drives, and the caller may sleep.
+    /// Polls for at most `limit`, and at most [`Config::busy_poll`](crate::Config::busy_poll).
     pub fn busy_poll(&self, limit: Duration) -> bool {
         let waits = &*self.waits;
-        let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
+        // `arm` has not handed these queues over, because it expected this wait.
+        let any_armed = waits.armed.swap(0, Ordering::Relaxed) > 0;
         let found = waits.busy.poll(waits.window.min(limit), |now| {
-            waits.each(|cq| {
+            waits.each_cq(|cq| {
                 cq.drive_at(now);
             });
             !self.queue.is_empty()
@@ -97,14 +101,14 @@ impl CompletionChannel {
         if found {
             return true;
         }
-        if left_to_us {
-            waits.each(CqInner::hand_over);
+        if any_armed {
+            waits.each_cq(CqInner::hand_over);
         }
         // An event may have come between the last poll and the hand-over.
         !self.queue.is_empty()
     }
 
-    /// Records that a wait for an event took this long, and that the thread slept.
+    /// Records that a wait for an event slept, and lasted `waited`.
     pub fn slept(&self, waited: Duration) {
         self.waits.busy.slept(waited, self.waits.window);
     }
@@ -115,10 +119,10 @@ impl CompletionChannel {
         cqs.push(Arc::downgrade(cq));
     }
 
-    /// Returns `true` if a completion queue that is being armed may rely on a thread to call
-    /// [`busy_poll`](Self::busy_poll) and to drive.
+    /// Called when a completion queue is armed. Returns `true` if a thread is expected to call
+    /// [`busy_poll`](Self::busy_poll) soon, and so to drive the queue's sockets.
     ///
-    /// A program that arms repeatedly without such a call watches the descriptor in another way.
+    /// A program that arms repeatedly without such a call watches the descriptor itself.
     pub(crate) fn expects_wait(&self) -> bool {
         if !self.waits.busy.is_worth_it() {
             return false;
@@ -147,8 +151,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Records short waits for events.
-    fn trusted(channel: &CompletionChannel) {
+    /// Records short waits, until the channel's waits poll before they sleep.
+    fn record_short_waits(channel: &CompletionChannel) {
         assert!(!channel.waits.busy.is_worth_it());
         for _ in 0..2 {
             channel.slept(Duration::ZERO);
@@ -156,45 +160,44 @@ mod tests {
         assert!(channel.waits.busy.is_worth_it());
     }
 
-    /// The list of completion queues does not keep dead entries.
     #[test]
-    fn channel_knows_live_queues() {
+    fn channel_lists_live_queues_only() {
         let ctx = testing::context();
         let channel = ctx.create_channel().unwrap();
         let create = || ctx.create_cq(4, Some(&channel)).unwrap();
-        let known = || {
-            let mut known = Vec::new();
+        let listed = || {
+            let mut listed = Vec::new();
             channel
                 .waits
-                .each(|cq| known.push(std::ptr::from_ref(cq) as usize));
-            known
+                .each_cq(|cq| listed.push(std::ptr::from_ref(cq) as usize));
+            listed
         };
         let address = |cq: &CompletionQueue| Arc::as_ptr(&cq.inner) as usize;
         let (first, second) = (create(), create());
-        assert_eq!(known(), [&first, &second].map(address));
+        assert_eq!(listed(), [&first, &second].map(address));
         drop(first);
-        assert_eq!(known(), [address(&second)]);
+        assert_eq!(listed(), [address(&second)]);
         let third = create();
-        assert_eq!(known(), [&second, &third].map(address));
+        assert_eq!(listed(), [&second, &third].map(address));
         assert_eq!(channel.waits.cqs.read().len(), 2);
     }
 
-    /// A program arms each queue once before it waits. If it arms more often, it watches the
-    /// descriptor.
+    /// A program that waits on the channel arms each queue at most once before each wait. One that
+    /// arms more often watches the descriptor itself.
     #[test]
-    fn each_queue_may_be_armed_once() {
+    fn repeated_arming_expects_no_wait() {
         let ctx = testing::context();
         let channel = ctx.create_channel().unwrap();
         let _cqs = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
         assert!(!channel.expects_wait(), "no wait was short yet");
-        trusted(&channel);
+        record_short_waits(&channel);
         for _ in 0..3 {
             assert_eq!([0; 2].map(|_| channel.expects_wait()), [true; 2]);
-            // This is the wait.
+            // Wait, without time to poll.
             channel.busy_poll(Duration::ZERO);
         }
         assert_eq!([0; 3].map(|_| channel.expects_wait()), [true, true, false]);
-        assert!(!channel.waits.busy.is_worth_it(), "no thread waits");
+        assert!(!channel.waits.busy.is_worth_it(), "no thread waits here");
     }
 
     #[test]
@@ -204,7 +207,7 @@ mod tests {
         let cq = ctx.create_cq(4, Some(&channel)).unwrap();
         for polls in [false, true] {
             if polls {
-                trusted(&channel);
+                record_short_waits(&channel);
             }
             assert!(!channel.busy_poll(LONG));
             channel.queue.push(cq.clone());
@@ -213,16 +216,16 @@ mod tests {
         }
     }
 
-    /// Waits that end in sleep decide whether the next ones poll. With this window each counts as
+    /// Short waits that slept make the next waits poll. With a window of 1000 s every wait is
     /// short.
     #[test]
-    fn slept_wait_counts() {
+    fn short_slept_wait_is_recorded() {
         let ctx = testing::context();
         let channel = CompletionChannel::create(Duration::from_secs(1000)).unwrap();
         let cq = ctx.create_cq(4, Some(&channel)).unwrap();
         for _ in 0..1000 {
             std::thread::scope(|scope| {
-                // If the event comes before the first check, the wait does not count.
+                // If the event comes before the thread sleeps, no wait is recorded.
                 scope.spawn(|| channel.queue.push(cq.clone()));
                 assert!(channel.event(Some(LONG)).unwrap().is_same(&cq));
             });
@@ -230,37 +233,40 @@ mod tests {
                 return;
             }
         }
-        panic!("no wait has counted");
+        panic!("no wait was recorded");
     }
 
-    /// The waiting thread drives the queues that were armed, and hands them to the progress thread
-    /// before it sleeps.
+    /// A wait hands the sockets to the progress thread before it sleeps, but only if a queue was
+    /// armed.
     #[test]
     fn wait_hands_over_armed_queues() {
         let ctx = testing::context();
         let channel = ctx.create_channel().unwrap();
         let cq = ctx.create_cq(4, Some(&channel)).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        trusted(&channel);
+        record_short_waits(&channel);
         let start = Instant::now();
         let driven = || qp.inner.driven_until(now_ns()).is_some();
         for armed in [false, true] {
             loop {
-                assert!(start.elapsed() < LONG, "{armed}");
+                assert!(
+                    start.elapsed() < LONG,
+                    "the lease is never kept, armed: {armed}"
+                );
                 while !driven() {
                     assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
-                    assert!(start.elapsed() < LONG, "the queue is never driven");
+                    assert!(start.elapsed() < LONG, "the lease is never held");
                 }
                 if armed {
                     cq.arm(false);
                 }
-                // On a busy machine the lease may have ended by now. Then try again.
-                let before = driven();
+                // On a busy machine the lease may end before the wait. The test then tries again.
+                let was_driven = driven();
                 assert!(!channel.busy_poll(Duration::ZERO));
                 if armed {
                     assert!(!driven(), "not handed over");
                 }
-                if before && driven() != armed {
+                if was_driven && driven() != armed {
                     break;
                 }
             }

@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a forked child waits for the memory table of its parent's device. The table may have
-/// been copied while it was locked by a thread that does not exist in the child.
+/// How long a forked child waits for the lock of the memory table of its parent's device. A thread
+/// that does not exist in the child may have held the lock during the fork.
 const INHERITED_LOCK_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct ContextInner {
@@ -50,9 +50,7 @@ pub(crate) struct ContextInner {
     /// Queue pairs that wait for memory to become unused.
     pub(crate) waiting: MemoryWaiters,
     pub(crate) hooks: Hooks,
-    /// Totals of the queue pairs that no longer exist.
     retired_counters: Mutex<Counters>,
-    /// The process that opened the device.
     origin: Origin,
 }
 
@@ -84,7 +82,7 @@ impl Context {
             retired_counters: Mutex::default(),
             origin: Origin::here(),
         });
-        stats::watch(&inner);
+        stats::register(&inner);
         Ok(Self { inner })
     }
 
@@ -146,12 +144,13 @@ impl Context {
         Ok(table.register(range, iova, pd, access, random)?.0)
     }
 
-    /// Registers `len` bytes at `addr` whose pages may come and go (`IBV_ACCESS_ON_DEMAND`), and
-    /// returns the STag. Address 0 with a length of 2^64 - 1 is the whole address space.
+    /// Registers `len` bytes at `addr`, which the program may map and unmap at any time
+    /// (`IBV_ACCESS_ON_DEMAND`), and returns the STag. Address 0 with a length of 2^64 - 1 is the
+    /// whole address space.
     ///
-    /// The range need not be mapped. An access to an unmapped page fails, at both ends, as an
-    /// access outside the region does. As long as an on-demand region exists, the device's queue
-    /// pairs copy all payloads, and each access to the region costs a system call.
+    /// An access to an unmapped page fails, at both ends, as an access outside the region does. As
+    /// long as an on-demand region exists, the device's queue pairs copy all payloads, and each
+    /// access to the region costs a system call.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the range wraps around the address space, and
@@ -179,8 +178,8 @@ impl Context {
     }
 
     /// Locks the memory table for writing, with room for at least one more entry. If the table must
-    /// grow, the memory is allocated before the lock is taken, because all connections of the
-    /// device wait for the lock.
+    /// grow, allocates the memory before it takes the lock: all connections of the device wait for
+    /// that lock.
     fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
         let needed = self.inner.memory.read().lacks_room();
         let Some(size) = needed else {
@@ -188,7 +187,7 @@ impl Context {
         };
         let room = size.make()?;
         let leftover = self.inner.memory.write().attach(room);
-        // Free the storage that is left over only after the lock was released.
+        // The lock was released above, so freeing the old storage delays no connection.
         drop(leftover);
         Ok(self.inner.memory.write())
     }
@@ -251,14 +250,13 @@ impl Context {
         Ok(stag.0)
     }
 
-    /// Ends a registration. When this returns, the memory is no longer accessed.
+    /// Ends a registration (`ibv_dereg_mr(3)`). No thread accesses the memory after this returns.
     ///
     /// # Errors
     /// Returns [`Error::Memory`] if the region does not exist, is being accessed, or has windows
     /// bound to it. In a forked child, returns [`Error::Busy`] after one second if the parent was
     /// accessing the device's memory at the time of the fork.
     pub fn deregister(&self, stag: u32) -> Result<()> {
-        // Accesses in progress hold the table's read lock, so this waits for them.
         let mut table = match self.inner.origin.is_foreign() {
             false => self.inner.memory.write(),
             true => {
@@ -276,9 +274,9 @@ impl Context {
         drop(self.inner.memory.write());
     }
 
-    /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its key. Data written to it is
+    /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its STag. Data written to it is
     /// discarded, and reads return zeros, for local requests and for the peer. The region covers
-    /// the whole address range.
+    /// the whole address space.
     ///
     /// # Errors
     /// Returns [`Error::OutOfMemory`] if the process cannot map the region's memory, and
@@ -288,7 +286,8 @@ impl Context {
             tracing::warn!(%error, "no memory for a null region");
             Error::OutOfMemory
         })?;
-        // SAFETY: both ranges stay mapped until the process ends. Only the sink is written.
+        // SAFETY: both ranges stay mapped until the process ends. The table writes only to the
+        // sink.
         let range = |addr| unsafe { ProcessRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
         let (zeros, sink) = (range(memory.zeros)?, range(memory.sink)?);
         let random = random_u32()?;
@@ -315,7 +314,7 @@ impl Context {
         Ok(stag.0)
     }
 
-    /// Carries out a fast registration immediately, without a work request.
+    /// Performs a fast registration immediately, without a work request.
     ///
     /// # Errors
     /// Returns [`Error::Memory`] if the memory table refuses the registration.
@@ -323,7 +322,7 @@ impl Context {
         Ok(self.inner.memory.read().fast_register(wr, pd)?)
     }
 
-    /// Returns a region or window, if it exists.
+    /// Returns the properties of a region or window; `None` if it does not exist.
     pub fn region(&self, stag: u32) -> Option<RegionInfo> {
         self.inner.memory.read().info(Stag(stag))
     }
@@ -358,8 +357,8 @@ impl Context {
     /// Creates a completion queue for at least `capacity` completions (`ibv_create_cq(3)`).
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if a size is out of range, and [`Error::OutOfMemory`] if
-    /// the queue cannot be allocated.
+    /// Returns [`Error::InvalidArgument`] if `capacity` is out of range, and [`Error::OutOfMemory`]
+    /// if the queue cannot be allocated.
     pub fn create_cq(
         &self,
         capacity: u32,
@@ -379,8 +378,8 @@ impl Context {
         SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
     }
 
-    /// Writes what [`Config::capture`] has recorded so far to its file. Does nothing without a
-    /// capture.
+    /// Writes all recorded packets to the file of [`Config::capture`]. Does nothing if no capture
+    /// is configured.
     ///
     /// # Errors
     /// Fails if the file cannot be written. Recording stops in that case.
@@ -391,18 +390,18 @@ impl Context {
         }
     }
 
-    /// Returns `true` unless an injected fault has taken the port down.
+    /// Returns `false` if an injected fault has taken the port down.
     pub fn is_port_up(&self) -> bool {
         let plan = self.inner.hooks.faults.as_ref();
         plan.is_none_or(|plan| !plan.is_port_down())
     }
 
-    /// Takes an asynchronous event.
+    /// Takes the oldest asynchronous event; `None` if there is none.
     pub fn try_async_event(&self) -> Option<AsyncEvent> {
         self.inner.async_events.try_next()
     }
 
-    /// Waits for an asynchronous event; `None` waits without limit.
+    /// Waits for an asynchronous event. A timeout of `None` waits without limit.
     ///
     /// # Errors
     /// Returns [`Error::TimedOut`] if no event comes in time, or the operating system's error if it
@@ -438,8 +437,8 @@ impl ContextInner {
         }
     }
 
-    /// Adds the queue pair that `make` creates. `choose_number` picks its number; it gets a
-    /// function that tells whether a number is in use.
+    /// Adds the queue pair that `make` creates. `choose_number` picks its number; its argument
+    /// tells whether a number is in use.
     pub(crate) fn insert_qp<M: Member>(
         &self,
         choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
@@ -459,25 +458,23 @@ impl ContextInner {
         self.ud_qps.take(port, random, |num| qps.contains_key(&num))
     }
 
-    /// Removes a datagram queue pair, and adds its counters to the totals.
     pub(crate) fn remove_ud(&self, num: u32, counters: &Counters) {
         let mut retired = self.retired_counters.lock();
         self.ud_qps.remove(num);
         retired.add(counters);
     }
 
-    /// Returns the next queue pair number that is not `taken`.
+    /// Returns the next queue pair number for which `taken` returns `false`.
     pub(crate) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
         loop {
             let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-            // 0 and 1 are used for management on other transports.
             if num > 1 && !taken(num) {
                 return num;
             }
         }
     }
 
-    /// Removes a queue pair, and adds its counters to the totals.
+    /// Removes a queue pair. Adds its counters to the totals, and notifies the registries.
     pub(crate) fn remove_qp(&self, num: u32, counters: &Counters) {
         {
             // Under one lock: a thread that computes the totals must neither miss these counters
@@ -489,8 +486,8 @@ impl ContextInner {
         self.each_registry(|registry| registry.destroyed(num));
     }
 
-    /// Returns the sum of `retired` and the counters of existing queue pairs. Without `wait`,
-    /// locked queue pairs are left out.
+    /// Returns the sum of `retired` and the counters of existing queue pairs. Without `wait`, skips
+    /// queue pairs whose state is locked.
     fn sum(
         retired: MutexGuard<'_, Counters>,
         ud_qps: Vec<Arc<dyn Member>>,
@@ -515,9 +512,9 @@ impl ContextInner {
         !self.origin.is_foreign()
     }
 
-    /// Returns the totals of all queue pairs since the device was opened. In a forked child, locked
-    /// queue pairs are left out, and `None` is returned if the counters or a list of queue pairs
-    /// are locked.
+    /// Returns the totals of all queue pairs since the device was opened. Does not wait for locks
+    /// in a forked child: skips locked queue pairs, and returns `None` if the counters or a list of
+    /// queue pairs are locked.
     pub(crate) fn totals(&self) -> Option<Counters> {
         if self.is_ours() {
             let retired = self.retired_counters.lock();
@@ -530,8 +527,8 @@ impl ContextInner {
         Some(Self::sum(retired, ud_qps, qps, false))
     }
 
-    /// Returns the numbers of the queue pairs, in no particular order. In a forked child, returns
-    /// `None` if the list is locked.
+    /// Returns the numbers of the queue pairs except datagram queue pairs, in no particular order.
+    /// In a forked child, returns `None` if the list is locked.
     pub(crate) fn qp_numbers(&self) -> Option<Vec<u32>> {
         let qps = if self.is_ours() {
             self.qps.read()
@@ -541,7 +538,6 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
-    /// Returns the queue pair with this number, unless it is a datagram queue pair.
     pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
         self.qps.read().get(&num)?.upgrade()
     }

@@ -1,4 +1,4 @@
-//! Opened devices: numbers of queue pairs, sums of counters, and captures.
+//! Tests of opened devices: queue pair numbers, totals of counters, captures, and forked children.
 
 use super::*;
 use crate::testing;
@@ -6,18 +6,19 @@ use iwarp_rnic::{SendFlags, SendOp, SendWr};
 use std::io::IoSlice;
 
 #[test]
-fn numbers_wrap() {
+fn queue_pair_numbers_wrap() {
     let ctx = testing::context();
-    let from = |first, taken: &[u32]| {
+    let numbers_from = |first, taken: &[u32]| {
         ctx.inner.next_qp.store(first, Ordering::Relaxed);
         [0; 4].map(|_| ctx.inner.any_number(&|num| taken.contains(&num)))
     };
-    assert_eq!(from(0x00ff_fffe, &[]), [0x00ff_fffe, 0x00ff_ffff, 2, 3]);
-    assert_eq!(from(0xffff_fffe, &[3]), [0x00ff_fffe, 0x00ff_ffff, 2, 4]);
-    assert_eq!(from(7, &[7, 9]), [8, 10, 11, 12]);
+    let wrapped = [0x00ff_fffe, 0x00ff_ffff, 2, 3];
+    assert_eq!(numbers_from(0x00ff_fffe, &[]), wrapped);
+    let wrapped = [0x00ff_fffe, 0x00ff_ffff, 2, 4];
+    assert_eq!(numbers_from(0xffff_fffe, &[3]), wrapped, "3 is taken");
+    assert_eq!(numbers_from(7, &[7, 9]), [8, 10, 11, 12]);
 }
 
-/// The counters of a queue pair stay in the totals when it is gone.
 #[test]
 fn totals_count_each_queue_pair_once() {
     let ctx = testing::context();
@@ -45,11 +46,12 @@ fn totals_count_each_queue_pair_once() {
     }
 }
 
-/// Devices that name the same file write to one capture. A flush writes everything to the file.
+/// Devices with the same capture file add to one capture.
 #[test]
 fn devices_share_capture_file() {
     let file =
         |name: &str| std::env::temp_dir().join(format!("iwarp-{name}-{}", std::process::id()));
+    // `%p` stands for the process id, so this is the same file as `a`.
     let pattern = std::env::temp_dir().join("iwarp-context-a-%p");
     let (a, b) = (file("context-a"), file("context-b"));
     for (path, octets) in [(&a, "first"), (&b, "second"), (&pattern, "third")] {
@@ -57,42 +59,46 @@ fn devices_share_capture_file() {
             capture: Some(path.clone()),
             ..Config::default()
         });
-        let ends = ["127.0.0.1:1", "127.0.0.1:2"].map(|end| end.parse().unwrap());
+        let [local, peer] = ["127.0.0.1:1", "127.0.0.1:2"].map(|addr| addr.parse().unwrap());
         let recorder = ctx.inner.hooks.recorder.as_ref().unwrap();
-        let flow = recorder.connection(ends[0], ends[1], true);
-        flow.sent(&[IoSlice::new(octets.as_bytes())]);
+        let connection = recorder.connection(local, peer, true);
+        connection.sent(&[IoSlice::new(octets.as_bytes())]);
         ctx.flush_capture().unwrap();
     }
-    let has = |path: &std::path::Path, octets: &str| {
+    let contains = |path: &std::path::Path, octets: &str| {
         let file = std::fs::read(path).unwrap();
         file.windows(octets.len())
             .any(|part| part == octets.as_bytes())
     };
     let octets = ["first", "second", "third"];
-    assert_eq!(octets.map(|octets| has(&a, octets)), [true, false, true]);
-    assert_eq!(octets.map(|octets| has(&b, octets)), [false, true, false]);
+    assert_eq!(
+        octets.map(|octets| contains(&a, octets)),
+        [true, false, true]
+    );
+    assert_eq!(
+        octets.map(|octets| contains(&b, octets)),
+        [false, true, false]
+    );
     std::fs::remove_file(&a).unwrap();
     std::fs::remove_file(&b).unwrap();
     assert!(!pattern.exists());
-    // Without a capture there is nothing to do.
     testing::context().flush_capture().unwrap();
 }
 
-/// `wait_for_accesses` must return only after the accesses have ended.
 #[test]
 fn wait_for_accesses_waits() {
     let ctx = testing::context();
     let access = ctx.inner.memory.read();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             ctx.wait_for_accesses();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
-        let early = told.recv_timeout(Duration::from_millis(50));
-        assert!(early.is_err(), "it has not waited");
+        let early = receiver.recv_timeout(Duration::from_millis(50));
+        assert!(early.is_err(), "it returned during an access");
         drop(access);
-        told.recv().unwrap();
+        receiver.recv().unwrap();
     });
 }
 
@@ -107,13 +113,13 @@ fn child_does_not_wait_for_locks() {
     let num = qp.num();
     assert!(ctx.inner.totals().is_some() && ctx.inner.qp_if_free(num).is_some());
     let _locked = (ctx.inner.retired_counters.lock(), ctx.inner.qps.write());
-    let is_right = fork::check_in_child(|| {
+    let ok_in_child = fork::check_in_child(|| {
         !ctx.inner.is_ours()
             && ctx.inner.totals().is_none()
             && ctx.inner.qp_numbers().is_none()
             && ctx.inner.qp_if_free(num).is_none()
     });
-    assert!(is_right);
+    assert!(ok_in_child);
 }
 
 #[test]
@@ -129,31 +135,30 @@ fn datagram_number_is_released() {
 fn live_completion_queues_are_counted() {
     let ctx = testing::context();
     let mut cqs = Vec::new();
-    for exist in 1..4 {
+    for count in 1..4 {
         cqs.push(ctx.create_cq(4, None).unwrap());
-        assert_eq!(ctx.inner.completion_queues(), exist);
+        assert_eq!(ctx.inner.completion_queues(), count);
     }
     let handle = cqs.pop();
-    let other = handle.clone();
+    let second_handle = handle.clone();
     drop(handle);
     assert_eq!(ctx.inner.completion_queues(), 3);
-    drop(other);
+    drop(second_handle);
     assert_eq!(ctx.inner.completion_queues(), 2);
 }
 
-/// This holds for all kinds of queue pairs.
 #[test]
-fn used_number_is_not_reused() {
-    let datagrams = testing::datagram_queue_pair();
-    let ctx = datagrams.context();
+fn number_in_use_is_not_reused() {
+    let datagram_qp = testing::datagram_queue_pair();
+    let ctx = datagram_qp.context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
-    for taken in [datagrams.num(), qp.num()] {
+    for taken in [datagram_qp.num(), qp.num()] {
         ctx.inner.next_qp.store(taken, Ordering::Relaxed);
         let next = testing::queue_pair(&ctx, &cq, &cq);
         assert_ne!(next.num(), taken);
         next.destroy();
     }
     qp.destroy();
-    datagrams.destroy();
+    datagram_qp.destroy();
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// Completions of the ring that are checked in one step when those of a queue pair are dropped.
+/// Completions that [`CqInner::purge`] checks each time it holds the ring's lock.
 const PURGE_STEP: u32 = 4096;
 
 /// Why a queue no longer returns completions.
@@ -35,28 +35,28 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(crate) ring: Mutex<Ring>,
-    /// Held while the queue pairs are counted and the pollers are notified of the result.
     counting: Mutex<()>,
     purging: Mutex<()>,
     /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring
     /// locked, so a poll that reads `false` need not lock it.
     ready: AtomicBool,
     channel: Option<CompletionChannel>,
-    /// Queue pairs whose completions go to this queue. Polling drives their sockets.
+    /// Queue pairs, except datagram queue pairs, whose completions go to this queue. Polling drives
+    /// their sockets.
     qps: RwLock<Vec<Weak<dyn Member>>>,
     pub(crate) datagrams: Members,
     pub(crate) pollers: Pollers,
     user: AtomicU64,
     timestamps: AtomicBool,
-    /// Queue pairs that defer sending until the next poll without result. Each is listed at most
-    /// once, because that poll may never come: the program may poll only the other queue of the
-    /// queue pair.
+    /// Queue pairs that defer sending until the next empty poll. Each is listed at most once: the
+    /// program may never poll this queue, but only the queue pair's other queue, and the list must
+    /// not grow.
     deferred: Mutex<Vec<Weak<dyn Member>>>,
     has_deferred: AtomicBool,
     wakers: Wakers,
-    /// Whether polling before a sleep has found completions in time so far.
+    /// Decides whether a wait polls before it sleeps.
     pub(crate) busy: BusyPoll,
-    /// Whether the peers' data comes right after the program has taken completions.
+    /// Decides whether a poll that found completions waits for the peer's answer.
     answers: Answers,
 }
 
@@ -101,18 +101,19 @@ impl CompletionQueue {
     /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees the slots of their queues.
     /// Never blocks.
     ///
-    /// If there are none, the calling thread reads and writes the sockets of the queue's queue
-    /// pairs itself. So a program that polls needs no other thread to make progress.
+    /// If the queue is empty, the calling thread reads and writes the sockets of its queue pairs.
+    /// So a program that polls needs no other thread to make progress.
     ///
     /// # Errors
-    /// Returns [`CqError::Overflow`] once the completions from before the overflow are taken.
+    /// Returns [`CqError::Overflow`] if the queue has overflowed, and all completions from before
+    /// the overflow are taken.
     #[inline]
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             if n > 0 {
                 self.inner.pollers.took(n);
-                self.inner.took(&out[..n]);
+                self.inner.record_taken(&out[..n]);
                 return Ok(n);
             }
         }
@@ -122,21 +123,21 @@ impl CompletionQueue {
         self.inner.send_deferred();
         self.inner
             .pollers
-            .drive_for_poll(|all| self.inner.drive(all).others_were_ready);
+            .drive_for_poll(|serve_all| self.inner.drive(serve_all).others_were_ready);
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
-            self.inner.took(&out[..n]);
+            self.inner.record_taken(&out[..n]);
             return Ok(n);
         }
         after_empty_poll();
         Ok(0)
     }
 
-    /// Takes completions that are already in the queue, without reading a socket. For callers that
-    /// are about to wait.
+    /// Takes completions that are already in the queue, and reads no socket. Callers that are about
+    /// to wait use this.
     ///
     /// # Errors
-    /// As [`poll`](Self::poll).
+    /// Fails as [`poll`](Self::poll) does.
     pub fn take_ready(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         self.take(out)
     }
@@ -155,25 +156,25 @@ impl CompletionQueue {
     }
 
     /// Requests one event on the channel at the next completion (`ibv_req_notify_cq(3)`). With
-    /// `solicited_only`, only a solicited or failed completion raises it. Completions that are
-    /// already in the queue raise no event, so poll once more afterwards.
+    /// `solicited_only`, only a solicited or failed completion raises the event. Completions that
+    /// are already in the queue raise no event, so poll once more after this call.
     pub fn arm(&self, solicited_only: bool) {
         self.inner.ring.lock().arm(solicited_only);
         match &self.inner.channel {
-            // A thread is about to wait on the channel, and drives the sockets before it sleeps.
+            // A thread will soon wait on the channel, and drive the sockets before it sleeps.
             Some(channel) if channel.expects_wait() => self.inner.send_deferred(),
             _ => self.inner.hand_over(),
         }
     }
 
-    /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if there is
-    /// one, or if the queue has overflowed. Blocking waits call this before they sleep.
+    /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if the
+    /// queue holds a completion or has overflowed. Blocking waits call this before they sleep.
     pub(crate) fn busy_poll(&self, limit: Duration) -> bool {
         self.busy_poll_until(limit, || false)
     }
 
-    /// Does the same, and also ends when `done` returns `true`: another thread may have taken the
-    /// completion that the caller waits for.
+    /// Does the same as [`busy_poll`](Self::busy_poll), and also ends when `done` returns `true`:
+    /// another thread may have taken the completion that the caller waits for.
     pub(crate) fn busy_poll_until(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
         self.inner.busy.poll(self.inner.window().min(limit), |now| {
             self.inner.drive_at(now);
@@ -185,7 +186,6 @@ impl CompletionQueue {
         })
     }
 
-    /// Records that a blocking wait slept, and how long it took.
     pub(crate) fn slept(&self, waited: Duration) {
         self.inner.busy.slept(waited, self.inner.window());
     }
@@ -200,17 +200,17 @@ impl CompletionQueue {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Returns how many completions the queue can hold.
+    /// Returns the number of completions that the queue can hold.
     pub fn capacity(&self) -> u32 {
         self.inner.ring.lock().capacity()
     }
 
-    /// Returns how many completions are in the queue.
+    /// Returns the number of completions in the queue.
     pub fn len(&self) -> usize {
         self.inner.ring.lock().len() as usize
     }
 
-    /// Returns `true` if there is no completion in the queue.
+    /// Returns `true` if the queue holds no completions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -231,7 +231,7 @@ impl CompletionQueue {
         self.inner.timestamps.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the channel that gets the queue's events, if there is one.
+    /// Returns the channel that the queue was created with, if any.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.inner.channel.as_ref()
     }
@@ -241,35 +241,35 @@ impl CompletionQueue {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns how many queue pairs send their completions to this queue.
+    /// Returns the number of queue pairs whose completions go to this queue.
     pub fn queue_pairs(&self) -> usize {
         let connected = self.inner.qps.read();
         let connected = connected.iter().filter(|q| q.strong_count() > 0).count();
         connected + self.inner.datagrams.len()
     }
 
-    /// Wakes a task at the next completion. Poll once more after this call, and then wait.
+    /// Registers a task's waker for the next completion. Poll once more after this call, and then
+    /// wait.
     ///
-    /// The waker is called once, by the thread that writes the completion, with no lock held. It
-    /// may poll this queue. It stays registered until then.
+    /// The thread that writes the completion calls the waker once, with no lock held. The waker may
+    /// poll this queue.
     pub fn wake_at_next(&self, waker: &Waker) {
         self.inner.wakers.register(waker);
-        self.inner.expect_wake();
+        self.inner.prepare_for_wait();
     }
 
-    /// Returns an entry for a wait that may be given up. Dropping it removes the waker from the
-    /// list.
-    pub(crate) fn waits(&self) -> Registration<'_> {
+    /// Returns an entry for a wait that may be cancelled. Dropping the entry removes its waker.
+    pub(crate) fn registration(&self) -> Registration<'_> {
         self.inner.wakers.registration()
     }
 
-    /// Does the same as [`wake_at_next`](Self::wake_at_next), until `wait` is dropped.
-    pub(crate) fn wake_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
+    /// Does the same as [`wake_at_next`](Self::wake_at_next), but only until `wait` is dropped.
+    pub(crate) fn register_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
         wait.renew(waker);
-        self.inner.expect_wake();
+        self.inner.prepare_for_wait();
     }
 
-    /// Sends what queue pairs have deferred until the next poll without result.
+    /// Sends the requests that queue pairs have deferred until the next empty poll.
     #[inline]
     pub(crate) fn send_deferred_requests(&self) {
         self.inner.send_deferred();
@@ -283,14 +283,13 @@ impl CompletionQueue {
     }
 }
 
-/// Pending events and wake-ups of a queue. They wait until no lock is held, because they may run
-/// the program's code.
+/// Events and wake-ups that are due after a completion was written. The caller delivers them when
+/// it holds no lock, because they may run the program's code.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Owed {
     notify: bool,
     wake: bool,
     overflow: bool,
-    /// The limit of the shared receive queue was reached.
     pub(crate) srq_limit: bool,
 }
 
@@ -304,7 +303,7 @@ impl Owed {
 struct Driven {
     /// What arrived for the queue pairs that were polled one by one.
     seen: Seen,
-    /// The whole process was served, and something was ready.
+    /// The whole process was served, and a source was ready.
     others_were_ready: bool,
 }
 
@@ -315,6 +314,7 @@ impl Drop for CqInner {
 }
 
 impl CqInner {
+    /// Returns the longest time for which a wait polls before it sleeps.
     pub(crate) fn window(&self) -> Duration {
         self.ctx.config.busy_poll
     }
@@ -336,9 +336,9 @@ impl CqInner {
         owed.wake |= self.wakers.any();
     }
 
-    /// Loses a completion, as [`push`](Self::push) does when the ring is full.
+    /// Records that a completion was lost, as [`push`](Self::push) does when the ring is full.
     #[cold]
-    pub(crate) fn lose(&self, ring: &mut Ring, owed: &mut Owed) {
+    pub(crate) fn record_loss(&self, ring: &mut Ring, owed: &mut Owed) {
         self.ready.store(true, Ordering::Release);
         if let Pushed::Overflow { first } = ring.overflow() {
             owed.overflow |= first;
@@ -346,8 +346,8 @@ impl CqInner {
         owed.wake |= self.wakers.any();
     }
 
-    /// Raises the events in `owed` and wakes waiting tasks. Call it without locks. Returns `true`
-    /// if the queue has just overflowed.
+    /// Raises the events in `owed` and wakes waiting tasks. Call it with no lock held. Returns
+    /// `true` if the queue has just overflowed.
     #[inline]
     pub(crate) fn raise_due(self: &Arc<Self>, owed: Owed) -> bool {
         if owed.notify
@@ -368,7 +368,6 @@ impl CqInner {
         owed.overflow
     }
 
-    /// Sends for the queue pairs that have deferred it.
     #[inline]
     fn send_deferred(&self) {
         if self.has_deferred.load(Ordering::Acquire) {
@@ -381,21 +380,20 @@ impl CqInner {
         self.has_deferred.store(false, Ordering::Release);
         let mut list = std::mem::take(&mut *self.deferred.lock());
         for qp in list.drain(..).filter_map(|qp| qp.upgrade()) {
-            // Clear the mark first: a request that is posted later is then sent at once, or lists
-            // the queue pair again.
+            // Clear the mark before sending: a request that is posted meanwhile then either is sent
+            // at once, or puts the queue pair on the list again.
             if let Some(mark) = qp.deferred_mark(self) {
                 mark.swap(false, Ordering::AcqRel);
             }
             qp.send_deferred();
         }
-        // Keep the list's memory, so that the next entry allocates nothing.
+        // Reuse the list's memory, so that adding the next entry does not allocate.
         let mut deferred = self.deferred.lock();
         if deferred.capacity() == 0 {
             *deferred = list;
         }
     }
 
-    /// Lists a queue pair that defers sending until the next poll without result.
     pub(crate) fn defer<M: Member>(&self, qp: &Arc<M>) {
         let mark = qp.deferred_mark(self);
         if mark.is_some_and(|mark| !mark.swap(true, Ordering::AcqRel)) {
@@ -405,12 +403,12 @@ impl CqInner {
     }
 
     pub(crate) fn open_account(&self) -> Account {
-        self.ring.lock().open()
+        self.ring.lock().open_account()
     }
 
     /// Closes the account of a queue pair whose completions were dropped.
     pub(crate) fn close_account(&self, account: &Account) {
-        self.ring.lock().close(account);
+        self.ring.lock().close_account(account);
     }
 
     pub(crate) fn attach<M: Member>(&self, qp: &Arc<M>) {
@@ -426,11 +424,10 @@ impl CqInner {
         self.count_members();
     }
 
-    /// Counts the queue pairs, and notifies the pollers if they are many.
     pub(crate) fn count_members(&self) {
-        // Only one thread at a time counts. If two did, the pollers could be notified of the older
-        // count last. They would then drive many queue pairs neither individually nor all together,
-        // and the progress thread would not drive them either.
+        // Only one thread at a time counts. If two did, the pollers could get the older count last.
+        // They would then drive the queue pairs neither one by one nor all together, and the
+        // progress thread would not drive them either.
         let _counting = self.counting.lock();
         let many = policy::are_many(self.qps.read().len()) || self.datagrams.are_many();
         self.pollers.set_many(many);
@@ -442,18 +439,19 @@ impl CqInner {
         self.purge(qp.num());
     }
 
+    /// Removes a queue pair, and keeps its completions.
     pub(crate) fn leave<M: Member>(&self, qp: &Arc<M>) {
         let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
         let mut qps = self.qps.write();
-        if let Some(at) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
-            qps.swap_remove(at);
+        if let Some(index) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
+            qps.swap_remove(index);
         }
         drop(qps);
         self.count_members();
         self.deferred.lock().retain(|q| !q.ptr_eq(&gone));
     }
 
-    /// Drops the completions of the queue pair `qp_num`. Releases the ring's lock in between.
+    /// Drops the completions of the queue pair `qp_num`. Releases the ring's lock between steps.
     pub(crate) fn purge(&self, qp_num: u32) {
         let _purging = self.purging.lock();
         let mut work = Work::More;
@@ -469,7 +467,6 @@ impl CqInner {
         self.ring.lock().has_success_of(qp_num)
     }
 
-    /// Returns `true` if completions were lost because the ring was full.
     pub(crate) fn has_overflowed(&self) -> bool {
         self.ring.lock().overflowed()
     }
@@ -479,14 +476,14 @@ impl CqInner {
     }
 
     /// Prepares the queue for a task that has registered a waker and is about to wait.
-    fn expect_wake(&self) {
-        // The next poll must lock the ring. Otherwise it could miss a completion whose thread
-        // missed the waker.
+    fn prepare_for_wait(&self) {
+        // Make the next poll lock the ring. Otherwise it could miss a completion whose writer has
+        // not seen the waker.
         self.ready.store(true, Ordering::Release);
         self.hand_over();
     }
 
-    /// Drives the sockets for a caller that polls repeatedly and knows the time. Returns what has
+    /// Drives the sockets at the time `now`, for a caller that polls in a loop. Returns what has
     /// arrived since the program's last request.
     pub(crate) fn drive_at(&self, now: u64) -> Seen {
         self.pollers.renew(now);
@@ -496,22 +493,22 @@ impl CqInner {
     /// Records a poll that found completions. If the peer's answer is likely to come soon, waits
     /// for it.
     #[inline]
-    fn took(&self, completions: &[Cqe]) {
-        self.answers.took(self.pollers.empty_polls());
-        if self.answers.come_soon() && !self.ready.load(Ordering::Relaxed) {
+    fn record_taken(&self, completions: &[Cqe]) {
+        self.answers.record_taken(self.pollers.empty_polls());
+        if self.answers.are_expected_soon() && !self.ready.load(Ordering::Relaxed) {
             self.await_answer(completions);
         }
     }
 
-    /// Drives the sockets until data arrives. Does not delay completions that report more than the
-    /// end of the program's own requests.
+    /// Drives the sockets until the peer's answer arrives. Returns at once if `completions` contain
+    /// more than successful Sends and Writes: those must not be delayed.
     #[cold]
     fn await_answer(&self, completions: &[Cqe]) {
-        let own = |cqe: &Cqe| {
+        let is_own_request = |cqe: &Cqe| {
             cqe.status == WcStatus::Success
                 && matches!(cqe.opcode, WcOpcode::Send | WcOpcode::Write)
         };
-        if self.pollers.are_for_many() || !completions.iter().all(own) {
+        if self.pollers.are_for_many() || !completions.iter().all(is_own_request) {
             return;
         }
         self.send_deferred();
@@ -525,10 +522,10 @@ impl CqInner {
         });
     }
 
-    /// Records that the progress thread has found data of a queue pair of this queue.
-    pub(crate) fn answer_came(&self) {
+    /// Records that the progress thread has received data for a queue pair of this queue.
+    pub(crate) fn record_arrival(&self) {
         if !self.pollers.are_for_many() {
-            self.answers.came(self.pollers.empty_polls());
+            self.answers.record_arrival(self.pollers.empty_polls());
         }
     }
 
@@ -547,20 +544,20 @@ impl CqInner {
             }
         }
         serve_all |= self.datagrams.drive();
-        let mut others = false;
+        let mut driven_elsewhere = false;
         let mut moved = 0;
         let mut answered = false;
         for qp in few.into_iter().flatten() {
             let polled: PollOutcome = qp.poll_sockets();
             answered |= polled.answered;
-            others |= polled.driven_elsewhere;
+            driven_elsewhere |= polled.driven_elsewhere;
             moved += polled.moved;
         }
         if let Some(busy) = policy::drive_time(moved) {
-            self.pollers.was_busy(busy);
+            self.pollers.record_drive(busy);
         }
-        if others {
-            // The thread that drives them may need this processor, and this thread cannot help it.
+        if driven_elsewhere {
+            // Another thread holds the baton of a socket, and may be waiting for this processor.
             std::thread::yield_now();
         }
         Driven {

@@ -1,4 +1,4 @@
-//! Completion queues: the effects of polling, arming and waiting, and which tasks are woken.
+//! Tests of completion queues: polling, arming, waiting, and waking of tasks.
 
 use super::super::context::Context;
 use super::*;
@@ -13,71 +13,71 @@ use std::sync::atomic::AtomicU32;
 use std::task::Wake;
 
 #[test]
-fn each_owed_event_counts() {
+fn any_owed_event_is_not_nothing() {
     assert!(Owed::default().is_nothing());
-    let owed: [fn(&mut Owed); 4] = [
+    let setters: [fn(&mut Owed); 4] = [
         |owed| owed.notify = true,
         |owed| owed.wake = true,
         |owed| owed.overflow = true,
         |owed| owed.srq_limit = true,
     ];
-    for one in owed {
-        for other in owed {
+    for set_first in setters {
+        for set_second in setters {
             let mut owed = Owed::default();
-            one(&mut owed);
-            other(&mut owed);
+            set_first(&mut owed);
+            set_second(&mut owed);
             assert!(!owed.is_nothing(), "{owed:?}");
         }
     }
 }
 
-/// A poll waits for answers that come soon. A read of the progress thread that finds nothing is no
-/// answer.
+/// If the progress thread is notified but reads no data, that does not count as an answer.
 #[test]
 fn empty_read_is_no_answer() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     for _ in 0..5 {
-        cq.inner.answers.took(cq.inner.pollers.empty_polls());
+        cq.inner
+            .answers
+            .record_taken(cq.inner.pollers.empty_polls());
         Arc::clone(&qp.inner).ready(true, false, false);
     }
-    assert!(!cq.inner.answers.come_soon());
+    assert!(!cq.inner.answers.are_expected_soon());
     qp.destroy();
 }
 
-/// A program that only sends may poll only one of its two queues, for days.
+/// A program that only sends may never poll the receive queue. The list of deferred queue pairs of
+/// that queue must not grow.
 #[test]
 fn unpolled_queue_lists_each_member_once() {
     let ctx = testing::context();
     let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
-    let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
+    let deferred_count = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
     for round in 0..10 {
         for qp in &qps {
             qp.inner.defer_sending();
         }
-        assert_eq!(waiting(&polled), 2);
+        assert_eq!(deferred_count(&polled), 2);
         match round % 2 {
             0 => assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0)),
             _ => polled.send_deferred_requests(),
         }
-        assert_eq!(waiting(&polled), 0);
-        // The list keeps its memory.
+        assert_eq!(deferred_count(&polled), 0);
         assert!(polled.inner.deferred.lock().capacity() >= 2);
     }
-    assert_eq!(waiting(&other), 2);
+    assert_eq!(deferred_count(&other), 2);
     for (gone, qp) in qps.iter().enumerate() {
         qp.destroy();
-        // The others stay on the list.
         let deferred = other.inner.deferred.lock();
         let nums = deferred.iter().filter_map(Weak::upgrade).map(|qp| qp.num());
         assert!(nums.eq(qps[gone + 1..].iter().map(QueuePair::num)));
     }
 }
 
-/// Arming means that the program is about to wait: deferred requests are sent, and the queue pairs
-/// no longer count as driven.
+/// A program that arms is about to wait: its deferred requests are sent, and the progress thread
+/// takes over the queue pairs.
 #[test]
 fn arming_hands_over_queue_pairs() {
     let ctx = testing::context();
@@ -92,7 +92,7 @@ fn arming_hands_over_queue_pairs() {
             cq.arm(solicited_only);
             assert_eq!(qp.inner.driven_until(now_ns()), None);
             assert_eq!(cq.inner.deferred.lock().len(), 0, "not sent");
-            // The last poll before the wait.
+            // A program polls once more before it waits. This poll must not renew the lease.
             assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
             assert_eq!(qp.inner.driven_until(now_ns()), None);
         }
@@ -100,16 +100,16 @@ fn arming_hands_over_queue_pairs() {
     }
 }
 
-/// Polls until the progress thread would leave the queue pair alone.
 fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
-    let end = now_ns() + 20_000_000_000;
+    let deadline = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
-        assert!(now_ns() < end, "the queue pair is never driven");
+        assert!(now_ns() < deadline, "the lease is never held");
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
 }
 
-/// Polls of a queue with many queue pairs drive the whole process, so no queue pair may be paused.
+/// Polls of a queue with many queue pairs drive the whole process by `epoll`, so the sockets of its
+/// queue pairs must stay in the set.
 #[test]
 fn large_queue_pauses_no_members() {
     let ctx = testing::context();
@@ -120,9 +120,12 @@ fn large_queue_pauses_no_members() {
     poll_until_driven(&cq, &few[0]);
     let one_more = testing::queue_pair(&ctx, &cq, &cq);
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
-    let end = now_ns() + 20_000_000_000;
+    let deadline = now_ns() + 20_000_000_000;
     while engine::everything().end(now_ns()).is_none() {
-        assert!(now_ns() < end, "the process is never driven");
+        assert!(
+            now_ns() < deadline,
+            "the lease of the process is never held"
+        );
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
@@ -133,26 +136,26 @@ fn large_queue_pauses_no_members() {
     }
 }
 
-/// Threads that create and destroy queue pairs at the same time count them one after the other, so
-/// that the last count is the last notification.
+/// If two threads create queue pairs at the same time, only one of them counts at a time. Otherwise
+/// the pollers could get an older count last.
 #[test]
 fn members_are_counted_by_one_thread() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    let (told, tells) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let qps = std::thread::scope(|scope| {
-        // As if another thread had counted and not yet notified the pollers.
+        // This thread plays one that has counted and not yet notified the pollers.
         let counting = cq.inner.counting.lock();
         let creates = scope.spawn(|| {
             let create = |_| testing::queue_pair(&ctx, &cq, &cq);
             let qps: Vec<_> = (0..=POLL_DIRECTLY).map(create).collect();
-            told.send(()).unwrap();
+            sender.send(()).unwrap();
             qps
         });
         while cq.inner.qps.read().is_empty() {
             std::thread::yield_now();
         }
-        let early = tells.recv_timeout(Duration::from_millis(100));
+        let early = receiver.recv_timeout(Duration::from_millis(100));
         assert!(early.is_err(), "another thread counted meanwhile");
         cq.inner.pollers.set_many(false);
         drop(counting);
@@ -163,28 +166,24 @@ fn members_are_counted_by_one_thread() {
     assert!(!cq.inner.pollers.are_for_many());
 }
 
-/// The thread that writes a completion marks the queue, writes, and checks for wakers. A task on
-/// another processor may register meanwhile and miss both. So registering makes the next poll lock
-/// the ring.
+/// The thread that writes a completion sets `ready`, writes, and checks for wakers. A task on
+/// another processor may register its waker just after that check, and not yet see `ready`. So
+/// registering a waker makes the next poll lock the ring.
 #[test]
 fn poll_after_registering_sees_completion() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    // What that task sees: the completion is in the ring, but the mark is not yet visible.
+    // The state that the task sees: the completion is in the ring, but `ready` is not yet visible.
     let _ = cq.inner.ring.lock().push(completion(7));
     let mut out = [Cqe::default(); 2];
-    assert_eq!(
-        cq.poll(&mut out),
-        Ok(0),
-        "the state that this test is about"
-    );
+    assert_eq!(cq.poll(&mut out), Ok(0), "`ready` is not set");
     cq.wake_at_next(Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 7);
-    // Check a wait that may be given up, too.
+    // A wait that can be cancelled also makes the poll lock the ring.
     let _ = cq.inner.ring.lock().push(completion(8));
-    let mut wait = cq.waits();
-    cq.wake_wait(&mut wait, Waker::noop());
+    let mut wait = cq.registration();
+    cq.register_wait(&mut wait, Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 8);
 }
@@ -205,27 +204,30 @@ fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
 }
 
 #[derive(Default)]
-struct Counts(AtomicU32);
+struct WakeCounter(AtomicU32);
 
-impl Wake for Counts {
+impl Wake for WakeCounter {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A task that waits while the queue is full must be woken when the queue overflows.
 #[test]
 fn overflow_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    let (task, capacity) = (Arc::new(Counts::default()), u64::from(cq.capacity()));
+    let (task, capacity) = (Arc::new(WakeCounter::default()), u64::from(cq.capacity()));
     let waker = Waker::from(Arc::clone(&task));
     for wr_id in 0..capacity {
         assert!(!complete(&cq, wr_id));
     }
     for overflows in 1..3 {
         cq.wake_at_next(&waker);
-        assert_eq!(complete(&cq, 99), overflows == 1, "reported once");
+        assert_eq!(
+            complete(&cq, 99),
+            overflows == 1,
+            "only the first overflow is reported"
+        );
         assert_eq!(task.0.load(Ordering::Relaxed), overflows);
     }
     let mut out = vec![Cqe::default(); 2 * capacity as usize];
@@ -237,8 +239,8 @@ fn overflow_wakes_tasks() {
     ));
 }
 
-/// After `ibv_destroy_qp(3)` the number may be reused, so a completion that remained could be taken
-/// for one of another queue pair.
+/// After `ibv_destroy_qp(3)` the number may be reused. The program would take a remaining
+/// completion for one of the new queue pair.
 #[test]
 fn destroy_drops_completions() {
     let ctx = testing::context();
@@ -266,41 +268,40 @@ fn destroy_drops_completions() {
     }
 }
 
-/// Completions of other queue pairs stay in their order.
 #[test]
-fn reset_drops_all_own_completions() {
+fn reset_drops_only_own_completions() {
     let ctx = testing::context();
     let count = 3 * PURGE_STEP;
     let cq = ctx.create_cq(count, None).unwrap();
     let [gone, stays] = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
     let mut owed = Owed::default();
     for n in 0..count {
-        let of = if n % 3 == 0 { &stays } else { &gone };
+        let qp = if n % 3 == 0 { &stays } else { &gone };
         let cqe = Cqe {
-            qp_num: of.num(),
+            qp_num: qp.num(),
             ..completion(n.into())
         };
         cq.inner.push(&mut cq.inner.ring.lock(), cqe, &mut owed);
     }
     gone.modify(State::Reset).unwrap();
     let mut out = vec![Cqe::default(); count as usize];
-    let left = cq.take_ready(&mut out).unwrap();
-    let numbers: Vec<_> = out[..left].iter().map(|cqe| cqe.wr_id).collect();
-    assert!(numbers.into_iter().eq((0..count.into()).step_by(3)));
+    let remaining = cq.take_ready(&mut out).unwrap();
+    let wr_ids: Vec<_> = out[..remaining].iter().map(|cqe| cqe.wr_id).collect();
+    assert!(wr_ids.into_iter().eq((0..count.into()).step_by(3)));
     for qp in [gone, stays] {
         qp.destroy();
     }
 }
 
-/// A channel expects one wait of each queue that is armed, if its last waits were short. If a
-/// program arms more often, it does not wait here.
+/// If its last waits were short, a channel expects that a thread waits on it after each queue was
+/// armed once. A program that arms more often does not wait on the channel.
 #[test]
 fn channel_expects_wait_of_each_queue() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
-    // A thread begins to wait, and does not poll.
-    let waits = || assert!(!channel.busy_poll(Duration::ZERO));
+    // A wait without time to poll.
+    let wait = || assert!(!channel.busy_poll(Duration::ZERO));
     let [_first, gone] = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
     drop(gone);
     let _others = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
@@ -308,31 +309,31 @@ fn channel_expects_wait_of_each_queue() {
     short(2);
     for _ in 0..4 {
         let expected = [0; 3].map(|_| channel.expects_wait());
-        assert_eq!(expected, [true; 3], "armed once each");
-        waits();
+        assert_eq!(expected, [true; 3], "each queue was armed once");
+        wait();
     }
     let expected = [0; 4].map(|_| channel.expects_wait());
     assert_eq!(expected, [true, true, true, false]);
-    waits();
+    wait();
     short(3);
     assert!(!channel.expects_wait(), "more short waits are needed now");
     short(1);
     assert!(channel.expects_wait());
-    waits();
+    wait();
     channel.slept(Duration::MAX);
-    assert!(!channel.expects_wait(), "the last one was long");
+    assert!(!channel.expects_wait(), "the last wait was long");
 }
 
 #[test]
 fn success_is_unseen_until_polled() {
     let ctx = testing::context();
     let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
-    for [of_send, of_recv] in [[&send, &send], [&send, &recv]] {
-        let [qp, other] = [0; 2].map(|_| testing::queue_pair(&ctx, of_send, of_recv));
+    for [send_cq, recv_cq] in [[&send, &send], [&send, &recv]] {
+        let [qp, other] = [0; 2].map(|_| testing::queue_pair(&ctx, send_cq, recv_cq));
         for (cq, status, unseen) in [
-            (of_send, WcStatus::Success, true),
-            (of_recv, WcStatus::Success, true),
-            (of_recv, WcStatus::Flushed, false),
+            (send_cq, WcStatus::Success, true),
+            (recv_cq, WcStatus::Success, true),
+            (recv_cq, WcStatus::Flushed, false),
         ] {
             assert!(!qp.has_unseen_success());
             let _ = cq.inner.ring.lock().push(Cqe {
@@ -349,7 +350,6 @@ fn success_is_unseen_until_polled() {
     }
 }
 
-/// Creates a queue whose waits may poll for `window` before they sleep.
 fn queue_with_window(window: Duration) -> CompletionQueue {
     let ctx = testing::context_with(Config {
         busy_poll: window,
@@ -374,31 +374,30 @@ fn short_waits_make_next_wait_poll() {
         waits.iter().for_each(|waited| cq.slept(*waited));
         assert!(!complete(&cq, 1));
         assert_eq!(cq.busy_poll(Duration::MAX), polls, "{waits:?}");
-        assert!(!cq.busy_poll(Duration::ZERO), "no time to poll");
+        assert!(!cq.busy_poll(Duration::ZERO), "the limit is zero");
     }
 }
 
-/// A polling wait ends with a completion, with the loss of one, or when another thread has taken
-/// it.
+/// A polling wait ends if `done` returns `true`, if there is a completion, or if one was lost.
 #[test]
 fn polling_wait_ends_for_each_reason() {
     let cq = queue_with_window(Duration::from_millis(1));
     let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
     short(2);
-    assert!(cq.busy_poll_until(Duration::MAX, || true), "done");
+    assert!(cq.busy_poll_until(Duration::MAX, || true), "`done` is true");
     assert!(!complete(&cq, 1));
-    assert!(cq.busy_poll(Duration::MAX), "a completion is there");
+    assert!(cq.busy_poll(Duration::MAX), "there is a completion");
     let mut out = [Cqe::default(); 8];
     assert_eq!(cq.take_ready(&mut out), Ok(1));
-    assert!(!cq.busy_poll(Duration::MAX), "no completion is there");
-    // After that miss, several short waits are needed.
+    assert!(!cq.busy_poll(Duration::MAX), "there is no completion");
+    // Polling found nothing, so many short waits must follow before the next wait polls.
     short(2000);
     while !complete(&cq, 2) {}
     assert_eq!(cq.take_ready(&mut out), Ok(cq.capacity() as usize));
     assert!(cq.busy_poll(Duration::MAX), "a completion was lost");
 }
 
-/// A drive reports an answer if any queue pair got one, and otherwise whether bytes were moved.
+/// A drive reports an answer if a queue pair got one; if not, whether bytes were moved.
 #[test]
 fn drive_reports_what_arrived() {
     let ctx = testing::context();
@@ -411,25 +410,24 @@ fn drive_reports_what_arrived() {
         assert_eq!([seen(), seen()], [Seen::Part, Seen::Nothing]);
         let mut counters = Counters::default();
         (counters.rx_messages, counters.rx_payload) = (1, 4);
-        qp.inner.peer_answers.note(&counters);
+        qp.inner.peer_answers.record(&counters);
         qp.inner.bytes_transferred.add(1);
         assert_eq!([seen(), seen()], [Seen::Answer; 2]);
-        qp.inner.peer_answers.asked();
+        qp.inner.peer_answers.record_request();
         assert_eq!(seen(), Seen::Nothing);
     }
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// Long drives keep the lease of a polling thread, although its polls are rare.
 #[test]
 fn long_drives_keep_the_lease() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
-    let end = now_ns() + 20_000_000_000;
+    let deadline = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
-        assert!(now_ns() < end, "the lease is never held");
-        // Each millisecond, a drive of about a second.
+        assert!(now_ns() < deadline, "the lease is never held");
+        // Each millisecond, simulate a drive that moves 1 GiB, which takes about a second.
         qp.inner.bytes_transferred.add(1 << 30);
         cq.inner.drive(false);
         std::thread::sleep(Duration::from_millis(1));
@@ -437,14 +435,14 @@ fn long_drives_keep_the_lease() {
     qp.destroy();
 }
 
-/// Takes completions without polling afterwards, and lets the progress thread find data, twice.
-/// Returns whether answers are expected now.
+/// Simulates, twice, a program that takes completions and does not poll until the progress thread
+/// receives data. Returns whether answers are expected after that.
 fn expects_answers(cq: &CompletionQueue) -> bool {
     for _ in 0..2 {
-        cq.inner.took(&[]);
-        cq.inner.answer_came();
+        cq.inner.record_taken(&[]);
+        cq.inner.record_arrival();
     }
-    cq.inner.answers.come_soon()
+    cq.inner.answers.are_expected_soon()
 }
 
 fn success_of(opcode: WcOpcode) -> Cqe {
@@ -455,9 +453,8 @@ fn success_of(opcode: WcOpcode) -> Cqe {
     }
 }
 
-/// A poll that finds only completions of own requests waits for the answer, if answers have come
-/// soon so far. Other completions are not delayed. After a wait without result, no answer is
-/// expected.
+/// A poll that finds only completions of Sends and Writes waits for the answer. After a wait
+/// without result no answer is expected, which shows that the poll has waited.
 #[test]
 fn own_completions_wait_for_answer() {
     let (send, write) = (success_of(WcOpcode::Send), success_of(WcOpcode::Write));
@@ -478,12 +475,12 @@ fn own_completions_wait_for_answer() {
         (&[recv, send], false),
     ] {
         for many in [false, true] {
-            // Without a window a wait ends after its first drive.
+            // The window is zero, so a wait ends after its first drive.
             let cq = queue_with_window(Duration::ZERO);
             assert!(expects_answers(&cq));
             cq.inner.pollers.set_many(many);
-            cq.inner.took(completions);
-            let waited = !cq.inner.answers.come_soon();
+            cq.inner.record_taken(completions);
+            let waited = !cq.inner.answers.are_expected_soon();
             assert_eq!(waited, waits && !many, "{completions:?} {many}");
         }
     }
@@ -498,22 +495,22 @@ fn answer_wait_sends_deferred_requests() {
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     assert!(expects_answers(&cq));
     let send = success_of(WcOpcode::Send);
-    // A completion and the peer's data have arrived.
+    // The queue holds another completion, so the wait ends at once.
     cq.inner.ready.store(true, Ordering::Relaxed);
     cq.inner.await_answer(&[send]);
-    assert!(cq.inner.answers.come_soon());
+    assert!(cq.inner.answers.are_expected_soon());
     cq.inner.ready.store(false, Ordering::Relaxed);
     let mut counters = Counters::default();
     (counters.rx_messages, counters.rx_payload) = (1, 4);
-    qp.inner.peer_answers.note(&counters);
+    qp.inner.peer_answers.record(&counters);
     qp.inner.defer_sending();
     cq.inner.await_answer(&[send]);
-    assert!(cq.inner.answers.come_soon());
+    assert!(cq.inner.answers.are_expected_soon());
     assert!(cq.inner.deferred.lock().is_empty(), "not sent");
     qp.destroy();
 }
 
-/// Pollers of many queue pairs drive the whole process, and need no progress thread.
+/// Pollers of many queue pairs drive the whole process, so the progress thread drives nothing.
 #[test]
 fn pollers_of_many_expect_no_answer() {
     let cq = queue_with_window(Duration::ZERO);
@@ -523,25 +520,25 @@ fn pollers_of_many_expect_no_answer() {
     assert!(expects_answers(&cq));
 }
 
-/// A program may drop its queue pairs without destroying them.
 #[test]
-fn dropped_members_leave_the_list() {
+fn dropped_queue_pairs_are_removed() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    let lives = testing::queue_pair(&ctx, &cq, &cq);
+    let live = testing::queue_pair(&ctx, &cq, &cq);
     for _ in 0..100 {
         drop(testing::queue_pair(&ctx, &cq, &cq));
         assert_eq!(cq.queue_pairs(), 1);
     }
     assert!(cq.inner.qps.read().len() < 10);
-    assert_eq!(ctx.inner.qp_numbers(), Some(vec![lives.num()]));
-    lives.destroy();
+    assert_eq!(ctx.inner.qp_numbers(), Some(vec![live.num()]));
+    live.destroy();
     assert_eq!(cq.queue_pairs(), 0);
 }
 
-/// Registering a waker marks the queue, although it may be empty. The next poll must still drive.
+/// Registering a waker sets `ready` although the queue may be empty. The next poll must still
+/// drive.
 #[test]
-fn marked_empty_queue_is_driven() {
+fn poll_of_empty_ready_queue_drives() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -552,14 +549,13 @@ fn marked_empty_queue_is_driven() {
     qp.destroy();
 }
 
-/// A lost completion acts like one for which there is no room.
 #[test]
 fn lost_completion_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let lose = || {
         let mut owed = Owed::default();
-        cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+        cq.inner.record_loss(&mut cq.inner.ring.lock(), &mut owed);
         (owed.wake, owed.overflow)
     };
     assert_eq!(lose(), (false, true));
@@ -568,8 +564,8 @@ fn lost_completion_wakes_tasks() {
     assert_eq!(lose(), (true, false));
 }
 
-/// A program whose waits are short arms very often, and drives meanwhile. So the progress thread
-/// need not be woken each time.
+/// A program whose waits are short arms very often, and its waits drive the sockets. So arming
+/// keeps the lease, and need not wake the progress thread each time.
 #[test]
 fn expected_wait_keeps_lease_when_arming() {
     let ctx = testing::context();

@@ -25,8 +25,8 @@ pub struct EventQueue<T> {
 #[derive(Debug)]
 struct Waiting<T> {
     events: VecDeque<T>,
-    /// The descriptor was signalled since it was last drained here. So checking an empty queue
-    /// costs no system call.
+    /// The descriptor was signalled and not drained by [`drain`](Self::drain). While this is
+    /// `false`, a check of an empty queue costs no system call.
     signalled: bool,
 }
 
@@ -36,7 +36,6 @@ impl<T> Waiting<T> {
         self.signalled = true;
     }
 
-    /// Makes the descriptor unreadable if no event is pending.
     fn drain(&mut self, fd: &EventFd) {
         if self.events.is_empty() && std::mem::take(&mut self.signalled) {
             fd.drain();
@@ -56,24 +55,25 @@ impl<T> EventQueue<T> {
         })
     }
 
-    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held. If a lock
-    /// is held, use [`put`](Self::put), and [`wake`](Self::wake) later.
+    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held. With a lock
+    /// held, call [`put`](Self::put), and [`wake`](Self::wake) after the lock is released.
     pub(crate) fn push(&self, event: T) {
         self.put(event);
         self.wake();
     }
 
-    /// Adds an event and signals the descriptor. Tasks are not woken before [`wake`](Self::wake).
+    /// Adds an event and signals the descriptor. Wakes no tasks; [`wake`](Self::wake) does that.
     pub(crate) fn put(&self, event: T) {
         let mut queue = self.queue.lock();
         queue.events.push_back(event);
-        // Under the lock, so that the descriptor is not readable for long without an event.
+        // Signal with the lock held. Otherwise another thread could take the event first, and the
+        // descriptor would stay readable without an event.
         if queue.events.len() == 1 {
             queue.signal(&self.fd);
         }
     }
 
-    /// Wakes waiting tasks. Wakers are code of the program, so call it with no lock held.
+    /// Wakes waiting tasks. Call it with no lock held, because wakers run code of the program.
     pub(crate) fn wake(&self) {
         if self.wakers.any() {
             self.wakers.wake_all();
@@ -108,8 +108,8 @@ impl<T> EventQueue<T> {
         event
     }
 
-    /// Takes the oldest event after the program itself has read the descriptor, which made it
-    /// unreadable for all threads.
+    /// Takes the oldest event for a program that has read the descriptor itself. The read made it
+    /// unreadable for all threads, so this signals it again if events remain.
     pub fn try_next_after_read(&self) -> Option<T> {
         let mut queue = self.queue.lock();
         let event = queue.events.pop_front();
@@ -119,7 +119,7 @@ impl<T> EventQueue<T> {
         event
     }
 
-    /// Waits for an event; `None` waits without limit.
+    /// Waits for an event. A timeout of `None` waits without limit.
     ///
     /// # Errors
     /// Returns [`Error::TimedOut`] if no event comes in time, or the operating system's error if it
@@ -191,49 +191,50 @@ pub enum AsyncEventKind {
     QpRequestError(EventQp),
     /// A peer's access to memory was refused.
     QpAccessError(EventQp),
-    /// A responder has received the initiator's first message.
+    /// A responder has received the initiator's first message before the program moved the queue
+    /// pair to state RTS.
     CommunicationEstablished(EventQp),
     /// The send queue is drained in state SQD.
     SqDrained(EventQp),
-    /// A queue pair in error has given back its last receive to the shared receive queue.
+    /// A queue pair in error takes no more receives from the shared receive queue.
     LastWqeReached(EventQp),
     /// A shared receive queue has fewer receives than its limit.
     SrqLimitReached(SharedReceiveQueue),
-    /// Something happened to a datagram queue pair.
+    /// An event of a datagram queue pair.
     Datagram(EventQp, UdEvent),
-    /// Something happened to the port or the device. Only an injected fault causes it
+    /// An event of the port or the device. Only an injected fault causes it
     /// ([`fault`](crate::fault)).
     Port(PortEvent),
 }
 
-/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`]).
+/// An event of a datagram queue pair ([`AsyncEventKind::Datagram`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UdEvent {
-    /// It failed, because a completion queue overflowed.
+    /// The queue pair failed, because a completion queue overflowed.
     Fatal,
     /// The send queue is drained in state SQD.
     SqDrained,
-    /// It is in error, and takes no more receives from the shared receive queue.
+    /// The queue pair is in error, and takes no more receives from the shared receive queue.
     LastWqeReached,
 }
 
-/// What happened to a port or its device.
+/// An event of a port or its device ([`AsyncEventKind::Port`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortEvent {
-    /// It is up again.
+    /// The port is up again.
     Active,
-    /// It is down.
+    /// The port is down.
     Error,
-    /// Its LID has changed.
+    /// The port's LID has changed.
     LidChange,
-    /// Its table of partition keys has changed.
+    /// The port's table of partition keys has changed.
     PkeyChange,
-    /// Its subnet manager has changed.
+    /// The port has another subnet manager.
     SmChange,
-    /// The subnet manager has asked for all registrations again.
+    /// The subnet manager asks clients to register again.
     ClientReregister,
-    /// Its GID table has changed.
+    /// The port's GID table has changed.
     GidChange,
     /// The device has failed.
     DeviceFatal,
@@ -257,8 +258,6 @@ mod tests {
         wait_fd(&queue.fd, Interest::READ, Some(Duration::ZERO)).unwrap()
     }
 
-    /// A program that watches the descriptor would miss events if it were not readable in time, and
-    /// wake up for no reason if it stayed readable.
     #[test]
     fn descriptor_is_readable_while_events_wait() {
         let queue = EventQueue::new().unwrap();
@@ -275,14 +274,14 @@ mod tests {
         assert!(!is_readable(&queue));
     }
 
-    /// Some programs read the descriptor themselves before they take the event.
+    /// Some programs read the descriptor before they take the event.
     #[test]
     fn descriptor_is_signalled_again_after_read() {
         let queue = EventQueue::new().unwrap();
         for round in 0..3 {
             (1..=3).for_each(|event| queue.push(event));
             for event in 1..=3 {
-                assert!(is_readable(&queue), "{event} of round {round}");
+                assert!(is_readable(&queue), "event {event}, round {round}");
                 assert!(queue.fd.drain());
                 assert_eq!(queue.try_next_after_read(), Some(event));
             }
@@ -292,9 +291,9 @@ mod tests {
         }
     }
 
-    struct Counts(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Counts {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -303,7 +302,7 @@ mod tests {
     #[test]
     fn waker_is_called_once() {
         let queue = EventQueue::new().unwrap();
-        let counts = Arc::new(Counts(AtomicU32::new(0)));
+        let counts = Arc::new(WakeCounter(AtomicU32::new(0)));
         let woken = || counts.0.load(Ordering::Relaxed);
         let waker = Waker::from(Arc::clone(&counts));
         queue.wake_at_next(&waker);

@@ -1,6 +1,6 @@
-//! Traits for observing and disturbing a device and its queue pairs. Capture and fault injection
-//! implement them, and the rooms that call them know neither. If nothing is armed, a call costs one
-//! test of a pointer.
+//! Traits by which capture observes, and fault injection disturbs, a device and its queue pairs.
+//! The rooms that call these traits do not depend on the rooms that implement them. If neither is
+//! configured, a call costs one test of a pointer.
 
 use super::member::Member;
 use crate::error::Result;
@@ -20,7 +20,7 @@ pub(crate) struct Hooks {
 }
 
 pub(crate) trait Recording: Send + Sync {
-    /// Begins to record a connection. `active` is `true` if this end has connected.
+    /// Starts the recording of a connection. `active` is `true` if this end is the initiator.
     fn connection(&self, local: SocketAddr, peer: SocketAddr, active: bool) -> Box<dyn Observer>;
 
     fn flush(&self) -> io::Result<()>;
@@ -28,10 +28,10 @@ pub(crate) trait Recording: Send + Sync {
 
 /// Observes the octets of one connection until it is dropped.
 pub(crate) trait Observer: fmt::Debug + Send + Sync {
-    /// Records that FPDUs begin, and whether those that we send and receive have markers.
+    /// Records that MPA start-up is complete, and whether sent and received FPDUs have markers.
     fn framed(&self, markers_tx: bool, markers_rx: bool);
 
-    /// Records bytes that were sent during MPA start-up, or that are no longer in registered
+    /// Records bytes that were sent during MPA start-up, or that were copied out of registered
     /// memory.
     fn sent(&self, parts: &[IoSlice<'_>]);
 
@@ -41,7 +41,7 @@ pub(crate) trait Observer: fmt::Debug + Send + Sync {
     /// Records that the first `count` bytes of a list were sent.
     ///
     /// # Safety
-    /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
+    /// The ranges must be mapped and readable during the call. Their contents may change meanwhile.
     unsafe fn sent_raw(&self, list: &[RawSlice], count: usize);
 
     /// Records that the first `count` bytes of a list were received. Called before they may be
@@ -51,15 +51,14 @@ pub(crate) trait Observer: fmt::Debug + Send + Sync {
     /// As [`sent_raw`](Self::sent_raw).
     unsafe fn received_raw(&self, list: &[RawSlice], count: usize);
 
-    /// Records the end of the connection: a reset, or the closing of both directions.
     fn closed(&self, reset: bool);
 }
 
 pub(crate) trait DeviceFaults: Any + Send + Sync {
-    /// Returns an error if the creation of an object of this kind must fail.
+    /// Returns an error if the creation of an object of this kind must fail. The kinds are those of
+    /// [`check_fault`](super::context::ContextInner::check_fault).
     fn create(&self, name: &'static str) -> Result<()>;
 
-    /// Returns `true` if a receive must not be posted to a shared receive queue.
     fn refuses_shared_receive(&self) -> bool;
 
     fn is_port_down(&self) -> bool;
@@ -67,7 +66,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// Returns the error number if an attempt to connect to `peer` must fail.
     fn connect(&self, peer: SocketAddr) -> Option<i32>;
 
-    /// Returns the faults of the new queue pair `num`.
     fn queue_pair(self: Arc<Self>, num: u32) -> Box<dyn QpFaults>;
 }
 
@@ -88,64 +86,63 @@ impl StreamDirection {
     }
 }
 
+/// What becomes of a completion ([`QpFaults::completed`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
     Written,
-    /// Write it, and then call [`QpFaults::act`].
+    /// The caller writes the completion, and then calls [`QpFaults::act`].
     ThenAct,
-    /// Lose it, as if the queue had overflowed.
+    /// The caller drops the completion, as if the queue had overflowed.
     Lost,
 }
 
-/// Injects faults into one queue pair. All methods except [`act`](Self::act) may be called with its
-/// state locked.
+/// Injects faults into one queue pair. All methods except [`act`](Self::act) may be called with the
+/// queue pair's state locked.
 pub(crate) trait QpFaults: Any + Send + Sync {
     fn connected(&self, peer: SocketAddr, crc: bool);
 
-    /// Returns `true` if a send work request must not be posted.
     fn refuses_send(&self, op: &SendOp) -> bool;
 
     fn refuses_receive(&self) -> bool;
 
-    /// Returns the operation to be posted instead of `op`.
+    /// Returns the operation to post instead of `op`, if a fault changes it.
     fn changed(&self, op: &SendOp) -> Option<SendOp>;
 
     fn posted(&self, op: &SendOp);
 
-    /// Returns `true` while bytes of this direction must not pass.
-    fn holds(&self, way: StreamDirection) -> bool;
+    /// Returns `true` while a fault stalls this direction: no bytes may be sent or received.
+    fn holds(&self, direction: StreamDirection) -> bool;
 
-    /// Shortens a list of bytes to what may pass before a fault is due.
-    fn limit(&self, way: StreamDirection, runs: &mut Vec<RawSlice>);
+    /// Shortens a list of bytes to those that may be sent or received before a fault is due.
+    fn limit(&self, direction: StreamDirection, runs: &mut Vec<RawSlice>);
 
-    /// Notes that `n` bytes have passed.
-    fn passed_octets(&self, way: StreamDirection, n: usize);
+    fn passed_octets(&self, direction: StreamDirection, n: usize);
 
-    /// If a bit of what is sent is to be flipped, copies the bytes and flips it. `runs` then refers
-    /// to the copy, which the caller keeps. The bytes begin with an FPDU.
+    /// If a fault flips a bit of the bytes to send, copies the bytes and flips the bit in the copy.
+    /// `runs` then refers to the copy, which the caller keeps. The bytes begin with an FPDU.
     ///
     /// # Safety
-    /// The ranges are readable for the length of the call.
+    /// The ranges must be readable during the call.
     unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>>;
 
-    /// If a bit of what was received is to be flipped, flips it. The `n` bytes begin with an FPDU.
+    /// If a fault flips a bit of the `n` received bytes, flips it. The bytes begin with an FPDU.
     ///
     /// # Safety
-    /// The ranges are readable and writable for the length of the call.
+    /// The ranges must be readable and writable during the call.
     unsafe fn spoil_received(&self, runs: &[RawSlice], n: usize);
 
-    /// Returns `true` unless a fault makes the receiver of this message not ready.
+    /// Returns `true` unless a fault makes the receiver not ready for this message.
     fn receiver_ready(&self) -> bool;
 
     /// Returns `true` while a fault makes the receiver not ready.
     fn starves(&self) -> bool;
 
-    /// Decides about a completion that is about to be written, and may change it.
+    /// Decides what becomes of a completion that is about to be written, and may change it.
     fn completed(&self, direction: Direction, cqe: &mut Cqe) -> Completion;
 
     /// Returns `true` if [`act`](Self::act) has something to do.
     fn is_due(&self) -> bool;
 
-    /// Does what is due. Called without locks.
+    /// Carries out the faults that are due. Called without locks.
     fn act(&self, qp: Arc<dyn Member>);
 }

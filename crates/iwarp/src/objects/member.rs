@@ -1,4 +1,5 @@
-//! Queue pairs as objects know them: a trait, so that objects depend on no room above.
+//! The interface through which devices, completion queues and shared receive queues use queue
+//! pairs. It is a trait, because queue pairs belong to the rooms above this one.
 
 use super::cq::CqInner;
 use iwarp_rnic::counters::Counters;
@@ -9,11 +10,11 @@ use std::sync::atomic::AtomicBool;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PollOutcome {
-    /// A whole message has arrived since the program's last request.
+    /// A complete message has arrived since the program's last request.
     pub(crate) answered: bool,
-    /// Another thread reads or writes the socket at this moment.
+    /// Another thread is reading or writing the socket.
     pub(crate) driven_elsewhere: bool,
-    /// Bytes moved since the last poll.
+    /// Bytes sent and received since the last poll.
     pub(crate) moved: u64,
 }
 
@@ -25,7 +26,6 @@ pub(crate) struct PollOutcome {
 pub(crate) trait Member: Any + Send + Sync {
     fn num(&self) -> u32;
 
-    /// Returns the program's own value for the queue pair.
     fn user_data(&self) -> u64;
 
     /// Reads and writes the sockets, for a thread that polls a completion queue.
@@ -35,21 +35,22 @@ pub(crate) trait Member: Any + Send + Sync {
     /// completions.
     fn fail(self: Arc<Self>);
 
-    /// Returns the queue pair's counters; `None` if its state is locked and `wait` is `false`.
+    /// Returns the queue pair's counters. Without `wait`, returns `None` if its state is locked.
     fn counters(&self, wait: bool) -> Option<Counters>;
 
-    /// Offers a held Send again, because the shared receive queue has a receive or is destroyed.
+    /// Retries a Send that is held for want of a receive: the shared receive queue got a receive,
+    /// or was destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
     fn send_deferred(self: Arc<Self>) {}
 
-    /// Returns the flag that says whether the queue pair is on `cq`'s list of deferred queue pairs;
+    /// Returns the flag that is set while the queue pair is on `cq`'s list of deferred queue pairs;
     /// `None` if it never defers sending.
     fn deferred_mark(&self, _cq: &CqInner) -> Option<&AtomicBool> {
         None
     }
 
-    /// Retries operations that waited for memory to become unused.
+    /// Retries operations that wait for accesses to memory to end.
     fn retry_memory(self: Arc<Self>) {}
 }
 
@@ -68,12 +69,10 @@ impl EventQp {
         self.0.user_data()
     }
 
-    /// Returns the queue pair, if it is of type `M`.
     pub(crate) fn downcast<M: Member>(&self) -> Option<Arc<M>> {
         downcast(Arc::clone(&self.0))
     }
 
-    /// Returns `true` if the event is about this queue pair.
     pub(crate) fn is<M: Member>(&self, qp: &Arc<M>) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(qp))
     }
@@ -85,7 +84,6 @@ impl fmt::Debug for EventQp {
     }
 }
 
-/// Returns the queue pair, if it is of type `M`.
 pub(crate) fn downcast<M: Member>(member: Arc<dyn Member>) -> Option<Arc<M>> {
     let any: Arc<dyn Any + Send + Sync> = member;
     any.downcast().ok()

@@ -10,7 +10,8 @@ use std::sync::{Arc, Weak};
 #[derive(Default)]
 pub(crate) struct Members {
     list: RwLock<Vec<Weak<dyn Member>>>,
-    /// A hint, so that completion queues without datagram queue pairs take no lock.
+    /// `true` if the list is not empty. A hint, so that a completion queue without datagram queue
+    /// pairs takes no lock.
     any: AtomicBool,
 }
 
@@ -38,7 +39,8 @@ impl Members {
         list.iter().filter(|qp| qp.strong_count() > 0).count()
     }
 
-    fn few(&self) -> ([Option<Arc<dyn Member>>; POLL_DIRECTLY], bool) {
+    /// Returns the first queue pairs, and `true` if there are too many to poll them one by one.
+    fn first_few(&self) -> ([Option<Arc<dyn Member>>; POLL_DIRECTLY], bool) {
         let mut few: [Option<Arc<dyn Member>>; POLL_DIRECTLY] = Default::default();
         let list = self.list.read();
         for (slot, qp) in few.iter_mut().zip(list.iter()) {
@@ -47,23 +49,22 @@ impl Members {
         (few, policy::are_many(list.len()))
     }
 
-    /// Returns `true` if there are too many to poll them one by one.
     pub(crate) fn are_many(&self) -> bool {
         policy::are_many(self.list.read().len())
     }
 
-    /// Reads and writes the sockets of all, or of the first few if there are many. Returns `true`
-    /// if there are more, which must be served with the whole process.
+    /// Reads and writes the sockets of the first [`POLL_DIRECTLY`] queue pairs. Returns `true` if
+    /// there are more; the caller must then serve the whole process.
     #[inline]
     pub(crate) fn drive(&self) -> bool {
         self.any.load(Ordering::Acquire) && self.drive_now()
     }
 
     fn drive_now(&self) -> bool {
-        let (few, others) = self.few();
+        let (few, are_many) = self.first_few();
         for qp in few.into_iter().flatten() {
             qp.poll_sockets();
         }
-        others
+        are_many
     }
 }

@@ -1,10 +1,10 @@
-//! Queue pairs that wait until memory is unused that is being invalidated or registered again.
+//! Queue pairs that wait until no thread uses memory that they invalidate or register again.
 //!
-//! Memory is in use while a thread places data there, or is inside a system call with it, so the
-//! wait is short. A thread that has ended a use asks the table
-//! ([`MemoryTable::take_unused`](iwarp_rnic::memory::MemoryTable::take_unused)), and drives the
-//! queue pairs of this list. A queue pair tries once more after it has entered the list, because
-//! the use may have ended before.
+//! Memory is in use while a thread places data in it, or passes it to a system call, so the wait is
+//! short. A thread that ends a use asks the memory table whether a queue pair waits
+//! ([`MemoryTable::take_unused`](iwarp_rnic::memory::MemoryTable::take_unused)). If so, the thread
+//! drives the queue pairs of this list. The use may end before a queue pair is on the list, so the
+//! queue pair tries once more after it was added.
 
 use super::context::ContextInner;
 use super::member::Member;
@@ -16,7 +16,7 @@ pub(crate) struct MemoryWaiters(pub(crate) Mutex<Vec<Weak<dyn Member>>>);
 
 impl MemoryWaiters {
     /// Adds a queue pair. Returns `false` if it is on the list already.
-    pub(crate) fn enter<M: Member>(&self, qp: &Arc<M>) -> bool {
+    pub(crate) fn insert<M: Member>(&self, qp: &Arc<M>) -> bool {
         let mut list = self.0.lock();
         list.retain(|other| other.strong_count() > 0);
         let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
@@ -29,16 +29,15 @@ impl MemoryWaiters {
 }
 
 impl ContextInner {
-    /// Lets a queue pair wait. The caller holds no lock.
+    /// Adds a queue pair to those that wait for memory. The caller holds no lock.
     #[cold]
     pub(crate) fn wait_for_memory<M: Member>(&self, qp: &Arc<M>) {
-        if self.waiting.enter(qp) {
+        if self.waiting.insert(qp) {
             Arc::clone(qp).retry_memory();
         }
     }
 
-    /// Drives the waiting queue pairs, because some memory is no longer in use. The caller holds no
-    /// lock.
+    /// Drives the waiting queue pairs after a use of memory has ended. The caller holds no lock.
     #[cold]
     pub(crate) fn memory_unused(&self) {
         let list = std::mem::take(&mut *self.waiting.0.lock());
@@ -56,7 +55,6 @@ mod tests {
     use iwarp_rnic::counters::Counters;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// Counts its retries.
     #[derive(Default)]
     struct Waiter(AtomicU32);
 
@@ -92,7 +90,7 @@ mod tests {
         for waiter in &waiters {
             ctx.inner.wait_for_memory(waiter);
         }
-        assert_eq!(retries(), [1; 3], "each tries again when it enters");
+        assert_eq!(retries(), [1; 3], "each retries when it is added");
         ctx.inner.memory_unused();
         ctx.inner.memory_unused();
         assert_eq!(retries(), [2; 3]);

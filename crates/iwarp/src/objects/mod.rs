@@ -1,9 +1,9 @@
 //! Objects that programs create on a device, and what they share: contexts with their memory table,
 //! completion queues and channels, shared receive queues, asynchronous events.
 //!
-//! May use `engine`, `device`, settings, errors, and the operating system. Used by connections,
-//! services, hooks and the faces. It names none of them, but defines traits that they implement:
-//! queue pairs are [`Member`](member::Member)s, tables of services are
+//! May use `engine`, `device`, settings, errors, and the operating system. The rooms above use this
+//! one: connections, services, capture, faults and the faces. It names none of them, but defines
+//! traits that they implement: queue pairs are [`Member`](member::Member)s, tables of services are
 //! [`Registry`](registry::Registry)s, and capture and faults are [`Hooks`](hooks::Hooks).
 
 pub(crate) mod channel;

@@ -1,5 +1,5 @@
-//! Numbers of datagram queue pairs. Each contains the port of the queue pair's sockets, and is
-//! unique on the device.
+//! The numbers of datagram queue pairs. A number contains the port of the queue pair's sockets, and
+//! is unique on the device.
 
 use super::member::Member;
 use iwarp_proto::datagram::MULTICAST_QP;
@@ -7,6 +7,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+/// Numbers in use. The value is `None` until [`set`](Self::set) stores the queue pair.
 #[derive(Default)]
 pub(crate) struct Numbers(RwLock<HashMap<u32, Option<Weak<dyn Member>>>>);
 
@@ -15,9 +16,9 @@ impl Numbers {
         self.0.read().contains_key(&num)
     }
 
-    /// Takes a number that contains `port`, is not taken, and is not `used` by another kind of
-    /// queue pair. The search of its other bits starts at `random`. Returns `None` if all are in
-    /// use.
+    /// Allocates a number whose low 16 bits are `port`. The search for free high bits starts at
+    /// `random`. `used` tells whether a queue pair of another kind has a number. Returns `None` if
+    /// all numbers with this port are in use.
     pub(crate) fn take(&self, port: u16, random: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
         let mut all = self.0.write();
         let numbers = (0..=0xff).map(|i| (random.wrapping_add(i) & 0xff) << 16 | u32::from(port));
@@ -29,7 +30,7 @@ impl Numbers {
         Some(num)
     }
 
-    /// Sets the queue pair of a number that was taken before.
+    /// Stores the queue pair of a number that [`take`](Self::take) has returned.
     pub(crate) fn set<M: Member>(&self, qp: &Arc<M>) {
         let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
         self.0.write().insert(qp.num(), Some(weak));
@@ -39,7 +40,7 @@ impl Numbers {
         self.0.write().remove(&num);
     }
 
-    /// Returns the existing queue pairs; `None` if the list is locked and `wait` is `false`.
+    /// Returns the queue pairs that exist. Without `wait`, returns `None` if the table is locked.
     pub(crate) fn all(&self, wait: bool) -> Option<Vec<Arc<dyn Member>>> {
         let all = match wait {
             true => self.0.read(),
@@ -54,19 +55,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_is_new_and_contains_port() {
+    fn number_is_unused_and_contains_port() {
         let numbers = Numbers::default();
-        let high = |wanted: u32| move |num: u32| num >> 16 != wanted;
-        // Numbers of connections and of other datagram queue pairs are skipped.
+        // Reports all numbers as used except those with these high bits.
+        let only = |high: u32| move |num: u32| num >> 16 != high;
+        // Skips numbers of connected queue pairs (high bits up to 5) and numbers already returned.
         for n in 1..=3 {
             assert_eq!(
                 numbers.take(7, 5, |num| num >> 16 <= 5),
                 Some((5 + n) << 16 | 7)
             );
         }
-        assert_eq!(numbers.take(7, 0, high(6)), None, "the number is taken");
+        assert_eq!(numbers.take(7, 0, only(6)), None, "the number is taken");
         assert_eq!(
-            numbers.take(8, 0, high(6)),
+            numbers.take(8, 0, only(6)),
             Some(6 << 16 | 8),
             "another port"
         );
@@ -74,15 +76,15 @@ mod tests {
         numbers.remove(6 << 16 | 7);
         assert!(!numbers.contains(6 << 16 | 7));
         assert_eq!(
-            numbers.take(7, 9, high(6)),
+            numbers.take(7, 9, only(6)),
             Some(6 << 16 | 7),
             "the search wraps around"
         );
-        // Reserved numbers.
-        assert_eq!(numbers.take(0, 0, high(0)), None);
-        assert_eq!(numbers.take(1, 0, high(0)), None);
-        assert_eq!(numbers.take(2, 0, high(0)), Some(2));
-        assert_eq!(numbers.take(0xffff, 0, high(0xff)), None);
-        assert_eq!(numbers.take(0xfffe, 0, high(0xff)), Some(0xff_fffe));
+        // Numbers 0, 1 and that of multicast are reserved.
+        assert_eq!(numbers.take(0, 0, only(0)), None);
+        assert_eq!(numbers.take(1, 0, only(0)), None);
+        assert_eq!(numbers.take(2, 0, only(0)), Some(2));
+        assert_eq!(numbers.take(0xffff, 0, only(0xff)), None);
+        assert_eq!(numbers.take(0xfffe, 0, only(0xff)), Some(0xff_fffe));
     }
 }

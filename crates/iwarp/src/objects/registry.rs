@@ -1,4 +1,4 @@
-//! Per-device tables that belong to the rooms above this one. The device does not know their types.
+//! Per-device tables of the rooms above this one, whose types this room does not name.
 
 use super::context::ContextInner;
 use std::any::Any;
@@ -7,23 +7,20 @@ use std::sync::Arc;
 /// A table that a room above this one keeps for a device. It is created on first use, and dropped
 /// with the device.
 pub(crate) trait Registry: Any + Send + Sync {
-    /// Handles the destruction of the queue pair `num`. Called without locks.
     fn destroyed(&self, _num: u32) {}
 
-    /// Handles that the queue pair `num` was reset or has failed, so that it gives up its peer.
-    /// Called without locks.
+    /// Called without locks when the queue pair `num` was reset or has failed, and so has given up
+    /// its peer.
     fn gave_up_peer(&self, _num: u32) {}
 
-    /// Handles that requests of the queue pair `num` wait for a peer that has not come. Called
-    /// without locks.
+    /// Called without locks when requests of the queue pair `num` wait because its peer has not
+    /// connected.
     fn requests_wait(&self, _num: u32) {}
 
-    /// Handles that the device is closed.
     fn closed(&self) {}
 }
 
 impl ContextInner {
-    /// Returns the device's registry of type `T`. Creates it if there is none.
     pub(crate) fn registry<T: Registry + Default>(&self) -> Arc<T> {
         let mut all = self.registries.lock();
         let found = all.iter().find_map(|registry| {
@@ -37,18 +34,16 @@ impl ContextInner {
         })
     }
 
-    /// Calls `f` with each registry, without the lock.
+    /// Calls `f` with each registry. The list is not locked during the calls.
     pub(super) fn each_registry(&self, f: impl FnMut(&Arc<dyn Registry>)) {
         let all = self.registries.lock().clone();
         all.iter().for_each(f);
     }
 
-    /// Notifies the registries that requests of the queue pair `num` wait for its peer.
     pub(crate) fn requests_wait(&self, num: u32) {
         self.each_registry(|registry| registry.requests_wait(num));
     }
 
-    /// Notifies the registries that the queue pair `num` has given up its peer.
     pub(crate) fn gave_up_peer(&self, num: u32) {
         self.each_registry(|registry| registry.gave_up_peer(num));
     }

@@ -1,17 +1,17 @@
-//! Queue slots that polling has returned to the program.
+//! Which slots of send and receive queues are free again, because their completions were polled.
 //!
 //! As with hardware, a slot of a send or receive queue is in use until its completion has been
 //! polled. The slot of an unsignaled request is in use until the completion of a later request of
-//! the queue has been polled. So the program's own queue depths limit what it can post, and a
-//! completion queue that is large enough for them cannot overflow.
+//! the queue has been polled. So the queue depths limit what a program can post, and a completion
+//! queue that is large enough for these depths cannot overflow.
 //!
 //! The state machine counts the slots in use. It is locked while the program posts, and polling
-//! must not wait for that lock. So each completion holds its position in its queue, and the index
-//! of an *account* in the completion queue. Polling stores the position in the account, with the
-//! completion queue locked anyway. Posting reads the account only if the queue seems full, and
-//! releases as many slots as the position has advanced.
+//! must not wait for that lock. So each completion contains its position in its queue, and the
+//! index of an *account* in the completion queue. Polling stores the position in the account; it
+//! holds the completion queue's lock anyway. Posting reads the account only if the queue seems
+//! full, and releases as many slots as the position has advanced.
 //!
-//! Slots of shared receive queues are free as soon as a message has taken their receive, as in siw
+//! A slot of a shared receive queue is free as soon as a message has taken its receive, as in siw
 //! and rxe.
 
 use super::cq::CompletionQueue as Cq;
@@ -21,22 +21,22 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The position of the last polled completion of a queue. It wraps.
+/// The position of the last polled completion of a queue. It wraps around.
 type Polled = Arc<AtomicU32>;
 
+/// Where polling stores the position of one queue.
 #[derive(Debug)]
 pub(crate) struct Account {
     polled: Polled,
-    /// Index in the completion queue's list of accounts; never zero.
     pub(crate) index: u32,
 }
 
 impl Account {
     /// Returns how far the position has advanced since `seen`, and updates `seen`.
     #[inline]
-    pub(crate) fn take(&self, seen: &mut u32) -> u32 {
+    pub(crate) fn advance(&self, seen: &mut u32) -> u32 {
         let now = self.polled.load(Ordering::Relaxed);
-        // After a reset, `seen` is ahead of what was polled before.
+        // After a reset, `seen` is ahead of the positions that were polled before.
         if (now.wrapping_sub(*seen) as i32) < 0 {
             return 0;
         }
@@ -48,7 +48,7 @@ pub(crate) struct Slots {
     send: Account,
     /// `None` if receives come from a shared queue.
     receive: Option<Account>,
-    /// Number of receive completions written. Changed with the state locked.
+    /// Number of receive completions written. Changed only with the queue pair's state locked.
     received: AtomicU32,
 }
 
@@ -61,7 +61,6 @@ impl Slots {
         }
     }
 
-    /// Closes the accounts. Their completions have been dropped.
     pub(crate) fn close(&self, send_cq: &Cq, recv_cq: &Cq) {
         send_cq.inner.close_account(&self.send);
         if let Some(receive) = &self.receive {
@@ -69,13 +68,13 @@ impl Slots {
         }
     }
 
-    /// Sets the account of a completion of the send queue. Its position is already set.
+    /// Sets the account of a completion of the send queue. The state machine has set the position.
     #[inline]
     pub(crate) const fn sent(&self, cqe: &mut Cqe) {
         cqe.account = self.send.index;
     }
 
-    /// Sets position and account of a completion of a receive.
+    /// Sets the position and the account of a completion of the receive queue.
     #[inline]
     pub(crate) fn received(&self, cqe: &mut Cqe) {
         if let Some(receive) = &self.receive {
@@ -88,18 +87,18 @@ impl Slots {
     /// Returns how many slots of the send queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_sends(&self, seen: &mut SeenSlots) -> u32 {
-        self.send.take(&mut seen.send)
+        self.send.advance(&mut seen.send)
     }
 
     /// Returns how many slots of the receive queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_receives(&self, seen: &mut SeenSlots) -> u32 {
         let receive = self.receive.as_ref();
-        receive.map_or(0, |receive| receive.take(&mut seen.receive))
+        receive.map_or(0, |receive| receive.advance(&mut seen.receive))
     }
 
-    /// Returns the state of a queue pair that was reset: all slots are free, and its completions
-    /// are dropped.
+    /// Returns the positions for a queue pair that was reset: all slots are free, and its
+    /// completions were dropped.
     pub(crate) fn all_free(&self, send_position: u32) -> SeenSlots {
         SeenSlots {
             send: send_position,
@@ -115,14 +114,14 @@ pub(crate) struct SeenSlots {
     receive: u32,
 }
 
-/// The completions of a completion queue, and the accounts of the queues that write to it.
 #[derive(Debug)]
 pub(crate) struct Ring {
     completions: CompletionQueue,
-    /// The first entry is for completions that free no slot.
+    /// Entry 0 is for completions that free no slot.
     accounts: Vec<Polled>,
+    /// Indices of closed accounts.
     vacant: Vec<u32>,
-    /// Used in place of a closed account.
+    /// The entry of `accounts` that replaces a closed account.
     closed: Polled,
 }
 
@@ -149,7 +148,7 @@ impl Ring {
         n
     }
 
-    pub(crate) fn open(&mut self) -> Account {
+    pub(crate) fn open_account(&mut self) -> Account {
         if self.accounts.is_empty() {
             self.accounts.push(Arc::clone(&self.closed));
         }
@@ -171,11 +170,11 @@ impl Ring {
     }
 
     /// Closes the account of a queue pair that is destroyed and whose completions were dropped.
-    pub(crate) fn close(&mut self, account: &Account) {
-        let place = &mut self.accounts[account.index as usize];
+    pub(crate) fn close_account(&mut self, account: &Account) {
+        let entry = &mut self.accounts[account.index as usize];
         // The account may have been closed already, and its index reused.
-        if Arc::ptr_eq(place, &account.polled) {
-            *place = Arc::clone(&self.closed);
+        if Arc::ptr_eq(entry, &account.polled) {
+            *entry = Arc::clone(&self.closed);
             self.vacant.push(account.index);
         }
     }
@@ -199,7 +198,6 @@ impl Ring {
     }
 }
 
-/// All operations except polling.
 impl Deref for Ring {
     type Target = CompletionQueue;
 
@@ -228,81 +226,81 @@ mod tests {
     }
 
     #[test]
-    fn positions_go_to_their_account() {
+    fn polling_updates_accounts() {
         let mut ring = Ring::new(8).unwrap();
-        let accounts = [0; 3].map(|_| ring.open());
+        let accounts = [0; 3].map(|_| ring.open_account());
         let mut seen = [0; 3];
         for (account, position) in [(0, 1), (1, 4), (0, 3), (2, 1), (1, 5)] {
             push(&mut ring, &accounts[account], position);
         }
         // This completion frees no slot.
         let _ = ring.push(Cqe::default());
-        let mut take = || {
-            let taken = accounts.iter().zip(&mut seen);
-            taken.map(|(a, seen)| a.take(seen)).collect::<Vec<_>>()
+        let mut advances = || {
+            let pairs = accounts.iter().zip(&mut seen);
+            pairs.map(|(a, seen)| a.advance(seen)).collect::<Vec<_>>()
         };
-        assert_eq!(take(), [0, 0, 0], "nothing was polled");
+        assert_eq!(advances(), [0, 0, 0], "nothing was polled");
         assert_eq!(ring.poll(&mut [Cqe::default(); 2]), 2);
-        assert_eq!(take(), [1, 4, 0]);
+        assert_eq!(advances(), [1, 4, 0]);
         assert_eq!(ring.poll(&mut [Cqe::default(); 9]), 4);
-        assert_eq!(take(), [2, 1, 1]);
-        assert_eq!(take(), [0, 0, 0], "already taken");
+        assert_eq!(advances(), [2, 1, 1]);
+        assert_eq!(advances(), [0, 0, 0], "nothing was polled since");
     }
 
     #[test]
     fn positions_wrap() {
         let mut ring = Ring::new(8).unwrap();
-        let account = ring.open();
+        let account = ring.open_account();
         let mut seen = u32::MAX - 1;
-        // Positions from before a reset are behind `seen`.
-        assert_eq!(account.take(&mut seen), 2);
+        assert_eq!(account.advance(&mut seen), 2);
+        // After a reset, `seen` is ahead of the position polled next.
         seen = 5;
         push(&mut ring, &account, 3);
         push(&mut ring, &account, 7);
         assert_eq!(ring.poll(&mut [Cqe::default()]), 1);
-        assert_eq!((account.take(&mut seen), seen), (0, 5));
+        assert_eq!((account.advance(&mut seen), seen), (0, 5));
         assert_eq!(ring.poll(&mut [Cqe::default()]), 1);
-        assert_eq!((account.take(&mut seen), seen), (2, 7));
+        assert_eq!((account.advance(&mut seen), seen), (2, 7));
     }
 
     #[test]
     fn closed_indices_are_reused() {
         let mut ring = Ring::new(8).unwrap();
-        let old = [0; 3].map(|_| ring.open());
-        ring.close(&old[1]);
-        ring.close(&old[1]);
-        let new = [0; 2].map(|_| ring.open());
+        let old = [0; 3].map(|_| ring.open_account());
+        ring.close_account(&old[1]);
+        ring.close_account(&old[1]);
+        let new = [0; 2].map(|_| ring.open_account());
         assert_eq!(new.each_ref().map(|a| a.index), [2, 4]);
-        // Closing it twice must not close the account that has its index now.
-        ring.close(&old[1]);
+        // Closing the old account again must not close the new account with the same index.
+        ring.close_account(&old[1]);
         push(&mut ring, &new[0], 5);
         push(&mut ring, &old[2], 1);
         assert_eq!(ring.poll(&mut [Cqe::default(); 2]), 2);
-        let taken = [&new[0], &new[1], &old[1], &old[2]].map(|account| account.take(&mut 0));
-        assert_eq!(taken, [5, 0, 0, 1]);
+        let advances = [&new[0], &new[1], &old[1], &old[2]].map(|account| account.advance(&mut 0));
+        assert_eq!(advances, [5, 0, 0, 1]);
     }
 
-    /// If the account were reused at once, a completion of the dropped queue pair could free a slot
-    /// of another queue pair.
+    /// The index of a dropped account is not reused while completions refer to it. Otherwise such a
+    /// completion could free a slot of another queue pair.
     #[test]
     fn dropped_account_waits_for_its_completions() {
         let mut ring = Ring::new(64).unwrap();
-        let kept = ring.open();
-        let dropped = ring.open();
-        let place = dropped.index;
+        let kept = ring.open_account();
+        let dropped = ring.open_account();
+        let index = dropped.index;
         push(&mut ring, &dropped, 3);
         drop(dropped);
         let mut opened = Vec::new();
-        // Each time the list is full, abandoned accounts are closed.
+        // The ring closes abandoned accounts each time its list is full.
         let mut reused = |ring: &mut Ring| {
             for _ in 0..=ring.accounts.capacity() {
-                opened.push(ring.open());
+                opened.push(ring.open_account());
             }
-            opened.iter().any(|account| account.index == place)
+            opened.iter().any(|account| account.index == index)
         };
         assert!(!reused(&mut ring));
         assert_eq!(ring.poll(&mut [Cqe::default()]), 1);
-        assert_eq!(kept.take(&mut 0), 0);
+        assert_eq!(kept.advance(&mut 0), 0);
         assert!(reused(&mut ring));
     }
 }

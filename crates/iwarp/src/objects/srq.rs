@@ -12,10 +12,9 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The properties of a shared receive queue in an XRC domain.
 pub(crate) struct XrcMembership {
     pub(crate) number: u32,
-    /// Where the receives complete, whichever target takes them.
+    /// Gets the completions of the receives, whichever XRC target takes them.
     pub(crate) cq: CompletionQueue,
     /// Removes the queue from the list of its domain.
     pub(crate) forget: Box<dyn Fn() + Send + Sync>,
@@ -26,7 +25,7 @@ pub(crate) struct SrqInner {
     pub(crate) pd: u32,
     /// Set if the queue belongs to an XRC domain.
     pub(crate) xrc: Option<XrcMembership>,
-    /// Where the queue completes, if it matches tags.
+    /// If the queue matches tags, the queue for its completions.
     pub(crate) tags: Option<CompletionQueue>,
     user: AtomicU64,
     /// Held by the thread that drives waiting queue pairs.
@@ -38,11 +37,11 @@ struct SrqState {
     queue: Queue,
     /// Queue pairs that hold a Send until a receive is posted here.
     waiting: Vec<Weak<dyn Member>>,
-    /// The program has destroyed the queue. Queue pairs of an XRC domain may still have it.
+    /// The program has destroyed the queue. XRC targets may still hold a reference to it.
     destroyed: bool,
 }
 
-/// A receive queue that several queue pairs draw from.
+/// A receive queue that several queue pairs share (`ibv_create_srq(3)`).
 #[derive(Clone)]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
@@ -87,7 +86,7 @@ impl SharedReceiveQueue {
         })
     }
 
-    /// Returns the program's own value.
+    /// Returns the program's own value for this queue, 0 if none was set.
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -97,15 +96,15 @@ impl SharedReceiveQueue {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Returns the number by which peers name the queue (`ibv_get_srq_num(3)`); `None` if it
+    /// Returns the number by which peers address the queue (`ibv_get_srq_num(3)`); `None` if it
     /// belongs to no XRC domain.
     pub fn num(&self) -> Option<u32> {
         self.inner.xrc.as_ref().map(|xrc| xrc.number)
     }
 
-    /// Destroys the queue (`ibv_destroy_srq(3)`): messages no longer take receives from it, and
-    /// peers do not find it. Messages that wait for it are refused. Queue pairs that were created
-    /// with it must be destroyed first.
+    /// Destroys the queue (`ibv_destroy_srq(3)`). Messages that wait for a receive are refused,
+    /// later messages get no receives, and peers can no longer address the queue. Destroy the queue
+    /// pairs that use it first.
     pub fn destroy(&self) {
         let waiting = {
             let mut state = self.inner.state.lock();
@@ -125,11 +124,11 @@ impl SharedReceiveQueue {
         self.inner.pd
     }
 
-    /// Queues receives, in order (`ibv_post_srq_recv(3)`). Never blocks.
+    /// Posts receives, in order (`ibv_post_srq_recv(3)`). Never blocks.
     ///
     /// # Errors
-    /// Returns [`PostFailed`] for the first request that does not fit. The requests before it were
-    /// queued.
+    /// Returns [`PostFailed`] for the first request that does not fit. The requests before it are
+    /// posted.
     pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut result = Ok(());
         let queue_pairs_wait = {
@@ -154,7 +153,7 @@ impl SharedReceiveQueue {
         result
     }
 
-    /// Returns the capacity, the elements per request, and the limit.
+    /// Returns the capacity, the maximum number of SGEs per request, and the limit.
     pub fn attributes(&self) -> (u32, u32, u32) {
         let state = self.inner.state.lock();
         (
@@ -164,7 +163,7 @@ impl SharedReceiveQueue {
         )
     }
 
-    /// Requests one event for the time when fewer than `limit` receives are left; zero disarms.
+    /// Requests one event when fewer than `limit` receives are posted. Zero cancels the request.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `limit` is above the
@@ -183,17 +182,17 @@ impl SharedReceiveQueue {
         Ok(self.inner.state.lock().queue.resize(depth)?)
     }
 
-    /// Changes capacity, limit, or both in one step. If it fails, neither changes.
+    /// Changes the capacity, the limit, or both. On an error, neither changes.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a value is out of range
-    /// or the capacity too small for the queue's contents, and
+    /// or the capacity is too small for the queue's contents, and
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the queue cannot be allocated.
     pub fn modify(&self, depth: Option<u32>, limit: Option<u32>) -> Result<()> {
         Ok(self.inner.state.lock().queue.modify(depth, limit)?)
     }
 
-    /// Returns how many receives are posted.
+    /// Returns the number of posted receives.
     pub fn len(&self) -> usize {
         self.inner.state.lock().queue.len() as usize
     }
@@ -210,8 +209,8 @@ impl SharedReceiveQueue {
 }
 
 impl SrqInner {
-    /// Takes a receive. Returns whether a receive was posted, and whether
-    /// [`raise_limit_event`](Self::raise_limit_event) must be called without locks.
+    /// Takes a receive. Returns whether there was one, and whether the caller must call
+    /// [`raise_limit_event`](Self::raise_limit_event) when it holds no lock.
     pub(crate) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -220,7 +219,6 @@ impl SrqInner {
         }
     }
 
-    /// Calls `f` with the queue. Returns `None` if the queue is destroyed.
     pub(crate) fn with_queue<R>(&self, f: impl FnOnce(&mut Queue) -> Option<R>) -> Option<R> {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -229,10 +227,10 @@ impl SrqInner {
         }
     }
 
-    /// Drives the queue pairs that wait for a receive. Call it without locks.
+    /// Drives the queue pairs that wait for a receive. Call it with no lock held.
     ///
-    /// Such a queue pair may return a receive for which others wait by now. The baton then repeats
-    /// the call, instead of a recursion as deep as there are queue pairs.
+    /// A driven queue pair may return its receive and call this function again. The baton turns
+    /// that recursion, which could be as deep as there are queue pairs, into a loop.
     pub(crate) fn drive_waiting(&self) {
         self.driver.drive(|| {
             let waiting = std::mem::take(&mut self.state.lock().waiting);
@@ -242,13 +240,12 @@ impl SrqInner {
         });
     }
 
-    /// Returns `true` if [`drive_waiting`](Self::drive_waiting) has something to do.
     pub(crate) fn has_waiting(&self) -> bool {
         let state = self.state.lock();
         !state.waiting.is_empty() && !state.queue.is_empty()
     }
 
-    /// Does the same as [`take`](Self::take) if the receive has room for `len` bytes.
+    /// Does the same as [`take`](Self::take), but only if the receive has room for `len` bytes.
     pub(crate) fn take_if_fits(&self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -257,7 +254,7 @@ impl SrqInner {
         }
     }
 
-    /// Raises the event that fewer receives than the limit are left.
+    /// Raises the event that fewer receives than the limit are posted.
     #[cold]
     pub(crate) fn raise_limit_event(self: &Arc<Self>) {
         let srq = SharedReceiveQueue {
@@ -266,8 +263,8 @@ impl SrqInner {
         self.ctx.raise(AsyncEventKind::SrqLimitReached(srq));
     }
 
-    /// Adds a queue pair that holds a Send to those that wait for a receive. Returns `false` if it
-    /// need not wait.
+    /// Adds a queue pair that holds a Send to those that wait for a receive. Returns `false` if
+    /// there is a receive, or if the queue is destroyed.
     pub(crate) fn wait<M: Member>(&self, qp: &Arc<M>) -> bool {
         let mut state = self.state.lock();
         if state.destroyed || !state.queue.is_empty() {

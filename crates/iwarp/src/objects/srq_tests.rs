@@ -1,4 +1,4 @@
-//! Waiting for receives of a shared queue, and the end of a queue.
+//! Tests of shared receive queues: queue pairs that wait for a receive, and destroyed queues.
 
 use super::*;
 use crate::testing::{context, queue_pair};
@@ -8,7 +8,6 @@ const RECV: RecvWr<'static> = RecvWr {
     sges: &[],
 };
 
-/// There is something to do only if a queue pair waits and there is a receive.
 #[test]
 fn receive_drives_waiting_queue_pair() {
     let ctx = context();
@@ -18,15 +17,16 @@ fn receive_drives_waiting_queue_pair() {
         for posted in [false, true] {
             let srq = ctx.create_srq(1, 4, 1).unwrap();
             if waits {
-                assert!(srq.inner.wait(&qp.inner));
-                assert!(srq.inner.wait(&qp.inner), "again");
-                assert_eq!(srq.inner.state.lock().waiting.len(), 1);
+                for _ in 0..2 {
+                    assert!(srq.inner.wait(&qp.inner));
+                    assert_eq!(srq.inner.state.lock().waiting.len(), 1);
+                }
             }
             if posted {
                 srq.inner.state.lock().queue.post(&RECV).unwrap();
             }
             assert_eq!(srq.inner.has_waiting(), waits && posted);
-            // It need not wait for a receive that is there.
+            // If a receive is posted already, the queue pair need not wait.
             assert_eq!(srq.inner.wait(&qp.inner), !posted);
             srq.post(&[RECV]).unwrap();
             assert_eq!(srq.len(), 1 + usize::from(posted));
@@ -36,7 +36,6 @@ fn receive_drives_waiting_queue_pair() {
     qp.destroy();
 }
 
-/// A destroyed queue has no receives, so no queue pair may wait for it.
 #[test]
 fn destroyed_queue_has_no_waiters() {
     let ctx = context();
@@ -51,7 +50,8 @@ fn destroyed_queue_has_no_waiters() {
     qp.destroy();
 }
 
-/// Later messages and datagrams find no receive, whatever was posted before.
+/// Messages and datagrams that arrive after the destruction take no receive, although some are
+/// posted.
 #[test]
 fn destroyed_queue_gives_no_receives() {
     let ctx = context();
@@ -69,10 +69,10 @@ fn destroyed_queue_gives_no_receives() {
     assert_eq!(srq.len(), 2);
 }
 
-/// A program may drop its handles without destroying the queue. Then the queue is not found by its
-/// number, and its protection domain no longer applies.
+/// A program may drop its handles without destroying the queue. The domain then no longer knows the
+/// queue's number and protection domain.
 #[test]
-fn dropped_queue_leaves_its_domain() {
+fn dropped_srq_is_removed_from_xrc_domain() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let domain = ctx.open_xrc_domain(None, true, false).unwrap();
@@ -87,18 +87,20 @@ fn dropped_queue_leaves_its_domain() {
         },
     );
     let target = target.unwrap();
-    let target_of = |qp: &crate::conn::qp::QueuePair, num| {
+    // Returns the protection domain of the queue `num`, and that of the queue with the lowest
+    // number.
+    let pds = |qp: &crate::conn::qp::QueuePair, num| {
         let target = qp.inner.xrc.as_ref().expect("a target");
         (target.select(num), target.default_pd())
     };
     let num = second.num().unwrap();
     let lowest = if first.num() < second.num() { 7 } else { 8 };
-    assert_eq!(target_of(&target, num), (Some(8), lowest));
-    // The target has selected it.
-    assert_eq!(target_of(&target, 0), (None, lowest));
+    assert_eq!(pds(&target, num), (Some(8), lowest));
+    // The target still holds a reference to the queue that it selected last; this releases it.
+    assert_eq!(pds(&target, 0), (None, lowest));
     drop(second);
-    assert_eq!(target_of(&target, num), (None, 7));
+    assert_eq!(pds(&target, num), (None, 7));
     first.destroy();
-    assert_eq!(target_of(&target, num), (None, 0));
+    assert_eq!(pds(&target, num), (None, 0));
     target.destroy();
 }

@@ -1,5 +1,5 @@
-//! The devices that this process has opened, and their counters: for `iwarp stat` while the process
-//! runs, and on standard error when it ends (`IWARP_STATS=1`).
+//! The devices that this process has opened, and their counters. `iwarp stat` reads them while the
+//! process runs. With `IWARP_STATS=1`, they are printed on standard error when it ends.
 
 use super::context::ContextInner;
 use crate::sys::exit::AtExit;
@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 
 static OPENED: ProcessLock<Vec<Weak<ContextInner>>> =
     ProcessLock::new("objects::stats::OPENED", Vec::new());
-/// Totals of closed devices, by name, by address, and by whether to print them.
+/// Totals of closed devices; one entry per name, address and `print` flag.
 static CLOSED: ProcessLock<Vec<Closed>> = ProcessLock::new("objects::stats::CLOSED", Vec::new());
 
-/// Totals of a device that was closed, over all times that it was open.
+/// Totals of a closed device, summed over all contexts that had it open.
 #[derive(Clone)]
 pub(crate) struct Closed {
     pub(crate) name: String,
@@ -23,7 +23,7 @@ pub(crate) struct Closed {
     print: bool,
 }
 
-pub(crate) fn watch(ctx: &Arc<ContextInner>) {
+pub(crate) fn register(ctx: &Arc<ContextInner>) {
     static PRINT: AtExit = AtExit::new(print);
     let mut opened = OPENED.lock();
     opened.retain(|c| c.strong_count() > 0);
@@ -33,15 +33,15 @@ pub(crate) fn watch(ctx: &Arc<ContextInner>) {
     }
 }
 
-/// Adds the counters of a device that is being closed.
+/// Adds the counters of a device that is being closed to the totals.
 pub(crate) fn closed(ctx: &ContextInner, counters: &Counters) {
     let (device, print) = (&ctx.device, ctx.config.stats);
     let mut all = CLOSED.lock();
-    let known = all
+    let existing = all
         .iter_mut()
         .find(|c| c.name == device.name && c.address == device.ip() && c.print == print);
-    match known {
-        Some(known) => known.counters.add(counters),
+    match existing {
+        Some(existing) => existing.counters.add(counters),
         None => all.push(Closed {
             name: device.name.clone(),
             address: device.ip(),
@@ -70,10 +70,10 @@ fn print() {
     for ctx in opened().iter().filter(|ctx| ctx.config.stats) {
         add(&ctx.device.name, &ctx.totals().unwrap_or_default());
     }
-    let process = std::process::id();
+    let pid = std::process::id();
     for (device, c) in totals {
         crate::complain::stderr(&format!(
-            "iwarp: process {process}, {device}: sent {} octets in {} FPDUs ({} messages), \
+            "iwarp: process {pid}, {device}: sent {} octets in {} FPDUs ({} messages), \
              received {} octets in {} FPDUs ({} messages, {} payload octets placed directly), \
              {} requests served, {} completions, {} receiver-not-ready, {} CRC errors, \
              {} marker errors, Terminates {} sent and {} received\n",
@@ -102,11 +102,10 @@ mod tests {
     use crate::device::Device;
     use crate::objects::context::Context;
 
-    /// Devices with the same address are distinguished by their names.
     #[test]
     fn closed_devices_are_summed_by_name() {
         let loopback = Device::by_address([127, 0, 0, 1].into()).unwrap();
-        let names = ["of the test, first", "of the test, second"];
+        let names = ["test of sums by name, 1", "test of sums by name, 2"];
         let devices = names.map(|name| {
             let mut device = loopback.clone();
             name.clone_into(&mut device.name);
@@ -129,23 +128,25 @@ mod tests {
     }
 
     #[test]
-    fn closed_devices_leave_the_list() {
+    fn closed_device_is_removed_from_list() {
         let open = || crate::testing::context().inner;
         let first = open();
-        let listed = |device: &Weak<ContextInner>| OPENED.lock().iter().any(|d| d.ptr_eq(device));
+        let is_listed =
+            |device: &Weak<ContextInner>| OPENED.lock().iter().any(|d| d.ptr_eq(device));
         let weak = Arc::downgrade(&first);
         let second = open();
-        assert!(listed(&weak));
+        assert!(is_listed(&weak));
         assert!(opened().iter().any(|device| Arc::ptr_eq(device, &first)));
         drop(first);
+        // Opening a device removes dead entries.
         let third = open();
-        assert!(!listed(&weak));
-        assert!(listed(&Arc::downgrade(&second)) && listed(&Arc::downgrade(&third)));
+        assert!(!is_listed(&weak));
+        assert!(is_listed(&Arc::downgrade(&second)) && is_listed(&Arc::downgrade(&third)));
     }
 
     #[test]
     fn closed_devices_are_summed_by_address() {
-        const NAME: &str = "of the test of sums";
+        const NAME: &str = "test of sums by address";
         let addresses = ["127.0.0.1", "127.0.0.2"];
         for _ in 0..2 {
             for (n, address) in (1..).zip(addresses) {

@@ -1,9 +1,10 @@
-//! The lock of a device's memory table, for threads that move octets.
+//! The lock of a device's memory table. A page fault that never ends must not block all
+//! connections.
 //!
-//! An access to registered memory holds the table's read lock. If it meets a page fault that never
-//! ends, it never releases the table. A thread that wants to change the table then waits forever,
-//! and the lock makes all later readers wait behind it. So a reader that has waited for long passes
-//! such a writer.
+//! An access to registered memory holds the table's read lock. If the access causes a page fault
+//! that never ends, it never releases the lock. A thread that wants to change the table then waits
+//! forever, and a fair lock makes all later readers wait behind that writer. So a reader that has
+//! waited for long overtakes waiting writers.
 
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;
@@ -11,24 +12,24 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a reader waits behind a thread that wants to change the table. Changes take
-/// microseconds.
+/// How long a reader waits for writers that arrived earlier. A change takes microseconds.
 const READ_WAIT_MAX: Duration = Duration::from_millis(100);
-/// How long after that readers pass waiting writers at once, in nanoseconds.
-const PASS_WRITERS_NS: u64 = 2_000_000_000;
+/// After a reader has waited that long, all readers overtake waiting writers for this time, in
+/// nanoseconds.
+const OVERTAKE_WRITERS_NS: u64 = 2_000_000_000;
 
 #[derive(Debug, Default)]
 pub(crate) struct TableLock {
     table: RwLock<MemoryTable>,
-    /// Time until which readers pass waiting writers at once.
-    pass_until: AtomicU64,
+    /// Time until which readers overtake waiting writers at once.
+    overtake_until: AtomicU64,
 }
 
 impl TableLock {
     pub(crate) const fn new(table: MemoryTable) -> Self {
         Self {
             table: RwLock::new(table),
-            pass_until: AtomicU64::new(0),
+            overtake_until: AtomicU64::new(0),
         }
     }
 
@@ -40,22 +41,20 @@ impl TableLock {
         }
     }
 
-    /// Locks the table for reading, if that needs no waiting.
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, MemoryTable>> {
         self.table.try_read()
     }
 
     #[cold]
     fn read_slowly(&self) -> RwLockReadGuard<'_, MemoryTable> {
-        if now_ns() >= self.pass_until.load(Ordering::Relaxed) {
+        if now_ns() >= self.overtake_until.load(Ordering::Relaxed) {
             if let Some(guard) = self.table.try_read_for(READ_WAIT_MAX) {
                 return guard;
             }
-            let until = now_ns().saturating_add(PASS_WRITERS_NS);
-            self.pass_until.store(until, Ordering::Relaxed);
+            let until = now_ns().saturating_add(OVERTAKE_WRITERS_NS);
+            self.overtake_until.store(until, Ordering::Relaxed);
         }
-        // This waits for a thread that is changing the table, but not for one that is itself
-        // waiting.
+        // This waits for a writer that holds the lock, but not for writers that wait for it.
         self.table.read_recursive()
     }
 
@@ -64,7 +63,6 @@ impl TableLock {
         self.table.write()
     }
 
-    /// Locks the table for changes, if that needs no waiting.
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, MemoryTable>> {
         self.table.try_write()
     }
@@ -77,7 +75,7 @@ mod tests {
 
     /// A reader that never ends and a writer that waits for it must not block other readers.
     #[test]
-    fn readers_pass_waiting_writer() {
+    fn readers_overtake_waiting_writer() {
         let lock = TableLock::new(MemoryTable::new());
         let stuck = lock.read();
         std::thread::scope(|scope| {
@@ -87,15 +85,15 @@ mod tests {
                 drop(writer.write());
                 done.send(()).expect("the test waits");
             });
-            // A writer waits once readers are refused.
+            // Once `try_read` fails, the writer waits for the lock.
             while lock.try_read().is_some() {
                 std::thread::yield_now();
             }
-            let begin = now_ns();
+            let start = now_ns();
             for _ in 0..3 {
                 drop(lock.read());
             }
-            assert!(lock.pass_until.load(Ordering::Relaxed) >= begin + PASS_WRITERS_NS);
+            assert!(lock.overtake_until.load(Ordering::Relaxed) >= start + OVERTAKE_WRITERS_NS);
             assert!(
                 wait.try_recv().is_err(),
                 "the table was changed during an access"
@@ -105,9 +103,9 @@ mod tests {
         });
     }
 
-    /// A forked child only tries, because a thread that holds the lock may not exist there.
+    /// A forked child must not wait for the lock: the thread that holds it may not exist there.
     #[test]
-    fn tried_lock_fails_only_if_held() {
+    fn try_lock_fails_only_if_held() {
         let lock = TableLock::new(MemoryTable::new());
         let reads = lock.try_read();
         assert!(reads.is_some() && lock.try_read().is_some());

@@ -1,4 +1,4 @@
-//! Waiting for completions, for threads and for async tasks.
+//! Threads and async tasks that wait for completions.
 
 use super::cq::{CompletionQueue, CqError};
 use crate::engine::wakers::Registration;
@@ -36,11 +36,11 @@ impl From<CqError> for Error {
 }
 
 impl CompletionQueue {
-    /// Waits for completions, and takes up to `out.len()` of them; `None` waits without limit. The
-    /// thread sleeps meanwhile.
+    /// Waits for completions, and takes up to `out.len()` of them. A timeout of `None` waits
+    /// without limit.
     ///
-    /// If the last waits on this queue were short, it polls for up to
-    /// [`Config::busy_poll`](crate::Config::busy_poll) before it sleeps, because the wake-up would
+    /// If the last waits on this queue were short, the thread polls for up to
+    /// [`Config::busy_poll`](crate::Config::busy_poll) before it sleeps, because waking it would
     /// take longer than the rest of the wait.
     ///
     /// # Errors
@@ -53,8 +53,8 @@ impl CompletionQueue {
         if n > 0 {
             return Ok(n);
         }
-        let begin = Instant::now();
-        let deadline = timeout.and_then(|t| begin.checked_add(t));
+        let start = Instant::now();
+        let deadline = timeout.and_then(|t| start.checked_add(t));
         if self.busy_poll(timeout.unwrap_or(Duration::MAX)) {
             let n = self.take_ready(out)?;
             // Another thread may have taken the completion.
@@ -62,9 +62,9 @@ impl CompletionQueue {
                 return Ok(n);
             }
         }
-        let mut wait = self.waits();
+        let mut wait = self.registration();
         loop {
-            with_thread_waker(|waker| self.wake_wait(&mut wait, waker));
+            with_thread_waker(|waker| self.register_wait(&mut wait, waker));
             // A completion may have come before the waker was registered.
             let n = self.take_ready(out)?;
             if n > 0 {
@@ -82,38 +82,34 @@ impl CompletionQueue {
             }
             let n = self.poll(out)?;
             if n > 0 {
-                self.slept(begin.elapsed());
+                self.slept(start.elapsed());
                 return Ok(n);
             }
         }
     }
 
-    /// Waits for completions in a task of any async runtime; see [`wait`](Self::wait), also for the
-    /// errors. Dropping the future loses none.
+    /// Waits for completions in a task of any async runtime. Fails as [`wait`](Self::wait) does.
+    /// Dropping the future loses no completions.
     pub fn completions<'a>(&'a self, out: &'a mut [Cqe]) -> Completions<'a> {
         Completions {
             cq: self,
             out,
-            wait: self.waits(),
+            wait: self.registration(),
         }
     }
 }
 
-/// Checks that there is room for a completion. Without room, a wait would never end.
-///
-/// # Errors
-/// Returns [`Error::InvalidArgument`] if there is no room.
+/// Returns [`Error::InvalidArgument`] if `out` is empty: a wait would never end, because no
+/// completion fits.
 pub(crate) fn room_in(out: &[Cqe]) -> Result<()> {
     match out.is_empty() {
-        true => Err(Error::InvalidArgument(
-            "there must be room for a completion",
-        )),
+        true => Err(Error::InvalidArgument("the slice for completions is empty")),
         false => Ok(()),
     }
 }
 
-/// The future of [`CompletionQueue::completions`]. Returns how many completions were taken.
-/// Dropping it loses none.
+/// The future of [`CompletionQueue::completions`]. Its output is the number of completions taken.
+/// Dropping it loses no completions.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Completions<'a> {
@@ -132,7 +128,7 @@ impl Future for Completions<'_> {
             Ok(0) => {}
             done => return Poll::Ready(Ok(done?)),
         }
-        this.cq.wake_wait(&mut this.wait, cx.waker());
+        this.cq.register_wait(&mut this.wait, cx.waker());
         match this.cq.take_ready(this.out) {
             Ok(0) => Poll::Pending,
             done => Poll::Ready(Ok(done?)),
@@ -149,15 +145,15 @@ mod tests {
     use iwarp_rnic::counters::Counters;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-    /// Writes a completion when the queue hands its sockets over, without waking anybody: as a
-    /// thread does that checked for wakers just before the task registered.
-    struct Late {
+    /// A queue pair that writes a completion after the task has registered its waker, and wakes no
+    /// task: like a thread that checked for wakers just before the registration.
+    struct MissesWaker {
         cq: CompletionQueue,
         calls: AtomicU32,
         mark: AtomicBool,
     }
 
-    impl Member for Late {
+    impl Member for MissesWaker {
         fn num(&self) -> u32 {
             0
         }
@@ -178,7 +174,8 @@ mod tests {
 
         fn send_deferred(self: Arc<Self>) {
             let cq = &self.cq.inner;
-            // The first call belongs to the poll before the registration.
+            // The first call is by the poll before the registration, the second by the hand-over
+            // after it.
             match self.calls.fetch_add(1, Ordering::Relaxed) {
                 0 => cq.defer(&self),
                 _ => cq.push(&mut cq.ring.lock(), Cqe::default(), &mut Owed::default()),
@@ -191,20 +188,20 @@ mod tests {
     }
 
     #[test]
-    fn completion_before_registration_is_taken() {
+    fn completion_without_wake_is_taken() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
-        let late = Arc::new(Late {
+        let qp = Arc::new(MissesWaker {
             cq: cq.clone(),
             calls: AtomicU32::new(0),
             mark: AtomicBool::new(false),
         });
-        cq.inner.defer(&late);
+        cq.inner.defer(&qp);
         let mut out = [Cqe::default(); 2];
         let mut wait = std::pin::pin!(cq.completions(&mut out));
         let mut task = TaskContext::from_waker(Waker::noop());
         assert!(matches!(wait.as_mut().poll(&mut task), Poll::Ready(Ok(1))));
-        assert_eq!(late.calls.load(Ordering::Relaxed), 2);
+        assert_eq!(qp.calls.load(Ordering::Relaxed), 2);
     }
 
     #[test]
@@ -212,7 +209,7 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let limit = Some(Duration::from_millis(1));
-        let end = cq.wait(&mut [Cqe::default()], limit);
-        assert!(matches!(end, Err(Error::TimedOut(_))), "{end:?}");
+        let result = cq.wait(&mut [Cqe::default()], limit);
+        assert!(matches!(result, Err(Error::TimedOut(_))), "{result:?}");
     }
 }

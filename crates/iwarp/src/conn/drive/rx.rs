@@ -1,14 +1,15 @@
-//! Reading: the state machine plans where the next octets land, and the socket puts them there.
+//! Reading: the state machine plans where the next octets belong, and the socket is read directly
+//! into these places.
 //!
-//! Invariant of the `unsafe`: the runs of a plan name bytes of staging that this driver owns, or of
-//! registered memory. Registered memory stays valid because the memory table is locked for reading
-//! from before the runs are made until the system call has returned.
+//! Invariant of the `unsafe` code: the runs of a plan refer to bytes of staging, which the calling
+//! thread owns, or to registered memory. Registered memory stays valid, because the thread holds
+//! the memory table's read lock from before the runs are built until the system call has returned.
 
 use super::super::effects::{DriveHost, Due, Effects};
 use super::super::link::Socket;
 use super::super::pool;
 use super::super::qp::{QpInner, QpState};
-use super::broken;
+use super::handle_broken;
 use crate::conn::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::StreamDirection;
@@ -21,20 +22,19 @@ use parking_lot::MutexGuard;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// Bytes that one call reads before other queue pairs are served.
+/// Maximum number of bytes that one call of [`rx`] reads, so that other queue pairs are served.
 const RX_BUDGET: usize = 1 << 20;
 
-/// Used as the memory table where no memory is named.
+/// Used as the memory table for plans that refer to no registered memory.
 static EMPTY_TABLE: MemoryTable = MemoryTable::new();
 
-/// Progress of one call of [`rx`].
 struct Reading {
     budget: usize,
-    /// Something was processed without a read.
+    /// Received data was processed without a read.
     processed: bool,
-    /// The last read filled its whole plan, so more may be there.
+    /// The last read filled its whole plan, so the socket may have more data.
     more: bool,
-    /// The state machine has not processed all that was read.
+    /// The state machine has not processed all data that was read.
     unfinished: bool,
 }
 
@@ -43,7 +43,7 @@ impl Reading {
         self.budget == RX_BUDGET && !self.processed
     }
 
-    fn note_processed(&mut self, status: Option<RxStatus>) {
+    fn record_processed(&mut self, status: Option<RxStatus>) {
         self.processed = true;
         self.unfinished = status == Some(RxStatus::More);
     }
@@ -51,17 +51,16 @@ impl Reading {
 
 enum Step {
     Read,
-    /// The state machine has done something: ask it again.
+    /// The state machine has made progress without a read: choose the next step again.
     Again,
     Discard,
     Stop,
 }
 
 enum ReadOutcome<'a> {
-    /// The first read found nothing, and the state was not locked again. `true` if there is
-    /// something to write.
+    /// The first read found no data, and the state was not locked again. The value is `true` if
+    /// data is to be written.
     Nothing(bool),
-    /// The connection has ended meanwhile.
     Ended(MutexGuard<'a, QpState>),
     Done(
         MutexGuard<'a, QpState>,
@@ -71,7 +70,7 @@ enum ReadOutcome<'a> {
     ),
 }
 
-/// Reads until there is nothing more or the budget is spent.
+/// Reads until the socket has no more data, or the budget is spent.
 pub(crate) fn rx(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
@@ -88,8 +87,8 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
     let mut g = match read_all(qp, g, &mut effects) {
         Ok(g) => g,
         Err(wants_tx) => {
-            // A first read without result changes nothing. Only the end of its use of memory must
-            // be handled.
+            // The first read found no data, so nothing has changed. But another queue pair may wait
+            // for the memory that the read used.
             if effects.due.contains(Due::MEMORY_UNUSED) {
                 qp.ctx.memory_unused();
             }
@@ -103,7 +102,8 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
     if wants_tx && effects.events.contains(Events::FATAL) {
-        // Send the Terminate before the program learns of the end and destroys the queue pair.
+        // Send the Terminate before the program is notified of the end, and destroys the queue
+        // pair.
         qp.drive_tx();
         wants_tx = false;
     }
@@ -113,8 +113,8 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
     }
 }
 
-/// Reads until there is nothing more. If the first read finds nothing, returns whether there is
-/// something to write.
+/// Reads until the socket has no more data. If the first read finds no data, returns `Err`, with
+/// `true` if data is to be written.
 fn read_all<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
@@ -128,8 +128,8 @@ fn read_all<'a>(
     };
     loop {
         if reading.unfinished {
-            // Let waiting threads have the state first. Only this thread receives, so nothing is
-            // overtaken.
+            // Let waiting threads lock the state first. Only this thread receives, so the order of
+            // messages does not change.
             MutexGuard::bump(&mut g);
         }
         let Some(socket) = g.link.socket().cloned() else {
@@ -156,18 +156,18 @@ fn read_all<'a>(
             }
             ReadOutcome::Done(guard, buffer, plan, result) => {
                 g = guard;
-                take_in(qp, &mut g, buffer, plan, result, &mut reading, effects);
+                handle_read(qp, &mut g, buffer, plan, result, &mut reading, effects);
             }
         }
-        let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
-        if !reading.more && !held_but_posted && !reading.unfinished {
+        // If a Send is held now, try again: its receive may have been posted during the read.
+        let is_held = g.machine.rx_interest() == RxInterest::Held;
+        if !reading.more && !is_held && !reading.unfinished {
             break;
         }
     }
     Ok(g)
 }
 
-/// Does what can be done without reading.
 #[inline]
 fn next_step(
     qp: &Arc<QpInner>,
@@ -177,7 +177,7 @@ fn next_step(
 ) -> Step {
     match g.machine.rx_interest() {
         RxInterest::Read if reading.unfinished => {
-            reading.note_processed(process_again(qp, g, effects));
+            reading.record_processed(process_again(qp, g, effects));
             if reading.more || reading.unfinished || g.machine.rx_interest() != RxInterest::Read {
                 return Step::Again;
             }
@@ -185,12 +185,12 @@ fn next_step(
         }
         RxInterest::Read => Step::Read,
         RxInterest::Held => {
-            let status = offer_held_send(qp, g, effects);
+            let status = retry_held_send(qp, g, effects);
             if status.is_none() {
                 return Step::Stop;
             }
-            // A message was completed, and the socket must be watched again.
-            reading.note_processed(status);
+            // A message is complete. The engine must watch the socket again.
+            reading.record_processed(status);
             Step::Again
         }
         RxInterest::Discard => Step::Discard,
@@ -199,25 +199,25 @@ fn next_step(
             if matches!(status, None | Some(RxStatus::Waits)) {
                 return Step::Stop;
             }
-            reading.note_processed(status);
+            reading.record_processed(status);
             Step::Again
         }
         RxInterest::None => Step::Stop,
     }
 }
 
-/// Reads once. `first`: nothing has been read or processed yet.
+/// Reads once. `is_first` is `true` if this call of [`rx`] has not read or processed any data yet.
 #[inline]
 fn read_once<'a>(
     qp: &'a Arc<QpInner>,
     g: MutexGuard<'a, QpState>,
     socket: &Arc<Socket>,
     mut buffer: Box<RxBuffer>,
-    first: bool,
+    is_first: bool,
     effects: &mut Effects,
 ) -> ReadOutcome<'a> {
-    // A read that finds nothing must be cheap: lock the table only if the plan names the program's
-    // memory.
+    // A read that finds no data must be cheap, so lock the table only if the plan refers to
+    // registered memory.
     let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
     let mut plan = pool::rx_plan();
     let mut runs = pool::take_runs();
@@ -227,35 +227,39 @@ fn read_once<'a>(
         &mut plan,
         |run| runs.push(RawSlice::of_fragment(&run.fragment)),
     );
-    let waiting_tx = first && g.machine.wants_tx();
+    let wants_tx = is_first && g.machine.wants_tx();
     drop(g);
     if let Some(faults) = &qp.faults {
         faults.limit(StreamDirection::In, &mut runs);
     }
-    // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
+    // SAFETY: by the module's invariant, because this thread owns `buffer` and holds the lock
+    // `memory`.
     let result = unsafe { socket.stream.recv_vectored_raw(&runs) };
     if let (Some(faults), Ok(n @ 1..)) = (&qp.faults, &result) {
         if buffer.is_empty() {
-            // SAFETY: as above; the plan names the memory that has just been written.
+            // SAFETY: as above; the runs refer to the memory that `recv_vectored_raw` has just
+            // written.
             unsafe { faults.spoil_received(&runs, *n) };
         }
         faults.passed_octets(StreamDirection::In, *n);
-        effects.note_if(Due::FAULT, faults.is_due());
+        effects.add_if(Due::FAULT, faults.is_due());
     }
     if let Some(memory) = &memory {
         plan.release(memory);
-        effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
+        effects.add_if(Due::MEMORY_UNUSED, memory.take_unused());
     }
     if let (Some(flow), Ok(n @ 1..)) = (&socket.flow, &result) {
-        // SAFETY: as above; the recorder reads what has just been written there.
+        // SAFETY: as above; the recorder only reads the bytes that `recv_vectored_raw` has just
+        // written.
         unsafe { flow.received_raw(&runs, *n) };
     }
     pool::give_runs(runs);
-    // Before `state` is locked: its holder may be waiting for the memory table.
+    // Unlock the table before `state` is locked: the holder of `state` may be waiting for the
+    // table.
     drop(memory);
-    if first && result.as_ref().is_err_and(is_nothing) {
-        keep_part(qp, socket, buffer);
-        return ReadOutcome::Nothing(waiting_tx);
+    if is_first && result.as_ref().is_err_and(would_block) {
+        keep_partial(qp, socket, buffer);
+        return ReadOutcome::Nothing(wants_tx);
     }
     let g = qp.state.lock();
     if !g.is_linked(socket) {
@@ -266,12 +270,12 @@ fn read_once<'a>(
     ReadOutcome::Done(g, buffer, plan, result)
 }
 
-fn is_nothing(error: &io::Error) -> bool {
+fn would_block(error: &io::Error) -> bool {
     error.kind() == ErrorKind::WouldBlock
 }
 
 #[inline]
-fn take_in(
+fn handle_read(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     mut buffer: Box<RxBuffer>,
@@ -282,8 +286,8 @@ fn take_in(
 ) {
     reading.more = false;
     match result {
-        // The peer may have closed in answer to a request that is still inside `sendmsg`. That
-        // request is done and must not be flushed. The next read finds the end again.
+        // The peer may have closed in answer to a request whose `sendmsg` has not returned. That
+        // request has succeeded and must not be flushed. The next read finds the end again.
         Ok(0) if qp.held_receives.is_sending() => {}
         Ok(0) if hide_end(qp, g, effects) => {}
         Ok(0) => g
@@ -296,17 +300,18 @@ fn take_in(
             if let Some(open) = g.link.open_mut() {
                 open.fault_checks.count();
             }
-            let status = filled(qp, g, &mut buffer, &mut plan, n, effects);
+            let status = process(qp, g, &mut buffer, &mut plan, n, effects);
             reading.unfinished = status == RxStatus::More;
         }
-        Err(error) if is_nothing(&error) => {}
-        Err(error) => failed(qp, g, &mut buffer, &error, effects),
+        Err(error) if would_block(&error) => {}
+        Err(error) => handle_read_error(qp, g, &mut buffer, &error, effects),
     }
     put_back(g, buffer);
 }
 
+/// Has the state machine process `n` bytes that were read.
 #[inline]
-fn filled(
+fn process(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     buffer: &mut RxBuffer,
@@ -323,17 +328,17 @@ fn filled(
         };
         g.machine.rx_filled(buffer, plan, n, &mut env)
     };
-    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
+    effects.add_if(Due::MEMORY_UNUSED, memory.take_unused());
     drop(memory);
-    qp.peer_answers.note(g.machine.counters());
+    qp.peer_answers.record(g.machine.counters());
     if status == RxStatus::Held {
-        note_held_send(qp, g, effects);
+        begin_hold(qp, g, effects);
     }
     status
 }
 
 #[cold]
-fn failed(
+fn handle_read_error(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     buffer: &mut RxBuffer,
@@ -342,19 +347,21 @@ fn failed(
 ) {
     tracing::debug!(qp = qp.num, %error, "receive failed");
     g.peer_vanished = error.raw_os_error() == Some(libc::ETIMEDOUT);
-    // The program has unmapped registered memory.
+    // `EFAULT`: the program has unmapped registered memory.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);
     let hidden = !unmapped && hide_end(qp, g, effects);
     buffer.clear();
     if hidden {
-        // The queue pair stays as it is.
+        // The queue pair stays in RTS.
     } else if unmapped {
         g.machine.rx_unwritable(&mut DriveHost::new(qp, effects));
     } else {
-        broken(qp, g, effects);
+        handle_broken(qp, g, effects);
     }
 }
 
+/// Keeps `buffer` for the stream if it contains a part of an FPDU, and returns it to the pool if
+/// not.
 #[inline]
 fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
     match g.link.open_mut().filter(|_| !buffer.is_empty()) {
@@ -363,10 +370,10 @@ fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
     }
 }
 
-/// Keeps a received part of an FPDU, if there is one: only then is the state locked. The connection
-/// may have ended meanwhile.
+/// Does the same as [`put_back`], but locks the state only if there is a part of an FPDU. The
+/// stream may have ended in the meantime.
 #[inline]
-fn keep_part(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
+fn keep_partial(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
     if buffer.is_empty() {
         return pool::give_rx(buffer);
     }
@@ -377,7 +384,8 @@ fn keep_part(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
     }
 }
 
-/// Hides the end of the stream, if the queue pair must not notice it. Returns `true` if so.
+/// Hides the end of the stream from the queue pair, if it must be hidden. Returns `true` in that
+/// case.
 fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) -> bool {
     let hidden = g.machine.hides_end();
     if hidden {
@@ -386,8 +394,8 @@ fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Ef
     hidden
 }
 
-/// Starts the time limit of a Send that found no receive.
-fn note_held_send(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+/// Starts the time limit of a Send for which no receive is posted.
+fn begin_hold(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     let Some(open) = g.link.open_mut().filter(|open| open.held_since == 0) else {
         return;
     };
@@ -398,8 +406,8 @@ fn note_held_send(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &
         .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, effects));
 }
 
-/// Offers a held Send to its receive queue again. Returns `None` if there is still no receive.
-fn offer_held_send(
+/// Processes a held Send if there is a receive for it now. Returns `None` if there is none.
+fn retry_held_send(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     effects: &mut Effects,
@@ -417,20 +425,21 @@ fn offer_held_send(
     process_again(qp, g, effects)
 }
 
-/// Processes again what was received. Returns `None` if there is no memory for that.
+/// Has the state machine go on with data that was received before. Returns `None` if no buffer can
+/// be allocated.
 fn process_again(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     effects: &mut Effects,
 ) -> Option<RxStatus> {
-    // There is no part of an FPDU if the state machine waited only for the end of an invalidation.
+    // The buffer is empty if the state machine has waited only for the end of an invalidation.
     let mut buffer = g.take_partial().ok()?;
-    let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, effects);
+    let status = process(qp, g, &mut buffer, &mut pool::rx_plan(), 0, effects);
     put_back(g, buffer);
     Some(status)
 }
 
-/// Discards what still comes, until the peer closes: the queue pair is done with this stream.
+/// Reads and discards data until the peer closes, because the queue pair is in error.
 fn discard<'a>(
     qp: &'a Arc<QpInner>,
     g: MutexGuard<'a, QpState>,
@@ -442,6 +451,7 @@ fn discard<'a>(
     debug_assert_eq!(g.machine.state(), State::Error);
     drop(g);
     let mut sink = [0u8; 16 * 1024];
+    // `Some(true)` after a FIN, `Some(false)` after an error.
     let mut end = None;
     for _ in 0..RX_BUDGET / sink.len() {
         match socket.stream.recv(&mut sink) {
@@ -469,7 +479,7 @@ fn discard<'a>(
                 pool::give_rx(buffer);
             }
         }
-        Some(false) => broken(qp, &mut g, effects),
+        Some(false) => handle_broken(qp, &mut g, effects),
         None => {}
     }
     g

@@ -1,4 +1,4 @@
-//! Which read is the first of a call, and what the end of a stream does to a queue pair.
+//! Tests of reading: the first read of a call, several reads in a call, and the end of a stream.
 
 use super::super::super::qp::{QpAttributes, QueuePair};
 use super::*;
@@ -10,7 +10,7 @@ use iwarp_rnic::limits::RX_READ_MAX;
 use std::io::Write;
 
 #[test]
-fn first_read_comes_before_everything() {
+fn read_is_first_before_any_progress() {
     for (budget, processed, first) in [
         (RX_BUDGET, false, true),
         (RX_BUDGET, true, false),
@@ -28,7 +28,8 @@ fn first_read_comes_before_everything() {
     }
 }
 
-/// A queue pair that is connected by number does not notice the end of its stream. Others end.
+/// The end of the stream is hidden from a queue pair that is connected by number. Other queue pairs
+/// fail.
 #[test]
 fn by_number_end_is_hidden() {
     let ctx = context();
@@ -47,12 +48,12 @@ fn by_number_end_is_hidden() {
                 drop(peer);
                 until("the stream is not closed", || socket.stream.peer_closed());
             }
-            // The end stays hidden when it is read again.
+            // Reading the end again changes nothing.
             for _ in 0..2 {
                 assert!(qp.inner.drive_rx());
                 let g = qp.inner.state.lock();
-                let up = (g.machine.state(), g.link.is_open());
-                assert_eq!(up == (State::Rts, true), by_number, "{reset} {up:?}");
+                let state = (g.machine.state(), g.link.is_open());
+                assert_eq!(state == (State::Rts, true), by_number, "{reset} {state:?}");
                 assert_eq!(g.link.is_read_to_end(), by_number);
             }
             qp.destroy();
@@ -60,9 +61,10 @@ fn by_number_end_is_hidden() {
     }
 }
 
-/// One call reads everything, even if it takes several reads: it may be the last call.
+/// One call reads all data of the socket, even if that takes several reads: there may be no further
+/// call.
 #[test]
-fn call_reads_everything() {
+fn call_reads_all_data() {
     let ctx = context();
     let messages = 8000;
     let cq = ctx.create_cq(messages, None).unwrap();
@@ -78,8 +80,8 @@ fn call_reads_everything() {
     socket.stream.socket().set_recv_buffer_size(buffer).unwrap();
     let sges = &[];
     let wrs: Vec<_> = (0..messages)
-        .map(|at| RecvWr {
-            wr_id: at.into(),
+        .map(|wr_id| RecvWr {
+            wr_id: wr_id.into(),
             sges,
         })
         .collect();
@@ -97,9 +99,9 @@ fn call_reads_everything() {
     qp.destroy();
 }
 
-/// A part of an FPDU must not become a part of the next connection's stream.
+/// A partial FPDU of an old stream must not be combined with data of the next stream.
 #[test]
-fn part_of_old_stream_is_dropped() {
+fn partial_fpdu_of_old_stream_is_dropped() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qps = [0; 2].map(|_| queue_pair(&ctx, &cq, &cq));
@@ -116,10 +118,10 @@ fn part_of_old_stream_is_dropped() {
         part = partial();
         part.is_some()
     });
-    let part = part.expect("it has arrived");
-    keep_part(&qps[0].inner, &ours, part);
-    let part = partial().expect("it belongs to this stream");
-    keep_part(&qps[0].inner, &old, part);
+    let part = part.expect("a partial FPDU");
+    keep_partial(&qps[0].inner, &ours, part);
+    let part = partial().expect("a partial FPDU of the current stream is kept");
+    keep_partial(&qps[0].inner, &old, part);
     assert!(partial().is_none());
     qps.iter().for_each(QueuePair::destroy);
 }

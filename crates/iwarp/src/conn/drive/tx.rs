@@ -1,8 +1,9 @@
-//! Writing: the state machine fills plans, and the socket takes the octets from where they lie.
+//! Writing: the state machine fills plans, and the socket takes the octets directly from the
+//! memory to which a plan refers.
 //!
-//! Invariant of the `unsafe`: the runs of a plan name bytes of the plan's scratch or of registered
-//! memory. Registered memory stays valid because the memory table is locked for reading from before
-//! the runs are made until the system call has returned.
+//! Invariant of the `unsafe` code: the runs of a plan refer to bytes of the plan's scratch or to
+//! registered memory. Registered memory stays valid, because the thread holds the memory table's
+//! read lock from before the runs are built until the system call has returned.
 
 use super::super::effects::{DriveHost, Due, Effects};
 use super::super::held_receives;
@@ -10,7 +11,7 @@ use super::super::link::Socket;
 use super::super::liveness;
 use super::super::pool;
 use super::super::qp::{QpInner, QpState};
-use super::broken;
+use super::handle_broken;
 use crate::conn::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::StreamDirection;
@@ -21,20 +22,20 @@ use parking_lot::{MutexGuard, RwLockReadGuard};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// Writes until nothing is pending or the socket is full.
+/// Writes until no data is pending, or the socket is full.
 pub(crate) fn tx(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
     if g.link.is_none() {
         return;
     }
-    if g.link.takes_nothing() {
+    if g.link.is_peer_gone() {
         peer_gone::start_request_timer(&mut g);
         return;
     }
     let _ = g.cork.send();
     if is_due(&g) {
-        // An injected fault may hold the data back.
+        // An injected fault may stall this direction.
         if qp.passes(StreamDirection::Out) {
             g = write_all(qp, g, &mut effects);
             liveness::watch(qp, &mut g);
@@ -45,6 +46,7 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     effects.apply(qp);
 }
 
+/// Returns `true` if there is data to write.
 fn is_due(g: &QpState) -> bool {
     g.link
         .open()
@@ -62,7 +64,7 @@ fn write_all<'a>(
         };
         let memory = qp.ctx.memory.read();
         let stalled = g.link.open_mut().and_then(|open| open.stalled.take());
-        let begins = stalled.is_none();
+        let is_new = stalled.is_none();
         let plan = match stalled {
             Some(plan) => plan,
             None => match fill(qp, &mut g, &socket, &memory, effects) {
@@ -83,7 +85,7 @@ fn write_all<'a>(
             },
         };
         let more;
-        (g, more) = write(qp, g, &socket, memory, (plan, begins), effects);
+        (g, more) = write(qp, g, &socket, memory, (plan, is_new), effects);
         if !more || !is_due(&g) {
             break;
         }
@@ -94,14 +96,13 @@ fn write_all<'a>(
 enum Filled {
     Ready(Box<TxPlan>),
     Nothing,
-    /// The state machine has done its share of work. Other threads may lock the queue pair in
-    /// between.
+    /// The state machine has more work, but other threads may lock the queue pair first.
     More,
-    /// The next request changes the memory table.
+    /// The next request changes the memory table, which must be locked for writing.
     Memory,
 }
 
-/// Has the state machine fill a plan with what is to be written next.
+/// Has the state machine fill a plan with the data to write next.
 #[inline]
 fn fill(
     qp: &Arc<QpInner>,
@@ -115,7 +116,7 @@ fn fill(
         return Filled::Nothing;
     };
     if wants_mss(g) {
-        follow_mss(qp, g, socket);
+        update_mss(qp, g, socket);
     }
     if let Some(open) = g.link.open_mut() {
         open.fault_checks.count();
@@ -131,7 +132,7 @@ fn fill(
     let filled = match filled {
         TxFill::Ready => return Filled::Ready(plan),
         TxFill::Idle => {
-            effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
+            effects.add_if(Due::MEMORY_UNUSED, memory.take_unused());
             Filled::Nothing
         }
         TxFill::More => Filled::More,
@@ -141,9 +142,9 @@ fn fill(
     filled
 }
 
-/// Takes what a queue pair that ends in error has left to send: the rest of a plan that the socket
-/// took in part, and the Terminate after it. The state machine counts all of it as written. Returns
-/// `None` if it cannot be copied; the stream is then cut.
+/// Copies the unsent data of a queue pair that ends in error: the rest of a plan that the socket
+/// has taken in part, and the Terminate that follows it. The state machine then regards all of it
+/// as written. Returns `None` if the data cannot be copied; the stream is then cut.
 pub(crate) fn take_unsent_tail(
     qp: &Arc<QpInner>,
     g: &mut QpState,
@@ -153,18 +154,18 @@ pub(crate) fn take_unsent_tail(
     let memory = qp.ctx.memory.read();
     let mut tail = Vec::new();
     if let Some(plan) = g.link.open_mut().and_then(|open| open.stalled.take()) {
-        take_plan(qp, g, plan, &memory, &mut tail, effects)?;
+        append_plan(qp, g, plan, &memory, &mut tail, effects)?;
     }
     if g.machine.owes_terminate()
         && let Filled::Ready(plan) = fill(qp, g, &socket, &memory, effects)
     {
-        take_plan(qp, g, plan, &memory, &mut tail, effects)?;
+        append_plan(qp, g, plan, &memory, &mut tail, effects)?;
     }
     Some(tail)
 }
 
-/// Appends the unwritten octets of a plan to `tail`.
-fn take_plan(
+/// Appends the unwritten octets of a plan to `tail`. Returns `None` if they cannot be copied.
+fn append_plan(
     qp: &Arc<QpInner>,
     g: &mut QpState,
     mut plan: Box<TxPlan>,
@@ -179,75 +180,78 @@ fn take_plan(
         let octets = RawSlice::of_fragment(&run.fragment);
         mapped &= match run.kind {
             RunKind::Scratch => {
-                // SAFETY: the scratch is a part of `plan`, which is ours.
+                // SAFETY: the scratch is a part of `plan`, which this function owns.
                 unsafe { octets.append_to(tail, octets.len()) };
                 true
             }
-            // If the program has unmapped registered memory, the copy fails instead of ending the
+            // If the program has unmapped registered memory, the copy fails instead of crashing the
             // process.
-            // SAFETY: the module's invariant; `memory` is locked.
+            // SAFETY: by the module's invariant, because the caller holds the lock of `memory`.
             RunKind::Memory => unsafe { octets.append_if_mapped(tail) },
         };
     });
     plan.release(memory);
-    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
-    let taken = resolved.is_ok() && mapped;
-    if taken {
+    effects.add_if(Due::MEMORY_UNUSED, memory.take_unused());
+    let is_copied = resolved.is_ok() && mapped;
+    if is_copied {
         let mut host = DriveHost::new(qp, effects);
         g.machine.tx_written(&mut plan, remaining, &mut host);
     }
     pool::give_tx(plan);
-    taken.then_some(())
+    is_copied.then_some(())
 }
 
-/// Writes a plan to the socket, and accounts for what it took. Returns `false` if nothing more can
-/// be written now. `begins`: nothing of the plan was written before.
+/// Writes a plan to the socket, and records how much the socket has taken. Returns `false` if no
+/// more data can be written now. `is_new` is `true` if nothing of the plan was written before.
 #[inline]
 fn write<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
     socket: &Arc<Socket>,
     memory: RwLockReadGuard<'_, MemoryTable>,
-    (mut plan, begins): (Box<TxPlan>, bool),
+    (mut plan, is_new): (Box<TxPlan>, bool),
     effects: &mut Effects,
 ) -> (MutexGuard<'a, QpState>, bool) {
     let mut runs = pool::take_runs();
-    let who = g.machine.accessor();
-    let resolved = plan.runs(&memory, who, pool::TX_RUNS, |run| {
+    let accessor = g.machine.accessor();
+    let resolved = plan.runs(&memory, accessor, pool::TX_RUNS, |run| {
         runs.push(RawSlice::of_fragment(&run.fragment));
     });
     if resolved.is_err() {
         drop(memory);
         pool::give_runs(runs);
         pool::give_tx(plan);
-        // The program has deregistered memory that a request was sending from, so the stream cannot
-        // go on.
+        // The program has deregistered memory of a request that was sent in part, so the stream
+        // cannot continue.
         g.machine.leave(&mut DriveHost::new(qp, effects));
         return (g, false);
     }
-    // The runs refer to this copy, so it must live until the system call has returned.
-    let mut _spoilt = None;
+    // The runs may refer to this copy, so it must live until the system call has returned.
+    let mut _corrupted_copy = None;
     if let Some(faults) = &qp.faults {
         faults.limit(StreamDirection::Out, &mut runs);
-        if begins {
-            // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
-            _spoilt = unsafe { faults.spoil_copy(&mut runs) };
+        if is_new {
+            // SAFETY: by the module's invariant, because this function owns `plan` and holds the
+            // lock `memory`.
+            _corrupted_copy = unsafe { faults.spoil_copy(&mut runs) };
         }
     }
-    qp.held_receives.begin();
+    qp.held_receives.begin_send();
     drop(g);
-    // If the list of runs was cut short, the next call continues in the same segment.
-    let end =
+    // If the list of runs was shortened, the next call continues in the same segment.
+    let ends_segment =
         plan.ends_segment() && runs.iter().map(RawSlice::len).sum::<usize>() == plan.together();
-    // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
-    let result = unsafe { socket.stream.send_vectored_raw(&runs, end, false) };
+    // SAFETY: by the module's invariant, because this function owns `plan` and holds the lock
+    // `memory`.
+    let result = unsafe { socket.stream.send_vectored_raw(&runs, ends_segment, false) };
     if let (Some(flow), Ok(n)) = (&socket.flow, &result) {
-        // SAFETY: as above; the recorder only reads.
+        // SAFETY: as above; the recorder only reads the bytes.
         unsafe { flow.sent_raw(&runs, *n) };
     }
     plan.release(&memory);
-    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
-    // Before `state` is locked: its holder may be waiting for the memory table.
+    effects.add_if(Due::MEMORY_UNUSED, memory.take_unused());
+    // Unlock the table before `state` is locked: the holder of `state` may be waiting for the
+    // table.
     drop(memory);
     pool::give_runs(runs);
     let mut g = qp.state.lock();
@@ -258,31 +262,32 @@ fn write<'a>(
             .tx_written(&mut plan, *n, &mut DriveHost::new(qp, effects));
     }
     held_receives::deliver(qp, effects);
-    let stops = qp.faults.is_some() && faulty_end(qp, &result, effects);
-    // If the connection has ended meanwhile, the rest of the plan must not be sent on the next one.
+    let stops = qp.faults.is_some() && notify_faults(qp, &result, effects);
+    // If the stream has ended in the meantime, the rest of the plan must not be sent on the next
+    // stream.
     if !linked || (result.is_ok() && plan.is_empty()) {
         pool::give_tx(plan);
         return (g, linked && !stops);
     }
-    let more = written(qp, &mut g, plan, result, effects);
+    let more = handle_incomplete_write(qp, &mut g, plan, result, effects);
     (g, more && !stops)
 }
 
-/// Tells the injected faults what was sent. Returns `true` if one of them stops the sending.
+/// Notifies the injected faults how many octets were sent. Returns `true` if a fault stops sending.
 #[cold]
-fn faulty_end(qp: &QpInner, result: &io::Result<usize>, effects: &mut Effects) -> bool {
+fn notify_faults(qp: &QpInner, result: &io::Result<usize>, effects: &mut Effects) -> bool {
     let (Some(faults), Ok(n)) = (&qp.faults, result) else {
         return false;
     };
     faults.passed_octets(StreamDirection::Out, *n);
     let due = faults.is_due();
-    effects.note_if(Due::FAULT, due);
+    effects.add_if(Due::FAULT, due);
     due || faults.holds(StreamDirection::Out)
 }
 
-/// Handles a socket that took a part of a plan or nothing, or that is broken. Returns `false` if
-/// nothing more can be written now.
-fn written(
+/// Handles a write that took only a part of a plan, or failed. Returns `false` if no more data can
+/// be written now.
+fn handle_incomplete_write(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     mut plan: Box<TxPlan>,
@@ -313,15 +318,14 @@ fn written(
     }
     pool::give_tx(plan);
     if g.machine.is_by_number() || g.machine.hides_end() {
-        // Data that the peer sent before it was gone may still be readable.
+        // Data that the peer sent before its end may still be readable, so go on reading.
         g.link.cannot_write();
     } else {
-        broken(qp, g, effects);
+        handle_broken(qp, g, effects);
     }
     false
 }
 
-/// Keeps a plan that the socket took in part, for the time when it takes more.
 fn keep_plan(g: &mut QpState, plan: Box<TxPlan>) {
     match g.link.open_mut() {
         Some(open) => open.stalled = Some(plan),
@@ -329,12 +333,12 @@ fn keep_plan(g: &mut QpState, plan: Box<TxPlan>) {
     }
 }
 
-/// Plans of large messages between two reads of the MSS, where FPDUs need not be aligned with
-/// segments.
+/// If FPDUs are not aligned to segments, the MSS is read for one of this many plans of large
+/// messages.
 const MSS_PLANS: u8 = 16;
 
-/// Returns `true` if the MSS should be read. With FPDUs aligned to segments, it must be right in
-/// every plan.
+/// Returns `true` if the MSS should be read now. If FPDUs are aligned to segments, it must be
+/// current in each plan.
 fn wants_mss(g: &mut QpState) -> bool {
     if g.machine.alignment().is_some() {
         return true;
@@ -348,11 +352,12 @@ fn wants_mss(g: &mut QpState) -> bool {
     })
 }
 
-/// Adapts FPDUs to the MSS, which changes with the path and with the peer's window.
-fn follow_mss(qp: &QpInner, g: &mut QpState, socket: &Socket) {
+/// Reads the MSS and adapts the size of FPDUs. The MSS changes with the path and with the peer's
+/// window.
+fn update_mss(qp: &QpInner, g: &mut QpState, socket: &Socket) {
     let Ok(mss) = socket.stream.mss() else { return };
     match g.machine.alignment() {
-        Some(now) if now == mss => {}
+        Some(current) if current == mss => {}
         Some(_) => {
             tracing::debug!(qp = qp.num, mss, "the segment size has changed");
             g.machine.set_emss(qp.emss(mss));

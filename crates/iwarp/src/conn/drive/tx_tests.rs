@@ -1,4 +1,4 @@
-//! What one call writes, how errors of a socket are handled, and how the MSS is followed.
+//! Tests of writing: plans, errors of the socket, injected faults, and changes of the MSS.
 
 use super::super::super::qp::{QpAttributes, QueuePair};
 use super::*;
@@ -14,8 +14,7 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Octets of an FPDU of a Send with [`PAYLOAD`].
-const FPDU: usize = 2 + 18 + PAYLOAD.len() + 4;
+const FPDU_LEN: usize = 2 + 18 + PAYLOAD.len() + 4;
 const PAYLOAD: [u8; 1000] = [5; 1000];
 
 fn connection(ctx: &Context, sends: u32) -> (QueuePair, TcpStream) {
@@ -41,8 +40,8 @@ const SEND: SendWr<'static> = SendWr {
     inline: &[&PAYLOAD],
 };
 
-/// More requests than one plan holds are sent by the posting thread, and by the progress thread
-/// when the peer reads. Faults that are not due change nothing.
+/// If the requests do not fit into one plan, the posting thread and the progress thread send all of
+/// them; the program need not poll. A fault that is not due changes nothing.
 #[test]
 fn several_plans_are_sent_without_poll() {
     for fault in [None, Some("seed=251;log=/dev/null;reset,bytes=1G")] {
@@ -53,19 +52,19 @@ fn several_plans_are_sent_without_poll() {
         let sends = 1500;
         let (qp, mut peer) = connection(&ctx, sends);
         let reader = std::thread::spawn(move || {
-            let mut octets = vec![0; FPDU * sends as usize];
+            let mut octets = vec![0; FPDU_LEN * sends as usize];
             peer.read_exact(&mut octets).map(|()| peer)
         });
         qp.post_send(&vec![SEND; sends as usize]).unwrap();
-        let _peer = reader.join().unwrap().expect("all is sent");
+        let _peer = reader.join().unwrap().expect("all requests are sent");
         qp.destroy();
     }
 }
 
-/// Sending stops at the octet at which a fault is due, and the fault then acts.
+/// Sending stops at the octet at which a fault is due, and then the fault takes effect.
 #[test]
 fn fault_stops_sending_at_its_octet() {
-    for (text, end) in [
+    for (fault, end) in [
         (
             "seed=252;log=/dev/null;stall,bytes=100",
             ErrorKind::WouldBlock,
@@ -76,26 +75,26 @@ fn fault_stops_sending_at_its_octet() {
         ),
     ] {
         let ctx = context_with(Config {
-            fault: Some(text.parse().unwrap()),
+            fault: Some(fault.parse().unwrap()),
             ..Config::default()
         });
         let (qp, mut peer) = connection(&ctx, 4);
         qp.post_send(&[SEND; 2]).unwrap();
-        let mut octets = [0; 3 * FPDU];
+        let mut octets = [0; 3 * FPDU_LEN];
         peer.read_exact(&mut octets[..100]).unwrap();
         if end == ErrorKind::WouldBlock {
-            // Nothing must come. A slow machine may miss what comes late.
+            // No octet must arrive in this time.
             let pause = Duration::from_millis(50);
             peer.set_read_timeout(Some(pause)).unwrap();
         }
         let more = peer.read(&mut octets).map_err(|error| error.kind());
-        assert_eq!(more, Err(end), "{text}");
+        assert_eq!(more, Err(end), "{fault}");
         qp.destroy();
     }
 }
 
-/// Writing to a broken connection ends it. If the queue pair is connected by number, it does not,
-/// because data from the peer may still be readable.
+/// A failed write ends the connection. If the queue pair is connected by number, its connection
+/// stays up, because data from the peer may still be readable.
 #[test]
 fn failed_write_ends_connection() {
     let ctx = context();
@@ -109,15 +108,15 @@ fn failed_write_ends_connection() {
         qp.post_send(&[SEND]).unwrap();
         let g = qp.inner.state.lock();
         let up = g.machine.state() == State::Rts && g.link.is_open();
-        assert_eq!((up, g.link.takes_nothing()), (by_number, by_number));
+        assert_eq!((up, g.link.is_peer_gone()), (by_number, by_number));
         assert!(g.link.open().is_none_or(|open| open.stalled.is_none()));
         drop(g);
         qp.destroy();
     }
 }
 
-/// Posts a Write that takes several segments, and sends nothing.
-fn segmenting(qp: &QueuePair, g: &mut QpState) {
+/// Posts a Write that needs several segments. Sends nothing.
+fn post_segmented_write(qp: &QueuePair, g: &mut QpState) {
     let sges = [Sge {
         addr: 0,
         len: 4000,
@@ -132,10 +131,10 @@ fn segmenting(qp: &QueuePair, g: &mut QpState) {
     assert!(g.machine.is_segmenting());
 }
 
-/// If FPDUs are aligned with segments, each plan reads the MSS. Otherwise every sixteenth plan of a
-/// large message does.
+/// The MSS is read for each plan if FPDUs are aligned to segments, and for every sixteenth plan of
+/// a large message if they are not.
 #[test]
-fn mss_is_read_when_it_matters() {
+fn mss_is_read_for_some_plans() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -145,9 +144,9 @@ fn mss_is_read_when_it_matters() {
         ![(); 40].iter().any(|()| wants_mss(&mut g)),
         "small messages"
     );
-    segmenting(&qp, &mut g);
-    let asked: Vec<_> = (0..40).filter(|_| wants_mss(&mut g)).collect();
-    assert_eq!(asked, [0, 16, 32]);
+    post_segmented_write(&qp, &mut g);
+    let plans: Vec<_> = (0..40).filter(|_| wants_mss(&mut g)).collect();
+    assert_eq!(plans, [0, 16, 32]);
     g.machine.align(1460);
     assert!([(); 40].iter().all(|()| wants_mss(&mut g)));
     let mut effects = Effects::default();
@@ -158,9 +157,10 @@ fn mss_is_read_when_it_matters() {
     qp.destroy();
 }
 
-/// Loopback has large segments, so the message fits into one once that is noticed.
+/// The segments of loopback are large. After the MSS was read, the message fits into one segment,
+/// unless the configuration limits the MSS.
 #[test]
-fn mss_is_followed() {
+fn segments_adapt_to_mss() {
     for (limit, fits) in [(None, true), (Some(1460), false)] {
         let ctx = context_with(Config {
             mss: limit,
@@ -173,11 +173,11 @@ fn mss_is_followed() {
             let socket = testing::link(&qp);
             let mss = socket.stream.mss().unwrap();
             let mut g = qp.inner.state.lock();
-            segmenting(&qp, &mut g);
+            post_segmented_write(&qp, &mut g);
             if aligned {
                 g.machine.align(1460);
             }
-            follow_mss(&qp.inner, &mut g, &socket);
+            update_mss(&qp.inner, &mut g, &socket);
             assert_eq!(g.machine.is_segmenting(), !fits);
             assert_eq!(g.machine.alignment(), aligned.then_some(mss));
             let mut effects = Effects::default();
@@ -190,7 +190,7 @@ fn mss_is_followed() {
     }
 }
 
-/// The connection ends during the system call, and the queue pair has the next one already.
+/// The stream ends during the system call, and the queue pair already has its next stream.
 #[test]
 fn plan_of_old_stream_is_dropped() {
     let ctx = context();
@@ -216,7 +216,7 @@ fn plan_of_old_stream_is_dropped() {
         .unwrap();
     let memory = qp.inner.ctx.memory.read();
     let Filled::Ready(plan) = fill(&qp.inner, &mut g, &old, &memory, &mut effects) else {
-        panic!("there is a request");
+        panic!("the request is not in a plan");
     };
     let (g, more) = write(&qp.inner, g, &old, memory, (plan, true), &mut effects);
     assert!(!more && g.link.open().is_some_and(|open| open.stalled.is_none()));
@@ -225,7 +225,6 @@ fn plan_of_old_stream_is_dropped() {
     [qp, other].iter().for_each(QueuePair::destroy);
 }
 
-/// A receive that completed during the system call is reported after the sent request.
 #[test]
 fn sent_request_completes_before_held_receive() {
     let ctx = context();
@@ -234,7 +233,7 @@ fn sent_request_completes_before_held_receive() {
         wr_id: 7,
         ..iwarp_rnic::Cqe::default()
     };
-    qp.inner.held_receives.keep(answer);
+    qp.inner.held_receives.hold(answer);
     qp.post_send(&[SEND.signaled()]).unwrap();
     let mut cqes = [iwarp_rnic::Cqe::default(); 3];
     testing::until("the request does not complete", || {
