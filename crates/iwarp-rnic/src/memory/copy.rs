@@ -53,7 +53,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy(from, to, len) }
 }
 
@@ -64,7 +64,7 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy(from, to, len) }
 }
 

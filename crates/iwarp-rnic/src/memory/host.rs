@@ -83,7 +83,7 @@ unsafe impl Memory for HostRange {
     #[cfg(test)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
         let here = gone::before(from, len);
-        // SAFETY: the caller's promise; tests run on one thread.
+        // SAFETY: guaranteed by the caller; tests run on one thread.
         unsafe { to.copy_from_nonoverlapping(from, here) };
         here == len
     }

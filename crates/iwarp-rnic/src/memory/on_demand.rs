@@ -169,13 +169,13 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
-        match self.check_uncounted((stag, to, len), need, who) {
+        match self.check_uncounted((stag, to, len), need, accessor) {
             Ok(span) => all(span.read(out)),
             Err(Miss::Counted) => {
-                let (reached, _hold) = self.check_counted(stag, to, len, need, who)?;
+                let (reached, _hold) = self.check_counted(stag, to, len, need, accessor)?;
                 all(reached.read(out))
             }
             Err(Miss::Refused(e)) => Err(e),
@@ -191,12 +191,12 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to): (Stag, u64),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         from: &[u8],
     ) -> Result<(), AccessError> {
-        match self.check_uncounted((stag, to, from.len() as u32), need, who) {
+        match self.check_uncounted((stag, to, from.len() as u32), need, accessor) {
             Ok(span) => all(span.write_last_octet_last(from)),
-            Err(Miss::Counted) => self.write_counted(stag, to, need, who, from),
+            Err(Miss::Counted) => self.write_counted(stag, to, need, accessor, from),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -208,11 +208,11 @@ impl<M: Memory> MemoryTable<M> {
         stag: Stag,
         to: u64,
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         from: &[u8],
     ) -> Result<(), AccessError> {
         let len = from.len() as u32;
-        let (reached, _hold) = self.check_counted(stag, to, len, need, who)?;
+        let (reached, _hold) = self.check_counted(stag, to, len, need, accessor)?;
         all(reached.write(from))
     }
 
@@ -221,14 +221,14 @@ impl<M: Memory> MemoryTable<M> {
     pub(crate) fn update_word(
         &self,
         (stag, to): (Stag, u64),
-        who: Accessor,
+        accessor: Accessor,
         f: impl FnMut(u64) -> u64,
     ) -> Result<Option<u64>, AccessError> {
         let need = Access::REMOTE_ATOMIC;
-        match self.check_uncounted((stag, to, 8), need, who) {
+        match self.check_uncounted((stag, to, 8), need, accessor) {
             Ok(span) => Reached::Here(span).update(f),
             Err(Miss::Counted) => {
-                let (reached, _hold) = self.check_counted(stag, to, 8, need, who)?;
+                let (reached, _hold) = self.check_counted(stag, to, 8, need, accessor)?;
                 // The sink of a null region holds what others wrote: it must never be read.
                 if self.entry(stag).is_some_and(Entry::is_null) {
                     return Ok(to.is_multiple_of(8).then_some(0));

@@ -158,7 +158,7 @@ impl PagePlace {
     #[inline]
     unsafe fn page(&self, index: u64) -> u64 {
         let list: *const u64 = ptr::with_exposed_provenance(self.list as usize);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list.add(index as usize).read() }
     }
 }
@@ -346,7 +346,7 @@ pub(crate) mod tests {
     /// # Safety
     /// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), and nobody changes the bytes.
     unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let octets = unsafe { core::slice::from_raw_parts(from, len) };
         Some(crc32c::append(crc, octets))
     }
@@ -354,7 +354,7 @@ pub(crate) mod tests {
     /// # Safety
     /// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), and nobody changes the bytes.
     unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             to.copy_from_nonoverlapping(from, len);
             sum_in_place(crc, to, len)
@@ -447,31 +447,31 @@ pub(crate) mod tests {
     fn all_of_memory_can_be_registered() {
         let octets = [5u8; 16];
         let addr = octets.as_ptr().expose_provenance() as u64;
-        let who = Accessor { pd: 1, qp: 1 };
+        let accessor = Accessor { pd: 1, qp: 1 };
         let mut table = MemoryTable::new();
         // SAFETY: only `octets` is accessed, and only read.
         let all = unsafe { Pages::together(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let stag = stag.unwrap();
         let mut back = [0; 16];
-        let span = table.check(stag, addr, 16, Access::empty(), who).unwrap();
+        let span = table.check(stag, addr, 16, Access::empty(), accessor).unwrap();
         assert!(span.span().read(&mut back));
         assert_eq!(back, octets);
         assert!(
             table
-                .check(stag, u64::MAX - 16, 16, Access::empty(), who)
+                .check(stag, u64::MAX - 16, 16, Access::empty(), accessor)
                 .is_ok()
         );
         assert!(
             table
-                .check(stag, u64::MAX - 15, 16, Access::empty(), who)
+                .check(stag, u64::MAX - 15, 16, Access::empty(), accessor)
                 .is_err()
         );
         let mut table = MemoryTable::new();
         // SAFETY: as above.
         let all = unsafe { HostRange::new(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
-        let span = table.check(stag.unwrap(), addr, 16, Access::empty(), who);
+        let span = table.check(stag.unwrap(), addr, 16, Access::empty(), accessor);
         back = [0; 16];
         assert!(span.unwrap().span().read(&mut back));
         assert_eq!(back, octets);

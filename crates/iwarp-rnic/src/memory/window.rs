@@ -60,12 +60,12 @@ impl<M: Memory> MemoryTable<M> {
     /// A type 2 window must be invalid, and serves only this queue pair afterwards. A type 1 window
     /// can be bound again at any time; a length of zero unbinds it. Fails with `InUse` while the
     /// memory of an earlier bind is in use; that bind ends, and new accesses to it are refused.
-    pub fn bind(&mut self, wr: &Bind, who: Accessor) -> Result<(), MemoryError> {
+    pub fn bind(&mut self, wr: &Bind, accessor: Accessor) -> Result<(), MemoryError> {
         let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
         let Kind::Window { ty, .. } = window.kind else {
             return Err(MemoryError::NoSuchStag);
         };
-        if window.pd != who.pd {
+        if window.pd != accessor.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
         // The key in `mw_stag` may belong to a bind that was flushed.
@@ -77,7 +77,7 @@ impl<M: Memory> MemoryTable<M> {
         }
         let target = match wr.len == 0 && ty == WindowType::Type1 {
             true => None,
-            false => Some(self.bind_target(wr, who)?),
+            false => Some(self.bind_target(wr, accessor)?),
         };
         self.retire(window);
         window.state.check_unused()?;
@@ -105,7 +105,7 @@ impl<M: Memory> MemoryTable<M> {
             e.kind = Kind::Window {
                 ty,
                 parent: Some(parent),
-                qp: (ty == WindowType::Type2).then_some(who.qp),
+                qp: (ty == WindowType::Type2).then_some(accessor.qp),
             };
             e.state.set(true, wr.new_stag);
         }
@@ -113,12 +113,12 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Checks the region of a bind. Returns its STag and the window's position in its memory.
-    fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(Stag, u64), MemoryError> {
+    fn bind_target(&self, wr: &Bind, accessor: Accessor) -> Result<(Stag, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
         if matches!(region.kind, Kind::Window { .. }) || !region.state.is(wr.mr_stag) {
             return Err(MemoryError::NoSuchStag);
         }
-        if region.pd != who.pd {
+        if region.pd != accessor.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
         if !region.access().contains(Access::MW_BIND)

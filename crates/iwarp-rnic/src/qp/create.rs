@@ -66,7 +66,7 @@ impl QueuePair {
     fn with(config: QpConfig, queues: Queues) -> Self {
         Self {
             config,
-            receives_apart: config.match_tags,
+            receives_out_of_line: config.match_tags,
             life: life::Life::NEW,
             sq: queues.sq,
             rq: queues.rq,

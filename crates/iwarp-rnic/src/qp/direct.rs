@@ -51,14 +51,14 @@ impl QueuePair {
         // One run is reserved for staging.
         let mut left = plan.most.saturating_sub(1);
         let mut direct = 0usize;
-        let (places, who) = (self.places(memory), self.accessor());
+        let (places, accessor) = (self.places(memory), self.accessor());
         let users = &mut plan.users;
         let _ = places.for_each_range(d.target, d.placed, want, |stag, to, len, need| {
             if left == 0 {
                 return Ok(());
             }
             // The list has room for all elements of a request.
-            if let Some(span) = users.check(memory, (stag, to, len), need, who)? {
+            if let Some(span) = users.check(memory, (stag, to, len), need, accessor)? {
                 for fragment in span.fragments().take(left) {
                     left = left.wrapping_sub(1);
                     direct = direct.saturating_add(fragment.len());
@@ -103,7 +103,7 @@ impl QueuePair {
             Ok(Begun::No) => (0, Step::NeedMore),
             Err(refusal) => {
                 let header = Header::decode(ulpdu);
-                (0, self.refuse_known(refusal, header, ulpdu_len, env.host))
+                (0, self.refuse_by_header(refusal, header, ulpdu_len, env.host))
             }
         }
     }
@@ -182,7 +182,7 @@ impl QueuePair {
             let refusal = Refusal::Memory(e);
             return (
                 0,
-                self.refuse_known(refusal, Some(d.header), d.ulpdu_len, env.host),
+                self.refuse_by_header(refusal, Some(d.header), d.ulpdu_len, env.host),
             );
         }
         if want > 0 {

@@ -21,7 +21,7 @@ pub(super) enum Target {
 #[derive(Debug)]
 pub(super) struct Places<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
-    pub(super) who: Accessor,
+    pub(super) accessor: Accessor,
     pub(super) receive: &'a TakenRecv,
     pub(super) sends: &'a SendQueue,
 }
@@ -31,7 +31,7 @@ impl<'a, M: Memory> Places<'a, M> {
     #[inline]
     pub(super) fn permits(&self, target: Target, skip: u32, len: u32) -> Result<(), AccessError> {
         self.for_each_range(target, skip, len, |stag, to, len, need| {
-            self.memory.permits((stag, to, len), need, self.who)
+            self.memory.permits((stag, to, len), need, self.accessor)
         })
     }
 
@@ -96,7 +96,7 @@ impl<'a, M: Memory> Places<'a, M> {
 
     #[inline(always)]
     fn copy(&self, at: (Stag, u64), need: Access, src: &[u8]) -> Result<(), AccessError> {
-        self.memory.write(at, need, self.who, src)
+        self.memory.write(at, need, self.accessor, src)
     }
 
     /// Returns the elements of a target that is a list, and the target's offset in them.

@@ -397,23 +397,23 @@ impl TxPlan {
     pub fn runs<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         most: usize,
         visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
         let together = self.together();
-        self.visit(memory, who, (together, most), visit)
+        self.visit(memory, accessor, (together, most), visit)
     }
 
     /// Like [`runs`](Self::runs), for all unwritten octets in any number of runs.
     pub fn all_runs<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
         let remaining = self.remaining();
-        self.visit(memory, who, (remaining, usize::MAX), visit)
+        self.visit(memory, accessor, (remaining, usize::MAX), visit)
     }
 
     /// Calls `visit` for the runs of a number of unwritten octets, up to a number of runs.
@@ -421,7 +421,7 @@ impl TxPlan {
     fn visit<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         (mut left, mut most): (usize, usize),
         mut visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
@@ -447,7 +447,7 @@ impl TxPlan {
         let result = for_each_part(pieces.as_slice(), scratch, written, |part| match part {
             Part::Scratch(octets) => Ok(add(Run::scratch(Fragment::of(octets)))),
             Part::Memory { range, need, from } => {
-                let span = users.check(memory, range, need, who)?;
+                let span = users.check(memory, range, need, accessor)?;
                 let rest = span.map(|span| span.split_at(from).1.fragments());
                 Ok(rest.is_some_and(|mut rest| rest.all(|fragment| add(Run::memory(fragment)))))
             }
@@ -468,7 +468,7 @@ impl TxPlan {
     pub fn copy_to<M: Memory>(
         &self,
         memory: &MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         out: &mut [u8],
     ) -> Result<usize, AccessError> {
         let mut n = 0;
@@ -490,7 +490,7 @@ impl TxPlan {
                     }
                     Part::Memory { range, need, from } => {
                         let (stag, to, len) = range;
-                        let source = memory.check(stag, to, len, need, who)?;
+                        let source = memory.check(stag, to, len, need, accessor)?;
                         let source = source.span().split_at(from).1;
                         if !source.read(rest) {
                             return Err(AccessError::NotMapped);

@@ -28,7 +28,7 @@ impl QueuePair {
     /// Fails if there is no memory for the counts.
     pub fn enable_tally(&mut self) -> Result<(), AllocError> {
         self.sq.tally.enable()?;
-        self.receives_apart = true;
+        self.receives_out_of_line = true;
         Ok(())
     }
 

@@ -183,7 +183,7 @@ impl QueuePair {
     pub(super) fn places<'a, M>(&'a self, memory: &'a MemoryTable<M>) -> Places<'a, M> {
         Places {
             memory,
-            who: self.accessor(),
+            accessor: self.accessor(),
             receive: &self.rx.receive,
             sends: &self.sq,
         }
@@ -355,7 +355,7 @@ impl QueuePair {
                 return (octets.len(), RxStatus::Failed);
             }
             let done = octets.len().wrapping_sub(rest.len());
-            if !self.end_invalidation(env) {
+            if !self.finish_invalidation(env) {
                 return (done, RxStatus::Waits);
             }
             let left = until.wrapping_sub(self.counters.rx_fpdus);

@@ -81,7 +81,7 @@ pub(super) const fn cut(left: u32, room: u32) -> (u32, bool) {
 /// Data shared by all FPDUs of one plan.
 pub(super) struct Wire<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
-    pub(super) who: Accessor,
+    pub(super) accessor: Accessor,
     pub(super) crc: Option<Crc32c>,
     pub(super) markers: bool,
     /// The program may change payload while it is sent.
@@ -136,7 +136,7 @@ impl<M: Memory> Wire<'_, M> {
     #[inline(always)]
     pub(super) fn permits(&self, sge: &Sge, need: Access) -> bool {
         self.memory
-            .permits((sge.stag(), sge.addr, sge.len), need, self.who)
+            .permits((sge.stag(), sge.addr, sge.len), need, self.accessor)
             .is_ok()
     }
 
@@ -146,7 +146,7 @@ impl<M: Memory> Wire<'_, M> {
     pub(super) fn check_all(&self, sges: &[Sge], need: Access) -> Result<(), AccessError> {
         sges.iter().try_for_each(|sge| {
             let range = (sge.stag(), sge.addr, sge.len);
-            self.memory.permits(range, need, self.who)
+            self.memory.permits(range, need, self.accessor)
         })
     }
 }
@@ -298,7 +298,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         remote: bool,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
-        match w.memory.check_ordinary(range, need, w.who) {
+        match w.memory.check_ordinary(range, need, w.accessor) {
             Some(span) => self.append_span(&header, span),
             None => self.small_counted(header, range, need),
         }
@@ -316,7 +316,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let w = self.wire;
         self.append_plain(&header, range.2, |out| {
-            w.memory.read(range, need, w.who, out)
+            w.memory.read(range, need, w.accessor, out)
         })?;
         self.count_payload(range.2);
         Ok(())
@@ -447,7 +447,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         let addr = sge.addr.wrapping_add(u64::from(*off));
         let range = (sge.stag(), addr, sge.len.wrapping_sub(*off));
-        let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
+        let Some(span) = w.memory.check_ordinary(range, need, w.accessor) else {
             if w.copy_all {
                 // Each segment checks whether its pages are there.
                 let sges = core::slice::from_ref(sge);
@@ -472,7 +472,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         header: impl Fn(u32, bool) -> Header,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
-        let held = w.memory.check(stag, to, len, need, w.who)?;
+        let held = w.memory.check(stag, to, len, need, w.accessor)?;
         self.span_segments(held.span(), (stag, to), remote, off, room, header)
     }
 
@@ -589,7 +589,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
                     .split_at_mut_checked(len as usize)
                     .unwrap_or_default();
                 out = later;
-                w.memory.read(range, source.need(), w.who, now)
+                w.memory.read(range, source.need(), w.accessor, now)
             })
         })
     }
@@ -628,7 +628,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let check = |sum: &mut Sum<'_>| {
             for_each_part(source.sges, off, len, |stag, to, len| {
                 let range = (stag, to, len);
-                w.memory.access(range, need, w.who, |span| sum.add(span))?
+                w.memory.access(range, need, w.accessor, |span| sum.add(span))?
             })
         };
         let add = |plan: &mut TxPlan| {

@@ -406,7 +406,7 @@ impl SendQueue {
             // The STag to invalidate is that of the only element.
             SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
             SendOp::Flush { .. } if !wr.sges.is_empty() => Err(PostError::InvalidRequest),
-            _ if wr.op.needs_answer() && !self.may_be_answered(&wr.op, len) => {
+            _ if wr.op.completes_by_response() && !self.may_be_answered(&wr.op, len) => {
                 Err(PostError::InvalidRequest)
             }
             // Eight octets are returned, however long the elements are.

@@ -126,7 +126,7 @@ impl QueuePair {
 
     /// Completes the receive that holds the message.
     fn finish_with<H: Host>(&mut self, opcode: WcOpcode, cqe: Cqe, host: &mut H) {
-        self.finish_other(Cqe { opcode, ..cqe }, host);
+        self.finish_counted_receive(Cqe { opcode, ..cqe }, host);
     }
 
     /// Copies octets out of the receive that holds the message.
@@ -136,13 +136,13 @@ impl QueuePair {
         skip: u32,
         mut to: &mut [u8],
     ) -> Result<(), AccessError> {
-        let (who, len) = (self.accessor(), to.len() as u32);
+        let (accessor, len) = (self.accessor(), to.len() as u32);
         for_each_part(self.rx.receive.sges(), skip, len, |stag, addr, len| {
             let (now, later) = core::mem::take(&mut to)
                 .split_at_mut_checked(len as usize)
                 .unwrap_or_default();
             to = later;
-            memory.read((stag, addr, len), Access::empty(), who, now)
+            memory.read((stag, addr, len), Access::empty(), accessor, now)
         })
     }
 
@@ -153,11 +153,11 @@ impl QueuePair {
         skip: u32,
         mut from: &[u8],
     ) -> Result<(), AccessError> {
-        let (who, len) = (self.accessor(), from.len() as u32);
+        let (accessor, len) = (self.accessor(), from.len() as u32);
         for_each_part(self.tagged.buffer.sges(), skip, len, |stag, addr, len| {
             let (now, later) = from.split_at_checked(len as usize).unwrap_or((from, &[]));
             from = later;
-            memory.write((stag, addr), Access::LOCAL_WRITE, who, now)
+            memory.write((stag, addr), Access::LOCAL_WRITE, accessor, now)
         })
     }
 
@@ -227,7 +227,7 @@ impl QueuePair {
         host: &mut H,
     ) -> Step {
         let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(segment_len);
-        self.refuse_known(refusal, Some(Header::Untagged(h)), ulpdu_len as u16, host)
+        self.refuse_by_header(refusal, Some(Header::Untagged(h)), ulpdu_len as u16, host)
     }
 
     /// Starts Reads of waiting rendezvous, as far as the send queue has room.

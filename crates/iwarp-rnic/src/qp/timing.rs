@@ -29,7 +29,7 @@ impl QueuePair {
                     self.events |= Events::FIRST_FPDU_OVERDUE;
                     self.abort(host);
                 }
-                Due::HoldEnds => self.hold_ends(host),
+                Due::HoldEnds => self.hold_timed_out(host),
             }
         }
     }

@@ -230,7 +230,7 @@ impl QueuePair {
         }
         let wire = Wire {
             memory: env.memory,
-            who: self.accessor(),
+            accessor: self.accessor(),
             crc: self.tx.crc.then_some(env.crc32c),
             markers: self.tx.markers,
             snapshot: self.config.snapshot,

@@ -73,7 +73,7 @@ fn operations_are_classified() {
             op.has_payload(),
             op.takes_receive(),
             op.has_response(),
-            op.needs_answer(),
+            op.completes_by_response(),
             op.is_local(),
         ];
         assert_eq!(is, kinds, "{op:?}");

@@ -28,7 +28,7 @@ unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
 /// # Safety
 /// As there.
 unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         to.copy_from_nonoverlapping(from, gone::before(from, len));
         sum_in_place(crc, from, len)

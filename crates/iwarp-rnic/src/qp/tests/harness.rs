@@ -282,8 +282,8 @@ impl Rig {
 
     pub(super) fn write_some(&mut self, most: usize) -> Vec<u8> {
         let mut out = vec![0; most];
-        let who = self.qp.accessor();
-        let n = self.plan.copy_to(&self.table, who, &mut out).unwrap();
+        let accessor = self.qp.accessor();
+        let n = self.plan.copy_to(&self.table, accessor, &mut out).unwrap();
         out.truncate(n);
         self.compare_runs(&out);
         self.qp.tx_written(&mut self.plan, n, &mut self.host);
@@ -295,7 +295,7 @@ impl Rig {
     fn compare_runs(&mut self, copied: &[u8]) {
         // If octets are written one by one, checking all runs each time would take too long.
         let most = if copied.len() < 256 { 3 } else { usize::MAX };
-        let (who, together) = (self.qp.accessor(), self.plan.together());
+        let (accessor, together) = (self.qp.accessor(), self.plan.together());
         let (mut runs, mut total, mut rest) = (0, 0, copied);
         let visit = |run: Run<'_>| {
             assert!(!run.fragment.is_empty(), "an empty run");
@@ -306,7 +306,7 @@ impl Rig {
             assert_eq!(octets, now);
             rest = later;
         };
-        self.plan.runs(&self.table, who, most, visit).unwrap();
+        self.plan.runs(&self.table, accessor, most, visit).unwrap();
         self.plan.release(&self.table);
         assert!(runs <= most && total <= together);
         assert!(runs == most || total == together, "{total} of {together}");
@@ -314,14 +314,14 @@ impl Rig {
 
     /// Returns the octets of all runs of the plan without writing them.
     pub(super) fn all_unwritten(&mut self) -> Vec<u8> {
-        let (who, mut all) = (self.qp.accessor(), Vec::new());
+        let (accessor, mut all) = (self.qp.accessor(), Vec::new());
         let visit = |run: Run<'_>| {
             // SAFETY: the octets are readable until the plan changes.
             let octets =
                 unsafe { core::slice::from_raw_parts(run.fragment.as_ptr(), run.fragment.len()) };
             all.extend_from_slice(octets);
         };
-        self.plan.all_runs(&self.table, who, visit).unwrap();
+        self.plan.all_runs(&self.table, accessor, visit).unwrap();
         self.plan.release(&self.table);
         all
     }

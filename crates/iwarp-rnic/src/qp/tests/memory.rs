@@ -112,7 +112,7 @@ fn refused_binds() {
     let read_only = rig.mr(64, Access::MW_BIND);
     let foreign = rig.mr_in(PD + 1, 64, ALL);
     let mw = window(&mut rig, WindowType::Type2);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     // The key of an earlier registration of the region.
     let old_key = Bind {
         mr_stag: Stag(good.stag ^ 1),
@@ -135,7 +135,7 @@ fn refused_binds() {
         ),
     ];
     for (wr, error) in cases {
-        assert_eq!(rig.table.bind(&wr, who), Err(error));
+        assert_eq!(rig.table.bind(&wr, accessor), Err(error));
     }
     // Each remote right to write needs a region that can be written locally.
     for (access, result) in [
@@ -148,7 +148,7 @@ fn refused_binds() {
             ..bind(mw, mw, &read_only, 0, 8)
         };
         assert!(!rig.table.info(Stag(mw)).unwrap().valid);
-        assert_eq!(rig.table.bind(&wr, who), result, "{access:?}");
+        assert_eq!(rig.table.bind(&wr, accessor), result, "{access:?}");
     }
     // A window has addresses, but a zero-based region has none.
     let zero_based = rig.zero_based(64, ALL);
@@ -157,7 +157,7 @@ fn refused_binds() {
         addr: 0,
         ..bind(other, other, &zero_based, 0, 8)
     };
-    let refused = rig.table.bind(&wr, who);
+    let refused = rig.table.bind(&wr, accessor);
     assert_eq!(refused, Err(MemoryError::NotBindable));
 }
 
@@ -169,11 +169,11 @@ fn flushed_bind_leaves_window_usable() {
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
     for ty in [WindowType::Type1, WindowType::Type2] {
         let mw = window(&mut rig, ty);
-        let who = rig.qp.accessor();
-        let refused = rig.table.bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), who);
+        let accessor = rig.qp.accessor();
+        let refused = rig.table.bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), accessor);
         assert_eq!(refused, Err(MemoryError::NotBindable));
         rig.table
-            .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), who)
+            .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), accessor)
             .unwrap();
         assert!(rig.table.info(Stag(mw ^ 2)).unwrap().valid);
     }
@@ -508,10 +508,10 @@ fn reregistration_keeps_key_unless_memory_changes() {
     assert_eq!(new.index(), known.index());
     assert_ne!(new, known);
     assert_eq!(old.map(|o| o.addr()), Some(mr.at));
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let read = |stag| {
         rig.table
-            .check(stag, at, 8, Access::REMOTE_READ, who)
+            .check(stag, at, 8, Access::REMOTE_READ, accessor)
             .is_ok()
     };
     assert_eq!((read(known), read(new)), (false, true));

@@ -1,7 +1,7 @@
 //! Near misses: errors that other checks would accept, or refuse for another reason.
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::qp::*;
 use crate::{Access, PostError, SendFlags, SendOp, SendWr, WcStatus};
 use iwarp_proto::ddp::Stag;
@@ -26,7 +26,7 @@ fn message_length_is_sum_of_segments() {
             assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
             assert_eq!(rig.host.recvs[0].byte_len, 100);
         } else {
-            refused(&mut rig, &last, Code::DDP_UNTAGGED_TOO_LONG);
+            assert_refused(&mut rig, &last, Code::DDP_UNTAGGED_TOO_LONG);
             assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::LocalLength)]);
             assert_eq!(rig.read(&mr)[60..], before[60..]);
         }
@@ -49,7 +49,7 @@ fn read_response_does_not_answer_atomic() {
             rig.post(1, add, &[mr.sge()]);
             assert_eq!(rig.sent().len(), 1);
             let answer = tagged(Opcode::READ_RESPONSE, stag, 0, true, &vec![9; octets]);
-            refused(&mut rig, &answer, Code::RDMAP_UNEXPECTED_OPCODE);
+            assert_refused(&mut rig, &answer, Code::RDMAP_UNEXPECTED_OPCODE);
             assert_eq!(brief(&rig.host.sends), [(1, WcStatus::BadResponse)]);
             assert_eq!(rig.read(&mr), [0, 1, 2, 3, 4, 5, 6, 7]);
         }
@@ -85,7 +85,7 @@ fn atomic_beyond_ird_changes_nothing() {
             assert_eq!(word(&rig), before + u64::from(n));
         }
         let beyond = request(u32::from(ird) + 1);
-        refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
         assert_eq!(word(&rig), before + u64::from(ird));
     }
 }

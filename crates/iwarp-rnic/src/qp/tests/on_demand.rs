@@ -88,31 +88,31 @@ fn pager_copies_and_reports_missing_pages() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let mut out = [0; 16];
     let range = |off: u64| (stag, START + off, 16);
     let at = |off: u64| (stag, START + off);
     let need = Access::REMOTE_WRITE;
-    assert_eq!(rig.table.read(range(70), need, who, &mut out), Ok(()));
+    assert_eq!(rig.table.read(range(70), need, accessor, &mut out), Ok(()));
     assert_eq!(out, core::array::from_fn(|i| 6 + i as u8));
-    assert_eq!(rig.table.write(at(64), need, who, &[9; 16]), Ok(()));
+    assert_eq!(rig.table.write(at(64), need, accessor, &[9; 16]), Ok(()));
     assert_eq!(content(START + 64, 17), [&[9; 16][..], &[16]].concat());
     let missing = Err(AccessError::NotMapped);
     for off in [0, 60, 120, 1 << 30] {
-        assert_eq!(rig.table.read(range(off), need, who, &mut out), missing);
-        assert_eq!(rig.table.write(at(off), need, who, &out), missing);
+        assert_eq!(rig.table.read(range(off), need, accessor, &mut out), missing);
+        assert_eq!(rig.table.write(at(off), need, accessor, &out), missing);
         // Missing pages are detected by the access only.
-        assert_eq!(rig.table.permits(range(off), need, who), Ok(()));
+        assert_eq!(rig.table.permits(range(off), need, accessor), Ok(()));
     }
     // Such memory is never borrowed, whether it is mapped or not.
-    let held = rig.table.check(stag, START + 64, 8, need, who);
+    let held = rig.table.check(stag, START + 64, 8, need, accessor);
     assert_eq!(held.unwrap_err(), AccessError::NotMapped);
-    let seen = rig.table.access(range(64), need, who, |span| span.len());
+    let seen = rig.table.access(range(64), need, accessor, |span| span.len());
     assert_eq!(seen, missing.map(|()| 0));
     // Bounds and domains are checked first.
-    let behind = rig.table.permits((stag, START + LEN - 8, 9), need, who);
+    let behind = rig.table.permits((stag, START + LEN - 8, 9), need, accessor);
     assert_eq!(behind, Err(AccessError::BaseOrBounds));
-    let other = Accessor { pd: PD + 1, ..who };
+    let other = Accessor { pd: PD + 1, ..accessor };
     let foreign = rig.table.permits(range(64), need, other);
     assert_eq!(foreign, Err(AccessError::NotAssociated));
 }
@@ -191,12 +191,12 @@ fn windows_on_demand() {
         len: 128,
         access: Access::REMOTE_READ | Access::REMOTE_WRITE,
     };
-    let who = rig.qp.accessor();
-    assert_eq!(rig.table.bind(&bind, who), Ok(()));
+    let accessor = rig.qp.accessor();
+    assert_eq!(rig.table.bind(&bind, accessor), Ok(()));
     assert_eq!(rig.table.deregister(stag).unwrap_err(), MemoryError::Busy);
     assert!(rig.table.has_on_demand());
     let need = Access::REMOTE_WRITE;
-    let write = |off| rig.table.write((mw, START + off), need, who, &[7; 8]);
+    let write = |off| rig.table.write((mw, START + off), need, accessor, &[7; 8]);
     assert_eq!(write(64), Ok(()));
     assert_eq!(content(START + 64, 9), [7, 7, 7, 7, 7, 7, 7, 7, 8]);
     assert_eq!(write(128), Err(AccessError::NotMapped));
@@ -244,9 +244,9 @@ fn word_update_survives_races() {
     let mut rig = Rig::new();
     let stag = region_with(&mut rig, &LATE, ALL);
     map(START, 8);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let begins = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
-    let old = rig.table.update_word((stag, START), who, |word| word + 1);
+    let old = rig.table.update_word((stag, START), accessor, |word| word + 1);
     assert_eq!((old, CHANGES.get()), (Ok(Some(begins + 200)), 0));
     assert_eq!(content(START, 8), (begins + 201).to_ne_bytes());
 }
@@ -256,11 +256,11 @@ fn word_update_needs_mapping_and_alignment() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let old = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
     let add = |off| {
         rig.table
-            .update_word((stag, START + off), who, |word| word + 1)
+            .update_word((stag, START + off), accessor, |word| word + 1)
     };
     assert_eq!(add(64), Ok(Some(old)));
     assert_eq!(add(64), Ok(Some(old + 1)));
@@ -269,7 +269,7 @@ fn word_update_needs_mapping_and_alignment() {
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let changed = rig.table.reregister(stag, None, None, Some(rights));
     assert_eq!(changed.unwrap().0, stag);
-    let add = rig.table.update_word((stag, START + 64), who, |word| word);
+    let add = rig.table.update_word((stag, START + 64), accessor, |word| word);
     assert_eq!(add, Err(AccessError::AccessDenied));
     // It is still an on-demand region.
     assert!(rig.table.info(stag).unwrap().on_demand);

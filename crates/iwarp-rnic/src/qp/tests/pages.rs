@@ -100,9 +100,9 @@ impl End {
                 };
                 assert_eq!(self.qp.tx_fill(&mut self.plan, &mut env), TxFill::Ready);
             }
-            let who = self.qp.accessor();
+            let accessor = self.qp.accessor();
             let (from, mut runs) = (out.len(), 0);
-            let resolved = self.plan.runs(&self.table, who, most, |run| {
+            let resolved = self.plan.runs(&self.table, accessor, most, |run| {
                 runs += 1;
                 for i in 0..run.fragment.len() {
                     // SAFETY: the plan and the table are borrowed.
@@ -269,9 +269,9 @@ fn plan_without_runs() {
         host: &mut end.host,
     };
     assert_eq!(end.qp.tx_fill(&mut end.plan, &mut env), TxFill::Ready);
-    let who = end.qp.accessor();
+    let accessor = end.qp.accessor();
     let none = |_: Run<'_>| panic!("there was no room for it");
-    assert_eq!(end.plan.runs(&end.table, who, 0, none), Ok(()));
+    assert_eq!(end.plan.runs(&end.table, accessor, 0, none), Ok(()));
 }
 
 /// Returns two ends, the second with a region for fast registrations of pages of this list.

@@ -389,17 +389,17 @@ fn octets_before_missing_region_are_copied() {
     let mr = rig.mr(5000, ALL);
     rig.post(1, WRITE, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let mut before = vec![0; 16];
-    rig.plan.copy_to(&rig.table, who, &mut before).unwrap();
+    rig.plan.copy_to(&rig.table, accessor, &mut before).unwrap();
     rig.table.deregister(Stag(mr.stag)).unwrap();
     // The length field and the header, before the payload.
     for len in [0, 1, 15, 16] {
         let mut out = vec![0xee; len];
-        assert_eq!(rig.plan.copy_to(&rig.table, who, &mut out), Ok(len));
+        assert_eq!(rig.plan.copy_to(&rig.table, accessor, &mut out), Ok(len));
         assert_eq!(out, before[..len]);
     }
-    let copied = rig.plan.copy_to(&rig.table, who, &mut [0; 17]);
+    let copied = rig.plan.copy_to(&rig.table, accessor, &mut [0; 17]);
     assert_eq!(copied, Err(AccessError::InvalidStag));
     let header = Header::parse(&before[2..]).unwrap();
     assert_eq!(header.opcode(), Opcode::WRITE);

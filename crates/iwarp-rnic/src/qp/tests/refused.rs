@@ -11,7 +11,7 @@ use std::vec::Vec;
 
 /// Checks that a ULPDU ends the stream with this code.
 #[track_caller]
-pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
+pub(super) fn assert_refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert_eq!(rig.rx_ulpdu(ulpdu), RxStatus::Failed);
     rig.assert_ended(Blame::Peer, code);
     let terminate = rig.terminate();
@@ -144,7 +144,7 @@ fn invalid_segments_are_refused() {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
         rig.recv(1, &[mr.sge()]);
-        refused(&mut rig, &ulpdu, code);
+        assert_refused(&mut rig, &ulpdu, code);
         let status = if code == Code::DDP_UNTAGGED_TOO_LONG {
             WcStatus::LocalLength
         } else {
@@ -158,7 +158,7 @@ fn invalid_segments_are_refused() {
 #[test]
 fn ulpdu_without_header() {
     let mut rig = Rig::new();
-    refused(&mut rig, &[0x41], Code::MPA_MARKER);
+    assert_refused(&mut rig, &[0x41], Code::MPA_MARKER);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn more_reads_than_granted() {
             assert_eq!(rig.rx_ulpdu(&request(msn)), RxStatus::Ok);
         }
         let one_more = request(u32::from(ird) + 1);
-        refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
     }
     // A queue pair serves no more than it was created for, whatever start-up agreed on.
     let config = QpConfig {
@@ -294,7 +294,7 @@ fn more_reads_than_granted() {
         for msn in 1..=2 {
             assert_eq!(rig.rx_ulpdu(&request(msn)), RxStatus::Ok);
         }
-        refused(&mut rig, &request(3), Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_refused(&mut rig, &request(3), Code::DDP_UNTAGGED_NO_BUFFER);
     }
 }
 
@@ -348,7 +348,7 @@ fn misplaced_response_is_refused() {
         if first > 0 {
             assert_eq!(rig.rx_ulpdu(&answer(0, first, false)), RxStatus::Ok);
         }
-        refused(
+        assert_refused(
             &mut rig,
             &answer(to, len, last),
             Code::DDP_TAGGED_BASE_BOUNDS,

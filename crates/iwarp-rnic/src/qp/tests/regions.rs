@@ -79,12 +79,12 @@ fn region_invalidation_needs_protection_domain() {
 #[test]
 fn ordinary_regions_need_no_user() {
     let mut rig = Rig::new();
-    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
     let registered = fast(&mut rig, 0, 64, ALL);
     let mw = window(&mut rig, &mr, mr.at, 64);
     let need = Access::REMOTE_READ;
     let ordinary = |stag, at, len| {
-        let span = rig.table.check_ordinary((Stag(stag), at, len), need, who);
+        let span = rig.table.check_ordinary((Stag(stag), at, len), need, accessor);
         span.map(|span| span.len())
     };
     assert_eq!(ordinary(mr.stag, mr.at, 64), Some(64));
@@ -94,7 +94,7 @@ fn ordinary_regions_need_no_user() {
     assert_eq!(ordinary(mw, mr.at, 64), None);
     // All of these are allowed.
     for (stag, at) in [(registered.stag, BASE), (mw, mr.at)] {
-        assert_eq!(rig.table.permits((Stag(stag), at, 64), need, who), Ok(()));
+        assert_eq!(rig.table.permits((Stag(stag), at, 64), need, accessor), Ok(()));
     }
 }
 
@@ -224,7 +224,7 @@ fn refused_change_changes_nothing() {
         }
     }
     // A region in use, and one with a window.
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let bound = rig.table.allocate_window(WindowType::Type1, PD, 7).unwrap();
     let bind = Bind {
         mw_stag: bound,
@@ -234,7 +234,7 @@ fn refused_change_changes_nothing() {
         len: 8,
         access: none,
     };
-    rig.table.bind(&bind, who).unwrap();
+    rig.table.bind(&bind, accessor).unwrap();
     let refused = rig.table.reregister(stag, None, Some(PD + 1), Some(none));
     assert_eq!(refused.err(), Some(MemoryError::Busy));
     assert_eq!(rig.table.info(stag), before);
@@ -412,11 +412,11 @@ fn null_region_discards_and_reads_zeros() {
     let info = rig.table.info(null).unwrap();
     assert_eq!((info.len, info.valid), (u64::MAX, true));
     let access = |rig: &Rig, to, len, need, pd| {
-        let who = Accessor {
+        let accessor = Accessor {
             pd,
             ..rig.qp.accessor()
         };
-        rig.table.access((null, to, len), need, who, |span| {
+        rig.table.access((null, to, len), need, accessor, |span| {
             let mut out = std::vec![7; len as usize];
             assert!(span.read(&mut out));
             assert!(span.write(&[9; 64][..len as usize]));
@@ -431,8 +431,8 @@ fn null_region_discards_and_reads_zeros() {
     assert_eq!(rig.read(&sink)[..3], [9; 3]);
     assert_eq!(rig.read(&sink)[3..], before[3..]);
     {
-        let who = rig.qp.accessor();
-        let read = rig.table.check(null, 5, 64, Access::empty(), who);
+        let accessor = rig.qp.accessor();
+        let read = rig.table.check(null, 5, 64, Access::empty(), accessor);
         let mut out = [7; 64];
         assert!(read.unwrap().span().read(&mut out));
         assert_eq!(out[..], source);
@@ -444,11 +444,11 @@ fn null_region_discards_and_reads_zeros() {
     // The peer writes to the sink, too, and reads the zeros.
     assert!(access(&rig, 9, 4, Access::REMOTE_WRITE, PD).is_ok());
     assert_eq!(rig.read(&sink)[..4], [9; 4]);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let mut out = [7; 64];
     let read = Access::REMOTE_READ;
     rig.table
-        .read((null, 1 << 50, 64), read, who, &mut out)
+        .read((null, 1 << 50, 64), read, accessor, &mut out)
         .unwrap();
     assert_eq!(out[..], source);
     // Only the program ends it, nothing is bound to it, and it is not changed.

@@ -2,7 +2,7 @@
 //! §4.1 and §4.2, RFC 5041 §4, §5 and §7.1, RFC 7306 §5).
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::qp::*;
 use crate::{SendFlags, SendOp, Sge, WcFlags, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -323,7 +323,7 @@ fn data_after_error_is_dropped() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
-    // In the same octets as the refused segment, and later.
+    // Further segments follow: in the same read as the refused segment, and later.
     let mut octets = rig.fpdu(&send(3, b"a"));
     octets.extend(rig.fpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &[9; 8])));
     octets.extend(rig.fpdu(&send(1, b"b")));
@@ -363,7 +363,7 @@ fn fetch_add(msn: u32, mr: &Mr) -> Vec<u8> {
     untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body)
 }
 
-/// The IRD limits the total of the peer's Reads and atomics, and has an entry for each.
+/// The IRD limits the total of the peer's Reads and atomics.
 #[test]
 fn peer_reads_and_atomics_share_ird() {
     //= rfc7306 section 5.2.2
@@ -391,7 +391,7 @@ fn peer_reads_and_atomics_share_ird() {
             }
             let before = rig.read(&mr);
             let code = TerminateCode::DDP_UNTAGGED_NO_BUFFER;
-            refused(&mut rig, &request(ird + 1), code);
+            assert_refused(&mut rig, &request(ird + 1), code);
             assert_eq!(rig.read(&mr), before);
         }
     }
@@ -479,8 +479,8 @@ fn requests_wait_for_delivery() {
         &40u64.to_ne_bytes(),
     ));
     octets.extend(rig.fpdu(&fetch_add(1, &mr)));
-    let (last, most) = octets.split_last().unwrap();
-    assert_eq!(rig.rx(most), RxStatus::Ok);
+    let (last, before) = octets.split_last().unwrap();
+    assert_eq!(rig.rx(before), RxStatus::Ok);
     assert_eq!(rig.read(&mr), 40u64.to_ne_bytes());
     assert!(rig.sent().is_empty());
     assert_eq!(rig.rx(&[*last]), RxStatus::Ok);
@@ -491,8 +491,8 @@ fn requests_wait_for_delivery() {
     let mut octets = rig.fpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &written));
     let body = read_request(5, 8, mr.stag, mr.at);
     octets.extend(rig.fpdu(&untagged(Opcode::READ_REQUEST, 1, 2, 0, true, &body)));
-    let (last, most) = octets.split_last().unwrap();
-    assert_eq!(rig.rx(most), RxStatus::Ok);
+    let (last, before) = octets.split_last().unwrap();
+    assert_eq!(rig.rx(before), RxStatus::Ok);
     assert!(rig.sent().is_empty());
     assert_eq!(rig.rx(&[*last]), RxStatus::Ok);
     let sent = rig.sent();
@@ -539,7 +539,7 @@ fn longer_ulpdus_are_accepted() {
     for (crc, markers, len) in [
         (true, false, 65535),
         (false, false, 65535),
-        // With markers the codec of the test builds no longer ones.
+        // The test's codec cannot build longer FPDUs with markers.
         (true, true, 65000),
     ] {
         let stream = StreamConfig {
@@ -579,8 +579,8 @@ fn empty_write_has_nonzero_stag() {
     }
 }
 
-/// A message that fails because of its memory occupies no stream position: the markers of the
-/// message sent instead are where they would have been.
+/// A message that fails because of its memory occupies no stream position, so the markers in the
+/// Terminate that replaces it are at the right positions.
 #[test]
 fn failed_message_moves_no_marker() {
     let stream = StreamConfig {

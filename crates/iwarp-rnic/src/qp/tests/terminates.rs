@@ -226,7 +226,7 @@ fn region_gone_before_response() {
 #[test]
 fn fault_message_names_blame() {
     let faults = [
-        (Blame::Peer, "the peer broke the protocol, terminated ("),
+        (Blame::Peer, "terminated because the peer broke the protocol ("),
         (Blame::PeerTerminated, "terminated by the peer ("),
         (Blame::Local, "a local work request failed ("),
         (Blame::Transport, "connection lost ("),

@@ -138,19 +138,19 @@ fn ongoing_write_uses_memory_once() {
     let wr = SendWr::write(1, 0x1000, 77, core::slice::from_ref(&sge));
     a.qp.post_send(&wr, &mut a.host).unwrap();
     assert_eq!(a.fill(), TxFill::Ready);
-    let who = a.qp.accessor();
+    let accessor = a.qp.accessor();
     for _ in 0..2 {
         // Taking the runs again after a partial write does not count twice.
         let mut runs = 0;
-        a.plan.runs(&a.table, who, 512, |_| runs += 1).unwrap();
+        a.plan.runs(&a.table, accessor, 512, |_| runs += 1).unwrap();
         assert!(runs > 5);
     }
     assert_eq!(a.table.deregister(stag).err(), Some(MemoryError::InUse));
     // The peer invalidates the STag meanwhile.
-    assert_eq!(a.table.invalidate(stag, who, false), Ok(false));
+    assert_eq!(a.table.invalidate(stag, accessor, false), Ok(false));
     a.plan.release(&a.table);
     assert!(a.table.take_unused());
-    let refused = a.plan.runs(&a.table, who, 512, |_| ());
+    let refused = a.plan.runs(&a.table, accessor, 512, |_| ());
     assert!(refused.is_err());
     a.plan.release(&a.table);
     assert!(a.table.deregister(stag).is_ok());
@@ -168,9 +168,9 @@ fn send_with_invalidate_waits_for_users() {
     let wr = SendWr::write(1, 0x1000, 77, core::slice::from_ref(&sge));
     a.qp.post_send(&wr, &mut a.host).unwrap();
     assert_eq!(a.fill(), TxFill::Ready);
-    let who = a.qp.accessor();
+    let accessor = a.qp.accessor();
     // Another thread is in `sendmsg`.
-    a.plan.runs(&a.table, who, 512, |_| ()).unwrap();
+    a.plan.runs(&a.table, accessor, 512, |_| ()).unwrap();
     a.recv(5, &[]);
     a.recv(6, &[]);
     let first = a.fpdu(&send_inv(1, stag));
@@ -196,9 +196,9 @@ fn send_with_invalidate_waits_for_users() {
 fn messages_after_pending_invalidation_wait() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 64);
-    let who = a.qp.accessor();
+    let accessor = a.qp.accessor();
     let mut user = Users::new([Stag(0)]);
-    let used = user.check(&a.table, (stag, at, 8), Access::REMOTE_WRITE, who);
+    let used = user.check(&a.table, (stag, at, 8), Access::REMOTE_WRITE, accessor);
     assert!(used.is_ok());
     let target = a.mr(8, ALL);
     for wr_id in 5..8 {
@@ -278,11 +278,11 @@ fn read_with_invalidate_ends_sink() {
 fn read_with_invalidate_waits_for_users() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 300);
-    let who = a.qp.accessor();
+    let accessor = a.qp.accessor();
     // Another queue pair uses the memory in a system call.
     let mut user = Users::new([Stag(0)]);
     let at = a.table.info(stag).unwrap().iova;
-    let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, who);
+    let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, accessor);
     assert!(used.is_ok());
     a.recv(6, &[]);
     let behind = a.fpdu(&send(1, &[]));
@@ -306,10 +306,10 @@ fn read_with_invalidate_waits_for_users() {
 fn stream_end_flushes_waiting_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 300);
-    let who = a.qp.accessor();
+    let accessor = a.qp.accessor();
     let mut user = Users::new([Stag(0)]);
     let at = a.table.info(stag).unwrap().iova;
-    let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, who);
+    let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, accessor);
     assert!(used.is_ok());
     assert_eq!(a.rx(&answer), RxStatus::Waits);
     a.qp.stream_failed(&mut a.host);
@@ -324,8 +324,8 @@ fn read_with_invalid_sink_fails() {
     // The program has invalidated the STag itself; another one is an ordinary region's.
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 64);
-    let who = a.qp.accessor();
-    assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
+    let accessor = a.qp.accessor();
+    assert_eq!(a.table.invalidate(stag, accessor, false), Ok(true));
     assert_eq!(a.rx(&answer), RxStatus::Failed);
     assert_eq!(a.host.sends[0].status, WcStatus::LocalProtection);
 
@@ -401,8 +401,8 @@ fn planned_memory_is_not_replaced() {
     };
     a.post(1, write, &[mr.sge()]);
     assert_eq!(a.fill(), TxFill::Ready);
-    let who = a.qp.accessor();
-    a.plan.runs(&a.table, who, 512, |_| ()).unwrap();
+    let accessor = a.qp.accessor();
+    a.plan.runs(&a.table, accessor, 512, |_| ()).unwrap();
     let stag = Stag(mr.stag);
     let changed = a.table.reregister(stag, None, None, Some(Access::empty()));
     assert_eq!(changed.err(), Some(MemoryError::InUse));
@@ -433,11 +433,11 @@ fn bound_window(a: &mut Rig, kind: WindowType) -> (Mr, Bind) {
 fn window_stays_during_direct_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (mr, bind) = bound_window(&mut a, WindowType::Type1);
-    let (mw, who) = (bind.mw_stag, a.qp.accessor());
+    let (mw, accessor) = (bind.mw_stag, a.qp.accessor());
     let mut plan = reads_directly(&mut a, mw, mr.at);
     let gone = a.table.deallocate_window(mw);
     assert_eq!(gone, Err(MemoryError::InUse));
-    assert_eq!(a.table.bind(&bind, who), Err(MemoryError::InUse));
+    assert_eq!(a.table.bind(&bind, accessor), Err(MemoryError::InUse));
     plan.release(&a.table);
     assert_eq!(a.table.deallocate_window(mw), Ok(()));
     assert!(a.table.deregister(Stag(mr.stag)).is_ok());
@@ -453,10 +453,10 @@ fn bind_waits_for_direct_read() {
 fn bind_waits_for_a_read(kind: WindowType) {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (mr, bind) = bound_window(&mut a, kind);
-    let (mw, who) = (bind.mw_stag, a.qp.accessor());
+    let (mw, accessor) = (bind.mw_stag, a.qp.accessor());
     let mut plan = reads_directly(&mut a, mw, mr.at);
     if kind == WindowType::Type2 {
-        assert_eq!(a.table.invalidate(mw, who, false), Ok(false));
+        assert_eq!(a.table.invalidate(mw, accessor, false), Ok(false));
     }
     a.post(1, SendOp::Bind(bind), &[]);
     a.post(2, SendOp::Send, &[]);
@@ -483,8 +483,8 @@ fn registration_waits_for_direct_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 65536);
     let mut plan = reads_directly(&mut a, stag, at);
-    let who = a.qp.accessor();
-    assert_eq!(a.table.invalidate(stag, who, false), Ok(false));
+    let accessor = a.qp.accessor();
+    assert_eq!(a.table.invalidate(stag, accessor, false), Ok(false));
     let wr = FastRegister {
         new_stag: stag,
         offset: 0,
@@ -512,19 +512,19 @@ fn registration_waits_for_direct_read() {
 fn empty_access_has_no_user() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
-    let (stag, who) = (Stag(mr.stag), rig.qp.accessor());
+    let (stag, accessor) = (Stag(mr.stag), rig.qp.accessor());
     let mut user = Users::new([Stag(0)]);
     for at in [mr.at, 0] {
-        let span = user.check(&rig.table, (stag, at, 0), ALL, who);
+        let span = user.check(&rig.table, (stag, at, 0), ALL, accessor);
         assert!(span.unwrap().unwrap().is_empty());
         assert!(user.is_empty());
     }
-    assert!(user.check(&rig.table, (stag, mr.at, 8), ALL, who).is_ok());
+    assert!(user.check(&rig.table, (stag, mr.at, 8), ALL, accessor).is_ok());
     assert!(!user.is_empty());
     user.release(&rig.table);
     assert!(user.is_empty());
     assert!(rig.table.deregister(stag).is_ok());
-    let span = user.check(&rig.table, (stag, mr.at, 0), ALL, who);
+    let span = user.check(&rig.table, (stag, mr.at, 0), ALL, accessor);
     assert!(span.unwrap().unwrap().is_empty());
 }
 
@@ -547,8 +547,8 @@ fn rest_ignores_new_registration() {
             assert_eq!(a.fill(), TxFill::Ready);
             // The length field and the header precede it.
             a.write_some(20 + written as usize);
-            let who = a.qp.accessor();
-            assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
+            let accessor = a.qp.accessor();
+            assert_eq!(a.table.invalidate(stag, accessor, false), Ok(true));
             let wr = FastRegister {
                 new_stag: stag,
                 offset: u64::from(begins),
@@ -559,12 +559,12 @@ fn rest_ignores_new_registration() {
             };
             assert_eq!(a.table.fast_register(&wr, PD), Ok(()));
             let refused = Err(AccessError::BaseOrBounds);
-            let copied = a.plan.copy_to(&a.table, who, &mut [0; 64]);
+            let copied = a.plan.copy_to(&a.table, accessor, &mut [0; 64]);
             assert_eq!(copied.map(drop), refused, "{written} {begins}");
-            assert_eq!(a.plan.runs(&a.table, who, 512, |_| ()), refused);
-            assert_eq!(a.plan.all_runs(&a.table, who, |_| ()), refused);
+            assert_eq!(a.plan.runs(&a.table, accessor, 512, |_| ()), refused);
+            assert_eq!(a.plan.all_runs(&a.table, accessor, |_| ()), refused);
             // Nobody uses it.
-            assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
+            assert_eq!(a.table.invalidate(stag, accessor, false), Ok(true));
         }
     }
 }

@@ -45,28 +45,28 @@ fn region_is_free_after_last_window() {
                 len: 0,
                 ..bind(mw, mr)
             };
-            let who = rig.qp.accessor();
-            rig.table.bind(&nothing, who).unwrap();
+            let accessor = rig.qp.accessor();
+            rig.table.bind(&nothing, accessor).unwrap();
         }),
         (WindowType::Type1, |rig, mw, _| {
-            let (other, who) = (rig.mr(8, ALL), rig.qp.accessor());
-            rig.table.bind(&bind(mw, &other), who).unwrap();
+            let (other, accessor) = (rig.mr(8, ALL), rig.qp.accessor());
+            rig.table.bind(&bind(mw, &other), accessor).unwrap();
             let busy = rig.table.deregister(Stag(other.stag));
             assert_eq!(busy.unwrap_err(), MemoryError::Busy);
         }),
     ];
     for (ty, end) in ends {
         let mut rig = Rig::new();
-        let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+        let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
         let (first, second) = (window(&mut rig, ty), window(&mut rig, ty));
         for mw in [first, second] {
-            rig.table.bind(&bind(mw, &mr), who).unwrap();
+            rig.table.bind(&bind(mw, &mr), accessor).unwrap();
         }
         for mw in [second, first] {
             let busy = rig.table.deregister(Stag(mr.stag));
             assert_eq!(busy.unwrap_err(), MemoryError::Busy);
             end(&mut rig, mw, &mr);
-            let access = rig.table.permits((mw, mr.at, 1), Access::REMOTE_READ, who);
+            let access = rig.table.permits((mw, mr.at, 1), Access::REMOTE_READ, accessor);
             // The window may have been bound to other memory.
             let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
             assert!(lost.contains(&access.unwrap_err()));
@@ -89,17 +89,17 @@ fn region_is_free_after_last_window() {
 fn table_counts_entries() {
     let mut rig = Rig::new();
     assert!(rig.table.is_empty());
-    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
     let windows = [WindowType::Type1, WindowType::Type2].map(|ty| window(&mut rig, ty));
     assert_eq!((rig.table.len(), rig.table.is_empty()), (3, false));
-    rig.table.bind(&bind(windows[0], &mr), who).unwrap();
+    rig.table.bind(&bind(windows[0], &mr), accessor).unwrap();
     for (mw, left) in windows.into_iter().zip([2, 1]) {
         assert!(rig.table.info(mw).is_some());
         assert_eq!(rig.table.deallocate_window(mw), Ok(()));
         assert_eq!((rig.table.info(mw), rig.table.len()), (None, left));
         let again = rig.table.deallocate_window(mw);
         assert_eq!(again, Err(MemoryError::NoSuchStag));
-        let gone = rig.table.bind(&bind(mw, &mr), who);
+        let gone = rig.table.bind(&bind(mw, &mr), accessor);
         assert_eq!(gone, Err(MemoryError::NoSuchStag));
     }
     let region = rig.table.deallocate_window(Stag(mr.stag));
@@ -112,24 +112,24 @@ fn table_counts_entries() {
 #[test]
 fn refusal_reasons_have_order() {
     let mut rig = Rig::new();
-    let (mr, who) = (rig.mr(64, Access::REMOTE_READ), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, Access::REMOTE_READ), rig.qp.accessor());
     let foreign = Accessor {
-        pd: who.pd + 1,
-        ..who
+        pd: accessor.pd + 1,
+        ..accessor
     };
     let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
     let cases = [
         (mr.stag ^ 1, foreign, write, 65, AccessError::InvalidStag),
         (mr.stag, foreign, write, 65, AccessError::NotAssociated),
         (mr.stag, foreign, read, 65, AccessError::NotAssociated),
-        (mr.stag, who, write, 65, AccessError::AccessDenied),
-        (mr.stag, who, read | write, 64, AccessError::AccessDenied),
-        (mr.stag, who, read, 65, AccessError::BaseOrBounds),
+        (mr.stag, accessor, write, 65, AccessError::AccessDenied),
+        (mr.stag, accessor, read | write, 64, AccessError::AccessDenied),
+        (mr.stag, accessor, read, 65, AccessError::BaseOrBounds),
     ];
-    for (stag, who, right, len, error) in cases {
-        let access = rig.table.permits((Stag(stag), mr.at, len), right, who);
+    for (stag, accessor, right, len, error) in cases {
+        let access = rig.table.permits((Stag(stag), mr.at, len), right, accessor);
         assert_eq!(access, Err(error));
-        let access = rig.table.check(Stag(stag), mr.at, len, right, who);
+        let access = rig.table.check(Stag(stag), mr.at, len, right, accessor);
         assert_eq!(access.err(), Some(error));
     }
 }
@@ -180,21 +180,21 @@ fn invalid_registrations_are_refused() {
 #[test]
 fn window_types_differ_in_scope() {
     let mut rig = Rig::new();
-    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
     let other = Accessor {
-        qp: who.qp + 1,
-        ..who
+        qp: accessor.qp + 1,
+        ..accessor
     };
     let foreign = Accessor {
-        pd: who.pd + 1,
-        ..who
+        pd: accessor.pd + 1,
+        ..accessor
     };
     for ty in [WindowType::Type1, WindowType::Type2] {
         let mw = window(&mut rig, ty);
-        rig.table.bind(&bind(mw, &mr), who).unwrap();
+        rig.table.bind(&bind(mw, &mr), accessor).unwrap();
         for right in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
-            let access = |who| rig.table.permits((mw, mr.at, 64), right, who);
-            assert_eq!(access(who), Ok(()));
+            let access = |accessor| rig.table.permits((mw, mr.at, 64), right, accessor);
+            assert_eq!(access(accessor), Ok(()));
             let refused = Err(AccessError::NotAssociated);
             assert_eq!(access(foreign), refused);
             let alone = ty == WindowType::Type2;
@@ -205,7 +205,7 @@ fn window_types_differ_in_scope() {
         }
         let atomic = rig
             .table
-            .permits((mw, mr.at, 8), Access::REMOTE_ATOMIC, who);
+            .permits((mw, mr.at, 8), Access::REMOTE_ATOMIC, accessor);
         assert_eq!(atomic, Err(AccessError::AccessDenied));
         for (at, len) in [
             (mr.at, 65),
@@ -213,12 +213,12 @@ fn window_types_differ_in_scope() {
             (mr.at - 1, 1),
             (mr.at + 64, 1),
         ] {
-            let outside = rig.table.permits((mw, at, len), Access::REMOTE_READ, who);
+            let outside = rig.table.permits((mw, at, len), Access::REMOTE_READ, accessor);
             assert_eq!(outside, Err(AccessError::BaseOrBounds), "{at} {len}");
         }
         let wraps = rig
             .table
-            .permits((mw, u64::MAX, 2), Access::REMOTE_READ, who);
+            .permits((mw, u64::MAX, 2), Access::REMOTE_READ, accessor);
         assert_eq!(wraps, Err(AccessError::ToWrap));
     }
 }
@@ -254,7 +254,7 @@ fn window_keeps_nothing_of_earlier_bind() {
             ..bind(mw, &mr)
         };
         rig.table.bind(&less, second).unwrap();
-        let permits = |stag, at, len, right, who| rig.table.permits((stag, at, len), right, who);
+        let permits = |stag, at, len, right, accessor| rig.table.permits((stag, at, len), right, accessor);
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
         let (begin, outside) = (mr.at + 8, Err(AccessError::BaseOrBounds));
         assert_eq!(permits(again, begin, 16, read, second), Ok(()));

@@ -2,7 +2,7 @@
 //! refusals.
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::qp::*;
 use crate::receive_queue::SharedReceiveQueue;
 use crate::{Access, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
@@ -216,14 +216,14 @@ fn missing_queue_is_refused_at_receive() {
             // The note alone is harmless.
             assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
         }
-        refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
+        assert_refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
         let mut b = target();
         if let Some(number) = before {
             assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
         }
         let imm = Immediate::plain(1).octets();
         let imm = untagged(Opcode::IMMEDIATE, 0, 1, 0, true, &imm);
-        refused(&mut b, &imm, Code::DDP_UNTAGGED_INVALID_QN);
+        assert_refused(&mut b, &imm, Code::DDP_UNTAGGED_INVALID_QN);
     }
 }
 
@@ -287,7 +287,7 @@ fn note_inside_message_is_refused() {
     let _ = b.rx_ulpdu(&note(10));
     let begin = untagged(Opcode::SEND, 0, 1, 0, false, b"half");
     assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
-    refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
+    assert_refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
     assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Flushed)]);
 }
 
@@ -315,7 +315,7 @@ fn note_inside_started_message_is_refused() {
         };
         let begin = untagged(Opcode::SEND, 0, 1, 0, false, payload);
         assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
-        refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
+        assert_refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
     }
 }
 
@@ -374,11 +374,11 @@ fn initiator_accepts_no_messages() {
         a
     };
     let mut a = begin();
-    refused(&mut a, &send(1, b"hello"), Code::DDP_UNTAGGED_NO_BUFFER);
+    assert_refused(&mut a, &send(1, b"hello"), Code::DDP_UNTAGGED_NO_BUFFER);
     let mut a = begin();
     let mr = a.mr(64, ALL);
     let write = tagged(Opcode::WRITE, mr.stag, mr.at, true, b"no");
-    refused(&mut a, &write, Code::RDMAP_ACCESS);
+    assert_refused(&mut a, &write, Code::RDMAP_ACCESS);
     let mut a = begin();
     let mr = a.mr(64, ALL);
     let read = read_request(9, 8, mr.stag, mr.at);
@@ -408,5 +408,5 @@ fn new_stream_starts_with_note() {
         initiator: false,
         ..STREAM
     });
-    refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
+    assert_refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
 }

@@ -289,8 +289,8 @@ impl World {
         }
         // The program deregistered memory that was being sent: the caller has to end the stream.
         let mut out = vec![0; most];
-        let who = self.rig.qp.accessor();
-        match self.rig.plan.copy_to(&self.rig.table, who, &mut out) {
+        let accessor = self.rig.qp.accessor();
+        match self.rig.plan.copy_to(&self.rig.table, accessor, &mut out) {
             Ok(n) => {
                 self.sent.extend(&out[..n]);
                 self.rig
