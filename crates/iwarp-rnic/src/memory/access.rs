@@ -1,7 +1,7 @@
 //! Access by STag: all checks, the users of an entry, and invalidation.
 
-use super::entry::{Entry, Kind, Reach, RegionInfo};
-use super::on_demand::Reached;
+use super::entry::{Entry, Grant, Kind, RegionInfo};
+use super::on_demand::Checked;
 use super::span::{Memory, Span};
 use super::table::MemoryTable;
 use super::window::WindowType;
@@ -16,17 +16,17 @@ impl<M: Memory> MemoryTable<M> {
         let e = self.entry(stag)?;
         // While the entry has a user, no fast registration changes its fields.
         let stag = e.state.stag();
-        let valid = e.state.enter(stag);
-        let reach = e.reach();
+        let valid = e.state.add_user(stag);
+        let grant = e.grant();
         if valid {
-            self.note_unused(e.state.leave());
+            self.note_unused(e.state.remove_user());
         }
         Some(RegionInfo {
             stag,
             pd: e.pd,
-            access: reach.access,
-            iova: reach.base,
-            len: reach.len,
+            access: grant.access,
+            iova: grant.base,
+            len: grant.len,
             valid,
             on_demand: e.is_on_demand(),
         })
@@ -131,7 +131,7 @@ impl<M: Memory> MemoryTable<M> {
             return Err(Miss::NeedsCount);
         };
         // An ordinary region's range is all of its memory.
-        match self.reach(entry, (memory, None), (to, len), need, accessor) {
+        match self.check_grant(entry, (memory, None), (to, len), need, accessor) {
             Ok(span) => Ok(span),
             Err(e) => Err(Miss::Refused(e)),
         }
@@ -148,21 +148,21 @@ impl<M: Memory> MemoryTable<M> {
         len: u32,
         need: Access,
         accessor: Accessor,
-    ) -> Result<(Reached<'_, M>, Hold<'_, M>), AccessError> {
+    ) -> Result<(Checked<'_, M>, Hold<'_, M>), AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-        let ((memory, pager), hold) = self.enter_counted(entry, stag, need, accessor)?;
+        let ((memory, pager), hold) = self.use_counted(entry, stag, need, accessor)?;
         // Each access to a null region starts at its beginning.
         let to = match &entry.kind {
             Kind::Null { .. } => 0,
             _ => to,
         };
-        let part = Some(entry.reach());
-        let span = self.reach(entry, (memory, part), (to, len), need, accessor)?;
-        let reached = match pager {
-            None => Reached::Here(span),
-            Some(pager) => Reached::OnDemand(pager, span),
+        let part = Some(entry.grant());
+        let span = self.check_grant(entry, (memory, part), (to, len), need, accessor)?;
+        let checked = match pager {
+            None => Checked::Mapped(span),
+            Some(pager) => Checked::OnDemand(pager, span),
         };
-        Ok((reached, hold))
+        Ok((checked, hold))
     }
 
     /// Checks an access that lasts until the result is dropped; on-demand regions are refused.
@@ -176,9 +176,9 @@ impl<M: Memory> MemoryTable<M> {
         need: Access,
         accessor: Accessor,
     ) -> Result<Held<'_, M>, AccessError> {
-        let (reached, hold) = self.check_counted(stag, to, len, need, accessor)?;
+        let (checked, hold) = self.check_counted(stag, to, len, need, accessor)?;
         Ok(Held {
-            span: reached.here()?,
+            span: checked.mapped()?,
             _hold: Some(hold),
         })
     }
@@ -186,10 +186,10 @@ impl<M: Memory> MemoryTable<M> {
     /// Checks everything except the STag's validity. `part` is the part of the memory that the STag
     /// gives access to; `None` means all of it.
     #[inline(always)]
-    fn reach<'t>(
+    fn check_grant<'t>(
         &self,
         entry: &Entry<M>,
-        (memory, part): (&'t M, Option<Reach>),
+        (memory, part): (&'t M, Option<Grant>),
         (to, len): (u64, u32),
         need: Access,
         accessor: Accessor,
@@ -239,7 +239,7 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Returns the position of byte `offset` of a part in the memory; `None` if the `len` bytes
     /// extend beyond the part.
-    fn offset_in(&self, part: Reach, offset: u64, len: u32) -> Option<u64> {
+    fn offset_in(&self, part: Grant, offset: u64, len: u32) -> Option<u64> {
         #[cfg(feature = "planted-bugs")]
         let bounded = !self.skip_bounds;
         #[cfg(not(feature = "planted-bugs"))]
@@ -253,14 +253,14 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Becomes a user of a fast-registration region, or of a window and its region.
     #[cold]
-    fn enter_counted<'t>(
+    fn use_counted<'t>(
         &'t self,
         entry: &'t Entry<M>,
         stag: Stag,
         need: Access,
         accessor: Accessor,
     ) -> Result<(Backing<'t, M>, Hold<'t, M>), AccessError> {
-        if !self.enter(entry, stag) {
+        if !self.add_user(entry, stag) {
             return Err(AccessError::InvalidStag);
         }
         let hold = Hold { table: self, stag };
@@ -304,20 +304,20 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Adds a user to an entry, and to the region behind a window. Returns `false` if the STag is
     /// not valid.
-    fn enter(&self, entry: &Entry<M>, stag: Stag) -> bool {
+    fn add_user(&self, entry: &Entry<M>, stag: Stag) -> bool {
         let Kind::Window { parent, .. } = &entry.kind else {
-            return entry.state.enter(stag);
+            return entry.state.add_user(stag);
         };
         // The region first: once it has a user, its memory stays valid even if the window does not.
         let Some(region) = parent.and_then(|parent| self.entry(parent)) else {
             return false;
         };
-        if !region.state.enter(region.state.stag()) {
+        if !region.state.add_user(region.state.stag()) {
             return false;
         }
-        let entered = entry.state.enter(stag);
+        let entered = entry.state.add_user(stag);
         if !entered {
-            self.note_unused(region.state.leave());
+            self.note_unused(region.state.remove_user());
         }
         entered
     }
@@ -337,7 +337,7 @@ impl<M: Memory> MemoryTable<M> {
                 // The plan becomes a user before this call's own use ends.
                 let held = self.check_held(stag, to, len, need, accessor)?;
                 let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-                return match self.enter(entry, stag) {
+                return match self.add_user(entry, stag) {
                     true => Ok(held.span),
                     false => Err(AccessError::InvalidStag),
                 };
@@ -347,7 +347,7 @@ impl<M: Memory> MemoryTable<M> {
         if len > 0 {
             // This cannot fail: an ordinary region ends only while nobody borrows the table.
             let region = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-            region.state.enter(stag);
+            region.state.add_user(stag);
         }
         Ok(span)
     }
@@ -371,9 +371,9 @@ impl<M: Memory> MemoryTable<M> {
             Kind::Window { parent, .. } => parent.and_then(|parent| self.entry(parent)),
             _ => None,
         };
-        self.note_unused(entry.state.leave());
+        self.note_unused(entry.state.remove_user());
         if let Some(region) = region {
-            self.note_unused(region.state.leave());
+            self.note_unused(region.state.remove_user());
         }
     }
 
@@ -412,15 +412,20 @@ impl<M: Memory> MemoryTable<M> {
     /// use: a queue pair places octets there, or a plan that refers to it is being written. New
     /// accesses are refused, and [`take_unused`](Self::take_unused) returns `true` when the last
     /// user is gone.
-    pub fn invalidate(&self, stag: Stag, accessor: Accessor, remote: bool) -> Result<bool, AccessError> {
+    pub fn invalidate(
+        &self,
+        stag: Stag,
+        accessor: Accessor,
+        remote: bool,
+    ) -> Result<bool, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         // While the entry has a user, the checked rights are those of the STag that is invalidated.
-        if !entry.state.enter(stag) {
+        if !entry.state.add_user(stag) {
             return Err(AccessError::InvalidStag);
         }
         let allowed = Self::may_invalidate(entry, accessor, remote);
         let invalidated = allowed.is_ok() && entry.state.invalidate(stag).is_some();
-        let last = entry.state.leave();
+        let last = entry.state.remove_user();
         if invalidated {
             self.unbind(entry);
             return Ok(last);
@@ -429,7 +434,11 @@ impl<M: Memory> MemoryTable<M> {
         allowed.and(Err(AccessError::InvalidStag))
     }
 
-    fn may_invalidate(entry: &Entry<M>, accessor: Accessor, remote: bool) -> Result<(), AccessError> {
+    fn may_invalidate(
+        entry: &Entry<M>,
+        accessor: Accessor,
+        remote: bool,
+    ) -> Result<(), AccessError> {
         if entry.pd != accessor.pd {
             return Err(AccessError::NotAssociated);
         }

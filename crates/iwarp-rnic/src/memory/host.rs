@@ -82,18 +82,18 @@ unsafe impl Memory for HostRange {
     // SAFETY: like the provided methods, limited to the bytes before the unmapped ones.
     #[cfg(test)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
-        let here = gone::before(from, len);
+        let mapped = gone::before(from, len);
         // SAFETY: guaranteed by the caller; tests run on one thread.
-        unsafe { to.copy_from_nonoverlapping(from, here) };
-        here == len
+        unsafe { to.copy_from_nonoverlapping(from, mapped) };
+        mapped == len
     }
 
     #[cfg(test)]
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
-        let here = gone::before(to, len);
+        let mapped = gone::before(to, len);
         // SAFETY: as above.
-        unsafe { to.copy_from_nonoverlapping(from, here) };
-        here == len
+        unsafe { to.copy_from_nonoverlapping(from, mapped) };
+        mapped == len
     }
 
     #[cfg(test)]

@@ -295,11 +295,7 @@ impl<'t, M: Memory> Span<'t, M> {
     /// `false`; returns the last result. For contiguous memory this is one call without a
     /// comparison.
     #[inline]
-    fn visit_fragments(
-        &self,
-        limit: u32,
-        mut visit: impl FnMut(Fragment<'t>) -> bool,
-    ) -> bool {
+    fn visit_fragments(&self, limit: u32, mut visit: impl FnMut(Fragment<'t>) -> bool) -> bool {
         let mut rest = Self {
             len: limit,
             ..*self

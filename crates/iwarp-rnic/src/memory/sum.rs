@@ -30,7 +30,7 @@ pub type CopyingCrc32cFn =
 pub struct Crc32c {
     octets: Crc32cFn,
     shared: Option<SharedCrc32cFn>,
-    copying: Option<CopyingCrc32cFn>,
+    copying_crc: Option<CopyingCrc32cFn>,
 }
 
 impl Crc32c {
@@ -41,7 +41,7 @@ impl Crc32c {
         Self {
             octets,
             shared: None,
-            copying: None,
+            copying_crc: None,
         }
     }
 
@@ -66,9 +66,9 @@ impl Crc32c {
     /// each once, and reads as [`SharedCrc32cFn`] requires.
     #[inline]
     #[must_use]
-    pub const unsafe fn with_copying(self, copying: CopyingCrc32cFn) -> Self {
+    pub const unsafe fn with_copying(self, copying_crc: CopyingCrc32cFn) -> Self {
         Self {
-            copying: Some(copying),
+            copying_crc: Some(copying_crc),
             ..self
         }
     }
@@ -91,7 +91,7 @@ impl Crc32c {
     }
 
     #[inline]
-    pub(crate) const fn copying(&self) -> Option<CopyingCrc32cFn> {
-        self.copying
+    pub(crate) const fn copying_crc(&self) -> Option<CopyingCrc32cFn> {
+        self.copying_crc
     }
 }

@@ -37,7 +37,9 @@ impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
         let last = self.len.checked_sub(1).and_then(|last| stags.get(last));
         if last == Some(&stag) {
             // Adjacent pieces of one message share one use.
-            return memory.check_as_user((stag, to, len), need, accessor).map(Some);
+            return memory
+                .check_as_user((stag, to, len), need, accessor)
+                .map(Some);
         }
         let Some(slot) = stags.get_mut(self.len) else {
             return Ok(None);

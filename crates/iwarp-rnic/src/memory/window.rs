@@ -1,7 +1,7 @@
 //! Memory windows, type 1 and 2 (`ibv_alloc_mw(3)`, `ibv_bind_mw(3)`).
 
 use super::access::Accessor;
-use super::entry::{Entry, Kind, Reach};
+use super::entry::{Entry, Grant, Kind};
 use super::table::MemoryTable;
 use super::{Memory, MemoryError};
 use crate::{Access, Bind};
@@ -96,7 +96,7 @@ impl<M: Memory> MemoryTable<M> {
             wr.addr
         };
         if let Some(e) = self.entry_mut(wr.mw_stag) {
-            e.set_reach(Reach {
+            e.set_grant(Grant {
                 access: wr.access,
                 base,
                 len: wr.len,
@@ -134,16 +134,16 @@ impl<M: Memory> MemoryTable<M> {
         {
             return Err(MemoryError::NotBindable);
         }
-        let reach = region.reach();
+        let grant = region.grant();
         let from = wr
             .addr
-            .checked_sub(reach.base)
+            .checked_sub(grant.base)
             .ok_or(MemoryError::OutOfRange)?;
         let end = from.checked_add(wr.len).ok_or(MemoryError::OutOfRange)?;
-        if end > reach.len {
+        if end > grant.len {
             return Err(MemoryError::OutOfRange);
         }
-        let offset = reach
+        let offset = grant
             .offset
             .checked_add(from)
             .ok_or(MemoryError::OutOfRange)?;

@@ -5,7 +5,7 @@ use super::headers::response_header;
 use super::message::has_room_for_control;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
-use super::segment::{Out, Source, Wire, cut};
+use super::segment::{Out, Source, Wire, next_segment};
 use super::tx::Job;
 use super::{Host, QueuePair};
 use crate::Sge;
@@ -60,7 +60,7 @@ impl QueuePair {
             let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
             let range = (request.source_stag, request.source_to, len);
             let header = response_header(request, 0, true);
-            if let Err(e) = out.small(header, range, true) {
+            if let Err(e) = out.append_small(header, range, true) {
                 if !plan.is_empty() {
                     return false;
                 }
@@ -105,7 +105,7 @@ impl QueuePair {
             return Answer::Stopped;
         };
         let room = u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32);
-        let first = cut(request.size.wrapping_sub(off), room).0;
+        let first = next_segment(request.size.wrapping_sub(off), room).0;
         if !plan.has_room(w.scratch(first, true)) {
             return Answer::NoRoom;
         }

@@ -333,7 +333,7 @@ impl QueuePair {
             self.advance_msn(0);
             return Ok(Step::Next);
         }
-        if self.drops() && self.has_lost_write() {
+        if self.drops_messages() && self.follows_dropped_write() {
             return Ok(self.discard_immediate());
         }
         //= rfc7306 section 6.3

@@ -3,10 +3,10 @@
 
 use super::admit::Refusal;
 use super::fault::RxFault;
-use super::headers::STAG_OF_NOTHING;
+use super::headers::EMPTY_MESSAGE_STAG;
 use super::life::Heard;
 use super::place::Target;
-use super::rx::{Ended, Step};
+use super::rx::{Invalidating, Step};
 use super::send_queue::Awaited;
 use super::{Direction, Env, Events, Host, QueuePair};
 use crate::tally::Counted;
@@ -99,9 +99,9 @@ impl QueuePair {
     #[inline(never)]
     fn refuse_write<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
         match (refusal, TaggedHeader::decode(ulpdu)) {
-            (Refusal::Memory(_), Some(h)) if self.drops() => {
+            (Refusal::Memory(_), Some(h)) if self.drops_messages() => {
                 let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
-                self.rx.lost_write = Some(self.counters.rx_messages);
+                self.rx.dropped_write = Some(self.counters.rx_messages);
                 self.end_write_segment(h, payload);
                 Step::Next
             }
@@ -111,8 +111,8 @@ impl QueuePair {
 
     /// Returns `true` if the last complete message is an RDMA Write that was dropped; immediate
     /// data that follow it are dropped as well.
-    pub(super) fn has_lost_write(&self) -> bool {
-        let lost = self.rx.lost_write;
+    pub(super) fn follows_dropped_write(&self) -> bool {
+        let lost = self.rx.dropped_write;
         lost.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
     }
 
@@ -161,7 +161,7 @@ impl QueuePair {
         if ulpdu.len() == TAGGED_HEADER_LEN
             && let Some(h) = TaggedHeader::decode(ulpdu)
         {
-            if h.stag == STAG_OF_NOTHING {
+            if h.stag == EMPTY_MESSAGE_STAG {
                 // Notes and reminders are not messages of the peer's program.
                 self.rx.writes = self.rx.writes.wrapping_sub(1);
             }
@@ -476,11 +476,15 @@ impl QueuePair {
     /// Like [`finish_response`](Self::finish_response), for a Read with Invalidate or an internal one.
     #[cold]
     #[inline(never)]
-    fn finish_special_response<H: Host>(&mut self, awaited: &Awaited, env: &mut Env<'_, H>) -> Step {
+    fn finish_special_response<H: Host>(
+        &mut self,
+        awaited: &Awaited,
+        env: &mut Env<'_, H>,
+    ) -> Step {
         if awaited.invalidates {
             return self.finish_invalidating_read(awaited, env);
         }
-        self.answered_own(awaited, env.host);
+        self.finish_internal_read(awaited, env.host);
         self.complete_answered(awaited, env.host);
         Step::Next
     }
@@ -495,14 +499,14 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Step {
         // A Read with Invalidate has one element.
-        let sink = self.sq.first_of(awaited.seq).map_or(Stag(0), Sge::stag);
+        let sink = self.sq.first_sge_of(awaited.seq).map_or(Stag(0), Sge::stag);
         match env.memory.invalidate(sink, self.accessor(), false) {
             Ok(true) => {
                 self.complete_answered(awaited, env.host);
                 Step::Next
             }
             Ok(false) => {
-                self.rx.ending = Some((sink, Ended::Read(*awaited)));
+                self.rx.invalidating = Some((sink, Invalidating::Read(*awaited)));
                 Step::Again
             }
             // Another request has invalidated the STag meanwhile, or it cannot be invalidated.
@@ -618,7 +622,12 @@ impl QueuePair {
         let Ok(complete) = env.memory.invalidate(stag, self.accessor(), true) else {
             let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(payload);
             let header = Some(Header::Untagged(h));
-            return self.refuse_by_header(Refusal::Invalidation, header, ulpdu_len as u16, env.host);
+            return self.refuse_by_header(
+                Refusal::Invalidation,
+                header,
+                ulpdu_len as u16,
+                env.host,
+            );
         };
         if self.config.match_tags {
             cqe.opcode = WcOpcode::TagNone;
@@ -626,7 +635,7 @@ impl QueuePair {
         cqe.flags |= WcFlags::WITH_INV;
         cqe.imm_or_stag = stag.0;
         if !complete {
-            self.rx.ending = Some((stag, Ended::Receive(cqe)));
+            self.rx.invalidating = Some((stag, Invalidating::Receive(cqe)));
             return Step::Again;
         }
         self.finish_counted_receive(cqe, env.host);
@@ -637,16 +646,16 @@ impl QueuePair {
     /// in use.
     #[inline]
     pub(super) fn finish_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
-        let Some((stag, ended)) = self.rx.ending else {
+        let Some((stag, ended)) = self.rx.invalidating else {
             return true;
         };
         if !env.memory.is_unused(stag) {
             return false;
         }
-        self.rx.ending = None;
+        self.rx.invalidating = None;
         match ended {
-            Ended::Receive(cqe) => self.finish_counted_receive(cqe, env.host),
-            Ended::Read(awaited) => self.complete_answered(&awaited, env.host),
+            Invalidating::Receive(cqe) => self.finish_counted_receive(cqe, env.host),
+            Invalidating::Read(awaited) => self.complete_answered(&awaited, env.host),
         }
         true
     }

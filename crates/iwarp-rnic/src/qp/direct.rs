@@ -49,7 +49,7 @@ impl QueuePair {
         visit: &mut impl FnMut(Run<'t>),
     ) -> usize {
         // One run is reserved for staging.
-        let mut left = plan.most.saturating_sub(1);
+        let mut left = plan.max_runs.saturating_sub(1);
         let mut direct = 0usize;
         let (places, accessor) = (self.places(memory), self.accessor());
         let users = &mut plan.users;
@@ -103,7 +103,10 @@ impl QueuePair {
             Ok(Begun::No) => (0, Step::NeedMore),
             Err(refusal) => {
                 let header = Header::decode(ulpdu);
-                (0, self.refuse_by_header(refusal, header, ulpdu_len, env.host))
+                (
+                    0,
+                    self.refuse_by_header(refusal, header, ulpdu_len, env.host),
+                )
             }
         }
     }
@@ -119,7 +122,7 @@ impl QueuePair {
     ) -> Result<Begun, Refusal> {
         // Segments that may be lost are processed as a whole, and memory whose pages may be missing
         // is never read into directly.
-        if self.drops() || env.memory.has_on_demand() {
+        if self.drops_messages() || env.memory.has_on_demand() {
             return Ok(Begun::No);
         }
         let header = Header::parse(ulpdu).map_err(Refusal::Header)?;

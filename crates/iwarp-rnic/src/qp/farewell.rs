@@ -12,7 +12,7 @@
 //! immediate data and RDMA Writes; both ends count them from the start of the stream. Zero-length
 //! Writes with the reserved STag belong to the protocol and are not counted.
 
-use super::acknowledge::messages;
+use super::acknowledge::messages_on_queue_0;
 use super::send_queue::Slot;
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair};
@@ -101,7 +101,10 @@ impl QueuePair {
                 };
                 (whole, true)
             }
-            _ => (messages(&slot.op).wrapping_add(writes(&slot.op)), false),
+            _ => (
+                messages_on_queue_0(&slot.op).wrapping_add(writes(&slot.op)),
+                false,
+            ),
         }
     }
 }

@@ -431,7 +431,10 @@ impl QueuePair {
                 self.fail_request(seq, WcStatus::LocalProtection, host);
             }
             (Some((index, _)), _) => {
-                let from_end = self.responses.len().wrapping_add(plan.answers_from(index));
+                let from_end = self
+                    .responses
+                    .len()
+                    .wrapping_add(plan.responses_from(index));
                 self.fail_answer(e, from_end, None, host);
             }
             (None, _) => self.fail_answer(e, self.responses.len(), None, host),

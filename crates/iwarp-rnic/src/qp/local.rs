@@ -36,7 +36,7 @@ impl QueuePair {
     /// driver must call [`retry_memory`](Self::retry_memory) once after recording this, in case the
     /// use ended in between.
     pub const fn waits_for_memory(&self) -> bool {
-        self.tx.local.waits || self.rx.ending.is_some()
+        self.tx.local.waits || self.rx.invalidating.is_some()
     }
 
     /// Retries what waits for memory after it became unused ([`MemoryTable::take_unused`]).

@@ -2,17 +2,17 @@
 //! immediate data, RTR messages and Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6, RFC
 //! 6581 section 9.2).
 //!
-//! `next` chooses the next message, `headers` has the headers, `segment` adds FPDUs to a plan, and
-//! `answer` has the responses to the peer.
+//! `next` chooses the next message, `headers` builds headers, `segment` adds FPDUs to a plan, and
+//! `answer` plans the responses to the peer.
 
 use super::answer::Answer;
 use super::fault::TerminateOctets;
 use super::headers::{
-    STAG_OF_NOTHING, control_header, empty_write_header, payload_header, payload_header_len,
+    EMPTY_MESSAGE_STAG, control_header, empty_write_header, payload_header, payload_header_len,
     peer_stag,
 };
 use super::plan::{Milestone, TxPlan};
-use super::segment::{Out, Source, Wire, cut};
+use super::segment::{Out, Source, Wire, next_segment};
 use super::send_queue::{Awaited, Kind, SendQueue, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
@@ -23,7 +23,7 @@ use core::convert::Infallible;
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Immediate, Opcode, ReadRequest};
 
-/// Returns `true` if the plan has room for a message without payload of the program or the peer.
+/// Returns `true` if the plan has room for a message that carries no payload of a program.
 pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory>) -> bool {
     plan.has_room(w.scratch(CONTROL_MAX as u32, false))
 }
@@ -32,18 +32,18 @@ pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory
 enum Begun {
     /// The plan has no room; nothing was planned.
     NoRoom,
-    /// It is planned; a response or a later probe acknowledges it.
+    /// The request is planned, and is to be counted as sent ([`Acknowledge`]).
     Sent,
-    /// It is planned, with all bookkeeping done.
-    Whole,
-    /// Part of it is planned.
+    /// The request is planned, and counted if necessary.
+    Complete,
+    /// Part of the request is planned.
     Part,
+    /// The request cannot be sent.
     Failed(WcStatus),
 }
 
 impl QueuePair {
-    /// Plans up to `most` requests, starting with the next one. Returns `false` if there is no room
-    /// for it.
+    /// Plans up to `most` requests. Returns `false` if there is no room for the next one.
     #[inline]
     pub(super) fn send_requests<H: Host>(
         &mut self,
@@ -62,7 +62,7 @@ impl QueuePair {
             }
             let is_small = slot.num_sge == 1 && slot.len.wrapping_sub(1) < small;
             let begun = match slot.op {
-                // Separate arms, so that the compiler knows the header in each.
+                // Separate arms, so that the compiler knows the kind of header in each.
                 SendOp::Write { .. } if is_small => {
                     let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                     out.send_small(seq, slot, self.sq.sge_at(place))
@@ -74,24 +74,24 @@ impl QueuePair {
                 SendOp::Read { remote_addr, rkey }
                 | SendOp::ReadInv { remote_addr, rkey }
                 | SendOp::Flush { remote_addr, rkey } => {
-                    self.ask_read(seq, place, (remote_addr, rkey), plan, w)
+                    self.plan_read(seq, place, (remote_addr, rkey), plan, w)
                 }
                 _ => self.begin(seq, place, plan, w),
             };
             match begun {
                 Begun::Sent => {
-                    self.acknowledge.sent();
+                    self.acknowledge.count_sent();
                     self.start_next();
                 }
-                Begun::Whole => self.start_next(),
+                Begun::Complete => self.start_next(),
                 Begun::NoRoom => return false,
                 Begun::Part => {
                     self.start_next();
                     break;
                 }
                 Begun::Failed(status) => {
-                    // The requests before it are planned, and complete when the plan is written.
-                    // Then this one is tried again.
+                    // Requests before this one are in the plan, and complete when it is written.
+                    // This request is tried again afterwards.
                     let is_alone = plan.is_empty();
                     if is_alone || self.tx.job.is_some() {
                         self.start_next();
@@ -107,7 +107,7 @@ impl QueuePair {
         true
     }
 
-    /// Plans any request that is a message, as far as there is room.
+    /// Plans a request of any kind that sends a message, as far as there is room.
     #[inline(never)]
     fn begin(
         &mut self,
@@ -127,7 +127,7 @@ impl QueuePair {
                 if !has_room_for_control(plan, w) {
                     return Begun::NoRoom;
                 }
-                self.ask_atomic(seq, place, plan, w)
+                self.plan_atomic(seq, place, plan, w)
             }
             SendOp::SendImm(_) => {
                 let stage = Stage::ImmediateFirst;
@@ -135,7 +135,7 @@ impl QueuePair {
                 Ok(())
             }
             _ => {
-                let len = cut(slot.len, self.payload_room(slot)).0;
+                let len = next_segment(slot.len, self.payload_room(slot)).0;
                 if !plan.has_room(w.scratch(len, false)) {
                     return Begun::NoRoom;
                 }
@@ -147,7 +147,7 @@ impl QueuePair {
         match result {
             Err(status) => Begun::Failed(status),
             Ok(()) if self.tx.job.is_some() => Begun::Part,
-            Ok(()) => Begun::Whole,
+            Ok(()) => Begun::Complete,
         }
     }
 
@@ -178,7 +178,7 @@ impl QueuePair {
             return true;
         };
         let needed = match stage {
-            Stage::Body => cut(slot.len.wrapping_sub(off), self.payload_room(slot)).0,
+            Stage::Body => next_segment(slot.len.wrapping_sub(off), self.payload_room(slot)).0,
             Stage::ImmediateFirst | Stage::ImmediateLast => Immediate::LEN as u32,
         };
         if !plan.has_room(w.scratch(needed, false)) {
@@ -205,8 +205,8 @@ impl QueuePair {
         u32::from(self.tx.mulpdu).saturating_sub(payload_header_len(slot) as u32)
     }
 
-    /// Plans a Send or RDMA Write from `off` on, as far as there is room; there is room for one
-    /// segment. After an error the caller calls [`payload_failed`](Self::payload_failed).
+    /// Plans a Send or RDMA Write from `off` on, as far as there is room. The caller has checked
+    /// that one segment fits, and calls [`payload_failed`](Self::payload_failed) after an error.
     #[inline(never)]
     fn send_payload(
         &mut self,
@@ -227,11 +227,11 @@ impl QueuePair {
         let stage = match slot.op {
             _ if end != slot.len => Stage::Body,
             SendOp::WriteImm { .. } => {
-                self.acknowledge.sent();
+                self.acknowledge.count_sent();
                 Stage::ImmediateLast
             }
             _ => {
-                self.sent(seq, plan);
+                self.request_planned(seq, plan);
                 return Ok(());
             }
         };
@@ -244,7 +244,7 @@ impl QueuePair {
     }
 
     /// Handles a segment that cannot be sent. If segments from `off` on were planned, the rest of
-    /// the message is the next job. `before` is the count of payload octets before them.
+    /// the message is the next job. `before` is the count of payload octets before `off`.
     #[cold]
     #[inline(never)]
     fn payload_failed(&mut self, seq: u32, place: usize, off: u32, before: u64) {
@@ -253,7 +253,7 @@ impl QueuePair {
         if end == 0
             && let Some(slot) = self.sq.at(place)
         {
-            self.tx.take_back(slot);
+            self.tx.unassign_msn(slot);
         }
         let stage = Stage::Body;
         let rest = Job::Request {
@@ -264,11 +264,11 @@ impl QueuePair {
         self.tx.job = (sent > 0).then_some(rest);
     }
 
-    /// Records that a whole request is planned.
+    /// Records that a request is planned completely.
     #[inline]
-    fn sent(&mut self, seq: u32, plan: &mut TxPlan) {
+    fn request_planned(&mut self, seq: u32, plan: &mut TxPlan) {
         plan.add_milestone(Milestone::Request(seq));
-        self.acknowledge.sent();
+        self.acknowledge.count_sent();
     }
 
     /// Plans immediate data. The caller has checked for room.
@@ -304,11 +304,11 @@ impl QueuePair {
         };
         self.emit_control(opcode, 0, Immediate::LEN, plan, w, |out| imm.emit(out));
         if first {
-            self.acknowledge.sent();
+            self.acknowledge.count_sent();
             let stage = Stage::Body;
             self.tx.job = Some(Job::Request { seq, off: 0, stage });
         } else {
-            self.sent(seq, plan);
+            self.request_planned(seq, plan);
         }
     }
 
@@ -363,7 +363,7 @@ impl QueuePair {
 
     /// Plans a Read Request for memory of the peer at this tagged offset.
     #[inline]
-    fn ask_read(
+    fn plan_read(
         &mut self,
         seq: u32,
         place: usize,
@@ -408,15 +408,15 @@ impl QueuePair {
         //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
         //# the order they were submitted by the ULP.
         let msn = self.emit_read(&request, plan, w);
-        // There is room: `may_ask` compared the number of outstanding requests with the ORD.
+        // There is room: `may_send_read` compared the number of outstanding requests with the ORD.
         let awaited = Awaited {
             invalidates,
             own,
             ..Awaited::read(seq, sink_stag, len, msn)
         };
         let _ = self.sq.awaited.push(awaited);
-        self.acknowledge.asked();
-        Begun::Whole
+        self.acknowledge.cover_sent();
+        Begun::Complete
     }
 
     #[inline(always)]
@@ -433,7 +433,7 @@ impl QueuePair {
     /// Plans an atomic. The caller has checked for room.
     #[cold]
     #[inline(never)]
-    fn ask_atomic(
+    fn plan_atomic(
         &mut self,
         seq: u32,
         place: usize,
@@ -463,7 +463,7 @@ impl QueuePair {
             atomic: true,
             ..Awaited::default()
         });
-        self.acknowledge.asked();
+        self.acknowledge.cover_sent();
         Ok(())
     }
 
@@ -480,7 +480,7 @@ impl QueuePair {
             sink_stag,
             sink_to: 0,
             size: 0,
-            source_stag: STAG_OF_NOTHING,
+            source_stag: EMPTY_MESSAGE_STAG,
             source_to: 0,
         };
         self.emit_read(&request, plan, w);
@@ -493,16 +493,16 @@ impl QueuePair {
         match rtr {
             Rtr::Send => {
                 self.emit_control(Opcode::SEND, 0, 0, plan, w, |_| 0);
-                // The peer counts it, although it belongs to no request.
-                self.acknowledge.sent();
-                self.acknowledge.asked();
+                // The peer counts this Send, although it belongs to no request.
+                self.acknowledge.count_sent();
+                self.acknowledge.cover_sent();
             }
             Rtr::Write => {
                 let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                 let Ok(()) = out.append::<Infallible>(&empty_write_header(0), 0, |_| Ok(()));
             }
             Rtr::Read => {
-                self.emit_empty_read(STAG_OF_NOTHING, plan, w);
+                self.emit_empty_read(EMPTY_MESSAGE_STAG, plan, w);
                 self.rx.expect_rtr_response();
             }
         }
@@ -587,8 +587,8 @@ impl<M: Memory> Out<'_, '_, M> {
         let header = payload_header(slot, self.tx.begin_payload(slot), 0, true);
         let range = (sge.stag(), sge.addr, slot.len);
         let out = Out::new(self.tx, self.counters, self.plan, self.wire);
-        if out.small(header, range, false).is_err() {
-            self.tx.take_back(slot);
+        if out.append_small(header, range, false).is_err() {
+            self.tx.unassign_msn(slot);
             return Begun::Failed(WcStatus::LocalProtection);
         }
         self.plan.add_milestone(Milestone::Request(seq));

@@ -66,7 +66,7 @@ impl<'a, M: Memory> Places<'a, M> {
         }
         let (first, off) = match target {
             Target::Receive { off } => (Some(self.receive.first()), off),
-            Target::Sink { seq, off } => (self.sends.first_of(seq), off),
+            Target::Sink { seq, off } => (self.sends.first_sge_of(seq), off),
             Target::Tagged { .. } => (None, 0),
         };
         let (off, len) = (off.saturating_add(skip), src.len() as u32);

@@ -1,7 +1,7 @@
 //! A transmit plan: FPDUs ready for one vectored write.
 //!
 //! Headers, trailers and small payloads are in the plan's own scratch memory. Large payloads stay
-//! in registered memory and are referred to by STag. The STags are resolved when the plan is
+//! in registered memory and are referred to by STag. The STags are looked up when the plan is
 //! written, so a region that was deregistered while the stream was blocked is detected.
 
 use crate::boxed::{try_box, zeros};
@@ -99,7 +99,7 @@ pub struct TxSizes {
     pub pieces: usize,
     /// Maximum messages that end in the plan.
     pub messages: usize,
-    /// Maximum TCP segments that need a write of their own.
+    /// Maximum positions at which a write must end because a TCP segment ends there.
     pub cuts: usize,
     /// Payload up to this many octets is copied next to its header. See [`TX_COPY_MAX`].
     pub copy_max: u32,
@@ -116,12 +116,12 @@ impl TxSizes {
         copy_max: TX_COPY_MAX,
     };
 
-    /// Maximum pieces of one FPDU: its head, payload and trailer, and the run before it.
+    /// Maximum pieces of one FPDU: its head, payload and trailer, and the scratch before it.
     const FPDU_PIECES: usize = MAX_SGE as usize + 3;
 
     fn raised(self) -> Self {
         Self {
-            // An FPDU with markers is built from one without.
+            // An FPDU with markers is built from a copy of its ULPDU in scratch.
             scratch: self.scratch.max(2 * MAX_FPDU),
             bytes: self.bytes.max(1),
             pieces: self.pieces.max(Self::FPDU_PIECES),
@@ -144,11 +144,11 @@ pub struct TxPlan {
     scratch: Vec<u8>,
     /// Bytes of scratch in use.
     used: usize,
-    /// Beginning of the scratch that is in use but not in a piece yet. Adjacent small FPDUs become
+    /// Beginning of the scratch that is in use but not in a piece yet. Adjacent small FPDUs share
     /// one piece.
     open: usize,
     pieces: List<Piece>,
-    /// With more pieces than this there may be no room for one FPDU.
+    /// With more pieces than this, another FPDU may not fit.
     pieces_max: usize,
     milestones: List<(usize, Milestone)>,
     next_milestone: usize,
@@ -166,8 +166,8 @@ pub struct TxPlan {
 }
 
 impl TxPlan {
-    /// Creates an empty plan of the [default sizes](TxSizes::DEFAULT). It takes about 360 KiB of
-    /// memory; share plans between queue pairs.
+    /// Creates an empty plan of the [default sizes](TxSizes::DEFAULT). It occupies about 360 KiB of
+    /// memory, so queue pairs should share plans.
     pub fn new() -> Result<Box<Self>, AllocError> {
         Self::with(TxSizes::DEFAULT)
     }
@@ -220,10 +220,13 @@ impl TxPlan {
         self.bytes == 0
     }
 
-    /// Returns `true` if it contains a Terminate that is not completely written.
+    /// Returns `true` if the plan contains a Terminate that is not completely written.
     pub fn has_terminate(&self) -> bool {
         let left = self.milestones.as_slice().get(self.next_milestone..);
-        left.is_some_and(|left| left.iter().any(|(_, what)| *what == Milestone::Terminate))
+        left.is_some_and(|left| {
+            left.iter()
+                .any(|(_, milestone)| *milestone == Milestone::Terminate)
+        })
     }
 
     /// Empties the plan for the next use.
@@ -280,7 +283,8 @@ impl TxPlan {
         }
     }
 
-    /// Makes the scratch since the last piece a piece. After this the plan may be written.
+    /// Turns the scratch since the last piece into a piece. Must be called before the plan is
+    /// written.
     #[inline]
     pub(super) fn seal(&mut self) {
         if self.used > self.open {
@@ -292,16 +296,16 @@ impl TxPlan {
         }
     }
 
-    /// Records that `what` happens when everything so far is written.
+    /// Records that `milestone` happens when everything so far is written.
     #[inline]
-    pub(super) fn add_milestone(&mut self, what: Milestone) {
-        self.milestones.push((self.bytes, what));
+    pub(super) fn add_milestone(&mut self, milestone: Milestone) {
+        self.milestones.push((self.bytes, milestone));
     }
 
     /// Records that an FPDU was added at `start`. If it does not fit into the rest of a TCP
     /// segment, a new segment has to begin with it.
     ///
-    /// FPDUs that fill segments exactly need no cut, because TCP cuts there anyway.
+    /// FPDUs that fill segments exactly need no cut, because TCP ends a segment there anyway.
     //= rfc5044 section 5.1
     //# MPA transmitters SHOULD also use whatever facilities the TCP stack
     //# presents to cause the TCP transmitter to start TCP segments at FPDU
@@ -320,7 +324,8 @@ impl TxPlan {
         self.in_segment = Some(if end == segment { 0 } else { end });
     }
 
-    /// Returns how many of the unwritten octets may be written by one call.
+    /// Returns how many of the unwritten octets one call may write, so that TCP segments end where
+    /// FPDUs end.
     #[inline]
     pub fn together(&self) -> usize {
         let end = self.cuts.get(self.next_cut).copied().unwrap_or(self.bytes);
@@ -365,32 +370,33 @@ impl TxPlan {
         let all = self.milestones.as_slice().iter().enumerate();
         let mut behind = all.skip_while(|(_, (at, _))| *at < end);
         match in_memory {
-            true => behind.next().map(|(i, (_, what))| (i, *what)),
+            true => behind.next().map(|(i, (_, milestone))| (i, *milestone)),
             false => None,
         }
     }
 
     /// Returns how many responses to the peer end at or after the message with this index.
-    pub(super) fn answers_from(&self, index: usize) -> u32 {
+    pub(super) fn responses_from(&self, index: usize) -> u32 {
         let all = self.milestones.as_slice().iter().skip(index);
-        all.filter(|(_, what)| *what == Milestone::Response).count() as u32
+        all.filter(|(_, milestone)| *milestone == Milestone::Response)
+            .count() as u32
     }
 
-    /// Takes the next milestone that has been reached.
+    /// Removes and returns the next milestone that has been reached.
     #[inline]
     pub(super) fn next_event(&mut self) -> Option<Milestone> {
-        let (at, what) = *self.milestones.get(self.next_milestone)?;
+        let (at, milestone) = *self.milestones.get(self.next_milestone)?;
         if at > self.written {
             return None;
         }
         self.next_milestone = self.next_milestone.wrapping_add(1);
-        Some(what)
+        Some(milestone)
     }
 
-    /// Calls `visit` for the runs that are to be written [`together`](Self::together) by `sendmsg`,
-    /// at most `most`.
+    /// Calls `visit` for the runs that one `sendmsg` is to write ([`together`](Self::together)), at
+    /// most `most`.
     ///
-    /// They are valid while `memory` is borrowed and the plan does not change. Until
+    /// The runs are valid while `memory` is borrowed and the plan does not change. Until
     /// [`release`](Self::release), the plan is a user of their memory, so no invalidation of it
     /// completes. An error means that the program deregistered memory in use by a request: the
     /// stream cannot continue ([`QueuePair::abort`](super::QueuePair::abort)).
@@ -416,7 +422,7 @@ impl TxPlan {
         self.visit(memory, accessor, (remaining, usize::MAX), visit)
     }
 
-    /// Calls `visit` for the runs of a number of unwritten octets, up to a number of runs.
+    /// Calls `visit` for the runs of the first `left` unwritten octets, at most `most` runs.
     #[inline]
     fn visit<'t, M: Memory>(
         &'t mut self,
@@ -458,8 +464,8 @@ impl TxPlan {
         result
     }
 
-    /// Ends the use of the memory of [`runs`](Self::runs). Call it after each write, successful or
-    /// not.
+    /// Ends the use of the memory of [`runs`](Self::runs). Call it after each write, even if the
+    /// write failed.
     pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         self.users.release(memory);
     }
@@ -523,7 +529,7 @@ fn for_each_part<'t>(
         }
         let from = skip as u32;
         skip = 0;
-        let go_on = match *piece {
+        let more = match *piece {
             Piece::Scratch { at, len } => {
                 let range = at.wrapping_add(from) as usize..at.wrapping_add(len) as usize;
                 visit(Part::Scratch(scratch.get(range).unwrap_or(&[])))?
@@ -539,7 +545,7 @@ fn for_each_part<'t>(
                 from,
             })?,
         };
-        if !go_on {
+        if !more {
             break;
         }
     }
@@ -549,8 +555,8 @@ fn for_each_part<'t>(
 /// The unwritten part of a piece.
 enum Part<'t> {
     Scratch(&'t [u8]),
-    /// STag, tagged offset and length. The range is checked as a whole, so that its rest is not
-    /// sent after the region has changed. Its first `from` octets are written.
+    /// `range` is STag, tagged offset and length; its first `from` octets are already written. The
+    /// entire range is checked again, so that the rest is not sent after the region has changed.
     Memory {
         range: (Stag, u64, u32),
         need: Access,

@@ -48,7 +48,7 @@ impl QueuePair {
     /// Sends a zero-length Write to a silent responder, if we have sent something and no message is
     /// in progress.
     fn remind(&mut self) {
-        if self.tx.spoke && self.tx.job.is_none() {
+        if self.tx.has_sent && self.tx.job.is_none() {
             // After the first FPDU only an earlier, identical reminder can be pending.
             self.tx.send_rtr(Rtr::Write);
         }

@@ -240,7 +240,7 @@ impl Life {
     #[inline]
     pub(in crate::qp) const fn rx_interest(&self) -> RxInterest {
         match self {
-            Self::Up { .. } if self.is_held() => RxInterest::Held,
+            Self::Up { .. } if self.holds_send() => RxInterest::Held,
             Self::Up { .. } => RxInterest::Read,
             Self::Ending { eof: false, .. } => RxInterest::Discard,
             Self::Ending { eof: true, .. } | Self::Apart { .. } => RxInterest::None,

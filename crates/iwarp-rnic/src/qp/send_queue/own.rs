@@ -25,7 +25,7 @@ impl SendQueue {
             SendOp::AtomicWrite { remote_addr, .. } => len == 8 && remote_addr.is_multiple_of(8),
             _ => true,
         };
-        fits && self.takes_reads()
+        fits && self.allows_reads()
     }
 
     /// Removes the front request like `take_front`, if it is not ordinary or is to be counted.
@@ -36,7 +36,7 @@ impl SendQueue {
         let slot = self.slots.pop()?;
         self.front_seq = self.front_seq.wrapping_add(1);
         if slot.kind == Kind::Internal {
-            self.remove_own();
+            self.remove_internal();
             return None;
         }
         self.tally
@@ -54,7 +54,7 @@ impl SendQueue {
     /// Appends an internal request.
     #[cold]
     #[inline(never)]
-    pub(in super::super) fn push_own(
+    pub(in super::super) fn push_internal(
         &mut self,
         wr: &SendWr<'_>,
         len: u32,
@@ -71,14 +71,14 @@ impl SendQueue {
     }
 
     /// Updates the counts when an internal request leaves the queue.
-    pub(super) const fn remove_own(&mut self) {
-        self.own_gone = self.own_gone.wrapping_add(1);
+    pub(super) const fn remove_internal(&mut self) {
+        self.internal_retired = self.internal_retired.wrapping_add(1);
         self.held_from = self.held_from.wrapping_add(1);
         self.internal = self.internal.wrapping_sub(1);
         self.limit = self.limit.wrapping_sub(1);
     }
 
-    pub(in super::super) const fn own_requests(&self) -> u32 {
+    pub(in super::super) const fn internal_requests(&self) -> u32 {
         self.internal
     }
 
@@ -88,8 +88,8 @@ impl SendQueue {
     }
 
     #[cold]
-    pub(super) fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
-        self.remove_own();
+    pub(super) fn flush_internal(&mut self, slot: &Slot, status: WcStatus) {
+        self.remove_internal();
         if matches!(slot.op, SendOp::Read { .. }) {
             // There is room for as many as the queue has.
             let _ = self.flushed.push((slot.wr_id as u32, status));

@@ -41,7 +41,7 @@ fn completed(call: impl FnOnce(&mut dyn FnMut(Cqe))) -> Vec<(u64, WcStatus)> {
 fn complete(queue: &mut SendQueue, seq: u32) -> Vec<(u64, WcStatus)> {
     completed(|emit| {
         if queue.complete(seq, &mut *emit) {
-            queue.retire_done(RETIRE_MOST, emit);
+            queue.retire_done(RETIRE_MAX, emit);
         }
     })
 }
@@ -149,7 +149,7 @@ fn response_completes_earlier_requests() {
 /// One call completes a limited number; the others count as acknowledged meanwhile.
 #[test]
 fn acknowledged_requests_complete_in_steps() {
-    let posted = RETIRE_MOST + 6;
+    let posted = RETIRE_MAX + 6;
     let mut q = SendQueue::new(&QpConfig {
         max_send_wr: posted,
         ..QpConfig::default()
@@ -160,13 +160,13 @@ fn acknowledged_requests_complete_in_steps() {
         q.push(&wr, 0).unwrap();
         q.advance();
     }
-    let most = u64::from(RETIRE_MOST);
+    let most = u64::from(RETIRE_MAX);
     let told = complete_through(&mut q, posted - 3);
     assert_eq!(told, done(0..most));
     assert!(q.is_front_done());
     assert_eq!(open(&q), [posted - 2, posted - 1]);
     assert_eq!(q.first_not_done(), Some(posted - 2));
-    assert_eq!((q.len(), q.room()), (6, RETIRE_MOST));
+    assert_eq!((q.len(), q.room()), (6, RETIRE_MAX));
     let told = completed(|emit| q.retire_done(1, emit));
     assert_eq!(told, done(most..most + 1));
     assert_eq!(open(&q), [posted - 2, posted - 1]);
@@ -240,7 +240,7 @@ fn sequence_continues_after_reset() {
 /// One call completes its request and a limited number of those that waited for it.
 #[test]
 fn completion_retires_limited_number() {
-    let posted = RETIRE_MOST + 6;
+    let posted = RETIRE_MAX + 6;
     let mut q = SendQueue::new(&QpConfig {
         max_send_wr: posted,
         ..QpConfig::default()
@@ -254,10 +254,10 @@ fn completion_retires_limited_number() {
     for seq in 1..posted {
         assert_eq!(complete(&mut q, seq), []);
     }
-    let first = u64::from(RETIRE_MOST) + 1;
+    let first = u64::from(RETIRE_MAX) + 1;
     assert_eq!(complete(&mut q, 0), done(0..first));
     assert!(q.is_front_done());
-    let told = completed(|emit| q.retire_done(RETIRE_MOST, emit));
+    let told = completed(|emit| q.retire_done(RETIRE_MAX, emit));
     assert_eq!(told, done(first..u64::from(posted)));
     assert!(!q.is_front_done() && q.nothing_outstanding());
 }

@@ -96,7 +96,7 @@ fn second_look_keeps_sequence_numbers() {
             assert_eq!(rig.fill(), TxFill::Ready);
             let stag = Stag(foreign.stag);
             rig.table.reregister(stag, None, Some(PD), None).unwrap();
-            let mut sent = rig.sent_of_the_plan();
+            let mut sent = rig.write_plan();
             sent.extend(rig.sent());
             let last = |(header, _): &(Header, Vec<u8>)| match header {
                 Header::Untagged(h) if h.last => Some(h.msn),

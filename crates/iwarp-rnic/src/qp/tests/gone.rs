@@ -64,7 +64,7 @@ fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
         if rig.plan.has_terminate() {
             return;
         }
-        rig.sent_of_the_plan();
+        rig.write_plan();
     }
 }
 

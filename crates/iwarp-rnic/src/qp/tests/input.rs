@@ -85,12 +85,12 @@ fn held_send_stays_with_caller() {
         let behind = fpdus[1..].concat();
         assert_eq!(rig.rx(&fpdus.concat()), RxStatus::Held);
         assert!(rig.offered == behind && rig.buffer.is_empty());
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert_eq!(rig.offer_again(), RxStatus::Held);
         rig.recv(2, &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert_eq!(rig.offer_again(), RxStatus::Held);
         assert!(rig.offered == fpdus[2] && rig.buffer.is_untouched());
         rig.recv(3, &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Ok);
+        assert_eq!(rig.offer_again(), RxStatus::Ok);
         assert_eq!(rig.host.recvs.len(), 3);
         assert_eq!(rig.qp.counters().receiver_not_ready, 2);
         // One that arrived in two parts is kept until it is processed.
@@ -99,7 +99,7 @@ fn held_send_stays_with_caller() {
         assert_eq!(rig.rx(&held[10..]), RxStatus::Held);
         assert!(rig.offered.is_empty() && rig.buffer.len() == held.len());
         rig.recv(4, &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Ok);
+        assert_eq!(rig.offer_again(), RxStatus::Ok);
         assert!(rig.buffer.is_empty() && rig.host.recvs.len() == 4);
     }
 }
@@ -116,7 +116,7 @@ fn send_stays_held_until_offered_again() {
     let until = due(&mut rig);
     let octets = core::mem::take(&mut rig.offered);
     assert_eq!(rig.filled(0), RxStatus::Held);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
     rig.qp.on_time(Time::from_nanos(9), &mut rig.host);
     assert_eq!(rig.qp.poll_at(), until, "its deadline stays");
@@ -342,9 +342,9 @@ fn held_send_with_markers() {
     let mr = rig.mr(1000, ALL);
     for msn in 1..4 {
         assert_eq!(rig.rx_ulpdu(&send(msn, &[7; 1000])), RxStatus::Held);
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert_eq!(rig.offer_again(), RxStatus::Held);
         rig.recv(u64::from(msn), &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Ok);
+        assert_eq!(rig.offer_again(), RxStatus::Ok);
     }
     let all = [1, 2, 3].map(|id| (id, WcStatus::Success));
     assert_eq!(brief(&rig.host.recvs), all);

@@ -70,7 +70,7 @@ fn type_2_window_bind_and_invalidate() {
     let cqe = rig.host.recvs[0];
     assert_eq!(cqe.flags, WcFlags::WITH_INV | WcFlags::SOLICITED);
     assert_eq!(cqe.imm_or_stag, new);
-    // Bound again, with another key, to another part.
+    // The window is bound again, with another key, to another part.
     rig.post(3, SendOp::Bind(bind(new, mw, &mr, 0, 4)), &[]);
     rig.sent();
     assert_eq!(write(&mut rig, mw, mr.at, &[2; 4]), RxStatus::Ok);
@@ -87,7 +87,7 @@ fn only_type_1_window_is_rebound() {
     let one = window(&mut rig, WindowType::Type1);
     rig.post(1, SendOp::Bind(bind(one, one, &mr, 0, 8)), &[]);
     rig.post(2, SendOp::Bind(bind(one, one ^ 1, &mr, 8, 8)), &[]);
-    // A length of zero unbinds it.
+    // A length of zero unbinds the window.
     rig.post(3, SendOp::Bind(bind(one ^ 1, one ^ 2, &mr, 0, 0)), &[]);
     rig.sent();
     assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Success));
@@ -161,16 +161,18 @@ fn refused_binds() {
     assert_eq!(refused, Err(MemoryError::NotBindable));
 }
 
-/// The program knows the key of the last bind it posted, executed or not.
+/// The program knows only the key of the last bind that it posted, even if that bind failed.
 #[test]
-fn flushed_bind_leaves_window_usable() {
+fn window_is_usable_after_failed_bind() {
     let mut rig = Rig::new();
     let good = rig.mr(64, ALL);
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
     for ty in [WindowType::Type1, WindowType::Type2] {
         let mw = window(&mut rig, ty);
         let accessor = rig.qp.accessor();
-        let refused = rig.table.bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), accessor);
+        let refused = rig
+            .table
+            .bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), accessor);
         assert_eq!(refused, Err(MemoryError::NotBindable));
         rig.table
             .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), accessor)
@@ -243,7 +245,7 @@ fn fast_registration_and_local_invalidation() {
     rig.post(3, SendOp::FastRegister(fast_register(stag, 60, 4)), &[]);
     rig.sent();
     assert_eq!(write(&mut rig, stag.0, 0x5000, &[2; 4]), RxStatus::Ok);
-    // Valid: it has to be invalidated before it is registered again.
+    // The STag is valid, so it must be invalidated before it can be registered again.
     rig.post(4, SendOp::FastRegister(fast_register(stag, 0, 4)), &[]);
     rig.sent();
     use WcStatus::{MwBind, Success};
@@ -430,7 +432,7 @@ fn peer_atomics() {
     assert_eq!(atomic(&mut rig, 2, &swap), start + 5);
     let swapped = (start + 5) & !0xffff | 0xff00;
     assert_eq!(word(&rig), swapped);
-    // The comparison fails now: nothing changes, and the old value is returned.
+    // Now the comparison fails: nothing changes, and the old value is returned.
     assert_eq!(atomic(&mut rig, 3, &swap), swapped);
     assert_eq!(word(&rig), swapped);
 }
@@ -482,7 +484,7 @@ fn local_atomics() {
     a.post(1, add, &[sink.part(2, 5), sink.part(8, 8)]);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(a.host.sends[0].byte_len, 8);
-    // In host order, split as the elements require.
+    // The old value is in host order, and split across the elements.
     let got = a.read(&sink);
     assert_eq!([&got[2..7], &got[8..11]].concat(), old);
     assert_eq!(b.read(&target)[0], old[0] + 1);
@@ -520,7 +522,7 @@ fn reregistration_keeps_key_unless_memory_changes() {
 #[test]
 fn registered_bytes_are_counted() {
     fn octets(rig: &Rig) -> u64 {
-        // In parts, like a real caller.
+        // Sum in parts, as drivers do.
         let parts = (0..).map(|at| rig.table.bytes_in(at * 10..at * 10 + 10));
         parts.map_while(|part| part).sum()
     }

@@ -99,7 +99,10 @@ fn pager_copies_and_reports_missing_pages() {
     assert_eq!(content(START + 64, 17), [&[9; 16][..], &[16]].concat());
     let missing = Err(AccessError::NotMapped);
     for off in [0, 60, 120, 1 << 30] {
-        assert_eq!(rig.table.read(range(off), need, accessor, &mut out), missing);
+        assert_eq!(
+            rig.table.read(range(off), need, accessor, &mut out),
+            missing
+        );
         assert_eq!(rig.table.write(at(off), need, accessor, &out), missing);
         // Missing pages are detected by the access only.
         assert_eq!(rig.table.permits(range(off), need, accessor), Ok(()));
@@ -107,12 +110,19 @@ fn pager_copies_and_reports_missing_pages() {
     // Such memory is never borrowed, whether it is mapped or not.
     let held = rig.table.check(stag, START + 64, 8, need, accessor);
     assert_eq!(held.unwrap_err(), AccessError::NotMapped);
-    let seen = rig.table.access(range(64), need, accessor, |span| span.len());
+    let seen = rig
+        .table
+        .access(range(64), need, accessor, |span| span.len());
     assert_eq!(seen, missing.map(|()| 0));
     // Bounds and domains are checked first.
-    let behind = rig.table.permits((stag, START + LEN - 8, 9), need, accessor);
+    let behind = rig
+        .table
+        .permits((stag, START + LEN - 8, 9), need, accessor);
     assert_eq!(behind, Err(AccessError::BaseOrBounds));
-    let other = Accessor { pd: PD + 1, ..accessor };
+    let other = Accessor {
+        pd: PD + 1,
+        ..accessor
+    };
     let foreign = rig.table.permits(range(64), need, other);
     assert_eq!(foreign, Err(AccessError::NotAssociated));
 }
@@ -246,7 +256,9 @@ fn word_update_survives_races() {
     map(START, 8);
     let accessor = rig.qp.accessor();
     let begins = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
-    let old = rig.table.update_word((stag, START), accessor, |word| word + 1);
+    let old = rig
+        .table
+        .update_word((stag, START), accessor, |word| word + 1);
     assert_eq!((old, CHANGES.get()), (Ok(Some(begins + 200)), 0));
     assert_eq!(content(START, 8), (begins + 201).to_ne_bytes());
 }
@@ -269,7 +281,9 @@ fn word_update_needs_mapping_and_alignment() {
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let changed = rig.table.reregister(stag, None, None, Some(rights));
     assert_eq!(changed.unwrap().0, stag);
-    let add = rig.table.update_word((stag, START + 64), accessor, |word| word);
+    let add = rig
+        .table
+        .update_word((stag, START + 64), accessor, |word| word);
     assert_eq!(add, Err(AccessError::AccessDenied));
     // It is still an on-demand region.
     assert!(rig.table.info(stag).unwrap().on_demand);

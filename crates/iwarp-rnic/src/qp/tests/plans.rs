@@ -335,7 +335,7 @@ fn one_octet_plan_holds_one_fpdu() {
             let mut segments = Vec::new();
             while cut.qp.wants_tx() {
                 assert_eq!(fpdus_of_a_fill(&mut cut), 1, "{i} {emss}");
-                segments.extend(cut.sent_of_the_plan());
+                segments.extend(cut.write_plan());
             }
             assert!(segments.len() > 1, "{i} {emss}");
             assert_eq!(segments, whole.sent(), "{i} {emss}");
@@ -373,7 +373,7 @@ fn rest_needs_no_sent_elements() {
     let expected = [rig.read(&first), rig.read(&second)].concat();
     rig.post(1, SendOp::Send, &[first.sge(), second.sge()]);
     assert_eq!(fpdus_of_a_fill(&mut rig), 1);
-    let mut sent = rig.sent_of_the_plan();
+    let mut sent = rig.write_plan();
     assert!(sent[0].1.len() > 1000);
     rig.table.deregister(Stag(first.stag)).unwrap();
     sent.extend(rig.sent());

@@ -84,7 +84,9 @@ fn ordinary_regions_need_no_user() {
     let mw = window(&mut rig, &mr, mr.at, 64);
     let need = Access::REMOTE_READ;
     let ordinary = |stag, at, len| {
-        let span = rig.table.check_ordinary((Stag(stag), at, len), need, accessor);
+        let span = rig
+            .table
+            .check_ordinary((Stag(stag), at, len), need, accessor);
         span.map(|span| span.len())
     };
     assert_eq!(ordinary(mr.stag, mr.at, 64), Some(64));
@@ -94,7 +96,10 @@ fn ordinary_regions_need_no_user() {
     assert_eq!(ordinary(mw, mr.at, 64), None);
     // All of these are allowed.
     for (stag, at) in [(registered.stag, BASE), (mw, mr.at)] {
-        assert_eq!(rig.table.permits((Stag(stag), at, 64), need, accessor), Ok(()));
+        assert_eq!(
+            rig.table.permits((Stag(stag), at, 64), need, accessor),
+            Ok(())
+        );
     }
 }
 

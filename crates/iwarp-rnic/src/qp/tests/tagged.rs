@@ -386,7 +386,7 @@ fn solicited_message_completes_solicited() {
 fn receive_is_returned_after_last_use() {
     let mut rig = receiver(4);
     let (pool, target, source) = (rig.mr(600, ALL), rig.mr(600, ALL), rig.mr(32, ALL));
-    rig.host.intruder = Some(pool);
+    rig.host.overwritten_on_return = Some(pool);
     receive(&mut rig, 90, &pool);
     post_tag(&mut rig, 1, 7, &[target.sge()]);
     let payload: Vec<u8> = (0..500u32).map(|i| (i * 3) as u8).collect();
@@ -416,9 +416,9 @@ fn kept_receive_waits_for_message() {
     message_that_fills_the_queue(&mut rig, 1, 91, &pool);
     rig.host.not_ready = true;
     assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Held);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     rig.host.not_ready = false;
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(rig.rx_ulpdu(&send(3, b"none")), RxStatus::Ok);
     let taken = [1, 90, 91].map(|wr_id| (wr_id, WcStatus::Success));
     assert_eq!(brief(&rig.host.recvs), taken);
@@ -539,7 +539,7 @@ fn every_rendezvous_sender_is_notified() {
     let mut finished = 0;
     while rig.qp.wants_tx() {
         assert_eq!(rig.fill(), TxFill::Ready);
-        for (header, body) in rig.segments_of_the_plan() {
+        for (header, body) in rig.plan_segments() {
             match ReadRequest::parse(&body) {
                 Some(asks) if header.opcode() == Opcode::READ_REQUEST => {
                     answer(&mut rig, asks.sink_stag.0);

@@ -226,7 +226,10 @@ fn region_gone_before_response() {
 #[test]
 fn fault_message_names_blame() {
     let faults = [
-        (Blame::Peer, "terminated because the peer broke the protocol ("),
+        (
+            Blame::Peer,
+            "terminated because the peer broke the protocol (",
+        ),
         (Blame::PeerTerminated, "terminated by the peer ("),
         (Blame::Local, "a local work request failed ("),
         (Blame::Transport, "connection lost ("),

@@ -250,7 +250,7 @@ fn held_send_times_out() {
         rig.on_time(at(look));
         assert_eq!(rig.qp.poll_at(), Some(at(look + 200).min(at(3000))));
         // No receive was posted: the same Send waits, and its deadline stays.
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert_eq!(rig.offer_again(), RxStatus::Held);
     }
     rig.on_time(at(2999));
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
@@ -269,13 +269,13 @@ fn next_held_send_has_own_deadline() {
     assert_eq!(rig.rx(&second), RxStatus::Held);
     assert_eq!(rig.qp.poll_at(), Some(at(1200)), "the first still waits");
     rig.recv(1, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     assert_eq!(rig.qp.poll_at(), Some(Time::ZERO), "the second waits now");
     rig.on_time(at(2500));
     rig.on_time(at(4499));
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
     rig.recv(2, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(rig.qp.poll_at(), None);
     // An old deadline has no effect later.
     rig.on_time(at(99_000));
@@ -314,7 +314,7 @@ fn hidden_end_keeps_held_send() {
     assert_eq!(rig.qp.state(), State::Rts);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.recv(1, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 

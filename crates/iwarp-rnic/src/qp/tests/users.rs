@@ -179,11 +179,11 @@ fn send_with_invalidate_waits_for_users() {
     assert_eq!(a.qp.rx_interest(), RxInterest::Waits);
     assert!(a.qp.waits_for_memory() && !a.table.info(stag).unwrap().valid);
     assert_eq!(brief(&a.host.recvs), []);
-    assert_eq!(a.again(), RxStatus::Waits);
+    assert_eq!(a.offer_again(), RxStatus::Waits);
     a.plan.release(&a.table);
     assert!(a.table.take_unused());
     a.qp.retry_memory();
-    assert_eq!(a.again(), RxStatus::Ok);
+    assert_eq!(a.offer_again(), RxStatus::Ok);
     let done: Vec<_> = a.host.recvs.iter().map(|c| (c.wr_id, c.flags)).collect();
     assert_eq!(done, [(5, WcFlags::WITH_INV), (6, WcFlags::empty())]);
     assert_eq!(a.host.recvs[0].imm_or_stag, stag.0);
@@ -212,7 +212,7 @@ fn messages_after_pending_invalidation_wait() {
     assert_eq!(a.read(&target), [0, 1, 2, 3, 4, 5, 6, 7]);
     user.release(&a.table);
     a.qp.retry_memory();
-    assert_eq!(a.again(), RxStatus::Ok);
+    assert_eq!(a.offer_again(), RxStatus::Ok);
     let all = [5, 6, 7].map(|wr_id| (wr_id, WcStatus::Success));
     assert_eq!(brief(&a.host.recvs), all);
     assert_eq!(a.read(&target), [9; 8]);
@@ -292,11 +292,11 @@ fn read_with_invalidate_waits_for_users() {
     // The Read is not complete, and later messages are not delivered.
     assert_eq!(brief(&a.host.sends), []);
     assert_eq!(brief(&a.host.recvs), []);
-    assert_eq!(a.again(), RxStatus::Waits);
+    assert_eq!(a.offer_again(), RxStatus::Waits);
     user.release(&a.table);
     assert!(a.table.take_unused());
     a.qp.retry_memory();
-    assert_eq!(a.again(), RxStatus::Ok);
+    assert_eq!(a.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
     assert_eq!(brief(&a.host.recvs), [(6, WcStatus::Success)]);
     assert!(!a.qp.waits_for_memory());
@@ -519,7 +519,10 @@ fn empty_access_has_no_user() {
         assert!(span.unwrap().unwrap().is_empty());
         assert!(user.is_empty());
     }
-    assert!(user.check(&rig.table, (stag, mr.at, 8), ALL, accessor).is_ok());
+    assert!(
+        user.check(&rig.table, (stag, mr.at, 8), ALL, accessor)
+            .is_ok()
+    );
     assert!(!user.is_empty());
     user.release(&rig.table);
     assert!(user.is_empty());

@@ -66,7 +66,9 @@ fn region_is_free_after_last_window() {
             let busy = rig.table.deregister(Stag(mr.stag));
             assert_eq!(busy.unwrap_err(), MemoryError::Busy);
             end(&mut rig, mw, &mr);
-            let access = rig.table.permits((mw, mr.at, 1), Access::REMOTE_READ, accessor);
+            let access = rig
+                .table
+                .permits((mw, mr.at, 1), Access::REMOTE_READ, accessor);
             // The window may have been bound to other memory.
             let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
             assert!(lost.contains(&access.unwrap_err()));
@@ -97,8 +99,8 @@ fn table_counts_entries() {
         assert!(rig.table.info(mw).is_some());
         assert_eq!(rig.table.deallocate_window(mw), Ok(()));
         assert_eq!((rig.table.info(mw), rig.table.len()), (None, left));
-        let again = rig.table.deallocate_window(mw);
-        assert_eq!(again, Err(MemoryError::NoSuchStag));
+        let offer_again = rig.table.deallocate_window(mw);
+        assert_eq!(offer_again, Err(MemoryError::NoSuchStag));
         let gone = rig.table.bind(&bind(mw, &mr), accessor);
         assert_eq!(gone, Err(MemoryError::NoSuchStag));
     }
@@ -123,7 +125,13 @@ fn refusal_reasons_have_order() {
         (mr.stag, foreign, write, 65, AccessError::NotAssociated),
         (mr.stag, foreign, read, 65, AccessError::NotAssociated),
         (mr.stag, accessor, write, 65, AccessError::AccessDenied),
-        (mr.stag, accessor, read | write, 64, AccessError::AccessDenied),
+        (
+            mr.stag,
+            accessor,
+            read | write,
+            64,
+            AccessError::AccessDenied,
+        ),
         (mr.stag, accessor, read, 65, AccessError::BaseOrBounds),
     ];
     for (stag, accessor, right, len, error) in cases {
@@ -213,7 +221,9 @@ fn window_types_differ_in_scope() {
             (mr.at - 1, 1),
             (mr.at + 64, 1),
         ] {
-            let outside = rig.table.permits((mw, at, len), Access::REMOTE_READ, accessor);
+            let outside = rig
+                .table
+                .permits((mw, at, len), Access::REMOTE_READ, accessor);
             assert_eq!(outside, Err(AccessError::BaseOrBounds), "{at} {len}");
         }
         let wraps = rig
@@ -245,39 +255,40 @@ fn window_keeps_nothing_of_earlier_bind() {
         if ty == WindowType::Type2 {
             assert_eq!(rig.table.invalidate(mw, first, true), Ok(true));
         }
-        let again = mw.with_key(mw.key().wrapping_add(1));
+        let offer_again = mw.with_key(mw.key().wrapping_add(1));
         let less = Bind {
-            new_stag: again,
+            new_stag: offer_again,
             addr: mr.at + 8,
             len: 16,
             access: Access::REMOTE_READ,
             ..bind(mw, &mr)
         };
         rig.table.bind(&less, second).unwrap();
-        let permits = |stag, at, len, right, accessor| rig.table.permits((stag, at, len), right, accessor);
+        let permits =
+            |stag, at, len, right, accessor| rig.table.permits((stag, at, len), right, accessor);
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
         let (begin, outside) = (mr.at + 8, Err(AccessError::BaseOrBounds));
-        assert_eq!(permits(again, begin, 16, read, second), Ok(()));
-        assert_eq!(permits(again, begin, 17, read, second), outside);
-        assert_eq!(permits(again, begin - 1, 1, read, second), outside);
-        assert_eq!(permits(again, 0, 1, read, second), outside);
+        assert_eq!(permits(offer_again, begin, 16, read, second), Ok(()));
+        assert_eq!(permits(offer_again, begin, 17, read, second), outside);
+        assert_eq!(permits(offer_again, begin - 1, 1, read, second), outside);
+        assert_eq!(permits(offer_again, 0, 1, read, second), outside);
         let denied = Err(AccessError::AccessDenied);
-        assert_eq!(permits(again, begin, 1, write, second), denied);
+        assert_eq!(permits(offer_again, begin, 1, write, second), denied);
         let invalid = Err(AccessError::InvalidStag);
         assert_eq!(permits(mw, begin, 1, read, second), invalid);
         let not_its = match ty {
             WindowType::Type1 => Ok(()),
             WindowType::Type2 => Err(AccessError::NotAssociated),
         };
-        assert_eq!(permits(again, begin, 1, read, first), not_its);
+        assert_eq!(permits(offer_again, begin, 1, read, first), not_its);
         // The region of the first bind is free.
         assert!(rig.table.deregister(Stag(before.stag)).is_ok());
         let busy = rig.table.deregister(Stag(mr.stag));
         assert_eq!(busy.unwrap_err(), MemoryError::Busy);
         if ty == WindowType::Type2 {
-            let not_its = rig.table.invalidate(again, first, true);
+            let not_its = rig.table.invalidate(offer_again, first, true);
             assert_eq!(not_its, Err(AccessError::NotAssociated));
-            assert_eq!(rig.table.invalidate(again, second, true), Ok(true));
+            assert_eq!(rig.table.invalidate(offer_again, second, true), Ok(true));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! 32-bit numbers that wrap: a long-lived connection reaches that within hours. Comparisons must
 //! work across the wrap.
 
-use super::blamed::refused_by_number;
+use super::blamed::receive_terminate_about;
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
@@ -38,7 +38,7 @@ fn farewell_counts_across_wrap() {
             by_number(&mut b);
             // This many Writes were sent, received and completed.
             a.qp.acknowledge.sent = before;
-            a.qp.acknowledge.asked();
+            a.qp.acknowledge.cover_sent();
             b.qp.rx.writes = before;
             let (mr, target) = (a.mr(8, Access::LOCAL_WRITE), b.mr(8, ALL));
             let write = SendOp::Write {
@@ -90,7 +90,7 @@ fn held_message_is_found_across_wrap() {
             let complete: Vec<u64> = (1..wr_id).collect();
             assert_eq!(done(&a), complete, "after {before}");
             b.recv(wr_id, &[]);
-            let status = b.again();
+            let status = b.offer_again();
             assert_eq!(status == RxStatus::Held, wr_id < 4);
         }
         shuttle(&mut a, &mut b, 9999);
@@ -117,7 +117,7 @@ fn requests_are_distinguished_across_wrap() {
         rig.post(3, SendOp::Send, &[]);
         rig.post(4, SendOp::Send, &[]);
         let _ = rig.sent();
-        refused_by_number(&mut rig, Opcode::SEND, 3);
+        receive_terminate_about(&mut rig, Opcode::SEND, 3);
         let expected = [
             (1, WcStatus::Success),
             (2, WcStatus::Flushed),

@@ -256,9 +256,9 @@ fn queue_destroyed_during_hold() {
     let mut b = target();
     let _ = b.rx_ulpdu(&note(10));
     assert_eq!(b.rx_ulpdu(&send(1, b"hello")), RxStatus::Held);
-    assert_eq!(b.again(), RxStatus::Held);
+    assert_eq!(b.offer_again(), RxStatus::Held);
     b.host.domain.clear();
-    assert_eq!(b.again(), RxStatus::Failed);
+    assert_eq!(b.offer_again(), RxStatus::Failed);
     b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_QN);
 }
 
@@ -275,7 +275,7 @@ fn held_send_continues_with_next_receive() {
     shuttle(&mut a, &mut b, 1000);
     assert!(b.host.recvs.is_empty(), "the receive is another queue's");
     post_srq(&mut b, 10, 7, &here);
-    assert_eq!(b.again(), RxStatus::Ok);
+    assert_eq!(b.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Success)]);
 }
 
@@ -295,8 +295,8 @@ fn note_inside_message_is_refused() {
 /// dropped.
 #[test]
 fn note_inside_started_message_is_refused() {
-    for drops in [false, true] {
-        let receiver_not_ready = match drops {
+    for drops_messages in [false, true] {
+        let receiver_not_ready = match drops_messages {
             true => ReceiverNotReady::Drop,
             false => ReceiverNotReady::default(),
         };
@@ -306,7 +306,7 @@ fn note_inside_started_message_is_refused() {
         });
         let here = b.mr_in(PD, 64, ALL);
         let _ = b.rx_ulpdu(&note(10));
-        let payload = match drops {
+        let payload = match drops_messages {
             true => &b"half"[..],
             false => {
                 post_srq(&mut b, 10, 7, &here);

@@ -306,7 +306,7 @@ impl World {
         let octets = std::mem::take(&mut self.arriving);
         let mut rest = &octets[..];
         if self.held {
-            self.held = self.rig.again() == RxStatus::Held;
+            self.held = self.rig.offer_again() == RxStatus::Held;
         }
         while !rest.is_empty() && !self.held && self.rig.qp.rx_interest() == RxInterest::Read {
             let (now, later) = rest.split_at(piece.min(rest.len()));
