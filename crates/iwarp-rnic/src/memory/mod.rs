@@ -52,7 +52,7 @@ pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
 #[cfg(test)]
-pub(crate) use host::gone;
+pub(crate) use host::unmapped;
 pub use iwarp_proto::ddp::Stag;
 pub use on_demand::{ExchangeFn, Pager, ReadFn, WriteFn};
 pub use pages::{ListedPages, PagePlace, Pages};

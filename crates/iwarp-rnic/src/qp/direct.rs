@@ -1,5 +1,5 @@
-//! Direct reading: a large payload is read from the stream to its destination. It requires a stream
-//! without CRC and markers, because nothing can be verified first.
+//! Direct reading: a large payload is read from the stream straight to its destination. This
+//! requires a stream without CRC and markers, because the payload cannot be verified first.
 
 use super::admit::Refusal;
 use super::buffer::RxPlan;
@@ -17,10 +17,10 @@ use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, pad_len};
 pub(super) struct Direct {
     pub(super) header: Header,
     pub(super) target: Target,
-    /// Payload of the whole segment, in octets.
+    /// Payload of the segment, in octets.
     pub(super) payload: u32,
     pub(super) placed: u32,
-    /// End of the payload that may be read directly. The rest goes through staging, so that it
+    /// End of the payload that may be read directly. The rest is copied from staging, so that it
     /// becomes visible last.
     pub(super) direct_end: u32,
     pub(super) ulpdu_len: u16,
@@ -37,9 +37,9 @@ impl Direct {
 }
 
 impl QueuePair {
-    /// Adds the destination of the next `want` octets of payload to the plan. Returns how many
-    /// octets it added: fewer if there are too many runs or a region was deregistered, which
-    /// `rx_filled` reports.
+    /// Adds the destination of the next `want` octets of payload to the plan, and returns its
+    /// length. The result is less than `want` if there are too many runs or a region was
+    /// deregistered, which `rx_filled` reports.
     pub(super) fn plan_direct<'t, M: Memory>(
         &'t self,
         d: &Direct,
@@ -97,7 +97,7 @@ impl QueuePair {
             return (0, Step::NeedMore);
         }
         match self.try_direct(ulpdu, body, ulpdu_len, payload as u32, env) {
-            // More octets are missing than the tail has, so all were consumed.
+            // More octets are missing than the tail has, so all received octets were placed.
             Ok(Begun::Direct) => (octets.len(), Step::NeedMore),
             Ok(Begun::Hold) => (0, Step::Hold),
             Ok(Begun::No) => (0, Step::NeedMore),
@@ -120,8 +120,8 @@ impl QueuePair {
         payload: u32,
         env: &mut Env<'_, H>,
     ) -> Result<Begun, Refusal> {
-        // Segments that may be lost are processed as a whole, and memory whose pages may be missing
-        // is never read into directly.
+        // Segments that may have to be dropped are processed when complete, and memory whose pages
+        // may be missing is never read into directly.
         if self.drops_messages() || env.memory.has_on_demand() {
             return Ok(Begun::No);
         }
@@ -151,7 +151,7 @@ impl QueuePair {
             direct_end: payload.saturating_sub(tail),
             ulpdu_len,
         });
-        // Stay in this mode for the small FPDU that ends a message.
+        // A small FPDU at the end of a message does not end direct reading.
         self.rx.large = 3;
         Ok(Begun::Direct)
     }
@@ -164,7 +164,7 @@ impl QueuePair {
         octets: &[u8],
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
-        // Payload read together with an earlier FPDU still comes through staging.
+        // Payload may be in staging, because it was read together with an earlier FPDU.
         let want = d.direct_end.saturating_sub(d.placed) as usize;
         let part = if want > 0 {
             octets.get(..octets.len().min(want))
@@ -175,12 +175,12 @@ impl QueuePair {
             return (0, Step::NeedMore);
         };
         let tail = d.payload.saturating_sub(d.placed) as usize;
-        let here = part.get(..part.len().min(tail)).unwrap_or(&[]);
+        let received = part.get(..part.len().min(tail)).unwrap_or(&[]);
         let places = self.places(env.memory);
-        // Check this even without octets, to notice a region that was deregistered.
+        // Check the access even without octets, to detect that the region was deregistered.
         let placed = places
             .permits(d.target, d.placed, want as u32)
-            .and_then(|()| places.write(d.target, d.placed, here));
+            .and_then(|()| places.write(d.target, d.placed, received));
         if let Err(e) = placed {
             let refusal = Refusal::Memory(e);
             return (
@@ -204,8 +204,8 @@ impl QueuePair {
 /// The result of handling a partial FPDU.
 enum Begun {
     Direct,
-    /// It waits for a receive.
+    /// The FPDU waits for a receive.
     Hold,
-    /// It is processed once it is complete.
+    /// The FPDU is processed when it is complete.
     No,
 }

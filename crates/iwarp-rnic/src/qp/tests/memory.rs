@@ -60,8 +60,8 @@ fn type_2_window_bind_and_invalidate() {
     assert!(rig.sent().is_empty());
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
     let region = Stag(mr.stag);
-    let gone = rig.table.deregister(region);
-    assert_eq!(gone.unwrap_err(), MemoryError::Busy);
+    let deregistered = rig.table.deregister(region);
+    assert_eq!(deregistered.unwrap_err(), MemoryError::Busy);
     let changed = rig.table.reregister(region, None, None, Some(ALL));
     assert_eq!(changed.unwrap_err(), MemoryError::Busy);
     assert_eq!(write(&mut rig, new, mr.at + 8, &[1; 16]), RxStatus::Ok);

@@ -66,7 +66,7 @@ fn terminate_fails_its_read() {
         (Code::MPA_CRC, WcStatus::Fatal),
     ];
     for (code, status) in cases {
-        // Some peers return the right sink with a wrong number.
+        // Some peers return the right sink with a wrong sequence number.
         for (by_sink, msn) in [(true, 2), (true, 1), (true, 3), (true, 9), (false, 2)] {
             let (mut rig, requests) = busy();
             let header = Header::Untagged(UntaggedHeader {
@@ -147,7 +147,7 @@ fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Termina
     }
 }
 
-/// Each queue counts separately: the first Send has the number of the first Read.
+/// Each queue has its own sequence numbers: the first Send and the first Read both have number 1.
 #[test]
 fn terminate_about_send_blames_no_read() {
     for msn in 1..=3 {
@@ -196,19 +196,19 @@ fn atomic_is_found_by_msn() {
     }
 }
 
-/// The first of two Read Requests is answered partly when its region is deregistered. The Terminate
-/// names the rest of it.
+/// The region of the first of two Read Requests is deregistered before the response is sent. The
+/// Terminate contains this request.
 #[test]
-fn region_gone_before_response() {
+fn region_deregistered_before_response() {
     let mut rig = Rig::new();
-    let [gone, other] = [0; 2].map(|_| rig.mr(64, ALL));
-    for (msn, mr) in [(1, &gone), (2, &other)] {
+    let [missing, other] = [0; 2].map(|_| rig.mr(64, ALL));
+    for (msn, mr) in [(1, &missing), (2, &other)] {
         let body = read_request(9, 64, mr.stag, mr.at);
         let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
     }
     assert_eq!(rig.qp.take_events(), Events::empty());
-    rig.table.deregister(Stag(gone.stag)).unwrap();
+    rig.table.deregister(Stag(missing.stag)).unwrap();
     let t = rig.terminate();
     assert_eq!(t.code, Code::RDMAP_INVALID_STAG);
     assert_eq!(t.ddp_segment_len, Some(46));
@@ -217,9 +217,12 @@ fn region_gone_before_response() {
     };
     assert_eq!((h.qn, h.msn, h.opcode), (1, 1, Opcode::READ_REQUEST));
     let request = t.read_request.unwrap();
-    assert_eq!((request.source_stag, request.size), (Stag(gone.stag), 64));
-    let told = rig.qp.take_events();
-    assert!(told.contains(Events::ACCESS_ERROR | Events::FATAL));
+    assert_eq!(
+        (request.source_stag, request.size),
+        (Stag(missing.stag), 64)
+    );
+    let events = rig.qp.take_events();
+    assert!(events.contains(Events::ACCESS_ERROR | Events::FATAL));
     rig.assert_ended(Blame::Peer, Code::RDMAP_INVALID_STAG);
 }
 
@@ -339,8 +342,8 @@ fn data_after_terminate_is_dropped() {
     }
 }
 
-/// A host that injects faults lets this end give up, or treats the peer as one that broke a rule.
-/// The program observes the same as with a real fault, and the peer gets the Terminate.
+/// A host that injects faults ends the stream as if a local request had failed or the peer had
+/// broken a rule. Program and peer are notified as for a real fault.
 #[test]
 fn injected_faults_act_like_real_ones() {
     type Inject = fn(&mut Rig);
@@ -463,7 +466,7 @@ fn wrong_responses_fail_request() {
 }
 
 #[test]
-fn missing_sink_fails_read_only() {
+fn deregistered_sink_fails_only_read() {
     let mut rig = Rig::new();
     let sink = rig.mr(8, Access::LOCAL_WRITE);
     let buffer = rig.mr(100, Access::LOCAL_WRITE);
@@ -539,6 +542,6 @@ fn sink_stags_avoid_reserved_values() {
     let sent = rig.sent();
     let requests = sent.iter().filter_map(|(_, p)| ReadRequest::parse(p));
     let sinks: Vec<_> = requests.map(|r| r.sink_stag).collect();
-    // Not zero and one, which mean "no STag" and "nothing" in requests.
+    // Zero and one are not used: they mean "no STag" and "empty message" in requests.
     assert_eq!(sinks, [Stag(u32::MAX), Stag(2)]);
 }

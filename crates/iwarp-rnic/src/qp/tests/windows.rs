@@ -101,8 +101,8 @@ fn table_counts_entries() {
         assert_eq!((rig.table.info(mw), rig.table.len()), (None, left));
         let offer_again = rig.table.deallocate_window(mw);
         assert_eq!(offer_again, Err(MemoryError::NoSuchStag));
-        let gone = rig.table.bind(&bind(mw, &mr), accessor);
-        assert_eq!(gone, Err(MemoryError::NoSuchStag));
+        let refused = rig.table.bind(&bind(mw, &mr), accessor);
+        assert_eq!(refused, Err(MemoryError::NoSuchStag));
     }
     let region = rig.table.deallocate_window(Stag(mr.stag));
     assert_eq!(region, Err(MemoryError::NoSuchStag));

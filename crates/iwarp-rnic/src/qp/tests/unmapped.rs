@@ -4,7 +4,7 @@
 
 use super::harness::*;
 use crate::limits::SUM_COPY_MIN;
-use crate::memory::{Crc32c, gone};
+use crate::memory::{Crc32c, unmapped};
 use crate::qp::*;
 use crate::{SendOp, WcStatus};
 use iwarp_proto::crc32c;
@@ -20,7 +20,7 @@ use std::vec::Vec;
 unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     // SAFETY: the caller has promised that the bytes are readable, and one thread runs a test.
     let octets = unsafe { core::slice::from_raw_parts(from, len) };
-    (gone::before(from, len) == len).then(|| crc32c::append(crc, octets))
+    (unmapped::before(from, len) == len).then(|| crc32c::append(crc, octets))
 }
 
 /// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), for memory that may be unmapped.
@@ -30,7 +30,7 @@ unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
 unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
     // SAFETY: guaranteed by the caller.
     unsafe {
-        to.copy_from_nonoverlapping(from, gone::before(from, len));
+        to.copy_from_nonoverlapping(from, unmapped::before(from, len));
         sum_in_place(crc, from, len)
     }
 }
@@ -113,10 +113,10 @@ fn unreadable_source_fails_request() {
                         1 => &[mr.sge()][..],
                         _ => &scattered,
                     };
-                    gone::unmap(mr.at + u64::from(len) - 1, 1);
+                    unmapped::unmap(mr.at + u64::from(len) - 1, 1);
                     rig.post(5, op, sges);
                     fill_until_failed(&mut rig, crc);
-                    gone::unmap(0, 0);
+                    unmapped::unmap(0, 0);
                     assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
                     assert_eq!(brief(&rig.host.sends), [(5, WcStatus::LocalProtection)]);
                     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
@@ -138,9 +138,9 @@ fn unreadable_response_is_refused() {
         let body = read_request(9, len, mr.stag, mr.at);
         let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
-        gone::unmap(mr.at + u64::from(len) - 1, 1);
+        unmapped::unmap(mr.at + u64::from(len) - 1, 1);
         fill_until_failed(&mut rig, crc);
-        gone::unmap(0, 0);
+        unmapped::unmap(0, 0);
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);
         assert_eq!(terminate.read_request.unwrap().sink_stag, Stag(9));
@@ -156,11 +156,11 @@ fn unwritable_target_refuses_write() {
         for at in [0, len / 2, len - 1] {
             let mut rig = Rig::new();
             let mr = rig.mr(len, ALL);
-            gone::unmap(mr.at + u64::from(at), 1);
+            unmapped::unmap(mr.at + u64::from(at), 1);
             let payload = vec![0xee; len as usize];
             let ulpdu = tagged(Opcode::WRITE, mr.stag, mr.at, true, &payload);
             assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
-            gone::unmap(0, 0);
+            unmapped::unmap(0, 0);
             let terminate = rig.terminate();
             assert_eq!(
                 terminate.code,
@@ -183,9 +183,9 @@ fn unwritable_receive_fails() {
     let mr = rig.mr(64, ALL);
     rig.recv(3, &[mr.part(0, 32), mr.part(32, 32)]);
     rig.recv(4, &[mr.sge()]);
-    gone::unmap(mr.at + 40, 1);
+    unmapped::unmap(mr.at + 40, 1);
     assert_eq!(rig.rx_ulpdu(&send(1, &[7; 50])), RxStatus::Failed);
-    gone::unmap(0, 0);
+    unmapped::unmap(0, 0);
     assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
     let statuses = [(3, WcStatus::LocalProtection), (4, WcStatus::Flushed)];
     assert_eq!(brief(&rig.host.recvs), statuses);
@@ -225,9 +225,9 @@ fn unwritable_sinks_fail_their_requests() {
                 untagged(Opcode::ATOMIC_RESPONSE, 3, 1, 0, true, &body)
             }
         };
-        gone::unmap(mr.at + 7, 1);
+        unmapped::unmap(mr.at + 7, 1);
         assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
-        gone::unmap(0, 0);
+        unmapped::unmap(0, 0);
         assert_eq!(brief(&rig.host.sends), [(3, WcStatus::LocalProtection)]);
         assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
     }
@@ -249,10 +249,10 @@ fn unreadable_word_refuses_atomic() {
         compare_mask: 0,
     }
     .emit(&mut body);
-    gone::unmap(mr.at + 15, 1);
+    unmapped::unmap(mr.at + 15, 1);
     let ulpdu = untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &body);
     assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
-    gone::unmap(0, 0);
+    unmapped::unmap(0, 0);
     assert_eq!(rig.terminate().code, Code::RDMAP_BASE_BOUNDS);
     assert_eq!(rig.read(&mr)[8], 8);
 }
@@ -323,9 +323,9 @@ fn unreadable_beginning_fails_its_message() {
         } else {
             rig.post(1, SendOp::Send, &[mr.sge()]);
         }
-        gone::unmap(mr.at, 65_536);
+        unmapped::unmap(mr.at, 65_536);
         assert_eq!(rig.fill(), TxFill::Ready);
-        gone::unmap(0, 0);
+        unmapped::unmap(0, 0);
         assert!(!rig.plan.has_terminate() && rig.plan.len() > 60_000);
         rig.qp.tx_unreadable(&mut rig.plan, &mut rig.host);
         let code = match answers {
