@@ -18,14 +18,14 @@ use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 pub(super) enum Answer {
     /// The plan has no room; nothing was planned.
     NoRoom,
-    /// The whole response was planned.
-    Whole,
+    /// The response was planned completely.
+    Complete,
     /// The plan is full, or the response failed.
     Stopped,
 }
 
 impl QueuePair {
-    /// Plans up to `most` responses, the first from its beginning. Returns `false` if there is no
+    /// Plans up to `most` responses, none of which is in progress. Returns `false` if there is no
     /// room for the next one.
     #[inline(never)]
     pub(super) fn send_responses<H: Host>(
@@ -50,7 +50,7 @@ impl QueuePair {
             if len.wrapping_sub(1) >= small {
                 match self.continue_response(0, plan, w, host) {
                     Answer::NoRoom => return false,
-                    Answer::Whole => continue,
+                    Answer::Complete => continue,
                     Answer::Stopped => break,
                 }
             }
@@ -64,17 +64,17 @@ impl QueuePair {
                 if !plan.is_empty() {
                     return false;
                 }
-                self.lose_response(0, e, host);
+                self.fail_deregistered_response(0, e, host);
                 break;
             }
-            self.answered_peer(plan);
+            self.response_planned(plan);
         }
         true
     }
 
     /// Records that the oldest response is planned completely.
     #[inline]
-    fn answered_peer(&mut self, plan: &mut TxPlan) {
+    fn response_planned(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         plan.add_milestone(Milestone::Response);
         if self.sq.tally.is_on() {
@@ -83,7 +83,7 @@ impl QueuePair {
         self.responses.pop();
     }
 
-    /// Counts the response to the peer's oldest request if that is a Read.
+    /// Counts the response to the peer's oldest request if it is a Read.
     #[cold]
     #[inline(never)]
     fn tally_answer(&mut self) {
@@ -113,27 +113,27 @@ impl QueuePair {
         let result = out.response(request, &mut off, room);
         let whole = off == request.size;
         match result {
-            // Write what is planned first, so that local requests in the plan complete.
+            // Write the plan first, so that local requests in it complete.
             Err(_) if !plan.is_empty() => {
                 self.tx.job = (off > 0).then_some(Job::Response { off });
                 return Answer::NoRoom;
             }
-            Err(e) => self.lose_response(off, e, host),
+            Err(e) => self.fail_deregistered_response(off, e, host),
             Ok(()) if whole => {
                 self.tx.job = None;
-                self.answered_peer(plan);
-                return Answer::Whole;
+                self.response_planned(plan);
+                return Answer::Complete;
             }
             Ok(()) => self.tx.job = Some(Job::Response { off }),
         }
         Answer::Stopped
     }
 
-    /// Handles memory that was deregistered between the request and its response, of which `off`
-    /// octets are planned.
+    /// Fails a response of which `off` octets are planned, because its memory was deregistered
+    /// after the request.
     #[cold]
     #[inline(never)]
-    fn lose_response<H: Host>(&mut self, off: u32, e: AccessError, host: &mut H) {
+    fn fail_deregistered_response<H: Host>(&mut self, off: u32, e: AccessError, host: &mut H) {
         let Some(&Response::Read(request)) = self.responses.front() else {
             return;
         };
@@ -178,7 +178,7 @@ impl QueuePair {
         //# were received by the RDMAP layer, at the Responder.
         let (opcode, len) = (Opcode::ATOMIC_RESPONSE, AtomicResponse::LEN);
         self.emit_control(opcode, 3, len, plan, w, |out| response.emit(out));
-        self.answered_peer(plan);
+        self.response_planned(plan);
         true
     }
 }

@@ -49,12 +49,12 @@ impl<'a, M: Memory> Places<'a, M> {
             let to = to.wrapping_add(u64::from(skip));
             return visit(stag, to, len, Access::REMOTE_WRITE);
         }
-        let (sges, off) = self.list(target);
+        let (sges, off) = self.elements(target);
         let mut parts = Parts::new(sges, off.saturating_add(skip), len);
         while let Some((lkey, addr, len)) = parts.next() {
             visit(lkey, addr, len, Access::LOCAL_WRITE)?;
         }
-        parts.end()
+        parts.check_covered()
     }
 
     /// Copies octets to a target. The last octet becomes visible last.
@@ -70,7 +70,7 @@ impl<'a, M: Memory> Places<'a, M> {
             Target::Tagged { .. } => (None, 0),
         };
         let (off, len) = (off.saturating_add(skip), src.len() as u32);
-        // Nearly always all of it goes to the first element. The general case is out of line, so
+        // The octets nearly always fit into the first element. The general case is not inlined, so
         // that it costs nothing here.
         if let Some(first) = first
             && first.len.checked_sub(off).is_some_and(|room| len <= room)
@@ -78,7 +78,7 @@ impl<'a, M: Memory> Places<'a, M> {
             let addr = first.addr.wrapping_add(u64::from(off));
             return self.copy((first.stag(), addr), Access::LOCAL_WRITE, src);
         }
-        let (sges, off) = self.list(target);
+        let (sges, off) = self.elements(target);
         // Pass a copy, so that the compiler keeps the original in registers.
         Self { ..*self }.write_parts(sges, off.saturating_add(skip), src)
     }
@@ -91,7 +91,7 @@ impl<'a, M: Memory> Places<'a, M> {
             self.copy((lkey, addr), Access::LOCAL_WRITE, now)?;
             src = later;
         }
-        parts.end()
+        parts.check_covered()
     }
 
     #[inline(always)]
@@ -99,9 +99,9 @@ impl<'a, M: Memory> Places<'a, M> {
         self.memory.write(at, need, self.accessor, src)
     }
 
-    /// Returns the elements of a target that is a list, and the target's offset in them.
+    /// Returns the scatter/gather list of an untagged target, and the target's offset in it.
     #[inline(always)]
-    fn list(&self, target: Target) -> (&'a [Sge], u32) {
+    fn elements(&self, target: Target) -> (&'a [Sge], u32) {
         match target {
             Target::Receive { off } => (self.receive.sges(), off),
             Target::Sink { seq, off } => (self.sends.sges(seq), off),
@@ -112,8 +112,9 @@ impl<'a, M: Memory> Places<'a, M> {
 
 /// The parts of a scatter/gather list that cover octets `off` to `off + len`.
 ///
-/// This is neither an `Iterator`, because [`end`](Self::end) must be checked, nor a closure,
-/// because the compiler would not inline one into the loop over small messages.
+/// This is no `Iterator`, because [`check_covered`](Self::check_covered) must be called at the end.
+/// It is no closure either, because the compiler would not inline it into the loop over small
+/// messages.
 pub(super) struct Parts<'a> {
     sges: core::slice::Iter<'a, Sge>,
     off: u32,
@@ -150,9 +151,9 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns a bounds error if the list was too short; called after the last part.
+    /// Returns a bounds error if the list was too short. Must be called after the last part.
     #[inline(always)]
-    pub(super) const fn end(&self) -> Result<(), AccessError> {
+    pub(super) const fn check_covered(&self) -> Result<(), AccessError> {
         match self.len {
             0 => Ok(()),
             _ => Err(AccessError::BaseOrBounds),
@@ -173,7 +174,7 @@ pub(super) fn for_each_part(
     while let Some((lkey, addr, len)) = parts.next() {
         visit(lkey, addr, len)?;
     }
-    parts.end()
+    parts.check_covered()
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ impl Life {
 
     /// Returns `true` if the queue pair accepts send work requests, even if only to flush them.
     #[inline]
-    pub(in crate::qp) const fn takes_sends(&self) -> bool {
+    pub(in crate::qp) const fn accepts_sends(&self) -> bool {
         matches!(self.state(), State::Rts | State::Sqd | State::Error)
     }
 

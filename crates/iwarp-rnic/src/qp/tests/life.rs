@@ -414,7 +414,7 @@ fn invariants_of_each_state() {
         assert!(life.starts_requests() <= (state == State::Rts && life.is_up()));
         assert!(life.has_unwritten() <= life.has_stream());
         let takes = matches!(state, State::Rts | State::Sqd | State::Error);
-        assert_eq!(life.takes_sends(), takes);
+        assert_eq!(life.accepts_sends(), takes);
         // Nothing is written after the end of the stream, and no stream is given up that is still
         // to be written to.
         if life.wish() != StreamWish::Keep {

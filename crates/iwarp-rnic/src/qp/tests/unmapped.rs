@@ -16,9 +16,9 @@ use std::vec::Vec;
 /// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), for memory that may be unmapped.
 ///
 /// # Safety
-/// As there.
+/// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn).
 unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-    // SAFETY: the caller has promised that the bytes are readable, and one thread runs a test.
+    // SAFETY: the caller guarantees that the bytes are readable, and a test runs on one thread.
     let octets = unsafe { core::slice::from_raw_parts(from, len) };
     (unmapped::before(from, len) == len).then(|| crc32c::append(crc, octets))
 }
@@ -26,7 +26,7 @@ unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
 /// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), for memory that may be unmapped.
 ///
 /// # Safety
-/// As there.
+/// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn).
 unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -38,7 +38,7 @@ unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Op
 /// Returns all ways to compute CRCs of registered memory.
 fn crcs() -> [Crc32c; 3] {
     let copied = Crc32c::new(crc32c::append);
-    // SAFETY: they read and write only what they are given.
+    // SAFETY: the functions read and write only the given bytes.
     unsafe {
         [
             copied,
@@ -57,7 +57,7 @@ fn fill(rig: &mut Rig, crc32c: Crc32c) -> TxFill {
     rig.qp.tx_fill(&mut rig.plan, &mut env)
 }
 
-/// Fills and writes plans until one has the Terminate.
+/// Fills and writes plans until one contains the Terminate.
 fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
     loop {
         assert_eq!(fill(rig, crc), TxFill::Ready);
@@ -68,7 +68,7 @@ fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
     }
 }
 
-/// Returns a rig for streams with these properties that may take snapshots.
+/// Returns a rig whose stream has these properties.
 fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     let config = QpConfig {
         snapshot,
@@ -84,8 +84,8 @@ fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     Rig::with(config, stream)
 }
 
-/// The last octet of the source is unmapped. Everything sent before is whole, and the Terminate is
-/// the last message.
+/// The last octet of the source is unmapped. Earlier messages are sent completely, and the Terminate
+/// is the last message.
 #[test]
 fn unreadable_source_fails_request() {
     let long = 4 * SUM_COPY_MIN;
@@ -257,8 +257,9 @@ fn unreadable_word_refuses_atomic() {
     assert_eq!(rig.read(&mr)[8], 8);
 }
 
-/// A plan of small messages and one whose memory the driver could not read after it had written
-/// `written` octets.
+/// Returns a rig whose driver has written `written` octets of a plan, but could not read the memory
+/// for the rest. The plan consists of a large message between small ones, or of two large
+/// responses (`answers`).
 fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
     let mut rig = rig(false, false, false, 65_000);
     let mr = rig.mr(50_000, ALL);
@@ -284,7 +285,8 @@ fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
     (rig, octets)
 }
 
-/// If only whole messages were sent, a Terminate notifies the peer about the right request.
+/// If only complete messages were written, the request that owns the memory fails, and the peer
+/// gets a Terminate.
 #[test]
 fn unreadable_plan_fails_its_owner() {
     let small = 2 + 14 + 10 + 4 + 2;
@@ -310,7 +312,7 @@ fn unreadable_plan_fails_its_owner() {
     }
 }
 
-/// A plan with only the beginning of a message whose memory is unmapped.
+/// The plan contains only the beginning of a message, whose memory is unmapped.
 #[test]
 fn unreadable_beginning_fails_its_message() {
     for answers in [false, true] {
@@ -341,7 +343,7 @@ fn unreadable_beginning_fails_its_message() {
     }
 }
 
-/// Inside an FPDU no Terminate can be sent: the stream is to be reset.
+/// Inside an FPDU no Terminate can be sent, so the stream is to be reset.
 #[test]
 fn unreadable_plan_cuts_stream() {
     for answers in [false, true] {
