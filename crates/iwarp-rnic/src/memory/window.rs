@@ -33,20 +33,20 @@ impl<M: Memory> MemoryTable<M> {
         self.insert(kind, pd, random)
     }
 
-    /// Removes a window, bound or not.
+    /// Removes a window, even if it is bound.
     pub fn deallocate_window(&mut self, stag: Stag) -> Result<(), MemoryError> {
         let window = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
         if !matches!(window.kind, Kind::Window { .. }) {
             return Err(MemoryError::NoSuchStag);
         }
         window.state.check_unused()?;
-        self.retire(window);
+        self.invalidate_window(window);
         self.remove_window(stag)
     }
 
-    /// Makes a window invalid and releases its region. The caller has exclusive access to the
+    /// Makes a window invalid and releases its region. The caller must have exclusive access to the
     /// table.
-    fn retire(&self, window: &Entry<M>) {
+    fn invalidate_window(&self, window: &Entry<M>) {
         if window.state.invalidate(window.state.stag()).is_some() {
             self.unbind(window);
         }
@@ -57,9 +57,10 @@ impl<M: Memory> MemoryTable<M> {
     //# between a STag and a specific DDP Stream.
     /// Binds a window for a queue pair.
     ///
-    /// A type 2 window must be invalid, and serves only this queue pair afterwards. A type 1 window
-    /// can be bound again at any time; a length of zero unbinds it. Fails with `InUse` while the
-    /// memory of an earlier bind is in use; that bind ends, and new accesses to it are refused.
+    /// A type 2 window must be invalid, and can then be used only by this queue pair. A type 1
+    /// window can be bound again at any time; a length of zero unbinds it. Fails with `InUse` while
+    /// the memory of an earlier bind is in use; the earlier bind is then already invalid, and new
+    /// accesses are refused.
     pub fn bind(&mut self, wr: &Bind, accessor: Accessor) -> Result<(), MemoryError> {
         let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
         let Kind::Window { ty, .. } = window.kind else {
@@ -79,7 +80,7 @@ impl<M: Memory> MemoryTable<M> {
             true => None,
             false => Some(self.bind_target(wr, accessor)?),
         };
-        self.retire(window);
+        self.invalidate_window(window);
         window.state.check_unused()?;
         let Some((parent, offset)) = target else {
             if let Some(e) = self.entry_mut(wr.mw_stag) {
@@ -112,7 +113,8 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Checks the region of a bind. Returns its STag and the window's position in its memory.
+    /// Checks the region of a bind. Returns the region's STag, and the window's position in the
+    /// region's memory.
     fn bind_target(&self, wr: &Bind, accessor: Accessor) -> Result<(Stag, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
         if matches!(region.kind, Kind::Window { .. }) || !region.state.is(wr.mr_stag) {

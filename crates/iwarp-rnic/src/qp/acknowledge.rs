@@ -150,7 +150,7 @@ impl QueuePair {
     /// stream ends inside a message, its receive stays in use until the queue pair ends, and is
     /// then flushed.
     pub const fn hides_end(&self) -> bool {
-        (self.acknowledge.by_number || self.acknowledge.end_hidden) && self.life.is_up_for_good()
+        (self.acknowledge.by_number || self.acknowledge.end_hidden) && self.life.is_open()
     }
 
     /// Plans a probe: a zero-length Read.

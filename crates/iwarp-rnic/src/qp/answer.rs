@@ -88,7 +88,7 @@ impl QueuePair {
     #[inline(never)]
     fn tally_answer(&mut self) {
         if let Some(Response::Read(request)) = self.responses.front() {
-            self.sq.tally.add_peers(Counted::RemoteRead, request.size);
+            self.sq.tally.add_remote(Counted::RemoteRead, request.size);
         }
     }
 

@@ -378,7 +378,7 @@ impl QueuePair {
     #[inline(never)]
     fn tally_write(&mut self) {
         let octets = self.rx.last_write_len;
-        self.sq.tally.add_peers(Counted::RemoteWrite, octets);
+        self.sq.tally.add_remote(Counted::RemoteWrite, octets);
     }
 
     /// Ends a segment of an RDMA Write, whether or not its payload was placed.

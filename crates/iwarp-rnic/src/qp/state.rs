@@ -144,7 +144,7 @@ impl QueuePair {
     /// atomics received so far are answered. Then the sending direction is shut down and the
     /// remaining requests are flushed.
     pub fn close<H: Host>(&mut self, host: &mut H) {
-        if self.life.is_up_for_good() {
+        if self.life.is_open() {
             // Later requests are not answered: a peer that continues to send them must not prevent
             // the end.
             self.tx.answer_until = Some(self.responses.mark());

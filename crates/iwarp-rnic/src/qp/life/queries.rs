@@ -31,14 +31,14 @@ impl Life {
         !matches!(self, Self::Apart { old: None, .. })
     }
 
-    /// Returns `true` if a stream is operational: what is received is processed.
+    /// Returns `true` if a stream is operational: received octets are processed.
     #[inline]
     pub(in crate::qp) const fn is_up(&self) -> bool {
         matches!(self, Self::Up { .. })
     }
 
-    /// Returns `true` if a stream is operational and nobody has started to end it.
-    pub(in crate::qp) const fn is_up_for_good(&self) -> bool {
+    /// Returns `true` if a stream is operational, and neither end has started to close it.
+    pub(in crate::qp) const fn is_open(&self) -> bool {
         matches!(
             self,
             Self::Up {
@@ -49,8 +49,8 @@ impl Life {
         )
     }
 
-    /// Returns `true` if something happens once nothing is left to send: the program is notified in
-    /// SQD, or the stream ends.
+    /// Returns `true` if a drained send queue has an effect: the program is notified in SQD, or the
+    /// stream ends.
     #[inline]
     pub(in crate::qp) const fn acts_when_drained(&self) -> bool {
         matches!(
@@ -143,7 +143,7 @@ impl Life {
         )
     }
 
-    /// Returns `true` if a plan was started and may not be written completely.
+    /// Returns `true` if a plan was filled and is not written completely.
     pub(in crate::qp) const fn has_unwritten(&self) -> bool {
         matches!(
             self,
@@ -185,7 +185,7 @@ impl Life {
     }
 
     pub(in crate::qp) const fn is_ending(&self) -> bool {
-        self.has_stream() && !self.is_up_for_good()
+        self.has_stream() && !self.is_open()
     }
 
     /// Returns `true` if the peer has closed its direction.

@@ -1,8 +1,8 @@
 //! Each event in each state of a queue pair's life.
 //!
-//! `life.txt` has a line for each state with the effect of each event; events that are missing
-//! change nothing. States that differ only in one of the independent pairs share a line; a second
-//! test shows that they are independent.
+//! `life.txt` contains a line for each state, with the effect of each event; an event that is not
+//! listed has no effect. States that differ only in one value of an independent pair share a line;
+//! a second test checks that these values are independent.
 
 use super::*;
 use crate::qp::fault::TerminateOctets;
@@ -14,7 +14,8 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// A stream that may end at any time, and one that may not. Other times do not matter here.
+/// A stream that may end at any time, and a stream that must not end yet. Other times do not matter
+/// in these tests.
 const TIMES: [Option<Time>; 2] = [None, Some(EARLY)];
 const EARLY: Time = Time::from_nanos(10);
 
@@ -182,7 +183,7 @@ const EVENTS: [Event; 26] = [
     ("close", Life::close),
     ("leave", Life::abandon),
     ("abort", Life::abort),
-    ("hear", |life| _ = life.fpdu_arrived()),
+    ("fpdu", |life| _ = life.fpdu_arrived()),
     ("hold", |life| hold(life, Hold::Begins)),
     ("resume", |life| hold(life, Hold::No)),
     ("fail", |life| life.fail(message())),
@@ -298,7 +299,7 @@ fn label(life: &Life) -> String {
         _ => None,
     };
     if let Some((ready, awaits)) = ready {
-        words.add("told", ready == Ready::Drain { notified: true });
+        words.add("notified", ready == Ready::Drain { notified: true });
         words.add("awaits", awaits);
     }
     match *life {
@@ -314,7 +315,7 @@ fn label(life: &Life) -> String {
 
 #[test]
 fn every_event_in_every_state() {
-    let told = Ready::Drain { notified: true };
+    let notified = Ready::Drain { notified: true };
     let shown = everything().into_iter().filter(|life| match *life {
         Life::Apart { old: None, .. } => true,
         Life::Apart { state, .. } => matches!(state, Idle::Reset | Idle::Init | Idle::Error),
@@ -324,7 +325,7 @@ fn every_event_in_every_state() {
                 closing: false,
                 unwritten: false,
             };
-            ready == Ready::Send || (flow == plain && ready != told)
+            ready == Ready::Send || (flow == plain && ready != notified)
         }
         Life::Ending { .. } => true,
     });
@@ -347,9 +348,9 @@ fn every_event_in_every_state() {
     assert_eq!(table.lines().count(), want.lines().count());
 }
 
-/// Neither fact of an independent pair affects the other.
+/// Neither value of an independent pair affects the other.
 #[test]
-fn independent_facts_stay_independent() {
+fn independent_values_stay_independent() {
     for event in events() {
         let mut of_flow = BTreeMap::new();
         let mut of_old = BTreeMap::new();
@@ -367,7 +368,7 @@ fn independent_facts_stay_independent() {
                     let before = of_old.insert(format!("{old:?}"), o);
                     assert!(before.is_none_or(|b| b == o), "{life:?} {}", event.0);
                     // The stream that was given up has no more effect.
-                    let ends = ["gone", "written", "fill", "shut", "eof", "hear", "emit"];
+                    let ends = ["gone", "written", "fill", "shut", "eof", "fpdu", "emit"];
                     assert!(
                         !ends.contains(&event.0) || s == state,
                         "{life:?} {}",
@@ -397,7 +398,7 @@ fn every_value_is_reachable() {
     for life in &all {
         assert!(seen.contains_key(&label(life)), "{life:?} cannot happen");
     }
-    assert_eq!(seen.len(), all.len(), "a situation was forgotten above");
+    assert_eq!(seen.len(), all.len(), "`everything` lacks a value");
 }
 
 #[test]
@@ -447,7 +448,7 @@ fn await_stream_is_allowed_before_drain() {
 #[test]
 fn drain_is_reported_once() {
     for life in everything() {
-        let told = match life {
+        let notified = match life {
             Life::Up { ready, .. }
             | Life::Apart {
                 state: Idle::Ready { ready, .. },
@@ -457,6 +458,6 @@ fn drain_is_reported_once() {
             }
             _ => false,
         };
-        assert_eq!({ life }.idle(), told, "{life:?}");
+        assert_eq!({ life }.idle(), notified, "{life:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! On-demand regions. Their addresses are not mapped; the pager keeps the contents in a table. Any
-//! direct access to the memory crashes the test.
+//! On-demand regions. Their addresses are not mapped, and the pager keeps the contents in a table,
+//! so a direct access to the memory crashes the test.
 #![allow(unsafe_code)]
 
 use super::harness::*;
@@ -18,7 +18,7 @@ std::thread_local! {
 
 /// The region's first address. It is aligned, and nothing is mapped there.
 const START: u64 = 0x1000;
-/// Its length.
+/// The region's length.
 const LEN: u64 = 1 << 40;
 
 fn read(from: u64, to: &mut [u8]) -> bool {
@@ -56,7 +56,7 @@ fn exchange(at: u64, old: u64, new: u64) -> Option<u64> {
     Some(found)
 }
 
-// SAFETY: they access the table only.
+// SAFETY: the functions access the table only.
 static PAGER: Pager = unsafe { Pager::new(read, write, exchange) };
 
 /// Maps `len` bytes at an address, with values 0, 1, 2 ….
@@ -75,7 +75,7 @@ fn region(rig: &mut Rig, access: Access) -> Stag {
 }
 
 fn region_with(rig: &mut Rig, pager: &'static Pager, access: Access) -> Stag {
-    // SAFETY: it is only accessed by the pager.
+    // SAFETY: the memory is accessed by the pager only.
     let range = unsafe { HostRange::new(START, LEN) }.unwrap();
     let random = rig.random();
     rig.table
@@ -107,7 +107,7 @@ fn pager_copies_and_reports_missing_pages() {
         // Missing pages are detected by the access only.
         assert_eq!(rig.table.permits(range(off), need, accessor), Ok(()));
     }
-    // Such memory is never borrowed, whether it is mapped or not.
+    // On-demand memory is never borrowed, even if it is mapped.
     let held = rig.table.check(stag, START + 64, 8, need, accessor);
     assert_eq!(held.unwrap_err(), AccessError::NotMapped);
     let seen = rig
@@ -152,8 +152,8 @@ fn on_demand_region_forces_copies() {
     }
 }
 
-/// The end of a message of many segments is missing: the message is refused at that point, nothing
-/// before is sent twice, and an earlier request is not affected.
+/// The memory of the end of a message is missing. The message fails at that point, no segment is
+/// sent twice, and an earlier request is not affected.
 #[test]
 fn missing_page_fails_message() {
     for (mapped, segments) in [(0, 0), (5_000, 3)] {
@@ -184,7 +184,7 @@ fn missing_page_fails_message() {
 }
 
 #[test]
-fn windows_on_demand() {
+fn window_on_demand_checks_bounds() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
@@ -218,19 +218,19 @@ fn windows_on_demand() {
 fn table_counts_on_demand_regions() {
     let mut rig = Rig::new();
     let ordinary = [0; 2].map(|_| Stag(rig.mr(64, ALL).stag));
-    let end = |rig: &mut Rig, stag| rig.table.deregister(stag).unwrap();
+    let deregister = |rig: &mut Rig, stag| rig.table.deregister(stag).unwrap();
     assert!(!rig.table.has_on_demand());
-    end(&mut rig, ordinary[0]);
+    deregister(&mut rig, ordinary[0]);
     assert!(!rig.table.has_on_demand());
     let on_demand = [0; 2].map(|_| region(&mut rig, ALL));
-    let is = |rig: &Rig, stag| rig.table.info(stag).unwrap().on_demand;
-    assert!(!is(&rig, ordinary[1]));
-    assert!(is(&rig, on_demand[0]) && is(&rig, on_demand[1]));
+    let is_on_demand = |rig: &Rig, stag| rig.table.info(stag).unwrap().on_demand;
+    assert!(!is_on_demand(&rig, ordinary[1]));
+    assert!(is_on_demand(&rig, on_demand[0]) && is_on_demand(&rig, on_demand[1]));
     for stag in [on_demand[0], ordinary[1]] {
-        end(&mut rig, stag);
+        deregister(&mut rig, stag);
         assert!(rig.table.has_on_demand());
     }
-    end(&mut rig, on_demand[1]);
+    deregister(&mut rig, on_demand[1]);
     assert!(!rig.table.has_on_demand());
 }
 
@@ -240,7 +240,7 @@ fn word_update_survives_races() {
     std::thread_local! {
         static CHANGES: Cell<u32> = const { Cell::new(2) };
     }
-    fn exchange_late(at: u64, old: u64, new: u64) -> Option<u64> {
+    fn exchange_after_change(at: u64, old: u64, new: u64) -> Option<u64> {
         let left = CHANGES.get();
         if left > 0 {
             CHANGES.set(left - 1);
@@ -249,18 +249,18 @@ fn word_update_survives_races() {
         }
         exchange(at, old, new)
     }
-    // SAFETY: they access the table only.
-    static LATE: Pager = unsafe { Pager::new(read, write, exchange_late) };
+    // SAFETY: the functions access the table only.
+    static RACING: Pager = unsafe { Pager::new(read, write, exchange_after_change) };
     let mut rig = Rig::new();
-    let stag = region_with(&mut rig, &LATE, ALL);
+    let stag = region_with(&mut rig, &RACING, ALL);
     map(START, 8);
     let accessor = rig.qp.accessor();
-    let begins = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+    let start = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
     let old = rig
         .table
         .update_word((stag, START), accessor, |word| word + 1);
-    assert_eq!((old, CHANGES.get()), (Ok(Some(begins + 200)), 0));
-    assert_eq!(content(START, 8), (begins + 201).to_ne_bytes());
+    assert_eq!((old, CHANGES.get()), (Ok(Some(start + 200)), 0));
+    assert_eq!(content(START, 8), (start + 201).to_ne_bytes());
 }
 
 #[test]
@@ -285,6 +285,6 @@ fn word_update_needs_mapping_and_alignment() {
         .table
         .update_word((stag, START + 64), accessor, |word| word);
     assert_eq!(add, Err(AccessError::AccessDenied));
-    // It is still an on-demand region.
+    // The region is still on-demand.
     assert!(rig.table.info(stag).unwrap().on_demand);
 }
