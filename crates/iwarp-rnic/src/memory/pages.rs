@@ -388,12 +388,12 @@ pub(crate) mod tests {
             assert!(span.read(&mut back));
             prop_assert_eq!(&back[..n], &flat[from..from + n]);
             prop_assert_eq!(&back[n..], &[0x11; 3]);
-            let mut offer_again = vec![0x11; n + 3];
-            let crc = span.read_summed(sum_and_copy, 7, &mut offer_again);
+            let mut second_copy = vec![0x11; n + 3];
+            let crc = span.read_summed(sum_and_copy, 7, &mut second_copy);
             prop_assert_eq!(crc, Some(crc32c::append(7, &flat[from..from + n])));
-            prop_assert_eq!(&offer_again, &back);
+            prop_assert_eq!(&second_copy, &back);
             // A part of the range.
-            let crc = span.read_summed(sum_and_copy, 7, &mut offer_again[..n.min(at as usize)]);
+            let crc = span.read_summed(sum_and_copy, 7, &mut second_copy[..n.min(at as usize)]);
             prop_assert_eq!(crc, Some(crc32c::append(7, &back[..n.min(at as usize)])));
             let mut room = [0; crate::limits::SUM_PART];
             let copied = Crc32c::new(crc32c::append);

@@ -71,11 +71,11 @@ fn requests_before_held_send_complete() {
     };
     assert_eq!(brief(&a.host.sends), done(&[1, 2]));
     b.recv(21, &[target.part(0, 8)]);
-    assert_eq!(b.offer_again(), RxStatus::Held);
+    assert_eq!(b.reset_and_restart(), RxStatus::Held);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(brief(&a.host.sends), done(&[1, 2, 3]));
     b.recv(22, &[target.part(0, 8)]);
-    assert_eq!(b.offer_again(), RxStatus::Ok);
+    assert_eq!(b.reset_and_restart(), RxStatus::Ok);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(brief(&a.host.sends), done(&[1, 2, 3, 4]));
 }
@@ -93,7 +93,7 @@ fn send_is_held_until_retries_end() {
     assert_eq!(b.qp.state(), State::Rts);
     let target = b.mr(64, Access::LOCAL_WRITE);
     b.recv(20, &[target.part(0, 8)]);
-    assert_eq!(b.offer_again(), RxStatus::Ok);
+    assert_eq!(b.reset_and_restart(), RxStatus::Ok);
     assert_eq!(brief(&b.host.recvs), [(20, WcStatus::Success)]);
 }
 
@@ -162,7 +162,7 @@ fn sender_without_retries_is_refused_immediately() {
 /// Notes apply to one connection: the next connection may be to another peer.
 #[test]
 fn new_stream_starts_without_notes() {
-    let offer_again = |rig: &mut Rig| {
+    let reset_and_restart = |rig: &mut Rig| {
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.qp.stream_gone(&mut rig.host);
         rig.host = TestHost::default();
@@ -177,16 +177,16 @@ fn new_stream_starts_without_notes() {
         let opcodes = a.sent();
         assert_eq!(opcodes[0].0.opcode(), Opcode::WRITE, "the note");
         assert_eq!(opcodes[1].0.opcode(), Opcode::SEND);
-        offer_again(&mut a);
+        reset_and_restart(&mut a);
     }
     // The receiver assumes that a sender without a note retries forever.
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let octets = a.octets_out();
     assert_eq!(b.rx(&octets), RxStatus::Failed);
-    offer_again(&mut b);
+    reset_and_restart(&mut b);
     assert_eq!(b.rx_ulpdu(&send(1, &[1])), RxStatus::Held);
     // The held Send is only reported on its own stream.
-    offer_again(&mut b);
+    reset_and_restart(&mut b);
     assert!(!b.qp.wants_tx() && b.sent().is_empty());
 
     // Message sequence numbers start again, so the same number may be reported again.
@@ -203,7 +203,7 @@ fn new_stream_starts_without_notes() {
         assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
         let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
         assert_eq!(brief(&a.host.sends), done);
-        offer_again(&mut a);
+        reset_and_restart(&mut a);
     }
     // Each peer sends a farewell.
     for _ in 0..2 {
@@ -216,7 +216,7 @@ fn new_stream_starts_without_notes() {
         assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
         let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
         assert_eq!(brief(&a.host.sends), done);
-        offer_again(&mut a);
+        reset_and_restart(&mut a);
     }
 }
 
@@ -431,7 +431,7 @@ fn own_held_send_completes_earlier_requests() {
             .all(|(h, _)| matches!(h, Header::Untagged(_)))
     );
     rig.recv(20, &[mr.part(8, 8)]);
-    assert_eq!(rig.offer_again(), RxStatus::Ok);
+    assert_eq!(rig.reset_and_restart(), RxStatus::Ok);
     circulate(&mut rig);
     assert_eq!(brief(&rig.host.sends)[1..], [(2, WcStatus::Success)]);
     assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::Success)]);

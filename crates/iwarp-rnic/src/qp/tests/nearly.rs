@@ -1,4 +1,5 @@
-//! Near misses: errors that other checks would accept, or refuse for another reason.
+//! Near misses: errors that only one check detects; the other checks would accept them, or refuse
+//! them for another reason.
 
 use super::harness::*;
 use super::refused::assert_refused;
@@ -79,7 +80,7 @@ fn atomic_beyond_ird_changes_nothing() {
         };
         let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
         let before = word(&rig);
-        // Nothing is sent, so all of them stay unanswered.
+        // Nothing is sent, so all requests stay unanswered.
         for n in 1..=u32::from(ird) {
             assert_eq!(rig.rx_ulpdu(&request(n)), RxStatus::Ok);
             assert_eq!(word(&rig), before + u64::from(n));
@@ -205,8 +206,8 @@ fn done_message_needs_no_probe() {
     );
 }
 
-/// The driver asks whether the stream would end inside an FPDU, and whether the segment size
-/// matters.
+/// Drivers use these queries to find out whether the stream would end inside an FPDU, and whether
+/// the segment size matters.
 #[test]
 fn plan_is_unwritten_until_last_octet() {
     let mut rig = Rig::new();
@@ -247,7 +248,7 @@ fn broken_stream_is_reported_once() {
     assert_eq!(rig.qp.take_events(), Events::empty());
 }
 
-/// The end of the peer's direction is reported once, however often the driver finds it.
+/// The end of the peer's direction is reported once, even if the driver finds it again.
 #[test]
 fn orderly_end_is_reported_once() {
     let mut rig = Rig::new();

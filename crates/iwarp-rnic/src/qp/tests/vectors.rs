@@ -134,7 +134,7 @@ const KINDS: [Kind; 4] = [
     ("send", 60, messages::send),
     ("receive", 60, messages::receive),
     ("read", 40, messages::read),
-    ("peer", 140, peers::talk),
+    ("peer", 140, peers::run),
 ];
 
 const RECORDED: &str = include_str!("vectors/recorded.txt");

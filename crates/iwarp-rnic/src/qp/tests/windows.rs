@@ -99,8 +99,8 @@ fn table_counts_entries() {
         assert!(rig.table.info(mw).is_some());
         assert_eq!(rig.table.deallocate_window(mw), Ok(()));
         assert_eq!((rig.table.info(mw), rig.table.len()), (None, left));
-        let offer_again = rig.table.deallocate_window(mw);
-        assert_eq!(offer_again, Err(MemoryError::NoSuchStag));
+        let repeated = rig.table.deallocate_window(mw);
+        assert_eq!(repeated, Err(MemoryError::NoSuchStag));
         let refused = rig.table.bind(&bind(mw, &mr), accessor);
         assert_eq!(refused, Err(MemoryError::NoSuchStag));
     }
@@ -255,9 +255,9 @@ fn window_keeps_nothing_of_earlier_bind() {
         if ty == WindowType::Type2 {
             assert_eq!(rig.table.invalidate(mw, first, true), Ok(true));
         }
-        let offer_again = mw.with_key(mw.key().wrapping_add(1));
+        let rebound = mw.with_key(mw.key().wrapping_add(1));
         let less = Bind {
-            new_stag: offer_again,
+            new_stag: rebound,
             addr: mr.at + 8,
             len: 16,
             access: Access::REMOTE_READ,
@@ -268,27 +268,27 @@ fn window_keeps_nothing_of_earlier_bind() {
             |stag, at, len, right, accessor| rig.table.permits((stag, at, len), right, accessor);
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
         let (begin, outside) = (mr.at + 8, Err(AccessError::BaseOrBounds));
-        assert_eq!(permits(offer_again, begin, 16, read, second), Ok(()));
-        assert_eq!(permits(offer_again, begin, 17, read, second), outside);
-        assert_eq!(permits(offer_again, begin - 1, 1, read, second), outside);
-        assert_eq!(permits(offer_again, 0, 1, read, second), outside);
+        assert_eq!(permits(rebound, begin, 16, read, second), Ok(()));
+        assert_eq!(permits(rebound, begin, 17, read, second), outside);
+        assert_eq!(permits(rebound, begin - 1, 1, read, second), outside);
+        assert_eq!(permits(rebound, 0, 1, read, second), outside);
         let denied = Err(AccessError::AccessDenied);
-        assert_eq!(permits(offer_again, begin, 1, write, second), denied);
+        assert_eq!(permits(rebound, begin, 1, write, second), denied);
         let invalid = Err(AccessError::InvalidStag);
         assert_eq!(permits(mw, begin, 1, read, second), invalid);
-        let not_its = match ty {
+        let not_owner = match ty {
             WindowType::Type1 => Ok(()),
             WindowType::Type2 => Err(AccessError::NotAssociated),
         };
-        assert_eq!(permits(offer_again, begin, 1, read, first), not_its);
+        assert_eq!(permits(rebound, begin, 1, read, first), not_owner);
         // The region of the first bind is free.
         assert!(rig.table.deregister(Stag(before.stag)).is_ok());
         let busy = rig.table.deregister(Stag(mr.stag));
         assert_eq!(busy.unwrap_err(), MemoryError::Busy);
         if ty == WindowType::Type2 {
-            let not_its = rig.table.invalidate(offer_again, first, true);
-            assert_eq!(not_its, Err(AccessError::NotAssociated));
-            assert_eq!(rig.table.invalidate(offer_again, second, true), Ok(true));
+            let not_owner = rig.table.invalidate(rebound, first, true);
+            assert_eq!(not_owner, Err(AccessError::NotAssociated));
+            assert_eq!(rig.table.invalidate(rebound, second, true), Ok(true));
         }
     }
 }
