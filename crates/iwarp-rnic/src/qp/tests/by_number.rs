@@ -71,11 +71,11 @@ fn requests_before_held_send_complete() {
     };
     assert_eq!(brief(&a.host.sends), done(&[1, 2]));
     b.recv(21, &[target.part(0, 8)]);
-    assert_eq!(b.reset_and_restart(), RxStatus::Held);
+    assert_eq!(b.offer_again(), RxStatus::Held);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(brief(&a.host.sends), done(&[1, 2, 3]));
     b.recv(22, &[target.part(0, 8)]);
-    assert_eq!(b.reset_and_restart(), RxStatus::Ok);
+    assert_eq!(b.offer_again(), RxStatus::Ok);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(brief(&a.host.sends), done(&[1, 2, 3, 4]));
 }
@@ -93,7 +93,7 @@ fn send_is_held_until_retries_end() {
     assert_eq!(b.qp.state(), State::Rts);
     let target = b.mr(64, Access::LOCAL_WRITE);
     b.recv(20, &[target.part(0, 8)]);
-    assert_eq!(b.reset_and_restart(), RxStatus::Ok);
+    assert_eq!(b.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&b.host.recvs), [(20, WcStatus::Success)]);
 }
 
@@ -431,7 +431,7 @@ fn own_held_send_completes_earlier_requests() {
             .all(|(h, _)| matches!(h, Header::Untagged(_)))
     );
     rig.recv(20, &[mr.part(8, 8)]);
-    assert_eq!(rig.reset_and_restart(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     circulate(&mut rig);
     assert_eq!(brief(&rig.host.sends)[1..], [(2, WcStatus::Success)]);
     assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::Success)]);
