@@ -1,4 +1,4 @@
-//! The memory that a plan uses until it is written or filled.
+//! The STags whose memory a plan uses until it is written or filled.
 
 use super::AccessError;
 use super::access::Accessor;

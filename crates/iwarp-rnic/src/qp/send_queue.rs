@@ -523,7 +523,7 @@ impl SendQueue {
         self.take_front(emit);
     }
 
-    /// Removes the front request, which is done, and writes its completion.
+    /// Removes the front request, which has succeeded, and writes its completion.
     #[inline(always)]
     fn take_front(&mut self, emit: impl FnOnce(Cqe)) {
         let Some(slot) = self.slots.front() else {

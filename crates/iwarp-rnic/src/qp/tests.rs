@@ -1,5 +1,5 @@
-//! Tests of the queue pair, by subject. `harness` has the rig: a queue pair, a table, a host, and
-//! FPDUs built by hand.
+//! Tests of the queue pair, by subject. `harness` contains the rig: a queue pair, a table, a host,
+//! and FPDUs built by hand.
 
 mod acknowledged;
 mod aligning;

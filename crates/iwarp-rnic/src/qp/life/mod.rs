@@ -166,7 +166,7 @@ pub(super) enum Hold {
         /// The Send's deadline if its sender has closed.
         until_if_closed: Time,
         /// When the driver should check whether the sender has closed.
-        look: Option<Time>,
+        check_at: Option<Time>,
     },
 }
 

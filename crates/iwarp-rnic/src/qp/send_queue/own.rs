@@ -1,5 +1,5 @@
 //! Requests with special handling: atomic writes, which are sent as RDMA Writes, and internal
-//! requests for rendezvous, which do not use the program's room and complete nothing for it.
+//! requests for rendezvous, which use additional slots and write no completions.
 
 use super::{Kind, SendQueue, Slot};
 use crate::{Cqe, PostError, SendFlags, SendOp, SendWr, WcStatus};
@@ -28,8 +28,8 @@ impl SendQueue {
         fits && self.allows_reads()
     }
 
-    /// Removes the front request like `take_front`, if it is not ordinary or is to be counted.
-    /// Returns its completion, if any.
+    /// Removes the front request like `take_front`, for requests that are not ordinary or must be
+    /// counted. Returns its completion, if any.
     #[cold]
     #[inline(never)]
     pub(super) fn take_special(&mut self) -> Option<Cqe> {
@@ -70,7 +70,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Updates the counts when an internal request leaves the queue.
+    /// Updates the counts when an internal request is removed from the queue.
     pub(super) const fn remove_internal(&mut self) {
         self.internal_retired = self.internal_retired.wrapping_add(1);
         self.held_from = self.held_from.wrapping_add(1);
@@ -82,7 +82,7 @@ impl SendQueue {
         self.internal
     }
 
-    /// Takes the `wr_id` of a flushed internal Read, and its status.
+    /// Removes and returns the `wr_id` and the status of a flushed internal Read.
     pub(in super::super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
         self.flushed.pop()
     }
@@ -91,7 +91,7 @@ impl SendQueue {
     pub(super) fn flush_internal(&mut self, slot: &Slot, status: WcStatus) {
         self.remove_internal();
         if matches!(slot.op, SendOp::Read { .. }) {
-            // There is room for as many as the queue has.
+            // The ring has an entry for each internal request.
             let _ = self.flushed.push((slot.wr_id as u32, status));
         }
     }

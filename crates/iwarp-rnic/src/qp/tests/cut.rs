@@ -99,7 +99,7 @@ proptest! {
                         ulpdu
                     }
                     11 => {
-                        // Carries the length of the preceding Write.
+                        // The completion carries the length of the preceding Write.
                         msn += 1;
                         let imm = Immediate::plain(i as u32).octets();
                         untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
@@ -117,8 +117,8 @@ proptest! {
                 fpdus.push(fpdu);
             }
             if segments.iter().any(Segment::has_other_length) {
-                // A wrong length may cover all that follows. How much of an endless FPDU is
-                // examined is undefined.
+                // With a wrong length, an FPDU may include everything after it. How much of an
+                // incomplete FPDU is examined is undefined, so it is completed.
                 fpdus.push(vec![0; usize::from(u16::MAX) + 64]);
             }
             let octets = fpdus.concat();
@@ -132,7 +132,7 @@ proptest! {
                 }
             }
             let answers = rig.octets_out();
-            // Nothing is offered after a held Send or an error.
+            // No octets are passed after a held Send or an error.
             let counters = Counters { rx_bytes: 0, ..*rig.qp.counters() };
             seen.push(Seen {
                 written: rig.read(&target),

@@ -100,7 +100,7 @@ fn flows() -> Vec<Flow> {
     let since = Hold::Since {
         until: Time::from_nanos(u64::MAX),
         until_if_closed: Time::from_nanos(u64::MAX),
-        look: None,
+        check_at: None,
     };
     let mut peers = Vec::from([Peer::AwaitingFirstFpdu { overdue }]);
     peers.extend([Hold::No, Hold::Begins, since].map(|hold| Peer::Heard { hold }));

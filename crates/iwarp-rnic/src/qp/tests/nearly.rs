@@ -1,5 +1,5 @@
-//! Near misses: errors that only one check detects; the other checks would accept them, or refuse
-//! them for another reason.
+//! Errors that only one check detects. The other checks would accept them, or refuse them for
+//! another reason.
 
 use super::harness::*;
 use super::refused::assert_refused;
@@ -80,7 +80,7 @@ fn atomic_beyond_ird_changes_nothing() {
         };
         let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
         let before = word(&rig);
-        // Nothing is sent, so all requests stay unanswered.
+        // Nothing is sent, so no request is answered.
         for n in 1..=u32::from(ird) {
             assert_eq!(rig.rx_ulpdu(&request(n)), RxStatus::Ok);
             assert_eq!(word(&rig), before + u64::from(n));
@@ -138,7 +138,7 @@ fn swap_honors_both_masks() {
     }
 }
 
-/// Eight octets are returned, however long the element is.
+/// Eight octets are returned for an element of any length.
 #[test]
 fn atomic_returns_eight_octets() {
     let add = SendOp::FetchAdd {
@@ -182,9 +182,9 @@ fn atomic_returns_eight_octets() {
     }
 }
 
-/// A message that is done needs no probe, although an earlier Read delays its completion.
+/// A placed message needs no probe, although an earlier Read delays its completion.
 #[test]
-fn done_message_needs_no_probe() {
+fn placed_message_needs_no_probe() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
@@ -206,8 +206,7 @@ fn done_message_needs_no_probe() {
     );
 }
 
-/// Drivers use these queries to find out whether the stream would end inside an FPDU, and whether
-/// the segment size matters.
+/// Whether the stream would end inside an FPDU, and whether the segment size is used.
 #[test]
 fn plan_is_unwritten_until_last_octet() {
     let mut rig = Rig::new();
@@ -248,7 +247,7 @@ fn broken_stream_is_reported_once() {
     assert_eq!(rig.qp.take_events(), Events::empty());
 }
 
-/// The end of the peer's direction is reported once, even if the driver finds it again.
+/// The end of the peer's direction is reported once, even if the driver passes it again.
 #[test]
 fn orderly_end_is_reported_once() {
     let mut rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Ownership of windows, and the release of their regions when they end.
+//! Ownership of windows, and the release of their regions when they are invalidated.
 
 use super::harness::*;
 use crate::memory::{AccessError, Accessor, MemoryError, WindowType};
@@ -86,7 +86,7 @@ fn region_is_free_after_last_window() {
     }
 }
 
-/// Removed entries do not count, and their slots are reused.
+/// Removed entries are not counted, and their slots are reused.
 #[test]
 fn table_counts_entries() {
     let mut rig = Rig::new();
@@ -110,7 +110,7 @@ fn table_counts_entries() {
     assert!(rig.table.is_empty());
 }
 
-/// The first error in this order decides, because it determines the code of the Terminate.
+/// The first error in this order is returned, because it determines the code of the Terminate.
 #[test]
 fn refusal_reasons_have_order() {
     let mut rig = Rig::new();
