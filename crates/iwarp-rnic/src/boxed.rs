@@ -61,7 +61,6 @@ mod tests {
 
     #[test]
     fn zeros_are_zero_and_writable() {
-        // Miri is slow.
         for n in [0, 1, if cfg!(miri) { 3_000 } else { 300_000 }] {
             let mut octets = zeros(n).unwrap();
             assert_eq!((octets.len(), octets.iter().any(|o| *o != 0)), (n, false));

@@ -4,7 +4,6 @@ use crate::limits::MAX_CQE;
 use crate::storage::Ring;
 use crate::{AllocError, Cqe, WcFlags, WcStatus, Work};
 
-/// Which completion raises the next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Armed {
     No,
@@ -362,7 +361,6 @@ mod tests {
             let flags = WcFlags::SOLICITED;
             let solicited = cq.push(Cqe { flags, ..cqe(3) });
             assert_eq!(solicited == Pushed::Notify, solicited_only);
-            // The event has disarmed the queue.
             assert_eq!(cq.push(Cqe { flags, ..cqe(4) }), Pushed::Quiet);
         }
     }
@@ -460,7 +458,6 @@ mod tests {
             steps in steps(),
         ) {
             let mut cq = CompletionQueue::new(20).unwrap();
-            // Start at any position of the ring: these completions are popped before the next push.
             for _ in 0..turn {
                 let _ = cq.push(cqe(0));
             }

@@ -34,8 +34,7 @@ pub const SUM_PART: usize = 4096;
 /// payload twice.
 pub const SUM_COPY_MIN: u32 = 1280;
 /// Scratch of one transmit plan: headers, trailers and copied payload. It has room for all loopback
-/// segments of a full plan, even if all are copied. With room for only four, a 256 KiB response
-/// filled a plan by itself, and throughput fell by a fifth.
+/// segments of a full plan, even if all are copied.
 pub const TX_SCRATCH: usize = 340 * 1024;
 /// A plan is closed when it holds this many octets: about five 64 KiB loopback segments. Larger
 /// plans only delay the first octet; smaller ones end with a short segment more often.
@@ -61,7 +60,8 @@ pub const RX_DIRECT_MIN: u32 = 8 * 1024;
 pub const RX_DIRECT_TAIL: usize = 512;
 /// The last octets of an RDMA Write, held back until all others are visible.
 pub const WRITE_TAIL: u32 = 8;
-/// Maximum untagged message for the RNIC itself (a Terminate with both headers has 52 octets).
+/// Maximum length of an untagged message for the RNIC itself. A Terminate with both headers has 52
+/// octets.
 pub const CONTROL_MAX: usize = 64;
 
 /// Length of the largest FPDU: a ULPDU of the maximum length, with markers, one of them at the

@@ -3,7 +3,6 @@
 use crate::AllocError;
 use alloc::vec::Vec;
 
-/// A first-in, first-out queue of fixed capacity.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
     slots: Vec<T>,

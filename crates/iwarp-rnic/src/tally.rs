@@ -60,7 +60,6 @@ pub struct Count {
     pub octets: u64,
 }
 
-/// The counts of a queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Vec<Count>);
 

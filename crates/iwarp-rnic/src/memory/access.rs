@@ -137,8 +137,8 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Checks an access and counts it. The arguments are passed separately here and by callers: a
-    /// reference would force them into memory for uncounted accesses, too.
+    /// Checks an access and counts it. The arguments are separate, because a reference would force
+    /// them into memory even for uncounted accesses.
     #[cold]
     #[inline(never)]
     pub(super) fn check_counted(
@@ -345,7 +345,8 @@ impl<M: Memory> MemoryTable<M> {
             Err(Miss::Refused(e)) => return Err(e),
         };
         if len > 0 {
-            // This cannot fail: an ordinary region ends only while nobody borrows the table.
+            // This cannot fail: an ordinary region is deregistered only while nobody borrows the
+            // table.
             let region = self.entry(stag).ok_or(AccessError::InvalidStag)?;
             region.state.add_user(stag);
         }
@@ -496,7 +497,6 @@ pub(super) enum Miss {
 #[derive(Debug)]
 pub struct Held<'t, M: Memory> {
     span: Span<'t, M>,
-    /// Ends the access when dropped.
     _hold: Option<Hold<'t, M>>,
 }
 

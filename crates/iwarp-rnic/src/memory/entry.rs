@@ -9,9 +9,7 @@ use iwarp_proto::ddp::Stag;
 
 #[derive(Debug)]
 pub(super) enum Kind<M> {
-    /// A free slot.
     Free,
-    /// An ordinary region.
     Region {
         memory: M,
         /// The address at which the memory was registered.
@@ -33,7 +31,6 @@ pub(super) enum Kind<M> {
         /// Target of writes.
         sink: M,
     },
-    /// A memory window.
     Window {
         ty: WindowType,
         /// The region to which it is bound.

@@ -102,7 +102,6 @@ impl<M> Part<M> {
 #[derive(Debug)]
 pub(super) struct Slots<M> {
     parts: [Part<M>; PARTS],
-    /// The newest part.
     newest: usize,
     /// The part that receives new entries until it is half full.
     open: usize,

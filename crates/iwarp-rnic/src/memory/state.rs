@@ -19,7 +19,6 @@ use super::MemoryError;
 use core::sync::atomic::{AtomicU64, Ordering};
 use iwarp_proto::ddp::Stag;
 
-/// Bits that count users.
 const USERS: u64 = (1 << 29) - 1;
 /// Someone waits for the last user. Never set together with `VALID`.
 const WANTED: u64 = 1 << 29;
@@ -182,7 +181,6 @@ mod tests {
         assert!(state.is(Stag(9)) && !state.is(Stag(7)));
         assert_eq!(state.begin(), Err(MemoryError::StillValid));
         assert_eq!(state.invalidate(Stag(9)), Some(true));
-        // Nobody waits any more.
         state.finish(Stag(9));
         assert!(state.add_user(Stag(9)));
         assert!(!state.remove_user());
@@ -195,7 +193,6 @@ mod tests {
         // While the entry is valid, nobody waits.
         assert!(state.is_unused_or_wanted());
         assert_eq!(state.check_unused(), Err(MemoryError::InUse));
-        // Changing the STag keeps the users.
         state.set(false, Stag(9));
         assert!(!state.is_valid());
         assert_eq!(state.stag(), Stag(9));

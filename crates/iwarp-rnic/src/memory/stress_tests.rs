@@ -11,7 +11,6 @@ use std::vec::Vec;
 use std::{thread, vec};
 
 const ACCESSOR: Accessor = Accessor { pd: 1, qp: 1 };
-/// Number of registrations, which differ in all fields.
 const REGISTRATIONS: u64 = 5;
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 /// Bytes between the ranges of two registrations.
@@ -175,7 +174,6 @@ fn eight_aligned_octets_are_atomic() {
             place(8, rounds as u8);
         }
     });
-    // Unaligned octets are placed as well.
     place(1, 0x77);
     let mut copy = [0; 32];
     let span = table

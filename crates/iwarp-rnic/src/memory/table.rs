@@ -23,7 +23,7 @@ pub struct MemoryTable<M = HostRange> {
     pub(super) slots: Slots<M>,
     /// Number of regions whose pages may be missing.
     pub(super) on_demand: u32,
-    /// Set when the last user of memory is gone that an invalidation or a registration waits for.
+    /// Set when memory that an invalidation or a registration waits for has lost its last user.
     pub(super) unused: AtomicBool,
     #[cfg(feature = "planted-bugs")]
     pub(super) skip_bounds: bool,

@@ -74,7 +74,6 @@ impl Acknowledge {
         self.rnr.start();
     }
 
-    /// Counts a planned message of a Send or Write.
     pub(super) const fn count_sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);
     }
@@ -153,7 +152,6 @@ impl QueuePair {
         (self.acknowledge.by_number || self.acknowledge.end_hidden) && self.life.is_open()
     }
 
-    /// Plans a probe: a zero-length Read.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
@@ -245,7 +243,6 @@ impl QueuePair {
         }
     }
 
-    /// Returns the message sequence number of the next message on queue 0.
     pub(super) fn next_send_msn(&self) -> u32 {
         self.tx.msn.first().copied().unwrap_or(1)
     }
@@ -350,7 +347,6 @@ pub(super) enum Search {
         msn: u32,
         /// MSN after that of the newest message not examined yet.
         next: u32,
-        /// Number of requests examined.
         examined: u32,
     },
     /// The Write that may have sent a segment with this header. The search runs from oldest to
@@ -360,8 +356,9 @@ pub(super) enum Search {
         segment_len: Option<u16>,
         examined: u32,
     },
-    /// The oldest incomplete request.
-    Oldest { examined: u32 },
+    Oldest {
+        examined: u32,
+    },
 }
 
 impl Search {
@@ -383,7 +380,6 @@ pub(super) struct Verdict {
     pub(super) vendor_err: u32,
 }
 
-/// The result of examining one request.
 pub(super) enum Examined {
     Other,
     Found(u32),

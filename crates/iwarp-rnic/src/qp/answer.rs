@@ -18,7 +18,6 @@ use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 pub(super) enum Answer {
     /// The plan has no room; nothing was planned.
     NoRoom,
-    /// The response was planned completely.
     Complete,
     /// The plan is full, or the response failed.
     Stopped,
@@ -72,7 +71,6 @@ impl QueuePair {
         true
     }
 
-    /// Records that the oldest response is planned completely.
     #[inline]
     fn response_planned(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);

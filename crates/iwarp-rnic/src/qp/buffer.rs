@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 
-/// Sizes of a staging buffer. Sizes too small for one FPDU of any kind are raised.
+/// Sizes of a staging buffer. A size that is too small for one FPDU is increased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RxSizes {
     /// Bytes of staging: at least one FPDU and one read after a part of it.
@@ -48,7 +48,6 @@ pub struct RxBuffer {
     /// single large allocation, and unused pages are never touched; smaller allocations would have
     /// to be zeroed explicitly.
     data: Vec<u8>,
-    /// Size of the staging area.
     staging: usize,
     start: usize,
     end: usize,
@@ -171,9 +170,7 @@ impl RxBuffer {
 /// ([`QueuePair::rx_plan`](super::QueuePair::rx_plan)).
 #[derive(Debug)]
 pub struct RxPlan {
-    /// Maximum number of runs.
     pub(super) max_runs: usize,
-    /// Total length of the runs.
     pub(super) room: usize,
     /// Length of the runs that are in registered memory.
     pub(super) direct: usize,
@@ -193,7 +190,7 @@ impl RxPlan {
     }
 
     /// Ends the use of registered memory after the planned read.
-    /// [`QueuePair::rx_filled`](super::QueuePair::rx_filled) does this as well. A driver that delays
+    /// [`QueuePair::rx_filled`](super::QueuePair::rx_filled) also does this. A driver that delays
     /// or omits that call must call this function immediately after the read.
     pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         self.users.release(memory);

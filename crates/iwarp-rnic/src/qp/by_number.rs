@@ -60,7 +60,6 @@ pub(super) struct Rnr {
     hold_for_ever: bool,
 }
 
-/// A note to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Note {
     /// The number of retries of our Sends.

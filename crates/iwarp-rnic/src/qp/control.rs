@@ -362,7 +362,6 @@ impl QueuePair {
         Ok(Step::Next)
     }
 
-    /// Discards the immediate data of a dropped message.
     #[cold]
     fn discard_immediate(&mut self) -> Step {
         self.rx.dropping = false;

@@ -11,11 +11,9 @@ use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use alloc::boxed::Box;
 
-/// The allocations of a queue pair.
 struct Queues {
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
-    /// The receive that is being filled.
     receive: TakenRecv,
     responses: response::ResponseQueue,
     tagged: tagged::Tagged,

@@ -279,7 +279,6 @@ impl QueuePair {
         self.count_message();
     }
 
-    /// Advances the expected sequence number of a queue.
     pub(super) fn expect_next(&mut self, qn: u32) {
         if let Some(msn) = self.rx.msn.get_mut(qn as usize) {
             *msn = msn.wrapping_add(1);
@@ -363,7 +362,6 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Completes a placed segment of an RDMA Write.
     #[inline(always)]
     fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
@@ -373,7 +371,6 @@ impl QueuePair {
         }
     }
 
-    /// Counts the placed RDMA Write.
     #[cold]
     #[inline(never)]
     fn tally_write(&mut self) {
@@ -399,7 +396,6 @@ impl QueuePair {
         }
     }
 
-    /// Completes a placed segment of a Send.
     #[inline(always)]
     fn finish_send<H: Host>(
         &mut self,
@@ -442,7 +438,7 @@ impl QueuePair {
             return Step::Next;
         };
         self.count_message();
-        if awaited.invalidates | awaited.own {
+        if awaited.invalidates | awaited.internal {
             return self.finish_special_response(&awaited, env);
         }
         self.complete_answered(&awaited, env.host);
@@ -473,7 +469,8 @@ impl QueuePair {
         self.note_drained();
     }
 
-    /// Like [`finish_response`](Self::finish_response), for a Read with Invalidate or an internal one.
+    /// Like [`finish_response`](Self::finish_response), for a Read with Invalidate or an internal
+    /// Read.
     #[cold]
     #[inline(never)]
     fn finish_special_response<H: Host>(
@@ -577,7 +574,6 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Returns the completion of a Send.
     #[inline(always)]
     pub(super) fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
         //= rfc5041 section 5.4

@@ -201,7 +201,6 @@ impl QueuePair {
     }
 }
 
-/// The result of handling a partial FPDU.
 enum Begun {
     Direct,
     /// The FPDU waits for a receive.

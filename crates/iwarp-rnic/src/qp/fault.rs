@@ -65,7 +65,6 @@ impl core::fmt::Display for Fault {
     }
 }
 
-/// An encoded Terminate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TerminateOctets {
     body: [u8; CONTROL_MAX],
@@ -129,7 +128,6 @@ impl RxFault {
     //= rfc5044 section 8
     //# For Error codes 2 and 3, MPA MUST NOT close the TCP connection following
     //# a reported error.
-    /// Returns the error of a wrong CRC.
     pub(super) const fn crc() -> Self {
         Self::peer(Terminate::new(TerminateCode::MPA_CRC))
     }
@@ -143,7 +141,6 @@ impl RxFault {
         })
     }
 
-    /// Returns an error of this end.
     pub(super) const fn local() -> Self {
         Self {
             blame: Blame::Local,
@@ -152,7 +149,6 @@ impl RxFault {
         }
     }
 
-    /// Sets the status of the receive that is being filled.
     pub(super) const fn receive(self, status: WcStatus) -> Self {
         Self {
             receive: status,

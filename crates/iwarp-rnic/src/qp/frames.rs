@@ -12,7 +12,6 @@ use iwarp_proto::mpa::framing::{
 };
 use iwarp_proto::rdmap::Opcode;
 
-/// A complete FPDU.
 struct CompleteFpdu<'a> {
     /// The part covered by the CRC.
     covered: &'a [u8],
@@ -277,7 +276,8 @@ impl QueuePair {
         Some((ulpdu_len, total))
     }
 
-    /// Returns how many octets are missing from the FPDU (or length field) that starts with `arrived`.
+    /// Returns how many octets are missing from the FPDU (or length field) that starts with
+    /// `arrived`.
     pub(super) fn missing(&self, arrived: &[u8]) -> usize {
         let whole = match (&self.rx.direct, self.fpdu_at(arrived)) {
             (Some(direct), _) => direct.rest(),

@@ -7,7 +7,7 @@ use iwarp_proto::ddp::{
 };
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
-/// Some receivers refuse STag 0 whatever the length, so zero-length messages carry STag 1.
+/// Some receivers refuse STag 0 even for zero-length messages, so these carry STag 1.
 pub(super) const EMPTY_MESSAGE_STAG: Stag = Stag(1);
 
 /// Returns the peer's STag for a message of `len` octets.
@@ -19,13 +19,11 @@ pub(super) const fn peer_stag(rkey: u32, len: u32) -> Stag {
     }
 }
 
-/// Returns `true` if a request's payload is tagged.
 #[inline]
 const fn is_tagged(slot: &Slot) -> bool {
     matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. })
 }
 
-/// Returns the header length of a Send or RDMA Write.
 #[inline]
 pub(super) const fn payload_header_len(slot: &Slot) -> usize {
     match is_tagged(slot) {

@@ -28,7 +28,6 @@ pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory
     plan.has_room(w.scratch(CONTROL_MAX as u32, false))
 }
 
-/// The result of planning the next request.
 enum Begun {
     /// The plan has no room; nothing was planned.
     NoRoom,
@@ -36,9 +35,7 @@ enum Begun {
     Sent,
     /// The request is planned, and counted if necessary.
     Complete,
-    /// Part of the request is planned.
     Part,
-    /// The request cannot be sent.
     Failed(WcStatus),
 }
 
@@ -264,7 +261,6 @@ impl QueuePair {
         self.tx.job = (sent > 0).then_some(rest);
     }
 
-    /// Records that a request is planned completely.
     #[inline]
     fn request_planned(&mut self, seq: u32, plan: &mut TxPlan) {
         plan.add_milestone(Milestone::Request(seq));
@@ -382,7 +378,7 @@ impl QueuePair {
         }
         let len = slot.len;
         let invalidates = matches!(slot.op, SendOp::ReadInv { .. });
-        let own = slot.kind == Kind::Internal;
+        let internal = slot.kind == Kind::Internal;
         let sink_stag = self.next_sink();
         let request = ReadRequest {
             sink_stag,
@@ -411,7 +407,7 @@ impl QueuePair {
         // There is room: `may_send_read` compared the number of outstanding requests with the ORD.
         let awaited = Awaited {
             invalidates,
-            own,
+            internal,
             ..Awaited::read(seq, sink_stag, len, msn)
         };
         let _ = self.sq.awaited.push(awaited);
@@ -467,7 +463,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Plans a zero-length Read Request.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_empty_read(

@@ -12,20 +12,16 @@ use super::{QueuePair, Rtr};
 use crate::SendFlags;
 use crate::limits::RESPONSE_BURST;
 
-/// The next message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// There is nothing to send, or nothing may be sent now.
     Nothing,
-    /// The Terminate that ends the stream.
     Terminate,
-    /// The rest of a message in progress.
     Rest(Job),
     /// The message that notifies the responder that the connection is established.
     Rtr(Rtr),
     /// This many responses to the peer. Then choose again.
     Responses(u32),
-    /// A note to the peer (`by_number`).
     Note(Note),
     /// A zero-length Read that shows that the peer has placed what was sent.
     Probe,
@@ -36,7 +32,6 @@ pub(super) enum Next {
 }
 
 impl QueuePair {
-    /// Returns the next message.
     //= rfc5040 section 5.1
     //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
     //# layer in the order they were submitted by the ULP.

@@ -17,7 +17,6 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 
-/// A contiguous part of the plan.
 #[derive(Debug, Clone, Copy)]
 enum Piece {
     Scratch {
@@ -51,10 +50,8 @@ impl Default for Piece {
 pub(super) enum Milestone {
     /// This send work request is done.
     Request(u32),
-    /// A response was sent.
     #[default]
     Response,
-    /// The Terminate was sent.
     Terminate,
 }
 
@@ -88,7 +85,7 @@ impl<'t> Run<'t> {
     }
 }
 
-/// Sizes of a transmit plan. Sizes too small for one FPDU of any kind are raised.
+/// Sizes of a transmit plan. A size that is too small for one FPDU is increased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxSizes {
     /// Bytes of scratch, for headers, trailers and copied payload.

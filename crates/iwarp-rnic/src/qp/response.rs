@@ -76,7 +76,6 @@ impl ResponseQueue {
         self.limit = ird;
     }
 
-    /// Returns the IRD that the stream agreed on.
     pub(super) const fn limit(&self) -> u16 {
         self.limit
     }

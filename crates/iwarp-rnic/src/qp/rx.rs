@@ -83,7 +83,6 @@ pub(super) struct Rx {
     pub(super) missed: Option<Missed>,
     /// Next message sequence number expected on queues 0, 1 and 3.
     pub(super) msn: [u32; 4],
-    /// The receive that is being filled.
     pub(super) receive: TakenRecv,
     pub(super) receiving: bool,
     /// Octets received of the current untagged message.
@@ -483,10 +482,8 @@ pub(super) enum Step {
     Next,
     /// Check whether the stream has ended before continuing.
     Again,
-    /// The next FPDU is incomplete.
     NeedMore,
     /// The message waits for a receive. Nothing has changed.
     Hold,
-    /// The stream has failed.
     Failed,
 }

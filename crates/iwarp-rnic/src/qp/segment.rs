@@ -172,7 +172,6 @@ impl<M> Wire<'_, M> {
     }
 }
 
-/// Appends FPDUs to a plan.
 pub(super) struct Out<'a, 'w, M> {
     pub(super) tx: &'a mut Tx,
     pub(super) plan: &'a mut TxPlan,
@@ -217,7 +216,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.append_plain(header, len, fill)
     }
 
-    /// Appends an FPDU without markers.
     #[inline(always)]
     fn append_plain<E>(
         &mut self,
@@ -279,7 +277,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(len as u64);
     }
 
-    /// Records that an FPDU was appended at `start`.
     #[inline(always)]
     fn appended(&mut self, start: usize) {
         self.tx.has_sent = true;
@@ -408,7 +405,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// Appends segments of inline data.
     #[inline(never)]
     pub(super) fn octets(
         &mut self,

@@ -1,6 +1,6 @@
 //! The send queue: posted requests, in-order start and completion, flush.
 
-mod own;
+mod special;
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +34,6 @@ pub(super) struct Slot {
 /// How a request differs from an ordinary request of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Kind {
-    /// An ordinary request of the program.
     #[default]
     Ordinary,
     /// The RDMA Write that carries an Atomic Write.
@@ -88,7 +87,7 @@ pub(super) struct Awaited {
     /// A Read whose response invalidates the STag of its sink.
     pub(super) invalidates: bool,
     /// An internal Read.
-    pub(super) own: bool,
+    pub(super) internal: bool,
 }
 
 impl Awaited {
@@ -103,7 +102,7 @@ impl Awaited {
             atomic: false,
             probe: false,
             invalidates: false,
-            own: false,
+            internal: false,
         }
     }
 }
@@ -121,7 +120,7 @@ struct Failed {
 /// due ([`QueuePair::completions_due`]).
 pub(super) const RETIRE_MAX: u32 = 64;
 
-/// The send queue, and the queue of requests without a response.
+/// The send queue, and the queue of requests that await a response.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     slots: Ring<Slot>,
@@ -153,7 +152,6 @@ pub(super) struct SendQueue {
     /// Number of slots at the front that a later response acknowledged. They are done even if they
     /// are not marked as done.
     acknowledged: u32,
-    /// The failed request that ends the queue.
     failed: Option<Failed>,
     /// A request was flushed, so all later ones are flushed as well, even if they are done.
     flushing: bool,
@@ -166,13 +164,13 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub(super) fn new(c: &QpConfig) -> Result<Self, AllocError> {
-        let (own, own_sge, own_inline) = match c.match_tags {
+        let (internal, internal_sge, internal_inline) = match c.match_tags {
             true => (INTERNAL_REQUESTS, MAX_TAG_SGE, Tmh::LEN as u32),
             false => (0, 0, 0),
         };
-        let slots = c.max_send_wr.saturating_add(own);
-        let max_sge = c.max_send_sge.max(own_sge);
-        let max_inline = c.max_inline.max(own_inline);
+        let slots = c.max_send_wr.saturating_add(internal);
+        let max_sge = c.max_send_sge.max(internal_sge);
+        let max_inline = c.max_inline.max(internal_inline);
         let depth = slots as usize;
         Ok(Self {
             slots: Ring::new(slots)?,
@@ -184,7 +182,7 @@ impl SendQueue {
             internal_retired: 0,
             held_from: 0,
             holds: if c.hold_slots { u32::MAX } else { 0 },
-            flushed: Ring::new(own)?,
+            flushed: Ring::new(internal)?,
             all_flags: match c.signal_all {
                 true => SendFlags::SIGNALED,
                 false => SendFlags::empty(),
@@ -269,13 +267,11 @@ impl SendQueue {
         self.sges.get(self.first_sge(place))
     }
 
-    /// Returns the request at a place.
     #[inline]
     pub(super) fn at(&self, place: usize) -> Option<&Slot> {
         self.slots.at(place)
     }
 
-    /// Returns the elements of a request at a place.
     #[inline]
     pub(super) fn sges_at(&self, place: usize, slot: &Slot) -> &[Sge] {
         let at = self.first_sge(place);
@@ -310,7 +306,6 @@ impl SendQueue {
         self.slots.get(seq.wrapping_sub(self.front_seq))
     }
 
-    /// Returns the elements of a request.
     #[inline]
     pub(super) fn sges(&self, seq: u32) -> &[Sge] {
         match self.slot_with_place(seq) {
@@ -319,7 +314,6 @@ impl SendQueue {
         }
     }
 
-    /// Returns the first element of a request, if it has one.
     #[inline]
     pub(super) fn first_sge_of(&self, seq: u32) -> Option<&Sge> {
         let (slot, place) = self.slot_with_place(seq)?;
@@ -413,7 +407,7 @@ impl SendQueue {
             _ if wr.op.completes_by_response() && !self.may_be_answered(&wr.op, len) => {
                 Err(PostError::InvalidRequest)
             }
-            // Eight octets are returned, however long the elements are.
+            // Eight octets are returned for elements of any length.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
         }

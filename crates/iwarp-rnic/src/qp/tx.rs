@@ -47,7 +47,6 @@ pub(super) enum Job {
 pub(super) enum Stage {
     /// Immediate data before a Send.
     ImmediateFirst,
-    /// The main message.
     Body,
     /// Immediate data after an RDMA Write.
     ImmediateLast,

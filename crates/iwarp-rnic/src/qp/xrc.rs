@@ -43,7 +43,6 @@ impl Xrc {
         self.selected = None;
     }
 
-    /// Records that a note with this number was planned.
     pub(super) const fn note_sent(&mut self, number: u32) {
         self.announced = number;
     }

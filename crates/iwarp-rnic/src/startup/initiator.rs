@@ -19,12 +19,10 @@ pub struct Initiator {
 /// See the table in the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The request is not sent yet.
     Connecting {
         /// `None` before TCP starts to connect.
         until: Option<Time>,
     },
-    /// The request is sent.
     Replying {
         /// Deadline for the acknowledgement of the request; `None` if it need not be checked (any
         /// more).

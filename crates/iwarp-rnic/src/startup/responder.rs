@@ -21,18 +21,14 @@ pub struct Responder {
 /// See the table in the module's documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// The request is not complete yet.
     Waiting {
         until: Time,
     },
-    /// The program decides.
     Requested(PendingRequest),
-    /// The accepting reply is ready.
     Accepting {
         len: usize,
         agreed: Agreed,
     },
-    /// The rejecting reply is ready.
     Rejecting {
         len: usize,
     },

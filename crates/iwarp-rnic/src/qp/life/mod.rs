@@ -31,45 +31,34 @@ mod steps;
 use super::fault::TerminateOctets;
 use crate::Time;
 
-/// The life of a queue pair; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
     /// The queue pair has no stream, or has given it up.
     Apart {
-        /// State without a stream.
         state: Idle,
         /// The stream that was given up, until the driver has taken it.
         old: Option<Old>,
     },
     /// A stream is operational.
-    Up {
-        /// RTR, RTS or SQD.
-        ready: Ready,
-        /// What may be sent.
-        flow: Flow,
-    },
+    Up { ready: Ready, flow: Flow },
     /// The queue pair is in ERR, and the stream is ending: received octets are discarded.
     Ending {
         /// The peer has closed its direction.
         eof: bool,
-        /// What remains to be sent.
         last: Last,
     },
 }
 
-/// The state of a queue pair without an operational stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
     Reset,
     Init,
-    /// RTR, RTS or SQD.
     Ready {
         ready: Ready,
         /// The program has specified a peer and changes the state itself; attaching a stream does
         /// not change the state.
         awaits: bool,
     },
-    /// ERR.
     Error,
 }
 
@@ -97,7 +86,6 @@ pub(super) enum Old {
         /// The stream must not end earlier.
         not_before: Option<Time>,
     },
-    /// The stream must be reset.
     Abort,
 }
 
@@ -155,7 +143,6 @@ pub(super) struct Reminder {
 /// Whether a Send waits for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// No Send waits.
     No,
     /// A Send waits; its deadline is not known yet.
     Begins,
@@ -170,10 +157,8 @@ pub(super) enum Hold {
     },
 }
 
-/// A timed action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Send a reminder to a silent responder.
     Reminder,
     /// The initiator's first FPDU is overdue.
     FirstFpdu,

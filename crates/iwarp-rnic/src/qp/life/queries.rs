@@ -26,7 +26,6 @@ impl Life {
         matches!(self.state(), State::Rts | State::Sqd | State::Error)
     }
 
-    /// Returns `true` if there is a stream.
     pub(in crate::qp) const fn has_stream(&self) -> bool {
         !matches!(self, Self::Apart { old: None, .. })
     }
@@ -132,7 +131,6 @@ impl Life {
         )
     }
 
-    /// Returns `true` if a Terminate is to be sent.
     pub(in crate::qp) const fn has_terminate(&self) -> bool {
         matches!(
             self,
@@ -188,12 +186,10 @@ impl Life {
         self.has_stream() && !self.is_open()
     }
 
-    /// Returns `true` if the peer has closed its direction.
     pub(in crate::qp) const fn has_eof(&self) -> bool {
         matches!(self, Self::Ending { eof: true, .. })
     }
 
-    /// Returns `true` if the sending direction was shut down.
     pub(in crate::qp) const fn is_shut_down(&self) -> bool {
         matches!(
             self,

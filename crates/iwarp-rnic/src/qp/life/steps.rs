@@ -411,7 +411,6 @@ impl Life {
         }
     }
 
-    /// Records that the sending direction was shut down.
     pub(in crate::qp) const fn shutdown_done(&mut self) {
         let eof = match *self {
             Self::Up {

@@ -276,7 +276,6 @@ enum Step {
     },
     /// Fills a plan that is not written.
     Fill,
-    /// Sends all that is due.
     Transmit,
     /// The peer answers the oldest Read.
     Answer,

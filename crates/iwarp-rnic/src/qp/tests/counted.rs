@@ -127,7 +127,6 @@ fn partial_messages_are_not_counted() {
     assert_eq!(rig.qp.counters().rx_messages, 0);
 }
 
-/// A refused Read or atomic is not counted as served.
 #[test]
 fn refused_requests_are_not_served() {
     let size = 8;

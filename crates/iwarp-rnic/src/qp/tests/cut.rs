@@ -18,7 +18,6 @@ const STREAMS: [StreamConfig; 2] = [
     },
 ];
 
-/// A segment that a peer may send.
 #[derive(Debug, Clone)]
 struct Segment {
     kind: u8,
@@ -29,7 +28,6 @@ struct Segment {
 }
 
 impl Segment {
-    /// Returns `true` if the length field was changed.
     fn has_other_length(&self) -> bool {
         self.mangle.is_some_and(|(at, _)| at < MPA_LEN_FIELD)
     }
@@ -55,7 +53,6 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
     proptest::collection::vec(segment, 1..60)
 }
 
-/// All observable state of a receiver.
 #[derive(Debug, PartialEq)]
 struct Seen {
     written: Vec<u8>,

@@ -41,7 +41,6 @@ fn write_imm(to: &Mr) -> SendOp {
     }
 }
 
-/// Passes the first segments of a stream to a queue pair.
 fn receive_segments(rig: &mut Rig, segments: &[(Header, Vec<u8>)]) {
     for (header, payload) in segments {
         assert_eq!(rig.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);

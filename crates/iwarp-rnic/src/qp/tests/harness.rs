@@ -232,7 +232,6 @@ impl Rig {
         mr.put(at, octet);
     }
 
-    /// Returns the contents of memory.
     pub(super) fn read(&self, mr: &Mr) -> Vec<u8> {
         let mut out = vec![0; mr.len as usize];
         for (i, octet) in out.iter_mut().enumerate() {

@@ -110,7 +110,7 @@ fn flushed_requests_hold_their_slots() {
     );
     assert_eq!(send_all(&mut rig, &[SIGNALED; 9]), 4);
     assert_eq!(freed(&mut rig, &mut from), [1; 4]);
-    // The same applies to receives: one was flushed.
+    // Receives also hold their slots. One of them was flushed.
     let receive = |rig: &mut Rig| {
         let wr = crate::RecvWr {
             wr_id: 1,

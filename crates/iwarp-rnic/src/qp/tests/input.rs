@@ -18,7 +18,6 @@ const MARKED: StreamConfig = StreamConfig {
     ..STREAM
 };
 
-/// The streams of a test.
 const STREAMS: [StreamConfig; 4] = [
     STREAM,
     StreamConfig {

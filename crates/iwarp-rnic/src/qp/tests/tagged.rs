@@ -405,7 +405,7 @@ fn receive_is_returned_after_last_use() {
     assert_eq!(fields, (source.stag, source.at, 32));
 }
 
-/// A message finds no receive for a while, and then uses the kept one.
+/// A message that has found no receive later uses the receive that was kept.
 #[test]
 fn kept_receive_waits_for_message() {
     let mut rig = receiver(1);

@@ -79,14 +79,14 @@ fn reminders_need_a_sent_message() {
     rig.on_time(at(40));
     assert!(rig.sent().is_empty(), "nothing was sent before");
     assert_eq!(rig.qp.poll_at(), Some(at(1250)));
-    // A message in flight serves the same purpose.
+    // A message in flight replaces the reminder.
     let mr = rig.mr(5000, ALL);
     rig.post(1, SendOp::Send, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
     rig.qp.on_time(at(1250), &mut rig.host);
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert_eq!(opcodes.iter().filter(|o| **o == Opcode::WRITE).count(), 1);
-    // So does the rest of an incomplete message.
+    // The rest of an incomplete message also replaces it.
     let mut rig = timed(true, None, TIMES);
     rig.plan = TxPlan::with(TxSizes {
         bytes: 1,

@@ -84,8 +84,8 @@ fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     Rig::with(config, stream)
 }
 
-/// The last octet of the source is unmapped. Earlier messages are sent completely, and the Terminate
-/// is the last message.
+/// The last octet of the source is unmapped. Earlier messages are sent completely, and the
+/// Terminate is the last message.
 #[test]
 fn unreadable_source_fails_request() {
     let long = 4 * SUM_COPY_MIN;

@@ -146,7 +146,7 @@ fn ongoing_write_uses_memory_once() {
         assert!(runs > 5);
     }
     assert_eq!(a.table.deregister(stag).err(), Some(MemoryError::InUse));
-    // The peer invalidates the STag meanwhile.
+    // The program invalidates the STag meanwhile.
     assert_eq!(a.table.invalidate(stag, accessor, false), Ok(false));
     a.plan.release(&a.table);
     assert!(a.table.take_unused());

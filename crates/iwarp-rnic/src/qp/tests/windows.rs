@@ -73,7 +73,7 @@ fn region_is_free_after_last_window() {
             let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
             assert!(lost.contains(&access.unwrap_err()));
             if mw == second && ty == WindowType::Type2 {
-                // The peer's message is the first of its stream.
+                // Each message of the peer is the first message of a new stream.
                 rig.qp
                     .modify(crate::qp::State::Reset, &mut rig.host)
                     .unwrap();
