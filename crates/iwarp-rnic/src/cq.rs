@@ -478,13 +478,13 @@ mod tests {
                     Step::Purge(most) => done |= cq.purge(0, most) == Work::Done,
                     Step::Take => {
                         let was_empty = cq.is_empty();
-                        let got = cq.pop();
-                        prop_assert_eq!(got.is_none(), was_empty);
-                        match got {
-                            Some(got) if got.qp_num == 0 => prop_assert!(!done),
-                            got => {
-                            let got = got.map(|c| (c.wr_id, c.qp_num));
-                            prop_assert_eq!(got, kept.pop_front());
+                        let popped = cq.pop();
+                        prop_assert_eq!(popped.is_none(), was_empty);
+                        match popped {
+                            Some(popped) if popped.qp_num == 0 => prop_assert!(!done),
+                            popped => {
+                            let popped = popped.map(|c| (c.wr_id, c.qp_num));
+                            prop_assert_eq!(popped, kept.pop_front());
                         }
                         }
                     }
@@ -500,8 +500,8 @@ mod tests {
             }
             while cq.purge(0, 1) == Work::More {}
             prop_assert_eq!(cq.len() as usize, kept.len());
-            while let Some(got) = cq.pop() {
-                prop_assert_eq!(Some((got.wr_id, got.qp_num)), kept.pop_front());
+            while let Some(popped) = cq.pop() {
+                prop_assert_eq!(Some((popped.wr_id, popped.qp_num)), kept.pop_front());
             }
             prop_assert!(kept.is_empty());
         }

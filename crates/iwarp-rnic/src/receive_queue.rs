@@ -292,23 +292,23 @@ impl SharedReceiveQueue {
     /// second is `true` if the limit event is due.
     #[inline]
     pub fn take(&mut self, taken: &mut TakenRecv) -> (bool, bool) {
-        let got = self.queue.take(taken);
+        let result = self.queue.take(taken);
         let due = self.limit != 0 && self.queue.len() < self.limit;
         if due {
             self.limit = 0;
         }
-        (got, due)
+        (result, due)
     }
 
     /// Moves the oldest request to `taken` if its elements have room for `len` octets. The second
     /// result is `true` if the limit event is due.
     pub fn take_if_fits(&mut self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
-        let got = self.queue.take_if_fits(taken, len);
-        let due = got == Taken::Yes && self.limit != 0 && self.queue.len() < self.limit;
+        let result = self.queue.take_if_fits(taken, len);
+        let due = result == Taken::Yes && self.limit != 0 && self.queue.len() < self.limit;
         if due {
             self.limit = 0;
         }
-        (got, due)
+        (result, due)
     }
 
     /// Changes the depth and keeps the posted requests.

@@ -331,13 +331,14 @@ pub(crate) mod tests {
         pub(crate) fn contents(&self) -> (Vec<u8>, usize) {
             // SAFETY: the address is inside the arena.
             let inside = (0..self.len).map(|i| unsafe { self.octet(i).read() });
-            let mine: Vec<usize> = (0..self.len).map(|i| self.octet(i).addr()).collect();
-            let mine: std::collections::BTreeSet<usize> = mine.into_iter().collect();
+            let inside_range: Vec<usize> = (0..self.len).map(|i| self.octet(i).addr()).collect();
+            let inside_range: std::collections::BTreeSet<usize> =
+                inside_range.into_iter().collect();
             let changed_others = (0..self.arena.len() * 8).filter(|i| {
                 // SAFETY: the address is inside the arena.
                 let at = unsafe { self.base().add(*i) };
                 // SAFETY: as above.
-                !mine.contains(&at.addr()) && unsafe { at.read() } != 0xa5
+                !inside_range.contains(&at.addr()) && unsafe { at.read() } != 0xa5
             });
             (inside.collect(), changed_others.count())
         }

@@ -109,7 +109,7 @@ impl QueuePair {
         }
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let result = out.response(request, &mut off, room);
-        let whole = off == request.size;
+        let is_complete = off == request.size;
         match result {
             // Write the plan first, so that local requests in it complete.
             Err(_) if !plan.is_empty() => {
@@ -117,7 +117,7 @@ impl QueuePair {
                 return Answer::NoRoom;
             }
             Err(e) => self.fail_deregistered_response(off, e, host),
-            Ok(()) if whole => {
+            Ok(()) if is_complete => {
                 self.tx.job = None;
                 self.response_planned(plan);
                 return Answer::Complete;

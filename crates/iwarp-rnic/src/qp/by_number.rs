@@ -240,7 +240,7 @@ impl QueuePair {
             Note::Retries(count) => self.acknowledge.rnr.notified_retries = count,
             Note::Held(_) => self.acknowledge.rnr.hold_to_report = None,
             Note::Queue(number) => self.xrc.note_sent(number),
-            Note::Done(_) => self.farewell_said(),
+            Note::Done(_) => self.record_farewell(),
         }
         let header = empty_write_header(note.tagged_offset());
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
@@ -261,7 +261,7 @@ impl QueuePair {
             _ if !self.is_by_number() => {}
             Some(Note::Retries(count)) => self.acknowledge.rnr.peer_retries = count,
             Some(Note::Held(msn)) => self.peer_holds_message(msn, host),
-            Some(Note::Done(arrived)) => self.peer_says_farewell(arrived, host),
+            Some(Note::Done(arrived)) => self.process_farewell(arrived, host),
             None => {}
         }
         Ok(())

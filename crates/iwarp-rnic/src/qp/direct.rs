@@ -37,13 +37,13 @@ impl Direct {
 }
 
 impl QueuePair {
-    /// Adds the destination of the next `want` octets of payload to the plan, and returns its
-    /// length. The result is less than `want` if there are too many runs or a region was
+    /// Adds the destination of the next `wanted` octets of payload to the plan, and returns its
+    /// length. The result is less than `wanted` if there are too many runs or a region was
     /// deregistered, which `rx_filled` reports.
     pub(super) fn plan_direct<'t, M: Memory>(
         &'t self,
         d: &Direct,
-        want: u32,
+        wanted: u32,
         memory: &'t MemoryTable<M>,
         plan: &mut RxPlan,
         visit: &mut impl FnMut(Run<'t>),
@@ -53,7 +53,7 @@ impl QueuePair {
         let mut direct = 0usize;
         let (places, accessor) = (self.places(memory), self.accessor());
         let users = &mut plan.users;
-        let _ = places.for_each_range(d.target, d.placed, want, |stag, to, len, need| {
+        let _ = places.for_each_range(d.target, d.placed, wanted, |stag, to, len, need| {
             if left == 0 {
                 return Ok(());
             }
@@ -165,9 +165,9 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
         // Payload may be in staging, because it was read together with an earlier FPDU.
-        let want = d.direct_end.saturating_sub(d.placed) as usize;
-        let part = if want > 0 {
-            octets.get(..octets.len().min(want))
+        let wanted = d.direct_end.saturating_sub(d.placed) as usize;
+        let part = if wanted > 0 {
+            octets.get(..octets.len().min(wanted))
         } else {
             octets.get(..d.rest())
         };
@@ -179,7 +179,7 @@ impl QueuePair {
         let places = self.places(env.memory);
         // Check the access even without octets, to detect that the region was deregistered.
         let placed = places
-            .permits(d.target, d.placed, want as u32)
+            .permits(d.target, d.placed, wanted as u32)
             .and_then(|()| places.write(d.target, d.placed, received));
         if let Err(e) = placed {
             let refusal = Refusal::Memory(e);
@@ -188,12 +188,19 @@ impl QueuePair {
                 self.refuse_by_header(refusal, Some(d.header), d.ulpdu_len, env.host),
             );
         }
-        if want > 0 {
+        if wanted > 0 {
             if let Some(d) = &mut self.rx.direct {
                 d.placed = d.placed.saturating_add(part.len() as u32);
             }
-            let whole = part.len() == want;
-            return (part.len(), if whole { Step::Again } else { Step::NeedMore });
+            let is_complete = part.len() == wanted;
+            return (
+                part.len(),
+                if is_complete {
+                    Step::Again
+                } else {
+                    Step::NeedMore
+                },
+            );
         }
         self.rx.direct = None;
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);

@@ -61,7 +61,7 @@ impl QueuePair {
     }
 
     /// Records that the farewell was planned.
-    pub(super) const fn farewell_said(&mut self) {
+    pub(super) const fn record_farewell(&mut self) {
         self.acknowledge.parting = match self.acknowledge.parting {
             Parting::Due { then_silent: true } | Parting::Silent => Parting::Silent,
             _ => Parting::No,
@@ -70,7 +70,7 @@ impl QueuePair {
 
     /// Handles the farewell of a peer that has processed `arrived` of our messages: completes the
     /// requests of these messages.
-    pub(super) fn peer_says_farewell<H: Host>(&mut self, arrived: u32, host: &mut H) {
+    pub(super) fn process_farewell<H: Host>(&mut self, arrived: u32, host: &mut H) {
         // Ignore all farewells but the first, and one that claims more messages than were sent.
         let beyond = arrived.wrapping_sub(self.acknowledge.sent) as i32;
         if core::mem::replace(&mut self.acknowledge.peer_gone, true) || beyond > 0 {

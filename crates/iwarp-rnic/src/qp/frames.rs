@@ -83,17 +83,17 @@ struct Progress<'a> {
 }
 
 impl QueuePair {
-    /// Processes up to `limit` whole FPDUs at the start of `octets`, for a stream without markers.
+    /// Processes up to `limit` complete FPDUs at the start of `octets`, for a stream without markers.
     /// Returns how many octets were consumed, and the next step.
     #[inline]
-    pub(super) fn take_whole<H: Host>(
+    pub(super) fn process_complete_fpdus<H: Host>(
         &mut self,
         octets: &[u8],
         limit: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
         if self.expects_first_fpdu() {
-            return self.take_first(octets, env);
+            return self.process_first_fpdu(octets, env);
         }
         let mut run = Progress {
             rest: octets,
@@ -105,11 +105,11 @@ impl QueuePair {
             // In the loop over Writes, a refused Write ends the stream. Writes that may have to be
             // dropped are therefore processed one by one.
             let step = if is_write(ulpdu) && !self.drops_messages() {
-                self.take_writes(&mut run, env)
+                self.process_writes(&mut run, env)
             } else if is_send(ulpdu) {
-                self.take_sends(&mut run, env)
+                self.process_sends(&mut run, env)
             } else {
-                self.take_others(&mut run, env)
+                self.process_others(&mut run, env)
             };
             if step != Step::Next {
                 break step;
@@ -117,34 +117,34 @@ impl QueuePair {
         };
         let fpdus = limit.wrapping_sub(run.left);
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
-        self.rx.count_whole_fpdus(fpdus);
+        self.rx.count_undivided_fpdus(fpdus);
         (octets.len().wrapping_sub(run.rest.len()), step)
     }
 
     /// Processes consecutive RDMA Writes. Writes and Sends have separate loops so that the compiler
     /// keeps the loops' variables in registers.
     #[inline(never)]
-    fn take_writes<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
-        self.take_run(run, is_write, Self::receive_write, env)
+    fn process_writes<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
+        self.process_run(run, is_write, Self::receive_write, env)
     }
 
     #[inline(never)]
-    fn take_sends<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
-        self.take_run(run, is_send, Self::receive_send, env)
+    fn process_sends<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
+        self.process_run(run, is_send, Self::receive_send, env)
     }
 
     #[inline(never)]
-    fn take_others<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
+    fn process_others<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
         // The caller has classified the first FPDU, which is often the only one.
         let mut known = true;
         let is_of_kind = |ulpdu: &[u8]| mem::take(&mut known) || is_other(ulpdu);
-        self.take_run(run, is_of_kind, Self::receive_other, env)
+        self.process_run(run, is_of_kind, Self::receive_other, env)
     }
 
     /// Processes consecutive segments of one kind. `Step::Next` means that the next segment is of
     /// another kind.
     #[inline(always)]
-    fn take_run<'e, H: Host>(
+    fn process_run<'e, H: Host>(
         &mut self,
         run: &mut Progress<'_>,
         mut is_of_kind: impl FnMut(&[u8]) -> bool,
@@ -177,9 +177,13 @@ impl QueuePair {
         step
     }
 
-    /// Like [`take_whole`](Self::take_whole), for one FPDU whose arrival has an effect by itself.
+    /// Like [`process_complete_fpdus`](Self::process_complete_fpdus), for one FPDU whose arrival has an effect by itself.
     #[cold]
-    fn take_first<H: Host>(&mut self, octets: &[u8], env: &mut Env<'_, H>) -> (usize, Step) {
+    fn process_first_fpdu<H: Host>(
+        &mut self,
+        octets: &[u8],
+        env: &mut Env<'_, H>,
+    ) -> (usize, Step) {
         let crc = self.rx.crc.then_some(env.crc32c);
         let Some(fpdu) = CompleteFpdu::parse(octets) else {
             return (0, Step::NeedMore);
@@ -195,7 +199,7 @@ impl QueuePair {
             return (0, step);
         }
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-        self.rx.count_whole_fpdus(1);
+        self.rx.count_undivided_fpdus(1);
         (
             octets.len().wrapping_sub(fpdu.rest_after.len()),
             Step::Again,
@@ -220,7 +224,7 @@ impl QueuePair {
     /// Processes the next FPDU of a stream with markers. Returns how many octets were consumed.
     /// `unmarked` is room for one ULPDU.
     #[inline(never)]
-    pub(super) fn take_marked<H: Host>(
+    pub(super) fn process_marked<H: Host>(
         &mut self,
         octets: &[u8],
         unmarked: &mut [u8],
@@ -279,12 +283,12 @@ impl QueuePair {
     /// Returns how many octets are missing from the FPDU (or length field) that starts with
     /// `arrived`.
     pub(super) fn missing(&self, arrived: &[u8]) -> usize {
-        let whole = match (&self.rx.direct, self.fpdu_at(arrived)) {
+        let needed = match (&self.rx.direct, self.fpdu_at(arrived)) {
             (Some(direct), _) => direct.rest(),
             (None, Some((_, total))) => total,
             (None, None) => self.lead().wrapping_add(MPA_LEN_FIELD),
         };
-        whole.saturating_sub(arrived.len())
+        needed.saturating_sub(arrived.len())
     }
 }
 

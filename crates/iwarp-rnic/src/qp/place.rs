@@ -201,15 +201,15 @@ mod tests {
                 (0..u64::from(s.len)).map(move |o| addr + o)
             };
             let all: Vec<u64> = sges.iter().flat_map(addresses).collect();
-            let mut got = Vec::new();
+            let mut visited = Vec::new();
             let r = for_each_part(&sges, off, len, |_, addr, n| {
-                got.extend((0..u64::from(n)).map(|o| addr + o));
+                visited.extend((0..u64::from(n)).map(|o| addr + o));
                 Ok(())
             });
-            let want = all.get(off as usize..(off + len) as usize);
-            match want {
-                Some(w) => { prop_assert!(r.is_ok()); prop_assert_eq!(&got[..], w); }
-                None if len == 0 => prop_assert!(r.is_ok() && got.is_empty()),
+            let expected = all.get(off as usize..(off + len) as usize);
+            match expected {
+                Some(w) => { prop_assert!(r.is_ok()); prop_assert_eq!(&visited[..], w); }
+                None if len == 0 => prop_assert!(r.is_ok() && visited.is_empty()),
                 None => prop_assert!(r.is_err()),
             }
         }

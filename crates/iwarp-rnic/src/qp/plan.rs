@@ -207,7 +207,7 @@ impl TxPlan {
         self.written >= self.bytes
     }
 
-    /// Returns the number of octets of the whole plan.
+    /// Returns the number of octets of the plan, written or not.
     pub const fn len(&self) -> usize {
         self.bytes
     }

@@ -150,7 +150,7 @@ impl Rx {
 
     /// Records that this many FPDUs have arrived in one piece.
     #[inline]
-    pub(super) fn count_whole_fpdus(&mut self, fpdus: u64) {
+    pub(super) fn count_undivided_fpdus(&mut self, fpdus: u64) {
         self.large = (u64::from(self.large)).saturating_sub(fpdus) as u8;
     }
 
@@ -207,11 +207,11 @@ impl QueuePair {
         plan.clear();
         let mut max_read = RX_READ_MAX;
         if let Some(d) = &self.rx.direct {
-            let want = d.direct_end.saturating_sub(d.placed);
-            if want > 0 {
-                plan.direct = self.plan_direct(d, want, memory, plan, &mut visit);
+            let wanted = d.direct_end.saturating_sub(d.placed);
+            if wanted > 0 {
+                plan.direct = self.plan_direct(d, wanted, memory, plan, &mut visit);
                 plan.room = plan.direct;
-                if plan.direct < want as usize && plan.direct > 0 {
+                if plan.direct < wanted as usize && plan.direct > 0 {
                     return;
                 }
             }
@@ -365,9 +365,9 @@ impl QueuePair {
             let (taken, step) = if let Some(direct) = self.rx.direct {
                 self.continue_direct(&direct, rest, env)
             } else if self.rx.markers {
-                self.take_marked(rest, unmarked, env)
+                self.process_marked(rest, unmarked, env)
             } else {
-                self.take_plain(rest, left, env)
+                self.process_unmarked(rest, left, env)
             };
             rest = rest.get(taken..).unwrap_or(&[]);
             let done = octets.len().wrapping_sub(rest.len());
@@ -390,13 +390,13 @@ impl QueuePair {
     /// Processes up to `limit` FPDUs of a stream without markers. Returns how many octets were
     /// consumed.
     #[inline]
-    fn take_plain<H: Host>(
+    fn process_unmarked<H: Host>(
         &mut self,
         octets: &[u8],
         limit: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
-        let (taken, step) = self.take_whole(octets, limit, env);
+        let (taken, step) = self.process_complete_fpdus(octets, limit, env);
         if step != Step::NeedMore {
             return (taken, step);
         }

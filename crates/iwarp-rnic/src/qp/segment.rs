@@ -116,15 +116,15 @@ impl<M> Wire<'_, M> {
     /// Returns how much scratch a segment's FPDU needs at most.
     #[inline]
     pub(super) const fn scratch(&self, len: u32, remote: bool) -> usize {
-        let whole = FRAMING.wrapping_add(len as usize);
+        let fpdu_max = FRAMING.wrapping_add(len as usize);
         match self.copies(len, remote) {
             // Markers are inserted into a copy: one per 512 octets, and one each at the front and
             // the back.
-            true if self.markers => whole
+            true if self.markers => fpdu_max
                 .wrapping_mul(2)
                 .wrapping_add(len as usize / 64)
                 .wrapping_add(64),
-            true => whole,
+            true => fpdu_max,
             // The payload may be copied in parts for its CRC. The room is reserved even without
             // CRC.
             false => FRAMING + SUM_PART,

@@ -158,7 +158,7 @@ pub(super) struct SendQueue {
     /// Outbound Reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
-    /// Operations completed by the whole queue pair.
+    /// Operations completed by the queue pair, receives included.
     pub(super) tally: Tally,
 }
 

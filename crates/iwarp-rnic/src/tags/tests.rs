@@ -191,11 +191,11 @@ fn rendezvous_are_read_in_order() {
     }
     let mut sink = receive_storage();
     let mut handles = Vec::new();
-    for (len, lens) in [(12, &[10, 2][..]), (3, &[3, 0]), (0, &[0, 0])] {
+    for (len, expected) in [(12, &[10, 2][..]), (3, &[3, 0]), (0, &[0, 0])] {
         let read = list.next_read(1, &mut sink).unwrap();
         assert_eq!((read.source.len, sink.len), (len, u64::from(len)));
-        let got: Vec<u32> = sink.sges().iter().map(|sge| sge.len).collect();
-        assert_eq!(got, lens);
+        let lens: Vec<u32> = sink.sges().iter().map(|sge| sge.len).collect();
+        assert_eq!(lens, expected);
         handles.push(read.handle);
     }
     assert_eq!(list.next_read(1, &mut sink), None);
@@ -301,8 +301,8 @@ proptest! {
                 Op::Remove(i) => {
                     let Some(handle) = handles.get(i).copied() else { continue };
                     let is_posted = model.posted.iter().any(|b| b.0 == handle);
-                    let want = if is_posted { Ok(()) } else { Err(TagError::Gone) };
-                    prop_assert_eq!(list.remove(handle), want);
+                    let expected = if is_posted { Ok(()) } else { Err(TagError::Gone) };
+                    prop_assert_eq!(list.remove(handle), expected);
                     model.posted.retain(|b| b.0 != handle);
                 }
                 Op::Eager(tag) => {
@@ -327,16 +327,16 @@ proptest! {
                 Op::Read(qp) => {
                     let read = list.next_read(qp, &mut taken);
                     let at = model.matched.iter().position(|m| m.0 == qp);
-                    let want = at.and_then(|at| model.matched.remove(at));
-                    prop_assert_eq!(read.map(|_| taken.wr_id), want.map(|m| m.1));
-                    if let (Some(read), Some((qp, wr_id))) = (read, want) {
+                    let expected = at.and_then(|at| model.matched.remove(at));
+                    prop_assert_eq!(read.map(|_| taken.wr_id), expected.map(|m| m.1));
+                    if let (Some(read), Some((qp, wr_id))) = (read, expected) {
                         model.reading.push((qp, wr_id, read.handle));
                     }
                 }
                 Op::End(i) => {
                     let Some(handle) = handles.get(i).copied() else { continue };
-                    let want = model.reading.iter().find(|r| r.2 == handle).map(|r| r.1);
-                    prop_assert_eq!(list.end_read(handle).map(|done| done.wr_id), want);
+                    let expected = model.reading.iter().find(|r| r.2 == handle).map(|r| r.1);
+                    prop_assert_eq!(list.end_read(handle).map(|done| done.wr_id), expected);
                     model.reading.retain(|r| r.2 != handle);
                 }
                 Op::Forget(qp) => {

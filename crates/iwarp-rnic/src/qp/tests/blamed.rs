@@ -347,7 +347,7 @@ proptest! {
     ) {
         let mut requests = requests;
         let mut pair = Pair::new(ord, patient);
-        let (mut at, mut want, mut places) = (0, None, vec![]);
+        let (mut at, mut refused_status, mut places) = (0, None, vec![]);
         for (i, request) in requests.iter_mut().enumerate() {
             let wrong = (i == refused).then_some(by_key);
             if wrong.is_some() {
@@ -355,7 +355,7 @@ proptest! {
                 request.len = request.len.max(9);
             }
             let status = pair.post(i as u32, request, at, wrong);
-            want = want.or(status);
+            refused_status = refused_status.or(status);
             if i <= refused {
                 pair.post_receive(request, wrong);
             }
@@ -365,21 +365,21 @@ proptest! {
             }
         }
         pair.run(&steps);
-        let got = brief(&pair.a.host.sends);
+        let completions = brief(&pair.a.host.sends);
         let ids: Vec<u64> = (0..requests.len() as u64).collect();
-        prop_assert_eq!(got.iter().map(|g| g.0).collect::<Vec<_>>(), ids);
+        prop_assert_eq!(completions.iter().map(|g| g.0).collect::<Vec<_>>(), ids);
         let answered = |kind| matches!(kind, Kind::Read | Kind::FetchAdd);
         let mut lost = false;
         let memory = pair.b.read(&pair.areas.target);
         let sent = pair.a.read(&pair.areas.source);
-        for (i, (request, (_, status))) in requests.iter().zip(&got).enumerate() {
+        for (i, (request, (_, status))) in requests.iter().zip(&completions).enumerate() {
             lost |= i < refused && *status == WcStatus::Flushed && answered(request.kind);
             let expected = match i.cmp(&refused) {
                 core::cmp::Ordering::Less if !lost => WcStatus::Success,
-                core::cmp::Ordering::Equal => want.unwrap(),
+                core::cmp::Ordering::Equal => refused_status.unwrap(),
                 _ => WcStatus::Flushed,
             };
-            prop_assert_eq!(*status, expected, "request {} of {:?}", i, got);
+            prop_assert_eq!(*status, expected, "request {} of {:?}", i, completions);
             let is_write = matches!(request.kind, Kind::Write | Kind::WriteImm);
             if *status == WcStatus::Success && is_write {
                 let (to, from) = (places[i] as usize, LEN_MAX as usize * i);
@@ -389,11 +389,11 @@ proptest! {
             }
         }
         // A response is lost only because the peer ended the stream.
-        prop_assert!(!lost || want.is_some());
+        prop_assert!(!lost || refused_status.is_some());
         let delivered = pair.b.host.recvs.iter().filter(|c| c.status == WcStatus::Success).count();
         let takes = |request: &TestRequest| !answered(request.kind) && request.kind != Kind::Write;
         let succeeded = |status: &WcStatus| *status == WcStatus::Success;
-        let done = requests.iter().zip(&got).filter(|(_, (_, status))| succeeded(status));
+        let done = requests.iter().zip(&completions).filter(|(_, (_, status))| succeeded(status));
         prop_assert!(done.filter(|(request, _)| takes(request)).count() <= delivered);
     }
 }

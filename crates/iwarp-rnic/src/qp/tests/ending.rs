@@ -106,10 +106,10 @@ fn close_ends_stream_without_messages() {
 #[test]
 fn end_inside_message_is_fault() {
     let mut rig = Rig::new();
-    let whole = rig.fpdu(&send(1, &[]));
-    for cut in 1..whole.len() {
+    let fpdu = rig.fpdu(&send(1, &[]));
+    for cut in 1..fpdu.len() {
         let mut rig = Rig::new();
-        let _ = rig.rx(&whole[..cut]);
+        let _ = rig.rx(&fpdu[..cut]);
         assert!(!rig.buffer.is_empty());
         rig.eof();
         // The buffer is empty, so that another queue pair can use it.
@@ -194,9 +194,9 @@ fn broken_stream_flushes_in_order() {
     rig.qp.stream_failed(&mut rig.host);
     rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
     use WcStatus::Flushed;
-    let want = [(1, Flushed), (2, Flushed), (3, Flushed)];
-    assert_eq!(brief(&rig.host.sends), want);
-    assert_eq!(brief(&rig.host.recvs), want);
+    let expected = [(1, Flushed), (2, Flushed), (3, Flushed)];
+    assert_eq!(brief(&rig.host.sends), expected);
+    assert_eq!(brief(&rig.host.recvs), expected);
     assert!(!rig.qp.has_stream() && !rig.qp.wants_tx());
     assert_eq!(rig.qp.rx_interest(), RxInterest::None);
     // Each request is flushed only once.
@@ -364,8 +364,8 @@ fn transition_table() {
             .collect();
         table += &format!("{row}\n");
     }
-    let want = "xx....x\nxxxx..x\nx..x..x\nx..xx.x\nx..xx.x\nx..x..x\nx.....x\n";
-    assert_eq!(table, want);
+    let expected = "xx....x\nxxxx..x\nx..x..x\nx..xx.x\nx..xx.x\nx..x..x\nx.....x\n";
+    assert_eq!(table, expected);
     let mut rig = Rig::fresh(QpConfig::default());
     assert!(rig.qp.modify(Rts, &mut rig.host).is_err());
     for to in [Init, Rtr, Rts] {
@@ -586,9 +586,9 @@ fn unsent_rest_includes_terminate() {
     let src = other.mr(100_000, ALL);
     other.post(1, SendOp::Send, &[src.sge()]);
     assert_eq!(other.fill(), TxFill::Ready);
-    let mut whole = other.write_some(5000);
-    assert_eq!(whole, begin);
+    let mut octets = other.write_some(5000);
+    assert_eq!(octets, begin);
     let _ = other.rx_ulpdu(&wrong);
-    whole.extend(other.octets_out());
-    assert_eq!(whole[begin.len()..], rest);
+    octets.extend(other.octets_out());
+    assert_eq!(octets[begin.len()..], rest);
 }

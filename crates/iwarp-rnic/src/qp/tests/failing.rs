@@ -68,9 +68,9 @@ fn failing_request_spares_earlier_ones() {
             let all: Vec<_> = sent.iter().map(|(header, _)| header.opcode()).collect();
             let with_imm = matches!(op, SendOp::SendImm(_)).then_some(Opcode::IMMEDIATE);
             let written = [Opcode::SEND, Opcode::WRITE, Opcode::WRITE, Opcode::WRITE];
-            let want: Vec<_> = written.into_iter().chain(with_imm).collect();
-            assert_eq!(all[..want.len()], want, "{op:?} {len}");
-            assert_eq!(all[want.len()..], [Opcode::TERMINATE], "{op:?} {len}");
+            let expected: Vec<_> = written.into_iter().chain(with_imm).collect();
+            assert_eq!(all[..expected.len()], expected, "{op:?} {len}");
+            assert_eq!(all[expected.len()..], [Opcode::TERMINATE], "{op:?} {len}");
             rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
             use WcStatus::{Flushed, LocalProtection, Success};
             let statuses = [

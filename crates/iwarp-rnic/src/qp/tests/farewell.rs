@@ -50,11 +50,11 @@ fn receive_segments(rig: &mut Rig, segments: &[(Header, Vec<u8>)]) {
 /// Closes with a farewell if one is possible, and passes the octets to the other end. Returns
 /// whether there was a farewell.
 fn send_farewell_and_close(rig: &mut Rig, other: &mut Rig) -> bool {
-    let said = rig.qp.say_farewell(false);
+    let sent_farewell = rig.qp.say_farewell(false);
     rig.qp.close(&mut rig.host);
     let octets = rig.octets_out();
     let _ = other.rx(&octets);
-    said
+    sent_farewell
 }
 
 fn completed(rig: &Rig) -> Vec<u64> {
@@ -214,9 +214,10 @@ fn unanswered_read_limits_farewell() {
     assert_eq!(completed(&a), [1], "the response may still arrive");
     receive_segments(&mut b, &segments[..3]);
     assert!(b.qp.say_farewell(false));
-    let said = b.sent();
-    assert_eq!(opcodes(&said), [Opcode::READ_RESPONSE, Opcode::WRITE]);
-    receive_segments(&mut a, &said[..1]);
+    let response_and_note = b.sent();
+    let expected = [Opcode::READ_RESPONSE, Opcode::WRITE];
+    assert_eq!(opcodes(&response_and_note), expected);
+    receive_segments(&mut a, &response_and_note[..1]);
     assert_eq!(completed(&a), [1, 2]);
 }
 
@@ -258,8 +259,8 @@ fn queued_requests_follow_farewell() {
     b.post(7, SendOp::Send, &[target.part(0, 8)]);
     assert!(b.qp.say_farewell(false));
     b.qp.close(&mut b.host);
-    let said = opcodes(&b.sent());
-    assert_eq!(said[..2], [Opcode::WRITE, Opcode::SEND]);
+    let sent = opcodes(&b.sent());
+    assert_eq!(sent[..2], [Opcode::WRITE, Opcode::SEND]);
     assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
 
@@ -354,8 +355,8 @@ fn only_writes_of_program_are_counted() {
     assert!(!b.qp.say_farewell(false), "nothing has arrived");
     receive_segments(&mut b, &[(header(target.stag), Vec::new())]);
     assert!(b.qp.say_farewell(false));
-    let Header::Tagged(said) = b.sent()[0].0 else {
+    let Header::Tagged(note) = b.sent()[0].0 else {
         panic!("no note");
     };
-    assert_eq!(said.to as u32, 1);
+    assert_eq!(note.to as u32, 1);
 }

@@ -87,9 +87,9 @@ impl Host for TestHost {
         let Some(srq) = named.map(|q| &mut q.2).or(self.srq.as_mut()) else {
             return false;
         };
-        let (got, limit) = srq.take(taken);
+        let (found, limit) = srq.take(taken);
         self.limit_events += u32::from(limit);
-        got
+        found
     }
 
     fn with_shared_receive<R>(

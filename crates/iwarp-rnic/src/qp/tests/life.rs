@@ -341,11 +341,11 @@ fn every_event_in_every_state() {
         }
         table += "\n";
     }
-    let want = include_str!("life.txt");
-    for (line, want) in table.lines().zip(want.lines()) {
-        assert_eq!(line, want);
+    let expected = include_str!("life.txt");
+    for (line, expected) in table.lines().zip(expected.lines()) {
+        assert_eq!(line, expected);
     }
-    assert_eq!(table.lines().count(), want.lines().count());
+    assert_eq!(table.lines().count(), expected.lines().count());
 }
 
 /// Neither value of an independent pair affects the other.

@@ -485,8 +485,8 @@ fn local_atomics() {
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(a.host.sends[0].byte_len, 8);
     // The old value is in host order, and split across the elements.
-    let got = a.read(&sink);
-    assert_eq!([&got[2..7], &got[8..11]].concat(), old);
+    let contents = a.read(&sink);
+    assert_eq!([&contents[2..7], &contents[8..11]].concat(), old);
     assert_eq!(b.read(&target)[0], old[0] + 1);
 }
 

@@ -364,8 +364,8 @@ fn fast_registrations_have_own_pages() {
             b.execute(SendOp::LocalInvalidate { stag }),
             WcStatus::Success
         );
-        let want = [&old[..200], &new[200..len]].concat();
-        assert!(registered.contents() == (want, 0), "registration {key}");
+        let expected = [&old[..200], &new[200..len]].concat();
+        assert!(registered.contents() == (expected, 0), "registration {key}");
     }
 }
 

@@ -73,7 +73,7 @@ fn content(rig: &Rig, mr: &Mr, parts: &[Sge]) -> Vec<u8> {
     parts.iter().flat_map(part).collect()
 }
 
-/// A message is planned if the plan has the scratch that its kind needs. Otherwise the whole
+/// A message is planned if the plan has the scratch that its kind needs. Otherwise the complete
 /// message goes into the next plan.
 #[test]
 fn scratch_limit_is_exact() {
@@ -117,7 +117,7 @@ fn scratch_limit_is_exact() {
 
 /// Inline data and protocol messages are planned completely, in this plan or in the next.
 #[test]
-fn nearly_full_plan_keeps_messages_whole() {
+fn nearly_full_plan_splits_no_message() {
     for kind in 0..3 {
         for room in 0..120 {
             let sizes = TxSizes {

@@ -134,9 +134,9 @@ fn window_offset_adds_to_region_offset() {
     let mw = window(&mut rig, &mr, BASE + 4, 8);
     let write = tagged(Opcode::WRITE, mw, BASE + 4, true, &[0xaa; 8]);
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
-    let mut want: Vec<u8> = (0..64).collect();
-    want[20..28].fill(0xaa);
-    assert_eq!(rig.read(&mr), want);
+    let mut expected: Vec<u8> = (0..64).collect();
+    expected[20..28].fill(0xaa);
+    assert_eq!(rig.read(&mr), expected);
 }
 
 #[test]

@@ -180,8 +180,8 @@ fn reset_queue_pair_behaves_like_new() {
         // In acknowledged mode, a probe was sent and is unanswered.
         let probed = opcodes.len() == 3;
         let done = [(6, WcStatus::Success), (7, WcStatus::Success)];
-        let want = if probed { &[][..] } else { &done };
-        assert_eq!(brief(&rig.host.sends), want, "{i}");
+        let expected = if probed { &[][..] } else { &done };
+        assert_eq!(brief(&rig.host.sends), expected, "{i}");
         rig.eof();
         let end = rig.qp.fault();
         assert!(end.is_none(), "{i}: no message was cut: {end:?}");

@@ -445,7 +445,7 @@ fn local_reads_and_atomics_share_ord() {
     assert_eq!(opcodes(&mut rig), [O::READ_REQUEST]);
 }
 
-/// A request is executed when its whole message has arrived, after everything sent before it.
+/// A request is executed when its complete message has arrived, after everything sent before it.
 #[test]
 fn requests_wait_for_delivery() {
     //= rfc5040 section 5.5

@@ -204,13 +204,13 @@ fn failed_request_has_own_status() {
     );
     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
     use WcStatus::{Flushed, LocalProtection};
-    let want = [
+    let expected = [
         (1, Flushed),
         (2, Flushed),
         (3, LocalProtection),
         (4, Flushed),
     ];
-    assert_eq!(brief(&rig.host.sends), want);
+    assert_eq!(brief(&rig.host.sends), expected);
     // From now on everything is flushed immediately.
     rig.post(5, SendOp::Send, &[]);
     rig.recv(9, &[]);
@@ -526,7 +526,7 @@ fn responses_alternate_with_requests() {
 }
 
 #[test]
-fn request_list_is_checked_as_whole() {
+fn request_list_is_checked_completely() {
     let mut rig = Rig::fresh(QpConfig {
         max_send_wr: 3,
         ..QpConfig::default()

@@ -268,8 +268,8 @@ fn early_close_finishes_local_requests() {
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
     rig.qp.shutdown_done(&mut rig.host);
     use WcStatus::{Flushed, Success};
-    let want = [(1, Success), (2, Success), (3, Flushed)];
-    assert_eq!(brief(&rig.host.sends), want);
+    let expected = [(1, Success), (2, Success), (3, Flushed)];
+    assert_eq!(brief(&rig.host.sends), expected);
 }
 
 #[test]

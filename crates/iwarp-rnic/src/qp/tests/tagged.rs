@@ -134,14 +134,14 @@ fn other_messages_fill_receive() {
         let msn = 1 + i as u32;
         assert_eq!(rig.rx_ulpdu(&send(msn, octets)), RxStatus::Ok);
         let none = WcFlags::empty();
-        let want = (
+        let expected = (
             90 + i as u64,
             WcStatus::Success,
             opcode,
             octets.len() as u32,
             none,
         );
-        assert_eq!(completed(&rig)[i], want);
+        assert_eq!(completed(&rig)[i], expected);
         assert_eq!(rig.host.recvs[i].tag(), None);
         assert_eq!(rig.read(&pool)[..octets.len()], octets[..]);
     }
@@ -187,12 +187,12 @@ fn rendezvous_reads_and_notifies_sender() {
     assert_eq!(brief(&b.host.sends), []);
     assert_eq!(brief(&a.host.recvs), [(50, ok)]);
     let header = Tmh::parse(&a.read(&finish)).unwrap();
-    let want = Tmh {
+    let expected = Tmh {
         operation: Operation::Finish,
         app_ctx: 0xabcd_0123,
         tag: 7,
     };
-    assert_eq!((header, a.host.recvs[0].byte_len), (want, 16));
+    assert_eq!((header, a.host.recvs[0].byte_len), (expected, 16));
     assert_eq!(srq(&mut b).len(), 1);
 }
 

@@ -242,14 +242,14 @@ fn fault_message_names_blame() {
             blame,
             code: Code::RDMAP_ACCESS,
         };
-        let said = fault.to_string();
-        assert!(said.starts_with(text), "{said}");
-        assert!(said.contains(Code::RDMAP_ACCESS.description().unwrap()));
+        let message = fault.to_string();
+        assert!(message.starts_with(text), "{message}");
+        assert!(message.contains(Code::RDMAP_ACCESS.description().unwrap()));
         fault.code.code = 0x77;
-        let said = fault.to_string();
+        let message = fault.to_string();
         assert!(
-            said.starts_with(text) && said.ends_with("code 119)"),
-            "{said}"
+            message.starts_with(text) && message.ends_with("code 119)"),
+            "{message}"
         );
     }
 }

@@ -300,8 +300,8 @@ fn unreadable_plan_fails_its_owner() {
         let rest = [(2, WcStatus::LocalProtection), (3, WcStatus::Flushed)];
         assert_eq!(brief(&rig.host.sends), [&[(1, first)][..], &rest].concat());
     }
-    let whole = 2 + 14 + 50_000 + 4;
-    for (written, msn) in [(0, 1), (whole, 2)] {
+    let first_fpdu_len = 2 + 14 + 50_000 + 4;
+    for (written, msn) in [(0, 1), (first_fpdu_len, 2)] {
         let (mut rig, _) = unreadable_plan(true, written);
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);

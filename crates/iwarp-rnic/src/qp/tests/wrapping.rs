@@ -52,13 +52,13 @@ fn farewell_counts_across_wrap() {
             for (header, payload) in &a.sent()[..arrived as usize] {
                 assert_eq!(b.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
             }
-            let said = b.qp.say_farewell(false);
+            let sent_farewell = b.qp.say_farewell(false);
             // Zero means that nothing was received, so no farewell is needed.
-            assert_eq!(said, before.wrapping_add(arrived as u32) != 0);
+            assert_eq!(sent_farewell, before.wrapping_add(arrived as u32) != 0);
             b.qp.close(&mut b.host);
             let octets = b.octets_out();
             let _ = a.rx(&octets);
-            let expected: Vec<u64> = (1..=arrived).filter(|_| said).collect();
+            let expected: Vec<u64> = (1..=arrived).filter(|_| sent_farewell).collect();
             assert_eq!(completed(&a), expected, "{arrived} after {before}");
         }
     }
