@@ -224,7 +224,7 @@ mod tests {
     };
 
     #[test]
-    fn small_sizes_are_raised() {
+    fn small_sizes_are_increased() {
         let mut buffer = RxBuffer::with(NONE).unwrap();
         assert!(buffer.staging >= MAX_FPDU + buffer.read_max);
         assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);

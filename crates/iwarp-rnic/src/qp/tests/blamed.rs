@@ -477,7 +477,7 @@ fn unsent_msn_blames_no_request() {
 
 /// An unanswered Read after the refused Send does not affect the requests before that Send.
 #[test]
-fn read_after_refused_send() {
+fn later_read_does_not_shift_blame() {
     let mut rig = acknowledged_rig(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {

@@ -125,7 +125,7 @@ fn requests_posted_during_flush_complete() {
 
 /// A change to RESET drops the requests that are still to be flushed.
 #[test]
-fn reset_during_flush() {
+fn reset_drops_unflushed_requests() {
     let mut rig = Rig::with(sized(4, 1), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..4 {

@@ -283,7 +283,7 @@ fn err_does_not_change_ongoing_end() {
 }
 
 #[test]
-fn new_stream_after_reset() {
+fn reset_queue_pair_accepts_new_stream() {
     for gone_first in [true, false] {
         let mut rig = Rig::new();
         rig.post(1, SendOp::Send, &[]);
@@ -353,7 +353,7 @@ fn old_stream_end_changes_nothing() {
 }
 
 #[test]
-fn transition_table() {
+fn transitions_follow_table() {
     use State::*;
     let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
     let mut table = String::new();

@@ -314,7 +314,7 @@ fn label(life: &Life) -> String {
 }
 
 #[test]
-fn every_event_in_every_state() {
+fn events_follow_recorded_table() {
     let notified = Ready::Drain { notified: true };
     let shown = everything().into_iter().filter(|life| match *life {
         Life::Apart { old: None, .. } => true,

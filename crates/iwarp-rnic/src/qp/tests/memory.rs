@@ -42,7 +42,7 @@ fn send_inv(rig: &mut Rig, msn: u32, stag: u32) -> RxStatus {
 }
 
 #[test]
-fn type_2_window_bind_and_invalidate() {
+fn type_2_window_is_bound_and_invalidated() {
     //= rfc5041 section 8.3
     //= type=test
     //# DDP MUST provide a mechanism for the ULP to communicate the association
@@ -105,7 +105,7 @@ fn only_type_1_window_is_rebound() {
 }
 
 #[test]
-fn refused_binds() {
+fn invalid_binds_are_refused() {
     let mut rig = Rig::new();
     let good = rig.mr(64, ALL);
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
@@ -202,7 +202,7 @@ const fn fast_register(stag: Stag, offset: u64, len: u64) -> FastRegister {
 }
 
 #[test]
-fn fast_registration_and_local_invalidation() {
+fn fast_registration_is_locally_invalidated() {
     //= rfc5041 section 8.3
     //= type=test
     //# DDP MUST provide a mechanism for the ULP to establish and revoke STag
@@ -404,7 +404,7 @@ pub(super) fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
 //# specific Queue Number on the DDP Stream associated with this DDP
 //# Segment.
 #[test]
-fn peer_atomics() {
+fn peer_atomics_are_executed() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
@@ -438,7 +438,7 @@ fn peer_atomics() {
 }
 
 #[test]
-fn local_atomics() {
+fn local_atomics_complete_with_response() {
     //= rfc7306 section 5.4
     //= type=test
     //# An Atomic Operation MUST NOT be Completed at the Requester until the DDP

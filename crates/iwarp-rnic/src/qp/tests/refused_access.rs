@@ -84,7 +84,7 @@ fn invalid_accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> 
 }
 
 #[test]
-fn refused_writes() {
+fn invalid_write_is_refused() {
     //= rfc5041 section 8.2
     //= type=test
     //# DDP MUST support Protection Domain association and DDP Stream
@@ -147,7 +147,7 @@ fn refused_writes() {
 }
 
 #[test]
-fn refused_reads() {
+fn invalid_read_is_refused() {
     //= rfc5041 section 8.3
     //= type=test
     //# If an STag is not valid on a DDP Stream, DDP MUST pass the invalid
@@ -243,7 +243,7 @@ fn refused_reads() {
 //# FetchAdd Atomic Operations MUST target ULP Buffer addresses that are
 //# 64-bit aligned.
 #[test]
-fn refused_atomics() {
+fn invalid_atomic_is_refused() {
     let body = |stag, to, op| {
         let mut body = vec![0; AtomicRequest::LEN];
         AtomicRequest {
@@ -286,7 +286,7 @@ fn refused_atomics() {
 }
 
 #[test]
-fn refused_invalidations() {
+fn invalid_invalidation_is_refused() {
     //= rfc5040 section 7.2
     //= type=test
     //# 4. The Invalidate STag MUST be valid.

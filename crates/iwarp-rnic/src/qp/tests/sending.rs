@@ -147,7 +147,7 @@ fn outstanding_reads_are_limited_by_ord() {
 }
 
 #[test]
-fn no_reads_without_ord() {
+fn reads_need_ord() {
     //= rfc5040 section 6.1
     //= type=test
     //# The RDMAP layer MUST provide the maximum number of outstanding, outbound
@@ -222,7 +222,7 @@ fn failed_request_has_own_status() {
 }
 
 #[test]
-fn memory_deregistered_during_message() {
+fn deregistration_during_message_fails_request() {
     let mut rig = Rig::new();
     let mr = rig.mr(600_000, Access::empty());
     rig.post(1, SendOp::Send, &[mr.sge()]);

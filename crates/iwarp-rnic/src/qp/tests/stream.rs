@@ -88,7 +88,7 @@ fn stream_arrives_octet_by_octet() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn stream_in_any_pieces(
+    fn operations_work_in_any_pieces(
         crc: bool,
         tx: bool,
         rx: bool,
@@ -266,7 +266,7 @@ fn unwritable_direct_read_is_refused() {
 }
 
 #[test]
-fn region_deregistered_during_direct_read() {
+fn deregistration_stops_direct_placement() {
     //= rfc5041 section 8.3.1
     //= type=test
     //# An RNIC MUST ensure that the network interface can no longer modify an

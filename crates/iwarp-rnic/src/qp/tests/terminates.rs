@@ -199,7 +199,7 @@ fn atomic_is_found_by_msn() {
 /// The region of the first of two Read Requests is deregistered before the response is sent. The
 /// Terminate contains this request.
 #[test]
-fn region_deregistered_before_response() {
+fn terminate_contains_refused_read() {
     let mut rig = Rig::new();
     let [missing, other] = [0; 2].map(|_| rig.mr(64, ALL));
     for (msn, mr) in [(1, &missing), (2, &other)] {

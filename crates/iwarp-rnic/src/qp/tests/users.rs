@@ -430,7 +430,7 @@ fn bound_window(a: &mut Rig, kind: WindowType) -> (Mr, Bind) {
 }
 
 #[test]
-fn window_stays_during_direct_read() {
+fn window_is_kept_during_direct_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (mr, bind) = bound_window(&mut a, WindowType::Type1);
     let (mw, accessor) = (bind.mw_stag, a.qp.accessor());

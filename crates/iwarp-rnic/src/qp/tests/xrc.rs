@@ -254,7 +254,7 @@ fn sender_is_notified_of_missing_queue() {
 
 /// If the queue of a held Send is destroyed, the Send can never get a receive.
 #[test]
-fn queue_destroyed_during_hold() {
+fn destroyed_queue_ends_hold() {
     let mut b = target();
     let _ = b.rx_ulpdu(&note(10));
     assert_eq!(b.rx_ulpdu(&send(1, b"hello")), RxStatus::Held);
