@@ -346,10 +346,10 @@ impl TagList {
     /// Drops the rendezvous of a queue pair that is reset, without completions.
     pub fn forget(&mut self, qp_num: u32) {
         for index in 0..self.capacity() {
-            let is_its = |entry: &Entry| {
+            let belongs_to_qp = |entry: &Entry| {
                 matches!(entry.stage, Stage::Matched | Stage::Reading) && entry.qp_num == qp_num
             };
-            if self.at(index).is_some_and(is_its) {
+            if self.at(index).is_some_and(belongs_to_qp) {
                 self.release(index);
             }
         }

@@ -86,7 +86,7 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Checks an access like [`check`](Self::check), but only to ordinary regions. They need no
+    /// Checks an access like [`check`](Self::check), but only for ordinary regions. They need no
     /// user count, because they are deregistered only while nobody borrows the table. Returns
     /// `None` for other regions and refused accesses; [`check`](Self::check) distinguishes the two.
     #[inline]

@@ -86,8 +86,8 @@ impl<M> Part<M> {
     fn free_slot(&self, slot: usize) -> Option<usize> {
         let next = |from: usize| {
             let free = |entry: &Entry<M>| matches!(entry.kind, Kind::Free);
-            let behind = self.slots.get(from..)?.iter().position(free)?;
-            Some(from.wrapping_add(behind))
+            let offset = self.slots.get(from..)?.iter().position(free)?;
+            Some(from.wrapping_add(offset))
         };
         next(slot).or_else(|| next(0))
     }
@@ -142,7 +142,10 @@ impl<M> Slots<M> {
     }
 
     /// Returns a range of slots by number; `None` if the range is past the end.
-    pub(super) fn some(&self, range: Range<usize>) -> Option<impl Iterator<Item = &Entry<M>>> {
+    pub(super) fn entries_in(
+        &self,
+        range: Range<usize>,
+    ) -> Option<impl Iterator<Item = &Entry<M>>> {
         let mut begin = 0usize;
         let all = self.parts.iter().map(|part| part.slots.len()).sum();
         (range.start < range.end.min(all)).then(|| {
@@ -160,12 +163,12 @@ impl<M> Slots<M> {
     }
 
     /// Returns the slots to allocate before the next entry; `None` if a slot is free.
-    pub(super) fn lacks(&self) -> Option<RoomSize> {
+    pub(super) fn missing_slots(&self) -> Option<RoomSize> {
         let part = self.newest.wrapping_add(1);
         (part < PARTS && self.part_with_free_slots().is_none()).then_some(RoomSize { part })
     }
 
-    /// Adds slots. If another caller has added slots meanwhile, returns the new ones.
+    /// Adds slots; returns them if another caller has added slots meanwhile.
     pub(super) fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
         match self.parts.get_mut(room.part) {
             Some(part) if room.part == self.newest.wrapping_add(1) => {
@@ -181,7 +184,7 @@ impl<M> Slots<M> {
     #[cold]
     #[inline(never)]
     fn open(&mut self) -> Result<(), MemoryError> {
-        if let Some(size) = self.lacks() {
+        if let Some(size) = self.missing_slots() {
             self.attach(size.make()?);
         }
         self.open = self.part_with_free_slots().ok_or(MemoryError::TableFull)?;
@@ -273,7 +276,7 @@ mod tests {
         assert_eq!((moved.count(), table.len()), (0, 5_000));
         assert_eq!(
             (0..)
-                .map_while(|n| table.slots.some(n * 1000..(n + 1) * 1000))
+                .map_while(|n| table.slots.entries_in(n * 1000..(n + 1) * 1000))
                 .flatten()
                 .count(),
             16_384
@@ -296,13 +299,13 @@ mod tests {
             assert_eq!(table.lacks_room(), None);
             register(&mut table, random).unwrap();
         }
-        let first: Vec<_> = table.slots.some(0..1).unwrap().collect();
+        let first: Vec<_> = table.slots.entries_in(0..1).unwrap().collect();
         assert!(core::ptr::eq(first[0], slots));
-        assert!(table.slots.some(FIRST..FIRST + 1).is_none());
+        assert!(table.slots.entries_in(FIRST..FIRST + 1).is_none());
         assert!(table.lacks_room().is_some());
         // A caller that does not attach slots in advance allocates them implicitly.
         register(&mut table, randoms.next().unwrap()).unwrap();
-        assert!(table.slots.some(FIRST..FIRST + 1).is_some());
+        assert!(table.slots.entries_in(FIRST..FIRST + 1).is_some());
     }
 
     #[test]
@@ -328,8 +331,8 @@ mod tests {
         }
         assert!(stags.keys().all(|stag| table.info(*stag).is_some()));
         // There are about twice as many slots as the maximum number of entries.
-        assert!(table.slots.some(2047..2048).is_some());
-        assert!(table.slots.some(2048..2049).is_none());
+        assert!(table.slots.entries_in(2047..2048).is_some());
+        assert!(table.slots.entries_in(2048..2049).is_none());
     }
 
     #[test]
@@ -354,7 +357,7 @@ mod tests {
     fn full_table_is_reported() {
         let mut slots = Slots::<HostRange>::new();
         slots.newest = PARTS - 1;
-        assert_eq!(slots.lacks(), None);
+        assert_eq!(slots.missing_slots(), None);
         assert_eq!(slots.take(1, |_, _| ()), Err(MemoryError::TableFull));
     }
 }

@@ -70,7 +70,7 @@ impl<M: Memory> MemoryTable<M> {
     /// counted, because their memory may be missing. Callers should pass a part of the table at a
     /// time, because it may have two million slots and is locked during the call.
     pub fn bytes_in(&self, slots: Range<usize>) -> Option<u64> {
-        let entries = self.slots.some(slots)?;
+        let entries = self.slots.entries_in(slots)?;
         let lengths = entries.filter_map(Entry::memory).map(Memory::len);
         Some(lengths.fold(0, u64::saturating_add))
     }
@@ -78,7 +78,7 @@ impl<M: Memory> MemoryTable<M> {
     /// Returns how many slots to allocate for the next region or window; `None` if a slot is free,
     /// or if the table has its maximum size.
     pub fn lacks_room(&self) -> Option<RoomSize> {
-        self.slots.lacks()
+        self.slots.missing_slots()
     }
 
     /// Adds slots from [`RoomSize::make`]. No entry moves. If another caller has added slots

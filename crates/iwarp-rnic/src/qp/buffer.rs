@@ -24,7 +24,7 @@ impl RxSizes {
         read_max: RX_READ_MAX,
     };
 
-    fn raised(self) -> Self {
+    fn with_minimums(self) -> Self {
         // A smaller size would read headers one by one.
         let read_max = self.read_max.max(RX_DIRECT_TAIL);
         Self {
@@ -66,7 +66,7 @@ impl RxBuffer {
 
     /// Creates an empty buffer. No later call allocates.
     pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
-        let sizes = sizes.raised();
+        let sizes = sizes.with_minimums();
         let buffer = Self {
             data: zeros(sizes.staging.saturating_add(UNMARKED))?,
             staging: sizes.staging,

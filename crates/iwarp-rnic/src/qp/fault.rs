@@ -222,7 +222,7 @@ pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
 }
 
 impl QueuePair {
-    pub(super) const fn note_fault(&mut self, fault: Fault) {
+    pub(super) const fn record_fault(&mut self, fault: Fault) {
         if self.fault.is_none() {
             self.fault = Some(fault);
         }
@@ -258,7 +258,7 @@ impl QueuePair {
 
     /// Ends the stream because of a received segment.
     pub(super) fn fail_stream<H: Host>(&mut self, fault: &RxFault, host: &mut H) {
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: fault.blame,
             code: fault.terminate.code,
         });
@@ -304,7 +304,7 @@ impl QueuePair {
         //# and Invalidate, or RDMA Read Requests, or other reasons not
         //# directly associated with an incoming Message, the Terminate
         //# Message and Error code are sent instead of the request.
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::Local,
             code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
         });
@@ -322,7 +322,7 @@ impl QueuePair {
     /// Ends the stream as if a local request had failed, and flushes all others. The caller writes
     /// the completion of the failed request. For hosts that inject faults.
     pub fn give_up<H: Host>(&mut self, host: &mut H) {
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::Local,
             code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
         });
@@ -375,12 +375,12 @@ impl QueuePair {
         request: &ReadRequest,
         host: &mut H,
     ) {
-        self.fail_answer(e, self.responses.len(), Some(*request), host);
+        self.fail_response_at(e, self.responses.len(), Some(*request), host);
     }
 
     /// Like `fail_response`, for the Read Request at position `from_end` of the received requests,
     /// where the latest has position 1.
-    fn fail_answer<H: Host>(
+    fn fail_response_at<H: Host>(
         &mut self,
         e: AccessError,
         from_end: u32,
@@ -400,7 +400,7 @@ impl QueuePair {
             mo: 0,
         });
         let len = UNTAGGED_HEADER_LEN + ReadRequest::LEN;
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::Peer,
             code,
         });
@@ -417,7 +417,7 @@ impl QueuePair {
     /// refused. If the written part ends at the end of a message, the peer gets a Terminate.
     /// Otherwise the stream is cut inside an FPDU and must be reset.
     pub fn tx_unreadable<H: Host>(&mut self, plan: &mut TxPlan, host: &mut H) {
-        let owner = plan.next_from_memory();
+        let owner = plan.first_unwritten_memory();
         let e = AccessError::NotMapped;
         if plan.is_between_messages() {
             self.life.written(false);
@@ -431,9 +431,9 @@ impl QueuePair {
                     .responses
                     .len()
                     .wrapping_add(plan.responses_from(index));
-                self.fail_answer(e, from_end, None, host);
+                self.fail_response_at(e, from_end, None, host);
             }
-            (None, _) => self.fail_answer(e, self.responses.len(), None, host),
+            (None, _) => self.fail_response_at(e, self.responses.len(), None, host),
         }
         plan.clear();
         if self.life.has_unwritten() {
@@ -461,7 +461,7 @@ impl QueuePair {
         //# The RDMAP layer MUST Deliver the Terminate Message to the ULP.
         self.counters.terminates_received = self.counters.terminates_received.wrapping_add(1);
         let code = terminate.code;
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::PeerTerminated,
             code,
         });
@@ -504,11 +504,11 @@ impl QueuePair {
         while let Some(a) = self.sq.awaited.get(i) {
             // The sink STag is unique to this Read. Some peers return a wrong sequence number, so
             // the STag takes precedence.
-            let hit = match by_sink {
+            let matches = match by_sink {
                 Some(sink) if !a.atomic => a.sink_stag == sink,
                 _ => by_msn == Some(a.msn),
             };
-            if hit && !a.probe {
+            if matches && !a.probe {
                 return Some(a.seq);
             }
             i = i.wrapping_add(1);

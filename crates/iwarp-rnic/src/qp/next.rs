@@ -97,7 +97,7 @@ impl QueuePair {
             Parting::Due { .. } => return Some(Next::Note(Note::Done(self.messages_arrived()))),
             Parting::Silent => return Some(Next::Nothing),
         }
-        let probe = self.wants_probe() && (!more || self.acknowledge.is_burst_complete());
+        let probe = self.may_send_probe() && (!more || self.acknowledge.is_burst_complete());
         probe.then_some(Next::Probe)
     }
 
@@ -158,7 +158,7 @@ impl QueuePair {
     /// Returns `true` if a probe is due and may be sent. A probe may be due in SQD, but not in RTR,
     /// where nothing was sent yet.
     #[inline]
-    fn wants_probe(&self) -> bool {
+    fn may_send_probe(&self) -> bool {
         self.acknowledge.is_probe_due()
             // A probe counts against the ORD. Peers serve a zero-length Read even if they granted
             // no Reads.

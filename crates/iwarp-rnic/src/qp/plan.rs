@@ -48,7 +48,7 @@ impl Default for Piece {
 /// An event that happens when the plan has been written up to an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Milestone {
-    /// This send work request is done.
+    /// This send work request was sent completely.
     Request(u32),
     #[default]
     Response,
@@ -116,7 +116,7 @@ impl TxSizes {
     /// Maximum pieces of one FPDU: its head, payload and trailer, and the scratch before it.
     const FPDU_PIECES: usize = MAX_SGE as usize + 3;
 
-    fn raised(self) -> Self {
+    fn with_minimums(self) -> Self {
         Self {
             // An FPDU with markers is built from a copy of its ULPDU in scratch.
             scratch: self.scratch.max(2 * MAX_FPDU),
@@ -171,7 +171,7 @@ impl TxPlan {
 
     /// Creates an empty plan. No later call allocates.
     pub fn with(sizes: TxSizes) -> Result<Box<Self>, AllocError> {
-        let sizes = sizes.raised();
+        let sizes = sizes.with_minimums();
         let plan = Self {
             scratch: zeros(sizes.scratch)?,
             used: 0,
@@ -219,9 +219,10 @@ impl TxPlan {
 
     /// Returns `true` if the plan contains a Terminate that is not completely written.
     pub fn has_terminate(&self) -> bool {
-        let left = self.milestones.as_slice().get(self.next_milestone..);
-        left.is_some_and(|left| {
-            left.iter()
+        let pending = self.milestones.as_slice().get(self.next_milestone..);
+        pending.is_some_and(|pending| {
+            pending
+                .iter()
                 .any(|(_, milestone)| *milestone == Milestone::Terminate)
         })
     }
@@ -358,7 +359,7 @@ impl TxPlan {
     /// Returns the index and the milestone of the message that contains the first unwritten
     /// registered memory. Returns `None` if the end of that message is not in the plan, or if no
     /// such memory is left.
-    pub(super) fn next_from_memory(&self) -> Option<(usize, Milestone)> {
+    pub(super) fn first_unwritten_memory(&self) -> Option<(usize, Milestone)> {
         let mut end = 0usize;
         let in_memory = self.pieces.as_slice().iter().any(|piece| {
             end = end.saturating_add(piece.len() as usize);

@@ -345,7 +345,7 @@ impl QueuePair {
             // Octets that are held stay with the caller.
             return (0, RxStatus::Held);
         }
-        let before = self.life.end_hold();
+        let earlier_hold = self.life.end_hold();
         let fpdus = self.counters.rx_fpdus;
         let mut rest = octets;
         loop {
@@ -377,9 +377,9 @@ impl QueuePair {
                 Step::Failed => return (octets.len(), RxStatus::Failed),
                 Step::Hold => {
                     // A Send that was already held keeps its deadline.
-                    let same = before.filter(|_| self.counters.rx_fpdus == fpdus);
+                    let kept_hold = earlier_hold.filter(|_| self.counters.rx_fpdus == fpdus);
                     if let Some(hold) = self.life.hold() {
-                        *hold = same.unwrap_or(Hold::Begins);
+                        *hold = kept_hold.unwrap_or(Hold::Begins);
                     }
                     return (done, RxStatus::Held);
                 }
@@ -413,13 +413,13 @@ impl QueuePair {
 
     /// Returns `true` if the octets received so far end with a complete message.
     pub(super) fn is_between_messages(&self, buffer: &RxBuffer) -> bool {
-        let in_answer = self.sq.awaited.front().is_some_and(|a| a.received > 0);
+        let in_response = self.sq.awaited.front().is_some_and(|a| a.received > 0);
         buffer.is_empty()
             && self.rx.direct.is_none()
             && !self.rx.receiving
             && !self.rx.dropping
             && self.rx.write_len == 0
-            && !in_answer
+            && !in_response
             // Immediate data may have arrived before their Send.
             && self.rx.immediate.is_none()
     }
@@ -431,7 +431,7 @@ impl QueuePair {
         let between = self.is_between_messages(buffer);
         buffer.clear();
         if was_up && !between {
-            self.note_fault(super::Fault::transport());
+            self.record_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
         // The verbs have no half-close (see the exceptions to RFC 5041 section 6.2.1): outstanding
@@ -465,7 +465,7 @@ impl QueuePair {
             //# indicate to the ULP that a fatal error has occurred:
             //= rfc5041 section 7
             //# All LLP errors reported to DDP SHOULD be passed up to the ULP.
-            self.note_fault(super::Fault::transport());
+            self.record_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
         if self.rx_interest() != RxInterest::None {

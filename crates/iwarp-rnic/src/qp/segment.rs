@@ -255,9 +255,11 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), E> {
         let ulpdu_len = header.len().wrapping_add(len as usize);
         let total = fpdu_len_with_markers(self.tx.clock.next_marker_in(), ulpdu_len);
-        let both = self.plan.scratch(total.wrapping_add(ulpdu_len));
-        let both = both.unwrap_or_default();
-        let (out, ulpdu) = both.split_at_mut_checked(total).unwrap_or_default();
+        let fpdu_and_ulpdu = self.plan.scratch(total.wrapping_add(ulpdu_len));
+        let fpdu_and_ulpdu = fpdu_and_ulpdu.unwrap_or_default();
+        let (out, ulpdu) = fpdu_and_ulpdu
+            .split_at_mut_checked(total)
+            .unwrap_or_default();
         let n = header.emit(ulpdu);
         fill(ulpdu.get_mut(n..).unwrap_or(&mut []))?;
         let options = FpduOptions {

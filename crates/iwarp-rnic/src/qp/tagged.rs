@@ -82,8 +82,8 @@ impl QueuePair {
             Err(e) => return self.refuse_tagged(Refusal::Memory(e), h, segment_len, env.host),
         };
         match arrival {
-            Arrival::NoTag => self.finish_with(WcOpcode::TagNone, cqe, env.host),
-            Arrival::Unexpected => self.finish_with(WcOpcode::TagRecv, cqe, env.host),
+            Arrival::NoTag => self.finish_receive_as(WcOpcode::TagNone, cqe, env.host),
+            Arrival::Unexpected => self.finish_receive_as(WcOpcode::TagRecv, cqe, env.host),
             Arrival::Eager => {
                 let wr_id = self.tagged.buffer.wr_id;
                 let copied = self.copy_to_buffer(payload, env.memory);
@@ -125,7 +125,7 @@ impl QueuePair {
     }
 
     /// Completes the receive that holds the message.
-    fn finish_with<H: Host>(&mut self, opcode: WcOpcode, cqe: Cqe, host: &mut H) {
+    fn finish_receive_as<H: Host>(&mut self, opcode: WcOpcode, cqe: Cqe, host: &mut H) {
         self.finish_counted_receive(Cqe { opcode, ..cqe }, host);
     }
 
@@ -240,7 +240,7 @@ impl QueuePair {
                 .wrapping_add(self.tagged.reading)
                 < INTERNAL_REQUESTS - 1
         {
-            let Some(read) = self.take_read(host) else {
+            let Some(read) = self.next_read(host) else {
                 return;
             };
             let op = SendOp::Read {
@@ -259,8 +259,8 @@ impl QueuePair {
         }
     }
 
-    /// Takes the queue pair's next rendezvous from the list.
-    fn take_read<H: Host>(&mut self, host: &mut H) -> Option<TagRead> {
+    /// Returns the next rendezvous of this queue pair that waits for its Read.
+    fn next_read<H: Host>(&mut self, host: &mut H) -> Option<TagRead> {
         let qp_num = self.config.qp_num;
         let sink = &mut self.tagged.buffer;
         host.with_shared_receive(|queue| queue.tags()?.next_read(qp_num, sink))?
@@ -322,9 +322,9 @@ impl QueuePair {
         while let Some((handle, status)) = self.sq.next_flushed() {
             self.end_read(handle, status, host);
         }
-        // No more can arrive: nothing is received in this state.
+        // No more rendezvous can arrive, because nothing is received in this state.
         for _ in 0..MAX_TAGS {
-            let Some(read) = self.take_read(host) else {
+            let Some(read) = self.next_read(host) else {
                 break;
             };
             self.end_read(read.handle, WcStatus::Flushed, host);

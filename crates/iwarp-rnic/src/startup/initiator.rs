@@ -24,9 +24,8 @@ enum State {
         until: Option<Time>,
     },
     Replying {
-        /// Deadline for the acknowledgement of the request; `None` if it need not be checked (any
-        /// more).
-        acknowledged: Option<Time>,
+        /// Deadline for the acknowledgement of the request; `None` if no check is needed.
+        acknowledged_by: Option<Time>,
         until: Time,
     },
     Accepted(Agreed),
@@ -73,7 +72,7 @@ impl Initiator {
             //# for the entire set of startup frames; this prevents certain
             //# denial-of-service attacks.
             self.state = State::Replying {
-                acknowledged: (connect < reply).then(|| now.after(connect)),
+                acknowledged_by: (connect < reply).then(|| now.after(connect)),
                 until: now.after(reply),
             };
         }
@@ -113,9 +112,9 @@ impl Initiator {
         match self.state {
             State::Connecting { until } => until,
             State::Replying {
-                acknowledged,
+                acknowledged_by,
                 until,
-            } => Some(acknowledged.map_or(until, |at| at.min(until))),
+            } => Some(acknowledged_by.map_or(until, |at| at.min(until))),
             State::Accepted(_) | State::Over => None,
         }
     }
@@ -133,8 +132,10 @@ impl Initiator {
         let overdue = match &mut self.state {
             State::Connecting { until: Some(until) } if *until <= now => Step::Connect,
             State::Replying { until, .. } if *until <= now => Step::Reply,
-            State::Replying { acknowledged, .. } => {
-                let is_due = acknowledged.take_if(|at| *at <= now).is_some();
+            State::Replying {
+                acknowledged_by, ..
+            } => {
+                let is_due = acknowledged_by.take_if(|at| *at <= now).is_some();
                 if !is_due || is_acknowledged() {
                     return Ok(());
                 }

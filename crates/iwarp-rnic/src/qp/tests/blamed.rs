@@ -1,4 +1,4 @@
-//! If the peer refuses one of several requests: which of them fails, and which succeed
+//! Which requests fail and which succeed if the peer refuses one of several requests
 //! (`acknowledge`, RFC 5040 §4.8).
 
 use super::harness::*;
@@ -190,8 +190,8 @@ const LEN_MAX: u32 = 20_009;
 const REQUESTS_MAX: u32 = 10;
 
 impl Pair {
-    fn new(ord: u16, patient: bool) -> Self {
-        let config = if patient {
+    fn new(ord: u16, holds_sends: bool) -> Self {
+        let config = if holds_sends {
             QpConfig::default()
         } else {
             terminate_policy()
@@ -341,13 +341,13 @@ proptest! {
         requests in requests(),
         refused in 0usize..12,
         by_key: bool,
-        patient: bool,
+        holds_sends: bool,
         ord in 1u16..4,
         steps in prop::collection::vec((any::<bool>(), 1usize..6000), 0..150),
     ) {
         let mut requests = requests;
-        let mut pair = Pair::new(ord, patient);
-        let (mut at, mut refused_status, mut places) = (0, None, vec![]);
+        let mut pair = Pair::new(ord, holds_sends);
+        let (mut at, mut refused_status, mut offsets) = (0, None, vec![]);
         for (i, request) in requests.iter_mut().enumerate() {
             let wrong = (i == refused).then_some(by_key);
             if wrong.is_some() {
@@ -359,7 +359,7 @@ proptest! {
             if i <= refused {
                 pair.post_receive(request, wrong);
             }
-            places.push(at);
+            offsets.push(at);
             if request.kind != Kind::Read {
                 at += request.len;
             }
@@ -368,33 +368,33 @@ proptest! {
         let completions = brief(&pair.a.host.sends);
         let ids: Vec<u64> = (0..requests.len() as u64).collect();
         prop_assert_eq!(completions.iter().map(|g| g.0).collect::<Vec<_>>(), ids);
-        let answered = |kind| matches!(kind, Kind::Read | Kind::FetchAdd);
-        let mut lost = false;
+        let has_response = |kind| matches!(kind, Kind::Read | Kind::FetchAdd);
+        let mut response_lost = false;
         let memory = pair.b.read(&pair.areas.target);
         let sent = pair.a.read(&pair.areas.source);
         for (i, (request, (_, status))) in requests.iter().zip(&completions).enumerate() {
-            lost |= i < refused && *status == WcStatus::Flushed && answered(request.kind);
+            response_lost |= i < refused && *status == WcStatus::Flushed && has_response(request.kind);
             let expected = match i.cmp(&refused) {
-                core::cmp::Ordering::Less if !lost => WcStatus::Success,
+                core::cmp::Ordering::Less if !response_lost => WcStatus::Success,
                 core::cmp::Ordering::Equal => refused_status.unwrap(),
                 _ => WcStatus::Flushed,
             };
             prop_assert_eq!(*status, expected, "request {} of {:?}", i, completions);
             let is_write = matches!(request.kind, Kind::Write | Kind::WriteImm);
             if *status == WcStatus::Success && is_write {
-                let (to, from) = (places[i] as usize, LEN_MAX as usize * i);
+                let (to, from) = (offsets[i] as usize, LEN_MAX as usize * i);
                 let len = request.len as usize;
                 let (placed, written) = (&memory[to..to + len], &sent[from..from + len]);
                 prop_assert_eq!(placed, written, "Write {} is not placed", i);
             }
         }
         // A response is lost only because the peer ended the stream.
-        prop_assert!(!lost || refused_status.is_some());
+        prop_assert!(!response_lost || refused_status.is_some());
         let delivered = pair.b.host.recvs.iter().filter(|c| c.status == WcStatus::Success).count();
-        let takes = |request: &TestRequest| !answered(request.kind) && request.kind != Kind::Write;
+        let takes_receive = |request: &TestRequest| !has_response(request.kind) && request.kind != Kind::Write;
         let succeeded = |status: &WcStatus| *status == WcStatus::Success;
         let done = requests.iter().zip(&completions).filter(|(_, (_, status))| succeeded(status));
-        prop_assert!(done.filter(|(request, _)| takes(request)).count() <= delivered);
+        prop_assert!(done.filter(|(request, _)| takes_receive(request)).count() <= delivered);
     }
 }
 

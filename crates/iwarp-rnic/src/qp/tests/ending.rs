@@ -1,4 +1,4 @@
-//! The end of a stream: graceful, by the peer, broken; states and transitions (RFC 5044 §7.2,
+//! The end of a stream, gracefully or by an error, and the states of a queue pair (RFC 5044 §7.2,
 //! `ibv_modify_qp(3)`).
 
 use super::harness::*;
@@ -235,7 +235,7 @@ fn abort_resets_stream_and_err_gives_it_up() {
 }
 
 #[test]
-fn stream_left_inside_plan_is_cut() {
+fn stream_given_up_inside_plan_is_cut() {
     for to in [State::Error, State::Reset] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
@@ -423,7 +423,7 @@ fn terminate_is_sent_last() {
 /// A program may prepare the queue pair for the next connection before the driver has taken the old
 /// stream.
 #[test]
-fn old_stream_end_after_reset() {
+fn old_stream_end_keeps_new_state() {
     for to in [State::Reset, State::Init, State::Rtr, State::Rts] {
         for broken in [false, true] {
             let mut rig = Rig::new();

@@ -387,7 +387,7 @@ fn reset_accepts_no_requests() {
 #[test]
 fn message_in_rtr_raises_one_event() {
     let note = tagged(Opcode::WRITE, 1, 0, true, &[]);
-    for (to, message, raised) in [
+    for (to, message, is_raised) in [
         (State::Rtr, None, false),
         (State::Rts, Some(send(1, &[1])), false),
         (State::Rtr, Some(send(1, &[1])), true),
@@ -406,8 +406,8 @@ fn message_in_rtr_raises_one_event() {
             assert_eq!(rig.rx_ulpdu(&message), RxStatus::Ok);
         }
         let events = rig.qp.take_events();
-        assert_eq!(events.contains(Events::MESSAGE_IN_RTR), raised, "{to:?}");
-        if raised {
+        assert_eq!(events.contains(Events::MESSAGE_IN_RTR), is_raised, "{to:?}");
+        if is_raised {
             assert_eq!(rig.rx_ulpdu(&send(2, &[1])), RxStatus::Ok);
             assert!(!rig.qp.take_events().contains(Events::MESSAGE_IN_RTR));
         }

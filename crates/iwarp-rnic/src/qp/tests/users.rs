@@ -119,7 +119,7 @@ fn processing_ends_use_by_read() {
     };
     let status = a.qp.rx_filled(&mut a.buffer, &mut plan, 0, &mut env);
     assert_eq!(status, RxStatus::Ok);
-    // Between two reads a partial FPDU uses nothing, so its peer cannot keep the memory in use.
+    // Between two reads a partial FPDU uses no memory, so the peer cannot delay the invalidation.
     invalidate(&mut a, 1, stag);
     assert_eq!(a.fill(), TxFill::Idle);
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
@@ -140,7 +140,7 @@ fn ongoing_write_uses_memory_once() {
     assert_eq!(a.fill(), TxFill::Ready);
     let accessor = a.qp.accessor();
     for _ in 0..2 {
-        // Getting the runs again after a partial write does not add a second user.
+        // A second call of `runs` after a partial write does not add a second user.
         let mut runs = 0;
         a.plan.runs(&a.table, accessor, 512, |_| runs += 1).unwrap();
         assert!(runs > 5);
@@ -190,8 +190,8 @@ fn send_with_invalidate_waits_for_users() {
     assert_eq!(a.qp.rx_interest(), RxInterest::Read);
 }
 
-/// Messages that arrive together with a waiting one, and follow it, wait as well. The first FPDU of
-/// a stream is processed separately, so another message comes first.
+/// Messages that arrive together with a waiting message, and follow it, also wait. The first FPDU of
+/// a stream is processed separately, so another message is sent first.
 #[test]
 fn messages_after_pending_invalidation_wait() {
     let mut a = Rig::with(Default::default(), PLAIN);
