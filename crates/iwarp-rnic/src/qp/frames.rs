@@ -83,7 +83,7 @@ struct Progress<'a> {
 }
 
 impl QueuePair {
-    /// Processes up to `limit` complete FPDUs at the start of `octets`, for a stream without markers.
+    /// Processes up to `limit` complete FPDUs of a stream without markers.
     /// Returns how many octets were consumed, and the next step.
     #[inline]
     pub(super) fn process_complete_fpdus<H: Host>(
@@ -177,7 +177,8 @@ impl QueuePair {
         step
     }
 
-    /// Like [`process_complete_fpdus`](Self::process_complete_fpdus), for one FPDU whose arrival has an effect by itself.
+    /// Like [`process_complete_fpdus`](Self::process_complete_fpdus), for one FPDU whose arrival has
+    /// an effect by itself.
     #[cold]
     fn process_first_fpdu<H: Host>(
         &mut self,

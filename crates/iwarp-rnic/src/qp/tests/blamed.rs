@@ -373,7 +373,8 @@ proptest! {
         let memory = pair.b.read(&pair.areas.target);
         let sent = pair.a.read(&pair.areas.source);
         for (i, (request, (_, status))) in requests.iter().zip(&completions).enumerate() {
-            response_lost |= i < refused && *status == WcStatus::Flushed && has_response(request.kind);
+            let is_flushed = i < refused && *status == WcStatus::Flushed;
+            response_lost |= is_flushed && has_response(request.kind);
             let expected = match i.cmp(&refused) {
                 core::cmp::Ordering::Less if !response_lost => WcStatus::Success,
                 core::cmp::Ordering::Equal => refused_status.unwrap(),
@@ -391,7 +392,9 @@ proptest! {
         // A response is lost only because the peer ended the stream.
         prop_assert!(!response_lost || refused_status.is_some());
         let delivered = pair.b.host.recvs.iter().filter(|c| c.status == WcStatus::Success).count();
-        let takes_receive = |request: &TestRequest| !has_response(request.kind) && request.kind != Kind::Write;
+        let takes_receive = |request: &TestRequest| {
+            !has_response(request.kind) && request.kind != Kind::Write
+        };
         let succeeded = |status: &WcStatus| *status == WcStatus::Success;
         let done = requests.iter().zip(&completions).filter(|(_, (_, status))| succeeded(status));
         prop_assert!(done.filter(|(request, _)| takes_receive(request)).count() <= delivered);
