@@ -157,12 +157,12 @@ impl QueuePair {
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
         self.emit_empty_read(sink_stag, plan, w);
-        self.probed();
+        self.record_probe();
     }
 
     /// Records a planned probe. It reads nothing, so its sink is not checked; it completes earlier
     /// requests only.
-    fn probed(&mut self) {
+    fn record_probe(&mut self) {
         let Some(seq) = self.sq.last_started() else {
             return;
         };
@@ -286,7 +286,7 @@ impl QueuePair {
     /// If several requests match, the oldest one is selected, so that no request that may have been
     /// refused is reported as placed.
     pub(super) fn examine(&self, search: &mut Search) -> Examined {
-        let (fits, seq) = match search {
+        let (is_match, seq) = match search {
             Search::Message {
                 msn,
                 next,
@@ -319,7 +319,7 @@ impl QueuePair {
                 (!slot.done && !slot.op.has_response(), seq)
             }
         };
-        if fits {
+        if is_match {
             Examined::Found(seq)
         } else {
             Examined::Other

@@ -38,8 +38,8 @@ impl QueuePair {
         if self.life.fpdu_arrived() == Heard::Established {
             self.events |= Events::ESTABLISHED;
         }
-        // RFC 6581 section 9.2 specifies a zero-length FULPDU; an FPDU without a header is
-        // accepted, too.
+        // RFC 6581 section 9.2 specifies a zero-length FULPDU. An FPDU without a header is also
+        // accepted.
         let is_rtr = ulpdu.is_empty() && self.rx.rtr_send_expected;
         if is_rtr {
             self.rx.rtr_send_expected = false;
@@ -112,8 +112,8 @@ impl QueuePair {
     /// Returns `true` if the last complete message is an RDMA Write that was dropped; immediate
     /// data that follow it are dropped as well.
     pub(super) fn follows_dropped_write(&self) -> bool {
-        let lost = self.rx.dropped_write;
-        lost.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
+        let dropped_at = self.rx.dropped_write;
+        dropped_at.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
     }
 
     /// Like [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU with the control octets of a Send.
@@ -295,7 +295,7 @@ impl QueuePair {
         self.rx.receiving = if !host.receiver_ready() {
             false
         } else if self.config.shared_receive {
-            // The receive left over from the last message, or the next one.
+            // A receive that an earlier message did not need, or the next posted one.
             core::mem::take(&mut self.tagged.spare)
                 || host.take_shared_receive(&mut self.rx.receive)
         } else {

@@ -98,9 +98,9 @@ impl QueuePair {
         }
         match self.try_direct(ulpdu, body, ulpdu_len, payload as u32, env) {
             // More octets are missing than the tail has, so all received octets were placed.
-            Ok(Begun::Direct) => (octets.len(), Step::NeedMore),
-            Ok(Begun::Hold) => (0, Step::Hold),
-            Ok(Begun::No) => (0, Step::NeedMore),
+            Ok(DirectStart::Direct) => (octets.len(), Step::NeedMore),
+            Ok(DirectStart::Hold) => (0, Step::Hold),
+            Ok(DirectStart::No) => (0, Step::NeedMore),
             Err(refusal) => {
                 let header = Header::decode(ulpdu);
                 (
@@ -119,21 +119,21 @@ impl QueuePair {
         ulpdu_len: u16,
         payload: u32,
         env: &mut Env<'_, H>,
-    ) -> Result<Begun, Refusal> {
+    ) -> Result<DirectStart, Refusal> {
         // Segments that may have to be dropped are processed when complete, and memory whose pages
         // may be missing is never read into directly.
         if self.drops_messages() || env.memory.has_on_demand() {
-            return Ok(Begun::No);
+            return Ok(DirectStart::No);
         }
         let header = Header::parse(ulpdu).map_err(Refusal::Header)?;
         if !self.life.has_first_fpdu() {
             self.on_first_fpdu(ulpdu);
         }
         if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
-            return Ok(Begun::No);
+            return Ok(DirectStart::No);
         }
         let Some(target) = self.admit_direct(&header, payload, ulpdu_len, env)? else {
-            return Ok(Begun::Hold);
+            return Ok(DirectStart::Hold);
         };
         let tail = match header {
             // Programs poll the last octet of a Write.
@@ -153,7 +153,7 @@ impl QueuePair {
         });
         // A small FPDU at the end of a message does not end direct reading.
         self.rx.large = 3;
-        Ok(Begun::Direct)
+        Ok(DirectStart::Direct)
     }
 
     /// Continues the FPDU in direct reading. Returns how many octets were consumed.
@@ -208,7 +208,7 @@ impl QueuePair {
     }
 }
 
-enum Begun {
+enum DirectStart {
     Direct,
     /// The FPDU waits for a receive.
     Hold,

@@ -177,8 +177,8 @@ impl QueuePair {
         step
     }
 
-    /// Like [`process_complete_fpdus`](Self::process_complete_fpdus), for one FPDU whose arrival has
-    /// an effect by itself.
+    /// Like [`process_complete_fpdus`](Self::process_complete_fpdus), for one FPDU whose arrival
+    /// has an effect by itself.
     #[cold]
     fn process_first_fpdu<H: Host>(
         &mut self,

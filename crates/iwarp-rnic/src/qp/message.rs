@@ -28,7 +28,7 @@ pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory
     plan.has_room(w.scratch(CONTROL_MAX as u32, false))
 }
 
-enum Begun {
+enum PlannedRequest {
     /// The plan has no room; nothing was planned.
     NoRoom,
     /// The request is planned, and is to be counted as sent ([`Acknowledge`]).
@@ -58,7 +58,7 @@ impl QueuePair {
                 break;
             }
             let is_small = slot.num_sge == 1 && slot.len.wrapping_sub(1) < small;
-            let begun = match slot.op {
+            let planned = match slot.op {
                 // Separate arms, so that the compiler knows the kind of header in each.
                 SendOp::Write { .. } if is_small => {
                     let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
@@ -73,20 +73,20 @@ impl QueuePair {
                 | SendOp::Flush { remote_addr, rkey } => {
                     self.plan_read(seq, place, (remote_addr, rkey), plan, w)
                 }
-                _ => self.begin(seq, place, plan, w),
+                _ => self.plan_request(seq, place, plan, w),
             };
-            match begun {
-                Begun::Sent => {
+            match planned {
+                PlannedRequest::Sent => {
                     self.acknowledge.count_sent();
                     self.start_next();
                 }
-                Begun::Complete => self.start_next(),
-                Begun::NoRoom => return false,
-                Begun::Part => {
+                PlannedRequest::Complete => self.start_next(),
+                PlannedRequest::NoRoom => return false,
+                PlannedRequest::Part => {
                     self.start_next();
                     break;
                 }
-                Begun::Failed(status) => {
+                PlannedRequest::Failed(status) => {
                     // Requests before this one are in the plan, and complete when it is written.
                     // This request is tried again afterwards.
                     let is_alone = plan.is_empty();
@@ -106,23 +106,23 @@ impl QueuePair {
 
     /// Plans a request of any kind that sends a message, as far as there is room.
     #[inline(never)]
-    fn begin(
+    fn plan_request(
         &mut self,
         seq: u32,
         place: usize,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
-    ) -> Begun {
+    ) -> PlannedRequest {
         if self.sq.start_atomic_write(seq) {
             self.complete_when_placed();
         }
         let Some(slot) = self.sq.at(place) else {
-            return Begun::Failed(WcStatus::LocalQpOperation);
+            return PlannedRequest::Failed(WcStatus::LocalQpOperation);
         };
         let result = match slot.op {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
                 if !has_room_for_control(plan, w) {
-                    return Begun::NoRoom;
+                    return PlannedRequest::NoRoom;
                 }
                 self.plan_atomic(seq, place, plan, w)
             }
@@ -134,7 +134,7 @@ impl QueuePair {
             _ => {
                 let len = next_segment(slot.len, self.payload_room(slot)).0;
                 if !plan.has_room(w.scratch(len, false)) {
-                    return Begun::NoRoom;
+                    return PlannedRequest::NoRoom;
                 }
                 let before = self.counters.tx_payload;
                 let result = self.send_payload(seq, place, 0, plan, w);
@@ -142,9 +142,9 @@ impl QueuePair {
             }
         };
         match result {
-            Err(status) => Begun::Failed(status),
-            Ok(()) if self.tx.job.is_some() => Begun::Part,
-            Ok(()) => Begun::Complete,
+            Err(status) => PlannedRequest::Failed(status),
+            Ok(()) if self.tx.job.is_some() => PlannedRequest::Part,
+            Ok(()) => PlannedRequest::Complete,
         }
     }
 
@@ -311,12 +311,12 @@ impl QueuePair {
     /// Returns `Ok` if all local elements of a request may be written.
     #[inline(always)]
     fn check_sinks(&self, sges: &[Sge], w: &Wire<'_, impl Memory>) -> Result<(), WcStatus> {
-        let ok = match sges {
+        let permitted = match sges {
             _ if self.sq.ord() == 0 => return Err(WcStatus::LocalQpOperation),
             [sge] => w.permits(sge, Access::LOCAL_WRITE),
             _ => w.check_all(sges, Access::LOCAL_WRITE).is_ok(),
         };
-        if ok {
+        if permitted {
             Ok(())
         } else {
             Err(WcStatus::LocalProtection)
@@ -366,15 +366,15 @@ impl QueuePair {
         (source_to, rkey): (u64, u32),
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
-    ) -> Begun {
+    ) -> PlannedRequest {
         let Some(slot) = self.sq.at(place) else {
-            return Begun::Failed(WcStatus::LocalQpOperation);
+            return PlannedRequest::Failed(WcStatus::LocalQpOperation);
         };
         if !has_room_for_control(plan, w) {
-            return Begun::NoRoom;
+            return PlannedRequest::NoRoom;
         }
         if let Err(status) = self.check_sinks(self.sq.sges_at(place, slot), w) {
-            return Begun::Failed(status);
+            return PlannedRequest::Failed(status);
         }
         let len = slot.len;
         let invalidates = matches!(slot.op, SendOp::ReadInv { .. });
@@ -412,7 +412,7 @@ impl QueuePair {
         };
         let _ = self.sq.awaited.push(awaited);
         self.acknowledge.cover_sent();
-        Begun::Complete
+        PlannedRequest::Complete
     }
 
     #[inline(always)]
@@ -572,22 +572,22 @@ fn atomic_request(seq: u32, slot: &Slot) -> Option<AtomicRequest> {
 impl<M: Memory> Out<'_, '_, M> {
     /// Appends a small Send or RDMA Write of one element, the most frequent kind of message.
     #[inline(always)]
-    fn send_small(self, seq: u32, slot: &Slot, sge: Option<&Sge>) -> Begun {
+    fn send_small(self, seq: u32, slot: &Slot, sge: Option<&Sge>) -> PlannedRequest {
         if !self.plan.has_room(self.wire.scratch_small(slot.len)) {
-            return Begun::NoRoom;
+            return PlannedRequest::NoRoom;
         }
         let Some(sge) = sge else {
-            return Begun::Failed(WcStatus::LocalQpOperation);
+            return PlannedRequest::Failed(WcStatus::LocalQpOperation);
         };
         let header = payload_header(slot, self.tx.begin_payload(slot), 0, true);
         let range = (sge.stag(), sge.addr, slot.len);
         let out = Out::new(self.tx, self.counters, self.plan, self.wire);
         if out.append_small(header, range, false).is_err() {
             self.tx.unassign_msn(slot);
-            return Begun::Failed(WcStatus::LocalProtection);
+            return PlannedRequest::Failed(WcStatus::LocalProtection);
         }
         self.plan.add_milestone(Milestone::Request(seq));
-        Begun::Sent
+        PlannedRequest::Sent
     }
 
     /// Appends segments of a Send or RDMA Write from `off` on, like [`segments`](Self::segments).

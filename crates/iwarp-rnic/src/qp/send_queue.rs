@@ -38,7 +38,7 @@ pub(super) enum Kind {
     Ordinary,
     /// The RDMA Write that carries an Atomic Write.
     AtomicWrite,
-    /// An internal request, which completes nothing for the program.
+    /// An internal request, which writes no completion for the program.
     Internal,
 }
 

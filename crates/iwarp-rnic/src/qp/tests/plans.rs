@@ -129,9 +129,9 @@ fn nearly_full_plan_splits_no_message() {
             for wr_id in 0..64 {
                 rig.post(wr_id, SendOp::Send, &[mr.sge()]);
             }
-            // The FPDU's length, and how much room guarantees that it is planned. The two are equal
-            // for the first kind only.
-            let (fpdu, latest) = match kind {
+            // The FPDU's length, and the room with which it is always planned. Only for the first
+            // kind are they equal.
+            let (fpdu, enough) = match kind {
                 0 => {
                     inline(&mut rig, 64, &[7]);
                     (28, 28)
@@ -147,7 +147,7 @@ fn nearly_full_plan_splits_no_message() {
             };
             let fpdus = fill_and_count_fpdus(&mut rig);
             assert!(fpdus == 64 || room >= fpdu, "{kind} {room}");
-            assert!(fpdus == 65 || room < latest, "{kind} {room}");
+            assert!(fpdus == 65 || room < enough, "{kind} {room}");
             // Decoding checks that each FPDU is complete.
             assert_eq!(rig.sent().len(), 65);
         }
@@ -164,7 +164,7 @@ fn marked_fpdu_is_planned_completely() {
     };
     // While an FPDU is built, its ULPDU occupies scratch as well. Two FPDUs therefore need three
     // times their length.
-    for (scratch, together) in [(178_000, Some(1)), (185_000, Some(2))]
+    for (scratch, expected_fpdus) in [(178_000, Some(1)), (185_000, Some(2))]
         .into_iter()
         .chain((180_000..182_500).step_by(100).map(|room| (room, None)))
     {
@@ -177,16 +177,19 @@ fn marked_fpdu_is_planned_completely() {
         rig.post(0, SendOp::Send, &[mr.sge()]);
         rig.post(1, SendOp::Send, &[mr.sge()]);
         let fpdus = fill_and_count_fpdus(&mut rig);
-        assert!(together.is_none_or(|n| n == fpdus), "{scratch}: {fpdus}");
+        assert!(
+            expected_fpdus.is_none_or(|n| n == fpdus),
+            "{scratch}: {fpdus}"
+        );
         let all = content(&rig, &mr, &[mr.sge(), mr.sge()]);
         assert!(payload(&mut rig) == all, "{scratch}");
     }
 }
 
-/// Small sizes are raised, so that a plan has room for an FPDU with the maximum number of elements,
-/// none of them copied, and for the longest FPDU with markers.
+/// Small sizes are increased, so that a plan has room for an FPDU with the maximum number of
+/// elements, none of them copied, and for the longest FPDU with markers.
 #[test]
-fn smallest_plan_takes_any_fpdu() {
+fn smallest_plan_has_room_for_any_fpdu() {
     const NONE: TxSizes = TxSizes {
         scratch: 0,
         bytes: 0,

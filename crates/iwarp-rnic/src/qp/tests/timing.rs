@@ -22,7 +22,7 @@ const TIMES: StreamTimes = StreamTimes {
     first_fpdu: None,
 };
 
-fn timed(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
+fn timed_rig(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
     let stream = StreamConfig {
         initiator,
         rtr,
@@ -42,7 +42,7 @@ impl Rig {
 #[test]
 fn silent_responder_is_reminded() {
     for rounds in [1, 2] {
-        let mut rig = timed(true, None, TIMES);
+        let mut rig = timed_rig(true, None, TIMES);
         rig.post(1, SendOp::Send, &[]);
         assert_eq!(rig.sent().len(), 1);
         let mut due = at(40);
@@ -75,7 +75,7 @@ fn silent_responder_is_reminded() {
 
 #[test]
 fn reminders_need_a_sent_message() {
-    let mut rig = timed(true, None, TIMES);
+    let mut rig = timed_rig(true, None, TIMES);
     rig.on_time(at(40));
     assert!(rig.sent().is_empty(), "nothing was sent before");
     assert_eq!(rig.qp.poll_at(), Some(at(1250)));
@@ -87,7 +87,7 @@ fn reminders_need_a_sent_message() {
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert_eq!(opcodes.iter().filter(|o| **o == Opcode::WRITE).count(), 1);
     // The rest of an incomplete message also replaces it.
-    let mut rig = timed(true, None, TIMES);
+    let mut rig = timed_rig(true, None, TIMES);
     rig.plan = TxPlan::with(TxSizes {
         bytes: 1,
         ..TxSizes::DEFAULT
@@ -100,8 +100,8 @@ fn reminders_need_a_sent_message() {
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert!(opcodes.len() > 1 && opcodes.iter().all(|o| *o == Opcode::SEND));
     // A responder sends no reminders, and an ending stream needs none.
-    assert_eq!(timed(false, None, TIMES).qp.poll_at(), None);
-    let mut rig = timed(true, None, TIMES);
+    assert_eq!(timed_rig(false, None, TIMES).qp.poll_at(), None);
+    let mut rig = timed_rig(true, None, TIMES);
     rig.qp.close(&mut rig.host);
     assert_eq!(rig.qp.poll_at(), None);
 }
@@ -112,13 +112,13 @@ fn responder_sends_first_after_timeout() {
         speak_first: Some(ms(200)),
         ..StreamTimes::NONE
     };
-    for heard in [false, true] {
-        let mut rig = timed(false, None, times);
+    for fpdu_received in [false, true] {
+        let mut rig = timed_rig(false, None, times);
         rig.post(1, SendOp::Send, &[]);
         assert_eq!(rig.qp.poll_at(), Some(at(200)));
         rig.on_time(at(199));
         assert!(!rig.qp.wants_tx());
-        if heard {
+        if fpdu_received {
             let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
             assert_eq!(rig.qp.poll_at(), None);
             assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
@@ -133,7 +133,7 @@ fn responder_sends_first_after_timeout() {
         assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
     }
     // Without a limit the responder waits, as RFC 5044 section 7.1.2 specifies.
-    let mut rig = timed(false, None, StreamTimes::NONE);
+    let mut rig = timed_rig(false, None, StreamTimes::NONE);
     rig.post(1, SendOp::Send, &[]);
     assert_eq!(rig.qp.poll_at(), None);
     rig.on_time(at(1_000_000));
@@ -148,7 +148,7 @@ fn overdue_first_fpdu_resets_stream() {
             speak_first,
             ..StreamTimes::NONE
         };
-        let mut rig = timed(false, None, times);
+        let mut rig = timed_rig(false, None, times);
         rig.recv(1, &[]);
         assert_eq!(
             rig.qp.poll_at(),
@@ -167,7 +167,7 @@ fn overdue_first_fpdu_resets_stream() {
         );
         assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
     }
-    let mut rig = timed(
+    let mut rig = timed_rig(
         false,
         None,
         StreamTimes {
@@ -195,7 +195,7 @@ fn stream_end_waits_for_maturity() {
         },
     ];
     for end in ends {
-        let mut rig = timed(true, Some(Rtr::Write), TIMES);
+        let mut rig = timed_rig(true, Some(Rtr::Write), TIMES);
         rig.sent();
         end(&mut rig);
         rig.sent();
@@ -207,15 +207,15 @@ fn stream_end_waits_for_maturity() {
         rig.qp.shutdown_done(&mut rig.host);
         assert!(rig.qp.is_shut_down());
     }
-    for (rtr, heard, after_maturity, not_before) in [
+    for (rtr, fpdu_received, after_maturity, not_before) in [
         (Some(Rtr::Write), false, false, Some(at(50))),
         (Some(Rtr::Write), false, true, None),
         (Some(Rtr::Write), true, false, None),
         (None, false, false, None),
     ] {
-        let mut rig = timed(true, rtr, TIMES);
+        let mut rig = timed_rig(true, rtr, TIMES);
         rig.sent();
-        if heard {
+        if fpdu_received {
             let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
         }
         if after_maturity {
@@ -284,14 +284,14 @@ fn next_held_send_has_own_deadline() {
 
 #[test]
 fn closed_sender_shortens_hold() {
-    for known_at in [1100, 1200, 2000] {
+    for closed_at in [1100, 1200, 2000] {
         let mut rig = held_send();
-        rig.on_time(at(known_at));
+        rig.on_time(at(closed_at));
         rig.qp.sender_closed();
         assert_eq!(rig.qp.poll_at(), Some(at(1200)));
-        rig.qp.on_time(at(known_at), &mut rig.host);
-        let over = known_at >= 1200;
-        assert_eq!(rig.qp.state() == State::Error, over, "{known_at} ms");
+        rig.qp.on_time(at(closed_at), &mut rig.host);
+        let has_ended = closed_at >= 1200;
+        assert_eq!(rig.qp.state() == State::Error, has_ended, "{closed_at} ms");
         rig.qp.on_time(at(1200), &mut rig.host);
         rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
     }

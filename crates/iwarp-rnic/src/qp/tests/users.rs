@@ -190,8 +190,8 @@ fn send_with_invalidate_waits_for_users() {
     assert_eq!(a.qp.rx_interest(), RxInterest::Read);
 }
 
-/// Messages that arrive in one piece with a waiting message also wait. The first FPDU of a stream is
-/// processed separately, so another message is sent first.
+/// Messages that arrive in one piece with a waiting message also wait. The first FPDU of a stream
+/// is processed separately, so another message is sent first.
 #[test]
 fn messages_after_pending_invalidation_wait() {
     let mut a = Rig::with(Default::default(), PLAIN);
