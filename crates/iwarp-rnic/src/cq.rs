@@ -345,7 +345,6 @@ mod tests {
         assert_eq!((out[0].wr_id, out[1].wr_id), (1, 3));
     }
 
-    /// A resize or purge does not disarm the queue.
     #[test]
     fn queue_stays_armed() {
         for solicited_only in [false, true] {

@@ -470,7 +470,6 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Subtracts an invalidated window from the count of its region's windows.
     pub(super) fn unbind(&self, entry: &Entry<M>) {
         if let Kind::Window {
             parent: Some(parent),

@@ -51,7 +51,6 @@ pub(super) struct Entry<M> {
     base: AtomicU64,
     /// Unused in an ordinary region, whose range is its entire memory.
     len: AtomicU64,
-    /// Unused in an ordinary region.
     offset: AtomicU64,
     pub(super) kind: Kind<M>,
     /// Valid windows bound to this region.

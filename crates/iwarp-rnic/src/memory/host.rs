@@ -129,7 +129,6 @@ pub(crate) mod unmapped {
     use core::cell::Cell;
 
     std::thread_local! {
-        /// First address and end of the unmapped bytes.
         static UNMAPPED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     }
 

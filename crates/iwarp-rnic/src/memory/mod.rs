@@ -1,9 +1,7 @@
 //! Registered memory: the STag table (RFC 5040 section 2, RFC 5041 section 7, RFC 5042 section 6).
 //!
 //! An STag is a 24-bit index and an 8-bit key. All bits except four are random, so a peer that was
-//! not given an STag has to guess it, and a wrong guess ends its stream. The four bits and the low
-//! bits of the index select the slot (`slots`). A look-up therefore takes a few loads and one
-//! comparison, and entries do not move when the table grows.
+//! not given an STag has to guess it, and a wrong guess ends its stream.
 //!
 //! An entry refers to [`Memory`] supplied by the environment (`span`): one address range in a
 //! process (`host`), or pages in a kernel (`pages`).

@@ -72,7 +72,6 @@ pub struct Pages {
     first: u64,
     /// Length in bytes. A fast registration changes it and `shift`, while the memory has no users.
     len: AtomicU64,
-    /// Binary logarithm of the page size.
     shift: AtomicU32,
     /// Maximum pages of a fast registration; zero if fast registration is not possible.
     max_pages: u32,

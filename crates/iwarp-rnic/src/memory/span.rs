@@ -10,8 +10,8 @@
 //! it fail safely. Only the table creates spans, and a span borrows the table, so no span outlives
 //! its registration.
 //!
-//! Other threads, the peer and the kernel change this memory at any time. The module `memory`
-//! explains how it is accessed.
+//! The module `memory` explains how this memory is accessed, because others may change it at any
+//! time.
 #![allow(unsafe_code)]
 
 use super::copy::{copy_in, copy_out};

@@ -33,7 +33,6 @@ const BURST: u32 = 16;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Acknowledge {
     pub(super) enabled: bool,
-    /// The program knows the peer by its number only, not the connection.
     by_number: bool,
     /// Messages of Sends and Writes planned since the start of the stream; wraps.
     pub(super) sent: u32,
@@ -326,7 +325,6 @@ impl QueuePair {
         }
     }
 
-    /// Returns how many messages on queue 0 a request has started.
     fn messages_begun(&self, seq: u32, slot: &Slot) -> u32 {
         match self.tx.job {
             Some(Job::Request {

@@ -17,7 +17,6 @@ use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, pad_len};
 pub(super) struct Direct {
     pub(super) header: Header,
     pub(super) target: Target,
-    /// Payload of the segment, in octets.
     pub(super) payload: u32,
     pub(super) placed: u32,
     /// End of the payload that may be read directly. The rest is copied from staging, so that it

@@ -110,7 +110,6 @@ impl QueuePair {
     }
 }
 
-/// Returns the number of RDMA Writes that a request sends.
 const fn writes(op: &SendOp) -> u32 {
     match op {
         SendOp::Write { .. } | SendOp::WriteImm { .. } => 1,

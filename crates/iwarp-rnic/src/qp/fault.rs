@@ -156,7 +156,6 @@ impl RxFault {
         }
     }
 
-    /// Sets the status of the request whose response has the error.
     pub(super) const fn request(self, status: WcStatus) -> Self {
         Self {
             request: Some(status),

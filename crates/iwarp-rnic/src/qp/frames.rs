@@ -74,7 +74,6 @@ fn is_other(ulpdu: &[u8]) -> bool {
     !is_write(ulpdu) && !is_send(ulpdu)
 }
 
-/// Progress of a loop over FPDUs.
 struct Progress<'a> {
     /// Octets after the processed FPDUs.
     rest: &'a [u8],

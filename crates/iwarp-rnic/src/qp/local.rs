@@ -2,12 +2,10 @@
 //!
 //! An invalidation completes when the memory has no more users: another queue pair may be placing
 //! octets there, or a system call may be writing a plan that refers to the memory. Until then the
-//! request waits at the head of the send queue. There is no polling: the driver calls
-//! [`MemoryTable::take_unused`] after each operation that uses memory, and
-//! [`QueuePair::retry_memory`] on the queue pairs that wait. The queue pair's own plans cannot
-//! block the request indefinitely: they use memory only during a write or a read, and a blocked
-//! stream writes nothing. Send with Invalidate and Read with Invalidate wait in the same way before
-//! they complete (`deliver`).
+//! request waits at the head of the send queue, and the driver calls [`QueuePair::retry_memory`]
+//! when the memory has no users. The queue pair's own plans cannot block the request indefinitely:
+//! they use memory only during a write or a read, and a blocked stream writes nothing. Send with
+//! Invalidate and Read with Invalidate wait in the same way before they complete (`deliver`).
 
 use super::{Env, Host, QueuePair, TxFill};
 use crate::memory::{MemoryError, MemoryTable};

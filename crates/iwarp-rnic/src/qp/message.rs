@@ -148,7 +148,6 @@ impl QueuePair {
         }
     }
 
-    /// Advances the send queue past the next request.
     #[inline]
     pub(super) const fn start_next(&mut self) {
         self.sq.advance();

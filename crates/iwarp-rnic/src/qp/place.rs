@@ -6,7 +6,6 @@ use crate::receive_queue::TakenRecv;
 use crate::{Access, Sge};
 use iwarp_proto::ddp::Stag;
 
-/// The destination of the payload of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// The tagged buffer of a peer's RDMA Write.

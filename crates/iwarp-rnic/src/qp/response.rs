@@ -5,7 +5,6 @@ use crate::AllocError;
 use crate::storage::Ring;
 use iwarp_proto::rdmap::ReadRequest;
 
-/// A response that is due.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Response {
     /// The contents of our memory.

@@ -143,7 +143,6 @@ impl Rx {
         self.rtr_send_expected = stream.rtr_send_expected;
     }
 
-    /// Drops the state of the stream.
     pub(super) fn reset(&mut self) {
         *self = Self::new(mem::take(&mut self.receive));
     }
@@ -318,7 +317,6 @@ impl QueuePair {
         self.counters.rx_fpdus.wrapping_add(budget as u64)
     }
 
-    /// Processes the contents of the buffer.
     #[inline]
     fn process_kept<H: Host>(
         &mut self,

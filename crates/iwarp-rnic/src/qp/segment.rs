@@ -595,7 +595,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         })
     }
 
-    /// Appends an FPDU that refers to `span` for its payload.
     #[inline(always)]
     fn refer_to_span(
         &mut self,
@@ -616,7 +615,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends an FPDU that refers to these elements for its payload.
     fn refer_to(
         &mut self,
         header: &Header,

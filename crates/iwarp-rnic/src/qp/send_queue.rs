@@ -464,7 +464,6 @@ impl SendQueue {
         self.is_front_done()
     }
 
-    /// Marks a request other than the front one as done.
     #[inline]
     fn mark_done(&mut self, seq: u32) {
         let index = seq.wrapping_sub(self.front_seq);
@@ -545,7 +544,6 @@ impl SendQueue {
         });
     }
 
-    /// Removes the front request without a completion.
     #[inline(always)]
     const fn drop_front(&mut self) {
         self.slots.skip();
@@ -564,7 +562,6 @@ impl SendQueue {
         self.front_seq.wrapping_sub(self.held_from) & self.holds
     }
 
-    /// Frees the slots of `n` completed requests.
     pub(super) fn release(&mut self, n: u32) {
         self.held_from = self.held_from.wrapping_add(n.min(self.held()));
     }

@@ -218,7 +218,6 @@ impl QueuePair {
         host.complete(Direction::Recv, cqe);
     }
 
-    /// Refuses a message, which ends the stream.
     fn refuse_tagged<H: Host>(
         &mut self,
         refusal: Refusal,
@@ -331,7 +330,6 @@ impl QueuePair {
         }
     }
 
-    /// Drops all rendezvous of a queue pair that is reset.
     #[cold]
     pub(super) fn forget_reads<H: Host>(&mut self, host: &mut H) {
         let qp_num = self.config.qp_num;

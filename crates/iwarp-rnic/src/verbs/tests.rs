@@ -100,7 +100,6 @@ fn completion_fields_depend_on_flags() {
     }
 }
 
-/// Each error message names what the program can change.
 #[test]
 fn each_error_has_its_message() {
     let messages = [

@@ -158,7 +158,6 @@ impl Hold {
     }
 }
 
-/// Returns the earlier of two optional times.
 fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

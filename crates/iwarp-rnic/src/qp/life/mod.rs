@@ -6,11 +6,9 @@
 //!     ▲                   │   leave, abort, modify, stream_gone            │
 //!     ╰───────────────────┴────────────────────────────────────────────────╯
 //! ```
-//! Each variant carries the data that is meaningful in it, and nothing else. Invalid combinations
-//! cannot be expressed: a queue pair in ERR that may start requests, a stream shut down in the
-//! middle of a plan, or an old stream whose end affects a queue pair that was reset since. The
-//! transitions are methods that return only what the caller has to report or do; their callers
-//! flush, count and raise events.
+//! Each variant carries only the data that is meaningful in it, so invalid combinations cannot be
+//! expressed. The transitions are methods that return what the caller has to report or do. Their
+//! callers flush, count and raise events.
 //!
 //! Three pairs are independent, because the verbs allow each combination:
 //!

@@ -101,7 +101,6 @@ impl Life {
         )
     }
 
-    /// Returns `true` in RTR with a stream.
     #[inline]
     pub(in crate::qp) const fn is_rtr(&self) -> bool {
         matches!(
@@ -243,7 +242,6 @@ impl Life {
         }
     }
 
-    /// Returns the time before which the stream must not end.
     pub(super) const fn not_before(&self) -> Option<Time> {
         match *self {
             Self::Up {

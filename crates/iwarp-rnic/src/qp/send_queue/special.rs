@@ -51,7 +51,6 @@ impl SendQueue {
         })
     }
 
-    /// Appends an internal request.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn push_internal(

@@ -509,7 +509,6 @@ fn queue_pair_rights_are_enforced() {
     assert!(matches!(sent[0].0, Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE));
 }
 
-/// Enabling the mode again changes nothing: no second probe is sent.
 #[test]
 fn enabling_mode_twice_changes_nothing() {
     let mut rig = acknowledged_rig(QpConfig::default(), STREAM);
@@ -527,7 +526,6 @@ fn enabling_mode_twice_changes_nothing() {
     assert_eq!(send_all(&mut rig).0, []);
 }
 
-/// An RTR message belongs to no request, so no probe follows it.
 #[test]
 fn rtr_message_needs_no_probe() {
     for (rtr, opcode) in [

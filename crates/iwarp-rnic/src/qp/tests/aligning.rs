@@ -170,7 +170,6 @@ fn check_segment_ends(copy_max: u32) {
     }
 }
 
-/// The TCP segment size may change during operation.
 #[test]
 fn segment_size_may_change() {
     for markers in [false, true] {

@@ -123,7 +123,6 @@ fn requests_posted_during_flush_complete() {
     assert_eq!((rig.host.sends.len(), rig.host.recvs.len()), (21, 21));
 }
 
-/// A change to RESET drops the requests that are still to be flushed.
 #[test]
 fn reset_drops_unflushed_requests() {
     let mut rig = Rig::with(sized(4, 1), STREAM);
@@ -214,7 +213,6 @@ fn done_requests_are_not_flushed() {
     }
 }
 
-/// One response completes the requests after it, a few at a time.
 #[test]
 fn response_completes_in_steps() {
     let mut rig = Rig::with(sized(200, 10), STREAM);
@@ -224,7 +222,6 @@ fn response_completes_in_steps() {
     assert_eq!(brief(&rig.host.sends), all);
 }
 
-/// SQD is reported when the last completion is written.
 #[test]
 fn sq_drained_follows_last_completion() {
     let mut rig = Rig::with(sized(100, 10), STREAM);
@@ -279,7 +276,6 @@ enum Step {
     Transmit,
     /// The peer answers the oldest Read.
     Answer,
-    /// Makes one call that writes due completions.
     Complete,
 }
 
@@ -481,7 +477,6 @@ fn refused_request_is_searched_in_steps() {
 }
 
 proptest! {
-    /// A small budget writes the same completions in the same order.
     #[test]
     fn small_budget_keeps_completions(
         steps in steps(),

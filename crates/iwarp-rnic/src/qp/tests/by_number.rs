@@ -461,7 +461,6 @@ fn endless_retries_send_no_note() {
     }
 }
 
-/// Repeated notes of a peer must not cause repeated searches of the queue.
 #[test]
 fn held_message_is_searched_once() {
     let (mut a, _, mr) = connected_by_number();

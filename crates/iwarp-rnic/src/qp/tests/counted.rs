@@ -49,7 +49,6 @@ fn requests(to: &Mr) -> Vec<(SendOp, u32)> {
     ]
 }
 
-/// Counts messages by their last segments.
 fn complete_messages(segments: &[(Header, Vec<u8>)]) -> u64 {
     segments.iter().filter(|(header, _)| header.last()).count() as u64
 }
@@ -110,7 +109,6 @@ fn protocol_messages_are_counted() {
     assert_eq!((counters.rx_messages, counters.terminates_received), (1, 1));
 }
 
-/// A refused or incomplete message is not counted.
 #[test]
 fn partial_messages_are_not_counted() {
     let mut rig = Rig::new();

@@ -264,7 +264,6 @@ fn queued_requests_follow_farewell() {
     assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
 
-/// The graceful end waits for a farewell even if there is nothing else to send.
 #[test]
 fn graceful_end_waits_for_farewell() {
     let (mut a, mut b, mr, _) = connected_by_number();

@@ -164,7 +164,6 @@ fn reset_frees_all_slots() {
     assert_eq!(freed(&mut rig, &mut from), [1]);
 }
 
-/// Without [`QpConfig::hold_slots`] a slot is freed when its completion is written.
 #[test]
 fn slots_are_freed_without_hold_option() {
     let config = QpConfig {

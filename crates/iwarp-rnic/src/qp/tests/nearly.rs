@@ -57,7 +57,6 @@ fn read_response_does_not_answer_atomic() {
     }
 }
 
-/// An atomic beyond the IRD is refused before it is executed.
 #[test]
 fn atomic_beyond_ird_changes_nothing() {
     for ird in [0, 1, 3] {
@@ -138,7 +137,6 @@ fn swap_honors_both_masks() {
     }
 }
 
-/// Eight octets are returned for an element of any length.
 #[test]
 fn atomic_returns_eight_octets() {
     let add = SendOp::FetchAdd {
@@ -206,7 +204,6 @@ fn placed_message_needs_no_probe() {
     );
 }
 
-/// Whether the stream would end inside an FPDU, and whether the segment size is used.
 #[test]
 fn plan_is_unwritten_until_last_octet() {
     let mut rig = Rig::new();
@@ -247,7 +244,6 @@ fn broken_stream_is_reported_once() {
     assert_eq!(rig.qp.take_events(), Events::empty());
 }
 
-/// The end of the peer's direction is reported once, even if the driver passes it again.
 #[test]
 fn orderly_end_is_reported_once() {
     let mut rig = Rig::new();

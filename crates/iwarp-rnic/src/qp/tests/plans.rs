@@ -347,7 +347,6 @@ fn one_octet_plan_holds_one_fpdu() {
     }
 }
 
-/// If one element of a message is bad, no segment of the message is sent.
 #[test]
 fn bad_element_prevents_message() {
     for op in [SendOp::Send, WRITE] {
@@ -365,7 +364,6 @@ fn bad_element_prevents_message() {
     }
 }
 
-/// The rest of a message can be sent after the memory of its beginning was deregistered.
 #[test]
 fn sent_elements_may_be_deregistered() {
     let sizes = TxSizes {

@@ -45,7 +45,6 @@ fn queries_follow_stream() {
     assert_eq!(stream(&rig), SHUT_DOWN);
     rig.qp.stream_gone(&mut rig.host);
     assert_eq!(stream(&rig), NO_STREAM);
-    // A queue pair in error.
     let mut rig = Rig::new();
     assert_eq!(rig.rx_ulpdu(&send(7, &[])), RxStatus::Failed);
     assert_eq!(stream(&rig), OWING);

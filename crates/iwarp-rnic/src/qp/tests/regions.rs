@@ -204,7 +204,6 @@ fn reregistration_changes_zero_based() {
     assert_eq!(rig.table.info(new).unwrap().iova, 0x7000);
 }
 
-/// A refused change keeps rights, protection domain, range and STag.
 #[test]
 fn refused_change_changes_nothing() {
     let mut rig = Rig::new();
@@ -528,7 +527,6 @@ fn peer_uses_null_region() {
     rig.assert_ended(Blame::Peer, Code::RDMAP_CATASTROPHIC_STREAM);
 }
 
-/// Protection domains apply to null regions as well.
 #[test]
 fn null_region_of_other_domain_is_refused() {
     let mut rig = Rig::new();

@@ -363,7 +363,6 @@ fn fetch_add(msn: u32, mr: &Mr) -> Vec<u8> {
     untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body)
 }
 
-/// The IRD limits the total of the peer's Reads and atomics.
 #[test]
 fn peer_reads_and_atomics_share_ird() {
     //= rfc7306 section 5.2.2
@@ -397,7 +396,6 @@ fn peer_reads_and_atomics_share_ird() {
     }
 }
 
-/// The ORD limits the total of unanswered Reads and atomics.
 #[test]
 fn local_reads_and_atomics_share_ord() {
     //= rfc5040 section 5.2.1
@@ -500,7 +498,6 @@ fn requests_wait_for_delivery() {
     assert_eq!(sent[0].1, written);
 }
 
-/// If a message cannot be built, a Terminate is sent instead.
 #[test]
 fn unsendable_message_ends_stream() {
     //= rfc7306 section 8.1

@@ -89,7 +89,6 @@ fn operations_count_at_both_ends() {
     }
 }
 
-/// An atomic write is counted as a Write when it is placed.
 #[test]
 fn atomic_write_counts_as_write() {
     let ((mut a, from), (mut b, to)) = counting_pair();

@@ -150,7 +150,6 @@ fn large_messages_are_dropped() {
     assert_eq!(rig.read(&mr), large);
 }
 
-/// Only placed payload is counted.
 #[test]
 fn dropped_payload_is_not_counted() {
     let mut rig = rig();

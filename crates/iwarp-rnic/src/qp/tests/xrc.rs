@@ -391,7 +391,6 @@ fn initiator_accepts_no_messages() {
     a.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
 }
 
-/// Notes on the old stream do not apply to the next one.
 #[test]
 fn new_stream_starts_with_note() {
     let (mut a, mut b) = initiator_and_target();

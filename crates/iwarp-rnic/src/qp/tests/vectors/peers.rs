@@ -72,7 +72,6 @@ struct World {
     target: Mr,
     /// Memory that the peer may not access.
     sink: Mr,
-    /// All octets sent.
     sent: Vec<u8>,
     /// How many of the sent octets the peer has parsed.
     parsed: usize,
