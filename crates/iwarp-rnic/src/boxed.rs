@@ -78,11 +78,11 @@ mod tests {
             max_send_wr: MAX_QP_WR + 1,
             ..config
         };
-        for made in [
+        for result in [
             QueuePair::boxed(too_many).map(|_| ()),
             QueuePair::new(too_many).map(|_| ()),
         ] {
-            assert_eq!(made, Err(CreateError::Invalid));
+            assert_eq!(result, Err(CreateError::Invalid));
         }
     }
 }

@@ -116,7 +116,7 @@ impl CompletionQueue {
     #[inline]
     pub fn push(&mut self, cqe: Cqe) -> Pushed {
         if self.overflowed || self.ring.push(cqe).is_err() {
-            return self.lose();
+            return self.record_loss();
         }
         match self.armed {
             Armed::No => Pushed::Quiet,
@@ -127,11 +127,11 @@ impl CompletionQueue {
     /// Drops a completion as if the queue were full, to test how a program handles that.
     #[cold]
     pub const fn overflow(&mut self) -> Pushed {
-        self.lose()
+        self.record_loss()
     }
 
     #[cold]
-    const fn lose(&mut self) -> Pushed {
+    const fn record_loss(&mut self) -> Pushed {
         //= rfc5040 section 8.1.1
         //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
         //# the CQ MUST remain unaffected.

@@ -165,9 +165,9 @@ mod tests {
         assert!(Span::new(&range, 32, 0).is_some());
         let span = Span::new(&range, 8, 8).unwrap();
         assert!(span.write_last_octet_last(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
-        let mut back = [0; 10];
-        assert!(Span::new(&range, 7, 10).unwrap().read(&mut back));
-        assert_eq!(back, [0xaa, 1, 2, 3, 4, 5, 6, 7, 8, 0xaa]);
+        let mut copy = [0; 10];
+        assert!(Span::new(&range, 7, 10).unwrap().read(&mut copy));
+        assert_eq!(copy, [0xaa, 1, 2, 3, 4, 5, 6, 7, 8, 0xaa]);
         let (a, b) = span.split_at(3);
         assert_eq!((a.len(), b.len()), (3, 5));
         let at = |s: Span<'_, HostRange>| s.fragments().next().unwrap().as_ptr() as u64;

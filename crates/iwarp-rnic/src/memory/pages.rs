@@ -384,17 +384,17 @@ pub(crate) mod tests {
                 return Ok(());
             };
             prop_assert!(from + n <= len);
-            let mut back = vec![0x11; n + 3];
-            assert!(span.read(&mut back));
-            prop_assert_eq!(&back[..n], &flat[from..from + n]);
-            prop_assert_eq!(&back[n..], &[0x11; 3]);
+            let mut copy = vec![0x11; n + 3];
+            assert!(span.read(&mut copy));
+            prop_assert_eq!(&copy[..n], &flat[from..from + n]);
+            prop_assert_eq!(&copy[n..], &[0x11; 3]);
             let mut second_copy = vec![0x11; n + 3];
             let crc = span.read_summed(sum_and_copy, 7, &mut second_copy);
             prop_assert_eq!(crc, Some(crc32c::append(7, &flat[from..from + n])));
-            prop_assert_eq!(&second_copy, &back);
+            prop_assert_eq!(&second_copy, &copy);
             // A part of the range.
             let crc = span.read_summed(sum_and_copy, 7, &mut second_copy[..n.min(at as usize)]);
-            prop_assert_eq!(crc, Some(crc32c::append(7, &back[..n.min(at as usize)])));
+            prop_assert_eq!(crc, Some(crc32c::append(7, &copy[..n.min(at as usize)])));
             let mut room = [0; crate::limits::SUM_PART];
             let copied = Crc32c::new(crc32c::append);
             // SAFETY: the function reads only what it is given.
@@ -406,8 +406,8 @@ pub(crate) mod tests {
             let parts: Vec<_> = span.fragments().map(|f| (f.as_ptr().addr(), f.len())).collect();
             prop_assert_eq!(parts.iter().map(|p| p.1).sum::<usize>(), n);
             // Contiguous pages are merged into one fragment.
-            for two in parts.windows(2) {
-                prop_assert_ne!(two[0].0 + two[0].1, two[1].0);
+            for neighbours in parts.windows(2) {
+                prop_assert_ne!(neighbours[0].0 + neighbours[0].1, neighbours[1].0);
             }
 
             let (front, tail) = span.split_at(at);
@@ -453,12 +453,12 @@ pub(crate) mod tests {
         let all = unsafe { Pages::together(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let stag = stag.unwrap();
-        let mut back = [0; 16];
+        let mut copy = [0; 16];
         let span = table
             .check(stag, addr, 16, Access::empty(), accessor)
             .unwrap();
-        assert!(span.span().read(&mut back));
-        assert_eq!(back, octets);
+        assert!(span.span().read(&mut copy));
+        assert_eq!(copy, octets);
         assert!(
             table
                 .check(stag, u64::MAX - 16, 16, Access::empty(), accessor)
@@ -474,9 +474,9 @@ pub(crate) mod tests {
         let all = unsafe { HostRange::new(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let span = table.check(stag.unwrap(), addr, 16, Access::empty(), accessor);
-        back = [0; 16];
-        assert!(span.unwrap().span().read(&mut back));
-        assert_eq!(back, octets);
+        copy = [0; 16];
+        assert!(span.unwrap().span().read(&mut copy));
+        assert_eq!(copy, octets);
     }
 
     #[test]

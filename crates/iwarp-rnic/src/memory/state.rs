@@ -80,16 +80,16 @@ impl State {
 
     /// Adds a user. Returns `false` if the entry is not valid with this STag.
     pub(super) fn add_user(&self, stag: Stag) -> bool {
-        let more = |word: u64| {
+        let with_user = |word: u64| {
             (matches(word, stag) && word & USERS != USERS).then_some(word.wrapping_add(1))
         };
-        self.update(more).is_some()
+        self.update(with_user).is_some()
     }
 
     /// Removes a user. Returns `true` if it was the last one, and an invalidation or a registration
     /// waits for it.
     pub(super) fn remove_user(&self) -> bool {
-        let less = |word: u64| match word & USERS {
+        let without_user = |word: u64| match word & USERS {
             0 => None,
             1 => Some(word.wrapping_sub(1) & !WANTED),
             _ => Some(word.wrapping_sub(1)),
@@ -98,25 +98,25 @@ impl State {
             self.check_unused().is_err(),
             "more users removed than added"
         );
-        self.update(less)
-            .is_some_and(|before| before & WANTED != 0 && before & USERS == 1)
+        self.update(without_user)
+            .is_some_and(|previous| previous & WANTED != 0 && previous & USERS == 1)
     }
 
     /// Makes the entry invalid. Returns `None` if it is not valid with this STag, `Some(true)` if
     /// it has no users, and `Some(false)` if the removal of the last user will be reported.
     pub(super) fn invalidate(&self, stag: Stag) -> Option<bool> {
-        let end = |word: u64| {
-            let mark = if word & USERS == 0 { 0 } else { WANTED };
-            matches(word, stag).then_some(word & !VALID | mark)
+        let invalid = |word: u64| {
+            let wanted = if word & USERS == 0 { 0 } else { WANTED };
+            matches(word, stag).then_some(word & !VALID | wanted)
         };
-        self.update(end).map(|before| before & USERS == 0)
+        self.update(invalid).map(|previous| previous & USERS == 0)
     }
 
     /// Returns `true` if there are no users. If there are, marks the entry, so that the removal of
     /// the last user is reported.
     pub(super) fn is_unused_or_wanted(&self) -> bool {
-        let mark = |word: u64| (word & USERS != 0 && word & VALID == 0).then_some(word | WANTED);
-        self.update(mark).is_none()
+        let wanted = |word: u64| (word & USERS != 0 && word & VALID == 0).then_some(word | WANTED);
+        self.update(wanted).is_none()
     }
 
     /// Starts a registration. Only the caller may change the entry until it calls

@@ -229,9 +229,9 @@ mod tests {
         assert!(buffer.staging >= MAX_FPDU + buffer.read_max);
         assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);
         assert_eq!(buffer.unmarked().len(), 65_535);
-        let mut usual = RxBuffer::new().unwrap();
-        assert_eq!(usual.staging, 256 * 1024);
-        assert_eq!(usual.room(usize::MAX).len(), 128 * 1024);
+        let mut default_buffer = RxBuffer::new().unwrap();
+        assert_eq!(default_buffer.staging, 256 * 1024);
+        assert_eq!(default_buffer.room(usize::MAX).len(), 128 * 1024);
     }
 
     #[test]
@@ -251,8 +251,8 @@ mod tests {
             moved += u32::from(buffer.start < from);
             buffer.filled(RX_DIRECT_TAIL);
             if buffer.len() >= MAX_FPDU {
-                let here: Vec<u8> = buffer.octets().to_vec();
-                for octet in &here[..1021] {
+                let contents: Vec<u8> = buffer.octets().to_vec();
+                for octet in &contents[..1021] {
                     assert_eq!(*octet, taken as u8);
                     taken += 1;
                 }
@@ -284,18 +284,18 @@ mod tests {
 
     #[test]
     fn partial_fpdu_is_kept() {
-        for left in [0, 1, 3, 900] {
+        for partial_len in [0, 1, 3, 900] {
             for free in [0, 1, 5, 99, 100, 101] {
                 let mut buffer = RxBuffer::with(NONE).unwrap();
-                let (end, before) = (buffer.staging - free, buffer.staging - free - left);
+                let (end, before) = (buffer.staging - free, buffer.staging - free - partial_len);
                 buffer.filled(end);
                 buffer.data[before..end].fill(7);
                 buffer.consume(before);
-                assert_eq!(buffer.len(), left);
-                assert_eq!(buffer.keep(&[8; 100]), 100, "{left} {free}");
-                let mut want = std::vec![7; left];
-                want.resize(left + 100, 8);
-                assert_eq!(buffer.octets(), want);
+                assert_eq!(buffer.len(), partial_len);
+                assert_eq!(buffer.keep(&[8; 100]), 100, "{partial_len} {free}");
+                let mut expected = std::vec![7; partial_len];
+                expected.resize(partial_len + 100, 8);
+                assert_eq!(buffer.octets(), expected);
             }
         }
     }
@@ -305,15 +305,15 @@ mod tests {
     fn longest_fpdu_is_kept() {
         for before in [1, 700, 30_000, 60_000] {
             let mut buffer = RxBuffer::with(NONE).unwrap();
-            let left = buffer.staging - before;
-            let left = left.min(MAX_FPDU - 100);
-            buffer.filled(before + left);
-            buffer.data[before..before + left].fill(7);
+            let partial_len = buffer.staging - before;
+            let partial_len = partial_len.min(MAX_FPDU - 100);
+            buffer.filled(before + partial_len);
+            buffer.data[before..before + partial_len].fill(7);
             buffer.consume(before);
-            let missing = std::vec![8; MAX_FPDU - left];
+            let missing = std::vec![8; MAX_FPDU - partial_len];
             assert_eq!(buffer.keep(&missing), missing.len(), "{before}");
             assert_eq!(buffer.len(), MAX_FPDU);
-            assert!(buffer.octets().starts_with(&std::vec![7; left]));
+            assert!(buffer.octets().starts_with(&std::vec![7; partial_len]));
             assert!(buffer.octets().ends_with(&missing));
         }
     }

@@ -366,9 +366,9 @@ impl TxPlan {
             matches!(piece, Piece::Memory { .. }) && end > self.written
         });
         let all = self.milestones.as_slice().iter().enumerate();
-        let mut behind = all.skip_while(|(_, (at, _))| *at < end);
+        let mut following = all.skip_while(|(_, (at, _))| *at < end);
         match in_memory {
-            true => behind.next().map(|(i, (_, milestone))| (i, *milestone)),
+            true => following.next().map(|(i, (_, milestone))| (i, *milestone)),
             false => None,
         }
     }
@@ -521,8 +521,8 @@ fn for_each_part<'t>(
     let mut skip = written;
     for piece in pieces {
         let len = piece.len();
-        if let Some(behind) = skip.checked_sub(len as usize) {
-            skip = behind;
+        if let Some(beyond) = skip.checked_sub(len as usize) {
+            skip = beyond;
             continue;
         }
         let from = skip as u32;

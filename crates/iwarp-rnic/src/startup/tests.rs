@@ -309,8 +309,8 @@ fn private_data_too_long_is_refused() {
     let long = [0; MAX_PRIVATE_DATA + 1];
     for (params, max) in [(plain(), 512), (peer_to_peer(), 508)] {
         let error = StartupError::PrivateDataTooLong { len: max + 1, max };
-        let made = Initiator::new(params, &long[..max + 1], LIMITS);
-        assert_eq!(made.err(), Some(error));
+        let result = Initiator::new(params, &long[..max + 1], LIMITS);
+        assert_eq!(result.err(), Some(error));
         let mut responder = responder_with_request(params);
         let accepted = responder.accept(&peer_to_peer(), &long[..max + 1]);
         assert_eq!(accepted, Err(error));

@@ -614,13 +614,13 @@ fn unrelated_terminate_blames_no_request() {
         rig.post(2, write, &[mr.sge()]);
         rig.sent();
         receive_terminate(&mut rig, &terminate);
-        let ends = |id| match blamed {
+        let expected_status = |id| match blamed {
             Some(seq) if seq == id => status_of(terminate.code),
             // The peer has processed the requests before the blamed one.
             Some(seq) if seq > id => WcStatus::Success,
             _ => WcStatus::Flushed,
         };
-        let expected = [1, 2].map(|id| (id, ends(id)));
+        let expected = [1, 2].map(|id| (id, expected_status(id)));
         assert_eq!(brief(&rig.host.sends), expected, "{terminate:?}");
     }
 }

@@ -34,8 +34,8 @@ fn complete_all(rig: &mut Rig, most: usize) {
     while rig.qp.completions_due() {
         let before = completed(rig);
         let work = rig.qp.complete_due(&mut rig.host);
-        let wrote = completed(rig) - before;
-        assert!(wrote <= most, "{wrote} completions in one call");
+        let written = completed(rig) - before;
+        assert!(written <= most, "{written} completions in one call");
         assert_eq!(work == Work::More, rig.qp.completions_due());
     }
 }
@@ -196,12 +196,12 @@ fn answer_first_of_200(rig: &mut Rig) {
 #[test]
 fn done_requests_are_not_flushed() {
     let mut rig = Rig::with(sized(200, 10), STREAM);
-    for epoch in 0..2 {
+    for round in 0..2 {
         answer_first_of_200(&mut rig);
         rig.qp.stream_failed(&mut rig.host);
         complete_all(&mut rig, 10);
         let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
-        assert_eq!(brief(&rig.host.sends), all, "epoch {epoch}");
+        assert_eq!(brief(&rig.host.sends), all, "epoch {round}");
         // A flushed request on another stream must not affect the stream after that.
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.start(STREAM);
@@ -362,14 +362,14 @@ fn run_local_requests(rig: &mut Rig, most: usize) {
     while rig.qp.wants_tx() {
         let before = rig.host.sends.len();
         let fill = rig.fill();
-        let did = rig.host.sends.len() - before;
-        assert!(did <= most, "{did} requests in one call");
+        let executed = rig.host.sends.len() - before;
+        assert!(executed <= most, "{executed} requests in one call");
         match fill {
             TxFill::Ready => {
                 rig.write_some(1 << 20);
             }
             TxFill::Idle => assert!(!rig.qp.wants_tx()),
-            more => assert_eq!((more, did), (TxFill::More, most)),
+            more => assert_eq!((more, executed), (TxFill::More, most)),
         }
         complete_all(rig, 1);
     }

@@ -456,8 +456,8 @@ fn endless_retries_send_no_note() {
         let Header::Tagged(note) = first else {
             continue;
         };
-        let tries = u64::from(u32::from_be_bytes(*b"rnr#")) << 32 | u64::from(count);
-        assert_eq!(note.to, tries);
+        let content = u64::from(u32::from_be_bytes(*b"rnr#")) << 32 | u64::from(count);
+        assert_eq!(note.to, content);
     }
 }
 

@@ -131,7 +131,7 @@ fn refused_requests_are_not_served() {
     for (refused, asked_before) in [(0, 0), (1, 2), (2, u32::from(STREAM.ird))] {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
-        let hidden = rig.mr(64, Access::LOCAL_WRITE);
+        let local_only = rig.mr(64, Access::LOCAL_WRITE);
         let ask = |rig: &mut Rig, n: u32, body: &[u8], opcode| {
             rig.rx_ulpdu(&untagged(opcode, 1, n + 1, 0, true, body))
         };
@@ -140,8 +140,8 @@ fn refused_requests_are_not_served() {
             assert_eq!(ask(&mut rig, n, &body, Opcode::READ_REQUEST), RxStatus::Ok);
         }
         let atomic = AtomicRequest {
-            stag: Stag(hidden.stag),
-            to: hidden.at,
+            stag: Stag(local_only.stag),
+            to: local_only.at,
             ..AtomicRequest::default()
         };
         let mut octets = [0; AtomicRequest::LEN];
@@ -149,7 +149,7 @@ fn refused_requests_are_not_served() {
         let (body, opcode) = match refused {
             // The memory table refuses a Read, and an atomic.
             0 => (
-                read_request(8, size, hidden.stag, hidden.at),
+                read_request(8, size, local_only.stag, local_only.at),
                 Opcode::READ_REQUEST,
             ),
             1 => (octets.to_vec(), Opcode::ATOMIC_REQUEST),

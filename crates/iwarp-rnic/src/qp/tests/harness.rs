@@ -433,8 +433,8 @@ impl Rig {
         };
         let (n, status) = self.qp.rx_input(&self.offered, &mut self.buffer, &mut env);
         self.offered.drain(..n);
-        let ends = matches!(status, RxStatus::Ok | RxStatus::Failed);
-        assert!(!ends || self.offered.is_empty(), "{status:?}");
+        let consumes_all = matches!(status, RxStatus::Ok | RxStatus::Failed);
+        assert!(!consumes_all || self.offered.is_empty(), "{status:?}");
         status
     }
 

@@ -81,9 +81,9 @@ fn held_send_stays_with_caller() {
         let mr = rig.mr(64, ALL);
         rig.recv(1, &[mr.sge()]);
         let fpdus = sends(&mut rig, &[&[1; 8], &[2; 8], &[3; 8]]);
-        let behind = fpdus[1..].concat();
+        let later_fpdus = fpdus[1..].concat();
         assert_eq!(rig.rx(&fpdus.concat()), RxStatus::Held);
-        assert!(rig.offered == behind && rig.buffer.is_empty());
+        assert!(rig.offered == later_fpdus && rig.buffer.is_empty());
         assert_eq!(rig.offer_again(), RxStatus::Held);
         rig.recv(2, &[mr.sge()]);
         assert_eq!(rig.offer_again(), RxStatus::Held);
@@ -142,7 +142,7 @@ fn failed_stream_keeps_nothing() {
 #[derive(Debug, Clone, Copy)]
 enum Input {
     Planned,
-    Lent,
+    Passed,
 }
 
 /// Sends Send and Write messages of these lengths alternately, and receives the octets in these
@@ -183,7 +183,7 @@ fn receive_in_pieces(
             Input::Planned => {
                 read_as_planned(&mut b, now, usize::MAX, 4);
             }
-            Input::Lent => {
+            Input::Passed => {
                 let _ = b.rx(now);
             }
         }
@@ -212,9 +212,9 @@ proptest! {
     ) {
         let stream = StreamConfig { emss, ..STREAMS[stream] };
         let planned = receive_in_pieces(Input::Planned, stream, &lens, &pieces, u32::MAX);
-        let lent = receive_in_pieces(Input::Lent, stream, &lens, &pieces, budget);
-        prop_assert_eq!(&lent, &planned);
-        prop_assert_eq!(lent.0.len(), lens.len().div_ceil(2));
+        let passed = receive_in_pieces(Input::Passed, stream, &lens, &pieces, budget);
+        prop_assert_eq!(&passed, &planned);
+        prop_assert_eq!(passed.0.len(), lens.len().div_ceil(2));
         prop_assert_eq!(receive_in_pieces(Input::Planned, stream, &lens, &pieces, budget), planned);
     }
 }

@@ -54,9 +54,9 @@ fn clock(life: &mut Life, nanos: u64) {
     {}
 }
 
-fn hold(life: &mut Life, how: Hold) {
+fn hold(life: &mut Life, value: Hold) {
     if let Some(hold) = life.hold() {
-        *hold = how;
+        *hold = value;
     }
 }
 
@@ -64,7 +64,7 @@ fn message() -> TerminateOctets {
     TerminateOctets::new(&Terminate::new(TerminateCode::MPA_CRC))
 }
 
-fn readies() -> [Ready; 4] {
+fn ready_states() -> [Ready; 4] {
     [
         Ready::Receive,
         Ready::Send,
@@ -73,9 +73,9 @@ fn readies() -> [Ready; 4] {
     ]
 }
 
-fn idles() -> Vec<Idle> {
+fn idle_states() -> Vec<Idle> {
     let mut all = Vec::from([Idle::Reset, Idle::Init, Idle::Error]);
-    for ready in readies() {
+    for ready in ready_states() {
         for awaits in [false, true] {
             all.push(Idle::Ready { ready, awaits });
         }
@@ -83,7 +83,7 @@ fn idles() -> Vec<Idle> {
     all
 }
 
-fn olds() -> Vec<Option<Old>> {
+fn old_streams() -> Vec<Option<Old>> {
     let mut all = Vec::from([None, Some(Old::Abort)]);
     for cut in [false, true] {
         all.extend(TIMES.map(|not_before| Some(Old::Leave { cut, not_before })));
@@ -129,7 +129,7 @@ fn flows() -> Vec<Flow> {
     all
 }
 
-fn endings() -> Vec<Life> {
+fn ending_states() -> Vec<Life> {
     let message = message();
     let mut all = Vec::new();
     for eof in [false, true] {
@@ -139,13 +139,13 @@ fn endings() -> Vec<Life> {
                 unwritten,
                 not_before,
             };
-            let lasts = [
+            let last_states = [
                 terminate(false),
                 terminate(true),
                 Last::Plan { not_before },
                 Last::Drained { not_before },
             ];
-            all.extend(lasts.map(|last| Life::Ending { eof, last }));
+            all.extend(last_states.map(|last| Life::Ending { eof, last }));
         }
         let last = Last::ShutDown;
         all.push(Life::Ending { eof, last });
@@ -153,12 +153,16 @@ fn endings() -> Vec<Life> {
     all
 }
 
-fn everything() -> Vec<Life> {
-    let mut all = endings();
-    for state in idles() {
-        all.extend(olds().into_iter().map(|old| Life::Apart { state, old }));
+fn all_values() -> Vec<Life> {
+    let mut all = ending_states();
+    for state in idle_states() {
+        all.extend(
+            old_streams()
+                .into_iter()
+                .map(|old| Life::Apart { state, old }),
+        );
     }
-    for ready in readies() {
+    for ready in ready_states() {
         all.extend(flows().iter().map(|&flow| Life::Up { ready, flow }));
     }
     all
@@ -316,7 +320,7 @@ fn label(life: &Life) -> String {
 #[test]
 fn events_follow_recorded_table() {
     let notified = Ready::Drain { notified: true };
-    let shown = everything().into_iter().filter(|life| match *life {
+    let shown = all_values().into_iter().filter(|life| match *life {
         Life::Apart { old: None, .. } => true,
         Life::Apart { state, .. } => matches!(state, Idle::Reset | Idle::Init | Idle::Error),
         Life::Up { ready, flow } => {
@@ -354,7 +358,7 @@ fn independent_values_stay_independent() {
     for event in events() {
         let mut of_flow = BTreeMap::new();
         let mut of_old = BTreeMap::new();
-        for life in everything() {
+        for life in all_values() {
             let next = after(life, event);
             match (life, next) {
                 (Life::Up { ready, flow }, Life::Up { ready: r, flow: f }) => {
@@ -394,7 +398,7 @@ fn every_value_is_reachable() {
             next.extend(events().map(|event| after(life, event)));
         }
     }
-    let all = everything();
+    let all = all_values();
     for life in &all {
         assert!(seen.contains_key(&label(life)), "{life:?} cannot happen");
     }
@@ -403,7 +407,7 @@ fn every_value_is_reachable() {
 
 #[test]
 fn invariants_of_each_state() {
-    for life in everything() {
+    for life in all_values() {
         let state = life.state();
         let interest = life.rx_interest();
         assert_eq!(
@@ -431,7 +435,7 @@ fn invariants_of_each_state() {
 /// A program that changes the state itself calls `await_stream` before it drains the queue.
 #[test]
 fn await_stream_is_allowed_before_drain() {
-    for life in everything() {
+    for life in all_values() {
         let allowed = match life {
             Life::Apart {
                 state: Idle::Init | Idle::Ready { .. },
@@ -447,7 +451,7 @@ fn await_stream_is_allowed_before_drain() {
 /// The program is notified once that its queue is drained, and not before the plan is written.
 #[test]
 fn drain_is_reported_once() {
-    for life in everything() {
+    for life in all_values() {
         let notified = match life {
             Life::Up { ready, .. }
             | Life::Apart {

@@ -84,18 +84,22 @@ fn type_2_window_is_bound_and_invalidated() {
 fn only_type_1_window_is_rebound() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
-    let one = window(&mut rig, WindowType::Type1);
-    rig.post(1, SendOp::Bind(bind(one, one, &mr, 0, 8)), &[]);
-    rig.post(2, SendOp::Bind(bind(one, one ^ 1, &mr, 8, 8)), &[]);
+    let type_1 = window(&mut rig, WindowType::Type1);
+    rig.post(1, SendOp::Bind(bind(type_1, type_1, &mr, 0, 8)), &[]);
+    rig.post(2, SendOp::Bind(bind(type_1, type_1 ^ 1, &mr, 8, 8)), &[]);
     // A length of zero unbinds the window.
-    rig.post(3, SendOp::Bind(bind(one ^ 1, one ^ 2, &mr, 0, 0)), &[]);
+    rig.post(
+        3,
+        SendOp::Bind(bind(type_1 ^ 1, type_1 ^ 2, &mr, 0, 0)),
+        &[],
+    );
     rig.sent();
     assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Success));
     rig.table.deregister(Stag(mr.stag)).unwrap();
     let mr = rig.mr(64, ALL);
-    let two = window(&mut rig, WindowType::Type2);
-    rig.post(4, SendOp::Bind(bind(two, two, &mr, 0, 8)), &[]);
-    rig.post(5, SendOp::Bind(bind(two, two, &mr, 0, 8)), &[]);
+    let type_2 = window(&mut rig, WindowType::Type2);
+    rig.post(4, SendOp::Bind(bind(type_2, type_2, &mr, 0, 8)), &[]);
+    rig.post(5, SendOp::Bind(bind(type_2, type_2, &mr, 0, 8)), &[]);
     rig.sent();
     assert_eq!(
         brief(&rig.host.sends)[3..],

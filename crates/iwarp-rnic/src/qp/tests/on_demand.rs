@@ -115,10 +115,10 @@ fn pager_copies_and_reports_missing_pages() {
         .access(range(64), need, accessor, |span| span.len());
     assert_eq!(seen, missing.map(|()| 0));
     // Bounds and domains are checked first.
-    let behind = rig
+    let beyond_end = rig
         .table
         .permits((stag, START + LEN - 8, 9), need, accessor);
-    assert_eq!(behind, Err(AccessError::BaseOrBounds));
+    assert_eq!(beyond_end, Err(AccessError::BaseOrBounds));
     let other = Accessor {
         pd: PD + 1,
         ..accessor

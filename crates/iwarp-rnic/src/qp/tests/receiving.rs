@@ -221,11 +221,11 @@ fn send_is_limited_to_4_gib() {
         let mut rig = Rig::new();
         let mr = rig.mr(8, Access::LOCAL_WRITE);
         // Only elements that are written are checked.
-        let big = crate::Sge {
+        let longest_element = crate::Sge {
             len: u32::MAX,
             ..mr.sge()
         };
-        rig.recv(1, &[big, mr.sge(), big]);
+        rig.recv(1, &[longest_element, mr.sge(), longest_element]);
         let first = untagged(Opcode::SEND, 0, 1, 0, false, &[1; 8]);
         assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
         rig.qp.rx.message_off = u32::MAX - 7;
@@ -275,8 +275,8 @@ fn shared_queue_raises_limit_and_last_wqe() {
         wr_id: 1,
         sges: &[mr.sge()],
     };
-    let own = rig.qp.post_recv(&wr, &mut rig.host);
-    assert_eq!(own, Err(PostError::UsesSharedReceiveQueue));
+    let refused_post = rig.qp.post_recv(&wr, &mut rig.host);
+    assert_eq!(refused_post, Err(PostError::UsesSharedReceiveQueue));
     let mut srq = SharedReceiveQueue::new(4, 1).unwrap();
     srq.post(&wr).unwrap();
     srq.post(&RecvWr { wr_id: 2, ..wr }).unwrap();
@@ -323,10 +323,10 @@ fn held_send_uses_shared_receive() {
 #[test]
 fn shared_receive_has_all_elements() {
     const ELEMENTS: u32 = 9;
-    for own in [0, 1, ELEMENTS] {
+    for max_recv_sge in [0, 1, ELEMENTS] {
         let config = QpConfig {
             shared_receive: true,
-            max_recv_sge: own,
+            max_recv_sge,
             ..QpConfig::default()
         };
         let mut rig = Rig::with(config, STREAM);
@@ -339,9 +339,17 @@ fn shared_receive_has_all_elements() {
         };
         srq.post(&wr).unwrap();
         rig.host.srq = Some(srq);
-        assert_eq!(rig.rx_ulpdu(&send(1, &[9; 18])), RxStatus::Ok, "{own}");
-        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)], "{own}");
-        assert_eq!(rig.read(&mr), [9; 18], "{own}");
+        assert_eq!(
+            rig.rx_ulpdu(&send(1, &[9; 18])),
+            RxStatus::Ok,
+            "{max_recv_sge}"
+        );
+        assert_eq!(
+            brief(&rig.host.recvs),
+            [(1, WcStatus::Success)],
+            "{max_recv_sge}"
+        );
+        assert_eq!(rig.read(&mr), [9; 18], "{max_recv_sge}");
     }
 }
 

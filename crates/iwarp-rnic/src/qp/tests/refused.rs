@@ -229,12 +229,12 @@ fn marker_error_ends_stream() {
     let counters = rig.qp.counters();
     assert_eq!((counters.marker_errors, counters.crc_errors), (1, 0));
     // With CRCs the same octet is a CRC error.
-    let both = StreamConfig {
+    let crc_and_markers = StreamConfig {
         markers_tx: true,
         markers_rx: true,
         ..STREAM
     };
-    let mut rig = Rig::with(QpConfig::default(), both);
+    let mut rig = Rig::with(QpConfig::default(), crc_and_markers);
     let mut fpdu = rig.fpdu(&send(1, &[]));
     fpdu[3] = 8;
     assert_eq!(rig.rx(&fpdu), RxStatus::Failed);

@@ -446,8 +446,8 @@ fn null_region_discards_and_reads_zeros() {
     }
     let too_long = access(&rig, 0, 65, Access::LOCAL_WRITE, PD);
     assert_eq!(too_long, Err(AccessError::BaseOrBounds));
-    let elsewhere = access(&rig, 0, 1, Access::LOCAL_WRITE, PD + 1);
-    assert_eq!(elsewhere, Err(AccessError::NotAssociated));
+    let other_domain = access(&rig, 0, 1, Access::LOCAL_WRITE, PD + 1);
+    assert_eq!(other_domain, Err(AccessError::NotAssociated));
     // The peer also writes to the sink and reads the zeros.
     assert!(access(&rig, 9, 4, Access::REMOTE_WRITE, PD).is_ok());
     assert_eq!(rig.read(&sink)[..4], [9; 4]);

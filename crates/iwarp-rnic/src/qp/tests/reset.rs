@@ -170,8 +170,8 @@ fn reset_queue_pair_behaves_like_new() {
         assert_eq!((flags.is_empty(), len), (true, 8), "{i}");
         // An incomplete message of the old stream is not continued.
         assert!(rig.qp.fault().is_none());
-        let asks = rig.sent();
-        assert!(asks.is_empty(), "{i}");
+        let sent = rig.sent();
+        assert!(sent.is_empty(), "{i}");
         rig.post(6, SendOp::Send, &[]);
         rig.post(7, WRITE, &[mr.part(0, 8)]);
         assert!(rig.host.sends.is_empty(), "{i}: nothing is sent");

@@ -287,11 +287,11 @@ fn early_local_failure_sends_nothing() {
 #[test]
 fn rtr_read_response_is_empty() {
     for (last, payload) in [(false, &[][..]), (true, &[0; 4]), (false, &[0; 4])] {
-        let asks = StreamConfig {
+        let rtr_by_read = StreamConfig {
             rtr: Some(Rtr::Read),
             ..STREAM
         };
-        let mut rig = Rig::with(QpConfig::default(), asks);
+        let mut rig = Rig::with(QpConfig::default(), rtr_by_read);
         assert_eq!(rig.sent().len(), 1);
         let answer = tagged(Opcode::READ_RESPONSE, 1, 0, last, payload);
         assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);

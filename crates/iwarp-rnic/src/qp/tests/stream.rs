@@ -31,10 +31,10 @@ fn all_operations(stream: StreamConfig, piece: usize, len: u32) {
     );
     a.post(2, write, &[src.sge()]);
     a.post(3, SendOp::Read { remote_addr, rkey }, &[sink.sge()]);
-    let their = receive_buffer(&mut a, len);
-    a.recv(5, &[their.sge()]);
-    let back = b.mr(len, ALL);
-    b.post(4, SendOp::Send, &[back.sge()]);
+    let reply_buffer = receive_buffer(&mut a, len);
+    a.recv(5, &[reply_buffer.sge()]);
+    let reply = b.mr(len, ALL);
+    b.post(4, SendOp::Send, &[reply.sge()]);
     shuttle(&mut a, &mut b, piece);
     use WcStatus::Success;
     assert_eq!(

@@ -198,7 +198,7 @@ fn inline_data_are_summed_once() {
 fn responses_are_summed_once() {
     let cases = [(false, 1460), (false, 65_000), (true, 1460)];
     for ((markers, emss), (crc32c, _, copying)) in
-        cases.into_iter().flat_map(|c| CRCS.map(|way| (c, way)))
+        cases.into_iter().flat_map(|c| CRCS.map(|crc| (c, crc)))
     {
         for len in [8, 5000, 150_000] {
             let mut rig = rig(markers, emss, false);

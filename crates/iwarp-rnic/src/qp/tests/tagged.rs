@@ -396,8 +396,8 @@ fn receive_is_returned_after_last_use() {
     assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
     // This also applies to a rendezvous request, whose headers are needed later.
     post_tag(&mut rig, 2, 8, &[target.sge()]);
-    let asks = request(8, source.at, source.stag, 32);
-    assert_eq!(rig.rx_ulpdu(&send(2, &asks)), RxStatus::Ok);
+    let rendezvous_request = request(8, source.at, source.stag, 32);
+    assert_eq!(rig.rx_ulpdu(&send(2, &rendezvous_request)), RxStatus::Ok);
     assert_eq!(rig.host.recvs[1].tag(), Some((8, 0xabcd_0123)));
     let sent = rig.sent();
     let read = ReadRequest::parse(&sent[0].1).unwrap();
@@ -529,8 +529,11 @@ fn every_rendezvous_sender_is_notified() {
         assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
     };
     begin(&mut rig, 1);
-    let (_, asks) = &rig.sent()[0];
-    answer(&mut rig, ReadRequest::parse(asks).unwrap().sink_stag.0);
+    let (_, rendezvous_request) = &rig.sent()[0];
+    answer(
+        &mut rig,
+        ReadRequest::parse(rendezvous_request).unwrap().sink_stag.0,
+    );
     // One message is waiting to be sent. As many Reads as possible follow it in one plan.
     for msn in 2..=MANY {
         begin(&mut rig, msn);
@@ -540,8 +543,8 @@ fn every_rendezvous_sender_is_notified() {
         assert_eq!(rig.fill(), TxFill::Ready);
         for (header, body) in rig.plan_segments() {
             match ReadRequest::parse(&body) {
-                Some(asks) if header.opcode() == Opcode::READ_REQUEST => {
-                    answer(&mut rig, asks.sink_stag.0);
+                Some(rendezvous_request) if header.opcode() == Opcode::READ_REQUEST => {
+                    answer(&mut rig, rendezvous_request.sink_stag.0);
                 }
                 _ => finished += 1,
             }

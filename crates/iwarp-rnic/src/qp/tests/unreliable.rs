@@ -158,8 +158,8 @@ fn dropped_payload_is_not_counted() {
     let write = |to: u64, last: bool| tagged(Opcode::WRITE, mr.stag, mr.at + to, last, &[9; 4]);
     let begin = untagged(Opcode::SEND, 0, 2, 0, false, b"ab");
     let end = untagged(Opcode::SEND, 0, 2, 2, true, b"cd");
-    for lost in [send(1, b"lost"), begin, end, write(14, true)] {
-        assert_eq!(rig.rx_ulpdu(&lost), RxStatus::Ok);
+    for dropped in [send(1, b"lost"), begin, end, write(14, true)] {
+        assert_eq!(rig.rx_ulpdu(&dropped), RxStatus::Ok);
         assert_eq!(placed(&rig), 0);
     }
     // A Write of two segments, of which the first is placed.

@@ -147,9 +147,12 @@ fn recorded_vectors_are_reproduced() {
         for seed in 0..count {
             for (end, seen) in run(seed).iter().enumerate() {
                 let now = format!("{kind} {seed}.{end} {}", seen.line());
-                let then = recorded.next().unwrap_or_default();
-                if now != then {
-                    differences.push(format!("then {then}\n now {now}\n     {:?}", seen.counters));
+                let recorded_line = recorded.next().unwrap_or_default();
+                if now != recorded_line {
+                    differences.push(format!(
+                        "then {recorded_line}\n now {now}\n     {:?}",
+                        seen.counters
+                    ));
                 }
             }
         }

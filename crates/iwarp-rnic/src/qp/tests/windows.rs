@@ -70,8 +70,8 @@ fn region_is_free_after_last_window() {
                 .table
                 .permits((mw, mr.at, 1), Access::REMOTE_READ, accessor);
             // The window may have been bound to other memory.
-            let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
-            assert!(lost.contains(&access.unwrap_err()));
+            let errors = [AccessError::InvalidStag, AccessError::BaseOrBounds];
+            assert!(errors.contains(&access.unwrap_err()));
             if mw == second && ty == WindowType::Type2 {
                 // Each message of the peer is the first message of a new stream.
                 rig.qp
@@ -205,8 +205,8 @@ fn window_types_differ_in_scope() {
             assert_eq!(access(accessor), Ok(()));
             let refused = Err(AccessError::NotAssociated);
             assert_eq!(access(foreign), refused);
-            let alone = ty == WindowType::Type2;
-            assert_eq!(access(other), if alone { refused } else { Ok(()) });
+            let is_bound_to_qp = ty == WindowType::Type2;
+            assert_eq!(access(other), if is_bound_to_qp { refused } else { Ok(()) });
             // The key of a zero-length access is not checked.
             let nothing = rig.table.permits((mw, mr.at, 0), right, foreign);
             assert_eq!(nothing, Ok(()));
