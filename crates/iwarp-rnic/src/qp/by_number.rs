@@ -224,7 +224,7 @@ impl QueuePair {
                 Some(_) if own_retries != notified_retries && self.is_by_number() => {
                     Some(Note::Retries(own_retries))
                 }
-                Some(slot) => match self.queue_to_note(slot) {
+                Some(slot) => match self.queue_to_announce(slot) {
                     Some(number) => Some(Note::Queue(number)),
                     None => None,
                 },

@@ -48,18 +48,18 @@ impl QueuePair {
         visit: &mut impl FnMut(Run<'t>),
     ) -> usize {
         // One run is reserved for staging.
-        let mut left = plan.max_runs.saturating_sub(1);
+        let mut runs_left = plan.max_runs.saturating_sub(1);
         let mut direct = 0usize;
         let (places, accessor) = (self.places(memory), self.accessor());
         let users = &mut plan.users;
         let _ = places.for_each_range(d.target, d.placed, wanted, |stag, to, len, need| {
-            if left == 0 {
+            if runs_left == 0 {
                 return Ok(());
             }
             // The list has room for all elements of a request.
             if let Some(span) = users.check(memory, (stag, to, len), need, accessor)? {
-                for fragment in span.fragments().take(left) {
-                    left = left.wrapping_sub(1);
+                for fragment in span.fragments().take(runs_left) {
+                    runs_left = runs_left.wrapping_sub(1);
                     direct = direct.saturating_add(fragment.len());
                     visit(Run::memory(fragment));
                 }

@@ -258,7 +258,7 @@ impl QueuePair {
     }
 
     /// Returns the number of octets before the length field of the next FPDU.
-    const fn lead(&self) -> usize {
+    const fn octets_before_length(&self) -> usize {
         if self.rx.markers && self.rx.clock.next_marker_in() == 0 {
             MARKER_LEN
         } else {
@@ -270,7 +270,9 @@ impl QueuePair {
     /// field has arrived.
     fn fpdu_at(&self, octets: &[u8]) -> Option<(usize, usize)> {
         // FPDUs start at multiples of four, so no marker splits the length field.
-        let len_field = octets.get(self.lead()..)?.first_chunk::<MPA_LEN_FIELD>()?;
+        let len_field = octets
+            .get(self.octets_before_length()..)?
+            .first_chunk::<MPA_LEN_FIELD>()?;
         let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
         let total = if self.rx.markers {
             fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len)
@@ -286,7 +288,7 @@ impl QueuePair {
         let needed = match (&self.rx.direct, self.fpdu_at(arrived)) {
             (Some(direct), _) => direct.rest(),
             (None, Some((_, total))) => total,
-            (None, None) => self.lead().wrapping_add(MPA_LEN_FIELD),
+            (None, None) => self.octets_before_length().wrapping_add(MPA_LEN_FIELD),
         };
         needed.saturating_sub(arrived.len())
     }

@@ -95,7 +95,7 @@ impl QueuePair {
 
     /// Returns the number of the shared receive queue to announce before this request.
     #[inline]
-    pub(super) const fn queue_to_note(&self, slot: &Slot) -> Option<u32> {
+    pub(super) const fn queue_to_announce(&self, slot: &Slot) -> Option<u32> {
         match slot.srq {
             same if same == self.xrc.announced => None,
             0 if !slot.op.takes_receive() => None,
@@ -106,7 +106,7 @@ impl QueuePair {
     /// Returns `true` if a request needs a note, and earlier Reads or atomics are unanswered.
     #[inline]
     pub(super) fn waits_for_queue_note(&self, slot: &Slot) -> bool {
-        self.queue_to_note(slot).is_some() && self.awaits_answers()
+        self.queue_to_announce(slot).is_some() && self.awaits_answers()
     }
 
     /// Handles the peer's note that selects a shared receive queue. An unknown number is refused
@@ -130,8 +130,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Refuses a message that can never get a receive: its shared receive queue does not exist (any
-    /// more), or this end receives nothing.
+    /// Refuses a message that can never get a receive, because its shared receive queue does not
+    /// exist or this end receives nothing.
     #[cold]
     pub(super) fn check_queue<H: Host>(&self, host: &mut H) -> Result<(), Refusal> {
         match self.xrc.end {

@@ -20,8 +20,8 @@ const LIMITS: Limits = Limits {
     speak_first: Some(Duration::from_millis(6)),
 };
 const BEGIN: Time = Time::from_nanos(1_000);
-const OCTETS: &[u8] = b"data of the initiator!!";
-const ANSWER: &[u8] = b"data of the responder!!!!!";
+const INITIATOR_DATA: &[u8] = b"data of the initiator!!";
+const RESPONDER_DATA: &[u8] = b"data of the responder!!!!!";
 /// Octets that follow a frame.
 const FPDU: &[u8] = &[0xAA; 40];
 
@@ -59,7 +59,7 @@ fn at_second(seconds: u64) -> Time {
 }
 
 fn initiator_awaiting_reply(params: LocalParams) -> Initiator {
-    let mut initiator = Initiator::new(params, OCTETS, LIMITS).unwrap();
+    let mut initiator = Initiator::new(params, INITIATOR_DATA, LIMITS).unwrap();
     initiator.connecting(BEGIN);
     initiator.request_sent(BEGIN);
     initiator
@@ -83,13 +83,16 @@ fn responder_with_request(params: LocalParams) -> Responder {
 
 fn reply_to(params: LocalParams) -> Vec<u8> {
     let mut responder = responder_with_request(params);
-    responder.accept(&peer_to_peer(), ANSWER).unwrap().unwrap();
+    responder
+        .accept(&peer_to_peer(), RESPONDER_DATA)
+        .unwrap()
+        .unwrap();
     responder.reply().to_vec()
 }
 
 fn rejection_for(params: LocalParams) -> Vec<u8> {
     let mut responder = responder_with_request(params);
-    assert!(responder.reject(ANSWER));
+    assert!(responder.reject(RESPONDER_DATA));
     responder.reply().to_vec()
 }
 
@@ -157,7 +160,10 @@ fn reply_arrives_in_any_portions() {
                 };
                 assert_eq!(side.agreed(), Some(agreed));
                 assert_eq!(agreed.peer_to_peer, params == peer_to_peer());
-                assert_eq!((side.private_data(), side.poll_at()), (ANSWER, None));
+                assert_eq!(
+                    (side.private_data(), side.poll_at()),
+                    (RESPONDER_DATA, None)
+                );
             },
         );
         pass_in_portions(
@@ -165,7 +171,7 @@ fn reply_arrives_in_any_portions() {
             &rejection_for(params),
             |side, outcome| {
                 assert!(matches!(outcome, Outcome::Rejected { .. }));
-                assert_eq!((side.private_data(), side.agreed()), (ANSWER, None));
+                assert_eq!((side.private_data(), side.agreed()), (RESPONDER_DATA, None));
                 assert_eq!(side.poll_at(), None);
             },
         );
@@ -180,7 +186,10 @@ fn request_arrives_in_any_portions() {
             let pending = side.request().unwrap();
             assert_eq!(pending.enhanced(), params.revision == 2);
             assert_eq!(pending.peer_to_peer(), params == peer_to_peer());
-            assert_eq!((side.private_data(), side.poll_at()), (OCTETS, None));
+            assert_eq!(
+                (side.private_data(), side.poll_at()),
+                (INITIATOR_DATA, None)
+            );
         });
     }
 }
@@ -291,7 +300,7 @@ fn insufficient_ird_ends_with_terminate() {
 
 #[test]
 fn nothing_is_read_before_request() {
-    let mut initiator = Initiator::new(peer_to_peer(), OCTETS, LIMITS).unwrap();
+    let mut initiator = Initiator::new(peer_to_peer(), INITIATOR_DATA, LIMITS).unwrap();
     assert_eq!((initiator.wanted(), initiator.poll_at()), (0, None));
     let received = initiator.received(&reply_to(peer_to_peer())).unwrap();
     assert_eq!((received.consumed, received.outcome), (0, None));
@@ -322,7 +331,7 @@ fn private_data_too_long_is_refused() {
 
 #[test]
 fn connect_times_out() {
-    let mut initiator = Initiator::new(plain(), OCTETS, LIMITS).unwrap();
+    let mut initiator = Initiator::new(plain(), INITIATOR_DATA, LIMITS).unwrap();
     assert_eq!(initiator.on_time(Time::NEVER, || false), Ok(()));
     initiator.connecting(BEGIN);
     let at = initiator.poll_at().unwrap();
@@ -364,7 +373,7 @@ fn short_reply_limit_needs_no_acknowledgement() {
         connect: LIMITS.reply,
         ..LIMITS
     };
-    let mut initiator = Initiator::new(plain(), OCTETS, limits).unwrap();
+    let mut initiator = Initiator::new(plain(), INITIATOR_DATA, limits).unwrap();
     initiator.request_sent(BEGIN);
     assert_eq!(initiator.poll_at(), Some(at_second(20)));
     assert_eq!(initiator.on_time(at_second(19), || false), Ok(()));
@@ -439,7 +448,7 @@ fn close_ends_each_responder_step() {
     assert_eq!(begun.peer_closed(), closed(true));
     let mut responder = responder_with_request(peer_to_peer());
     assert_eq!(responder.clone().peer_closed(), closed(true));
-    let _ = responder.accept(&peer_to_peer(), ANSWER);
+    let _ = responder.accept(&peer_to_peer(), RESPONDER_DATA);
     assert_eq!(responder.clone().peer_closed(), closed(true));
     responder.reply_sent(BEGIN);
     assert_eq!(responder.clone().peer_closed(), closed(true));
@@ -447,7 +456,7 @@ fn close_ends_each_responder_step() {
     assert_eq!(responder.peer_closed(), Ok(()));
     assert!(responder.agreed().is_some());
     let mut rejecting = responder_with_request(peer_to_peer());
-    assert!(rejecting.reject(ANSWER));
+    assert!(rejecting.reject(RESPONDER_DATA));
     assert_eq!(rejecting.clone().peer_closed(), closed(true));
     rejecting.reply_sent(BEGIN);
     assert_eq!(rejecting.peer_closed(), Ok(()));
@@ -458,13 +467,21 @@ fn close_ends_each_responder_step() {
 fn program_may_take_any_time() {
     let mut responder = responder_with_request(peer_to_peer());
     assert_eq!(responder.on_time(Time::NEVER), Ok(()));
-    assert!(responder.accept(&peer_to_peer(), ANSWER).unwrap().is_some());
+    assert!(
+        responder
+            .accept(&peer_to_peer(), RESPONDER_DATA)
+            .unwrap()
+            .is_some()
+    );
 }
 
 #[test]
 fn first_fpdu_times_out() {
     let mut responder = responder_with_request(peer_to_peer());
-    let agreed = responder.accept(&peer_to_peer(), ANSWER).unwrap().unwrap();
+    let agreed = responder
+        .accept(&peer_to_peer(), RESPONDER_DATA)
+        .unwrap()
+        .unwrap();
     assert_eq!((agreed.rtr, responder.poll_at()), (Some(Rtr::Write), None));
     responder.reply_sent(BEGIN);
     assert_eq!(responder.poll_at(), Some(at_second(4)));
@@ -487,7 +504,7 @@ fn first_fpdu_times_out() {
 fn client_server_needs_no_first_fpdu() {
     for params in [plain(), client_server()] {
         let mut responder = responder_with_request(params);
-        let _ = responder.accept(&peer_to_peer(), ANSWER);
+        let _ = responder.accept(&peer_to_peer(), RESPONDER_DATA);
         responder.reply_sent(BEGIN);
         assert!(responder.agreed().is_some() && responder.poll_at().is_none());
     }
@@ -496,7 +513,7 @@ fn client_server_needs_no_first_fpdu() {
 #[test]
 fn rejected_initiator_has_time_to_close() {
     let mut responder = responder_with_request(peer_to_peer());
-    assert!(responder.reject(ANSWER));
+    assert!(responder.reject(RESPONDER_DATA));
     assert_eq!(responder.poll_at(), None);
     responder.reply_sent(BEGIN);
     assert_eq!(
@@ -514,15 +531,20 @@ fn rejected_initiator_has_time_to_close() {
 #[test]
 fn decision_needs_request_and_is_final() {
     let mut responder = waiting_responder();
-    assert_eq!(responder.accept(&peer_to_peer(), ANSWER), Ok(None));
-    assert!(!responder.reject(ANSWER) && responder.reply().is_empty());
+    assert_eq!(responder.accept(&peer_to_peer(), RESPONDER_DATA), Ok(None));
+    assert!(!responder.reject(RESPONDER_DATA) && responder.reply().is_empty());
     responder.reply_sent(BEGIN);
     responder.fpdu_arrived();
     assert_eq!((responder.wanted(), responder.agreed()), (20, None));
     let mut responder = responder_with_request(plain());
-    assert!(responder.accept(&plain(), ANSWER).unwrap().is_some());
-    assert_eq!(responder.accept(&plain(), ANSWER), Ok(None));
-    assert!(!responder.reject(ANSWER));
+    assert!(
+        responder
+            .accept(&plain(), RESPONDER_DATA)
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(responder.accept(&plain(), RESPONDER_DATA), Ok(None));
+    assert!(!responder.reject(RESPONDER_DATA));
 }
 
 #[test]
@@ -533,7 +555,10 @@ fn stream_times_follow_model() {
         (client_server(), LIMITS.speak_first, None),
     ] {
         let mut responder = responder_with_request(params);
-        let agreed = responder.accept(&peer_to_peer(), ANSWER).unwrap().unwrap();
+        let agreed = responder
+            .accept(&peer_to_peer(), RESPONDER_DATA)
+            .unwrap()
+            .unwrap();
         let stream = LIMITS.stream(&agreed, false, 1460, reminders);
         let times = StreamTimes {
             reminders,

@@ -11,11 +11,11 @@ impl Life {
     /// Changes the state, as permitted by [`State::may_become`].
     pub(in crate::qp) const fn modify(&mut self, to: State) {
         let ready = match to {
-            State::Reset => return self.apart(Idle::Reset),
+            State::Reset => return self.give_up_stream(Idle::Reset),
             State::Error => {
                 // A stream that is already ending is not affected: a Terminate may still be due.
                 if !matches!(self, Self::Ending { .. }) {
-                    self.apart(Idle::Error);
+                    self.give_up_stream(Idle::Error);
                 }
                 return;
             }
@@ -130,7 +130,7 @@ impl Life {
     /// Gives up the stream and enters ERR; a queue pair in RESET stays in RESET.
     pub(in crate::qp) const fn abandon(&mut self) {
         if !matches!(self.state(), State::Reset) {
-            self.apart(Idle::Error);
+            self.give_up_stream(Idle::Error);
         }
     }
 
@@ -144,7 +144,7 @@ impl Life {
 
     /// Gives up the stream without writing more to it. TCP still delivers the octets written so
     /// far, because their requests may have completed.
-    const fn apart(&mut self, state: Idle) {
+    const fn give_up_stream(&mut self, state: Idle) {
         let old = match *self {
             Self::Apart { old, .. } => old,
             Self::Up { .. } | Self::Ending { .. } => Some(Old::Leave {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
 
-fn sized(depth: u32, completions: u32) -> QpConfig {
+fn config_of_size(depth: u32, completions: u32) -> QpConfig {
     QpConfig {
         max_send_wr: depth,
         max_recv_wr: depth,
@@ -45,7 +45,7 @@ fn complete_all(rig: &mut Rig, most: usize) {
 #[test]
 fn small_plan_loses_no_message() {
     for (messages, cuts, aligned) in [(1, 64, None), (3, 64, None), (64, 1, Some(1460))] {
-        let mut rig = Rig::with(sized(16, 64), STREAM);
+        let mut rig = Rig::with(config_of_size(16, 64), STREAM);
         let mr = rig.mr(4096, ALL);
         rig.plan = TxPlan::with(TxSizes {
             messages,
@@ -82,7 +82,7 @@ fn small_plan_loses_no_message() {
 #[test]
 fn fault_flushes_in_steps() {
     let budget = Budget::default().completions;
-    let mut rig = Rig::with(sized(MAX_QP_WR, budget), STREAM);
+    let mut rig = Rig::with(config_of_size(MAX_QP_WR, budget), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..u64::from(MAX_QP_WR) {
         rig.recv(i, &[mr.part(0, 8)]);
@@ -101,7 +101,7 @@ fn fault_flushes_in_steps() {
 /// Requests posted in ERR complete after those still to be flushed, even if the queue was full.
 #[test]
 fn requests_posted_during_flush_complete() {
-    let mut rig = Rig::with(sized(4, 1), STREAM);
+    let mut rig = Rig::with(config_of_size(4, 1), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..4 {
         rig.recv(i, &[mr.part(0, 8)]);
@@ -125,7 +125,7 @@ fn requests_posted_during_flush_complete() {
 
 #[test]
 fn reset_drops_unflushed_requests() {
-    let mut rig = Rig::with(sized(4, 1), STREAM);
+    let mut rig = Rig::with(config_of_size(4, 1), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..4 {
         rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
@@ -147,7 +147,7 @@ fn reset_drops_unflushed_requests() {
 fn last_receive_precedes_event() {
     let config = QpConfig {
         shared_receive: true,
-        ..sized(8, 1)
+        ..config_of_size(8, 1)
     };
     let mut rig = Rig::with(config, STREAM);
     let mr = rig.mr(64, ALL);
@@ -191,17 +191,17 @@ fn answer_first_of_200(rig: &mut Rig) {
     assert!(rig.host.sends.len() < 100 && rig.qp.completions_due());
 }
 
-/// Requests that are done succeed even if they are reported after the end of the stream, also on
-/// the next stream of the queue pair.
+/// Requests that are done succeed even if their completions are written after the end of the
+/// stream, also on the next stream of the queue pair.
 #[test]
 fn done_requests_are_not_flushed() {
-    let mut rig = Rig::with(sized(200, 10), STREAM);
+    let mut rig = Rig::with(config_of_size(200, 10), STREAM);
     for round in 0..2 {
         answer_first_of_200(&mut rig);
         rig.qp.stream_failed(&mut rig.host);
         complete_all(&mut rig, 10);
         let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
-        assert_eq!(brief(&rig.host.sends), all, "epoch {round}");
+        assert_eq!(brief(&rig.host.sends), all, "round {round}");
         // A flushed request on another stream must not affect the stream after that.
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.start(STREAM);
@@ -215,7 +215,7 @@ fn done_requests_are_not_flushed() {
 
 #[test]
 fn response_completes_in_steps() {
-    let mut rig = Rig::with(sized(200, 10), STREAM);
+    let mut rig = Rig::with(config_of_size(200, 10), STREAM);
     answer_first_of_200(&mut rig);
     complete_all(&mut rig, 10);
     let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
@@ -224,7 +224,7 @@ fn response_completes_in_steps() {
 
 #[test]
 fn sq_drained_follows_last_completion() {
-    let mut rig = Rig::with(sized(100, 10), STREAM);
+    let mut rig = Rig::with(config_of_size(100, 10), STREAM);
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -294,7 +294,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Returns the completions of a queue pair with this budget. The stream ends with a Terminate
 /// without a header, or a reset.
 fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> {
-    let mut rig = Rig::fresh(sized(64, budget));
+    let mut rig = Rig::fresh(config_of_size(64, budget));
     if placed {
         rig.qp.complete_when_placed();
     }
@@ -378,7 +378,7 @@ fn run_local_requests(rig: &mut Rig, most: usize) {
 #[test]
 fn local_requests_run_in_steps() {
     for initiator in [true, false] {
-        let mut config = sized(64, 1);
+        let mut config = config_of_size(64, 1);
         config.budget.local_requests = 3;
         let stream = StreamConfig {
             initiator,
@@ -415,7 +415,7 @@ fn local_requests_run_in_steps() {
 #[test]
 fn refused_request_is_searched_in_steps() {
     for by_header in [true, false] {
-        let mut rig = Rig::fresh(sized(MAX_QP_WR, 100));
+        let mut rig = Rig::fresh(config_of_size(MAX_QP_WR, 100));
         rig.qp.complete_when_placed();
         rig.start(STREAM);
         let mr = rig.mr(64, ALL);

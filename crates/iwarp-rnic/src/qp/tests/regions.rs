@@ -80,7 +80,7 @@ fn region_invalidation_needs_protection_domain() {
 fn ordinary_regions_need_no_user() {
     let mut rig = Rig::new();
     let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
-    let registered = fast_region(&mut rig, 0, 64, ALL);
+    let fast_mr = fast_region(&mut rig, 0, 64, ALL);
     let mw = window(&mut rig, &mr, mr.at, 64);
     let need = Access::REMOTE_READ;
     let ordinary = |stag, at, len| {
@@ -92,10 +92,10 @@ fn ordinary_regions_need_no_user() {
     assert_eq!(ordinary(mr.stag, mr.at, 64), Some(64));
     assert_eq!(ordinary(mr.stag, mr.at + 63, 1), Some(1));
     assert_eq!(ordinary(mr.stag, mr.at, 65), None);
-    assert_eq!(ordinary(registered.stag, BASE, 64), None);
+    assert_eq!(ordinary(fast_mr.stag, BASE, 64), None);
     assert_eq!(ordinary(mw, mr.at, 64), None);
     // Counted accesses are allowed.
-    for (stag, at) in [(registered.stag, BASE), (mw, mr.at)] {
+    for (stag, at) in [(fast_mr.stag, BASE), (mw, mr.at)] {
         assert_eq!(
             rig.table.permits((Stag(stag), at, 64), need, accessor),
             Ok(())
