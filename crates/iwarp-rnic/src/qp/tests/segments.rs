@@ -127,14 +127,14 @@ fn segments_share_fields() {
     let mut rest = &sent[..];
     let mut fields = Vec::new();
     for start in [1000, 0, 0] {
-        let one = message(rest);
-        assert_eq!(one.len(), 4);
-        assert_one_message(one, 2000, start);
-        fields.push(match one[0].0 {
+        let segments = message(rest);
+        assert_eq!(segments.len(), 4);
+        assert_one_message(segments, 2000, start);
+        fields.push(match segments[0].0 {
             Header::Tagged(h) => (h.opcode, h.stag, 0, 0),
             Header::Untagged(h) => (h.opcode, h.invalidate_stag, h.qn, h.msn),
         });
-        rest = &rest[one.len()..];
+        rest = &rest[segments.len()..];
     }
     assert!(rest.is_empty());
     assert_eq!(
@@ -303,7 +303,7 @@ fn new_mulpdu_keeps_planned_fpdus() {
     rig.post(1, SendOp::Send, &[mr.sge()]);
     rig.post(2, SendOp::Send, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
-    // The path changes before anything is written: the plan keeps its FPDUs of 1460 octets.
+    // The path MTU changes before anything is written: the plan keeps its FPDUs of 1460 octets.
     let planned = rig.plan.len();
     rig.qp.set_emss(536);
     let octets = rig.octets_out();

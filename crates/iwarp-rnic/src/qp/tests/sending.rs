@@ -408,17 +408,17 @@ fn invalid_requests_are_refused() {
     };
     let mut rig = Rig::fresh(config);
     let empty = SendFlags::empty();
-    let state = rig.try_post(1, SendOp::Send, empty, &[]);
-    assert_eq!(state, Err(PostError::InvalidState));
+    let in_reset = rig.try_post(1, SendOp::Send, empty, &[]);
+    assert_eq!(in_reset, Err(PostError::InvalidState));
     rig.start(STREAM);
     let mr = rig.mr(8, ALL);
-    let two = [mr.sge(), mr.sge()];
-    let sges = rig.try_post(1, SendOp::Send, empty, &two);
-    assert_eq!(sges, Err(PostError::TooManySges));
+    let two_elements = [mr.sge(), mr.sge()];
+    let too_many = rig.try_post(1, SendOp::Send, empty, &two_elements);
+    assert_eq!(too_many, Err(PostError::TooManySges));
     let mut long = mr.sge();
     long.len = (1 << 31) + 1;
-    let length = rig.try_post(1, SendOp::Send, empty, &[long]);
-    assert_eq!(length, Err(PostError::MessageTooLong));
+    let too_long = rig.try_post(1, SendOp::Send, empty, &[long]);
+    assert_eq!(too_long, Err(PostError::MessageTooLong));
     let add = SendOp::FetchAdd {
         remote_addr: 0,
         rkey: 1,

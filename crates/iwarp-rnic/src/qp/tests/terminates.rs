@@ -20,7 +20,7 @@ fn read_of(mr: &Mr) -> SendOp {
 }
 
 /// Returns a rig with three Reads in flight and a Send that was sent.
-fn busy() -> (Rig, Vec<ReadRequest>) {
+fn rig_with_reads() -> (Rig, Vec<ReadRequest>) {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     for id in 1..=3 {
@@ -68,7 +68,7 @@ fn terminate_fails_its_read() {
     for (code, status) in cases {
         // Some peers return the right sink with a wrong sequence number.
         for (by_sink, msn) in [(true, 2), (true, 1), (true, 3), (true, 9), (false, 2)] {
-            let (mut rig, requests) = busy();
+            let (mut rig, requests) = rig_with_reads();
             let header = Header::Untagged(UntaggedHeader {
                 last: true,
                 opcode: Opcode::READ_REQUEST,
@@ -105,7 +105,7 @@ fn terminate_fails_its_read() {
 
 #[test]
 fn siw_terminate_is_understood() {
-    let (mut rig, requests) = busy();
+    let (mut rig, requests) = rig_with_reads();
     let t = Terminate {
         code: Code::RDMAP_INVALID_STAG,
         ddp_segment_len: Some(46),
@@ -126,8 +126,8 @@ fn siw_terminate_is_understood() {
     assert_eq!(rig.host.sends[0].status, WcStatus::RemoteAccess);
 }
 
-/// Returns a Terminate about a request on queue 1, with its number and the request itself.
-fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Terminate {
+/// Returns a Terminate that refers to message `msn` on queue `qn`, and contains `request`.
+fn terminate_about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Terminate {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
         opcode: match qn {
@@ -151,8 +151,8 @@ fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Termina
 #[test]
 fn terminate_about_send_blames_no_read() {
     for msn in 1..=3 {
-        let (mut rig, _) = busy();
-        let t = about(Code::DDP_UNTAGGED_NO_BUFFER, 0, msn, None);
+        let (mut rig, _) = rig_with_reads();
+        let t = terminate_about(Code::DDP_UNTAGGED_NO_BUFFER, 0, msn, None);
         receive_terminate(&mut rig, &terminate_octets(&t));
         rig.assert_ended(Blame::PeerTerminated, t.code);
         assert_eq!(
@@ -186,7 +186,7 @@ fn atomic_is_found_by_msn() {
             source_stag: Stag(7),
             source_to: 0x1000,
         });
-        let t = about(Code::RDMAP_ACCESS, 1, 3, request);
+        let t = terminate_about(Code::RDMAP_ACCESS, 1, 3, request);
         receive_terminate(&mut rig, &terminate_octets(&t));
         use WcStatus::{Flushed, RemoteAccess};
         assert_eq!(
@@ -291,7 +291,7 @@ fn empty_terminate_flushes_everything() {
     //= type=test
     //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
     for octets in [&[0x02, 0x02, 0, 0][..], &[], &[1]] {
-        let (mut rig, _) = busy();
+        let (mut rig, _) = rig_with_reads();
         receive_terminate(&mut rig, octets);
         assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
         assert_eq!(rig.host.sends.len(), 4);
@@ -368,7 +368,7 @@ fn injected_faults_act_like_real_ones() {
         ),
     ];
     for (inject, blame, code, events) in cases {
-        let (mut rig, _) = busy();
+        let (mut rig, _) = rig_with_reads();
         inject(&mut rig);
         rig.assert_ended(blame, code);
         assert_eq!(rig.qp.take_events(), events, "{code:?}");
@@ -401,7 +401,7 @@ fn first_fault_is_kept() {
     ];
     for first in ends {
         for second in ends {
-            let (mut rig, _) = busy();
+            let (mut rig, _) = rig_with_reads();
             first(&mut rig);
             let reason = rig.qp.fault();
             assert!(reason.is_some());
@@ -454,7 +454,7 @@ fn wrong_responses_fail_request() {
         ),
     ];
     for (make, code) in cases {
-        let (mut rig, requests) = busy();
+        let (mut rig, requests) = rig_with_reads();
         let ulpdu = make(requests[0].sink_stag.0);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
         rig.assert_ended(Blame::Peer, code);

@@ -259,11 +259,11 @@ fn unreadable_word_refuses_atomic() {
 
 /// Returns a rig whose driver has written `written` octets of a plan, but could not read the memory
 /// for the rest. The plan consists of a large message between small ones, or of two large
-/// responses (`answers`).
-fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
+/// responses (`is_responses`).
+fn unreadable_plan(is_responses: bool, written: usize) -> (Rig, Vec<u8>) {
     let mut rig = rig(false, false, false, 65_000);
     let mr = rig.mr(50_000, ALL);
-    if answers {
+    if is_responses {
         for (msn, sink) in [(1, 8), (2, 9)] {
             let body = read_request(sink, 50_000, mr.stag, mr.at);
             let request = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
@@ -289,8 +289,8 @@ fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
 /// gets a Terminate.
 #[test]
 fn unreadable_plan_fails_its_owner() {
-    let small = 2 + 14 + 10 + 4 + 2;
-    for written in [0, small] {
+    let first_fpdu_len = 2 + 14 + 10 + 4 + 2;
+    for written in [0, first_fpdu_len] {
         let (mut rig, _) = unreadable_plan(false, written);
         assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
         let first = match written {
@@ -315,10 +315,10 @@ fn unreadable_plan_fails_its_owner() {
 /// The plan contains only the beginning of a message, whose memory is unmapped.
 #[test]
 fn unreadable_beginning_fails_its_message() {
-    for answers in [false, true] {
+    for is_responses in [false, true] {
         let mut rig = rig(false, false, false, 32_768);
         let mr = rig.mr(65_536, ALL);
-        if answers {
+        if is_responses {
             let body = read_request(9, 65_536, mr.stag, mr.at);
             let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
             assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
@@ -330,7 +330,7 @@ fn unreadable_beginning_fails_its_message() {
         unmapped::unmap(0, 0);
         assert!(!rig.plan.has_terminate() && rig.plan.len() > 60_000);
         rig.qp.tx_unreadable(&mut rig.plan, &mut rig.host);
-        let code = match answers {
+        let code = match is_responses {
             true => Code::RDMAP_BASE_BOUNDS,
             false => Code::RDMAP_LOCAL_CATASTROPHIC,
         };
@@ -338,7 +338,7 @@ fn unreadable_beginning_fails_its_message() {
         assert_eq!(sent.len(), 1);
         let terminate = iwarp_proto::rdmap::Terminate::parse(&sent[0].1).unwrap().0;
         assert_eq!(terminate.code, code);
-        let failed = (!answers).then_some((1, WcStatus::LocalProtection));
+        let failed = (!is_responses).then_some((1, WcStatus::LocalProtection));
         assert!(brief(&rig.host.sends).into_iter().eq(failed));
     }
 }
@@ -346,8 +346,8 @@ fn unreadable_beginning_fails_its_message() {
 /// Inside an FPDU no Terminate can be sent, so the stream is to be reset.
 #[test]
 fn unreadable_plan_cuts_stream() {
-    for answers in [false, true] {
-        let (mut rig, _) = unreadable_plan(answers, 1000);
+    for is_responses in [false, true] {
+        let (mut rig, _) = unreadable_plan(is_responses, 1000);
         assert!(rig.octets_out().is_empty());
         assert_eq!(rig.qp.state(), State::Error);
         let wish = rig.qp.stream_wish();

@@ -143,11 +143,11 @@ fn note_precedes_change_of_queue() {
 fn write_immediate_uses_selected_queue() {
     let (mut a, mut b) = initiator_and_target();
     let from = a.mr(64, Access::LOCAL_WRITE);
-    let own_domain = b.mr_in(PD + 1, 64, ALL);
-    post_srq(&mut b, 11, 7, &own_domain);
+    let target = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 7, &target);
     let op = SendOp::WriteImm {
-        remote_addr: own_domain.at,
-        rkey: own_domain.stag,
+        remote_addr: target.at,
+        rkey: target.stag,
         imm: 3,
     };
     post(&mut a, 1, op, 11, &from);
@@ -161,13 +161,13 @@ fn write_immediate_uses_selected_queue() {
 /// receives.
 #[test]
 fn other_protection_domain_is_refused() {
-    for (number, good) in [(10, false), (11, true)] {
+    for (number, accepted) in [(10, false), (11, true)] {
         let (mut a, mut b) = initiator_and_target();
         let from = a.mr(64, Access::LOCAL_WRITE);
         let other_domain = b.mr_in(PD + 1, 64, ALL);
         post(&mut a, 1, write_to(&other_domain), number, &from);
         shuttle(&mut a, &mut b, 1000);
-        match good {
+        match accepted {
             true => assert_eq!(b.qp.state(), State::Rts),
             false => b.assert_ended(Blame::Peer, Code::DDP_TAGGED_NOT_ASSOCIATED),
         }
