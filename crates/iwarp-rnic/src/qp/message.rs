@@ -31,7 +31,7 @@ pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory
 enum PlannedRequest {
     /// The plan has no room; nothing was planned.
     NoRoom,
-    /// The request is planned, and is to be counted as sent ([`Acknowledge`]).
+    /// The request is planned, and is to be counted as sent (`acknowledge`).
     Sent,
     /// The request is planned, and counted if necessary.
     Complete,

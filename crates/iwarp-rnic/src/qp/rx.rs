@@ -95,7 +95,7 @@ pub(super) struct Rx {
     /// The current untagged message is dropped
     /// ([`ReceiverNotReady::Drop`](super::ReceiverNotReady::Drop)).
     pub(super) dropping: bool,
-    /// Value of [`Counters::rx_messages`](crate::Counters) when an RDMA Write was dropped.
+    /// Value of `Counters::rx_messages` when an RDMA Write was dropped.
     pub(super) dropped_write: Option<u64>,
     /// Octets received of the current RDMA Write.
     pub(super) write_len: u32,

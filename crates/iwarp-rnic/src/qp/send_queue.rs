@@ -117,7 +117,7 @@ struct Failed {
 
 /// Maximum requests that one response or one sent message completes immediately. It usually
 /// completes one, but later requests may have waited for that one. Requests beyond this limit are
-/// due ([`QueuePair::completions_due`]).
+/// due (`completions_due`).
 pub(super) const RETIRE_MAX: u32 = 64;
 
 /// The send queue, and the queue of requests that await a response.
