@@ -4,9 +4,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Octets handed to the stream, framing included.
+    /// Octets written to the stream, framing included.
     pub tx_bytes: u64,
-    /// Octets taken from the stream, framing included.
+    /// Octets read from the stream, framing included.
     pub rx_bytes: u64,
     /// FPDUs built.
     pub tx_fpdus: u64,
@@ -61,24 +61,28 @@ impl Counters {
         ]
     }
 
-    /// Adds the counters of `o`, for the totals of a device.
-    pub const fn add(&mut self, o: &Self) {
-        self.tx_bytes = self.tx_bytes.wrapping_add(o.tx_bytes);
-        self.rx_bytes = self.rx_bytes.wrapping_add(o.rx_bytes);
-        self.tx_fpdus = self.tx_fpdus.wrapping_add(o.tx_fpdus);
-        self.rx_fpdus = self.rx_fpdus.wrapping_add(o.rx_fpdus);
-        self.tx_messages = self.tx_messages.wrapping_add(o.tx_messages);
-        self.rx_messages = self.rx_messages.wrapping_add(o.rx_messages);
-        self.tx_payload = self.tx_payload.wrapping_add(o.tx_payload);
-        self.rx_payload = self.rx_payload.wrapping_add(o.rx_payload);
-        self.rx_direct = self.rx_direct.wrapping_add(o.rx_direct);
-        self.rx_requests = self.rx_requests.wrapping_add(o.rx_requests);
-        self.crc_errors = self.crc_errors.wrapping_add(o.crc_errors);
-        self.marker_errors = self.marker_errors.wrapping_add(o.marker_errors);
-        self.receiver_not_ready = self.receiver_not_ready.wrapping_add(o.receiver_not_ready);
-        self.terminates_sent = self.terminates_sent.wrapping_add(o.terminates_sent);
-        self.terminates_received = self.terminates_received.wrapping_add(o.terminates_received);
-        self.completions = self.completions.wrapping_add(o.completions);
+    /// Adds the counters of `other`, for the totals of a device.
+    pub const fn add(&mut self, other: &Self) {
+        self.tx_bytes = self.tx_bytes.wrapping_add(other.tx_bytes);
+        self.rx_bytes = self.rx_bytes.wrapping_add(other.rx_bytes);
+        self.tx_fpdus = self.tx_fpdus.wrapping_add(other.tx_fpdus);
+        self.rx_fpdus = self.rx_fpdus.wrapping_add(other.rx_fpdus);
+        self.tx_messages = self.tx_messages.wrapping_add(other.tx_messages);
+        self.rx_messages = self.rx_messages.wrapping_add(other.rx_messages);
+        self.tx_payload = self.tx_payload.wrapping_add(other.tx_payload);
+        self.rx_payload = self.rx_payload.wrapping_add(other.rx_payload);
+        self.rx_direct = self.rx_direct.wrapping_add(other.rx_direct);
+        self.rx_requests = self.rx_requests.wrapping_add(other.rx_requests);
+        self.crc_errors = self.crc_errors.wrapping_add(other.crc_errors);
+        self.marker_errors = self.marker_errors.wrapping_add(other.marker_errors);
+        self.receiver_not_ready = self
+            .receiver_not_ready
+            .wrapping_add(other.receiver_not_ready);
+        self.terminates_sent = self.terminates_sent.wrapping_add(other.terminates_sent);
+        self.terminates_received = self
+            .terminates_received
+            .wrapping_add(other.terminates_received);
+        self.completions = self.completions.wrapping_add(other.completions);
     }
 }
 

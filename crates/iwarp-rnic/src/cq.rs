@@ -4,7 +4,6 @@ use crate::limits::MAX_CQE;
 use crate::storage::Ring;
 use crate::{AllocError, Cqe, WcFlags, WcStatus, Work};
 
-/// Which completion raises the next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Armed {
     No,
@@ -16,9 +15,10 @@ enum Armed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Pushed {
-    /// Written.
+    /// The completion was written.
     Quiet,
-    /// Written, and the queue was armed for it: the caller raises one completion event.
+    /// The completion was written, and the queue was armed for it: the caller raises one completion
+    /// event.
     Notify,
     /// The queue is full: the completion is lost, and the queue is unusable from now on. On the
     /// first loss the caller raises the asynchronous event "CQ error".
@@ -38,28 +38,29 @@ pub struct CompletionQueue {
 }
 
 /// An unfinished purge. It scans from the newest completion to the oldest, and moves the
-/// completions that stay towards the newest end:
+/// completions that it keeps towards the newest end:
 ///
 /// ```text
 /// oldest                                          newest
 /// │ not scanned yet │ gap │ kept, or written later │
 /// ```
-/// Completions can therefore be pushed and popped between its steps, and keep their order.
+/// Completions can therefore be pushed and popped between the steps of a purge, and keep their
+/// order.
 #[derive(Debug, Clone, Copy)]
 struct Purge {
     qp_num: u32,
     /// Completions not scanned yet.
-    unseen: u32,
-    /// Free places between the unscanned completions and the others.
+    unscanned: u32,
+    /// Number of free slots between the unscanned completions and the others.
     gap: u32,
 }
 
 /// Why a completion queue cannot have the requested size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqSizeError {
-    /// Zero, above the limit, or below the completions it holds (EINVAL).
+    /// The size is zero, above the limit, or less than the number of pending completions (EINVAL).
     Invalid,
-    /// No memory (ENOMEM).
+    /// The allocator has no memory (ENOMEM).
     OutOfMemory,
 }
 
@@ -115,7 +116,7 @@ impl CompletionQueue {
     #[inline]
     pub fn push(&mut self, cqe: Cqe) -> Pushed {
         if self.overflowed || self.ring.push(cqe).is_err() {
-            return self.lose();
+            return self.record_loss();
         }
         match self.armed {
             Armed::No => Pushed::Quiet,
@@ -126,11 +127,11 @@ impl CompletionQueue {
     /// Drops a completion as if the queue were full, to test how a program handles that.
     #[cold]
     pub const fn overflow(&mut self) -> Pushed {
-        self.lose()
+        self.record_loss()
     }
 
     #[cold]
-    const fn lose(&mut self) -> Pushed {
+    const fn record_loss(&mut self) -> Pushed {
         //= rfc5040 section 8.1.1
         //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
         //# the CQ MUST remain unaffected.
@@ -139,10 +140,10 @@ impl CompletionQueue {
         Pushed::Overflow { first }
     }
 
-    /// Disarms the queue if it is armed for such a completion.
+    /// If the queue is armed for a completion with this status and flags, disarms it.
     #[inline(never)]
     fn notify(&mut self, status: WcStatus, flags: WcFlags) -> Pushed {
-        // An error counts as solicited (ibv_req_notify_cq(3)).
+        // A failed completion is treated as solicited (ibv_req_notify_cq(3)).
         let solicited = status != WcStatus::Success || flags.contains(WcFlags::SOLICITED);
         if self.armed == Armed::Solicited && !solicited {
             return Pushed::Quiet;
@@ -163,30 +164,30 @@ impl CompletionQueue {
     #[cold]
     fn pop_while_purging(&mut self) -> Option<Cqe> {
         if let Some(purge) = &mut self.purge {
-            purge.unseen = purge.unseen.saturating_sub(1);
+            purge.unscanned = purge.unscanned.saturating_sub(1);
         }
         let cqe = self.ring.pop();
         self.close_gap();
         cqe
     }
 
-    /// Ends a purge that has scanned everything. The gap is then at the oldest end.
+    /// If the purge has scanned everything, removes the gap, which is then at the oldest end.
     fn close_gap(&mut self) {
-        if let Some(purge) = self.purge.filter(|purge| purge.unseen == 0) {
+        if let Some(purge) = self.purge.filter(|purge| purge.unscanned == 0) {
             self.ring.skip_many(purge.gap);
             self.purge = None;
         }
     }
 
-    /// Returns `true` if a successful completion of the queue pair is pending. Scans the whole
+    /// Returns `true` if a successful completion of the queue pair is pending. Scans the entire
     /// queue.
     pub fn has_success_of(&self, qp_num: u32) -> bool {
         self.waiting()
             .any(|cqe| cqe.qp_num == qp_num && cqe.status == WcStatus::Success)
     }
 
-    /// Returns the pending completions, oldest first. During a purge they include some dropped
-    /// ones.
+    /// Returns the pending completions, oldest first. During a purge, some dropped completions are
+    /// included.
     pub fn waiting(&self) -> impl Iterator<Item = &Cqe> {
         (0..self.ring.len()).filter_map(|i| self.ring.get(i))
     }
@@ -205,9 +206,9 @@ impl CompletionQueue {
         n
     }
 
-    /// Requests one event, for the next completion or for the next solicited or failed one. Pending
-    /// completions raise none. A request for any completion stays in force if one for solicited
-    /// completions follows.
+    /// Requests one event: for the next completion, or for the next solicited or failed completion
+    /// (`solicited_only`). Pending completions raise no event. A request for any completion is not
+    /// narrowed by a later request for solicited completions.
     pub fn arm(&mut self, solicited_only: bool) {
         self.armed = match (self.armed, solicited_only) {
             (Armed::Any, _) | (_, false) => Armed::Any,
@@ -234,25 +235,25 @@ impl CompletionQueue {
     /// must not push completions meanwhile.
     ///
     /// Between two calls the queue may be unlocked, and completions may be pushed and popped. Until
-    /// the last call the places of dropped completions may count as used. Only one purge runs at a
-    /// time: a call for another queue pair continues the first purge. Callers therefore hold a lock
-    /// from their first call to their last.
+    /// the last call, dropped completions may still use capacity. Only one purge runs at a time: a
+    /// call for another queue pair continues the first purge. Callers therefore hold a lock from
+    /// their first call to their last.
     pub fn purge(&mut self, qp_num: u32, most: u32) -> Work {
-        let unseen = self.ring.len();
+        let unscanned = self.ring.len();
         let purge = self.purge.get_or_insert(Purge {
             qp_num,
-            unseen,
+            unscanned,
             gap: 0,
         });
         let ours = purge.qp_num == qp_num;
-        for _ in 0..most.max(1).min(purge.unseen) {
-            purge.unseen = purge.unseen.saturating_sub(1);
-            let Some(cqe) = self.ring.get(purge.unseen).copied() else {
+        for _ in 0..most.max(1).min(purge.unscanned) {
+            purge.unscanned = purge.unscanned.saturating_sub(1);
+            let Some(cqe) = self.ring.get(purge.unscanned).copied() else {
                 break;
             };
             if cqe.qp_num == purge.qp_num {
                 purge.gap = purge.gap.saturating_add(1);
-            } else if let Some(to) = self.ring.get_mut(purge.unseen.saturating_add(purge.gap)) {
+            } else if let Some(to) = self.ring.get_mut(purge.unscanned.saturating_add(purge.gap)) {
                 *to = cqe;
             }
         }
@@ -288,7 +289,7 @@ mod tests {
         assert!(cq.overflowed());
         assert_eq!(cq.push(cqe(4)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(1));
-        // The queue stays unusable even when it has room again.
+        // The queue stays unusable even if it has free slots again.
         assert_eq!(cq.push(cqe(5)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(2));
         assert_eq!(cq.pop(), None);
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn resize_and_purge() {
+    fn purged_completions_allow_shrinking() {
         let mut cq = CompletionQueue::new(4).unwrap();
         for i in 0..4 {
             let _ = cq.push(Cqe {
@@ -344,7 +345,6 @@ mod tests {
         assert_eq!((out[0].wr_id, out[1].wr_id), (1, 3));
     }
 
-    /// Resizes and purges between arming and waiting do not lose the request.
     #[test]
     fn queue_stays_armed() {
         for solicited_only in [false, true] {
@@ -360,7 +360,6 @@ mod tests {
             let flags = WcFlags::SOLICITED;
             let solicited = cq.push(Cqe { flags, ..cqe(3) });
             assert_eq!(solicited == Pushed::Notify, solicited_only);
-            // The event has disarmed it.
             assert_eq!(cq.push(Cqe { flags, ..cqe(4) }), Pushed::Quiet);
         }
     }
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_has_limits() {
+    fn capacity_is_limited() {
         let mut cq = CompletionQueue::new(2).unwrap();
         // The queue is empty, so only the capacity itself can be wrong.
         for capacity in [0, MAX_CQE + 1, u32::MAX] {
@@ -405,7 +404,7 @@ mod tests {
 
     /// Three completions of two queue pairs with two statuses, in any order.
     #[test]
-    fn finds_pending_successes() {
+    fn pending_success_is_found() {
         let kinds = [1, 2].map(|qp| [WcStatus::Flushed, WcStatus::Success].map(|s| (qp, s)));
         let kinds: Vec<_> = kinds.into_iter().flatten().collect();
         for n in 0..64 {
@@ -434,7 +433,7 @@ mod tests {
         Purge(u32),
         Take,
         Write(u32),
-        /// Resize to the pending completions plus this many places.
+        /// Resize to the number of pending completions plus this many.
         Resize(u32),
     }
 
@@ -449,16 +448,15 @@ mod tests {
     }
 
     proptest! {
-        /// A purge in steps drops exactly what it should, whatever is pushed, popped or resized
-        /// meanwhile.
+        /// A purge drops exactly the completions of its queue pair, although the queue is pushed,
+        /// popped and resized between its steps.
         #[test]
-        fn purge_in_steps(
+        fn purge_in_steps_keeps_other_completions(
             before in proptest::collection::vec(0u32..3, 0..19),
             turn in 0usize..20,
             steps in steps(),
         ) {
             let mut cq = CompletionQueue::new(20).unwrap();
-            // Start at any position of the ring: these completions are popped before the next push.
             for _ in 0..turn {
                 let _ = cq.push(cqe(0));
             }
@@ -479,13 +477,13 @@ mod tests {
                     Step::Purge(most) => done |= cq.purge(0, most) == Work::Done,
                     Step::Take => {
                         let was_empty = cq.is_empty();
-                        let got = cq.pop();
-                        prop_assert_eq!(got.is_none(), was_empty);
-                        match got {
-                            Some(got) if got.qp_num == 0 => prop_assert!(!done),
-                            got => {
-                            let got = got.map(|c| (c.wr_id, c.qp_num));
-                            prop_assert_eq!(got, kept.pop_front());
+                        let popped = cq.pop();
+                        prop_assert_eq!(popped.is_none(), was_empty);
+                        match popped {
+                            Some(popped) if popped.qp_num == 0 => prop_assert!(!done),
+                            popped => {
+                            let popped = popped.map(|c| (c.wr_id, c.qp_num));
+                            prop_assert_eq!(popped, kept.pop_front());
                         }
                         }
                     }
@@ -501,8 +499,8 @@ mod tests {
             }
             while cq.purge(0, 1) == Work::More {}
             prop_assert_eq!(cq.len() as usize, kept.len());
-            while let Some(got) = cq.pop() {
-                prop_assert_eq!(Some((got.wr_id, got.qp_num)), kept.pop_front());
+            while let Some(popped) = cq.pop() {
+                prop_assert_eq!(Some((popped.wr_id, popped.qp_num)), kept.pop_front());
             }
             prop_assert!(kept.is_empty());
         }
@@ -522,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn two_purges_take_turns() {
+    fn second_purge_waits_for_first() {
         let mut cq = CompletionQueue::new(6).unwrap();
         for i in 0..6 {
             let _ = cq.push(Cqe {

@@ -11,8 +11,8 @@ pub const MAX_INLINE: u32 = 1024;
 /// Maximum message size in octets. Verbs lengths have 32 bits; InfiniBand's limit is 2^31.
 pub const MAX_MESSAGE: u32 = 1 << 31;
 /// Maximum outstanding RDMA Reads and atomics, inbound and outbound (14 bits on the wire, RFC 6581
-/// section 9.1). A queue pair allocates an entry for each one it is created for. Small Reads share
-/// a plan only if many may be outstanding.
+/// section 9.1). A queue pair allocates as many entries as it is created for. A high limit allows
+/// many small Reads to share a plan.
 pub const MAX_IRD: u16 = 4096;
 /// See [`MAX_IRD`].
 pub const MAX_ORD: u16 = 4096;
@@ -25,22 +25,21 @@ pub const MAX_MR: u32 = 1 << 20;
 /// Payload up to this size is copied next to its header, because such a copy costs less than one
 /// more scatter/gather element.
 pub const TX_COPY_MAX: u32 = 2048;
-/// Payload that is not copied may change at any time, so it is copied in parts of this size to
-/// compute its CRC. Smaller parts cost more calls of the CRC function; larger ones evict more of
-/// the level 1 cache.
+/// Registered memory may change at any time, so it is copied in parts of this size to compute its
+/// CRC. Smaller parts cost more calls of the CRC function; larger parts evict more of the level 1
+/// cache.
 pub const SUM_PART: usize = 4096;
-/// Segments with at least this much payload are summed while they are copied, if the CRC function
-/// can do that. For shorter ones the call and the unaligned end cost more than reading the payload
-/// twice.
+/// The CRC of at least this much payload is computed while it is copied, if the CRC function
+/// supports that. For less payload, the call and the unaligned end cost more than reading the
+/// payload twice.
 pub const SUM_COPY_MIN: u32 = 1280;
-/// Scratch of one transmit plan: headers, trailers and copied payload. It holds as many loopback
-/// segments as a plan may, even if all are copied. With room for only four, a 256 KiB response
-/// filled a plan alone, and throughput fell by a fifth.
+/// Scratch of one transmit plan: headers, trailers and copied payload. It has room for all loopback
+/// segments of a full plan, even if all are copied.
 pub const TX_SCRATCH: usize = 340 * 1024;
 /// A plan is closed when it holds this many octets: about five 64 KiB loopback segments. Larger
 /// plans only delay the first octet; smaller ones end with a short segment more often.
 pub const TX_PLAN_BYTES: usize = 312 * 1024;
-/// Maximum segments of one plan that need a write of their own.
+/// Maximum positions of one plan at which a write must end because a TCP segment ends there.
 pub const TX_PLAN_CUTS: usize = 256;
 /// Maximum pieces of one plan. One system call takes at most 1024.
 pub const TX_PLAN_PIECES: usize = 512;
@@ -61,10 +60,12 @@ pub const RX_DIRECT_MIN: u32 = 8 * 1024;
 pub const RX_DIRECT_TAIL: usize = 512;
 /// The last octets of an RDMA Write, held back until all others are visible.
 pub const WRITE_TAIL: u32 = 8;
-/// Maximum untagged message for the RNIC itself (a Terminate with both headers has 52 octets).
+/// Maximum length of an untagged message for the RNIC itself. A Terminate with both headers has 52
+/// octets.
 pub const CONTROL_MAX: usize = 64;
 
-/// Largest FPDU: the maximum of its length field, with markers, the first of them at the start.
+/// Length of the largest FPDU: a ULPDU of the maximum length, with markers, one of them at the
+/// start.
 pub const MAX_FPDU: usize = fpdu_len_with_markers(0, u16::MAX as usize);
 
 const _: () = assert!(RX_STAGING >= MAX_FPDU + RX_READ_MAX);
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn max_fpdu_is_the_longest() {
+    fn no_fpdu_exceeds_maximum() {
         for next_marker_in in 0..=512 {
             let longest = fpdu_len_with_markers(next_marker_in, 65535);
             assert!(longest <= MAX_FPDU && longest + 4 >= MAX_FPDU);

@@ -34,7 +34,7 @@ pub struct ReceiveQueue {
     ring: Ring<Slot>,
     sges: Vec<Sge>,
     max_sge: u32,
-    /// Posted requests whose slots are not [released](Self::release). Counted if `holds`.
+    /// Number of slots that are not [released](Self::release); meaningful only if `holds`.
     used: u32,
     /// A request that was taken keeps its slot until the slot is released.
     holds: bool,
@@ -170,7 +170,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Removes the oldest request without its elements, to flush it.
+    /// Removes the oldest request, to flush it. Returns its identifier.
     pub fn flush_one(&mut self) -> Option<u64> {
         self.ring.pop().map(|s| s.wr_id)
     }
@@ -265,7 +265,7 @@ impl SharedReceiveQueue {
         self.limit
     }
 
-    /// Requests one event when fewer than `limit` requests are posted. Zero disarms it.
+    /// Requests one event when fewer than `limit` requests are posted. Zero disarms the event.
     pub fn set_limit(&mut self, limit: u32) -> Result<(), SrqError> {
         self.modify(None, Some(limit))
     }
@@ -292,23 +292,23 @@ impl SharedReceiveQueue {
     /// second is `true` if the limit event is due.
     #[inline]
     pub fn take(&mut self, taken: &mut TakenRecv) -> (bool, bool) {
-        let got = self.queue.take(taken);
+        let result = self.queue.take(taken);
         let due = self.limit != 0 && self.queue.len() < self.limit;
         if due {
             self.limit = 0;
         }
-        (got, due)
+        (result, due)
     }
 
     /// Moves the oldest request to `taken` if its elements have room for `len` octets. The second
     /// result is `true` if the limit event is due.
     pub fn take_if_fits(&mut self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
-        let got = self.queue.take_if_fits(taken, len);
-        let due = got == Taken::Yes && self.limit != 0 && self.queue.len() < self.limit;
+        let result = self.queue.take_if_fits(taken, len);
+        let due = result == Taken::Yes && self.limit != 0 && self.queue.len() < self.limit;
         if due {
             self.limit = 0;
         }
-        (got, due)
+        (result, due)
     }
 
     /// Changes the depth and keeps the posted requests.
@@ -343,14 +343,14 @@ mod tests {
     #[test]
     fn prefetch_passes_next_addresses() {
         let mut queue = ReceiveQueue::new(2, 3).unwrap();
-        let told = |queue: &ReceiveQueue| {
+        let addresses = |queue: &ReceiveQueue| {
             let list = core::cell::RefCell::new(Vec::new());
             queue.prefetch(&|at| list.borrow_mut().push(at as usize));
             list.into_inner()
         };
         let first = queue.sges.as_ptr() as usize;
         let second = first + 3 * size_of::<Sge>();
-        let next = |queue: &ReceiveQueue| (told(queue)[1], told(queue)[3]);
+        let next = |queue: &ReceiveQueue| (addresses(queue)[1], addresses(queue)[3]);
         assert_eq!(next(&queue), (first, first));
         let wr = RecvWr {
             wr_id: 1,
@@ -363,12 +363,12 @@ mod tests {
         assert!(queue.take(&mut taken));
         assert_eq!(next(&queue), (second, first));
         assert!(queue.take(&mut taken));
-        assert_eq!(next(&queue), (first, first), "an empty one starts over");
-        assert!(told(&ReceiveQueue::new(0, 1).unwrap()).is_empty());
+        assert_eq!(next(&queue), (first, first), "an empty queue starts over");
+        assert!(addresses(&ReceiveQueue::new(0, 1).unwrap()).is_empty());
     }
 
     #[test]
-    fn too_small_request_stays() {
+    fn too_small_request_stays_posted() {
         let mut srq = SharedReceiveQueue::new(3, 1).unwrap();
         let mut taken = TakenRecv::new(1).unwrap();
         assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::None, false));
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn full_and_too_many_elements() {
+    fn post_checks_capacity_and_elements() {
         let mut q = ReceiveQueue::new(1, 1).unwrap();
         let two = [Sge::default(); 2];
         assert_eq!(
@@ -512,11 +512,11 @@ mod tests {
             assert_eq!(srq.tags().map(|tags| tags.capacity()), Some(3));
         }
         let tags = srq.tags().unwrap();
-        assert_eq!(tags.remove(handle), Ok(()), "it is still posted");
+        assert_eq!(tags.remove(handle), Ok(()), "the buffer is still posted");
     }
 
     #[test]
-    fn shared_queue_has_limits() {
+    fn shared_queue_sizes_are_limited() {
         let invalid = Err(SrqError::Invalid);
         let mut srq = SharedReceiveQueue::new(2, 3).unwrap();
         assert_eq!((srq.capacity(), srq.max_sge()), (2, 3));

@@ -3,7 +3,6 @@
 use crate::AllocError;
 use alloc::vec::Vec;
 
-/// A first-in, first-out queue of fixed capacity.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
     slots: Vec<T>,
@@ -140,7 +139,7 @@ impl<T: Copy + Default> Ring<T> {
         if self.len > 0 {
             self.len = self.len.wrapping_sub(1);
             let next = self.head.wrapping_add(1);
-            // An empty ring starts over, so that an oversized ring stays in the cache.
+            // An empty ring starts at the first slot again, so that few cache lines are used.
             self.head = match self.len == 0 || next >= self.capacity() {
                 true => 0,
                 false => next,

@@ -1,16 +1,16 @@
 //! Tagged buffers of a shared receive queue, and the effects of arriving headers on them
 //! (`ibv_post_srq_ops(3)`, rdma-core's `Documentation/tag_matching.md`).
 //!
-//! This module knows neither queue pairs nor memory: `qp::tagged` looks up the buffer of a message
-//! and carries out the result.
+//! This module does not depend on queue pairs or memory: `qp::tagged` looks up the buffer of a
+//! message and acts on the result.
 //!
-//! A buffer is *posted* until the first matching message takes it. An eager message ends it
-//! immediately. After a rendezvous request it is *matched*, then *reading*, and ends when the Read
-//! is answered. The state that a peer can create is therefore bounded by the list.
+//! A buffer is *posted* until the first matching message consumes it. An eager message frees its
+//! entry immediately. A rendezvous request makes it *matched*, then *reading*; the entry is freed
+//! when the Read is answered. The state that a peer can create is therefore bounded by the list.
 //!
-//! The program itself searches messages that matched nothing. Until it confirms that it knows all
-//! of them, newly posted buffers are not matched: the program may still find an earlier message for
-//! such a buffer in its own list.
+//! The program itself matches the messages that matched no buffer. Until it confirms that it has
+//! seen all of them, newly posted buffers are not matched: the program may still find an earlier
+//! message for such a buffer.
 
 use crate::storage::filled;
 use crate::taken_receive::TakenRecv;
@@ -18,13 +18,14 @@ use crate::{AllocError, Sge};
 use alloc::vec::Vec;
 use iwarp_proto::tag_matching::{Operation, Rvh, Tmh};
 
-/// Maximum tagged buffers of a queue. They are few, because a message is compared with each of
-/// them.
+/// Maximum tagged buffers of a queue. The limit is low, because a message is compared with each
+/// buffer.
 pub const MAX_TAGS: u32 = 1 << INDEX_BITS;
 /// Maximum elements of a tagged buffer.
 pub const MAX_TAG_SGE: u32 = 4;
 
-/// Low bits of a handle with the index. The bits above change whenever the entry is reused.
+/// Number of low bits of a handle that hold the index. The other bits change whenever the entry is
+/// reused.
 const INDEX_BITS: u32 = 10;
 /// End of a chain of entries.
 const NONE: u32 = u32::MAX;
@@ -34,9 +35,9 @@ const NONE: u32 = u32::MAX;
 pub struct TaggedBuffer<'a> {
     /// The program's identifier, returned in the completions of the message.
     pub wr_id: u64,
-    /// Matches messages with this tag,
+    /// The tag to match.
     pub tag: u64,
-    /// where only these bits are compared.
+    /// The bits of the tag that are compared.
     pub mask: u64,
     /// Destination of the payload without the message's headers.
     pub sges: &'a [Sge],
@@ -45,26 +46,26 @@ pub struct TaggedBuffer<'a> {
 /// Why a buffer was not posted or not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TagError {
-    /// The queue has the maximum of posted buffers (ENOMEM).
+    /// The queue has the maximum number of posted buffers (ENOMEM).
     Full,
     /// The buffer has more than [`MAX_TAG_SGE`] elements, or the handle was never valid (EINVAL).
     Invalid,
-    /// A message has taken the buffer, or it was removed before.
+    /// A message has consumed the buffer, or it was already removed.
     Gone,
 }
 
-/// What a message is for.
+/// How a message is to be processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// It has no tag.
+    /// The message has no tag, and goes into an ordinary receive.
     NoTag,
-    /// No buffer matches its tag: the program searches for it.
+    /// No buffer matches the tag: the program gets the message in an ordinary receive.
     Unexpected,
-    /// It is for the buffer that was taken.
+    /// The message goes into the matching buffer, whose elements were copied to `taken`.
     Eager,
     /// The sender's memory is to be read into the buffer with this `wr_id`: [`TagList::next_read`].
     Rendezvous(u64),
-    /// It is longer than the buffer with this `wr_id`, which is dropped.
+    /// The message is longer than the matching buffer, which has this `wr_id` and was removed.
     TooLong(u64),
 }
 
@@ -92,7 +93,7 @@ pub struct TagDone {
 enum Stage {
     #[default]
     Free,
-    /// With `waits`, the program may not know all earlier messages: not matched yet.
+    /// If `waits`, the buffer is not matched yet: the program may not know all earlier messages.
     Posted {
         waits: bool,
     },
@@ -113,7 +114,8 @@ struct Entry {
     len: u64,
     /// The next posted entry, or the next free one.
     next: u32,
-    /// For a rendezvous: its queue pair, its position among the rendezvous, and its headers.
+    /// For a rendezvous: the queue pair, the position among all rendezvous, and fields of the
+    /// request.
     qp_num: u32,
     order: u32,
     app_ctx: u32,
@@ -129,10 +131,11 @@ pub struct TagList {
     first: u32,
     last: u32,
     free: u32,
-    /// Messages that matched nothing, modulo 2^32, and how many of them the program knows.
+    /// Number of messages that matched no buffer, modulo 2^32.
     unexpected: u32,
+    /// How many of the unexpected messages the program knows, modulo 2^32.
     handled: u32,
-    /// Matched rendezvous, modulo 2^32.
+    /// Number of matched rendezvous, modulo 2^32.
     rendezvous: u32,
 }
 
@@ -228,7 +231,7 @@ impl TagList {
             .posted()
             .find(|at| self.at(*at).is_some_and(|entry| entry.next == index));
         if self.first != index && before.is_none() {
-            // A rendezvous uses it.
+            // A rendezvous uses the buffer.
             return Err(TagError::Gone);
         }
         self.unlink(before.unwrap_or(NONE), index);
@@ -236,7 +239,7 @@ impl TagList {
         Ok(())
     }
 
-    /// Sets how many messages without a match the program knows (`IBV_OPS_TM_SYNC`).
+    /// Sets how many of the messages that matched no buffer the program knows (`IBV_OPS_TM_SYNC`).
     pub fn synchronize(&mut self, handled: u32) {
         self.handled = handled;
         if !self.is_synchronized() {
@@ -249,15 +252,15 @@ impl TagList {
         }
     }
 
-    /// Returns `true` if the program knows all messages that matched nothing. Otherwise newly
-    /// posted buffers are not matched until it does.
+    /// Returns `true` if the program knows all messages that matched no buffer. Otherwise, newly
+    /// posted buffers are not matched before it does.
     pub const fn is_synchronized(&self) -> bool {
         self.handled == self.unexpected
     }
 
-    /// Decides what a message with these headers is for; `payload` is the number of octets after
-    /// the first header. `reads` is `true` if the peer serves Reads. The buffer for an eager
-    /// message is removed.
+    /// Decides how a message with these headers is processed; `payload` is the number of octets
+    /// after the first header. `reads` is `true` if the peer serves Reads. The buffer of an eager
+    /// message is removed, and its elements are copied to `taken`.
     pub fn arrive(
         &mut self,
         qp_num: u32,
@@ -275,7 +278,7 @@ impl TagList {
             _ => return Arrival::NoTag,
         };
         let found = match rendezvous && !reads {
-            // Only the program can ask the sender to send without a Read.
+            // Only the program can ask the sender to transfer the payload without a Read.
             true => None,
             false => self.search(tmh.tag),
         };
@@ -290,7 +293,7 @@ impl TagList {
             return Arrival::TooLong(entry.wr_id);
         }
         if !rendezvous {
-            self.lend(index, u32::MAX, taken);
+            self.copy_elements(index, u32::MAX, taken);
             self.release(index);
             return Arrival::Eager;
         }
@@ -299,15 +302,15 @@ impl TagList {
         if let Some(entry) = self.at_mut(index) {
             entry.stage = Stage::Matched;
             (entry.qp_num, entry.order) = (qp_num, order);
-            // The buffer's own tag was compared under its mask; the sender gets its own tag back.
+            // The sender's notification must contain the tag that it sent, not the buffer's.
             entry.tag = tmh.tag;
             (entry.app_ctx, entry.source) = (tmh.app_ctx, rvh);
         }
         Arrival::Rendezvous(entry.wr_id)
     }
 
-    /// Takes the next Read that a queue pair should send, and the elements of its sink, cut to the
-    /// length of the payload.
+    /// Returns the next Read that a queue pair should send, and copies the elements of its sink,
+    /// limited to the length of the payload.
     pub fn next_read(&mut self, qp_num: u32, sink: &mut TakenRecv) -> Option<TagRead> {
         let ours = |entry: &Entry| entry.stage == Stage::Matched && entry.qp_num == qp_num;
         let age = |entry: &Entry| self.rendezvous.wrapping_sub(entry.order);
@@ -316,12 +319,12 @@ impl TagList {
         let entry = self.at_mut(index)?;
         entry.stage = Stage::Reading;
         let source = entry.source;
-        self.lend(index, source.len, sink);
+        self.copy_elements(index, source.len, sink);
         let handle = self.handle(index);
         Some(TagRead { handle, source })
     }
 
-    /// Ends a Read, successful or not. Returns `None` if it has already ended.
+    /// Ends a Read that succeeded or failed. Returns `None` if it has already ended.
     pub fn end_read(&mut self, handle: u32) -> Option<TagDone> {
         let index = self.find(handle).ok()?;
         let entry = *self.at(index)?;
@@ -343,10 +346,10 @@ impl TagList {
     /// Drops the rendezvous of a queue pair that is reset, without completions.
     pub fn forget(&mut self, qp_num: u32) {
         for index in 0..self.capacity() {
-            let is_its = |entry: &Entry| {
+            let belongs_to_qp = |entry: &Entry| {
                 matches!(entry.stage, Stage::Matched | Stage::Reading) && entry.qp_num == qp_num
             };
-            if self.at(index).is_some_and(is_its) {
+            if self.at(index).is_some_and(belongs_to_qp) {
                 self.release(index);
             }
         }
@@ -372,7 +375,7 @@ impl TagList {
         None
     }
 
-    /// Removes an entry from the chain of posted ones; `before` is its predecessor or `NONE`.
+    /// Removes an entry from the chain of posted entries; `before` is its predecessor or `NONE`.
     fn unlink(&mut self, before: u32, index: u32) {
         let next = self.at(index).map_or(NONE, |entry| entry.next);
         match self.at_mut(before) {
@@ -395,7 +398,7 @@ impl TagList {
     }
 
     /// Copies up to `len` octets of an entry's elements to `taken`.
-    fn lend(&self, index: u32, len: u32, taken: &mut TakenRecv) {
+    fn copy_elements(&self, index: u32, len: u32, taken: &mut TakenRecv) {
         let Some(entry) = self.at(index) else {
             return;
         };

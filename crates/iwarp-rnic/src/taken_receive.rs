@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 pub struct TakenRecv {
     /// The `wr_id` of the work request.
     pub wr_id: u64,
-    /// The first element; an empty one if there is none.
+    /// The first element; an empty element if there is none.
     pub(crate) first: Sge,
     /// All elements, if there are several.
     pub(crate) several: Vec<Sge>,
@@ -33,7 +33,7 @@ impl TakenRecv {
         })
     }
 
-    /// Stores a request with these elements, cut to `len` octets in total.
+    /// Stores a request with these elements, limited to `len` octets in total.
     pub(crate) fn fill(&mut self, wr_id: u64, sges: &[Sge], len: u32) {
         let mut left = len;
         let mut number = 0u8;
@@ -67,7 +67,7 @@ impl TakenRecv {
         }
     }
 
-    /// Returns the first element; an empty one if there is none.
+    /// Returns the first element; an empty element if there is none.
     #[inline(always)]
     pub(crate) const fn first(&self) -> &Sge {
         &self.first

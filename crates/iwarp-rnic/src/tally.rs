@@ -13,11 +13,11 @@ use alloc::vec::Vec;
 pub enum Counted {
     /// Sends.
     Send = 0,
-    /// Receives, including those that take immediate data.
+    /// Receives, including those consumed by immediate data.
     Recv = 1,
     /// RDMA Reads of this end.
     Read = 2,
-    /// RDMA Reads of the peer, counted when their response is handed to the stream.
+    /// RDMA Reads of the peer, counted when their response is planned.
     RemoteRead = 3,
     /// RDMA Writes of this end.
     Write = 4,
@@ -60,7 +60,6 @@ pub struct Count {
     pub octets: u64,
 }
 
-/// The counts of a queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Vec<Count>);
 
@@ -72,8 +71,8 @@ impl Tally {
         Ok(())
     }
 
-    pub(crate) fn get(&self, what: Counted) -> Count {
-        self.0.get(what as usize).copied().unwrap_or_default()
+    pub(crate) fn get(&self, kind: Counted) -> Count {
+        self.0.get(kind as usize).copied().unwrap_or_default()
     }
 
     #[inline(always)]
@@ -81,33 +80,34 @@ impl Tally {
         !self.0.is_empty()
     }
 
-    pub(crate) fn add(&mut self, what: Counted, octets: u32) {
-        self.count(what, WcStatus::Success, octets);
+    pub(crate) fn add(&mut self, kind: Counted, octets: u32) {
+        self.count(kind, WcStatus::Success, octets);
     }
 
-    /// Counts a successful operation of the peer. Those of zero octets are probes and notes.
-    pub(crate) fn add_peers(&mut self, what: Counted, octets: u32) {
+    /// Counts a successful operation of the peer. Operations of zero octets are not counted,
+    /// because they are probes and notes.
+    pub(crate) fn add_remote(&mut self, kind: Counted, octets: u32) {
         if octets > 0 {
-            self.add(what, octets);
+            self.add(kind, octets);
         }
     }
 
-    pub(crate) fn add_failed(&mut self, what: Counted) {
-        self.count(what, WcStatus::Flushed, 0);
+    pub(crate) fn add_failed(&mut self, kind: Counted) {
+        self.count(kind, WcStatus::Flushed, 0);
     }
 
     pub(crate) fn add_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
-        if let Some(what) = Counted::of(op) {
-            self.count(what, status, octets);
+        if let Some(kind) = Counted::of(op) {
+            self.count(kind, status, octets);
         }
     }
 
-    /// Does nothing before counting is enabled. Hot paths check [`is_on`](Self::is_on) and call
-    /// this out of line, which needs no registers.
+    /// Has no effect before counting is enabled. Not inlined: hot paths only check
+    /// [`is_on`](Self::is_on).
     #[cold]
     #[inline(never)]
-    fn count(&mut self, what: Counted, status: WcStatus, octets: u32) {
-        let Some(count) = self.0.get_mut(what as usize) else {
+    fn count(&mut self, kind: Counted, status: WcStatus, octets: u32) {
+        let Some(count) = self.0.get_mut(kind as usize) else {
             return;
         };
         match status {

@@ -1,9 +1,9 @@
-//! Time. The RNIC has no clock: the caller passes the time, and asks when to do so again.
+//! Time. The RNIC has no clock: the caller passes the time, and asks when the next call is due.
 
 use core::time::Duration;
 
-/// A point in time: nanoseconds since an arbitrary start of the caller's monotonic clock. It lasts
-/// for 584 years.
+/// A point in time: nanoseconds since an arbitrary start of the caller's monotonic clock. The range
+/// is 584 years.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
@@ -38,7 +38,7 @@ impl Time {
         let step = nanos(wait) / 4;
         match at.0.checked_rem(step) {
             None | Some(0) => at,
-            Some(late) => Self(at.0.saturating_add(step.wrapping_sub(late))),
+            Some(remainder) => Self(at.0.saturating_add(step.wrapping_sub(remainder))),
         }
     }
 
@@ -61,11 +61,14 @@ mod tests {
 
     #[test]
     fn time_saturates_at_never() {
-        let late = Time::from_nanos(u64::MAX - 5);
+        let near_end = Time::from_nanos(u64::MAX - 5);
         let end = Time::from_nanos(u64::MAX);
-        assert_eq!(late.after(Duration::from_nanos(5)), end);
+        assert_eq!(near_end.after(Duration::from_nanos(5)), end);
         for wait in [Duration::from_secs(1), Duration::MAX] {
-            assert_eq!((late.after(wait), late.after_about(wait)), (end, end));
+            assert_eq!(
+                (near_end.after(wait), near_end.after_about(wait)),
+                (end, end)
+            );
         }
         assert_eq!(
             Time::ZERO.after_about(Duration::from_nanos(3)).as_nanos(),

@@ -9,7 +9,7 @@ bitflags! {
     /// Access rights of a memory region or window. Values as in `ibv_reg_mr(3)`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
-        /// The local RNIC may write: receives, sinks of Reads.
+        /// The local RNIC may write: for receives, and as the sink of Reads and atomics.
         const LOCAL_WRITE = 1;
         /// The peer may write. Needs `LOCAL_WRITE`.
         const REMOTE_WRITE = 1 << 1;
@@ -30,7 +30,7 @@ impl Access {
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC);
 
-    /// All rights that change memory.
+    /// All rights that allow writing.
     pub(crate) const WRITING: Self = Self::LOCAL_WRITE
         .union(Self::REMOTE_WRITE)
         .union(Self::REMOTE_ATOMIC);
@@ -44,7 +44,7 @@ bitflags! {
         const FENCE = 1;
         /// Write a completion when done. A failed request always writes one.
         const SIGNALED = 1 << 1;
-        /// Ask the peer for a solicited event.
+        /// Raise a solicited event at the peer.
         const SOLICITED = 1 << 2;
         /// The data are copied when the request is posted; local keys are ignored.
         const INLINE = 1 << 3;
@@ -125,12 +125,12 @@ pub enum SendOp {
         /// The peer's STag.
         rkey: u32,
     },
-    /// Completes when everything posted before is visible in the peer's memory (`ibv_wr_flush`). It
-    /// has no elements.
+    /// Completes when everything posted before is visible in the peer's memory (`ibv_wr_flush`).
+    /// Takes no elements.
     ///
     /// iWARP has no such operation. It is sent as an RDMA Read of zero octets, whose response
     /// implies the placement of all earlier Writes and Sends (RFC 5040 section 5.5). The target
-    /// does not validate the STag of such a Read.
+    /// does not validate the STag of a zero-length Read.
     Flush {
         /// Tagged offset at the peer.
         remote_addr: u64,
@@ -146,7 +146,8 @@ pub enum SendOp {
         rkey: u32,
         /// The value to add.
         add: u64,
-        /// Top bit of each field (RFC 7306 section 5.1.1); zero for one 64-bit field.
+        /// Each set bit marks the top bit of a field (RFC 7306 section 5.1.1); zero for a single
+        /// 64-bit field.
         mask: u64,
     },
     /// Compares eight octets at the peer and swaps them if equal; the old value is placed in the
@@ -166,8 +167,9 @@ pub enum SendOp {
         swap_mask: u64,
     },
     /// RDMA Write of eight octets that the target stores atomically (`IBV_WR_ATOMIC_WRITE`). It
-    /// completes when they are placed; once it has started, this applies to all requests of the
-    /// queue pair ([`complete_when_placed`](crate::qp::QueuePair::complete_when_placed)).
+    /// completes when the octets are placed. After the first Atomic Write, all requests of the
+    /// queue pair complete when placed
+    /// ([`complete_when_placed`](crate::qp::QueuePair::complete_when_placed)).
     ///
     /// It is sent as an RDMA Write in one segment. A target that uses this crate stores eight
     /// aligned octets by one instruction; other targets do not guarantee that.
@@ -206,7 +208,7 @@ impl SendOp {
         )
     }
 
-    /// Returns `true` if the message takes a receive at the peer.
+    /// Returns `true` if the message consumes a receive at the peer.
     pub const fn takes_receive(&self) -> bool {
         matches!(
             self,
@@ -226,9 +228,9 @@ impl SendOp {
         )
     }
 
-    /// Returns `true` if the request completes only after a response of the peer, to it or to a
-    /// later Read.
-    pub(crate) const fn needs_answer(&self) -> bool {
+    /// Returns `true` if the request completes only after a response of the peer: its own, or that
+    /// to a later Read.
+    pub(crate) const fn completes_by_response(&self) -> bool {
         self.has_response() || matches!(self, Self::AtomicWrite { .. })
     }
 
@@ -261,7 +263,7 @@ impl SendOp {
 /// Parameters of a window bind, as in `ibv_bind_mw(3)` and `IBV_WR_BIND_MW`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind {
-    /// The window, given by any STag that it has or had: only the index matters.
+    /// Any present or earlier STag of the window: only its index is used.
     pub mw_stag: Stag,
     /// The STag after the bind: the same index, with the consumer's key.
     pub new_stag: Stag,
@@ -280,7 +282,8 @@ pub struct Bind {
 pub struct FastRegister {
     /// STag of a fast-registration region, with the consumer's key.
     pub new_stag: Stag,
-    /// Offset of the first byte in the region's reserved range, or in the first of its pages.
+    /// Offset of the first byte: in the region's reserved range or, if it has a page list, in the
+    /// first page.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
@@ -288,8 +291,8 @@ pub struct FastRegister {
     pub iova: u64,
     /// Rights.
     pub access: Access,
-    /// The pages, if the region has a list of them (see
-    /// [`Pages::listed`](crate::memory::Pages::listed)); never in a process.
+    /// The page list, if the region has one (see [`Pages::listed`](crate::memory::Pages::listed));
+    /// always `None` in user space.
     pub pages: Option<ListedPages>,
 }
 
@@ -325,7 +328,7 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, SendOp::Send, sges)
     }
 
-    /// Returns a Send of octets that are copied when it is posted.
+    /// Returns a Send with inline data.
     pub const fn inline(wr_id: u64, octets: &'a [&'a [u8]]) -> Self {
         Self {
             wr_id,
@@ -346,8 +349,8 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, SendOp::Read { remote_addr, rkey }, sges)
     }
 
-    /// Returns an atomic addition. The old value is placed in the local elements, which have 8
-    /// octets.
+    /// Returns an atomic addition. The old value is placed in the local elements, 8 octets in
+    /// total.
     pub const fn fetch_add(
         wr_id: u64,
         remote_addr: u64,
@@ -398,7 +401,7 @@ impl<'a> SendWr<'a> {
 pub struct RecvWr<'a> {
     /// The program's identifier, returned in the completion.
     pub wr_id: u64,
-    /// Destination of the message, in order.
+    /// Buffers that the message fills in order.
     pub sges: &'a [Sge],
 }
 
@@ -408,7 +411,7 @@ pub enum WcStatus {
     /// The request was successful.
     #[default]
     Success,
-    /// The message did not fit the receive, or a local length is wrong.
+    /// The message did not fit into the receive, or a local length is wrong.
     LocalLength,
     /// The queue pair could not execute the request.
     LocalQpOperation,
@@ -436,7 +439,7 @@ pub enum WcStatus {
     Fatal,
     /// The peer did not respond in time.
     ResponseTimeout,
-    /// Something else.
+    /// Any other error.
     General,
     /// A tagged buffer is no longer in the list (`IBV_WC_TM_ERR`).
     TagMatching,
@@ -444,7 +447,7 @@ pub enum WcStatus {
 
 /// The operation of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[expect(missing_docs, reason = "most names say everything")]
+#[expect(missing_docs, reason = "most names are self-explanatory")]
 pub enum WcOpcode {
     #[default]
     Send,
@@ -458,13 +461,15 @@ pub enum WcOpcode {
     AtomicWrite,
     /// A receive that was filled by a Send.
     Recv,
-    /// A receive that took the immediate data of an RDMA Write.
+    /// A receive that was consumed by the immediate data of an RDMA Write.
     RecvWriteImm,
-    /// A tagged buffer was posted or removed, or the list was synchronized.
+    /// A tagged buffer was posted.
     TagAdd,
+    /// A tagged buffer was removed.
     TagRemove,
+    /// The tag list was synchronized.
     TagSync,
-    /// A tagged message: in the buffer that it matched, or in a receive if it matched none.
+    /// A tagged message arrived: in the buffer that it matched or, without a match, in a receive.
     TagRecv,
     /// A receive that was filled by an untagged message, on a queue that matches tags.
     TagNone,
@@ -483,8 +488,8 @@ bitflags! {
         const WITH_IMM = 1 << 1;
         /// `imm_or_stag` holds the STag that the peer invalidated.
         const WITH_INV = 1 << 3;
-        /// The program does not know all messages that matched no tag, so newly posted buffers are
-        /// not matched.
+        /// The program has not yet seen all messages that matched no tag. Until it synchronizes,
+        /// newly posted buffers are not matched.
         const TAG_SYNC = 1 << 4;
         /// The message has matched a tagged buffer; [`Cqe::tag`] returns its tag.
         const TAG_MATCH = 1 << 5;
@@ -493,7 +498,7 @@ bitflags! {
         /// The peer asked for a solicited event.
         const SOLICITED = 1 << 8;
         /// A datagram that arrived over IPv4: the last 20 octets of the routing header are an IPv4
-        /// header. Without this flag it is an IPv6 header.
+        /// header. Without this flag, the routing header is an IPv6 header.
         const IPV4 = 1 << 9;
     }
 }
@@ -521,12 +526,12 @@ pub struct Cqe {
     pub vendor_err: u32,
     /// For the owner of the completion queue to store its position; a queue pair sets it to zero.
     pub account: u32,
-    /// For a request of a send queue: how many requests of that queue had completed, including this
-    /// one. When it has been polled, the slots of all of them can be freed
+    /// For a send request: how many requests of its send queue have completed, including this one.
+    /// When this completion has been polled, the slots of all these requests can be freed
     /// ([`QpConfig::hold_slots`](crate::qp::QpConfig::hold_slots)). Wraps.
     pub position: u32,
-    /// Time of the completion, in nanoseconds of the caller's clock; zero if the caller has none.
-    /// On a queue without a clock it holds the tag of a matched message: see [`tag`](Self::tag).
+    /// Time of the completion, in nanoseconds of the caller's clock. On a completion queue without
+    /// a clock it holds the tag of a matched message (see [`tag`](Self::tag)), or zero.
     pub timestamp_ns: u64,
 }
 
@@ -540,7 +545,8 @@ impl Cqe {
     }
 
     /// Returns the tag of a message that has matched a buffer, and the sender's application
-    /// context. Only queues without a clock have them, so that completions need no more space.
+    /// context. Completion queues with a clock cannot report tags, which share the timestamp's
+    /// field.
     pub const fn tag(&self) -> Option<(u64, u32)> {
         match self.flags.contains(WcFlags::TAG_MATCH) {
             true => Some((self.timestamp_ns, self.vendor_err)),

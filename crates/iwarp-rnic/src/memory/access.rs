@@ -1,7 +1,7 @@
 //! Access by STag: all checks, the users of an entry, and invalidation.
 
-use super::entry::{Entry, Kind, Reach, RegionInfo};
-use super::on_demand::Reached;
+use super::entry::{Entry, Grant, Kind, RegionInfo};
+use super::on_demand::Checked;
 use super::span::{Memory, Span};
 use super::table::MemoryTable;
 use super::window::WindowType;
@@ -11,22 +11,22 @@ use core::sync::atomic::Ordering;
 use iwarp_proto::ddp::Stag;
 
 impl<M: Memory> MemoryTable<M> {
-    /// Returns the facts about an entry, valid or not.
+    /// Describes an entry, whether or not its STag is valid.
     pub fn info(&self, stag: Stag) -> Option<RegionInfo> {
         let e = self.entry(stag)?;
-        // Entering as a user prevents a mix of two fast registrations' fields.
+        // While the entry has a user, no fast registration changes its fields.
         let stag = e.state.stag();
-        let valid = e.state.enter(stag);
-        let reach = e.reach();
+        let valid = e.state.add_user(stag);
+        let grant = e.grant();
         if valid {
-            self.note_unused(e.state.leave());
+            self.note_unused(e.state.remove_user());
         }
         Some(RegionInfo {
             stag,
             pd: e.pd,
-            access: reach.access,
-            iova: reach.base,
-            len: reach.len,
+            access: grant.access,
+            iova: grant.base,
+            len: grant.len,
             valid,
             on_demand: e.is_on_demand(),
         })
@@ -43,12 +43,12 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         f: impl FnOnce(Span<'_, M>) -> R,
     ) -> Result<R, AccessError> {
-        match self.check_uncounted((stag, to, len), need, who) {
+        match self.check_uncounted((stag, to, len), need, accessor) {
             Ok(span) => Ok(f(span)),
-            Err(Miss::Counted) => Ok(f(self.check_held(stag, to, len, need, who)?.span())),
+            Err(Miss::NeedsCount) => Ok(f(self.check_held(stag, to, len, need, accessor)?.span())),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -60,11 +60,11 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<(), AccessError> {
-        match self.check_uncounted((stag, to, len), need, who) {
+        match self.check_uncounted((stag, to, len), need, accessor) {
             Ok(_) => Ok(()),
-            Err(Miss::Counted) => self.check_counted(stag, to, len, need, who).map(drop),
+            Err(Miss::NeedsCount) => self.check_counted(stag, to, len, need, accessor).map(drop),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -77,26 +77,26 @@ impl<M: Memory> MemoryTable<M> {
         to: u64,
         len: u32,
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Held<'_, M>, AccessError> {
-        match self.check_uncounted((stag, to, len), need, who) {
+        match self.check_uncounted((stag, to, len), need, accessor) {
             Ok(span) => Ok(Held::of(span)),
-            Err(Miss::Counted) => self.check_held(stag, to, len, need, who),
+            Err(Miss::NeedsCount) => self.check_held(stag, to, len, need, accessor),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
 
-    /// Checks an access like [`check`](Self::check), but only to ordinary regions. They need no
-    /// user count, because they end only while nobody borrows the table. Returns `None` for other
-    /// regions and refused accesses; [`check`](Self::check) tells them apart.
+    /// Checks an access like [`check`](Self::check), but only for ordinary regions. They need no
+    /// user count, because they are deregistered only while nobody borrows the table. Returns
+    /// `None` for other regions and refused accesses; [`check`](Self::check) distinguishes the two.
     #[inline]
     pub(crate) fn check_ordinary(
         &self,
         range: (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Option<Span<'_, M>> {
-        self.check_uncounted(range, need, who).ok()
+        self.check_uncounted(range, need, accessor).ok()
     }
 
     /// Checks an access to an ordinary region, which needs no user count.
@@ -105,7 +105,7 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Span<'_, M>, Miss> {
         //= rfc5041 section 5.2
         //# The STag and TO fields MUST NOT be checked for a zero-length Tagged DDP
@@ -128,17 +128,17 @@ impl<M: Memory> MemoryTable<M> {
             return Err(Miss::Refused(AccessError::InvalidStag));
         }
         let Kind::Region { memory, .. } = &entry.kind else {
-            return Err(Miss::Counted);
+            return Err(Miss::NeedsCount);
         };
         // An ordinary region's range is all of its memory.
-        match self.reach(entry, (memory, None), (to, len), need, who) {
+        match self.check_grant(entry, (memory, None), (to, len), need, accessor) {
             Ok(span) => Ok(span),
             Err(e) => Err(Miss::Refused(e)),
         }
     }
 
-    /// Checks an access and counts it. The arguments are passed separately here and by callers: a
-    /// reference would force them into memory for uncounted accesses, too.
+    /// Checks an access and counts it. The arguments are separate, because a reference would force
+    /// them into memory even for uncounted accesses.
     #[cold]
     #[inline(never)]
     pub(super) fn check_counted(
@@ -147,22 +147,22 @@ impl<M: Memory> MemoryTable<M> {
         to: u64,
         len: u32,
         need: Access,
-        who: Accessor,
-    ) -> Result<(Reached<'_, M>, Hold<'_, M>), AccessError> {
+        accessor: Accessor,
+    ) -> Result<(Checked<'_, M>, Hold<'_, M>), AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-        let ((memory, pager), hold) = self.enter_counted(entry, stag, need, who)?;
+        let ((memory, pager), hold) = self.use_counted(entry, stag, need, accessor)?;
         // Each access to a null region starts at its beginning.
         let to = match &entry.kind {
             Kind::Null { .. } => 0,
             _ => to,
         };
-        let part = Some(entry.reach());
-        let span = self.reach(entry, (memory, part), (to, len), need, who)?;
-        let reached = match pager {
-            None => Reached::Here(span),
-            Some(pager) => Reached::OnDemand(pager, span),
+        let part = Some(entry.grant());
+        let span = self.check_grant(entry, (memory, part), (to, len), need, accessor)?;
+        let checked = match pager {
+            None => Checked::Mapped(span),
+            Some(pager) => Checked::OnDemand(pager, span),
         };
-        Ok((reached, hold))
+        Ok((checked, hold))
     }
 
     /// Checks an access that lasts until the result is dropped; on-demand regions are refused.
@@ -174,11 +174,11 @@ impl<M: Memory> MemoryTable<M> {
         to: u64,
         len: u32,
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Held<'_, M>, AccessError> {
-        let (reached, hold) = self.check_counted(stag, to, len, need, who)?;
+        let (checked, hold) = self.check_counted(stag, to, len, need, accessor)?;
         Ok(Held {
-            span: reached.here()?,
+            span: checked.mapped()?,
             _hold: Some(hold),
         })
     }
@@ -186,13 +186,13 @@ impl<M: Memory> MemoryTable<M> {
     /// Checks everything except the STag's validity. `part` is the part of the memory that the STag
     /// gives access to; `None` means all of it.
     #[inline(always)]
-    fn reach<'t>(
+    fn check_grant<'t>(
         &self,
         entry: &Entry<M>,
-        (memory, part): (&'t M, Option<Reach>),
+        (memory, part): (&'t M, Option<Grant>),
         (to, len): (u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Span<'t, M>, AccessError> {
         //= rfc5040 section 8.1.1
         //# An RNIC MUST ensure that a specific Stream in a specific Protection
@@ -205,7 +205,7 @@ impl<M: Memory> MemoryTable<M> {
         //# the PD ID of the DDP Stream is not the same as the PD ID of the STag
         //# targeted by the Tagged DDP Message, then the DDP Segment is not Placed,
         //# and the DDP layer MUST surface a local error to the ULP.
-        if entry.pd != who.pd {
+        if entry.pd != accessor.pd {
             return Err(AccessError::NotAssociated);
         }
         let access = part.map_or_else(|| entry.access(), |part| part.access);
@@ -238,8 +238,8 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Returns the position of byte `offset` of a part in the memory; `None` if the `len` bytes
-    /// leave the part.
-    fn offset_in(&self, part: Reach, offset: u64, len: u32) -> Option<u64> {
+    /// extend beyond the part.
+    fn offset_in(&self, part: Grant, offset: u64, len: u32) -> Option<u64> {
         #[cfg(feature = "planted-bugs")]
         let bounded = !self.skip_bounds;
         #[cfg(not(feature = "planted-bugs"))]
@@ -253,14 +253,14 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Becomes a user of a fast-registration region, or of a window and its region.
     #[cold]
-    fn enter_counted<'t>(
+    fn use_counted<'t>(
         &'t self,
         entry: &'t Entry<M>,
         stag: Stag,
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<(Backing<'t, M>, Hold<'t, M>), AccessError> {
-        if !self.enter(entry, stag) {
+        if !self.add_user(entry, stag) {
             return Err(AccessError::InvalidStag);
         }
         let hold = Hold { table: self, stag };
@@ -292,7 +292,7 @@ impl<M: Memory> MemoryTable<M> {
                 //= rfc5041 section 8.2
                 //# DDP MUST support Protection Domain association and DDP Stream
                 //# association mechanisms for associating an STag and a DDP Stream.
-                if qp.is_some_and(|qp| qp != who.qp) {
+                if qp.is_some_and(|qp| qp != accessor.qp) {
                     return Err(AccessError::NotAssociated);
                 }
                 parent.and_then(|parent| self.entry(parent)?.backing())
@@ -304,20 +304,20 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Adds a user to an entry, and to the region behind a window. Returns `false` if the STag is
     /// not valid.
-    fn enter(&self, entry: &Entry<M>, stag: Stag) -> bool {
+    fn add_user(&self, entry: &Entry<M>, stag: Stag) -> bool {
         let Kind::Window { parent, .. } = &entry.kind else {
-            return entry.state.enter(stag);
+            return entry.state.add_user(stag);
         };
-        // The region first: once it has a user its memory stays, even if the window ends.
+        // The region first: once it has a user, its memory stays valid even if the window does not.
         let Some(region) = parent.and_then(|parent| self.entry(parent)) else {
             return false;
         };
-        if !region.state.enter(region.state.stag()) {
+        if !region.state.add_user(region.state.stag()) {
             return false;
         }
-        let entered = entry.state.enter(stag);
+        let entered = entry.state.add_user(stag);
         if !entered {
-            self.note_unused(region.state.leave());
+            self.note_unused(region.state.remove_user());
         }
         entered
     }
@@ -329,15 +329,15 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Span<'_, M>, AccessError> {
-        let span = match self.check_uncounted((stag, to, len), need, who) {
+        let span = match self.check_uncounted((stag, to, len), need, accessor) {
             Ok(span) => span,
-            Err(Miss::Counted) => {
+            Err(Miss::NeedsCount) => {
                 // The plan becomes a user before this call's own use ends.
-                let held = self.check_held(stag, to, len, need, who)?;
+                let held = self.check_held(stag, to, len, need, accessor)?;
                 let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-                return match self.enter(entry, stag) {
+                return match self.add_user(entry, stag) {
                     true => Ok(held.span),
                     false => Err(AccessError::InvalidStag),
                 };
@@ -345,9 +345,10 @@ impl<M: Memory> MemoryTable<M> {
             Err(Miss::Refused(e)) => return Err(e),
         };
         if len > 0 {
-            // This cannot fail: an ordinary region ends only while nobody borrows the table.
+            // This cannot fail: an ordinary region is deregistered only while nobody borrows the
+            // table.
             let region = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-            region.state.enter(stag);
+            region.state.add_user(stag);
         }
         Ok(span)
     }
@@ -357,9 +358,9 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Span<'_, M>, AccessError> {
-        Ok(self.check(stag, to, len, need, who)?.span)
+        Ok(self.check(stag, to, len, need, accessor)?.span)
     }
 
     pub(super) fn release(&self, stag: Stag) {
@@ -371,9 +372,9 @@ impl<M: Memory> MemoryTable<M> {
             Kind::Window { parent, .. } => parent.and_then(|parent| self.entry(parent)),
             _ => None,
         };
-        self.note_unused(entry.state.leave());
+        self.note_unused(entry.state.remove_user());
         if let Some(region) = region {
-            self.note_unused(region.state.leave());
+            self.note_unused(region.state.remove_user());
         }
     }
 
@@ -384,10 +385,10 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Returns `true` if memory has become unused, since the last call, that an invalidation or a
+    /// Returns `true` if, since the last call, memory has become unused that an invalidation or a
     /// registration waits for.
     ///
-    /// A driver asks after each piece of work that uses memory. On `true` it calls
+    /// Drivers call this after each operation that uses memory. If it returns `true`, they call
     /// [`QueuePair::retry_memory`](crate::qp::QueuePair::retry_memory) on the queue pairs of this
     /// table that wait for memory.
     #[inline]
@@ -395,8 +396,8 @@ impl<M: Memory> MemoryTable<M> {
         self.unused.load(Ordering::Relaxed) && self.unused.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns `true` if the memory of a once valid STag has no users. Otherwise
-    /// [`take_unused`](Self::take_unused) returns `true` after the last one ends.
+    /// Returns `true` if the memory of a formerly valid STag has no users. If it has,
+    /// [`take_unused`](Self::take_unused) returns `true` when the last user is gone.
     pub(crate) fn is_unused(&self, stag: Stag) -> bool {
         self.entry(stag)
             .is_none_or(|entry| entry.state.is_unused_or_wanted())
@@ -404,23 +405,29 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Invalidates an STag for a peer (`remote`) or for a local work request.
     ///
-    /// Only fast-registration regions and type 2 windows can be invalidated. Ordinary regions are
-    /// ended by the program only, because a peer must not end more than it was granted (RFC 5042
-    /// section 6.2).
+    /// Only fast-registration regions and type 2 windows can be invalidated. An ordinary region is
+    /// deregistered by the program only, because a peer must not revoke more than it was granted
+    /// (RFC 5042 section 6.2).
     ///
-    /// Returns `true` if the invalidation is complete. Otherwise the memory is still in use: a
-    /// queue pair places octets there, or a plan that refers to it is being written. New accesses
-    /// are refused, and [`take_unused`](Self::take_unused) returns `true` after the last use ends.
-    pub fn invalidate(&self, stag: Stag, who: Accessor, remote: bool) -> Result<bool, AccessError> {
+    /// Returns `true` if the invalidation is complete. `false` means that the memory is still in
+    /// use: a queue pair places octets there, or a plan that refers to it is being written. New
+    /// accesses are refused, and [`take_unused`](Self::take_unused) returns `true` when the last
+    /// user is gone.
+    pub fn invalidate(
+        &self,
+        stag: Stag,
+        accessor: Accessor,
+        remote: bool,
+    ) -> Result<bool, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-        // Being a user ensures that the checked rights belong to the registration that is ended.
-        if !entry.state.enter(stag) {
+        // While the entry has a user, the checked rights are those of the STag that is invalidated.
+        if !entry.state.add_user(stag) {
             return Err(AccessError::InvalidStag);
         }
-        let allowed = Self::may_invalidate(entry, who, remote);
-        let ended = allowed.is_ok() && entry.state.invalidate(stag).is_some();
-        let last = entry.state.leave();
-        if ended {
+        let allowed = Self::may_invalidate(entry, accessor, remote);
+        let invalidated = allowed.is_ok() && entry.state.invalidate(stag).is_some();
+        let last = entry.state.remove_user();
+        if invalidated {
             self.unbind(entry);
             return Ok(last);
         }
@@ -428,8 +435,12 @@ impl<M: Memory> MemoryTable<M> {
         allowed.and(Err(AccessError::InvalidStag))
     }
 
-    fn may_invalidate(entry: &Entry<M>, who: Accessor, remote: bool) -> Result<(), AccessError> {
-        if entry.pd != who.pd {
+    fn may_invalidate(
+        entry: &Entry<M>,
+        accessor: Accessor,
+        remote: bool,
+    ) -> Result<(), AccessError> {
+        if entry.pd != accessor.pd {
             return Err(AccessError::NotAssociated);
         }
         match entry.kind {
@@ -438,7 +449,7 @@ impl<M: Memory> MemoryTable<M> {
                 qp,
                 ..
             } => {
-                if qp != Some(who.qp) {
+                if qp != Some(accessor.qp) {
                     return Err(AccessError::NotAssociated);
                 }
             }
@@ -459,7 +470,6 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Removes an ended window from the count of its region.
     pub(super) fn unbind(&self, entry: &Entry<M>) {
         if let Kind::Window {
             parent: Some(parent),
@@ -477,16 +487,15 @@ type Backing<'t, M> = (&'t M, Option<&'static Pager>);
 
 /// Why [`MemoryTable::check_uncounted`] returned no memory.
 pub(super) enum Miss {
-    /// The region is not an ordinary one.
-    Counted,
+    /// The entry is no ordinary region, so accesses to it must be counted.
+    NeedsCount,
     Refused(AccessError),
 }
 
-/// An access to memory. No invalidation of the memory completes before this is dropped.
+/// An access in progress. No invalidation of the memory completes before it is dropped.
 #[derive(Debug)]
 pub struct Held<'t, M: Memory> {
     span: Span<'t, M>,
-    /// Ends the access when dropped.
     _hold: Option<Hold<'t, M>>,
 }
 
@@ -502,7 +511,7 @@ impl<'t, M: Memory> Held<'t, M> {
     }
 }
 
-/// A user of an entry; it leaves when dropped.
+/// One user of an entry, removed when dropped.
 #[derive(Debug)]
 pub(super) struct Hold<'t, M: Memory> {
     table: &'t MemoryTable<M>,

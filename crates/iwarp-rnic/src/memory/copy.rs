@@ -1,15 +1,15 @@
 //! Copies between registered memory and private memory.
 //!
-//! Invariant: callers promise that both ranges are mapped and do not overlap. Registered memory may
-//! change during the copy.
+//! Invariant: callers guarantee that both ranges are mapped and do not overlap. Registered memory
+//! may change during the copy.
 #![allow(unsafe_code)]
 
 /// Copies `len` bytes; one of the two sides is registered memory.
 ///
 /// The copy calls the platform's `memcpy` from an assembly block. Other threads may write
-/// registered memory at any time, which would be a data race, and so undefined behaviour, if the
-/// compiler generated the access. An assembly block only has to do what the machine allows. Each
-/// byte that arrives was stored there at some time.
+/// registered memory at any time. If the compiler generated the access, this would be a data race,
+/// which is undefined behaviour. An assembly block is bound only by the rules of the processor:
+/// each copied byte is a value that was stored in the memory.
 ///
 /// # Safety
 /// `len` bytes at `from` are readable and as many at `to` are writable; the two do not overlap.
@@ -22,8 +22,8 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         fn memcpy(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
     }
 
-    // SAFETY: calls `memcpy` by the platform's convention, with an aligned stack. The caller
-    // promises valid ranges.
+    // SAFETY: this calls `memcpy` by the platform's convention, with an aligned stack. The caller
+    // guarantees valid ranges.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         core::arch::asm!(
@@ -53,7 +53,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy(from, to, len) }
 }
 
@@ -64,7 +64,7 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy(from, to, len) }
 }
 
@@ -72,13 +72,13 @@ pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
 /// memory is atomic: private memory may be read-only, which atomics do not allow.
 ///
 /// # Safety
-/// As above.
+/// Like the assembly version.
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     use core::sync::atomic::{AtomicU8, Ordering};
 
     for i in 0..len {
-        // SAFETY: inside both ranges; bytes are always aligned.
+        // SAFETY: byte `i` is inside both ranges; bytes are always aligned.
         unsafe {
             let octet = AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed);
             to.add(i).write(octet);
@@ -86,16 +86,16 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// The other direction of the bytewise `copy_out`.
+/// Copies byte by byte, in the other direction.
 ///
 /// # Safety
-/// As above.
+/// Like the assembly version.
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
 pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
     use core::sync::atomic::{AtomicU8, Ordering};
 
     for i in 0..len {
-        // SAFETY: inside both ranges; bytes are always aligned.
+        // SAFETY: byte `i` is inside both ranges; bytes are always aligned.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(from.add(i).read(), Ordering::Relaxed) };
     }
 }

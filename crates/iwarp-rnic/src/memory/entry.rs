@@ -9,12 +9,10 @@ use iwarp_proto::ddp::Stag;
 
 #[derive(Debug)]
 pub(super) enum Kind<M> {
-    /// A free slot.
     Free,
-    /// An ordinary region.
     Region {
         memory: M,
-        /// The address at which it was registered.
+        /// The address at which the memory was registered.
         iova: u64,
     },
     /// An ordinary region whose pages may be missing.
@@ -33,12 +31,11 @@ pub(super) enum Kind<M> {
         /// Target of writes.
         sink: M,
     },
-    /// A memory window.
     Window {
         ty: WindowType,
         /// The region to which it is bound.
         parent: Option<Stag>,
-        /// The queue pair that may use it. A type 2 window gets one when it is bound.
+        /// The only queue pair that may use the window. A bind sets it for a type 2 window.
         qp: Option<u32>,
     },
 }
@@ -46,24 +43,23 @@ pub(super) enum Kind<M> {
 /// A slot of the table: free, or a region or window.
 #[derive(Debug)]
 pub(super) struct Entry<M> {
-    /// STag, validity and users. It is busy while a fast registration changes the fields of
-    /// [`Reach`].
+    /// STag, validity and users. The state is busy while a fast registration changes the fields
+    /// that make up a [`Grant`].
     pub(super) state: State,
     pub(super) pd: u32,
     access: AtomicU32,
     base: AtomicU64,
-    /// Unused in an ordinary region, whose range is all of its memory.
+    /// Unused in an ordinary region, whose range is its entire memory.
     len: AtomicU64,
-    /// Unused in an ordinary region.
     offset: AtomicU64,
     pub(super) kind: Kind<M>,
     /// Valid windows bound to this region.
     pub(super) windows: AtomicU32,
 }
 
-/// The range and the rights that an STag gives.
+/// The range and the rights that an STag grants.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reach {
+pub(super) struct Grant {
     pub(super) access: Access,
     /// Tagged offset of the first octet.
     pub(super) base: u64,
@@ -73,9 +69,9 @@ pub(super) struct Reach {
     pub(super) offset: u64,
 }
 
-impl Reach {
+impl Grant {
     /// An empty range without rights.
-    pub(super) const NOTHING: Self = Self {
+    pub(super) const NONE: Self = Self {
         access: Access::empty(),
         base: 0,
         len: 0,
@@ -139,7 +135,7 @@ impl<M> Entry<M> {
     pub(super) fn set_null(&mut self, stag: Stag, pd: u32, (zeros, sink): (M, M)) {
         self.kind = Kind::Null { zeros, sink };
         self.pd = pd;
-        self.set_reach(Reach {
+        self.set_grant(Grant {
             access: Access::WRITING.union(Access::REMOTE_READ),
             base: 0,
             len: u64::MAX,
@@ -152,7 +148,7 @@ impl<M> Entry<M> {
     pub(super) fn set_invalid(&mut self, stag: Stag, pd: u32, kind: Kind<M>) {
         self.kind = kind;
         self.pd = pd;
-        self.set_reach(Reach::NOTHING);
+        self.set_grant(Grant::NONE);
         self.state = State::new(false, stag);
     }
 
@@ -165,7 +161,7 @@ impl<M> Entry<M> {
         }
     }
 
-    // Out of line, so that the compiler knows the kind on the common path.
+    // Not inlined, so that the compiler knows the kind on the common path.
     #[cold]
     #[inline(never)]
     fn clear_other_region(&mut self) -> Result<M, MemoryError> {
@@ -201,11 +197,11 @@ impl<M> Entry<M> {
     }
 
     /// Changes range and rights. The caller has marked the entry busy, or owns the table.
-    pub(super) fn set_reach(&self, reach: Reach) {
-        self.access.store(reach.access.bits(), Ordering::Relaxed);
-        self.base.store(reach.base, Ordering::Relaxed);
-        self.len.store(reach.len, Ordering::Relaxed);
-        self.offset.store(reach.offset, Ordering::Relaxed);
+    pub(super) fn set_grant(&self, grant: Grant) {
+        self.access.store(grant.access.bits(), Ordering::Relaxed);
+        self.base.store(grant.base, Ordering::Relaxed);
+        self.len.store(grant.len, Ordering::Relaxed);
+        self.offset.store(grant.offset, Ordering::Relaxed);
     }
 
     #[inline]
@@ -218,10 +214,10 @@ impl<M> Entry<M> {
         self.base.load(Ordering::Relaxed)
     }
 
-    /// Returns range and rights. Unless the entry is no fast-registration region, the caller is a
-    /// user of it.
+    /// Returns range and rights. For a fast-registration region, the caller must be a user of the
+    /// entry, so that they do not change meanwhile.
     #[inline]
-    pub(super) fn reach(&self) -> Reach
+    pub(super) fn grant(&self) -> Grant
     where
         M: Memory,
     {
@@ -232,7 +228,7 @@ impl<M> Entry<M> {
                 self.offset.load(Ordering::Relaxed),
             ),
         };
-        Reach {
+        Grant {
             access: self.access(),
             base: self.base(),
             len,
@@ -240,8 +236,8 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Returns the region's own memory. Windows have none, a null region has two, and that of an
-    /// on-demand region may be missing.
+    /// Returns the memory of a region that has exactly one and whose pages are not missing: not of
+    /// windows, null regions and on-demand regions.
     pub(super) const fn memory(&self) -> Option<&M> {
         match &self.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
@@ -259,7 +255,7 @@ impl<M> Entry<M> {
     }
 }
 
-/// Facts about a registered region or window.
+/// Describes a registered region or window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
     /// The current STag.
@@ -272,7 +268,7 @@ pub struct RegionInfo {
     pub iova: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Whether it can be used at present.
+    /// Whether the STag is valid at present.
     pub valid: bool,
     /// Whether its pages may be missing.
     pub on_demand: bool,

@@ -18,11 +18,11 @@ impl HostRange {
     /// Describes `len` bytes at address `addr` of this process.
     ///
     /// Returns `None` if the range wraps around the address space. Address 0 with length 2^64 - 1
-    /// covers all of it.
+    /// covers the entire address space.
     ///
     /// # Safety
     /// Until the range is removed from every table it was added to, all its bytes that are accessed
-    /// must stay mapped readable, and writable if it is registered with a right to write. No Rust
+    /// must stay mapped readable, and writable if registered with a right to write. No Rust
     /// reference to them may exist while the RNIC or a peer can access them.
     pub const unsafe fn new(addr: u64, len: u64) -> Option<Self> {
         match addr.checked_add(len) {
@@ -41,13 +41,13 @@ impl HostRange {
         self.len
     }
 
-    /// Returns `true` if the range has no bytes.
+    /// Returns `true` if the length is zero.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-// SAFETY: a range is one fragment, which its creator has promised to keep.
+// SAFETY: a range is one fragment, which its creator has promised to keep mapped.
 unsafe impl Memory for HostRange {
     type Place = u64;
 
@@ -75,25 +75,25 @@ unsafe impl Memory for HostRange {
     #[inline]
     unsafe fn fragment<'t>(place: u64, len: u32) -> Fragment<'t> {
         let at = ptr::with_exposed_provenance_mut(place as usize);
-        // SAFETY: the caller promises that it lies inside the range.
+        // SAFETY: guaranteed by the caller: the bytes are inside the range.
         unsafe { Fragment::new(at, len as usize) }
     }
 
     // SAFETY: like the provided methods, limited to the bytes before the unmapped ones.
     #[cfg(test)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
-        let here = gone::before(from, len);
-        // SAFETY: the caller's promise; tests run on one thread.
-        unsafe { to.copy_from_nonoverlapping(from, here) };
-        here == len
+        let mapped = unmapped::before(from, len);
+        // SAFETY: guaranteed by the caller; tests run on one thread.
+        unsafe { to.copy_from_nonoverlapping(from, mapped) };
+        mapped == len
     }
 
     #[cfg(test)]
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
-        let here = gone::before(to, len);
+        let mapped = unmapped::before(to, len);
         // SAFETY: as above.
-        unsafe { to.copy_from_nonoverlapping(from, here) };
-        here == len
+        unsafe { to.copy_from_nonoverlapping(from, mapped) };
+        mapped == len
     }
 
     #[cfg(test)]
@@ -110,7 +110,7 @@ unsafe impl Memory for HostRange {
 
     #[cfg(test)]
     unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
-        if gone::before(at.cast(), 8) < 8 {
+        if unmapped::before(at.cast(), 8) < 8 {
             return None;
         }
         // SAFETY: as above.
@@ -125,24 +125,23 @@ unsafe impl Memory for HostRange {
 
 /// Simulates memory that a program unmaps while it is registered: it stays mapped, but copies fail.
 #[cfg(test)]
-pub(crate) mod gone {
+pub(crate) mod unmapped {
     use core::cell::Cell;
 
     std::thread_local! {
-        /// First address and end.
-        static GONE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+        static UNMAPPED: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     }
 
-    /// Makes accesses to `len` bytes at `at` fail, and only these.
+    /// Makes accesses to `len` bytes at `at` fail. Earlier calls have no effect any more.
     pub(crate) fn unmap(at: u64, len: u64) {
-        GONE.set((at, at + len));
+        UNMAPPED.set((at, at + len));
     }
 
     /// Returns how many of these bytes lie before the unmapped ones.
     pub(crate) fn before(at: *const u8, len: usize) -> usize {
-        let ((gone, end), at) = (GONE.get(), at.addr() as u64);
+        let ((start, end), at) = (UNMAPPED.get(), at.addr() as u64);
         match at < end {
-            true => len.min(gone.saturating_sub(at) as usize),
+            true => len.min(start.saturating_sub(at) as usize),
             false => len,
         }
     }
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_stay_inside() {
+    fn spans_stay_inside_range() {
         let mut mem = [0xaau8; 32];
         // SAFETY: `mem` outlives the range, and only the range accesses it until the end.
         let range = unsafe { HostRange::new(mem.as_mut_ptr() as u64, 32) }.unwrap();
@@ -166,9 +165,9 @@ mod tests {
         assert!(Span::new(&range, 32, 0).is_some());
         let span = Span::new(&range, 8, 8).unwrap();
         assert!(span.write_last_octet_last(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
-        let mut back = [0; 10];
-        assert!(Span::new(&range, 7, 10).unwrap().read(&mut back));
-        assert_eq!(back, [0xaa, 1, 2, 3, 4, 5, 6, 7, 8, 0xaa]);
+        let mut copy = [0; 10];
+        assert!(Span::new(&range, 7, 10).unwrap().read(&mut copy));
+        assert_eq!(copy, [0xaa, 1, 2, 3, 4, 5, 6, 7, 8, 0xaa]);
         let (a, b) = span.split_at(3);
         assert_eq!((a.len(), b.len()), (3, 5));
         let at = |s: Span<'_, HostRange>| s.fragments().next().unwrap().as_ptr() as u64;
@@ -178,7 +177,7 @@ mod tests {
 
     #[test]
     fn range_must_not_wrap() {
-        // SAFETY: never registered.
+        // SAFETY: the range is never registered.
         assert!(unsafe { HostRange::new(u64::MAX - 3, 8) }.is_none());
     }
 }

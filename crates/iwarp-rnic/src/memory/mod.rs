@@ -1,14 +1,12 @@
 //! Registered memory: the STag table (RFC 5040 section 2, RFC 5041 section 7, RFC 5042 section 6).
 //!
 //! An STag is a 24-bit index and an 8-bit key. All bits except four are random, so a peer that was
-//! not given an STag has to guess it, and a wrong guess ends its stream. The four bits and the low
-//! bits of the index select the slot (`slots`). A look-up therefore takes a few loads and one
-//! comparison, and entries do not move when the table grows.
+//! not given an STag has to guess it, and a wrong guess ends its stream.
 //!
 //! An entry refers to [`Memory`] supplied by the environment (`span`): one address range in a
 //! process (`host`), or pages in a kernel (`pages`).
 //!
-//! Other threads, the peer and the kernel change registered memory at any time. To keep that from
+//! Other threads, the peer and the kernel change registered memory at any time. To keep this from
 //! being undefined behaviour,
 //! * no Rust reference to it is ever formed;
 //! * it is copied by `memcpy` called from assembly, which is opaque to the compiler (`copy`). An
@@ -20,14 +18,15 @@
 //! * the last octet of a Write and the words of atomic operations are stored by atomic
 //!   instructions.
 //!
-//! The program that shares the memory with the RNIC must follow the same rules: it reads the memory
+//! The program that shares the memory with the RNIC must follow similar rules: it reads the memory
 //! by volatile or atomic accesses, or after a completion.
 //!
 //! Regions, fast-registration regions and windows share one table. Accesses, fast registrations and
-//! invalidations take `&self`, so queue pairs do not block each other; `state` orders them. An
-//! invalidation revokes an STag immediately, and completes once nobody uses the memory any more.
+//! invalidations take `&self`, so queue pairs do not block each other; the atomics in `state`
+//! synchronize them. An invalidation revokes an STag immediately, and completes when the last
+//! user of the memory is gone.
 //!
-//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag),
+//! Files: `slots` (storage of entries), `table` (registration), `entry` and `state` (one STag),
 //! `access` (checks, users, invalidation), `window`, `sum` (CRCs), `on_demand` (copies by STag, and
 //! memory whose pages may be missing).
 
@@ -51,7 +50,7 @@ pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
 #[cfg(test)]
-pub(crate) use host::gone;
+pub(crate) use host::unmapped;
 pub use iwarp_proto::ddp::Stag;
 pub use on_demand::{ExchangeFn, Pager, ReadFn, WriteFn};
 pub use pages::{ListedPages, PagePlace, Pages};
@@ -93,11 +92,11 @@ pub enum MemoryError {
     NoSuchStag,
     /// The STag belongs to another protection domain (EINVAL).
     WrongProtectionDomain,
-    /// The region does not allow windows, or not with these rights (EINVAL).
+    /// The region does not allow windows, or not windows with these rights (EINVAL).
     NotBindable,
     /// The range is outside the region (EINVAL).
     OutOfRange,
-    /// Windows are bound to it (EBUSY).
+    /// Windows are bound to the region (EBUSY).
     Busy,
     /// An access or a plan still uses the memory: try again later (EBUSY).
     InUse,
@@ -110,7 +109,9 @@ pub enum MemoryError {
 impl core::fmt::Display for MemoryError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            Self::TableFull => "the device has the maximum of memory regions: deregister some",
+            Self::TableFull => {
+                "the device has the maximum number of memory regions: deregister some"
+            }
             Self::OutOfMemory => "out of memory for the region table",
             Self::BadAccess => "remote write and remote atomic access need local write access",
             Self::NoSuchStag => "the key does not exist or belongs to another kind of object",

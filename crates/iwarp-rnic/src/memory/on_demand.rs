@@ -1,14 +1,14 @@
 //! On-demand memory: regions whose pages may be missing at any time (`IBV_ACCESS_ON_DEMAND`), and
 //! copies to and from memory by STag.
 //!
-//! The RNIC never touches such memory directly, because a missing page would kill the process. The
-//! environment copies it by means of a [`Pager`], which reports missing pages. Payload of such a
-//! region is therefore always copied: no plan refers to it, and the stream is never read directly
-//! into it. To keep per-region checks off the common path, this applies to all memory of a table
-//! that has such a region ([`MemoryTable::has_on_demand`]).
+//! The RNIC never accesses this memory directly, because a missing page would kill the process. The
+//! environment copies it by means of a [`Pager`], which reports missing pages. Payload of an
+//! on-demand region is therefore always copied: no plan refers to it, and the stream is never read
+//! directly into it. To keep per-region checks off the common path, the same applies to all memory
+//! of a table that contains an on-demand region ([`MemoryTable::has_on_demand`]).
 //!
-//! Invariant: as promised by its creator, a pager's functions access only the memory they are asked
-//! to.
+//! Invariant: as promised by its creator, a pager's functions access only the memory that their
+//! arguments specify.
 #![allow(unsafe_code)]
 
 use super::access::{Accessor, Miss};
@@ -22,8 +22,8 @@ use iwarp_proto::ddp::Stag;
 /// Copies bytes at this address to private memory. Returns `false` if some of them could not be
 /// read.
 pub type ReadFn = fn(from: u64, to: &mut [u8]) -> bool;
-/// Copies bytes to this address, the last one last. Returns `false` if some could not be written;
-/// others may have been.
+/// Copies bytes to this address, the last byte after all others. Returns `false` if some could not
+/// be written; the others may have been written.
 pub type WriteFn = fn(to: u64, from: &[u8]) -> bool;
 /// Replaces the aligned word at this address by `new` if it equals `old`. Returns the previous
 /// value, or `None` if the word could not be accessed.
@@ -38,12 +38,12 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Takes the three functions. `exchange` is atomic with respect to all processors.
+    /// Creates a pager. `exchange` must be atomic with respect to all processors.
     ///
     /// # Safety
-    /// Each function accesses only the memory it is asked to. If a page is missing or does not
-    /// allow the access, it returns `false` or `None` without further harm, even if other threads
-    /// map and unmap memory meanwhile.
+    /// Each function accesses only the memory that its arguments specify. If a page is missing or
+    /// does not allow the access, it returns `false` or `None` and has no other effect, even if
+    /// other threads map and unmap memory meanwhile.
     pub const unsafe fn new(read: ReadFn, write: WriteFn, exchange: ExchangeFn) -> Self {
         Self {
             read,
@@ -60,7 +60,7 @@ impl Pager {
             return None;
         }
         let mut old = u64::from_ne_bytes(octets);
-        // This loop ends: a failed exchange means that another processor made progress.
+        // If the exchange fails, another processor has made progress, so the loop is lock-free.
         loop {
             let found = (self.exchange)(at, old, f(old))?;
             if found == old {
@@ -72,32 +72,32 @@ impl Pager {
 }
 
 /// The result of checking a counted access.
-pub(super) enum Reached<'t, M: Memory> {
-    /// Memory that is mapped.
-    Here(Span<'t, M>),
+pub(super) enum Checked<'t, M: Memory> {
+    /// Memory that stays mapped.
+    Mapped(Span<'t, M>),
     /// Memory whose pages may be missing.
     OnDemand(&'static Pager, Span<'t, M>),
 }
 
-impl<'t, M: Memory> Reached<'t, M> {
+impl<'t, M: Memory> Checked<'t, M> {
     /// Returns mapped memory; fails for other memory.
-    pub(super) fn here(self) -> Result<Span<'t, M>, AccessError> {
+    pub(super) fn mapped(self) -> Result<Span<'t, M>, AccessError> {
         match self {
-            Self::Here(span) => Ok(span),
+            Self::Mapped(span) => Ok(span),
             Self::OnDemand(..) => Err(AccessError::NotMapped),
         }
     }
 
     fn read(&self, to: &mut [u8]) -> bool {
         match self {
-            Self::Here(span) => span.read(to),
+            Self::Mapped(span) => span.read(to),
             Self::OnDemand(pager, span) => span.address().is_some_and(|at| (pager.read)(at, to)),
         }
     }
 
     fn write(&self, from: &[u8]) -> bool {
         match self {
-            Self::Here(span) => span.write_last_octet_last(from),
+            Self::Mapped(span) => span.write_last_octet_last(from),
             Self::OnDemand(pager, span) => span.address().is_some_and(|at| (pager.write)(at, from)),
         }
     }
@@ -105,7 +105,7 @@ impl<'t, M: Memory> Reached<'t, M> {
     /// Like [`MemoryTable::update_word`].
     fn update(&self, f: impl FnMut(u64) -> u64) -> Result<Option<u64>, AccessError> {
         match self {
-            Self::Here(span) => match span.word() {
+            Self::Mapped(span) => match span.word() {
                 Some(word) => word.update(f).map(Some).ok_or(AccessError::NotMapped),
                 None => Ok(None),
             },
@@ -122,7 +122,7 @@ impl<'t, M: Memory> Reached<'t, M> {
 }
 
 #[inline(always)]
-const fn all(mapped: bool) -> Result<(), AccessError> {
+const fn copy_result(mapped: bool) -> Result<(), AccessError> {
     match mapped {
         true => Ok(()),
         false => Err(AccessError::NotMapped),
@@ -130,9 +130,8 @@ const fn all(mapped: bool) -> Result<(), AccessError> {
 }
 
 impl<M: Memory> MemoryTable<M> {
-    /// Registers memory whose pages may be missing; otherwise like [`register`](Self::register).
-    /// The range may have holes, and may cover the whole address space. Accesses to unmapped parts
-    /// fail when they are made.
+    /// Registers memory like [`register`](Self::register), but its pages may be missing. The range
+    /// may contain holes, and may cover the entire address space. Accesses to unmapped parts fail.
     ///
     /// Fails with [`OutOfRange`](MemoryError::OutOfRange) for memory that has no addresses.
     pub fn register_on_demand(
@@ -154,8 +153,8 @@ impl<M: Memory> MemoryTable<M> {
         Ok(stag)
     }
 
-    /// Returns `true` if the pages of some region may be missing. All payload has to be copied
-    /// then.
+    /// Returns `true` if the pages of any region may be missing. If so, all payload has to be
+    /// copied.
     #[inline]
     pub const fn has_on_demand(&self) -> bool {
         self.on_demand != 0
@@ -169,34 +168,35 @@ impl<M: Memory> MemoryTable<M> {
         &self,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         out: &mut [u8],
     ) -> Result<(), AccessError> {
-        match self.check_uncounted((stag, to, len), need, who) {
-            Ok(span) => all(span.read(out)),
-            Err(Miss::Counted) => {
-                let (reached, _hold) = self.check_counted(stag, to, len, need, who)?;
-                all(reached.read(out))
+        match self.check_uncounted((stag, to, len), need, accessor) {
+            Ok(span) => copy_result(span.read(out)),
+            Err(Miss::NeedsCount) => {
+                let (checked, _hold) = self.check_counted(stag, to, len, need, accessor)?;
+                copy_result(checked.read(out))
             }
             Err(Miss::Refused(e)) => Err(e),
         }
     }
 
-    /// Copies bytes to a tagged offset of registered memory. The last one becomes visible last.
+    /// Copies bytes to a tagged offset of registered memory. The last byte becomes visible after
+    /// all others.
     ///
     /// # Errors
-    /// Returns why the access was refused. Nothing was written, unless a page was missing.
+    /// Returns why the access was refused. Only if a page was missing, part may have been written.
     #[inline(always)]
     pub fn write(
         &self,
         (stag, to): (Stag, u64),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         from: &[u8],
     ) -> Result<(), AccessError> {
-        match self.check_uncounted((stag, to, from.len() as u32), need, who) {
-            Ok(span) => all(span.write_last_octet_last(from)),
-            Err(Miss::Counted) => self.write_counted(stag, to, need, who, from),
+        match self.check_uncounted((stag, to, from.len() as u32), need, accessor) {
+            Ok(span) => copy_result(span.write_last_octet_last(from)),
+            Err(Miss::NeedsCount) => self.write_counted(stag, to, need, accessor, from),
             Err(Miss::Refused(e)) => Err(e),
         }
     }
@@ -208,12 +208,12 @@ impl<M: Memory> MemoryTable<M> {
         stag: Stag,
         to: u64,
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
         from: &[u8],
     ) -> Result<(), AccessError> {
         let len = from.len() as u32;
-        let (reached, _hold) = self.check_counted(stag, to, len, need, who)?;
-        all(reached.write(from))
+        let (checked, _hold) = self.check_counted(stag, to, len, need, accessor)?;
+        copy_result(checked.write(from))
     }
 
     /// Replaces the word at a tagged offset by the result of `f`, for an atomic operation of the
@@ -221,19 +221,19 @@ impl<M: Memory> MemoryTable<M> {
     pub(crate) fn update_word(
         &self,
         (stag, to): (Stag, u64),
-        who: Accessor,
+        accessor: Accessor,
         f: impl FnMut(u64) -> u64,
     ) -> Result<Option<u64>, AccessError> {
         let need = Access::REMOTE_ATOMIC;
-        match self.check_uncounted((stag, to, 8), need, who) {
-            Ok(span) => Reached::Here(span).update(f),
-            Err(Miss::Counted) => {
-                let (reached, _hold) = self.check_counted(stag, to, 8, need, who)?;
-                // The sink of a null region holds what others wrote: it must never be read.
+        match self.check_uncounted((stag, to, 8), need, accessor) {
+            Ok(span) => Checked::Mapped(span).update(f),
+            Err(Miss::NeedsCount) => {
+                let (checked, _hold) = self.check_counted(stag, to, 8, need, accessor)?;
+                // The sink of a null region holds data that others wrote, so it must never be read.
                 if self.entry(stag).is_some_and(Entry::is_null) {
                     return Ok(to.is_multiple_of(8).then_some(0));
                 }
-                reached.update(f)
+                checked.update(f)
             }
             Err(Miss::Refused(e)) => Err(e),
         }

@@ -1,12 +1,12 @@
 //! Memory of a kernel: a list of pages in any order, or a range of addresses.
 //!
 //! A kernel pins the pages of a program, or receives a list of pages from an in-kernel client, and
-//! has all of them mapped. The list of their addresses belongs to the creator. For each fast
-//! registration the owner refills the list, like a Linux kernel's `ib_map_mr_sg()`, and the request
-//! carries the number of pages ([`ListedPages`]).
+//! has all of them mapped. The list of their addresses belongs to the creator of the memory. For
+//! each fast registration the creator refills the list, as Linux's `ib_map_mr_sg()` does, and the
+//! request carries the number of pages ([`ListedPages`]).
 //!
-//! Invariant: the creators of [`Pages`] and [`ListedPages`] have promised that the list has an
-//! entry for each page, and that list and pages stay valid while they are in use.
+//! Invariant: the creators of [`Pages`] and [`ListedPages`] have promised that the list contains an
+//! entry for each page, and that the list and the pages stay valid while they are in use.
 #![allow(unsafe_code)]
 
 use super::span::{Fragment, Memory};
@@ -14,8 +14,8 @@ use core::num::NonZeroU32;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Maximum contiguous pages that are joined to one fragment.
-const JOIN: u64 = 16;
+/// Maximum number of contiguous pages that are merged into one fragment.
+const MERGE_MAX: u64 = 16;
 
 /// Bits of [`ListedPages`] that hold the page size.
 const SHIFT_BITS: u32 = 6;
@@ -37,8 +37,8 @@ impl ListedPages {
     /// # Safety
     /// When a request with this value (or a copy of it) is executed, the list of its region must
     /// contain the addresses of `count` pages of this size. The pages must stay in the list, and
-    /// mapped readable and writable, until the registration ends: until its invalidation completes,
-    /// or [`deregister`](super::MemoryTable::deregister) returns. No Rust reference to the pages
+    /// mapped readable and writable, until the invalidation of the registration completes or
+    /// [`deregister`](super::MemoryTable::deregister) returns. No Rust reference to the pages
     /// may exist while the RNIC or a peer can access them.
     pub unsafe fn new(count: u32, shift: u32) -> Option<Self> {
         let size = 1u64.checked_shl(shift)?;
@@ -72,10 +72,9 @@ pub struct Pages {
     first: u64,
     /// Length in bytes. A fast registration changes it and `shift`, while the memory has no users.
     len: AtomicU64,
-    /// Binary logarithm of the page size.
     shift: AtomicU32,
     /// Maximum pages of a fast registration; zero if fast registration is not possible.
-    most: u32,
+    max_pages: u32,
 }
 
 impl Pages {
@@ -85,9 +84,9 @@ impl Pages {
     /// Returns `None` if the range does not begin in the first page, or if it wraps.
     ///
     /// # Safety
-    /// `list` must have an entry for each page of the range. Until the value is removed from every
-    /// table, list and pages must stay, the pages mapped readable and writable. No Rust reference
-    /// to the range may exist while the RNIC or a peer can access it.
+    /// `list` must contain an entry for each page of the range. Until the value is removed from
+    /// every table, the list must stay valid, and the pages mapped readable and writable. No Rust
+    /// reference to the range may exist while the RNIC or a peer can access it.
     pub unsafe fn new(list: *const u64, shift: u32, first: u64, len: u64) -> Option<Self> {
         let size = 1u64.checked_shl(shift)?;
         first.checked_add(len)?;
@@ -96,7 +95,7 @@ impl Pages {
             len: AtomicU64::new(len),
             shift: AtomicU32::new(shift),
             first,
-            most: 0,
+            max_pages: 0,
         })
     }
 
@@ -115,27 +114,27 @@ impl Pages {
                 len: AtomicU64::new(len),
                 shift: AtomicU32::new(0),
                 first: addr,
-                most: 0,
+                max_pages: 0,
             }),
             _ => None,
         }
     }
 
-    /// Returns memory for fast registrations. Each uses the first pages of `list`, which has space
-    /// for `most`.
+    /// Returns memory for fast registrations. Each registration uses the first pages of `list`,
+    /// which has space for `max_pages` entries.
     ///
     /// Returns `None` if there is no list.
     ///
     /// # Safety
-    /// `list` must stay until the value is removed from every table. Its owner changes entries only
-    /// while they are not in use: see [`ListedPages::new`].
-    pub unsafe fn listed(list: *const u64, most: u32) -> Option<Self> {
-        (!list.is_null() && most != 0).then(|| Self {
+    /// `list` must stay valid until the value is removed from every table. Its owner must change
+    /// entries only while they are not in use: see [`ListedPages::new`].
+    pub unsafe fn listed(list: *const u64, max_pages: u32) -> Option<Self> {
+        (!list.is_null() && max_pages != 0).then(|| Self {
             list: list.expose_provenance() as u64,
             first: 0,
             len: AtomicU64::new(0),
             shift: AtomicU32::new(0),
-            most,
+            max_pages,
         })
     }
 }
@@ -143,7 +142,7 @@ impl Pages {
 /// A position in [`Pages`].
 #[derive(Debug, Clone, Copy)]
 pub struct PagePlace {
-    /// As in [`Pages`].
+    /// Address of the list of page addresses; zero if there is none.
     list: u64,
     /// Bytes from the beginning of the first page, or an address.
     at: u64,
@@ -158,13 +157,13 @@ impl PagePlace {
     #[inline]
     unsafe fn page(&self, index: u64) -> u64 {
         let list: *const u64 = ptr::with_exposed_provenance(self.list as usize);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { list.add(index as usize).read() }
     }
 }
 
-// SAFETY: the creator has promised that all pages of the list stay. A fragment lies in one page or
-// in contiguous pages, and does not extend beyond the range.
+// SAFETY: the creator has promised that all pages of the list stay mapped. A fragment lies in one
+// page or in contiguous pages, and does not extend beyond the range.
 unsafe impl Memory for Pages {
     type Place = PagePlace;
 
@@ -180,12 +179,12 @@ unsafe impl Memory for Pages {
     }
 
     fn set_pages(&self, pages: Option<ListedPages>) -> bool {
-        if self.most == 0 {
+        if self.max_pages == 0 {
             return pages.is_none();
         }
-        // The previous registration's pages are dropped even if this one has none.
+        // The previous registration's pages are dropped even if the new registration has none.
         let (len, shift) = match pages {
-            Some(pages) if pages.count() > self.most => return false,
+            Some(pages) if pages.count() > self.max_pages => return false,
             Some(pages) => (pages.octets(), pages.shift()),
             None => (0, 0),
         };
@@ -219,14 +218,14 @@ unsafe impl Memory for Pages {
             let size = 1u64.wrapping_shl(place.shift);
             let inside = place.at & size.wrapping_sub(1);
             let mut index = place.at >> place.shift;
-            let end = index.saturating_add(JOIN);
-            // SAFETY: the list has an entry for each page of the range, and the first byte is
-            // inside.
+            let end = index.saturating_add(MERGE_MAX);
+            // SAFETY: the list contains an entry for each page of the range, and the first byte is
+            // inside the range.
             addr = unsafe { place.page(index) }.wrapping_add(inside);
             together = size.wrapping_sub(inside);
             while together < len && index < end {
                 index = index.wrapping_add(1);
-                // SAFETY: as above; the byte at `together` is inside, too.
+                // SAFETY: as above; the byte at offset `together` is inside the range as well.
                 if unsafe { place.page(index) } != addr.wrapping_add(together) {
                     break;
                 }
@@ -234,7 +233,7 @@ unsafe impl Memory for Pages {
             }
         }
         let at = ptr::with_exposed_provenance_mut(addr as usize);
-        // SAFETY: the caller promises that all of it is in pages of the list.
+        // SAFETY: guaranteed by the caller: all `len` bytes are in pages of the list.
         unsafe { Fragment::new(at, together.min(len) as usize) }
     }
 }
@@ -254,7 +253,7 @@ pub(crate) mod tests {
     const SHIFT: u32 = 6;
     const SIZE: usize = 1 << SHIFT;
 
-    /// Pages in random order, between others that must not be touched.
+    /// Pages in random order, between other pages that must not be accessed.
     pub(crate) struct Scattered {
         arena: Vec<u64>,
         list: Vec<u64>,
@@ -267,7 +266,7 @@ pub(crate) mod tests {
         /// the pages lie.
         pub(crate) fn new(first: usize, len: usize, order: u64) -> Self {
             let count = (first + len).div_ceil(SIZE).max(1);
-            // Untouchable pages lie at both ends, and between some of the others.
+            // Pages that must not be accessed lie at both ends, and between some of the others.
             let places = 2 * count + 1;
             let mut arena = vec![0u64; places * SIZE / 8];
             let at = arena.as_mut_ptr().expose_provenance() as u64;
@@ -289,7 +288,7 @@ pub(crate) mod tests {
                 len,
             };
             for i in 0..scattered.arena.len() * 8 {
-                // SAFETY: inside the arena.
+                // SAFETY: the address is inside the arena.
                 unsafe { scattered.base().add(i).write(0xa5) };
             }
             scattered
@@ -315,38 +314,39 @@ pub(crate) mod tests {
         fn octet(&self, at: usize) -> *mut u8 {
             let at = self.first + at;
             let page: *mut u8 = ptr::with_exposed_provenance_mut(self.list[at / SIZE] as usize);
-            // SAFETY: inside the page.
+            // SAFETY: the address is inside the page.
             unsafe { page.add(at % SIZE) }
         }
 
         pub(crate) fn fill(&self, octets: &[u8]) {
             assert_eq!(octets.len(), self.len);
             for (i, octet) in octets.iter().enumerate() {
-                // SAFETY: inside the arena.
+                // SAFETY: the address is inside the arena.
                 unsafe { self.octet(i).write(*octet) };
             }
         }
 
         /// Returns the contents of the range, and how many other bytes of the arena have changed.
         pub(crate) fn contents(&self) -> (Vec<u8>, usize) {
-            // SAFETY: inside the arena, as below.
+            // SAFETY: the address is inside the arena.
             let inside = (0..self.len).map(|i| unsafe { self.octet(i).read() });
-            let mine: Vec<usize> = (0..self.len).map(|i| self.octet(i).addr()).collect();
-            let mine: std::collections::BTreeSet<usize> = mine.into_iter().collect();
-            let strangers = (0..self.arena.len() * 8).filter(|i| {
-                // SAFETY: inside the arena.
+            let inside_range: Vec<usize> = (0..self.len).map(|i| self.octet(i).addr()).collect();
+            let inside_range: std::collections::BTreeSet<usize> =
+                inside_range.into_iter().collect();
+            let changed_others = (0..self.arena.len() * 8).filter(|i| {
+                // SAFETY: the address is inside the arena.
                 let at = unsafe { self.base().add(*i) };
                 // SAFETY: as above.
-                !mine.contains(&at.addr()) && unsafe { at.read() } != 0xa5
+                !inside_range.contains(&at.addr()) && unsafe { at.read() } != 0xa5
             });
-            (inside.collect(), strangers.count())
+            (inside.collect(), changed_others.count())
         }
     }
 
     /// # Safety
     /// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), and nobody changes the bytes.
     unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let octets = unsafe { core::slice::from_raw_parts(from, len) };
         Some(crc32c::append(crc, octets))
     }
@@ -354,7 +354,7 @@ pub(crate) mod tests {
     /// # Safety
     /// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), and nobody changes the bytes.
     unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             to.copy_from_nonoverlapping(from, len);
             sum_in_place(crc, to, len)
@@ -384,17 +384,17 @@ pub(crate) mod tests {
                 return Ok(());
             };
             prop_assert!(from + n <= len);
-            let mut back = vec![0x11; n + 3];
-            assert!(span.read(&mut back));
-            prop_assert_eq!(&back[..n], &flat[from..from + n]);
-            prop_assert_eq!(&back[n..], &[0x11; 3]);
-            let mut again = vec![0x11; n + 3];
-            let crc = span.read_summed(sum_and_copy, 7, &mut again);
+            let mut copy = vec![0x11; n + 3];
+            assert!(span.read(&mut copy));
+            prop_assert_eq!(&copy[..n], &flat[from..from + n]);
+            prop_assert_eq!(&copy[n..], &[0x11; 3]);
+            let mut second_copy = vec![0x11; n + 3];
+            let crc = span.read_summed(sum_and_copy, 7, &mut second_copy);
             prop_assert_eq!(crc, Some(crc32c::append(7, &flat[from..from + n])));
-            prop_assert_eq!(&again, &back);
+            prop_assert_eq!(&second_copy, &copy);
             // A part of the range.
-            let crc = span.read_summed(sum_and_copy, 7, &mut again[..n.min(at as usize)]);
-            prop_assert_eq!(crc, Some(crc32c::append(7, &back[..n.min(at as usize)])));
+            let crc = span.read_summed(sum_and_copy, 7, &mut second_copy[..n.min(at as usize)]);
+            prop_assert_eq!(crc, Some(crc32c::append(7, &copy[..n.min(at as usize)])));
             let mut room = [0; crate::limits::SUM_PART];
             let copied = Crc32c::new(crc32c::append);
             // SAFETY: the function reads only what it is given.
@@ -405,9 +405,9 @@ pub(crate) mod tests {
             }
             let parts: Vec<_> = span.fragments().map(|f| (f.as_ptr().addr(), f.len())).collect();
             prop_assert_eq!(parts.iter().map(|p| p.1).sum::<usize>(), n);
-            // Whole pages except at the ends; contiguous ones are joined.
-            for two in parts.windows(2) {
-                prop_assert_ne!(two[0].0 + two[0].1, two[1].0);
+            // Contiguous pages are merged into one fragment.
+            for neighbours in parts.windows(2) {
+                prop_assert_ne!(neighbours[0].0 + neighbours[0].1, neighbours[1].0);
             }
 
             let (front, tail) = span.split_at(at);
@@ -416,7 +416,7 @@ pub(crate) mod tests {
             assert!(tail.write(&octets[cut..]));
             flat[from + cut..from + n].fill(0x77);
             prop_assert_eq!(scattered.contents(), (flat.clone(), 0));
-            // More bytes than fit, and fewer.
+            // Write more bytes than the span has, then fewer.
             assert!(front.write_last_octet_last(&pattern(n + 9)));
             flat[from..from + cut].copy_from_slice(&pattern(cut));
             prop_assert_eq!(scattered.contents(), (flat.clone(), 0));
@@ -447,34 +447,36 @@ pub(crate) mod tests {
     fn all_of_memory_can_be_registered() {
         let octets = [5u8; 16];
         let addr = octets.as_ptr().expose_provenance() as u64;
-        let who = Accessor { pd: 1, qp: 1 };
+        let accessor = Accessor { pd: 1, qp: 1 };
         let mut table = MemoryTable::new();
         // SAFETY: only `octets` is accessed, and only read.
         let all = unsafe { Pages::together(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let stag = stag.unwrap();
-        let mut back = [0; 16];
-        let span = table.check(stag, addr, 16, Access::empty(), who).unwrap();
-        assert!(span.span().read(&mut back));
-        assert_eq!(back, octets);
+        let mut copy = [0; 16];
+        let span = table
+            .check(stag, addr, 16, Access::empty(), accessor)
+            .unwrap();
+        assert!(span.span().read(&mut copy));
+        assert_eq!(copy, octets);
         assert!(
             table
-                .check(stag, u64::MAX - 16, 16, Access::empty(), who)
+                .check(stag, u64::MAX - 16, 16, Access::empty(), accessor)
                 .is_ok()
         );
         assert!(
             table
-                .check(stag, u64::MAX - 15, 16, Access::empty(), who)
+                .check(stag, u64::MAX - 15, 16, Access::empty(), accessor)
                 .is_err()
         );
         let mut table = MemoryTable::new();
         // SAFETY: as above.
         let all = unsafe { HostRange::new(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
-        let span = table.check(stag.unwrap(), addr, 16, Access::empty(), who);
-        back = [0; 16];
-        assert!(span.unwrap().span().read(&mut back));
-        assert_eq!(back, octets);
+        let span = table.check(stag.unwrap(), addr, 16, Access::empty(), accessor);
+        copy = [0; 16];
+        assert!(span.unwrap().span().read(&mut copy));
+        assert_eq!(copy, octets);
     }
 
     #[test]
@@ -485,7 +487,7 @@ pub(crate) mod tests {
         for len in [0, 1, 65] {
             let scattered = Scattered::new(0, len, 1);
             assert_eq!(is_empty(scattered.pages()), len == 0);
-            // SAFETY: never accessed.
+            // SAFETY: the memory is never accessed.
             let range = unsafe { HostRange::new(8, len as u64) }.unwrap();
             assert_eq!(is_empty(range), len == 0);
         }
@@ -493,7 +495,7 @@ pub(crate) mod tests {
 
     #[test]
     fn memory_without_list_refuses_pages() {
-        fn refuses<M: Memory>(memory: M, pages: ListedPages) {
+        fn assert_refuses_pages<M: Memory>(memory: M, pages: ListedPages) {
             let mut table = MemoryTable::new();
             let new_stag = table.allocate_fast(memory, 1, 0x4567_8901).unwrap();
             let mut wr = FastRegister {
@@ -512,19 +514,19 @@ pub(crate) mod tests {
         }
         let scattered = Scattered::new(0, 64, 1);
         let (_, pages, _) = scattered.list();
-        refuses(scattered.pages(), pages);
-        // SAFETY: never accessed.
-        refuses(unsafe { HostRange::new(0x1000, 64) }.unwrap(), pages);
+        assert_refuses_pages(scattered.pages(), pages);
+        // SAFETY: the memory is never accessed.
+        assert_refuses_pages(unsafe { HostRange::new(0x1000, 64) }.unwrap(), pages);
     }
 
-    /// A pager works by address, and each page has an address of its own.
+    /// A pager works by address, and the pages of a list are not contiguous.
     #[test]
     fn pages_are_not_registered_on_demand() {
         // SAFETY: the functions access nothing.
-        static NOTHING: Pager = unsafe { Pager::new(|_, _| false, |_, _| false, |_, _, _| None) };
+        static NONE: Pager = unsafe { Pager::new(|_, _| false, |_, _| false, |_, _, _| None) };
         let scattered = Scattered::new(0, 64, 1);
         let mut table = MemoryTable::new();
-        let memory = (scattered.pages(), &NOTHING);
+        let memory = (scattered.pages(), &NONE);
         let refused = table.register_on_demand(memory, 0, 1, Access::empty(), 7);
         assert_eq!(refused, Err(MemoryError::OutOfRange));
         assert!(table.is_empty() && !table.has_on_demand());
@@ -533,7 +535,7 @@ pub(crate) mod tests {
     #[test]
     fn range_begins_in_first_page() {
         let list = [0x1000u64, 0x2000];
-        // SAFETY: never accessed.
+        // SAFETY: the memory is never accessed.
         unsafe {
             assert!(Pages::new(list.as_ptr(), 12, 4095, 4097).is_some());
             assert!(Pages::new(list.as_ptr(), 12, 4096, 1).is_none());

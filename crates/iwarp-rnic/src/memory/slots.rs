@@ -30,14 +30,14 @@ const fn size_of_part(number: usize) -> usize {
     FIRST << number.saturating_sub(2)
 }
 
-/// The slots that a table lacks for one more entry.
+/// The slots to allocate for one more entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoomSize {
     part: usize,
 }
 
 impl RoomSize {
-    /// Allocates the slots. The table is not needed, so no lock is held.
+    /// Allocates the slots. No lock is needed, because this does not access the table.
     ///
     /// # Errors
     /// Fails with [`MemoryError::OutOfMemory`].
@@ -63,7 +63,7 @@ pub struct Room<M> {
     slots: Vec<Entry<M>>,
 }
 
-/// One allocation of slots, and the number of used ones.
+/// One allocation of slots, and the number of slots in use.
 #[derive(Debug)]
 struct Part<M> {
     slots: Vec<Entry<M>>,
@@ -86,8 +86,8 @@ impl<M> Part<M> {
     fn free_slot(&self, slot: usize) -> Option<usize> {
         let next = |from: usize| {
             let free = |entry: &Entry<M>| matches!(entry.kind, Kind::Free);
-            let behind = self.slots.get(from..)?.iter().position(free)?;
-            Some(from.wrapping_add(behind))
+            let offset = self.slots.get(from..)?.iter().position(free)?;
+            Some(from.wrapping_add(offset))
         };
         next(slot).or_else(|| next(0))
     }
@@ -102,9 +102,8 @@ impl<M> Part<M> {
 #[derive(Debug)]
 pub(super) struct Slots<M> {
     parts: [Part<M>; PARTS],
-    /// The newest part.
     newest: usize,
-    /// The part that new entries go to until it is half full.
+    /// The part that receives new entries until it is half full.
     open: usize,
 }
 
@@ -121,14 +120,14 @@ impl<M> Slots<M> {
         self.parts.iter().map(|part| part.used).sum()
     }
 
-    /// Returns the slot of an STag, whether or not it holds this STag.
+    /// Returns the slot that an STag selects, even if it holds another STag.
     #[inline]
     pub(super) fn at(&self, stag: Stag) -> Option<&Entry<M>> {
         let part = self.parts.get((stag.index() >> PART) as usize)?;
         part.slots.get(part.slot_of(stag.index()))
     }
 
-    /// Returns the entry with the index of an STag, valid or not, with any key.
+    /// Returns the entry with the index of an STag, even if it is invalid or has another key.
     #[inline]
     pub(super) fn entry(&self, stag: Stag) -> Option<&Entry<M>> {
         self.at(stag).filter(|entry| is_entry(entry, stag))
@@ -143,7 +142,10 @@ impl<M> Slots<M> {
     }
 
     /// Returns a range of slots by number; `None` if the range is past the end.
-    pub(super) fn some(&self, range: Range<usize>) -> Option<impl Iterator<Item = &Entry<M>>> {
+    pub(super) fn entries_in(
+        &self,
+        range: Range<usize>,
+    ) -> Option<impl Iterator<Item = &Entry<M>>> {
         let mut begin = 0usize;
         let all = self.parts.iter().map(|part| part.slots.len()).sum();
         (range.start < range.end.min(all)).then(|| {
@@ -156,17 +158,17 @@ impl<M> Slots<M> {
         })
     }
 
-    fn roomy(&self) -> Option<usize> {
+    fn part_with_free_slots(&self) -> Option<usize> {
         self.parts.iter().rposition(Part::has_room)
     }
 
-    /// Returns the slots to allocate before the next entry; `None` if there is room.
-    pub(super) fn lacks(&self) -> Option<RoomSize> {
+    /// Returns the slots to allocate before the next entry; `None` if a slot is free.
+    pub(super) fn missing_slots(&self) -> Option<RoomSize> {
         let part = self.newest.wrapping_add(1);
-        (part < PARTS && self.roomy().is_none()).then_some(RoomSize { part })
+        (part < PARTS && self.part_with_free_slots().is_none()).then_some(RoomSize { part })
     }
 
-    /// Adds slots. Returns them if another caller was faster.
+    /// Adds slots; returns them if another caller has added slots meanwhile.
     pub(super) fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
         match self.parts.get_mut(room.part) {
             Some(part) if room.part == self.newest.wrapping_add(1) => {
@@ -178,18 +180,18 @@ impl<M> Slots<M> {
         }
     }
 
-    /// Chooses the part for new entries. Allocates one if no part has room.
+    /// Chooses the part for new entries. Allocates a part if all are half full.
     #[cold]
     #[inline(never)]
     fn open(&mut self) -> Result<(), MemoryError> {
-        if let Some(size) = self.lacks() {
+        if let Some(size) = self.missing_slots() {
             self.attach(size.make()?);
         }
-        self.open = self.roomy().ok_or(MemoryError::TableFull)?;
+        self.open = self.part_with_free_slots().ok_or(MemoryError::TableFull)?;
         Ok(())
     }
 
-    /// Finds a free slot for an STag made from `random`, and lets `fill` use it. Returns the STag.
+    /// Finds a free slot for an STag made from `random`, and fills it by `fill`. Returns the STag.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -206,14 +208,14 @@ impl<M> Slots<M> {
         let wanted = part.slot_of(stag.index());
         let slot = part.free_slot(wanted).ok_or(MemoryError::TableFull)?;
         let entry = part.slots.get_mut(slot).ok_or(MemoryError::TableFull)?;
-        // The bits above the slot's stay random.
+        // Replace the bits that select the slot; the bits above them stay random.
         let stag = Stag(stag.0 ^ Stag::new((wanted ^ slot) as u32, 0).0);
         fill(entry, stag);
         part.used = part.used.wrapping_add(1);
         Ok(stag)
     }
 
-    /// Lets `clear` free the slot of an STag, unless it fails.
+    /// Frees the slot of an STag by `clear`, unless `clear` fails.
     #[inline]
     pub(super) fn free<R>(
         &mut self,
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!((moved.count(), table.len()), (0, 5_000));
         assert_eq!(
             (0..)
-                .map_while(|n| table.slots.some(n * 1000..(n + 1) * 1000))
+                .map_while(|n| table.slots.entries_in(n * 1000..(n + 1) * 1000))
                 .flatten()
                 .count(),
             16_384
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_allocated_without_table() {
+    fn slots_are_allocated_without_table() {
         let mut table = MemoryTable::new();
         let mut randoms = scrambled(2);
         let rooms = [0, 1].map(|_| table.lacks_room().unwrap().make().unwrap());
@@ -291,19 +293,19 @@ mod tests {
         assert!(table.attach(first).is_none());
         assert!(
             table.attach(second_room).is_some(),
-            "another caller came first"
+            "another caller has added slots"
         );
         for random in randoms.by_ref().take(FIRST / 2) {
             assert_eq!(table.lacks_room(), None);
             register(&mut table, random).unwrap();
         }
-        let first: Vec<_> = table.slots.some(0..1).unwrap().collect();
+        let first: Vec<_> = table.slots.entries_in(0..1).unwrap().collect();
         assert!(core::ptr::eq(first[0], slots));
-        assert!(table.slots.some(FIRST..FIRST + 1).is_none());
+        assert!(table.slots.entries_in(FIRST..FIRST + 1).is_none());
         assert!(table.lacks_room().is_some());
-        // A caller that does not attach room in advance gets it, too.
+        // A caller that does not attach slots in advance allocates them implicitly.
         register(&mut table, randoms.next().unwrap()).unwrap();
-        assert!(table.slots.some(FIRST..FIRST + 1).is_some());
+        assert!(table.slots.entries_in(FIRST..FIRST + 1).is_some());
     }
 
     #[test]
@@ -328,9 +330,9 @@ mod tests {
             assert_eq!(table.len(), stags.len());
         }
         assert!(stags.keys().all(|stag| table.info(*stag).is_some()));
-        // There are twice as many slots as there ever were entries.
-        assert!(table.slots.some(2047..2048).is_some());
-        assert!(table.slots.some(2048..2049).is_none());
+        // There are about twice as many slots as the maximum number of entries.
+        assert!(table.slots.entries_in(2047..2048).is_some());
+        assert!(table.slots.entries_in(2048..2049).is_none());
     }
 
     #[test]
@@ -339,14 +341,14 @@ mod tests {
         let stag = register(&mut table, 0x0765_4321).unwrap();
         assert_eq!(stag, Stag(0x1765_4321));
         assert!(table.info(stag).is_some());
-        // STags with other index bits, of other parts, and of part zero.
+        // STags with other index bits, with other part numbers, and with part number zero.
         let other = |bit: u32| stag.0 ^ 1 << bit;
         for wrong in [other(27), other(28), other(31), 0, 0xff] {
             let wrong = Stag(wrong);
             assert_eq!(table.info(wrong), None);
             assert!(table.deregister(wrong).is_err());
         }
-        // The next entry for this slot gets its neighbour; its other bits stay random.
+        // The next entry for this slot is put into the next slot; its other bits stay random.
         let next = register(&mut table, 0x0000_4300).unwrap();
         assert_eq!(next, Stag(0x1000_4400));
     }
@@ -355,7 +357,7 @@ mod tests {
     fn full_table_is_reported() {
         let mut slots = Slots::<HostRange>::new();
         slots.newest = PARTS - 1;
-        assert_eq!(slots.lacks(), None);
+        assert_eq!(slots.missing_slots(), None);
         assert_eq!(slots.take(1, |_, _| ()), Err(MemoryError::TableFull));
     }
 }

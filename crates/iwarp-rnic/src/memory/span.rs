@@ -10,8 +10,8 @@
 //! it fail safely. Only the table creates spans, and a span borrows the table, so no span outlives
 //! its registration.
 //!
-//! Other threads, the peer and the kernel change this memory at any time. The module `memory`
-//! explains how it is accessed.
+//! The module `memory` explains how this memory is accessed, because others may change it at any
+//! time.
 #![allow(unsafe_code)]
 
 use super::copy::{copy_in, copy_out};
@@ -25,11 +25,11 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 ///
 /// # Safety
 /// All fragments lie in memory that the value's creator has promised to keep mapped, readable and
-/// writable, until the value is removed from every table. An environment without this promise
-/// overrides the five access functions by ones that detect unmapped memory, and supplies CRC
-/// functions that do. [`fragment`](Self::fragment) returns at most the requested length, and at
-/// least one byte of a non-empty request. No Rust reference to the memory may exist while the RNIC
-/// or a peer can access it.
+/// writable, until the value is removed from every table. Without this promise, the implementation
+/// overrides the five access functions, and its environment supplies CRC functions; all of these
+/// detect unmapped memory. [`fragment`](Self::fragment) returns at most the requested length, and
+/// at least one byte of a non-empty request. No Rust reference to the memory may exist while the
+/// RNIC or a peer can access it.
 pub unsafe trait Memory: core::fmt::Debug {
     /// A position: an address, or a list of pages and an offset.
     type Place: Copy + core::fmt::Debug;
@@ -46,7 +46,7 @@ pub unsafe trait Memory: core::fmt::Debug {
     }
 
     /// Sets or clears the pages of a fast registration. Returns `false` if this kind of memory has
-    /// no pages, or if there are too many. The table calls it while the memory has no users.
+    /// no pages, or if the list is too long. The table calls it while the memory has no users.
     fn set_pages(&self, pages: Option<ListedPages>) -> bool {
         pages.is_none()
     }
@@ -57,7 +57,8 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// Returns the place `count` bytes after `place`.
     fn after(place: Self::Place, count: u32) -> Self::Place;
 
-    /// Returns the address of a place; `None` if a [`Pager`](super::Pager) cannot use it.
+    /// Returns the address of a place; `None` if there is none that a [`Pager`](super::Pager) can
+    /// use.
     fn address(_place: Self::Place) -> Option<u64> {
         None
     }
@@ -65,7 +66,7 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// Returns the contiguous bytes starting at `place`, at most `len`.
     ///
     /// # Safety
-    /// The memory of `place` is in a table for `'t`, and has at least `len` bytes from there on.
+    /// The memory of `place` is in a table for `'t`, and has at least `len` bytes from `place` on.
     unsafe fn fragment<'t>(place: Self::Place, len: u32) -> Fragment<'t>;
 
     /// Copies `len` bytes of this memory at `from` to private memory at `to`. Returns `false` if
@@ -79,19 +80,19 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// writable, and the two do not overlap.
     #[inline(always)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the caller's promise, and the memory is mapped.
+        // SAFETY: guaranteed by the caller, and the memory is mapped.
         unsafe { copy_out(from, to, len) };
         true
     }
 
     /// Copies `len` bytes of private memory at `from` to this memory at `to`. Returns `false` if
-    /// some of them could not be written; others may have been.
+    /// some of them could not be written; the others may have been written.
     ///
     /// # Safety
     /// Like [`copy_out`](Self::copy_out), in the other direction.
     #[inline(always)]
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
-        // SAFETY: the caller's promise, and the memory is mapped.
+        // SAFETY: guaranteed by the caller, and the memory is mapped.
         unsafe { copy_in(from, to, len) };
         true
     }
@@ -103,7 +104,7 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// `at` is in a fragment of this kind of memory.
     #[inline(always)]
     unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
-        // SAFETY: the caller's promise, and the memory is mapped; a byte is always aligned.
+        // SAFETY: guaranteed by the caller, and the memory is mapped; a byte is always aligned.
         unsafe { AtomicU8::from_ptr(at) }.store(octet, Ordering::Release);
         true
     }
@@ -115,7 +116,7 @@ pub unsafe trait Memory: core::fmt::Debug {
     /// The eight bytes at `at`, which is aligned, are in a fragment of this kind of memory.
     #[inline(always)]
     unsafe fn store_word(at: *mut u64, word: u64) -> bool {
-        // SAFETY: the caller's promise, and the memory is mapped.
+        // SAFETY: guaranteed by the caller, and the memory is mapped.
         unsafe { AtomicU64::from_ptr(at) }.store(word, Ordering::Release);
         true
     }
@@ -128,7 +129,7 @@ pub unsafe trait Memory: core::fmt::Debug {
     #[inline(always)]
     unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
         let (order, on_failure) = (Ordering::AcqRel, Ordering::Acquire);
-        // SAFETY: the caller's promise, and the memory is mapped.
+        // SAFETY: guaranteed by the caller, and the memory is mapped.
         let word = unsafe { AtomicU64::from_ptr(at) };
         let (Ok(found) | Err(found)) = word.compare_exchange(old, new, order, on_failure);
         Some(found)
@@ -137,25 +138,25 @@ pub unsafe trait Memory: core::fmt::Debug {
 
 /// Contiguous bytes of registered memory, of a plan's scratch or of staging, borrowed for `'t`.
 ///
-/// It is an address and a length without safe accesses, because others may change the bytes at any
+/// It offers no safe access to the bytes, because other threads and the peer may change them at any
 /// time.
 #[derive(Debug, Clone, Copy)]
 pub struct Fragment<'t> {
-    at: *mut u8,
+    ptr: *mut u8,
     len: usize,
     owner: PhantomData<&'t ()>,
 }
 
 impl<'t> Fragment<'t> {
-    /// Describes `len` bytes at `at`.
+    /// Describes `len` bytes at `ptr`.
     ///
     /// # Safety
     /// All of them are mapped for `'t`, readable, and writable if the memory is registered with a
     /// right to write. If the memory overrides [`Memory::copy_out`], they need not be mapped.
     #[inline]
-    pub const unsafe fn new(at: *mut u8, len: usize) -> Self {
+    pub const unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self {
-            at,
+            ptr,
             len,
             owner: PhantomData,
         }
@@ -165,7 +166,7 @@ impl<'t> Fragment<'t> {
     #[inline]
     pub(crate) const fn of(octets: &'t [u8]) -> Self {
         Self {
-            at: octets.as_ptr().cast_mut(),
+            ptr: octets.as_ptr().cast_mut(),
             len: octets.len(),
             owner: PhantomData,
         }
@@ -175,7 +176,7 @@ impl<'t> Fragment<'t> {
     #[inline]
     pub(crate) const fn of_mut(octets: &'t mut [u8]) -> Self {
         Self {
-            at: octets.as_mut_ptr(),
+            ptr: octets.as_mut_ptr(),
             len: octets.len(),
             owner: PhantomData,
         }
@@ -184,7 +185,7 @@ impl<'t> Fragment<'t> {
     /// Returns the address.
     #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
-        self.at
+        self.ptr
     }
 
     /// Returns the length in bytes.
@@ -290,12 +291,15 @@ impl<'t, M: Memory> Span<'t, M> {
         unsafe { M::fragment(self.place, self.len) }
     }
 
-    /// Calls `visit` for the fragments of the first `most` bytes (at most `len`) until it returns
+    /// Calls `visit` for the fragments of the first `limit` bytes (at most `len`) until it returns
     /// `false`; returns the last result. For contiguous memory this is one call without a
     /// comparison.
     #[inline]
-    fn each(&self, most: u32, mut visit: impl FnMut(Fragment<'t>) -> bool) -> bool {
-        let mut rest = Self { len: most, ..*self };
+    fn visit_fragments(&self, limit: u32, mut visit: impl FnMut(Fragment<'t>) -> bool) -> bool {
+        let mut rest = Self {
+            len: limit,
+            ..*self
+        };
         loop {
             let fragment = rest.fragment();
             if !visit(fragment) {
@@ -308,18 +312,19 @@ impl<'t, M: Memory> Span<'t, M> {
         }
     }
 
-    /// Copies as many bytes out as both sides have. Returns `false` if some could not be read.
+    /// Copies bytes to `dst`, up to the shorter of the two lengths. Returns `false` if some could
+    /// not be read.
     #[inline]
     #[must_use]
     pub fn read(&self, dst: &mut [u8]) -> bool {
         let n = dst.len().min(self.len as usize);
         let mut to = dst.as_mut_ptr();
-        self.each(n as u32, |from| {
+        self.visit_fragments(n as u32, |from| {
             // SAFETY: the fragment is valid registered memory (module invariant). The fragments
             // together are no longer than `dst`, which is private. The two cannot overlap: the
             // program promised to hold no references into registered memory.
             unsafe {
-                let copied = M::copy_out(from.at, to, from.len);
+                let copied = M::copy_out(from.ptr, to, from.len);
                 to = to.add(from.len);
                 copied
             }
@@ -337,9 +342,9 @@ impl<'t, M: Memory> Span<'t, M> {
     ) -> Option<u32> {
         let n = dst.len().min(self.len as usize);
         let mut to = dst.as_mut_ptr();
-        let all = self.each(n as u32, |from| {
+        let all = self.visit_fragments(n as u32, |from| {
             // SAFETY: as in `read`.
-            let summed = unsafe { f(crc, from.at, to, from.len) };
+            let summed = unsafe { f(crc, from.ptr, to, from.len) };
             to = to.wrapping_add(from.len);
             crc = summed.unwrap_or_default();
             summed.is_some()
@@ -347,25 +352,26 @@ impl<'t, M: Memory> Span<'t, M> {
         all.then_some(crc)
     }
 
-    /// Copies as many bytes in as both sides have. Returns `false` if some could not be written.
+    /// Copies bytes from `src`, up to the shorter of the two lengths. Returns `false` if some could
+    /// not be written.
     #[inline]
     #[must_use]
     pub fn write(&self, src: &[u8]) -> bool {
         let n = src.len().min(self.len as usize);
         let mut from = src.as_ptr();
-        self.each(n as u32, |to| {
+        self.visit_fragments(n as u32, |to| {
             // SAFETY: as in `read`; the table granted write access.
             unsafe {
-                let copied = M::copy_in(from, to.at, to.len);
+                let copied = M::copy_in(from, to.ptr, to.len);
                 from = from.add(to.len);
                 copied
             }
         })
     }
 
-    /// Copies bytes in and makes the last one visible after all others, because programs poll the
-    /// last octet to detect an RDMA Write. Eight aligned bytes become visible together: they may be
-    /// an Atomic Write. Returns `false` if some bytes could not be written.
+    /// Copies bytes from `src`, and makes the last one visible after all others, because programs
+    /// poll the last octet to detect an RDMA Write. Eight aligned bytes become visible together:
+    /// they may be an Atomic Write. Returns `false` if some bytes could not be written.
     #[inline]
     #[must_use]
     pub fn write_last_octet_last(&self, src: &[u8]) -> bool {
@@ -375,24 +381,24 @@ impl<'t, M: Memory> Span<'t, M> {
         }
     }
 
-    /// The general case: only the last byte is stored separately.
+    /// Writes all bytes but the last, then stores the last byte.
     #[inline(always)]
     fn write_others_first(&self, src: &[u8]) -> bool {
         let n = src.len().min(self.len as usize);
         let Some((last, head)) = src.get(..n).and_then(|s| s.split_last()) else {
             return true;
         };
-        let end = Self {
+        let last_byte = Self {
             place: M::after(self.place, head.len() as u32),
             len: 1,
             ..*self
         };
-        // SAFETY: the last byte of the span, to which the table granted write access.
-        self.write(head) && unsafe { M::store_octet(end.fragment().at, *last) }
+        // SAFETY: `last_byte` is in the span, to which the table granted write access.
+        self.write(head) && unsafe { M::store_octet(last_byte.fragment().ptr, *last) }
     }
 
-    /// The case of eight bytes. It does not return to the general case, which therefore costs no
-    /// more.
+    /// Writes eight bytes by a single store if they are aligned. Not inlined, so that other lengths
+    /// are as fast as without this case.
     #[cold]
     #[inline(never)]
     fn write_eight(self, src: &[u8]) -> bool {
@@ -403,14 +409,14 @@ impl<'t, M: Memory> Span<'t, M> {
     }
 
     /// Continues a CRC over the span. Without a CRC function for registered memory, the bytes are
-    /// copied to `room` in parts. If they change meanwhile, the CRC is wrong; the contract of
-    /// posting a work request makes that the program's problem. Returns `None` if some bytes could
-    /// not be read.
-    pub fn crc32c(&self, f: Crc32c, mut crc: u32, room: &mut [u8; SUM_PART]) -> Option<u32> {
+    /// copied to `buffer` in parts. If a program changes them meanwhile, the CRC is wrong; programs
+    /// must not change the memory of a posted request. Returns `None` if some bytes could not be
+    /// read.
+    pub fn crc32c(&self, f: Crc32c, mut crc: u32, buffer: &mut [u8; SUM_PART]) -> Option<u32> {
         if let Some(shared) = f.shared() {
-            let all = self.each(self.len, |of| {
+            let all = self.visit_fragments(self.len, |from| {
                 // SAFETY: the fragment is valid registered memory (module invariant).
-                let summed = unsafe { shared(crc, of.at, of.len) };
+                let summed = unsafe { shared(crc, from.ptr, from.len) };
                 crc = summed.unwrap_or_default();
                 summed.is_some()
             });
@@ -419,10 +425,10 @@ impl<'t, M: Memory> Span<'t, M> {
         let mut rest = *self;
         while !rest.is_empty() {
             let (part, later) = rest.split_at(SUM_PART as u32);
-            if !part.read(room) {
+            if !part.read(buffer) {
                 return None;
             }
-            crc = f.append(crc, room.get(..part.len as usize).unwrap_or(&[]));
+            crc = f.append(crc, buffer.get(..part.len as usize).unwrap_or(&[]));
             rest = later;
         }
         Some(crc)
@@ -433,10 +439,10 @@ impl<'t, M: Memory> Span<'t, M> {
         if self.len != 8 {
             return None;
         }
-        let at = self.fragment();
-        let whole = at.len == 8 && at.at.addr().is_multiple_of(8);
-        whole.then_some(Word {
-            at,
+        let fragment = self.fragment();
+        let suitable = fragment.len == 8 && fragment.ptr.addr().is_multiple_of(8);
+        suitable.then_some(Word {
+            fragment,
             memory: PhantomData,
         })
     }
@@ -466,7 +472,7 @@ impl<'t, M: Memory> Iterator for Fragments<'t, M> {
 /// A 64-bit word of registered memory.
 #[derive(Debug)]
 pub struct Word<'t, M: Memory> {
-    at: Fragment<'t>,
+    fragment: Fragment<'t>,
     memory: PhantomData<M>,
 }
 
@@ -477,7 +483,7 @@ impl<M: Memory> Word<'_, M> {
         // SAFETY: eight valid, aligned bytes, to which the table granted write access. Concurrent
         // accesses are atomic instructions, stores like this one, and copies that involve no Rust
         // reference (module invariant).
-        unsafe { M::store_word(self.at.at.cast(), u64::from_ne_bytes(octets)) }
+        unsafe { M::store_word(self.fragment.ptr.cast(), u64::from_ne_bytes(octets)) }
     }
 
     //= rfc7306 section 5
@@ -495,16 +501,16 @@ impl<M: Memory> Word<'_, M> {
     pub fn update(&self, mut f: impl FnMut(u64) -> u64) -> Option<u64> {
         let mut first = [0; 8];
         // SAFETY: eight valid bytes of this memory, and as many private ones.
-        if !unsafe { M::copy_out(self.at.at, first.as_mut_ptr(), first.len()) } {
+        if !unsafe { M::copy_out(self.fragment.ptr, first.as_mut_ptr(), first.len()) } {
             return None;
         }
-        // If the word changed meanwhile, even during the copy, the exchange fails and returns its
-        // value.
+        // If the word has changed since, or changed during the copy, the exchange fails and returns
+        // the present value.
         let mut old = u64::from_ne_bytes(first);
-        // This loop ends: a failed exchange means that another processor made progress.
+        // If the exchange fails, another processor has made progress, so the loop is lock-free.
         loop {
             // SAFETY: eight valid, aligned bytes, which are only changed atomically.
-            let found = unsafe { M::exchange(self.at.at.cast(), old, f(old)) }?;
+            let found = unsafe { M::exchange(self.fragment.ptr.cast(), old, f(old)) }?;
             if found == old {
                 return Some(old);
             }

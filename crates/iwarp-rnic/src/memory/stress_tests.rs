@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::vec::Vec;
 use std::{thread, vec};
 
-const WHO: Accessor = Accessor { pd: 1, qp: 1 };
-/// Number of registrations, which differ in all fields.
-const WAYS: u64 = 5;
+const ACCESSOR: Accessor = Accessor { pd: 1, qp: 1 };
+const REGISTRATIONS: u64 = 5;
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 /// Bytes between the ranges of two registrations.
 const STRIDE: u64 = 4096;
 
-/// Returns one of the registrations. A mix of two is refused, or covers other bytes.
+/// Returns one of the registrations. An access that saw a mix of two would be refused, or would
+/// cover other bytes.
 fn registration(stag: Stag, i: u64) -> FastRegister {
     let rights = [
         Access::LOCAL_WRITE,
@@ -44,12 +44,14 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn accesses_are_ordered_with_registrations() {
-    let octets = vec![0u64; (WAYS * STRIDE / 8) as usize];
+    let octets = vec![0u64; (REGISTRATIONS * STRIDE / 8) as usize];
     let base = octets.as_ptr().expose_provenance() as u64;
     // SAFETY: `octets` outlives the threads, and is only accessed through raw pointers meanwhile.
-    let range = unsafe { HostRange::new(base, WAYS * STRIDE) }.unwrap();
+    let range = unsafe { HostRange::new(base, REGISTRATIONS * STRIDE) }.unwrap();
     let mut table = MemoryTable::new();
-    let stag = table.allocate_fast(range, WHO.pd, 0x1234_5600).unwrap();
+    let stag = table
+        .allocate_fast(range, ACCESSOR.pd, 0x1234_5600)
+        .unwrap();
     let table = &table;
     let stop = &AtomicBool::new(false);
     let seen = &AtomicU64::new(0);
@@ -58,16 +60,20 @@ fn accesses_are_ordered_with_registrations() {
             scope.spawn(move || {
                 let mut i = reader;
                 while !stop.load(Ordering::Relaxed) {
-                    i = (i + 1) % WAYS;
+                    i = (i + 1) % REGISTRATIONS;
                     let wr = registration(stag, i);
                     let (key, len) = (wr.new_stag, wr.len as u32);
                     // Accesses beyond the registration are always refused.
                     for (to, len) in [(wr.iova, len + 1), (wr.iova - 1, len), (wr.iova + 1, len)] {
-                        assert!(table.check(key, to, len, Access::empty(), WHO).is_err());
+                        assert!(
+                            table
+                                .check(key, to, len, Access::empty(), ACCESSOR)
+                                .is_err()
+                        );
                     }
                     let write = Access::REMOTE_WRITE;
                     if !wr.access.contains(write) {
-                        assert!(table.check(key, wr.iova, len, write, WHO).is_err());
+                        assert!(table.check(key, wr.iova, len, write, ACCESSOR).is_err());
                     }
                     if let Some(info) = table.info(stag).filter(|info| info.valid) {
                         let now = registration(stag, u64::from(info.stag.key()));
@@ -76,7 +82,7 @@ fn accesses_are_ordered_with_registrations() {
                             (now.iova, now.len, now.access)
                         );
                     }
-                    let Ok(held) = table.check(key, wr.iova, len, Access::empty(), WHO) else {
+                    let Ok(held) = table.check(key, wr.iova, len, Access::empty(), ACCESSOR) else {
                         continue;
                     };
                     let at: Vec<_> = held.span().fragments().collect();
@@ -96,15 +102,15 @@ fn accesses_are_ordered_with_registrations() {
         while rounds < 3_000 || (seen.load(Ordering::Relaxed) < 2_000 && rounds < 3_000_000) {
             rounds += 1;
             if readers.iter().any(|reader| reader.is_finished()) {
-                // It has failed with a message.
+                // A reader has failed, and has printed why.
                 break;
             }
-            let wr = registration(stag, rounds % WAYS);
-            table.fast_register(&wr, WHO.pd).unwrap();
+            let wr = registration(stag, rounds % REGISTRATIONS);
+            table.fast_register(&wr, ACCESSOR.pd).unwrap();
             if rounds.is_multiple_of(3) {
                 thread::yield_now();
             }
-            let complete = table.invalidate(wr.new_stag, WHO, false).unwrap();
+            let complete = table.invalidate(wr.new_stag, ACCESSOR, false).unwrap();
             if !complete {
                 while !table.is_unused(wr.new_stag) {
                     thread::yield_now();
@@ -129,7 +135,7 @@ fn eight_aligned_octets_are_atomic() {
     let range = unsafe { HostRange::new(base, 32) }.unwrap();
     let mut table = MemoryTable::new();
     let stag = table
-        .register(range, base, WHO.pd, ALL, 0x1234_5600)
+        .register(range, base, ACCESSOR.pd, ALL, 0x1234_5600)
         .unwrap();
     let table = &table;
     let stop = &AtomicBool::new(false);
@@ -137,7 +143,7 @@ fn eight_aligned_octets_are_atomic() {
         let octets = [octet; 8];
         let range = (stag, base + at);
         table
-            .write(range, Access::REMOTE_WRITE, WHO, &octets)
+            .write(range, Access::REMOTE_WRITE, ACCESSOR, &octets)
             .unwrap();
     };
     thread::scope(|scope| {
@@ -161,17 +167,18 @@ fn eight_aligned_octets_are_atomic() {
             rounds += 1;
             place(8, rounds as u8);
         }
-        // The reader waits for some changes, however rarely it runs.
+        // Continue until the reader has seen enough changes.
         stop.store(true, Ordering::Relaxed);
         while !reader.is_finished() {
             rounds += 1;
             place(8, rounds as u8);
         }
     });
-    // Unaligned octets are placed as well.
     place(1, 0x77);
     let mut copy = [0; 32];
-    let span = table.check(stag, base, 32, Access::empty(), WHO).unwrap();
+    let span = table
+        .check(stag, base, 32, Access::empty(), ACCESSOR)
+        .unwrap();
     assert!(span.span().read(&mut copy));
     assert_eq!(copy[1..9], [0x77; 8]);
 }

@@ -6,19 +6,20 @@
 
 use iwarp_proto::crc32c::Crc32cFn;
 
-/// A CRC32C over `len` bytes at `from`, which others may change meanwhile, in the append convention
-/// of [`Crc32cFn`].
+/// Continues a CRC32C over `len` bytes at `from`, like [`Crc32cFn`]. Others may change the bytes
+/// meanwhile.
 ///
-/// The function reads them by instructions that are opaque to the compiler, so that no access is a
-/// data race (see `memory`). It returns the CRC of bytes that were stored there at some time, or
-/// `None` if some of them could not be read. For memory that stays mapped it never returns `None`.
+/// The function reads the bytes by instructions that are opaque to the compiler, so that no access
+/// is a data race (see `memory`). Each byte contributes a value that it had during the call. The
+/// result is `None` if some bytes could not be read, which never happens for memory that stays
+/// mapped.
 ///
 /// # Safety
-/// `len` bytes at `from` are readable until it returns, unless the creator of the function has
-/// promised less.
+/// `len` bytes at `from` are readable until it returns, unless the creator of the function allows
+/// unreadable bytes.
 pub type SharedCrc32cFn = unsafe fn(crc: u32, from: *const u8, len: usize) -> Option<u32>;
 
-/// Like [`SharedCrc32cFn`], and copies the bytes from `from` to `to`. The CRC is that of the copy.
+/// Like [`SharedCrc32cFn`], and copies the bytes from `from` to `to`. Returns the CRC of the copy.
 ///
 /// # Safety
 /// Like [`SharedCrc32cFn`]; `len` bytes at `to` are writable, and the two do not overlap.
@@ -30,25 +31,26 @@ pub type CopyingCrc32cFn =
 pub struct Crc32c {
     octets: Crc32cFn,
     shared: Option<SharedCrc32cFn>,
-    copying: Option<CopyingCrc32cFn>,
+    copying_crc: Option<CopyingCrc32cFn>,
 }
 
 impl Crc32c {
-    /// Takes a function for memory that nobody else changes. Registered memory is copied before it
-    /// is summed.
+    /// Creates the set from a function for memory that nobody else changes. To compute its CRC,
+    /// registered memory is copied first.
     #[inline]
     pub const fn new(octets: Crc32cFn) -> Self {
         Self {
             octets,
             shared: None,
-            copying: None,
+            copying_crc: None,
         }
     }
 
-    /// Adds a function that sums registered memory in place.
+    /// Adds a function that computes the CRC of registered memory in place.
     ///
     /// # Safety
-    /// It computes the same CRC, and reads only the given bytes, as [`SharedCrc32cFn`] requires.
+    /// The function computes the same CRC, and reads only the given bytes, as [`SharedCrc32cFn`]
+    /// requires.
     #[inline]
     #[must_use]
     pub const unsafe fn with_shared(self, shared: SharedCrc32cFn) -> Self {
@@ -58,17 +60,16 @@ impl Crc32c {
         }
     }
 
-    /// Adds a function that copies and sums registered memory in one pass. Without it the bytes are
-    /// copied first.
+    /// Adds a function that copies registered memory and computes its CRC in one pass.
     ///
     /// # Safety
-    /// It computes the same CRC of what it has written. It reads and writes only the given bytes,
-    /// each once, and reads as [`SharedCrc32cFn`] requires.
+    /// The function computes the same CRC, over the bytes that it has written. It reads and writes
+    /// only the given bytes, each once, and reads as [`SharedCrc32cFn`] requires.
     #[inline]
     #[must_use]
-    pub const unsafe fn with_copying(self, copying: CopyingCrc32cFn) -> Self {
+    pub const unsafe fn with_copying(self, copying_crc: CopyingCrc32cFn) -> Self {
         Self {
-            copying: Some(copying),
+            copying_crc: Some(copying_crc),
             ..self
         }
     }
@@ -91,7 +92,7 @@ impl Crc32c {
     }
 
     #[inline]
-    pub(crate) const fn copying(&self) -> Option<CopyingCrc32cFn> {
-        self.copying
+    pub(crate) const fn copying_crc(&self) -> Option<CopyingCrc32cFn> {
+        self.copying_crc
     }
 }

@@ -1,6 +1,6 @@
 //! The STag table: registration and deregistration.
 
-use super::entry::{Entry, Kind, Reach};
+use super::entry::{Entry, Grant, Kind};
 use super::slots::{Room, RoomSize, Slots};
 use super::span::Memory;
 use super::{HostRange, MemoryError};
@@ -15,15 +15,15 @@ use iwarp_proto::ddp::Stag;
 /// invalidations take `&self`. A runtime wraps the table in a readers-writer lock; deregistration
 /// then waits for accesses in progress.
 ///
-/// The table grows when it has no room for a new entry. To avoid an allocation under the lock, a
-/// caller can ask [`lacks_room`](Self::lacks_room), allocate the room without the lock, and
-/// [`attach`](Self::attach) it.
+/// The table grows when it has no free slot for a new entry. To avoid an allocation under the lock,
+/// a caller can call [`lacks_room`](Self::lacks_room), allocate the slots without the lock, and
+/// [`attach`](Self::attach) them.
 #[derive(Debug)]
 pub struct MemoryTable<M = HostRange> {
     pub(super) slots: Slots<M>,
     /// Number of regions whose pages may be missing.
     pub(super) on_demand: u32,
-    /// Set when memory that someone waits for has lost its last user.
+    /// Set when memory that an invalidation or a registration waits for has lost its last user.
     pub(super) unused: AtomicBool,
     #[cfg(feature = "planted-bugs")]
     pub(super) skip_bounds: bool,
@@ -47,8 +47,9 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Plants a bug for the simulator to find: the end of regions and windows is not checked. The
-    /// memory still bounds accesses, so only windows are affected and memory safety holds.
+    /// Plants a bug for the simulator to find: the end of regions and windows is not checked.
+    /// Accesses are still limited to the region's memory, so only windows are affected and the bug
+    /// is memory-safe.
     #[cfg(feature = "planted-bugs")]
     pub const fn plant_skip_bounds(&mut self) {
         self.skip_bounds = true;
@@ -65,23 +66,23 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Returns the total length of the regions in a range of slots, in bytes; `None` if the range
-    /// is past the end. Memory shared by two regions counts twice, and an on-demand region counts
-    /// nothing, because its memory may be missing. Callers ask for one part at a time: the table
-    /// may have two million slots and is locked meanwhile.
+    /// is past the end. Memory shared by two regions is counted twice. On-demand regions are not
+    /// counted, because their memory may be missing. Callers should pass a part of the table at a
+    /// time, because it may have two million slots and is locked during the call.
     pub fn bytes_in(&self, slots: Range<usize>) -> Option<u64> {
-        let entries = self.slots.some(slots)?;
+        let entries = self.slots.entries_in(slots)?;
         let lengths = entries.filter_map(Entry::memory).map(Memory::len);
         Some(lengths.fold(0, u64::saturating_add))
     }
 
-    /// Returns the slots to allocate for the next region or window; `None` if there is room or the
-    /// table is full.
+    /// Returns how many slots to allocate for the next region or window; `None` if a slot is free,
+    /// or if the table has its maximum size.
     pub fn lacks_room(&self) -> Option<RoomSize> {
-        self.slots.lacks()
+        self.slots.missing_slots()
     }
 
-    /// Adds slots from [`RoomSize::make`]. No entry moves. Returns them if another caller was
-    /// faster; drop them without the lock.
+    /// Adds slots from [`RoomSize::make`]. No entry moves. If another caller has added slots
+    /// meanwhile, returns the new ones, to be dropped without the lock.
     pub fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
         self.slots.attach(room)
     }
@@ -101,7 +102,7 @@ impl<M: Memory> MemoryTable<M> {
         self.slots.entry_mut(stag)
     }
 
-    /// Creates an entry, not valid yet, with an STag made from `random`. Returns the STag.
+    /// Creates an entry that is not valid yet, with an STag made from `random`. Returns the STag.
     pub(super) fn insert(
         &mut self,
         kind: Kind<M>,
@@ -149,8 +150,8 @@ impl<M: Memory> MemoryTable<M> {
     }
 
     /// Creates a null region: writes to it are discarded, and reads return zeros, for local
-    /// requests and for the peer. Each access begins at the first byte of `sink` or of `zeros`,
-    /// whatever its tagged offset; `zeros` is never written. An access longer than its memory is
+    /// requests and for the peer. Each access begins at the first byte of `sink` or of `zeros`, at
+    /// any tagged offset; `zeros` is never written. An access longer than `sink` or `zeros` is
     /// refused.
     ///
     /// [`deregister`](Self::deregister) returns `zeros`.
@@ -166,8 +167,8 @@ impl<M: Memory> MemoryTable<M> {
         })
     }
 
-    /// Reserves memory for fast registration. Its STag has no range and no rights before
-    /// [`fast_register`](Self::fast_register). The memory may have no pages until then
+    /// Allocates an STag for the fast registration of `memory`. The STag has no range and no rights
+    /// before [`fast_register`](Self::fast_register). The memory may have no pages until then
     /// ([`Pages::listed`](super::Pages::listed)).
     pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<Stag, MemoryError> {
         self.insert(Kind::Fast(memory), pd, random)
@@ -195,8 +196,8 @@ impl<M: Memory> MemoryTable<M> {
     //# validity.
     /// Performs a fast registration (verbs "Register Memory Region by work request").
     ///
-    /// It shares the table with all accesses. Fails with `InUse` while an access of the previous
-    /// registration has not ended.
+    /// Accesses may be in progress in other threads. Fails with `InUse` while one of them still
+    /// uses the previous registration of this STag.
     pub fn fast_register(&self, wr: &crate::FastRegister, pd: u32) -> Result<(), MemoryError> {
         Self::check_access(wr.access)?;
         let entry = self.entry(wr.new_stag).ok_or(MemoryError::NoSuchStag)?;
@@ -220,7 +221,7 @@ impl<M: Memory> MemoryTable<M> {
             entry.state.cancel();
             return Err(MemoryError::OutOfRange);
         }
-        entry.set_reach(Reach {
+        entry.set_grant(Grant {
             access: wr.access,
             base,
             len: wr.len,
@@ -230,12 +231,12 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Changes rights, protection domain or memory of a region; a `None` keeps the current one.
+    /// Changes the rights, protection domain or memory of a region; `None` keeps the current value.
     /// Returns the new STag and the replaced memory.
     ///
-    /// The index stays. New memory gets a new key, so that STags known to a peer stop working. With
-    /// the same memory the STag stays valid, because programs advertise the key first and change
-    /// rights later.
+    /// The index does not change. New memory gets a new key, so that the STag known to a peer
+    /// becomes invalid. With the same memory the STag stays valid, because programs advertise the
+    /// key first and change rights later.
     pub fn reregister(
         &mut self,
         stag: Stag,
@@ -261,15 +262,15 @@ impl<M: Memory> MemoryTable<M> {
         entry.state.check_unused()?;
         let access = access.unwrap_or(rights);
         Self::check_access(access)?;
-        let begins = memory.as_ref().map_or(*iova, |m| m.1);
+        let new_iova = memory.as_ref().map_or(*iova, |m| m.1);
         let len = memory.as_ref().map_or(held.len(), |m| m.0.len());
         let base = if access.contains(Access::ZERO_BASED) {
             0
         } else {
-            begins
+            new_iova
         };
         base.checked_add(len).ok_or(MemoryError::OutOfRange)?;
-        *iova = begins;
+        *iova = new_iova;
         let old = memory.map(|(memory, _)| core::mem::replace(held, memory));
         entry.pd = pd.unwrap_or(entry.pd);
         entry.set_base(access, base);
@@ -291,7 +292,7 @@ impl<M: Memory> MemoryTable<M> {
     /// Removes a region and returns its memory. Fails with `Busy` while windows are bound to it,
     /// and with `InUse` while a plan that refers to it is being written or filled.
     pub fn deregister(&mut self, stag: Stag) -> Result<M, MemoryError> {
-        let left = &mut self.on_demand;
+        let on_demand_regions = &mut self.on_demand;
         self.slots.free(stag, |entry| {
             if entry.windows.load(Ordering::Relaxed) > 0 {
                 return Err(MemoryError::Busy);
@@ -300,7 +301,7 @@ impl<M: Memory> MemoryTable<M> {
             let on_demand = entry.is_on_demand();
             let memory = entry.clear_region()?;
             if on_demand {
-                *left = left.wrapping_sub(1);
+                *on_demand_regions = on_demand_regions.wrapping_sub(1);
             }
             Ok(memory)
         })

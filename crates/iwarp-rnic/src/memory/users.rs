@@ -1,4 +1,4 @@
-//! The memory that a plan uses until it is written or filled.
+//! The STags whose memory a plan uses until it is written or filled.
 
 use super::AccessError;
 use super::access::Accessor;
@@ -31,18 +31,20 @@ impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
         memory: &'t MemoryTable<M>,
         (stag, to, len): (Stag, u64, u32),
         need: Access,
-        who: Accessor,
+        accessor: Accessor,
     ) -> Result<Option<Span<'t, M>>, AccessError> {
         let stags = self.stags.as_mut();
         let last = self.len.checked_sub(1).and_then(|last| stags.get(last));
         if last == Some(&stag) {
             // Adjacent pieces of one message share one use.
-            return memory.check_as_user((stag, to, len), need, who).map(Some);
+            return memory
+                .check_as_user((stag, to, len), need, accessor)
+                .map(Some);
         }
         let Some(slot) = stags.get_mut(self.len) else {
             return Ok(None);
         };
-        let span = memory.check_and_use((stag, to, len), need, who)?;
+        let span = memory.check_and_use((stag, to, len), need, accessor)?;
         if !span.is_empty() {
             *slot = stag;
             self.len = self.len.wrapping_add(1);

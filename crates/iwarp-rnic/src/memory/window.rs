@@ -1,7 +1,7 @@
 //! Memory windows, type 1 and 2 (`ibv_alloc_mw(3)`, `ibv_bind_mw(3)`).
 
 use super::access::Accessor;
-use super::entry::{Entry, Kind, Reach};
+use super::entry::{Entry, Grant, Kind};
 use super::table::MemoryTable;
 use super::{Memory, MemoryError};
 use crate::{Access, Bind};
@@ -33,20 +33,20 @@ impl<M: Memory> MemoryTable<M> {
         self.insert(kind, pd, random)
     }
 
-    /// Removes a window, bound or not.
+    /// Removes a window, even if it is bound.
     pub fn deallocate_window(&mut self, stag: Stag) -> Result<(), MemoryError> {
         let window = self.entry(stag).ok_or(MemoryError::NoSuchStag)?;
         if !matches!(window.kind, Kind::Window { .. }) {
             return Err(MemoryError::NoSuchStag);
         }
         window.state.check_unused()?;
-        self.retire(window);
+        self.invalidate_window(window);
         self.remove_window(stag)
     }
 
-    /// Makes a window invalid and releases its region. The caller has exclusive access to the
+    /// Makes a window invalid and releases its region. The caller must have exclusive access to the
     /// table.
-    fn retire(&self, window: &Entry<M>) {
+    fn invalidate_window(&self, window: &Entry<M>) {
         if window.state.invalidate(window.state.stag()).is_some() {
             self.unbind(window);
         }
@@ -57,15 +57,16 @@ impl<M: Memory> MemoryTable<M> {
     //# between a STag and a specific DDP Stream.
     /// Binds a window for a queue pair.
     ///
-    /// A type 2 window must be invalid, and serves only this queue pair afterwards. A type 1 window
-    /// can be bound again at any time; a length of zero unbinds it. Fails with `InUse` while the
-    /// memory of an earlier bind is in use; that bind ends, and new accesses to it are refused.
-    pub fn bind(&mut self, wr: &Bind, who: Accessor) -> Result<(), MemoryError> {
+    /// A type 2 window must be invalid, and can then be used only by this queue pair. A type 1
+    /// window can be bound again at any time; a length of zero unbinds it. Fails with `InUse` while
+    /// the memory of an earlier bind is in use; the earlier bind is then already invalid, and new
+    /// accesses are refused.
+    pub fn bind(&mut self, wr: &Bind, accessor: Accessor) -> Result<(), MemoryError> {
         let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
         let Kind::Window { ty, .. } = window.kind else {
             return Err(MemoryError::NoSuchStag);
         };
-        if window.pd != who.pd {
+        if window.pd != accessor.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
         // The key in `mw_stag` may belong to a bind that was flushed.
@@ -77,9 +78,9 @@ impl<M: Memory> MemoryTable<M> {
         }
         let target = match wr.len == 0 && ty == WindowType::Type1 {
             true => None,
-            false => Some(self.bind_target(wr, who)?),
+            false => Some(self.bind_target(wr, accessor)?),
         };
-        self.retire(window);
+        self.invalidate_window(window);
         window.state.check_unused()?;
         let Some((parent, offset)) = target else {
             if let Some(e) = self.entry_mut(wr.mw_stag) {
@@ -96,7 +97,7 @@ impl<M: Memory> MemoryTable<M> {
             wr.addr
         };
         if let Some(e) = self.entry_mut(wr.mw_stag) {
-            e.set_reach(Reach {
+            e.set_grant(Grant {
                 access: wr.access,
                 base,
                 len: wr.len,
@@ -105,20 +106,21 @@ impl<M: Memory> MemoryTable<M> {
             e.kind = Kind::Window {
                 ty,
                 parent: Some(parent),
-                qp: (ty == WindowType::Type2).then_some(who.qp),
+                qp: (ty == WindowType::Type2).then_some(accessor.qp),
             };
             e.state.set(true, wr.new_stag);
         }
         Ok(())
     }
 
-    /// Checks the region of a bind. Returns its STag and the window's position in its memory.
-    fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(Stag, u64), MemoryError> {
+    /// Checks the region of a bind. Returns the region's STag, and the window's position in the
+    /// region's memory.
+    fn bind_target(&self, wr: &Bind, accessor: Accessor) -> Result<(Stag, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
         if matches!(region.kind, Kind::Window { .. }) || !region.state.is(wr.mr_stag) {
             return Err(MemoryError::NoSuchStag);
         }
-        if region.pd != who.pd {
+        if region.pd != accessor.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
         if !region.access().contains(Access::MW_BIND)
@@ -134,16 +136,16 @@ impl<M: Memory> MemoryTable<M> {
         {
             return Err(MemoryError::NotBindable);
         }
-        let reach = region.reach();
+        let grant = region.grant();
         let from = wr
             .addr
-            .checked_sub(reach.base)
+            .checked_sub(grant.base)
             .ok_or(MemoryError::OutOfRange)?;
         let end = from.checked_add(wr.len).ok_or(MemoryError::OutOfRange)?;
-        if end > reach.len {
+        if end > grant.len {
             return Err(MemoryError::OutOfRange);
         }
-        let offset = reach
+        let offset = grant
             .offset
             .checked_add(from)
             .ok_or(MemoryError::OutOfRange)?;

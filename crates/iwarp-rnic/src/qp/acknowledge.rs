@@ -1,5 +1,5 @@
-//! Acknowledged mode: Sends and Writes complete when the peer has placed them, instead of when the
-//! stream has taken them.
+//! Acknowledged mode: Sends and Writes complete when the peer has placed them, instead of when they
+//! are written to the stream.
 //!
 //! Programs that connect queue pairs by GID and number were written for InfiniBand, where a Send or
 //! Write completes when the responder has acknowledged it. They read the peer's memory as soon as
@@ -33,12 +33,12 @@ const BURST: u32 = 16;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Acknowledge {
     pub(super) enabled: bool,
-    /// Whether the program does not know about the connection.
     by_number: bool,
     /// Messages of Sends and Writes planned since the start of the stream; wraps.
     pub(super) sent: u32,
-    /// The value of `sent` at the last planned request that has a response.
-    asked: u32,
+    /// The value of `sent` at the last planned request whose response acknowledges the earlier
+    /// messages.
+    covered: u32,
     /// A probe is in flight. There is only one at a time: the next one covers everything sent
     /// since.
     probing: bool,
@@ -56,10 +56,9 @@ pub(super) struct Acknowledge {
 }
 
 impl Acknowledge {
-    /// Clears everything except the mode, after a reset of the queue pair; the next stream comes
-    /// later.
+    /// Clears everything except the mode, when the queue pair is reset.
     pub(super) const fn reset(&mut self) {
-        self.asked = self.sent;
+        self.covered = self.sent;
         self.probing = false;
         self.search = None;
         self.parting = Parting::No;
@@ -67,39 +66,38 @@ impl Acknowledge {
 
     pub(super) const fn start(&mut self) {
         self.sent = 0;
-        self.asked = 0;
+        self.covered = 0;
         self.parting = Parting::No;
         self.peer_gone = false;
         self.end_hidden = false;
         self.rnr.start();
     }
 
-    /// Counts a planned message of a Send or Write.
-    pub(super) const fn sent(&mut self) {
+    pub(super) const fn count_sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Records a planned request whose response acknowledges everything before it.
-    pub(super) const fn asked(&mut self) {
-        self.asked = self.sent;
+    /// Records a planned request whose response will acknowledge all earlier messages.
+    pub(super) const fn cover_sent(&mut self) {
+        self.covered = self.sent;
     }
 
-    /// Returns how many messages were sent after the last such request.
-    const fn unasked(&self) -> u32 {
-        // This cannot wrap in this mode: enabling it sets `asked`.
-        self.sent.wrapping_sub(self.asked)
+    /// Returns how many messages no planned request will acknowledge.
+    const fn uncovered(&self) -> u32 {
+        // This cannot wrap in acknowledged mode: enabling the mode sets `covered`.
+        self.sent.wrapping_sub(self.covered)
     }
 
     /// Returns `true` if a probe is needed and none is in flight.
     #[inline]
-    pub(super) const fn is_due(&self) -> bool {
-        self.enabled && self.unasked() > 0 && !self.probing
+    pub(super) const fn is_probe_due(&self) -> bool {
+        self.enabled && self.uncovered() > 0 && !self.probing
     }
 
     /// Returns `true` after `BURST` messages without a probe, so that a program that never pauses
     /// still gets completions.
-    pub(super) const fn is_impatient(&self) -> bool {
-        self.unasked() >= BURST
+    pub(super) const fn is_burst_complete(&self) -> bool {
+        self.uncovered() >= BURST
     }
 }
 
@@ -111,13 +109,13 @@ impl QueuePair {
         if !self.acknowledge.enabled {
             self.acknowledge.enabled = true;
             let open = u32::from(self.has_open_messages());
-            self.acknowledge.asked = self.acknowledge.sent.wrapping_sub(open);
+            self.acknowledge.covered = self.acknowledge.sent.wrapping_sub(open);
         }
     }
 
     /// Returns `true` if a started Send or Write needs a probe: it is incomplete, and no later
     /// request has a response that would acknowledge it. A probe sent for completed requests would
-    /// have no request to belong to.
+    /// belong to no request.
     fn has_open_messages(&self) -> bool {
         (0..self.sq.unacknowledged())
             .map_while(|i| self.sq.started_from_end(i))
@@ -126,7 +124,7 @@ impl QueuePair {
             .any(|slot| !slot.done && !slot.op.is_local())
     }
 
-    /// Returns `true` if the program knows the peer by its number only, and no connection.
+    /// Returns `true` if the program knows the peer by its number only, and not the connection.
     pub const fn is_by_number(&self) -> bool {
         self.acknowledge.by_number
     }
@@ -137,33 +135,33 @@ impl QueuePair {
     }
 
     /// Hides the end of the current stream from the queue pair, as InfiniBand does for connections
-    /// of the connection manager: the program gets an event, and decides when its queue pair ends
+    /// of the connection manager. The program gets an event, and decides when its queue pair ends
     /// ([`hides_end`](Self::hides_end)).
     pub const fn hide_end(&mut self) {
         self.acknowledge.end_hidden = true;
     }
 
-    /// Returns `true` if the end of the stream must not change the queue pair: it was connected by
-    /// number, or [`hide_end`](Self::hide_end) was called, and the program has not started to
-    /// disconnect. The caller keeps the queue pair as it is, and fails it when a request has been
-    /// pending for too long. It is unknown whether pending requests were placed. If the stream ends
-    /// inside a message, its receive stays in use until the queue pair ends, and is then flushed.
+    /// Returns `true` if the end of the stream must not change the queue pair. This is so if it was
+    /// connected by number or [`hide_end`](Self::hide_end) was called, unless the program has
+    /// started to disconnect. The caller keeps the queue pair as it is, and fails it when a request
+    /// has been pending for too long. It is unknown whether pending requests were placed. If the
+    /// stream ends inside a message, its receive stays in use until the queue pair ends, and is
+    /// then flushed.
     pub const fn hides_end(&self) -> bool {
-        (self.acknowledge.by_number || self.acknowledge.end_hidden) && self.life.is_up_for_good()
+        (self.acknowledge.by_number || self.acknowledge.end_hidden) && self.life.is_open()
     }
 
-    /// Plans a probe: a zero-length Read.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
         self.emit_empty_read(sink_stag, plan, w);
-        self.probed();
+        self.record_probe();
     }
 
-    /// Records a planned probe. It reads nothing, so its sink is not checked and it completes no
-    /// request of its own.
-    fn probed(&mut self) {
+    /// Records a planned probe. It reads nothing, so its sink is not checked; it completes earlier
+    /// requests only.
+    fn record_probe(&mut self) {
         let Some(seq) = self.sq.last_started() else {
             return;
         };
@@ -174,11 +172,11 @@ impl QueuePair {
         };
         if self.sq.awaited.push(probe).is_ok() {
             self.acknowledge.probing = true;
-            self.acknowledge.asked();
+            self.acknowledge.cover_sent();
         }
     }
 
-    /// Handles a response: the peer has placed everything up to its request.
+    /// Handles a response, which acknowledges everything up to its request.
     pub(super) fn acknowledged<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
         if awaited.probe {
             self.acknowledge.probing = false;
@@ -222,8 +220,8 @@ impl QueuePair {
         });
     }
 
-    /// Returns how to find the Send or Write that a Terminate is about. Without a header in it,
-    /// this is the oldest one.
+    /// Returns how to search for the Send or Write that a Terminate refers to. If the Terminate
+    /// contains no header, this is the oldest one.
     pub(super) fn search(&self, terminate: &Terminate) -> Option<Search> {
         if !self.acknowledge.enabled {
             return None;
@@ -235,21 +233,20 @@ impl QueuePair {
             Some(Header::Tagged(header)) if header.opcode == Opcode::WRITE => Some(Search::Write {
                 header,
                 segment_len: terminate.ddp_segment_len,
-                older: 0,
+                examined: 0,
             }),
             None if terminate.code.layer == TerminateCode::RDMAP_LOCAL_CATASTROPHIC.layer => {
-                Some(Search::Oldest { older: 0 })
+                Some(Search::Oldest { examined: 0 })
             }
             _ => None,
         }
     }
 
-    /// Returns the message sequence number of the next message on queue 0.
     pub(super) fn next_send_msn(&self) -> u32 {
         self.tx.msn.first().copied().unwrap_or(1)
     }
 
-    /// Starts the search for a refused request. Nothing is flushed before it is found.
+    /// Starts the search for a refused request. Nothing is flushed before the search ends.
     pub(super) const fn start_search(&mut self, search: Option<Search>, verdict: Verdict) {
         self.acknowledge.search = match search {
             Some(search) => Some((search, verdict)),
@@ -257,8 +254,8 @@ impl QueuePair {
         };
     }
 
-    /// Examines up to `most` more requests in the search for the refused one. Returns `false` if it
-    /// has to be continued.
+    /// Examines up to `most` more requests in the search for the refused one. Returns `false` if
+    /// the search has to be continued.
     pub(super) fn search_refused<H: Host>(&mut self, most: u32, host: &mut H) -> bool {
         let Some((mut search, verdict)) = self.acknowledge.search.take() else {
             return true;
@@ -277,7 +274,7 @@ impl QueuePair {
         false
     }
 
-    /// Fails the refused request with the verdict, and completes those before it.
+    /// Fails the refused request with the verdict, and completes the requests before it.
     pub(super) fn refuse<H: Host>(&mut self, seq: u32, verdict: Verdict, host: &mut H) {
         self.complete_before(seq, host);
         self.sq.fail(seq, verdict.status, verdict.vendor_err);
@@ -285,15 +282,19 @@ impl QueuePair {
 
     /// Examines one more request.
     ///
-    /// If several requests match, the oldest one is taken, so that no request that may have been
+    /// If several requests match, the oldest one is selected, so that no request that may have been
     /// refused is reported as placed.
     pub(super) fn examine(&self, search: &mut Search) -> Examined {
-        let (fits, seq) = match search {
-            Search::Message { msn, next, newer } => {
-                let Some((seq, slot)) = self.sq.started_from_end(*newer) else {
+        let (is_match, seq) = match search {
+            Search::Message {
+                msn,
+                next,
+                examined,
+            } => {
+                let Some((seq, slot)) = self.sq.started_from_end(*examined) else {
                     return Examined::End;
                 };
-                *newer = newer.saturating_add(1);
+                *examined = examined.saturating_add(1);
                 let n = self.messages_begun(seq, slot);
                 *next = next.wrapping_sub(n);
                 (msn.wrapping_sub(*next) < n, seq)
@@ -301,30 +302,29 @@ impl QueuePair {
             Search::Write {
                 header,
                 segment_len,
-                older,
+                examined,
             } => {
-                let Some((seq, slot)) = self.sq.started_from(*older) else {
+                let Some((seq, slot)) = self.sq.started_from(*examined) else {
                     return Examined::End;
                 };
-                *older = older.saturating_add(1);
+                *examined = examined.saturating_add(1);
                 (may_have_sent(slot, header, *segment_len), seq)
             }
-            Search::Oldest { older } => {
-                let Some((seq, slot)) = self.sq.started_from(*older) else {
+            Search::Oldest { examined } => {
+                let Some((seq, slot)) = self.sq.started_from(*examined) else {
                     return Examined::End;
                 };
-                *older = older.saturating_add(1);
+                *examined = examined.saturating_add(1);
                 (!slot.done && !slot.op.has_response(), seq)
             }
         };
-        if fits {
+        if is_match {
             Examined::Found(seq)
         } else {
             Examined::Other
         }
     }
 
-    /// Returns how many messages on queue 0 a request has started.
     fn messages_begun(&self, seq: u32, slot: &Slot) -> u32 {
         match self.tx.job {
             Some(Job::Request {
@@ -332,38 +332,42 @@ impl QueuePair {
                 off,
                 stage,
             }) if unsent == seq => messages_begun(&slot.op, stage, off),
-            _ => messages(&slot.op),
+            _ => messages_on_queue_0(&slot.op),
         }
     }
 }
 
-/// What to search for among the started, unacknowledged requests, and the progress of the search.
+/// A search among the started, unacknowledged requests, and its progress.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Search {
     /// The request that sent this message on queue 0. The search runs from newest to oldest.
     Message {
         msn: u32,
-        /// MSN of the message after those not examined yet.
+        /// MSN after that of the newest message not examined yet.
         next: u32,
-        /// Number of requests examined.
-        newer: u32,
+        examined: u32,
     },
     /// The Write that may have sent a segment with this header. The search runs from oldest to
     /// newest.
     Write {
         header: TaggedHeader,
         segment_len: Option<u16>,
-        older: u32,
+        examined: u32,
     },
-    /// The oldest incomplete request.
-    Oldest { older: u32 },
+    Oldest {
+        examined: u32,
+    },
 }
 
 impl Search {
     /// Searches for a message on queue 0; `next` is the MSN after the last one sent.
     pub(super) const fn message(msn: u32, next: u32) -> Self {
-        let newer = 0;
-        Self::Message { msn, next, newer }
+        let examined = 0;
+        Self::Message {
+            msn,
+            next,
+            examined,
+        }
     }
 }
 
@@ -374,7 +378,6 @@ pub(super) struct Verdict {
     pub(super) vendor_err: u32,
 }
 
-/// The result of examining one request.
 pub(super) enum Examined {
     Other,
     Found(u32),
@@ -403,7 +406,8 @@ fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> boo
     if h.last { end == len } else { end < len }
 }
 
-pub(super) const fn messages(op: &SendOp) -> u32 {
+/// Returns how many messages on queue 0 (Sends and immediate data) an operation sends.
+pub(super) const fn messages_on_queue_0(op: &SendOp) -> u32 {
     match op {
         SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
         SendOp::SendImm(_) => 2,
@@ -460,7 +464,7 @@ mod tests {
             ),
         ];
         for (op, all, places) in cases {
-            assert_eq!(messages(&op), all);
+            assert_eq!(messages_on_queue_0(&op), all);
             for (stage, off, begun) in places {
                 assert_eq!(
                     messages_begun(&op, stage, off),

@@ -1,7 +1,7 @@
 //! Admission checks of received segments that depend on the state of the stream (RFC 5041 section
-//! 7.1, RFC 5040 section 7.2). Segments received as a whole and segments read directly to their
-//! destination share them. `deliver` processes admitted segments; `control` handles untagged
-//! messages for the RNIC itself.
+//! 7.1, RFC 5040 section 7.2). They apply both to segments received in one piece and to segments
+//! read directly to their destination. `deliver` processes admitted segments; `control` handles
+//! untagged messages for the RNIC itself.
 
 use super::fault::{RxFault, rdmap_code};
 use super::place::Target;
@@ -12,30 +12,30 @@ use crate::{Access, WcStatus};
 use iwarp_proto::ddp::{Header, HeaderError, QueueNumber, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode};
 
-/// Why a segment was refused. It is small, so that it costs the loop over small messages nothing;
-/// [`QueuePair::fault_of`] expands it to what the peer and the program are notified of.
+/// Why a segment was refused. The type is small, so that it does not slow down the loop over small
+/// messages; [`QueuePair::fault_of`] derives the Terminate, statuses and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Its header is invalid by itself.
+    /// The header is invalid in any context.
     Header(HeaderError),
-    /// The protocol does not allow it here.
+    /// The protocol does not allow the segment at this point of the stream.
     Protocol(TerminateCode),
-    /// It is not the response to the oldest request.
+    /// The segment is not the next one of the response to the oldest request.
     Answer(TerminateCode),
-    /// Its payload may not be placed.
+    /// The payload may not be placed.
     Memory(AccessError),
     /// The memory that a Read Request or an atomic names may not be accessed.
     Request(AccessError),
     /// The response to an atomic may not be placed in local memory.
     Sink,
-    /// Its message is longer than the receive buffer.
+    /// The message is longer than the receive buffer.
     TooLong,
     /// The peer may not invalidate the STag.
     Invalidation,
 }
 
 impl Refusal {
-    /// The length or the flags do not match the opcode.
+    /// The refusal of a length or flags that do not match the opcode.
     pub(super) const MALFORMED: Self = Self::Protocol(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
 }
 
@@ -55,7 +55,7 @@ impl QueuePair {
             }
             Header::Tagged(h) => {
                 self.admit_write(payload)?;
-                // Segments are refused as a whole, before anything is placed.
+                // Check the complete segment before any of it is placed.
                 let range = (h.stag, h.to, payload);
                 env.memory
                     .permits(range, Access::REMOTE_WRITE, self.accessor())
@@ -172,8 +172,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Checks a segment of a Send. The first segment of a message takes a receive. Returns `false`
-    /// if there is none: the message then waits, or is lost if [`drops`](Self::drops).
+    /// Checks a segment of a Send. The first segment of a message consumes a receive. Returns
+    /// `false` if none is posted: the message is then held, or dropped if
+    /// [`drops_messages`](Self::drops_messages).
     #[inline(always)]
     pub(super) fn admit_send<H: Host>(
         &mut self,
@@ -210,7 +211,7 @@ impl QueuePair {
             //= rfc5041 section 7.1
             //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
             //# frequently.
-            // A message that started without a receive ends without one.
+            // If the first segment was dropped, so is the rest of the message.
             if self.rx.dropping || !self.take_receive(host) {
                 self.no_receive(Header::Untagged(h), ulpdu_len, host)?;
                 return Ok(false);
@@ -235,7 +236,7 @@ impl QueuePair {
     }
 
     /// Returns `true` if messages that find no receive are dropped and the stream continues.
-    pub(super) fn drops(&self) -> bool {
+    pub(super) fn drops_messages(&self) -> bool {
         self.config.receiver_not_ready == ReceiverNotReady::Drop
     }
 
@@ -254,24 +255,24 @@ impl QueuePair {
                 return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
             }
             ReceiverNotReady::Drop => {
-                self.count_lost(u64::from(!self.rx.dropping));
+                self.count_not_ready(u64::from(!self.rx.dropping));
                 self.rx.dropping = true;
                 return Ok(());
             }
             ReceiverNotReady::Hold { .. } => {}
         }
-        // A message may be offered many times before a receive is posted.
+        // The driver may pass the same message many times before a receive is posted.
         if self.rx.missed != Some(missed) {
             self.rx.missed = Some(missed);
-            self.count_lost(1);
+            self.count_not_ready(1);
             if let Header::Untagged(h) = header {
-                self.holds(h.msn);
+                self.record_hold(h.msn);
             }
         }
         Ok(())
     }
 
-    const fn count_lost(&mut self, messages: u64) {
+    const fn count_not_ready(&mut self, messages: u64) {
         self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(messages);
     }
 

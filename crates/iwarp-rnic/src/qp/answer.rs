@@ -5,7 +5,7 @@ use super::headers::response_header;
 use super::message::has_room_for_control;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
-use super::segment::{Out, Source, Wire, cut};
+use super::segment::{Out, Source, Wire, next_segment};
 use super::tx::Job;
 use super::{Host, QueuePair};
 use crate::Sge;
@@ -18,14 +18,13 @@ use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 pub(super) enum Answer {
     /// The plan has no room; nothing was planned.
     NoRoom,
-    /// The whole response was planned.
-    Whole,
+    Complete,
     /// The plan is full, or the response failed.
     Stopped,
 }
 
 impl QueuePair {
-    /// Plans up to `most` responses, the first from its beginning. Returns `false` if there is no
+    /// Plans up to `most` responses, none of which is in progress. Returns `false` if there is no
     /// room for the next one.
     #[inline(never)]
     pub(super) fn send_responses<H: Host>(
@@ -50,7 +49,7 @@ impl QueuePair {
             if len.wrapping_sub(1) >= small {
                 match self.continue_response(0, plan, w, host) {
                     Answer::NoRoom => return false,
-                    Answer::Whole => continue,
+                    Answer::Complete => continue,
                     Answer::Stopped => break,
                 }
             }
@@ -60,21 +59,20 @@ impl QueuePair {
             let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
             let range = (request.source_stag, request.source_to, len);
             let header = response_header(request, 0, true);
-            if let Err(e) = out.small(header, range, true) {
+            if let Err(e) = out.append_small(header, range, true) {
                 if !plan.is_empty() {
                     return false;
                 }
-                self.lose_response(0, e, host);
+                self.fail_deregistered_response(0, e, host);
                 break;
             }
-            self.answered_peer(plan);
+            self.response_planned(plan);
         }
         true
     }
 
-    /// Records that the oldest response is planned completely.
     #[inline]
-    fn answered_peer(&mut self, plan: &mut TxPlan) {
+    fn response_planned(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         plan.add_milestone(Milestone::Response);
         if self.sq.tally.is_on() {
@@ -83,12 +81,12 @@ impl QueuePair {
         self.responses.pop();
     }
 
-    /// Counts the response to the peer's oldest request if that is a Read.
+    /// Counts the response to the peer's oldest request if it is a Read.
     #[cold]
     #[inline(never)]
     fn tally_answer(&mut self) {
         if let Some(Response::Read(request)) = self.responses.front() {
-            self.sq.tally.add_peers(Counted::RemoteRead, request.size);
+            self.sq.tally.add_remote(Counted::RemoteRead, request.size);
         }
     }
 
@@ -105,35 +103,35 @@ impl QueuePair {
             return Answer::Stopped;
         };
         let room = u32::from(self.tx.mulpdu).saturating_sub(TAGGED_HEADER_LEN as u32);
-        let first = cut(request.size.wrapping_sub(off), room).0;
+        let first = next_segment(request.size.wrapping_sub(off), room).0;
         if !plan.has_room(w.scratch(first, true)) {
             return Answer::NoRoom;
         }
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let result = out.response(request, &mut off, room);
-        let whole = off == request.size;
+        let is_complete = off == request.size;
         match result {
-            // Write what is planned first, so that local requests in the plan complete.
+            // Write the plan first, so that local requests in it complete.
             Err(_) if !plan.is_empty() => {
                 self.tx.job = (off > 0).then_some(Job::Response { off });
                 return Answer::NoRoom;
             }
-            Err(e) => self.lose_response(off, e, host),
-            Ok(()) if whole => {
+            Err(e) => self.fail_deregistered_response(off, e, host),
+            Ok(()) if is_complete => {
                 self.tx.job = None;
-                self.answered_peer(plan);
-                return Answer::Whole;
+                self.response_planned(plan);
+                return Answer::Complete;
             }
             Ok(()) => self.tx.job = Some(Job::Response { off }),
         }
         Answer::Stopped
     }
 
-    /// Handles memory that was deregistered between the request and its response, of which `off`
-    /// octets are planned.
+    /// Fails a response of which `off` octets are planned, because its memory was deregistered
+    /// after the request.
     #[cold]
     #[inline(never)]
-    fn lose_response<H: Host>(&mut self, off: u32, e: AccessError, host: &mut H) {
+    fn fail_deregistered_response<H: Host>(&mut self, off: u32, e: AccessError, host: &mut H) {
         let Some(&Response::Read(request)) = self.responses.front() else {
             return;
         };
@@ -178,7 +176,7 @@ impl QueuePair {
         //# were received by the RDMAP layer, at the Responder.
         let (opcode, len) = (Opcode::ATOMIC_RESPONSE, AtomicResponse::LEN);
         self.emit_control(opcode, 3, len, plan, w, |out| response.emit(out));
-        self.answered_peer(plan);
+        self.response_planned(plan);
         true
     }
 }

@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 
-/// Sizes of a staging buffer. Sizes too small for one FPDU of any kind are raised.
+/// Sizes of a staging buffer. A size that is too small for one FPDU is increased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RxSizes {
     /// Bytes of staging: at least one FPDU and one read after a part of it.
@@ -24,7 +24,7 @@ impl RxSizes {
         read_max: RX_READ_MAX,
     };
 
-    fn raised(self) -> Self {
+    fn with_minimums(self) -> Self {
         // A smaller size would read headers one by one.
         let read_max = self.read_max.max(RX_DIRECT_TAIL);
         Self {
@@ -40,15 +40,14 @@ impl Default for RxSizes {
     }
 }
 
-/// A staging buffer. While it is empty it can serve any queue pair. While it holds a partial FPDU
+/// A staging buffer. An empty buffer can be used for any queue pair. While it holds a partial FPDU,
 /// it belongs to that FPDU's queue pair.
 #[derive(Debug)]
 pub struct RxBuffer {
-    /// The staging area, followed by room for one ULPDU without its markers. A single large
-    /// allocation comes zeroed from the system, and unused pages are never touched; smaller ones
-    /// would have to be zeroed explicitly.
+    /// The staging area, followed by room for one ULPDU without its markers. The system zeroes a
+    /// single large allocation, and unused pages are never touched; smaller allocations would have
+    /// to be zeroed explicitly.
     data: Vec<u8>,
-    /// Size of the staging area.
     staging: usize,
     start: usize,
     end: usize,
@@ -59,15 +58,15 @@ pub struct RxBuffer {
 const UNMARKED: usize = u16::MAX as usize;
 
 impl RxBuffer {
-    /// Creates an empty buffer of the [default sizes](RxSizes::DEFAULT). It takes about 320 KiB of
-    /// memory; share buffers between queue pairs.
+    /// Creates an empty buffer of the [default sizes](RxSizes::DEFAULT). It occupies about 320 KiB
+    /// of memory, so queue pairs should share buffers.
     pub fn new() -> Result<Box<Self>, AllocError> {
         Self::with(RxSizes::DEFAULT)
     }
 
     /// Creates an empty buffer. No later call allocates.
     pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
-        let sizes = sizes.raised();
+        let sizes = sizes.with_minimums();
         let buffer = Self {
             data: zeros(sizes.staging.saturating_add(UNMARKED))?,
             staging: sizes.staging,
@@ -126,7 +125,7 @@ impl RxBuffer {
         self.end = self.end.saturating_add(n).min(self.staging);
     }
 
-    /// Appends octets of one FPDU. Returns how many were copied: all of them.
+    /// Appends octets of one FPDU. Returns how many were copied, which is always all of them.
     pub(super) fn keep(&mut self, octets: &[u8]) -> usize {
         if self.staging.saturating_sub(self.end) < octets.len() {
             self.move_to_front();
@@ -140,14 +139,14 @@ impl RxBuffer {
         n
     }
 
-    /// Returns room for the next octets, at most `most`.
-    pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
-        let most = most.min(self.read_max);
+    /// Returns room for the next octets, at most `max_len`.
+    pub(super) fn room(&mut self, max_len: usize) -> &mut [u8] {
+        let max_len = max_len.min(self.read_max);
         // Move a partial FPDU to the front if the space after it is too small.
-        if self.start > 0 && self.staging.saturating_sub(self.end) < most {
+        if self.start > 0 && self.staging.saturating_sub(self.end) < max_len {
             self.move_to_front();
         }
-        let end = self.end.saturating_add(most).min(self.staging);
+        let end = self.end.saturating_add(max_len).min(self.staging);
         self.data.get_mut(self.end..end).unwrap_or(&mut [])
     }
 
@@ -158,7 +157,7 @@ impl RxBuffer {
 
     fn move_to_front(&mut self) {
         let (start, end) = (self.start, self.end);
-        // Always true; the comparison lets the compiler drop the bounds checks.
+        // This is always true; the comparison lets the compiler drop the bounds checks.
         if start <= end && end <= self.data.len() {
             self.data.copy_within(start..end, 0);
             self.start = 0;
@@ -167,12 +166,11 @@ impl RxBuffer {
     }
 }
 
-/// Where [`QueuePair::rx_plan`](super::QueuePair::rx_plan) wants the next octets of a stream.
+/// The memory to which the next octets of a stream are to be read
+/// ([`QueuePair::rx_plan`](super::QueuePair::rx_plan)).
 #[derive(Debug)]
 pub struct RxPlan {
-    /// Maximum number of runs.
-    pub(super) most: usize,
-    /// Total length of the runs.
+    pub(super) max_runs: usize,
     pub(super) room: usize,
     /// Length of the runs that are in registered memory.
     pub(super) direct: usize,
@@ -184,21 +182,21 @@ impl RxPlan {
     /// Returns an empty plan for up to `runs` runs.
     pub const fn new(runs: usize) -> Self {
         Self {
-            most: runs,
+            max_runs: runs,
             room: 0,
             direct: 0,
             users: Users::new([Stag(0); MAX_SGE as usize]),
         }
     }
 
-    /// Ends the use of registered memory after the read that the plan was for.
-    /// [`QueuePair::rx_filled`](super::QueuePair::rx_filled) does this as well; a driver that
-    /// delays or omits that call calls this function immediately.
+    /// Ends the use of registered memory after the planned read.
+    /// [`QueuePair::rx_filled`](super::QueuePair::rx_filled) also does this. A driver that delays
+    /// or omits that call must call this function immediately after the read.
     pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         self.users.release(memory);
     }
 
-    /// Clears the plan before octets that are already in the buffer are processed.
+    /// Clears the plan. Must be called before the buffer is processed without a new read.
     pub const fn clear(&mut self) {
         self.room = 0;
         self.direct = 0;
@@ -226,14 +224,14 @@ mod tests {
     };
 
     #[test]
-    fn small_sizes_are_raised() {
+    fn small_sizes_are_increased() {
         let mut buffer = RxBuffer::with(NONE).unwrap();
         assert!(buffer.staging >= MAX_FPDU + buffer.read_max);
         assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);
         assert_eq!(buffer.unmarked().len(), 65_535);
-        let mut usual = RxBuffer::new().unwrap();
-        assert_eq!(usual.staging, 256 * 1024);
-        assert_eq!(usual.room(usize::MAX).len(), 128 * 1024);
+        let mut default_buffer = RxBuffer::new().unwrap();
+        assert_eq!(default_buffer.staging, 256 * 1024);
+        assert_eq!(default_buffer.room(usize::MAX).len(), 128 * 1024);
     }
 
     #[test]
@@ -241,11 +239,11 @@ mod tests {
         let mut buffer = RxBuffer::with(NONE).unwrap();
         let (mut put, mut taken) = (0u32, 0u32);
         let mut moved = 0;
-        // Whenever there is more to read, almost all of the largest FPDU is in the buffer.
+        // Before most reads, the buffer holds almost all of the largest FPDU.
         for _ in 0..2000 {
             let from = buffer.start;
             let room = buffer.room(usize::MAX);
-            assert_eq!(room.len(), RX_DIRECT_TAIL, "a whole read finds room");
+            assert_eq!(room.len(), RX_DIRECT_TAIL, "there is room for one read");
             for octet in room {
                 *octet = put as u8;
                 put += 1;
@@ -253,8 +251,8 @@ mod tests {
             moved += u32::from(buffer.start < from);
             buffer.filled(RX_DIRECT_TAIL);
             if buffer.len() >= MAX_FPDU {
-                let here: Vec<u8> = buffer.octets().to_vec();
-                for octet in &here[..1021] {
+                let contents: Vec<u8> = buffer.octets().to_vec();
+                for octet in &contents[..1021] {
                     assert_eq!(*octet, taken as u8);
                     taken += 1;
                 }
@@ -264,9 +262,9 @@ mod tests {
         assert!(moved > 3 && taken > 500_000, "{moved} {taken}");
     }
 
-    /// Octets move only if the next ones do not fit after them.
+    /// Octets are moved only if the next octets do not fit behind them.
     #[test]
-    fn octets_stay_while_next_fits() {
+    fn octets_move_only_if_needed() {
         type Next = fn(&mut RxBuffer) -> usize;
         let reads: Next = |buffer| buffer.room(usize::MAX).len();
         let keeps: Next = |buffer| buffer.keep(&[8; RX_DIRECT_TAIL]);
@@ -285,19 +283,19 @@ mod tests {
     }
 
     #[test]
-    fn cut_fpdu_is_kept() {
-        for left in [0, 1, 3, 900] {
+    fn partial_fpdu_is_kept() {
+        for partial_len in [0, 1, 3, 900] {
             for free in [0, 1, 5, 99, 100, 101] {
                 let mut buffer = RxBuffer::with(NONE).unwrap();
-                let (end, before) = (buffer.staging - free, buffer.staging - free - left);
+                let (end, before) = (buffer.staging - free, buffer.staging - free - partial_len);
                 buffer.filled(end);
                 buffer.data[before..end].fill(7);
                 buffer.consume(before);
-                assert_eq!(buffer.len(), left);
-                assert_eq!(buffer.keep(&[8; 100]), 100, "{left} {free}");
-                let mut want = std::vec![7; left];
-                want.resize(left + 100, 8);
-                assert_eq!(buffer.octets(), want);
+                assert_eq!(buffer.len(), partial_len);
+                assert_eq!(buffer.keep(&[8; 100]), 100, "{partial_len} {free}");
+                let mut expected = std::vec![7; partial_len];
+                expected.resize(partial_len + 100, 8);
+                assert_eq!(buffer.octets(), expected);
             }
         }
     }
@@ -307,15 +305,15 @@ mod tests {
     fn longest_fpdu_is_kept() {
         for before in [1, 700, 30_000, 60_000] {
             let mut buffer = RxBuffer::with(NONE).unwrap();
-            let left = buffer.staging - before;
-            let left = left.min(MAX_FPDU - 100);
-            buffer.filled(before + left);
-            buffer.data[before..before + left].fill(7);
+            let partial_len = buffer.staging - before;
+            let partial_len = partial_len.min(MAX_FPDU - 100);
+            buffer.filled(before + partial_len);
+            buffer.data[before..before + partial_len].fill(7);
             buffer.consume(before);
-            let missing = std::vec![8; MAX_FPDU - left];
+            let missing = std::vec![8; MAX_FPDU - partial_len];
             assert_eq!(buffer.keep(&missing), missing.len(), "{before}");
             assert_eq!(buffer.len(), MAX_FPDU);
-            assert!(buffer.octets().starts_with(&std::vec![7; left]));
+            assert!(buffer.octets().starts_with(&std::vec![7; partial_len]));
             assert!(buffer.octets().ends_with(&missing));
         }
     }

@@ -1,19 +1,18 @@
-//! What InfiniBand's verbs promise for queue pairs connected by GID and number, and iWARP has no
-//! messages for: an absent peer, a receiver that is not ready, and a queue pair that is its own
-//! peer.
+//! Queue pairs connected by GID and number: features of InfiniBand for which iWARP has no messages.
+//! These are an absent peer, a receiver that is not ready, and a queue pair that is its own peer.
 //!
-//! On InfiniBand a sender learns from each attempt that no receive is posted. It retries
-//! `rnr_retry` times (seven means forever), and waits each time for the interval that the receiver
-//! has set (`min_rnr_timer`). Here the receiver holds the Send, and reads nothing after it. Two
-//! notes make this look the same to programs:
+//! On InfiniBand, each attempt to send to a receiver that is not ready is answered by an error. The
+//! sender retries `rnr_retry` times (seven means forever), each time after the interval that the
+//! receiver has set (`min_rnr_timer`). On iWARP, the receiver holds the Send, and reads nothing
+//! after it. Two notes give programs the same results as on InfiniBand:
 //!
 //! * Before its first request, a sender with a finite limit sends its number of retries. The
 //!   receiver then knows how long to hold a Send.
-//! * A receiver that holds a Send reports which one. The requests before it complete, although the
-//!   probe after it is not answered.
+//! * A receiver that holds a Send reports its sequence number. The requests before this Send then
+//!   complete, although the probe after it is not answered.
 //!
-//! A third note is the farewell of an end that leaves (see `farewell`). A fourth one belongs to
-//! extended reliable connections (`xrc`), which may also be connected in other ways.
+//! A third note is the farewell of an end that closes the stream (see `farewell`). A fourth one
+//! belongs to extended reliable connections (`xrc`), which may also be connected in other ways.
 //!
 //! A note is a zero-length RDMA Write whose tagged offset holds its content. A zero-length Write is
 //! never refused (RFC 5040 section 7.2), and peers that do not know notes ignore it.
@@ -36,40 +35,40 @@ const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
 const HELD: u32 = u32::from_be_bytes(*b"held");
 const QUEUE: u32 = u32::from_be_bytes(*b"xsrq");
 const DONE: u32 = u32::from_be_bytes(*b"done");
-/// How often the driver checks whether the sender of an indefinitely held Send has closed.
-const CLOSED_LOOK: Duration = Duration::from_millis(200);
+/// Interval at which the driver checks whether the sender of a Send that is held forever has
+/// closed.
+const CLOSED_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// `rnr_retry` of a sender without a limit.
-pub(super) const FOR_EVER: u8 = 7;
+pub(super) const FOREVER: u8 = 7;
 
-/// Retries while receivers are not ready.
+/// State for Sends that find no receive (receiver not ready).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rnr {
     /// Number of retries of our Sends.
-    ours: u8,
-    /// The number that the peer was notified of.
-    notified: u8,
+    own_retries: u8,
+    /// The number of retries of our Sends that the peer was notified of.
+    notified_retries: u8,
     /// Number of retries of the peer's Sends.
-    peers: u8,
+    peer_retries: u8,
     /// How long the peer waits before each retry.
     timer: Duration,
-    /// The held message that the peer is still to be notified of.
-    holds: Option<u32>,
-    /// The last of our messages that the peer reported as held.
+    /// Sequence number of a held Send of which the peer was not notified yet.
+    hold_to_report: Option<u32>,
+    /// Sequence number of the last of our Sends that the peer reported as held.
     held: u32,
-    /// Sends of a connection that is not by number are held forever.
+    /// Sends are held forever, on a connection that is not by number.
     hold_for_ever: bool,
 }
 
-/// A note to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Note {
     /// The number of retries of our Sends.
     Retries(u8),
-    /// This message on queue 0 waits for a receive.
+    /// The message on queue 0 with this sequence number waits for a receive.
     Held(u32),
     /// The next messages are for the shared receive queue with this number.
     Queue(u32),
-    /// We leave after processing this many of the peer's messages.
+    /// We close after processing this many of the peer's messages.
     Done(u32),
 }
 
@@ -84,10 +83,10 @@ impl Note {
         (kind as u64) << 32 | content as u64
     }
 
-    const fn of(tagged_offset: u64) -> Option<Self> {
+    const fn parse(tagged_offset: u64) -> Option<Self> {
         let content = tagged_offset as u32;
         match (tagged_offset >> 32) as u32 {
-            RETRIES if content <= FOR_EVER as u32 => Some(Self::Retries(content as u8)),
+            RETRIES if content <= FOREVER as u32 => Some(Self::Retries(content as u8)),
             HELD => Some(Self::Held(content)),
             QUEUE => Some(Self::Queue(content)),
             DONE => Some(Self::Done(content)),
@@ -99,11 +98,11 @@ impl Note {
 impl Default for Rnr {
     fn default() -> Self {
         Self {
-            ours: FOR_EVER,
-            notified: FOR_EVER,
-            peers: FOR_EVER,
+            own_retries: FOREVER,
+            notified_retries: FOREVER,
+            peer_retries: FOREVER,
             timer: Duration::ZERO,
-            holds: None,
+            hold_to_report: None,
             held: 0,
             hold_for_ever: false,
         }
@@ -111,11 +110,11 @@ impl Default for Rnr {
 }
 
 impl Rnr {
-    /// Starts a new stream: neither side has sent a note.
+    /// Starts a new stream, on which neither side has sent a note.
     pub(super) const fn start(&mut self) {
-        self.notified = FOR_EVER;
-        self.peers = FOR_EVER;
-        self.holds = None;
+        self.notified_retries = FOREVER;
+        self.peer_retries = FOREVER;
+        self.hold_to_report = None;
         self.held = 0;
         self.hold_for_ever = false;
     }
@@ -125,9 +124,9 @@ impl QueuePair {
     /// Sets how often a Send that finds no receive is retried (`rnr_retry` of `ibv_modify_qp(3)`):
     /// 7 or more means forever. Applies to requests that start later.
     pub const fn set_rnr_retry(&mut self, count: u8) {
-        self.acknowledge.rnr.ours = match count {
-            0..FOR_EVER => count,
-            _ => FOR_EVER,
+        self.acknowledge.rnr.own_retries = match count {
+            0..FOREVER => count,
+            _ => FOREVER,
         };
     }
 
@@ -160,7 +159,8 @@ impl QueuePair {
     }
 
     /// Prepares for an end of the stream because the peer does not respond: the oldest incomplete
-    /// request will get [`WcStatus::TransportRetryExceeded`]. An earlier error stays.
+    /// request will complete with [`WcStatus::TransportRetryExceeded`]. Has no effect after an
+    /// earlier error.
     pub fn blame_absent_peer(&mut self) {
         if let Some(seq) = self.sq.first_not_done()
             && self.state() != State::Error
@@ -171,20 +171,24 @@ impl QueuePair {
 
     /// Returns the policy for a Send that finds no receive.
     pub(super) fn receiver_not_ready(&self) -> ReceiverNotReady {
-        if !self.is_by_number() || self.drops() {
+        if !self.is_by_number() || self.drops_messages() {
             return match self.config.receiver_not_ready {
                 ReceiverNotReady::Drop => ReceiverNotReady::Drop,
                 _ if self.acknowledge.rnr.hold_for_ever => ReceiverNotReady::Hold {
                     limit: Duration::MAX,
-                    after_close: CLOSED_LOOK,
+                    after_close: CLOSED_CHECK_INTERVAL,
                 },
                 configured => configured,
             };
         }
-        let Rnr { peers, timer, .. } = self.acknowledge.rnr;
-        match peers {
+        let Rnr {
+            peer_retries,
+            timer,
+            ..
+        } = self.acknowledge.rnr;
+        match peer_retries {
             0 => ReceiverNotReady::Terminate,
-            FOR_EVER => ReceiverNotReady::Hold {
+            FOREVER => ReceiverNotReady::Hold {
                 limit: Duration::MAX,
                 after_close: Duration::MAX,
             },
@@ -198,27 +202,29 @@ impl QueuePair {
         }
     }
 
-    /// Records that this message finds no receive and is held.
-    pub(super) const fn holds(&mut self, msn: u32) {
+    /// Records that this message is held because no receive is posted.
+    pub(super) const fn record_hold(&mut self, msn: u32) {
         if self.is_by_number() {
-            self.acknowledge.rnr.holds = Some(msn);
+            self.acknowledge.rnr.hold_to_report = Some(msn);
         }
     }
 
-    /// Returns the note that is due now, or before `request`.
+    /// Returns the note that is due: now, or before `request` is sent.
     #[inline]
     pub(super) const fn note(&self, request: Option<&Slot>) -> Option<Note> {
         let Rnr {
-            ours,
-            notified,
-            holds,
+            own_retries,
+            notified_retries,
+            hold_to_report,
             ..
         } = self.acknowledge.rnr;
-        match holds {
+        match hold_to_report {
             Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
             _ => match request {
-                Some(_) if ours != notified && self.is_by_number() => Some(Note::Retries(ours)),
-                Some(slot) => match self.queue_to_note(slot) {
+                Some(_) if own_retries != notified_retries && self.is_by_number() => {
+                    Some(Note::Retries(own_retries))
+                }
+                Some(slot) => match self.queue_to_announce(slot) {
                     Some(number) => Some(Note::Queue(number)),
                     None => None,
                 },
@@ -231,17 +237,18 @@ impl QueuePair {
     #[inline(never)]
     pub(super) fn emit_note(&mut self, note: Note, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         match note {
-            Note::Retries(count) => self.acknowledge.rnr.notified = count,
-            Note::Held(_) => self.acknowledge.rnr.holds = None,
+            Note::Retries(count) => self.acknowledge.rnr.notified_retries = count,
+            Note::Held(_) => self.acknowledge.rnr.hold_to_report = None,
             Note::Queue(number) => self.xrc.note_sent(number),
-            Note::Done(_) => self.farewell_said(),
+            Note::Done(_) => self.record_farewell(),
         }
         let header = empty_write_header(note.tagged_offset());
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let Ok(()) = out.append::<Infallible>(&header, 0, |_| Ok(()));
     }
 
-    /// Handles a zero-length Write, which may be a note. Fails if the note is not allowed here.
+    /// Handles a zero-length Write, which may be a note. Fails if this queue pair does not accept
+    /// the note.
     #[cold]
     #[inline(never)]
     pub(super) fn process_note<H: Host>(
@@ -249,31 +256,31 @@ impl QueuePair {
         h: TaggedHeader,
         host: &mut H,
     ) -> Result<(), Refusal> {
-        match Note::of(h.to) {
-            Some(Note::Queue(number)) => return self.is_named(number, host),
+        match Note::parse(h.to) {
+            Some(Note::Queue(number)) => return self.select_queue(number, host),
             _ if !self.is_by_number() => {}
-            Some(Note::Retries(count)) => self.acknowledge.rnr.peers = count,
-            Some(Note::Held(msn)) => self.is_held(msn, host),
-            Some(Note::Done(arrived)) => self.peer_says_farewell(arrived, host),
+            Some(Note::Retries(count)) => self.acknowledge.rnr.peer_retries = count,
+            Some(Note::Held(msn)) => self.peer_holds_message(msn, host),
+            Some(Note::Done(arrived)) => self.process_farewell(arrived, host),
             None => {}
         }
         Ok(())
     }
 
-    /// Applies a note about a held message directly if the queue pair is its own peer; sent as a
-    /// note it would queue behind that message.
+    /// If the queue pair is its own peer, applies the report of a held message directly. A note
+    /// would have to wait behind the held message.
     pub(super) fn apply_own_hold<H: Host>(&mut self, host: &mut H) {
         if self.acknowledge.own_peer
-            && let Some(msn) = self.acknowledge.rnr.holds.take()
+            && let Some(msn) = self.acknowledge.rnr.hold_to_report.take()
         {
-            self.is_held(msn, host);
+            self.peer_holds_message(msn, host);
         }
     }
 
-    /// Handles a message of ours that waits for a receive: the peer has processed the requests
-    /// before it.
-    fn is_held<H: Host>(&mut self, msn: u32, host: &mut H) {
-        // Each message is looked up once, whatever the peer sends.
+    /// Handles the report that our message `msn` waits for a receive: the peer has processed the
+    /// requests before it.
+    fn peer_holds_message<H: Host>(&mut self, msn: u32, host: &mut H) {
+        // Look up each message only once, even if the peer repeats its report.
         let is_new = (msn.wrapping_sub(self.acknowledge.rnr.held) as i32) > 0;
         if !is_new {
             return;

@@ -129,7 +129,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Queues a response, within the IRD.
+    /// Queues a response, if the IRD permits it.
     #[inline(always)]
     fn respond(&mut self, response: Response) -> Result<(), Refusal> {
         //= rfc5040 section 6.1
@@ -137,8 +137,8 @@ impl QueuePair {
         //# the maximum number of outstanding, inbound RDMA Read Requests that
         //# were negotiated between the ULP and the Local Peer's RDMAP layer.
         // If no Reads were granted, only an RTR message by Read is allowed, which reads nothing.
-        let nothing = matches!(response, Response::Read(ReadRequest { size: 0, .. }));
-        if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
+        let is_empty_read = matches!(response, Response::Read(ReadRequest { size: 0, .. }));
+        if self.responses.limit() == 0 && !is_empty_read || !self.responses.push(response) {
             return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
         }
         self.counters.rx_requests = self.counters.rx_requests.wrapping_add(1);
@@ -183,7 +183,7 @@ impl QueuePair {
         //# started only after the Atomic Operation Request Message has been Delivered
         //# by the DDP layer (thus, all previous RDMA Messages on that DDP Stream have
         //# been Delivered).
-        let original = self.carry_out(&r, env)?;
+        let original = self.execute_atomic(&r, env)?;
         self.respond(Response::Atomic {
             request_id: r.request_id,
             original,
@@ -193,7 +193,7 @@ impl QueuePair {
     }
 
     /// Performs an atomic operation. Returns the word's old value.
-    fn carry_out<H: Host>(&self, r: &AtomicRequest, env: &Env<'_, H>) -> Result<u64, Refusal> {
+    fn execute_atomic<H: Host>(&self, r: &AtomicRequest, env: &Env<'_, H>) -> Result<u64, Refusal> {
         //= rfc7306 section 5.2.1
         //# At the Responder, an error MUST be surfaced in response to delivery to
         //# the Remote Peer's RDMAP layer of an Atomic Operation Request Message
@@ -307,9 +307,9 @@ impl QueuePair {
                 &r.original.to_ne_bytes(),
             )
             .map_err(|_| Refusal::Sink)?;
-        // Responses are counted in `answered`.
+        // Responses are counted in `finish_response`.
         self.expect_next(h.qn);
-        Ok(self.answered(env))
+        Ok(self.finish_response(env))
     }
 
     fn immediate<H: Host>(
@@ -320,7 +320,7 @@ impl QueuePair {
     ) -> Result<Step, Refusal> {
         self.admit_control(h, payload, Immediate::LEN)?;
         if self.rx.receiving {
-            // It interrupts a Send on the same queue.
+            // Immediate data must not interrupt a Send on the same queue.
             return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MSN));
         }
         let immediate = Immediate::parse(payload).ok_or(Refusal::MALFORMED)?;
@@ -333,8 +333,8 @@ impl QueuePair {
             self.advance_msn(0);
             return Ok(Step::Next);
         }
-        if self.drops() && self.has_lost_write() {
-            return Ok(self.lose_immediate());
+        if self.drops_messages() && self.follows_dropped_write() {
+            return Ok(self.discard_immediate());
         }
         //= rfc7306 section 6.3
         //# One Immediate Data or Immediate Data with SE Message MUST consume
@@ -342,7 +342,7 @@ impl QueuePair {
             let ulpdu_len = UNTAGGED_HEADER_LEN.wrapping_add(payload.len());
             self.no_receive(Header::Untagged(h), ulpdu_len as u16, env.host)?;
             return Ok(match self.rx.dropping {
-                true => self.lose_immediate(),
+                true => self.discard_immediate(),
                 false => Step::Hold,
             });
         }
@@ -358,13 +358,12 @@ impl QueuePair {
         if h.opcode.solicited() {
             cqe.flags |= WcFlags::SOLICITED;
         }
-        self.finish_other(cqe, env.host);
+        self.finish_counted_receive(cqe, env.host);
         Ok(Step::Next)
     }
 
-    /// Skips immediate data of a lost message.
     #[cold]
-    fn lose_immediate(&mut self) -> Step {
+    fn discard_immediate(&mut self) -> Step {
         self.rx.dropping = false;
         self.rx.last_write_len = 0;
         self.advance_msn(0);
@@ -385,15 +384,15 @@ mod tests {
     use proptest::prelude::*;
 
     /// The pseudocode of RFC 7306 section 5.1.1.
-    fn by_the_book(original: u64, add: u64, mask: u64) -> u64 {
+    fn reference_add(original: u64, add: u64, mask: u64) -> u64 {
         let (mut carry, mut result) = (0u64, 0u64);
         for bit in 0..64 {
-            let at = 1u64 << bit;
-            let sum = carry + u64::from(original & at != 0) + u64::from(add & at != 0);
+            let bit = 1u64 << bit;
+            let sum = carry + u64::from(original & bit != 0) + u64::from(add & bit != 0);
             if sum & 1 == 1 {
-                result |= at;
+                result |= bit;
             }
-            carry = u64::from(sum & 2 != 0 && mask & at == 0);
+            carry = u64::from(sum & 2 != 0 && mask & bit == 0);
         }
         result
     }
@@ -417,8 +416,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn masked_add_is_the_rfcs(a: u64, b: u64, m: u64) {
-            prop_assert_eq!(masked_add(a, b, m), by_the_book(a, b, m));
+        fn masked_add_matches_rfc_pseudocode(a: u64, b: u64, m: u64) {
+            prop_assert_eq!(masked_add(a, b, m), reference_add(a, b, m));
             prop_assert_eq!(masked_add(a, b, 0), a.wrapping_add(b));
         }
     }

@@ -11,11 +11,9 @@ use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use alloc::boxed::Box;
 
-/// The allocations of a queue pair.
 struct Queues {
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
-    /// The receive that is being filled.
     receive: TakenRecv,
     responses: response::ResponseQueue,
     tagged: tagged::Tagged,
@@ -66,7 +64,7 @@ impl QueuePair {
     fn with(config: QpConfig, queues: Queues) -> Self {
         Self {
             config,
-            receives_apart: config.match_tags,
+            receives_out_of_line: config.match_tags,
             life: life::Life::NEW,
             sq: queues.sq,
             rq: queues.rq,

@@ -3,10 +3,10 @@
 
 use super::admit::Refusal;
 use super::fault::RxFault;
-use super::headers::STAG_OF_NOTHING;
+use super::headers::EMPTY_MESSAGE_STAG;
 use super::life::Heard;
 use super::place::Target;
-use super::rx::{Ended, Step};
+use super::rx::{Invalidating, Step};
 use super::send_queue::Awaited;
 use super::{Direction, Env, Events, Host, QueuePair};
 use crate::tally::Counted;
@@ -38,8 +38,8 @@ impl QueuePair {
         if self.life.fpdu_arrived() == Heard::Established {
             self.events |= Events::ESTABLISHED;
         }
-        // RFC 6581 section 9.2 specifies a zero-length FULPDU; an FPDU without a header is
-        // accepted, too.
+        // RFC 6581 section 9.2 specifies a zero-length FULPDU. An FPDU without a header is also
+        // accepted.
         let is_rtr = ulpdu.is_empty() && self.rx.rtr_send_expected;
         if is_rtr {
             self.rx.rtr_send_expected = false;
@@ -53,8 +53,8 @@ impl QueuePair {
     //= rfc5044 section A.4
     //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
     //# boundaries.
-    /// Processes one whole ULPDU. After `Step::Hold` nothing has changed, and the ULPDU must be
-    /// offered again.
+    /// Processes one complete ULPDU. After `Step::Hold` nothing has changed, and the caller must
+    /// pass the ULPDU again.
     #[inline(never)]
     pub(super) fn receive_ulpdu<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         //= rfc5044 section 3
@@ -72,7 +72,8 @@ impl QueuePair {
         }
     }
 
-    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for the loop over neither Writes nor Sends.
+    /// Like [`receive_ulpdu`](Self::receive_ulpdu), inlined in the loop over FPDUs that are neither
+    /// Writes nor Sends.
     #[inline(always)]
     pub(super) fn receive_other<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         if Header::is_any_of(ulpdu, &[Opcode::READ_RESPONSE]) {
@@ -84,7 +85,7 @@ impl QueuePair {
         }
     }
 
-    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for the control octets of a Write.
+    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU with the control octets of a Write.
     #[inline(always)]
     pub(super) fn receive_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         match self.write(ulpdu, env) {
@@ -98,9 +99,9 @@ impl QueuePair {
     #[inline(never)]
     fn refuse_write<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
         match (refusal, TaggedHeader::decode(ulpdu)) {
-            (Refusal::Memory(_), Some(h)) if self.drops() => {
+            (Refusal::Memory(_), Some(h)) if self.drops_messages() => {
                 let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
-                self.rx.lost_write = Some(self.counters.rx_messages);
+                self.rx.dropped_write = Some(self.counters.rx_messages);
                 self.end_write_segment(h, payload);
                 Step::Next
             }
@@ -108,14 +109,14 @@ impl QueuePair {
         }
     }
 
-    /// Returns `true` if the last whole message is a lost RDMA Write; its immediate data are lost,
-    /// too.
-    pub(super) fn has_lost_write(&self) -> bool {
-        let lost = self.rx.lost_write;
-        lost.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
+    /// Returns `true` if the last complete message is an RDMA Write that was dropped; immediate
+    /// data that follow it are dropped as well.
+    pub(super) fn follows_dropped_write(&self) -> bool {
+        let dropped_at = self.rx.dropped_write;
+        dropped_at.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
     }
 
-    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for the control octets of a Send.
+    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU with the control octets of a Send.
     #[inline(always)]
     pub(super) fn receive_send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         let h = match UntaggedHeader::parse(ulpdu) {
@@ -135,7 +136,7 @@ impl QueuePair {
         }
     }
 
-    /// Continues after a whole segment of a Send without a receive.
+    /// Drops or holds a segment of a Send that has no receive.
     #[cold]
     #[inline(never)]
     fn without_receive<H: Host>(
@@ -150,8 +151,8 @@ impl QueuePair {
         }
     }
 
-    /// Like [`receive_write`](Self::receive_write), outside the loop: for a Write that may be lost,
-    /// and for an empty one, which may be a note.
+    /// Like [`receive_write`](Self::receive_write), but outside the loop: for a Write that may have
+    /// to be dropped, and for an empty Write, which may be a note.
     #[inline(never)]
     fn receive_lone_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         if let Err(refusal) = self.write(ulpdu, env) {
@@ -160,8 +161,8 @@ impl QueuePair {
         if ulpdu.len() == TAGGED_HEADER_LEN
             && let Some(h) = TaggedHeader::decode(ulpdu)
         {
-            if h.stag == STAG_OF_NOTHING {
-                // Notes and the like are not messages of the peer's program.
+            if h.stag == EMPTY_MESSAGE_STAG {
+                // Notes and reminders are not messages of the peer's program.
                 self.rx.writes = self.rx.writes.wrapping_sub(1);
             }
             return match self.process_note(h, env.host) {
@@ -185,7 +186,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the stream because of a segment.
+    /// Refuses a segment, which ends the stream.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_segment<H: Host>(
@@ -206,10 +207,10 @@ impl QueuePair {
         Step::Failed
     }
 
-    /// Ends the stream because of a segment whose octets are gone.
+    /// Refuses a segment of which only the header is still known, which ends the stream.
     #[cold]
     #[inline(never)]
-    pub(super) fn refuse_known<H: Host>(
+    pub(super) fn refuse_by_header<H: Host>(
         &mut self,
         refusal: Refusal,
         header: Option<Header>,
@@ -272,13 +273,12 @@ impl QueuePair {
         }
     }
 
-    /// Advances the queue after a whole untagged message, and counts it.
+    /// Advances the queue after a complete untagged message, and counts it.
     pub(super) fn advance_msn(&mut self, qn: u32) {
         self.expect_next(qn);
         self.count_message();
     }
 
-    /// Advances the expected sequence number of a queue.
     pub(super) fn expect_next(&mut self, qn: u32) {
         if let Some(msn) = self.rx.msn.get_mut(qn as usize) {
             *msn = msn.wrapping_add(1);
@@ -295,7 +295,7 @@ impl QueuePair {
         self.rx.receiving = if !host.receiver_ready() {
             false
         } else if self.config.shared_receive {
-            // The receive left over from the last message, or the next one.
+            // A receive that an earlier message did not need, or the next posted one.
             core::mem::take(&mut self.tagged.spare)
                 || host.take_shared_receive(&mut self.rx.receive)
         } else {
@@ -304,9 +304,9 @@ impl QueuePair {
         self.rx.receiving
     }
 
-    /// Ends the stream as required by RFC 5041 section 7.1, after the time for which the policy
-    /// holds a Send.
-    pub(super) fn hold_ends<H: Host>(&mut self, host: &mut H) {
+    /// Ends the stream as required by RFC 5041 section 7.1, because a Send was held for the longest
+    /// time that the policy allows.
+    pub(super) fn hold_timed_out<H: Host>(&mut self, host: &mut H) {
         if let Some(missed) = self.rx.missed {
             self.fail_stream(&RxFault::no_buffer(&missed), host);
         }
@@ -355,14 +355,13 @@ impl QueuePair {
             self.rx.rtr_response_due = false;
             self.count_message();
         } else if h.last {
-            return self.answered(env);
+            return self.finish_response(env);
         } else if let Some(awaited) = self.sq.awaited.front_mut() {
             awaited.received = awaited.received.saturating_add(payload);
         }
         Step::Next
     }
 
-    /// Completes a placed segment of an RDMA Write.
     #[inline(always)]
     fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
@@ -372,12 +371,11 @@ impl QueuePair {
         }
     }
 
-    /// Counts the placed RDMA Write.
     #[cold]
     #[inline(never)]
     fn tally_write(&mut self) {
         let octets = self.rx.last_write_len;
-        self.sq.tally.add_peers(Counted::RemoteWrite, octets);
+        self.sq.tally.add_remote(Counted::RemoteWrite, octets);
     }
 
     /// Ends a segment of an RDMA Write, whether or not its payload was placed.
@@ -398,7 +396,6 @@ impl QueuePair {
         }
     }
 
-    /// Completes a placed segment of a Send.
     #[inline(always)]
     fn finish_send<H: Host>(
         &mut self,
@@ -435,14 +432,14 @@ impl QueuePair {
         self.deliver_send(h, payload, env)
     }
 
-    /// Completes the oldest request with a response.
-    pub(super) fn answered<H: Host>(&mut self, env: &mut Env<'_, H>) -> Step {
+    /// Completes the oldest request that awaits a response.
+    pub(super) fn finish_response<H: Host>(&mut self, env: &mut Env<'_, H>) -> Step {
         let Some(awaited) = self.sq.awaited.pop() else {
             return Step::Next;
         };
         self.count_message();
-        if awaited.invalidates | awaited.own {
-            return self.answered_special(&awaited, env);
+        if awaited.invalidates | awaited.internal {
+            return self.finish_special_response(&awaited, env);
         }
         self.complete_answered(&awaited, env.host);
         Step::Next
@@ -468,43 +465,48 @@ impl QueuePair {
         } else {
             self.complete_request(awaited.seq, host);
         }
-        // A draining send queue may have waited for it.
+        // A draining send queue may have waited for this response.
         self.note_drained();
     }
 
-    /// Like [`answered`](Self::answered), for a Read with Invalidate or an internal one.
+    /// Like [`finish_response`](Self::finish_response), for a Read with Invalidate or an internal
+    /// Read.
     #[cold]
     #[inline(never)]
-    fn answered_special<H: Host>(&mut self, awaited: &Awaited, env: &mut Env<'_, H>) -> Step {
-        if awaited.invalidates {
-            return self.answered_with_invalidate(awaited, env);
-        }
-        self.answered_own(awaited, env.host);
-        self.complete_answered(awaited, env.host);
-        Step::Next
-    }
-
-    /// Invalidates the STag of a Read's sink and completes the Read, or does so later if the memory
-    /// is in use.
-    #[cold]
-    #[inline(never)]
-    fn answered_with_invalidate<H: Host>(
+    fn finish_special_response<H: Host>(
         &mut self,
         awaited: &Awaited,
         env: &mut Env<'_, H>,
     ) -> Step {
-        // Such a Read has one element.
-        let sink = self.sq.first_of(awaited.seq).map_or(Stag(0), Sge::stag);
+        if awaited.invalidates {
+            return self.finish_invalidating_read(awaited, env);
+        }
+        self.finish_internal_read(awaited, env.host);
+        self.complete_answered(awaited, env.host);
+        Step::Next
+    }
+
+    /// Invalidates the STag of a Read's sink and completes the Read. If the memory is in use, the
+    /// Read completes later.
+    #[cold]
+    #[inline(never)]
+    fn finish_invalidating_read<H: Host>(
+        &mut self,
+        awaited: &Awaited,
+        env: &mut Env<'_, H>,
+    ) -> Step {
+        // A Read with Invalidate has one element.
+        let sink = self.sq.first_sge_of(awaited.seq).map_or(Stag(0), Sge::stag);
         match env.memory.invalidate(sink, self.accessor(), false) {
             Ok(true) => {
                 self.complete_answered(awaited, env.host);
                 Step::Next
             }
             Ok(false) => {
-                self.rx.ending = Some((sink, Ended::Read(*awaited)));
+                self.rx.invalidating = Some((sink, Invalidating::Read(*awaited)));
                 Step::Again
             }
-            // Another request has invalidated it meanwhile, or it cannot be invalidated.
+            // Another request has invalidated the STag meanwhile, or it cannot be invalidated.
             Err(_) => {
                 self.fail_request(awaited.seq, WcStatus::LocalProtection, env.host);
                 Step::Failed
@@ -525,8 +527,8 @@ impl QueuePair {
         if !self.rx.receiving {
             return self.end_without_receive();
         }
-        if h.opcode != Opcode::SEND || self.receives_apart {
-            return self.deliver_apart(h, byte_len, payload, env);
+        if h.opcode != Opcode::SEND || self.receives_out_of_line {
+            return self.deliver_out_of_line(h, byte_len, payload, env);
         }
         //= rfc5040 section 5.3
         //# At the Remote Peer, the Send Message Type MUST be Delivered to the
@@ -540,9 +542,9 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Delivers a Send that invalidates, or whose receive is counted.
+    /// Delivers a Send that is solicited, invalidates an STag, is counted, or may have a tag.
     #[inline(never)]
-    fn deliver_apart<H: Host>(
+    fn deliver_out_of_line<H: Host>(
         &mut self,
         h: UntaggedHeader,
         byte_len: u32,
@@ -556,11 +558,11 @@ impl QueuePair {
             return self.deliver_tagged(h, byte_len, payload, env);
         }
         let cqe = self.send_cqe(h, byte_len);
-        self.finish_other(cqe, env.host);
+        self.finish_counted_receive(cqe, env.host);
         Step::Next
     }
 
-    /// Ends a Send without a receive: the RTR message, or a lost one.
+    /// Ends a Send that has no receive: the RTR message, or a dropped message.
     #[cold]
     const fn end_without_receive(&mut self) -> Step {
         if self.rx.dropping {
@@ -572,7 +574,6 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Returns the completion of a Send.
     #[inline(always)]
     pub(super) fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
         //= rfc5041 section 5.4
@@ -595,8 +596,8 @@ impl QueuePair {
         cqe
     }
 
-    /// Invalidates the STag of a Send with Invalidate and delivers the Send, or does so later if
-    /// the memory is in use.
+    /// Invalidates the STag of a Send with Invalidate and delivers the Send. If the memory is in
+    /// use, the Send is delivered later.
     #[cold]
     #[inline(never)]
     fn deliver_with_invalidate<H: Host>(
@@ -617,7 +618,12 @@ impl QueuePair {
         let Ok(complete) = env.memory.invalidate(stag, self.accessor(), true) else {
             let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(payload);
             let header = Some(Header::Untagged(h));
-            return self.refuse_known(Refusal::Invalidation, header, ulpdu_len as u16, env.host);
+            return self.refuse_by_header(
+                Refusal::Invalidation,
+                header,
+                ulpdu_len as u16,
+                env.host,
+            );
         };
         if self.config.match_tags {
             cqe.opcode = WcOpcode::TagNone;
@@ -625,26 +631,27 @@ impl QueuePair {
         cqe.flags |= WcFlags::WITH_INV;
         cqe.imm_or_stag = stag.0;
         if !complete {
-            self.rx.ending = Some((stag, Ended::Receive(cqe)));
+            self.rx.invalidating = Some((stag, Invalidating::Receive(cqe)));
             return Step::Again;
         }
-        self.finish_other(cqe, env.host);
+        self.finish_counted_receive(cqe, env.host);
         Step::Next
     }
 
-    /// Completes what waits for an invalidation. Returns `false` if the memory is still in use.
+    /// Completes the request that waits for an invalidation. Returns `false` if the memory is still
+    /// in use.
     #[inline]
-    pub(super) fn end_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
-        let Some((stag, ended)) = self.rx.ending else {
+    pub(super) fn finish_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
+        let Some((stag, ended)) = self.rx.invalidating else {
             return true;
         };
         if !env.memory.is_unused(stag) {
             return false;
         }
-        self.rx.ending = None;
+        self.rx.invalidating = None;
         match ended {
-            Ended::Receive(cqe) => self.finish_other(cqe, env.host),
-            Ended::Read(awaited) => self.complete_answered(&awaited, env.host),
+            Invalidating::Receive(cqe) => self.finish_counted_receive(cqe, env.host),
+            Invalidating::Read(awaited) => self.complete_answered(&awaited, env.host),
         }
         true
     }
@@ -665,8 +672,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes the receive of a Send without counting it. Other completions go through
-    /// [`finish_other`](Self::finish_other), so that this is inlined once.
+    /// Completes the receive of a Send without adding it to the tally. Other receives complete in
+    /// [`finish_counted_receive`](Self::finish_counted_receive), so that this is inlined once.
     #[inline(always)]
     fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.receiving = false;
@@ -676,7 +683,7 @@ impl QueuePair {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn finish_other<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
+    pub(super) fn finish_counted_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.sq.tally.add(Counted::Recv, cqe.byte_len);
         self.finish_receive(cqe, host);
     }

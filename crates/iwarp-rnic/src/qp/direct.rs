@@ -1,5 +1,5 @@
-//! Direct reading: a large payload is read from the stream to its destination. It requires a stream
-//! without CRC and markers, because nothing can be verified first.
+//! Direct reading: a large payload is read from the stream straight to its destination. This
+//! requires a stream without CRC and markers, because the payload cannot be verified first.
 
 use super::admit::Refusal;
 use super::buffer::RxPlan;
@@ -17,10 +17,9 @@ use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, pad_len};
 pub(super) struct Direct {
     pub(super) header: Header,
     pub(super) target: Target,
-    /// Payload of the whole segment, in octets.
     pub(super) payload: u32,
     pub(super) placed: u32,
-    /// End of the payload that may be read directly. The rest goes through staging, so that it
+    /// End of the payload that may be read directly. The rest is copied from staging, so that it
     /// becomes visible last.
     pub(super) direct_end: u32,
     pub(super) ulpdu_len: u16,
@@ -37,30 +36,30 @@ impl Direct {
 }
 
 impl QueuePair {
-    /// Adds the destination of the next `want` octets of payload to the plan. Returns how many
-    /// octets it added: fewer if there are too many runs or a region was deregistered, which
-    /// `rx_filled` reports.
+    /// Adds the destination of the next `wanted` octets of payload to the plan, and returns its
+    /// length. The result is less than `wanted` if there are too many runs or a region was
+    /// deregistered, which `rx_filled` reports.
     pub(super) fn plan_direct<'t, M: Memory>(
         &'t self,
         d: &Direct,
-        want: u32,
+        wanted: u32,
         memory: &'t MemoryTable<M>,
         plan: &mut RxPlan,
         visit: &mut impl FnMut(Run<'t>),
     ) -> usize {
         // One run is reserved for staging.
-        let mut left = plan.most.saturating_sub(1);
+        let mut runs_left = plan.max_runs.saturating_sub(1);
         let mut direct = 0usize;
-        let (places, who) = (self.places(memory), self.accessor());
+        let (places, accessor) = (self.places(memory), self.accessor());
         let users = &mut plan.users;
-        let _ = places.for_each_range(d.target, d.placed, want, |stag, to, len, need| {
-            if left == 0 {
+        let _ = places.for_each_range(d.target, d.placed, wanted, |stag, to, len, need| {
+            if runs_left == 0 {
                 return Ok(());
             }
             // The list has room for all elements of a request.
-            if let Some(span) = users.check(memory, (stag, to, len), need, who)? {
-                for fragment in span.fragments().take(left) {
-                    left = left.wrapping_sub(1);
+            if let Some(span) = users.check(memory, (stag, to, len), need, accessor)? {
+                for fragment in span.fragments().take(runs_left) {
+                    runs_left = runs_left.wrapping_sub(1);
                     direct = direct.saturating_add(fragment.len());
                     visit(Run::memory(fragment));
                 }
@@ -97,13 +96,16 @@ impl QueuePair {
             return (0, Step::NeedMore);
         }
         match self.try_direct(ulpdu, body, ulpdu_len, payload as u32, env) {
-            // More octets are missing than the tail has, so all were consumed.
-            Ok(Begun::Direct) => (octets.len(), Step::NeedMore),
-            Ok(Begun::Hold) => (0, Step::Hold),
-            Ok(Begun::No) => (0, Step::NeedMore),
+            // More octets are missing than the tail has, so all received octets were placed.
+            Ok(DirectStart::Direct) => (octets.len(), Step::NeedMore),
+            Ok(DirectStart::Hold) => (0, Step::Hold),
+            Ok(DirectStart::No) => (0, Step::NeedMore),
             Err(refusal) => {
                 let header = Header::decode(ulpdu);
-                (0, self.refuse_known(refusal, header, ulpdu_len, env.host))
+                (
+                    0,
+                    self.refuse_by_header(refusal, header, ulpdu_len, env.host),
+                )
             }
         }
     }
@@ -116,21 +118,21 @@ impl QueuePair {
         ulpdu_len: u16,
         payload: u32,
         env: &mut Env<'_, H>,
-    ) -> Result<Begun, Refusal> {
-        // Segments that may be lost are processed as a whole, and memory whose pages may be missing
-        // is never read into directly.
-        if self.drops() || env.memory.has_on_demand() {
-            return Ok(Begun::No);
+    ) -> Result<DirectStart, Refusal> {
+        // Segments that may have to be dropped are processed when complete, and memory whose pages
+        // may be missing is never read into directly.
+        if self.drops_messages() || env.memory.has_on_demand() {
+            return Ok(DirectStart::No);
         }
         let header = Header::parse(ulpdu).map_err(Refusal::Header)?;
         if !self.life.has_first_fpdu() {
             self.on_first_fpdu(ulpdu);
         }
         if !header.opcode().is_send() && !matches!(header, Header::Tagged(_)) {
-            return Ok(Begun::No);
+            return Ok(DirectStart::No);
         }
         let Some(target) = self.admit_direct(&header, payload, ulpdu_len, env)? else {
-            return Ok(Begun::Hold);
+            return Ok(DirectStart::Hold);
         };
         let tail = match header {
             // Programs poll the last octet of a Write.
@@ -148,9 +150,9 @@ impl QueuePair {
             direct_end: payload.saturating_sub(tail),
             ulpdu_len,
         });
-        // Stay in this mode for the small FPDU that ends a message.
+        // A small FPDU at the end of a message does not end direct reading.
         self.rx.large = 3;
-        Ok(Begun::Direct)
+        Ok(DirectStart::Direct)
     }
 
     /// Continues the FPDU in direct reading. Returns how many octets were consumed.
@@ -161,10 +163,10 @@ impl QueuePair {
         octets: &[u8],
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
-        // Payload read together with an earlier FPDU still comes through staging.
-        let want = d.direct_end.saturating_sub(d.placed) as usize;
-        let part = if want > 0 {
-            octets.get(..octets.len().min(want))
+        // Payload may be in staging, because it was read together with an earlier FPDU.
+        let wanted = d.direct_end.saturating_sub(d.placed) as usize;
+        let part = if wanted > 0 {
+            octets.get(..octets.len().min(wanted))
         } else {
             octets.get(..d.rest())
         };
@@ -172,25 +174,32 @@ impl QueuePair {
             return (0, Step::NeedMore);
         };
         let tail = d.payload.saturating_sub(d.placed) as usize;
-        let here = part.get(..part.len().min(tail)).unwrap_or(&[]);
+        let received = part.get(..part.len().min(tail)).unwrap_or(&[]);
         let places = self.places(env.memory);
-        // Check this even without octets, to notice a region that was deregistered.
+        // Check the access even without octets, to detect that the region was deregistered.
         let placed = places
-            .permits(d.target, d.placed, want as u32)
-            .and_then(|()| places.write(d.target, d.placed, here));
+            .permits(d.target, d.placed, wanted as u32)
+            .and_then(|()| places.write(d.target, d.placed, received));
         if let Err(e) = placed {
             let refusal = Refusal::Memory(e);
             return (
                 0,
-                self.refuse_known(refusal, Some(d.header), d.ulpdu_len, env.host),
+                self.refuse_by_header(refusal, Some(d.header), d.ulpdu_len, env.host),
             );
         }
-        if want > 0 {
+        if wanted > 0 {
             if let Some(d) = &mut self.rx.direct {
                 d.placed = d.placed.saturating_add(part.len() as u32);
             }
-            let whole = part.len() == want;
-            return (part.len(), if whole { Step::Again } else { Step::NeedMore });
+            let is_complete = part.len() == wanted;
+            return (
+                part.len(),
+                if is_complete {
+                    Step::Again
+                } else {
+                    Step::NeedMore
+                },
+            );
         }
         self.rx.direct = None;
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
@@ -198,11 +207,10 @@ impl QueuePair {
     }
 }
 
-/// The result of handling a partial FPDU.
-enum Begun {
+enum DirectStart {
     Direct,
-    /// It waits for a receive.
+    /// The FPDU waits for a receive.
     Hold,
-    /// It is processed once it is complete.
+    /// The FPDU is processed when it is complete.
     No,
 }

@@ -15,7 +15,7 @@ use iwarp_proto::ddp::{Header, HeaderError, Stag, UNTAGGED_HEADER_LEN, UntaggedH
 use iwarp_proto::mpa::framing::FramingError;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 
-/// Which end ended a stream.
+/// Which end caused a stream to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Blame {
     /// The peer broke the protocol or accessed memory without permission; we sent a Terminate.
@@ -33,7 +33,7 @@ pub enum Blame {
 pub struct Fault {
     /// The end to blame.
     pub blame: Blame,
-    /// Code of the Terminate that was sent or received, or the closest one.
+    /// Code of the Terminate that was sent or received; without a Terminate, the closest code.
     pub code: TerminateCode,
 }
 
@@ -48,24 +48,23 @@ impl Fault {
 
 impl core::fmt::Display for Fault {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let who = match self.blame {
-            Blame::Peer => "the peer broke the protocol, terminated",
+        let cause = match self.blame {
+            Blame::Peer => "terminated because the peer broke the protocol",
             Blame::PeerTerminated => "terminated by the peer",
             Blame::Local => "a local work request failed",
             Blame::Transport => "connection lost",
         };
         match self.code.description() {
-            Some(text) => write!(f, "{who} ({text})"),
+            Some(text) => write!(f, "{cause} ({text})"),
             None => write!(
                 f,
-                "{who} (layer {}, type {}, code {})",
+                "{cause} (layer {}, type {}, code {})",
                 self.code.layer, self.code.etype, self.code.code
             ),
         }
     }
 }
 
-/// An encoded Terminate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TerminateOctets {
     body: [u8; CONTROL_MAX],
@@ -129,7 +128,6 @@ impl RxFault {
     //= rfc5044 section 8
     //# For Error codes 2 and 3, MPA MUST NOT close the TCP connection following
     //# a reported error.
-    /// Returns the error of a wrong CRC.
     pub(super) const fn crc() -> Self {
         Self::peer(Terminate::new(TerminateCode::MPA_CRC))
     }
@@ -143,7 +141,6 @@ impl RxFault {
         })
     }
 
-    /// Returns an error of this end.
     pub(super) const fn local() -> Self {
         Self {
             blame: Blame::Local,
@@ -152,7 +149,6 @@ impl RxFault {
         }
     }
 
-    /// Sets the status of the receive that is being filled.
     pub(super) const fn receive(self, status: WcStatus) -> Self {
         Self {
             receive: status,
@@ -160,7 +156,6 @@ impl RxFault {
         }
     }
 
-    /// Sets the status of the request whose response has the error.
     pub(super) const fn request(self, status: WcStatus) -> Self {
         Self {
             request: Some(status),
@@ -211,7 +206,7 @@ pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
     }
 }
 
-/// Returns the completion status of the work request that a peer's Terminate is about.
+/// Returns the completion status of the work request that a peer's Terminate refers to.
 pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
     match (code.layer, code.etype) {
         (0, 1) | (1, 1) => WcStatus::RemoteAccess,
@@ -219,14 +214,14 @@ pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
         (0, 2) if code.code == TerminateCode::RDMAP_CATASTROPHIC_STREAM.code => {
             WcStatus::RemoteInvalidRequest
         }
-        // The peer failed for a reason of its own.
+        // The peer had an internal error.
         (0, 0 | 2) => WcStatus::RemoteOperation,
         _ => WcStatus::Fatal,
     }
 }
 
 impl QueuePair {
-    pub(super) const fn note_fault(&mut self, fault: Fault) {
+    pub(super) const fn record_fault(&mut self, fault: Fault) {
         if self.fault.is_none() {
             self.fault = Some(fault);
         }
@@ -242,7 +237,8 @@ impl QueuePair {
         RxFault::peer(Terminate::new(code))
     }
 
-    /// Returns the error of a payload that could not be placed. Whoever owns the STag is to blame.
+    /// Returns the error of a payload that could not be placed. The end that supplied the STag is
+    /// to blame.
     #[cold]
     pub(super) fn placement_fault(
         &self,
@@ -261,7 +257,7 @@ impl QueuePair {
 
     /// Ends the stream because of a received segment.
     pub(super) fn fail_stream<H: Host>(&mut self, fault: &RxFault, host: &mut H) {
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: fault.blame,
             code: fault.terminate.code,
         });
@@ -298,8 +294,8 @@ impl QueuePair {
         self.end_with(&fault.terminate, host);
     }
 
-    /// Ends the stream because one of our own requests failed. It completes with `status`; all
-    /// others are flushed.
+    /// Ends the stream because one of our own requests failed. The request completes with
+    /// `status`; all others are flushed.
     pub(super) fn fail_request<H: Host>(&mut self, seq: u32, status: WcStatus, host: &mut H) {
         //= rfc5040 section 7.1
         //# For errors detected while creating RDMA Write, Send, Send with
@@ -307,7 +303,7 @@ impl QueuePair {
         //# and Invalidate, or RDMA Read Requests, or other reasons not
         //# directly associated with an incoming Message, the Terminate
         //# Message and Error code are sent instead of the request.
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::Local,
             code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
         });
@@ -322,10 +318,10 @@ impl QueuePair {
         self.end_with(&terminate, host);
     }
 
-    /// Ends the stream because of a failed local request whose completion the caller writes. All
-    /// others are flushed. For hosts that inject faults.
+    /// Ends the stream as if a local request had failed, and flushes all others. The caller writes
+    /// the completion of the failed request. For hosts that inject faults.
     pub fn give_up<H: Host>(&mut self, host: &mut H) {
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::Local,
             code: TerminateCode::RDMAP_LOCAL_CATASTROPHIC,
         });
@@ -343,8 +339,8 @@ impl QueuePair {
         self.fail_stream(&fault, host);
     }
 
-    /// Ends the stream with a Terminate and flushes everything. If it is already ending, an earlier
-    /// error came first.
+    /// Ends the stream with a Terminate and flushes everything. Has no effect if an earlier error
+    /// already ends the stream.
     fn end_with<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         //= rfc5040 section 7.1
         //# the first RDMA
@@ -362,31 +358,31 @@ impl QueuePair {
         self.step_and_flush(|life| life.fail(message), host);
     }
 
-    /// Fails the request that a Terminate is about if this queue pair is its own peer: nobody will
-    /// receive the Terminate.
+    /// If this queue pair is its own peer, fails the request that a Terminate refers to, because
+    /// nobody will receive the Terminate.
     fn fail_own_request<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         if self.acknowledge.own_peer {
             self.refused_by_peer(terminate, host);
         }
     }
 
-    /// Fails a response whose memory was deregistered or unmapped after the Read Request. `request`
-    /// is the oldest unanswered one, advanced to the failed position.
+    /// Ends the stream because the memory of a response was deregistered or unmapped after the Read
+    /// Request. `request` is the oldest unanswered request, advanced to the failed position.
     pub(super) fn fail_response<H: Host>(
         &mut self,
         e: AccessError,
         request: &ReadRequest,
         host: &mut H,
     ) {
-        self.fail_answer(e, self.responses.len(), Some(*request), host);
+        self.fail_response_at(e, self.responses.len(), Some(*request), host);
     }
 
-    /// Like `fail_response`, for the Read that is followed by `behind - 1` requests of the peer
-    /// without a complete response.
-    fn fail_answer<H: Host>(
+    /// Like `fail_response`, for the Read Request at position `from_end` of the received requests,
+    /// where the latest has position 1.
+    fn fail_response_at<H: Host>(
         &mut self,
         e: AccessError,
-        behind: u32,
+        from_end: u32,
         request: Option<ReadRequest>,
         host: &mut H,
     ) {
@@ -399,11 +395,11 @@ impl QueuePair {
             opcode: Opcode::READ_REQUEST,
             invalidate_stag: Stag(0),
             qn: 1,
-            msn: next.wrapping_sub(behind),
+            msn: next.wrapping_sub(from_end),
             mo: 0,
         });
         let len = UNTAGGED_HEADER_LEN + ReadRequest::LEN;
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::Peer,
             code,
         });
@@ -413,14 +409,14 @@ impl QueuePair {
         self.end_with(&terminate, host);
     }
 
-    /// Ends the stream because registered memory that `plan` refers to could not be read when it
-    /// was written. The rest of the plan, if any, must still be written.
+    /// Ends the stream because registered memory that `plan` refers to could not be read when the
+    /// plan was written. The caller must still write the rest of the plan, if any.
     ///
     /// The request that owns the memory completes with a protection error; a Read of the peer is
-    /// refused. If the written part ends with a message, the peer gets a Terminate. Otherwise the
-    /// stream is cut inside an FPDU and must be reset.
+    /// refused. If the written part ends at the end of a message, the peer gets a Terminate.
+    /// Otherwise the stream is cut inside an FPDU and must be reset.
     pub fn tx_unreadable<H: Host>(&mut self, plan: &mut TxPlan, host: &mut H) {
-        let owner = plan.next_from_memory();
+        let owner = plan.first_unwritten_memory();
         let e = AccessError::NotMapped;
         if plan.is_between_messages() {
             self.life.written(false);
@@ -430,10 +426,13 @@ impl QueuePair {
                 self.fail_request(seq, WcStatus::LocalProtection, host);
             }
             (Some((index, _)), _) => {
-                let behind = self.responses.len().wrapping_add(plan.answers_from(index));
-                self.fail_answer(e, behind, None, host);
+                let from_end = self
+                    .responses
+                    .len()
+                    .wrapping_add(plan.responses_from(index));
+                self.fail_response_at(e, from_end, None, host);
             }
-            (None, _) => self.fail_answer(e, self.responses.len(), None, host),
+            (None, _) => self.fail_response_at(e, self.responses.len(), None, host),
         }
         plan.clear();
         if self.life.has_unwritten() {
@@ -447,7 +446,7 @@ impl QueuePair {
         match self.rx.direct {
             Some(d) => {
                 let refusal = Refusal::Memory(AccessError::NotMapped);
-                self.refuse_known(refusal, Some(d.header), d.ulpdu_len, host);
+                self.refuse_by_header(refusal, Some(d.header), d.ulpdu_len, host);
             }
             // The staging belongs to the driver, so this is the driver's fault.
             None => self.abort(host),
@@ -461,7 +460,7 @@ impl QueuePair {
         //# The RDMAP layer MUST Deliver the Terminate Message to the ULP.
         self.counters.terminates_received = self.counters.terminates_received.wrapping_add(1);
         let code = terminate.code;
-        self.note_fault(Fault {
+        self.record_fault(Fault {
             blame: Blame::PeerTerminated,
             code,
         });
@@ -474,7 +473,7 @@ impl QueuePair {
         self.step_and_flush(Life::terminated, host);
     }
 
-    /// Fails the request that a Terminate of the peer is about, or starts the search for it.
+    /// Fails the request that a Terminate of the peer refers to, or starts the search for it.
     fn refused_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         let code = terminate.code;
         let no_receive = self.is_by_number() && code == TerminateCode::DDP_UNTAGGED_NO_BUFFER;
@@ -487,14 +486,14 @@ impl QueuePair {
                 | u32::from(code.etype) << 8
                 | u32::from(code.code),
         };
-        match self.request_meant_by(terminate) {
+        match self.awaited_request_of(terminate) {
             Some(seq) => self.refuse(seq, verdict, host),
             None => self.start_search(self.search(terminate), verdict),
         }
     }
 
-    /// Returns the send work request that a Terminate is about, if that request awaits a response.
-    fn request_meant_by(&self, terminate: &Terminate) -> Option<u32> {
+    /// Returns the send work request that a Terminate refers to, if that request awaits a response.
+    fn awaited_request_of(&self, terminate: &Terminate) -> Option<u32> {
         let by_sink = terminate.read_request.map(|r| r.sink_stag);
         let by_msn = match terminate.ddp_header {
             Some(Header::Untagged(h)) if h.qn == 1 => Some(h.msn),
@@ -503,12 +502,12 @@ impl QueuePair {
         let mut i = 0u32;
         while let Some(a) = self.sq.awaited.get(i) {
             // The sink STag is unique to this Read. Some peers return a wrong sequence number, so
-            // the STag decides.
-            let hit = match by_sink {
+            // the STag takes precedence.
+            let matches = match by_sink {
                 Some(sink) if !a.atomic => a.sink_stag == sink,
                 _ => by_msn == Some(a.msn),
             };
-            if hit && !a.probe {
+            if matches && !a.probe {
                 return Some(a.seq);
             }
             i = i.wrapping_add(1);

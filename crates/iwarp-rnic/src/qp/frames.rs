@@ -12,28 +12,27 @@ use iwarp_proto::mpa::framing::{
 };
 use iwarp_proto::rdmap::Opcode;
 
-/// A whole FPDU.
-struct Whole<'a> {
+struct CompleteFpdu<'a> {
     /// The part covered by the CRC.
     covered: &'a [u8],
     trailer: [u8; CRC_LEN],
     ulpdu: &'a [u8],
-    behind: &'a [u8],
+    rest_after: &'a [u8],
 }
 
-impl<'a> Whole<'a> {
+impl<'a> CompleteFpdu<'a> {
     /// Returns `None` if the FPDU is incomplete.
     #[inline]
-    fn at_start_of(octets: &'a [u8]) -> Option<Self> {
+    fn parse(octets: &'a [u8]) -> Option<Self> {
         let len_field = octets.first_chunk::<MPA_LEN_FIELD>()?;
         let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
-        let (fpdu, behind) = octets.split_at_checked(fpdu_len(ulpdu_len))?;
+        let (fpdu, rest_after) = octets.split_at_checked(fpdu_len(ulpdu_len))?;
         let (covered, trailer) = fpdu.split_last_chunk::<CRC_LEN>()?;
         Some(Self {
             covered,
             trailer: *trailer,
             ulpdu: covered.get(MPA_LEN_FIELD..MPA_LEN_FIELD + ulpdu_len)?,
-            behind,
+            rest_after,
         })
     }
 
@@ -48,18 +47,18 @@ impl<'a> Whole<'a> {
 
 /// Returns the part of the first FPDU's ULPDU that has arrived.
 #[inline(always)]
-fn beginning(octets: &[u8]) -> &[u8] {
-    let Some((len_field, behind)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
+fn arrived_ulpdu(octets: &[u8]) -> &[u8] {
+    let Some((len_field, rest_after)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
         return &[];
     };
     let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
-    behind.get(..ulpdu_len).unwrap_or(behind)
+    rest_after.get(..ulpdu_len).unwrap_or(rest_after)
 }
 
 /// Returns `true` if a segment is a Write with payload. Empty Writes are rare and may be notes.
 #[inline(always)]
 fn is_write(ulpdu: &[u8]) -> bool {
-    // The length check implies that the control octets are there.
+    // The length check implies that the control octets are present.
     ulpdu.len() > TAGGED_HEADER_LEN && Header::is_any_of(ulpdu, &[Opcode::WRITE])
 }
 
@@ -69,14 +68,13 @@ fn is_send(ulpdu: &[u8]) -> bool {
     ulpdu.len() >= UNTAGGED_HEADER_LEN && Header::is_any_of(ulpdu, &Opcode::SENDS)
 }
 
-/// Returns `true` if a segment is neither, or invalid.
+/// Returns `true` if a segment is neither a Write with payload nor a Send.
 #[inline(always)]
 fn is_other(ulpdu: &[u8]) -> bool {
     !is_write(ulpdu) && !is_send(ulpdu)
 }
 
-/// Progress of a loop over FPDUs.
-struct Run<'a> {
+struct Progress<'a> {
     /// Octets after the processed FPDUs.
     rest: &'a [u8],
     /// How many more FPDUs may be processed, at least one.
@@ -84,77 +82,78 @@ struct Run<'a> {
 }
 
 impl QueuePair {
-    /// Processes up to `most` whole FPDUs at the start of `octets`, for a stream without markers.
+    /// Processes up to `limit` complete FPDUs of a stream without markers.
     /// Returns how many octets were consumed, and the next step.
     #[inline]
-    pub(super) fn take_whole<H: Host>(
+    pub(super) fn process_complete_fpdus<H: Host>(
         &mut self,
         octets: &[u8],
-        most: u64,
+        limit: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
         if self.expects_first_fpdu() {
-            return self.take_first(octets, env);
+            return self.process_first_fpdu(octets, env);
         }
-        let mut run = Run {
+        let mut run = Progress {
             rest: octets,
-            left: most,
+            left: limit,
         };
         let step = loop {
             // The FPDU may be incomplete. If it is complete, the loop for its kind processes it.
-            let ulpdu = beginning(run.rest);
-            // The loop over Writes ends the stream when one is refused. Writes that may be lost are
-            // processed one by one.
-            let step = if is_write(ulpdu) && !self.drops() {
-                self.take_writes(&mut run, env)
+            let ulpdu = arrived_ulpdu(run.rest);
+            // In the loop over Writes, a refused Write ends the stream. Writes that may have to be
+            // dropped are therefore processed one by one.
+            let step = if is_write(ulpdu) && !self.drops_messages() {
+                self.process_writes(&mut run, env)
             } else if is_send(ulpdu) {
-                self.take_sends(&mut run, env)
+                self.process_sends(&mut run, env)
             } else {
-                self.take_others(&mut run, env)
+                self.process_others(&mut run, env)
             };
             if step != Step::Next {
                 break step;
             }
         };
-        let fpdus = most.wrapping_sub(run.left);
+        let fpdus = limit.wrapping_sub(run.left);
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
-        self.rx.count_whole_fpdus(fpdus);
+        self.rx.count_undivided_fpdus(fpdus);
         (octets.len().wrapping_sub(run.rest.len()), step)
     }
 
-    /// Processes a run of RDMA Writes. Writes and Sends have separate loops so that the compiler
-    /// keeps their variables in registers.
+    /// Processes consecutive RDMA Writes. Writes and Sends have separate loops so that the compiler
+    /// keeps the loops' variables in registers.
     #[inline(never)]
-    fn take_writes<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
-        self.take_run(run, is_write, Self::receive_write, env)
+    fn process_writes<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
+        self.process_run(run, is_write, Self::receive_write, env)
     }
 
     #[inline(never)]
-    fn take_sends<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
-        self.take_run(run, is_send, Self::receive_send, env)
+    fn process_sends<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
+        self.process_run(run, is_send, Self::receive_send, env)
     }
 
     #[inline(never)]
-    fn take_others<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
-        // The caller has classified the first one, which is often the only one.
+    fn process_others<H: Host>(&mut self, run: &mut Progress<'_>, env: &mut Env<'_, H>) -> Step {
+        // The caller has classified the first FPDU, which is often the only one.
         let mut known = true;
         let is_of_kind = |ulpdu: &[u8]| mem::take(&mut known) || is_other(ulpdu);
-        self.take_run(run, is_of_kind, Self::receive_other, env)
+        self.process_run(run, is_of_kind, Self::receive_other, env)
     }
 
-    /// Processes a run of segments of one kind. After `Step::Next` the next one is of another kind.
+    /// Processes consecutive segments of one kind. `Step::Next` means that the next segment is of
+    /// another kind.
     #[inline(always)]
-    fn take_run<'e, H: Host>(
+    fn process_run<'e, H: Host>(
         &mut self,
-        run: &mut Run<'_>,
+        run: &mut Progress<'_>,
         mut is_of_kind: impl FnMut(&[u8]) -> bool,
         receive: impl Fn(&mut Self, &[u8], &mut Env<'e, H>) -> Step,
         env: &mut Env<'e, H>,
     ) -> Step {
         let crc = self.rx.crc.then_some(env.crc32c);
-        let Run { mut rest, mut left } = *run;
+        let Progress { mut rest, mut left } = *run;
         let step = loop {
-            let Some(fpdu) = Whole::at_start_of(rest) else {
+            let Some(fpdu) = CompleteFpdu::parse(rest) else {
                 break Step::NeedMore;
             };
             if !is_of_kind(fpdu.ulpdu) {
@@ -167,21 +166,26 @@ impl QueuePair {
             if !matches!(step, Step::Next | Step::Again) {
                 break step;
             }
-            rest = fpdu.behind;
+            rest = fpdu.rest_after;
             left = left.wrapping_sub(1);
             if step == Step::Again || left == 0 {
                 break Step::Again;
             }
         };
-        *run = Run { rest, left };
+        *run = Progress { rest, left };
         step
     }
 
-    /// Like [`take_whole`](Self::take_whole), for one FPDU whose arrival has an effect by itself.
+    /// Like [`process_complete_fpdus`](Self::process_complete_fpdus), for one FPDU whose arrival
+    /// has an effect by itself.
     #[cold]
-    fn take_first<H: Host>(&mut self, octets: &[u8], env: &mut Env<'_, H>) -> (usize, Step) {
+    fn process_first_fpdu<H: Host>(
+        &mut self,
+        octets: &[u8],
+        env: &mut Env<'_, H>,
+    ) -> (usize, Step) {
         let crc = self.rx.crc.then_some(env.crc32c);
-        let Some(fpdu) = Whole::at_start_of(octets) else {
+        let Some(fpdu) = CompleteFpdu::parse(octets) else {
             return (0, Step::NeedMore);
         };
         if !fpdu.is_intact(crc) {
@@ -195,8 +199,11 @@ impl QueuePair {
             return (0, step);
         }
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-        self.rx.count_whole_fpdus(1);
-        (octets.len().wrapping_sub(fpdu.behind.len()), Step::Again)
+        self.rx.count_undivided_fpdus(1);
+        (
+            octets.len().wrapping_sub(fpdu.rest_after.len()),
+            Step::Again,
+        )
     }
 
     #[cold]
@@ -217,7 +224,7 @@ impl QueuePair {
     /// Processes the next FPDU of a stream with markers. Returns how many octets were consumed.
     /// `unmarked` is room for one ULPDU.
     #[inline(never)]
-    pub(super) fn take_marked<H: Host>(
+    pub(super) fn process_marked<H: Host>(
         &mut self,
         octets: &[u8],
         unmarked: &mut [u8],
@@ -251,7 +258,7 @@ impl QueuePair {
     }
 
     /// Returns the number of octets before the length field of the next FPDU.
-    const fn lead(&self) -> usize {
+    const fn octets_before_length(&self) -> usize {
         if self.rx.markers && self.rx.clock.next_marker_in() == 0 {
             MARKER_LEN
         } else {
@@ -259,11 +266,13 @@ impl QueuePair {
         }
     }
 
-    /// Returns the lengths of ULPDU and FPDU at the start of `octets`, if the length field has
-    /// arrived.
+    /// Returns the lengths of the ULPDU and of the FPDU at the start of `octets`, if the length
+    /// field has arrived.
     fn fpdu_at(&self, octets: &[u8]) -> Option<(usize, usize)> {
         // FPDUs start at multiples of four, so no marker splits the length field.
-        let len_field = octets.get(self.lead()..)?.first_chunk::<MPA_LEN_FIELD>()?;
+        let len_field = octets
+            .get(self.octets_before_length()..)?
+            .first_chunk::<MPA_LEN_FIELD>()?;
         let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
         let total = if self.rx.markers {
             fpdu_len_with_markers(self.rx.clock.next_marker_in(), ulpdu_len)
@@ -273,14 +282,15 @@ impl QueuePair {
         Some((ulpdu_len, total))
     }
 
-    /// Returns how many octets are missing from the FPDU (or length field) that starts with `here`.
-    pub(super) fn missing(&self, here: &[u8]) -> usize {
-        let whole = match (&self.rx.direct, self.fpdu_at(here)) {
+    /// Returns how many octets are missing from the FPDU (or length field) that starts with
+    /// `arrived`.
+    pub(super) fn missing(&self, arrived: &[u8]) -> usize {
+        let needed = match (&self.rx.direct, self.fpdu_at(arrived)) {
             (Some(direct), _) => direct.rest(),
             (None, Some((_, total))) => total,
-            (None, None) => self.lead().wrapping_add(MPA_LEN_FIELD),
+            (None, None) => self.octets_before_length().wrapping_add(MPA_LEN_FIELD),
         };
-        whole.saturating_sub(here.len())
+        needed.saturating_sub(arrived.len())
     }
 }
 
@@ -290,8 +300,8 @@ mod tests {
     use iwarp_proto::ddp::TaggedHeader;
     use std::vec::Vec;
 
-    /// Each FPDU belongs to one of the three loops. An empty Write belongs to the last because it
-    /// may be a note, and so does a Write with a truncated header.
+    /// Each FPDU belongs to one of the three loops. An empty Write belongs to the last loop because
+    /// it may be a note, and so does a Write with a truncated header.
     #[test]
     fn each_segment_belongs_to_one_loop() {
         let tagged = |opcode| {

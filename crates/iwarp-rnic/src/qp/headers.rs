@@ -7,25 +7,23 @@ use iwarp_proto::ddp::{
 };
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
-/// Some receivers refuse STag 0 whatever the length, so zero-length messages carry STag 1.
-pub(super) const STAG_OF_NOTHING: Stag = Stag(1);
+/// Some receivers refuse STag 0 even for zero-length messages, so these carry STag 1.
+pub(super) const EMPTY_MESSAGE_STAG: Stag = Stag(1);
 
 /// Returns the peer's STag for a message of `len` octets.
 #[inline]
 pub(super) const fn peer_stag(rkey: u32, len: u32) -> Stag {
     match (len, rkey) {
-        (0, 0) => STAG_OF_NOTHING,
+        (0, 0) => EMPTY_MESSAGE_STAG,
         _ => Stag(rkey),
     }
 }
 
-/// Returns `true` if a request's payload is tagged.
 #[inline]
 const fn is_tagged(slot: &Slot) -> bool {
     matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. })
 }
 
-/// Returns the header length of a Send or RDMA Write.
 #[inline]
 pub(super) const fn payload_header_len(slot: &Slot) -> usize {
     match is_tagged(slot) {
@@ -34,8 +32,8 @@ pub(super) const fn payload_header_len(slot: &Slot) -> usize {
     }
 }
 
-/// Returns the header of the segment of a Send or RDMA Write that starts at `off`. `msn` counts
-/// Sends.
+/// Returns the header of the segment of a Send or RDMA Write that starts at `off`. Only Sends use
+/// `msn`.
 //= rfc5041 section 4.2
 //# At the Data Source, DDP MUST set RsvdULP Field to the value specified by the
 //# ULP.
@@ -180,12 +178,13 @@ pub(super) const fn response_header(request: &ReadRequest, off: u32, last: bool)
     })
 }
 
-/// Returns the header of a zero-length RDMA Write with this tagged offset; no receiver checks it.
+/// Returns the header of a zero-length RDMA Write with this tagged offset. No receiver checks the
+/// tagged offset of an empty Write.
 pub(super) const fn empty_write_header(to: u64) -> Header {
     Header::Tagged(TaggedHeader {
         last: true,
         opcode: Opcode::WRITE,
-        stag: STAG_OF_NOTHING,
+        stag: EMPTY_MESSAGE_STAG,
         to,
     })
 }

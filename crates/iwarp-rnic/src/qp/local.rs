@@ -1,13 +1,11 @@
 //! Requests that only change the memory table: binds, fast registrations, and local invalidations.
 //!
-//! An invalidation completes when nobody uses the memory any more: another queue pair may be
-//! placing octets there, or a system call may be writing a plan that refers to it. The request then
-//! waits at the head of the send queue, and the later ones behind it. There is no polling: the
-//! driver asks [`MemoryTable::take_unused`] after each piece of work that uses memory, and calls
-//! [`QueuePair::retry_memory`] on the queue pairs that wait. The queue pair's own plans cannot
-//! block it indefinitely: they use memory only during a write or a read, and a blocked stream
-//! writes nothing. Send with Invalidate and Read with Invalidate wait in the same way before they
-//! complete (`deliver`).
+//! An invalidation completes when the memory has no more users: another queue pair may be placing
+//! octets there, or a system call may be writing a plan that refers to the memory. Until then the
+//! request waits at the head of the send queue, and the driver calls [`QueuePair::retry_memory`]
+//! when the memory has no users. The queue pair's own plans cannot block the request indefinitely:
+//! they use memory only during a write or a read, and a blocked stream writes nothing. Send with
+//! Invalidate and Read with Invalidate wait in the same way before they complete (`deliver`).
 
 use super::{Env, Host, QueuePair, TxFill};
 use crate::memory::{MemoryError, MemoryTable};
@@ -17,15 +15,15 @@ use iwarp_proto::ddp::Stag;
 /// State of the request at the head of the send queue, if it changes the table.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LocalRequest {
-    /// It has invalidated the STag, and waits for the users of the memory.
-    ended: bool,
+    /// The request has invalidated the STag, and waits for the users of the memory.
+    invalidated: bool,
     /// Retrying is useless before [`QueuePair::retry_memory`].
     pub(super) waits: bool,
 }
 
 /// The result of executing the request at the head of the send queue.
 pub(super) enum LocalStep {
-    /// It is executed, or waits. Choose the next message again.
+    /// The request was executed, or waits. Choose the next message again.
     Done,
     /// Stop filling the plan.
     Stop(TxFill),
@@ -36,11 +34,12 @@ impl QueuePair {
     /// driver must call [`retry_memory`](Self::retry_memory) once after recording this, in case the
     /// use ended in between.
     pub const fn waits_for_memory(&self) -> bool {
-        self.tx.local.waits || self.rx.ending.is_some()
+        self.tx.local.waits || self.rx.invalidating.is_some()
     }
 
-    /// Retries what waits for memory after it became unused ([`MemoryTable::take_unused`]).
-    /// Afterwards transmit, and process the receive side as for a held Send.
+    /// Allows a retry of requests that wait for memory, after the memory became unused
+    /// ([`MemoryTable::take_unused`]). The caller then transmits, and processes received octets as
+    /// for a held Send.
     pub const fn retry_memory(&mut self) {
         self.tx.local.waits = false;
     }
@@ -71,13 +70,12 @@ impl QueuePair {
         }
     }
 
-    /// Executes the request at the head of the send queue, which only changes the table. `first` is
-    /// `true` if the plan is empty.
+    /// Executes the request at the head of the send queue, which only changes the table.
     #[cold]
     #[inline(never)]
     pub(super) fn local_request<H: Host>(
         &mut self,
-        first: bool,
+        plan_is_empty: bool,
         env: &mut Env<'_, H>,
     ) -> LocalStep {
         let Some((seq, slot)) = self.sq.next() else {
@@ -88,8 +86,10 @@ impl QueuePair {
         }
         self.tx.local_done = self.tx.local_done.wrapping_add(1);
         match slot.op {
-            // Earlier requests may send from that memory, so they are written first.
-            SendOp::LocalInvalidate { .. } if !first => return LocalStep::Stop(TxFill::Ready),
+            // Requests in the plan may send from this memory, so the plan is written first.
+            SendOp::LocalInvalidate { .. } if !plan_is_empty => {
+                return LocalStep::Stop(TxFill::Ready);
+            }
             SendOp::LocalInvalidate { stag } => self.local_invalidate(seq, stag, env),
             SendOp::FastRegister(wr) => self.fast_register(seq, &wr, env),
             _ => return LocalStep::Stop(TxFill::Memory),
@@ -115,13 +115,13 @@ impl QueuePair {
 
     /// Executes the invalidation at the head of the send queue, unless it has to wait.
     pub(super) fn local_invalidate<H: Host>(&mut self, seq: u32, stag: Stag, env: &mut Env<'_, H>) {
-        let complete = match self.tx.local.ended {
+        let complete = match self.tx.local.invalidated {
             true => Ok(env.memory.is_unused(stag)),
             false => env.memory.invalidate(stag, self.accessor(), false),
         };
         if complete == Ok(false) {
             self.tx.local = LocalRequest {
-                ended: true,
+                invalidated: true,
                 waits: true,
             };
             return;

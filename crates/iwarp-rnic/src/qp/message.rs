@@ -2,17 +2,17 @@
 //! immediate data, RTR messages and Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6, RFC
 //! 6581 section 9.2).
 //!
-//! `next` chooses the next message, `headers` has the headers, `segment` adds FPDUs to a plan, and
-//! `answer` has the responses to the peer.
+//! `next` chooses the next message, `headers` builds headers, `segment` adds FPDUs to a plan, and
+//! `answer` plans the responses to the peer.
 
 use super::answer::Answer;
 use super::fault::TerminateOctets;
 use super::headers::{
-    STAG_OF_NOTHING, control_header, empty_write_header, payload_header, payload_header_len,
+    EMPTY_MESSAGE_STAG, control_header, empty_write_header, payload_header, payload_header_len,
     peer_stag,
 };
 use super::plan::{Milestone, TxPlan};
-use super::segment::{Out, Source, Wire, cut};
+use super::segment::{Out, Source, Wire, next_segment};
 use super::send_queue::{Awaited, Kind, SendQueue, Slot};
 use super::tx::{Job, Stage};
 use super::{Host, QueuePair, Rtr};
@@ -23,27 +23,24 @@ use core::convert::Infallible;
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Immediate, Opcode, ReadRequest};
 
-/// Returns `true` if the plan has room for a message without payload of the program or the peer.
+/// Returns `true` if the plan has room for a message that carries no payload of a program.
 pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory>) -> bool {
     plan.has_room(w.scratch(CONTROL_MAX as u32, false))
 }
 
-/// The result of planning the next request.
-enum Begun {
+enum PlannedRequest {
     /// The plan has no room; nothing was planned.
     NoRoom,
-    /// It is planned; a response or a later probe acknowledges it.
+    /// The request is planned, and is to be counted as sent (`acknowledge`).
     Sent,
-    /// It is planned, with all bookkeeping done.
-    Whole,
-    /// Part of it is planned.
+    /// The request is planned, and counted if necessary.
+    Complete,
     Part,
     Failed(WcStatus),
 }
 
 impl QueuePair {
-    /// Plans up to `most` requests, starting with the next one. Returns `false` if there is no room
-    /// for it.
+    /// Plans up to `most` requests. Returns `false` if there is no room for the next one.
     #[inline]
     pub(super) fn send_requests<H: Host>(
         &mut self,
@@ -61,8 +58,8 @@ impl QueuePair {
                 break;
             }
             let is_small = slot.num_sge == 1 && slot.len.wrapping_sub(1) < small;
-            let begun = match slot.op {
-                // Separate arms, so that the compiler knows the header in each.
+            let planned = match slot.op {
+                // Separate arms, so that the compiler knows the kind of header in each.
                 SendOp::Write { .. } if is_small => {
                     let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                     out.send_small(seq, slot, self.sq.sge_at(place))
@@ -74,24 +71,24 @@ impl QueuePair {
                 SendOp::Read { remote_addr, rkey }
                 | SendOp::ReadInv { remote_addr, rkey }
                 | SendOp::Flush { remote_addr, rkey } => {
-                    self.ask_read(seq, place, (remote_addr, rkey), plan, w)
+                    self.plan_read(seq, place, (remote_addr, rkey), plan, w)
                 }
-                _ => self.begin(seq, place, plan, w),
+                _ => self.plan_request(seq, place, plan, w),
             };
-            match begun {
-                Begun::Sent => {
-                    self.acknowledge.sent();
+            match planned {
+                PlannedRequest::Sent => {
+                    self.acknowledge.count_sent();
                     self.start_next();
                 }
-                Begun::Whole => self.start_next(),
-                Begun::NoRoom => return false,
-                Begun::Part => {
+                PlannedRequest::Complete => self.start_next(),
+                PlannedRequest::NoRoom => return false,
+                PlannedRequest::Part => {
                     self.start_next();
                     break;
                 }
-                Begun::Failed(status) => {
-                    // The requests before it are planned, and complete when the plan is written.
-                    // Then this one is tried again.
+                PlannedRequest::Failed(status) => {
+                    // Requests before this one are in the plan, and complete when it is written.
+                    // This request is tried again afterwards.
                     let is_alone = plan.is_empty();
                     if is_alone || self.tx.job.is_some() {
                         self.start_next();
@@ -107,27 +104,27 @@ impl QueuePair {
         true
     }
 
-    /// Plans any request that is a message, as far as there is room.
+    /// Plans a request of any kind that sends a message, as far as there is room.
     #[inline(never)]
-    fn begin(
+    fn plan_request(
         &mut self,
         seq: u32,
         place: usize,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
-    ) -> Begun {
+    ) -> PlannedRequest {
         if self.sq.start_atomic_write(seq) {
             self.complete_when_placed();
         }
         let Some(slot) = self.sq.at(place) else {
-            return Begun::Failed(WcStatus::LocalQpOperation);
+            return PlannedRequest::Failed(WcStatus::LocalQpOperation);
         };
         let result = match slot.op {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => {
                 if !has_room_for_control(plan, w) {
-                    return Begun::NoRoom;
+                    return PlannedRequest::NoRoom;
                 }
-                self.ask_atomic(seq, place, plan, w)
+                self.plan_atomic(seq, place, plan, w)
             }
             SendOp::SendImm(_) => {
                 let stage = Stage::ImmediateFirst;
@@ -135,9 +132,9 @@ impl QueuePair {
                 Ok(())
             }
             _ => {
-                let len = cut(slot.len, self.payload_room(slot)).0;
+                let len = next_segment(slot.len, self.payload_room(slot)).0;
                 if !plan.has_room(w.scratch(len, false)) {
-                    return Begun::NoRoom;
+                    return PlannedRequest::NoRoom;
                 }
                 let before = self.counters.tx_payload;
                 let result = self.send_payload(seq, place, 0, plan, w);
@@ -145,13 +142,12 @@ impl QueuePair {
             }
         };
         match result {
-            Err(status) => Begun::Failed(status),
-            Ok(()) if self.tx.job.is_some() => Begun::Part,
-            Ok(()) => Begun::Whole,
+            Err(status) => PlannedRequest::Failed(status),
+            Ok(()) if self.tx.job.is_some() => PlannedRequest::Part,
+            Ok(()) => PlannedRequest::Complete,
         }
     }
 
-    /// Advances the send queue past the next request.
     #[inline]
     pub(super) const fn start_next(&mut self) {
         self.sq.advance();
@@ -178,7 +174,7 @@ impl QueuePair {
             return true;
         };
         let needed = match stage {
-            Stage::Body => cut(slot.len.wrapping_sub(off), self.payload_room(slot)).0,
+            Stage::Body => next_segment(slot.len.wrapping_sub(off), self.payload_room(slot)).0,
             Stage::ImmediateFirst | Stage::ImmediateLast => Immediate::LEN as u32,
         };
         if !plan.has_room(w.scratch(needed, false)) {
@@ -205,8 +201,8 @@ impl QueuePair {
         u32::from(self.tx.mulpdu).saturating_sub(payload_header_len(slot) as u32)
     }
 
-    /// Plans a Send or RDMA Write from `off` on, as far as there is room; there is room for one
-    /// segment. After an error the caller calls [`payload_failed`](Self::payload_failed).
+    /// Plans a Send or RDMA Write from `off` on, as far as there is room. The caller has checked
+    /// that one segment fits, and calls [`payload_failed`](Self::payload_failed) after an error.
     #[inline(never)]
     fn send_payload(
         &mut self,
@@ -227,11 +223,11 @@ impl QueuePair {
         let stage = match slot.op {
             _ if end != slot.len => Stage::Body,
             SendOp::WriteImm { .. } => {
-                self.acknowledge.sent();
+                self.acknowledge.count_sent();
                 Stage::ImmediateLast
             }
             _ => {
-                self.sent(seq, plan);
+                self.request_planned(seq, plan);
                 return Ok(());
             }
         };
@@ -244,7 +240,7 @@ impl QueuePair {
     }
 
     /// Handles a segment that cannot be sent. If segments from `off` on were planned, the rest of
-    /// the message is the next job. `before` is the count of payload octets before them.
+    /// the message is the next job. `before` is the count of payload octets before `off`.
     #[cold]
     #[inline(never)]
     fn payload_failed(&mut self, seq: u32, place: usize, off: u32, before: u64) {
@@ -253,7 +249,7 @@ impl QueuePair {
         if end == 0
             && let Some(slot) = self.sq.at(place)
         {
-            self.tx.take_back(slot);
+            self.tx.unassign_msn(slot);
         }
         let stage = Stage::Body;
         let rest = Job::Request {
@@ -264,11 +260,10 @@ impl QueuePair {
         self.tx.job = (sent > 0).then_some(rest);
     }
 
-    /// Records that a whole request is planned.
     #[inline]
-    fn sent(&mut self, seq: u32, plan: &mut TxPlan) {
+    fn request_planned(&mut self, seq: u32, plan: &mut TxPlan) {
         plan.add_milestone(Milestone::Request(seq));
-        self.acknowledge.sent();
+        self.acknowledge.count_sent();
     }
 
     /// Plans immediate data. The caller has checked for room.
@@ -304,23 +299,23 @@ impl QueuePair {
         };
         self.emit_control(opcode, 0, Immediate::LEN, plan, w, |out| imm.emit(out));
         if first {
-            self.acknowledge.sent();
+            self.acknowledge.count_sent();
             let stage = Stage::Body;
             self.tx.job = Some(Job::Request { seq, off: 0, stage });
         } else {
-            self.sent(seq, plan);
+            self.request_planned(seq, plan);
         }
     }
 
     /// Returns `Ok` if all local elements of a request may be written.
     #[inline(always)]
     fn check_sinks(&self, sges: &[Sge], w: &Wire<'_, impl Memory>) -> Result<(), WcStatus> {
-        let ok = match sges {
+        let permitted = match sges {
             _ if self.sq.ord() == 0 => return Err(WcStatus::LocalQpOperation),
             [sge] => w.permits(sge, Access::LOCAL_WRITE),
             _ => w.check_all(sges, Access::LOCAL_WRITE).is_ok(),
         };
-        if ok {
+        if permitted {
             Ok(())
         } else {
             Err(WcStatus::LocalProtection)
@@ -363,26 +358,26 @@ impl QueuePair {
 
     /// Plans a Read Request for memory of the peer at this tagged offset.
     #[inline]
-    fn ask_read(
+    fn plan_read(
         &mut self,
         seq: u32,
         place: usize,
         (source_to, rkey): (u64, u32),
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
-    ) -> Begun {
+    ) -> PlannedRequest {
         let Some(slot) = self.sq.at(place) else {
-            return Begun::Failed(WcStatus::LocalQpOperation);
+            return PlannedRequest::Failed(WcStatus::LocalQpOperation);
         };
         if !has_room_for_control(plan, w) {
-            return Begun::NoRoom;
+            return PlannedRequest::NoRoom;
         }
         if let Err(status) = self.check_sinks(self.sq.sges_at(place, slot), w) {
-            return Begun::Failed(status);
+            return PlannedRequest::Failed(status);
         }
         let len = slot.len;
         let invalidates = matches!(slot.op, SendOp::ReadInv { .. });
-        let own = slot.kind == Kind::Internal;
+        let internal = slot.kind == Kind::Internal;
         let sink_stag = self.next_sink();
         let request = ReadRequest {
             sink_stag,
@@ -408,15 +403,15 @@ impl QueuePair {
         //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
         //# the order they were submitted by the ULP.
         let msn = self.emit_read(&request, plan, w);
-        // There is room: `may_ask` compared the number of outstanding requests with the ORD.
+        // There is room: `may_send_read` compared the number of outstanding requests with the ORD.
         let awaited = Awaited {
             invalidates,
-            own,
+            internal,
             ..Awaited::read(seq, sink_stag, len, msn)
         };
         let _ = self.sq.awaited.push(awaited);
-        self.acknowledge.asked();
-        Begun::Whole
+        self.acknowledge.cover_sent();
+        PlannedRequest::Complete
     }
 
     #[inline(always)]
@@ -433,7 +428,7 @@ impl QueuePair {
     /// Plans an atomic. The caller has checked for room.
     #[cold]
     #[inline(never)]
-    fn ask_atomic(
+    fn plan_atomic(
         &mut self,
         seq: u32,
         place: usize,
@@ -463,11 +458,10 @@ impl QueuePair {
             atomic: true,
             ..Awaited::default()
         });
-        self.acknowledge.asked();
+        self.acknowledge.cover_sent();
         Ok(())
     }
 
-    /// Plans a zero-length Read Request.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_empty_read(
@@ -480,7 +474,7 @@ impl QueuePair {
             sink_stag,
             sink_to: 0,
             size: 0,
-            source_stag: STAG_OF_NOTHING,
+            source_stag: EMPTY_MESSAGE_STAG,
             source_to: 0,
         };
         self.emit_read(&request, plan, w);
@@ -493,16 +487,16 @@ impl QueuePair {
         match rtr {
             Rtr::Send => {
                 self.emit_control(Opcode::SEND, 0, 0, plan, w, |_| 0);
-                // The peer counts it, although it belongs to no request.
-                self.acknowledge.sent();
-                self.acknowledge.asked();
+                // The peer counts this Send, although it belongs to no request.
+                self.acknowledge.count_sent();
+                self.acknowledge.cover_sent();
             }
             Rtr::Write => {
                 let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                 let Ok(()) = out.append::<Infallible>(&empty_write_header(0), 0, |_| Ok(()));
             }
             Rtr::Read => {
-                self.emit_empty_read(STAG_OF_NOTHING, plan, w);
+                self.emit_empty_read(EMPTY_MESSAGE_STAG, plan, w);
                 self.rx.expect_rtr_response();
             }
         }
@@ -577,22 +571,22 @@ fn atomic_request(seq: u32, slot: &Slot) -> Option<AtomicRequest> {
 impl<M: Memory> Out<'_, '_, M> {
     /// Appends a small Send or RDMA Write of one element, the most frequent kind of message.
     #[inline(always)]
-    fn send_small(self, seq: u32, slot: &Slot, sge: Option<&Sge>) -> Begun {
+    fn send_small(self, seq: u32, slot: &Slot, sge: Option<&Sge>) -> PlannedRequest {
         if !self.plan.has_room(self.wire.scratch_small(slot.len)) {
-            return Begun::NoRoom;
+            return PlannedRequest::NoRoom;
         }
         let Some(sge) = sge else {
-            return Begun::Failed(WcStatus::LocalQpOperation);
+            return PlannedRequest::Failed(WcStatus::LocalQpOperation);
         };
         let header = payload_header(slot, self.tx.begin_payload(slot), 0, true);
         let range = (sge.stag(), sge.addr, slot.len);
         let out = Out::new(self.tx, self.counters, self.plan, self.wire);
-        if out.small(header, range, false).is_err() {
-            self.tx.take_back(slot);
-            return Begun::Failed(WcStatus::LocalProtection);
+        if out.append_small(header, range, false).is_err() {
+            self.tx.unassign_msn(slot);
+            return PlannedRequest::Failed(WcStatus::LocalProtection);
         }
         self.plan.add_milestone(Milestone::Request(seq));
-        Begun::Sent
+        PlannedRequest::Sent
     }
 
     /// Appends segments of a Send or RDMA Write from `off` on, like [`segments`](Self::segments).

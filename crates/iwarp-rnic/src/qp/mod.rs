@@ -1,6 +1,6 @@
 //! One reliable-connected queue pair over one MPA stream (RFC 5040, 5041, 5044, 7306).
 //!
-//! The type [`QueuePair`] explains how it is driven, with a whole driver as an example.
+//! The type [`QueuePair`] explains how it is driven, with a complete driver as an example.
 //!
 //! Files: `create`, `post`, `queries`, `send_queue` (in-order completion, flush), `acknowledge`
 //! (completion when placed), `by_number` (peers connected by number), `farewell` (the last note to
@@ -102,12 +102,12 @@ impl Default for ReceiverNotReady {
     }
 }
 
-/// One of the two completion queues.
+/// Selects one of a queue pair's two completion queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// The send queue's.
+    /// The completion queue of the send queue.
     Send,
-    /// The receive queue's.
+    /// The completion queue of the receive queue.
     Recv,
 }
 
@@ -128,8 +128,9 @@ pub trait Host {
         let _ = f;
         None
     }
-    /// Returns `true` if a message may take a receive. Otherwise it finds none, as if none were
-    /// posted, and [`RxInterest::Held`] asks for a retry. For hosts that inject faults.
+    /// Returns `true` if a message may consume a receive. If `false`, the queue pair behaves as if
+    /// no receive were posted, and [`RxInterest::Held`] asks for a retry. Hosts that inject faults
+    /// override it.
     #[inline]
     fn receiver_ready(&mut self) -> bool {
         true
@@ -145,7 +146,7 @@ pub trait Host {
     }
 }
 
-/// Memory, CRC function and host of one call.
+/// The memory, CRC functions and host that a call uses.
 #[derive(Debug)]
 pub struct Env<'a, H: Host> {
     /// The device's STag table.
@@ -192,20 +193,21 @@ pub struct QpConfig {
     pub snapshot: bool,
     /// A completed request keeps its slot until the driver reports that the completion was polled
     /// ([`QueuePair::release_sends`], [`QueuePair::release_receives`]). A program that does not
-    /// poll then fills its queue, as with hardware, instead of the completion queue. Otherwise a
-    /// slot is freed when the completion is written.
+    /// poll then fills its work queue, as with hardware, instead of the completion queue. If
+    /// `false`, a slot is freed when the completion is written.
     pub hold_slots: bool,
     /// The maximum work of one call.
     pub budget: Budget,
 }
 
 /// Limits on the work of one call, so that its driver holds locks and delays other work for a
-/// bounded time. A call with more work says so, and is repeated. Zero counts as one.
+/// bounded time. If a call reaches a limit, its result asks the driver to repeat the call. Zero is
+/// treated as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Completions of requests that are flushed, or that a response to a later request completes
-    /// ([`QueuePair::completions_due`]). Also the number of requests examined at a time to find the
-    /// one that a Terminate is about.
+    /// ([`QueuePair::completions_due`]). Also the number of requests examined per call to find the
+    /// request that a Terminate refers to.
     pub completions: u32,
     /// Requests that only change the memory table, executed by one [`QueuePair::tx_fill`]. The plan
     /// itself limits the other requests.
@@ -314,7 +316,7 @@ pub struct StreamConfig {
 }
 
 impl StreamConfig {
-    /// Returns the configuration of one side of the agreement.
+    /// Returns the configuration of one side, from the negotiated parameters.
     pub fn agreed(agreed: &Agreed, initiator: bool, emss: u32, times: StreamTimes) -> Self {
         Self {
             initiator,
@@ -336,11 +338,12 @@ impl StreamConfig {
 /// Time limits of a stream, counted from [`QueuePair::start`]. See [`QueuePair::poll_at`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTimes {
-    /// As initiator: how long the responder may stay silent after we sent something before a
-    /// zero-length RDMA Write reminds it, and the intervals up to the next reminders, each extended
-    /// by up to a quarter. `None` ends them. As responder, siw misses FPDUs that arrive before it
-    /// has finished its own start-up, until more arrive. A zero-length RDMA Write is never refused,
-    /// and programs do not notice it.
+    /// As initiator: the intervals at which we send reminders, zero-length RDMA Writes, while
+    /// nothing has arrived from the responder. The first interval begins when we send something;
+    /// each is extended by up to a quarter. `None` ends the sequence.
+    ///
+    /// As responder, siw does not notice FPDUs that arrive before it has finished its own start-up,
+    /// until more arrive. A zero-length RDMA Write is never refused, and programs do not notice it.
     pub reminders: [Option<Duration>; 3],
     /// As initiator that agreed to an RTR message: the minimum age at which the stream may end
     /// while nothing has arrived from the responder. As responder, siw fails if the stream ends
@@ -366,9 +369,9 @@ impl StreamTimes {
         first_fpdu: None,
     };
 
-    /// The [`reminders`](Self::reminders) for any peer. An emulated siw has needed 30 ms; the later
-    /// ones are for stalled guests. There are few, because each costs both ends a system call per
-    /// connection.
+    /// The [`reminders`](Self::reminders) that suit every peer. siw in an emulated machine has
+    /// needed 30 ms; the later reminders are for stalled guests. Each reminder costs both ends a
+    /// system call, so there are only three.
     pub const REMINDERS: [Option<Duration>; 3] = [
         Some(Duration::from_millis(50)),
         Some(Duration::from_millis(1000)),
@@ -390,7 +393,8 @@ bitflags! {
         const ACCESS_ERROR = 1 << 3;
         /// A peer broke the protocol.
         const REQUEST_ERROR = 1 << 4;
-        /// The last receive was taken from the shared receive queue by a queue pair in error.
+        /// The queue pair is in error, and takes no more receives from its shared receive queue
+        /// (`IBV_EVENT_QP_LAST_WQE_REACHED`).
         const LAST_WQE = 1 << 5;
         /// The stream has ended, for whatever reason.
         const DISCONNECTED = 1 << 6;
@@ -428,8 +432,9 @@ pub enum StreamWish {
 #[derive(Debug)]
 pub struct QueuePair {
     config: QpConfig,
-    /// Receives complete out of line, because tags are matched or operations are counted.
-    receives_apart: bool,
+    /// Received Sends complete in a function that is not inlined, because tags are matched or
+    /// operations are counted.
+    receives_out_of_line: bool,
     life: life::Life,
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,

@@ -1,8 +1,8 @@
 //! The choice of the next message. These functions change nothing.
 //!
 //! A pending Terminate is the last message. A message in progress is finished before another one
-//! starts, because some receivers cannot handle interleaved tagged messages. Then follow the RTR
-//! message, a limited number of responses to the peer, and the send queue.
+//! starts, because some receivers cannot handle interleaved tagged messages. The order of the other
+//! messages is: the RTR message, a limited number of responses to the peer, the send queue.
 
 use super::by_number::Note;
 use super::farewell::Parting;
@@ -12,20 +12,16 @@ use super::{QueuePair, Rtr};
 use crate::SendFlags;
 use crate::limits::RESPONSE_BURST;
 
-/// The next message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// There is nothing to send, or nothing may be sent now.
     Nothing,
-    /// The Terminate that ends the stream.
     Terminate,
-    /// The rest of a message in progress.
     Rest(Job),
-    /// The message that tells the responder that the connection is established.
+    /// The message that notifies the responder that the connection is established.
     Rtr(Rtr),
     /// This many responses to the peer. Then choose again.
     Responses(u32),
-    /// A note about receives that are not posted.
     Note(Note),
     /// A zero-length Read that shows that the peer has placed what was sent.
     Probe,
@@ -36,7 +32,6 @@ pub(super) enum Next {
 }
 
 impl QueuePair {
-    /// Returns the next message.
     //= rfc5040 section 5.1
     //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
     //# layer in the order they were submitted by the ULP.
@@ -74,18 +69,18 @@ impl QueuePair {
             }
         }
         if self.acknowledge.enabled
-            && let Some(next) = self.next_about_requests(request.is_some())
+            && let Some(next) = self.next_farewell_or_probe(request.is_some())
         {
             return next;
         }
         match request {
             None => Next::Nothing,
             Some((_, slot)) if slot.op.is_local() => Next::Local,
-            // A response or a probe may be due after each.
+            // A response, a probe or a note may be due after each request.
             Some(_)
                 if self.acknowledge.enabled
                     || !self.responses.is_empty()
-                    || self.names_queues() =>
+                    || self.may_need_queue_notes() =>
             {
                 Next::Requests(1)
             }
@@ -93,16 +88,16 @@ impl QueuePair {
         }
     }
 
-    /// Returns a farewell or a probe that precedes requests that complete when the peer has them.
-    /// `more` is `true` if a request may start.
+    /// Returns the farewell or probe that is due in acknowledged mode. `more` is `true` if a
+    /// request may start.
     #[inline]
-    fn next_about_requests(&self, more: bool) -> Option<Next> {
+    fn next_farewell_or_probe(&self, more: bool) -> Option<Next> {
         match self.acknowledge.parting {
             Parting::No => {}
             Parting::Due { .. } => return Some(Next::Note(Note::Done(self.messages_arrived()))),
             Parting::Silent => return Some(Next::Nothing),
         }
-        let probe = self.wants_probe() && (!more || self.acknowledge.is_impatient());
+        let probe = self.may_send_probe() && (!more || self.acknowledge.is_burst_complete());
         probe.then_some(Next::Probe)
     }
 
@@ -128,20 +123,20 @@ impl QueuePair {
         }
         let (seq, slot) = self.sq.next()?;
         let waits = self.life.awaits_first_fpdu() && !slot.op.is_local();
-        (self.may_start(slot) && !waits && !self.waits_to_name(slot)).then_some((seq, slot))
+        (self.may_start(slot) && !waits && !self.waits_for_queue_note(slot)).then_some((seq, slot))
     }
 
     /// Returns `true` if fence and ORD allow the request to start.
     #[inline]
     pub(super) fn may_start(&self, slot: &Slot) -> bool {
         let fenced = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
-        !fenced && (!slot.op.has_response() || self.may_ask(slot.len))
+        !fenced && (!slot.op.has_response() || self.may_send_read(slot.len))
     }
 
     /// Returns `true` if one more request with a response of `len` octets may be sent.
     #[inline]
-    fn may_ask(&self, len: u32) -> bool {
-        // Some peers answer a zero-length Read that follows another one with the data of the first.
+    fn may_send_read(&self, len: u32) -> bool {
+        // Some peers answer a zero-length Read with the data of an unanswered Read before it.
         if len == 0 && !self.sq.awaited.is_empty() {
             return false;
         }
@@ -149,24 +144,24 @@ impl QueuePair {
         //# For outbound RDMA Read Requests, the RDMAP layer MUST NOT exceed the
         //# maximum number of outstanding, outbound RDMA Read Requests that were
         //# negotiated between the ULP and the Local Peer's RDMAP layer.
-        // With an ORD of zero it could never be served: let it start, so that it fails.
+        // With an ORD of zero, the request could never be sent: let it start, so that it fails.
         self.sq.ord() == 0 || self.outstanding() < u32::from(self.sq.ord())
     }
 
-    /// Returns how many responses of the peer are awaited. An RTR message by Read counts, too.
+    /// Returns how many responses of the peer are awaited, including one to an RTR message by Read.
     #[inline]
     fn outstanding(&self) -> u32 {
         let awaited = self.sq.awaited.len();
         awaited.wrapping_add(u32::from(self.rx.rtr_response_due))
     }
 
-    /// Returns `true` if a probe is due and may be sent. This includes SQD, but never RTR, where
-    /// nothing was sent yet.
+    /// Returns `true` if a probe is due and may be sent. A probe may be due in SQD, but not in RTR,
+    /// where nothing was sent yet.
     #[inline]
-    fn wants_probe(&self) -> bool {
-        self.acknowledge.is_due()
-            // A probe counts against the ORD. Peers serve zero-length Reads even if they granted
-            // none.
+    fn may_send_probe(&self) -> bool {
+        self.acknowledge.is_probe_due()
+            // A probe counts against the ORD. Peers serve a zero-length Read even if they granted
+            // no Reads.
             && self.outstanding() < u32::from(self.sq.ord()).max(1)
     }
 }

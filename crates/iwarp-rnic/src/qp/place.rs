@@ -6,7 +6,6 @@ use crate::receive_queue::TakenRecv;
 use crate::{Access, Sge};
 use iwarp_proto::ddp::Stag;
 
-/// The destination of the payload of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// The tagged buffer of a peer's RDMA Write.
@@ -21,7 +20,7 @@ pub(super) enum Target {
 #[derive(Debug)]
 pub(super) struct Places<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
-    pub(super) who: Accessor,
+    pub(super) accessor: Accessor,
     pub(super) receive: &'a TakenRecv,
     pub(super) sends: &'a SendQueue,
 }
@@ -31,7 +30,7 @@ impl<'a, M: Memory> Places<'a, M> {
     #[inline]
     pub(super) fn permits(&self, target: Target, skip: u32, len: u32) -> Result<(), AccessError> {
         self.for_each_range(target, skip, len, |stag, to, len, need| {
-            self.memory.permits((stag, to, len), need, self.who)
+            self.memory.permits((stag, to, len), need, self.accessor)
         })
     }
 
@@ -49,12 +48,12 @@ impl<'a, M: Memory> Places<'a, M> {
             let to = to.wrapping_add(u64::from(skip));
             return visit(stag, to, len, Access::REMOTE_WRITE);
         }
-        let (sges, off) = self.list(target);
+        let (sges, off) = self.elements(target);
         let mut parts = Parts::new(sges, off.saturating_add(skip), len);
         while let Some((lkey, addr, len)) = parts.next() {
             visit(lkey, addr, len, Access::LOCAL_WRITE)?;
         }
-        parts.end()
+        parts.check_covered()
     }
 
     /// Copies octets to a target. The last octet becomes visible last.
@@ -66,11 +65,11 @@ impl<'a, M: Memory> Places<'a, M> {
         }
         let (first, off) = match target {
             Target::Receive { off } => (Some(self.receive.first()), off),
-            Target::Sink { seq, off } => (self.sends.first_of(seq), off),
+            Target::Sink { seq, off } => (self.sends.first_sge_of(seq), off),
             Target::Tagged { .. } => (None, 0),
         };
         let (off, len) = (off.saturating_add(skip), src.len() as u32);
-        // Nearly always all of it goes to the first element. The general case is out of line, so
+        // The octets nearly always fit into the first element. The general case is not inlined, so
         // that it costs nothing here.
         if let Some(first) = first
             && first.len.checked_sub(off).is_some_and(|room| len <= room)
@@ -78,7 +77,7 @@ impl<'a, M: Memory> Places<'a, M> {
             let addr = first.addr.wrapping_add(u64::from(off));
             return self.copy((first.stag(), addr), Access::LOCAL_WRITE, src);
         }
-        let (sges, off) = self.list(target);
+        let (sges, off) = self.elements(target);
         // Pass a copy, so that the compiler keeps the original in registers.
         Self { ..*self }.write_parts(sges, off.saturating_add(skip), src)
     }
@@ -91,17 +90,17 @@ impl<'a, M: Memory> Places<'a, M> {
             self.copy((lkey, addr), Access::LOCAL_WRITE, now)?;
             src = later;
         }
-        parts.end()
+        parts.check_covered()
     }
 
     #[inline(always)]
     fn copy(&self, at: (Stag, u64), need: Access, src: &[u8]) -> Result<(), AccessError> {
-        self.memory.write(at, need, self.who, src)
+        self.memory.write(at, need, self.accessor, src)
     }
 
-    /// Returns the elements of a target that is a list, and the target's offset in them.
+    /// Returns the scatter/gather list of an untagged target, and the target's offset in it.
     #[inline(always)]
-    fn list(&self, target: Target) -> (&'a [Sge], u32) {
+    fn elements(&self, target: Target) -> (&'a [Sge], u32) {
         match target {
             Target::Receive { off } => (self.receive.sges(), off),
             Target::Sink { seq, off } => (self.sends.sges(seq), off),
@@ -112,8 +111,9 @@ impl<'a, M: Memory> Places<'a, M> {
 
 /// The parts of a scatter/gather list that cover octets `off` to `off + len`.
 ///
-/// This is neither an `Iterator`, because [`end`](Self::end) must be checked, nor a closure,
-/// because the compiler would not inline one into the loop over small messages.
+/// This is no `Iterator`, because [`check_covered`](Self::check_covered) must be called at the end.
+/// It is no closure either, because the compiler would not inline it into the loop over small
+/// messages.
 pub(super) struct Parts<'a> {
     sges: core::slice::Iter<'a, Sge>,
     off: u32,
@@ -150,9 +150,9 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns a bounds error if the list was too short; called after the last part.
+    /// Returns a bounds error if the list was too short. Must be called after the last part.
     #[inline(always)]
-    pub(super) const fn end(&self) -> Result<(), AccessError> {
+    pub(super) const fn check_covered(&self) -> Result<(), AccessError> {
         match self.len {
             0 => Ok(()),
             _ => Err(AccessError::BaseOrBounds),
@@ -173,7 +173,7 @@ pub(super) fn for_each_part(
     while let Some((lkey, addr, len)) = parts.next() {
         visit(lkey, addr, len)?;
     }
-    parts.end()
+    parts.check_covered()
 }
 
 #[cfg(test)]
@@ -200,15 +200,15 @@ mod tests {
                 (0..u64::from(s.len)).map(move |o| addr + o)
             };
             let all: Vec<u64> = sges.iter().flat_map(addresses).collect();
-            let mut got = Vec::new();
+            let mut visited = Vec::new();
             let r = for_each_part(&sges, off, len, |_, addr, n| {
-                got.extend((0..u64::from(n)).map(|o| addr + o));
+                visited.extend((0..u64::from(n)).map(|o| addr + o));
                 Ok(())
             });
-            let want = all.get(off as usize..(off + len) as usize);
-            match want {
-                Some(w) => { prop_assert!(r.is_ok()); prop_assert_eq!(&got[..], w); }
-                None if len == 0 => prop_assert!(r.is_ok() && got.is_empty()),
+            let expected = all.get(off as usize..(off + len) as usize);
+            match expected {
+                Some(w) => { prop_assert!(r.is_ok()); prop_assert_eq!(&visited[..], w); }
+                None if len == 0 => prop_assert!(r.is_ok() && visited.is_empty()),
                 None => prop_assert!(r.is_err()),
             }
         }

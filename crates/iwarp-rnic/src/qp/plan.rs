@@ -1,7 +1,7 @@
 //! A transmit plan: FPDUs ready for one vectored write.
 //!
 //! Headers, trailers and small payloads are in the plan's own scratch memory. Large payloads stay
-//! in registered memory and are referred to by STag. The STags are resolved when the plan is
+//! in registered memory and are referred to by STag. The STags are looked up when the plan is
 //! written, so a region that was deregistered while the stream was blocked is detected.
 
 use crate::boxed::{try_box, zeros};
@@ -17,7 +17,6 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 
-/// A contiguous part of the plan.
 #[derive(Debug, Clone, Copy)]
 enum Piece {
     Scratch {
@@ -49,12 +48,10 @@ impl Default for Piece {
 /// An event that happens when the plan has been written up to an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Milestone {
-    /// This send work request is done.
+    /// This send work request was sent completely.
     Request(u32),
-    /// A response was sent.
     #[default]
     Response,
-    /// The Terminate was sent.
     Terminate,
 }
 
@@ -88,7 +85,7 @@ impl<'t> Run<'t> {
     }
 }
 
-/// Sizes of a transmit plan. Sizes too small for one FPDU of any kind are raised.
+/// Sizes of a transmit plan. A size that is too small for one FPDU is increased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxSizes {
     /// Bytes of scratch, for headers, trailers and copied payload.
@@ -99,7 +96,7 @@ pub struct TxSizes {
     pub pieces: usize,
     /// Maximum messages that end in the plan.
     pub messages: usize,
-    /// Maximum TCP segments that need a write of their own.
+    /// Maximum positions at which a write must end because a TCP segment ends there.
     pub cuts: usize,
     /// Payload up to this many octets is copied next to its header. See [`TX_COPY_MAX`].
     pub copy_max: u32,
@@ -116,12 +113,12 @@ impl TxSizes {
         copy_max: TX_COPY_MAX,
     };
 
-    /// Maximum pieces of one FPDU: its head, payload and trailer, and the run before it.
+    /// Maximum pieces of one FPDU: its head, payload and trailer, and the scratch before it.
     const FPDU_PIECES: usize = MAX_SGE as usize + 3;
 
-    fn raised(self) -> Self {
+    fn with_minimums(self) -> Self {
         Self {
-            // An FPDU with markers is built from one without.
+            // An FPDU with markers is built from a copy of its ULPDU in scratch.
             scratch: self.scratch.max(2 * MAX_FPDU),
             bytes: self.bytes.max(1),
             pieces: self.pieces.max(Self::FPDU_PIECES),
@@ -144,11 +141,11 @@ pub struct TxPlan {
     scratch: Vec<u8>,
     /// Bytes of scratch in use.
     used: usize,
-    /// Beginning of the scratch that is in use but not in a piece yet. Adjacent small FPDUs become
+    /// Beginning of the scratch that is in use but not in a piece yet. Adjacent small FPDUs share
     /// one piece.
     open: usize,
     pieces: List<Piece>,
-    /// With more pieces than this there may be no room for one FPDU.
+    /// With more pieces than this, another FPDU may not fit.
     pieces_max: usize,
     milestones: List<(usize, Milestone)>,
     next_milestone: usize,
@@ -166,15 +163,15 @@ pub struct TxPlan {
 }
 
 impl TxPlan {
-    /// Creates an empty plan of the [default sizes](TxSizes::DEFAULT). It takes about 360 KiB of
-    /// memory; share plans between queue pairs.
+    /// Creates an empty plan of the [default sizes](TxSizes::DEFAULT). It occupies about 360 KiB of
+    /// memory, so queue pairs should share plans.
     pub fn new() -> Result<Box<Self>, AllocError> {
         Self::with(TxSizes::DEFAULT)
     }
 
     /// Creates an empty plan. No later call allocates.
     pub fn with(sizes: TxSizes) -> Result<Box<Self>, AllocError> {
-        let sizes = sizes.raised();
+        let sizes = sizes.with_minimums();
         let plan = Self {
             scratch: zeros(sizes.scratch)?,
             used: 0,
@@ -210,7 +207,7 @@ impl TxPlan {
         self.written >= self.bytes
     }
 
-    /// Returns the number of octets of the whole plan.
+    /// Returns the number of octets of the plan, written or not.
     pub const fn len(&self) -> usize {
         self.bytes
     }
@@ -220,10 +217,14 @@ impl TxPlan {
         self.bytes == 0
     }
 
-    /// Returns `true` if it contains a Terminate that is not completely written.
+    /// Returns `true` if the plan contains a Terminate that is not completely written.
     pub fn has_terminate(&self) -> bool {
-        let left = self.milestones.as_slice().get(self.next_milestone..);
-        left.is_some_and(|left| left.iter().any(|(_, what)| *what == Milestone::Terminate))
+        let pending = self.milestones.as_slice().get(self.next_milestone..);
+        pending.is_some_and(|pending| {
+            pending
+                .iter()
+                .any(|(_, milestone)| *milestone == Milestone::Terminate)
+        })
     }
 
     /// Empties the plan for the next use.
@@ -280,7 +281,8 @@ impl TxPlan {
         }
     }
 
-    /// Makes the scratch since the last piece a piece. After this the plan may be written.
+    /// Turns the scratch since the last piece into a piece. Must be called before the plan is
+    /// written.
     #[inline]
     pub(super) fn seal(&mut self) {
         if self.used > self.open {
@@ -292,16 +294,16 @@ impl TxPlan {
         }
     }
 
-    /// Records that `what` happens when everything so far is written.
+    /// Records that `milestone` happens when everything so far is written.
     #[inline]
-    pub(super) fn add_milestone(&mut self, what: Milestone) {
-        self.milestones.push((self.bytes, what));
+    pub(super) fn add_milestone(&mut self, milestone: Milestone) {
+        self.milestones.push((self.bytes, milestone));
     }
 
     /// Records that an FPDU was added at `start`. If it does not fit into the rest of a TCP
     /// segment, a new segment has to begin with it.
     ///
-    /// FPDUs that fill segments exactly need no cut, because TCP cuts there anyway.
+    /// FPDUs that fill segments exactly need no cut, because TCP ends a segment there anyway.
     //= rfc5044 section 5.1
     //# MPA transmitters SHOULD also use whatever facilities the TCP stack
     //# presents to cause the TCP transmitter to start TCP segments at FPDU
@@ -320,7 +322,8 @@ impl TxPlan {
         self.in_segment = Some(if end == segment { 0 } else { end });
     }
 
-    /// Returns how many of the unwritten octets may be written by one call.
+    /// Returns how many of the unwritten octets one call may write, so that TCP segments end where
+    /// FPDUs end.
     #[inline]
     pub fn together(&self) -> usize {
         let end = self.cuts.get(self.next_cut).copied().unwrap_or(self.bytes);
@@ -356,72 +359,73 @@ impl TxPlan {
     /// Returns the index and the milestone of the message that contains the first unwritten
     /// registered memory. Returns `None` if the end of that message is not in the plan, or if no
     /// such memory is left.
-    pub(super) fn next_from_memory(&self) -> Option<(usize, Milestone)> {
+    pub(super) fn first_unwritten_memory(&self) -> Option<(usize, Milestone)> {
         let mut end = 0usize;
         let in_memory = self.pieces.as_slice().iter().any(|piece| {
             end = end.saturating_add(piece.len() as usize);
             matches!(piece, Piece::Memory { .. }) && end > self.written
         });
         let all = self.milestones.as_slice().iter().enumerate();
-        let mut behind = all.skip_while(|(_, (at, _))| *at < end);
+        let mut following = all.skip_while(|(_, (at, _))| *at < end);
         match in_memory {
-            true => behind.next().map(|(i, (_, what))| (i, *what)),
+            true => following.next().map(|(i, (_, milestone))| (i, *milestone)),
             false => None,
         }
     }
 
     /// Returns how many responses to the peer end at or after the message with this index.
-    pub(super) fn answers_from(&self, index: usize) -> u32 {
+    pub(super) fn responses_from(&self, index: usize) -> u32 {
         let all = self.milestones.as_slice().iter().skip(index);
-        all.filter(|(_, what)| *what == Milestone::Response).count() as u32
+        all.filter(|(_, milestone)| *milestone == Milestone::Response)
+            .count() as u32
     }
 
-    /// Takes the next milestone that has been reached.
+    /// Removes and returns the next milestone that has been reached.
     #[inline]
     pub(super) fn next_event(&mut self) -> Option<Milestone> {
-        let (at, what) = *self.milestones.get(self.next_milestone)?;
+        let (at, milestone) = *self.milestones.get(self.next_milestone)?;
         if at > self.written {
             return None;
         }
         self.next_milestone = self.next_milestone.wrapping_add(1);
-        Some(what)
+        Some(milestone)
     }
 
-    /// Calls `visit` for the runs that are to be written [`together`](Self::together) by `sendmsg`,
-    /// at most `most`.
+    /// Calls `visit` for the runs that one `sendmsg` is to write ([`together`](Self::together)), at
+    /// most `most`.
     ///
-    /// They are valid while `memory` is borrowed and the plan does not change. Until
+    /// The runs are valid while `memory` is borrowed and the plan does not change. Until
     /// [`release`](Self::release), the plan is a user of their memory, so no invalidation of it
     /// completes. An error means that the program deregistered memory in use by a request: the
     /// stream cannot continue ([`QueuePair::abort`](super::QueuePair::abort)).
     pub fn runs<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         most: usize,
         visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
         let together = self.together();
-        self.visit(memory, who, (together, most), visit)
+        self.visit(memory, accessor, (together, most), visit)
     }
 
     /// Like [`runs`](Self::runs), for all unwritten octets in any number of runs.
     pub fn all_runs<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
         let remaining = self.remaining();
-        self.visit(memory, who, (remaining, usize::MAX), visit)
+        self.visit(memory, accessor, (remaining, usize::MAX), visit)
     }
 
-    /// Calls `visit` for the runs of a number of unwritten octets, up to a number of runs.
+    /// Calls `visit` for the runs of the first `left` unwritten octets, at most `most` runs.
     #[inline]
     fn visit<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         (mut left, mut most): (usize, usize),
         mut visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
@@ -447,7 +451,7 @@ impl TxPlan {
         let result = for_each_part(pieces.as_slice(), scratch, written, |part| match part {
             Part::Scratch(octets) => Ok(add(Run::scratch(Fragment::of(octets)))),
             Part::Memory { range, need, from } => {
-                let span = users.check(memory, range, need, who)?;
+                let span = users.check(memory, range, need, accessor)?;
                 let rest = span.map(|span| span.split_at(from).1.fragments());
                 Ok(rest.is_some_and(|mut rest| rest.all(|fragment| add(Run::memory(fragment)))))
             }
@@ -458,8 +462,8 @@ impl TxPlan {
         result
     }
 
-    /// Ends the use of the memory of [`runs`](Self::runs). Call it after each write, successful or
-    /// not.
+    /// Ends the use of the memory of [`runs`](Self::runs). Call it after each write, even if the
+    /// write failed.
     pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         self.users.release(memory);
     }
@@ -468,7 +472,7 @@ impl TxPlan {
     pub fn copy_to<M: Memory>(
         &self,
         memory: &MemoryTable<M>,
-        who: Accessor,
+        accessor: Accessor,
         out: &mut [u8],
     ) -> Result<usize, AccessError> {
         let mut n = 0;
@@ -490,7 +494,7 @@ impl TxPlan {
                     }
                     Part::Memory { range, need, from } => {
                         let (stag, to, len) = range;
-                        let source = memory.check(stag, to, len, need, who)?;
+                        let source = memory.check(stag, to, len, need, accessor)?;
                         let source = source.span().split_at(from).1;
                         if !source.read(rest) {
                             return Err(AccessError::NotMapped);
@@ -517,13 +521,13 @@ fn for_each_part<'t>(
     let mut skip = written;
     for piece in pieces {
         let len = piece.len();
-        if let Some(behind) = skip.checked_sub(len as usize) {
-            skip = behind;
+        if let Some(beyond) = skip.checked_sub(len as usize) {
+            skip = beyond;
             continue;
         }
         let from = skip as u32;
         skip = 0;
-        let go_on = match *piece {
+        let more = match *piece {
             Piece::Scratch { at, len } => {
                 let range = at.wrapping_add(from) as usize..at.wrapping_add(len) as usize;
                 visit(Part::Scratch(scratch.get(range).unwrap_or(&[])))?
@@ -539,7 +543,7 @@ fn for_each_part<'t>(
                 from,
             })?,
         };
-        if !go_on {
+        if !more {
             break;
         }
     }
@@ -549,8 +553,8 @@ fn for_each_part<'t>(
 /// The unwritten part of a piece.
 enum Part<'t> {
     Scratch(&'t [u8]),
-    /// STag, tagged offset and length. The range is checked as a whole, so that its rest is not
-    /// sent after the region has changed. Its first `from` octets are written.
+    /// `range` is STag, tagged offset and length; its first `from` octets are already written. The
+    /// entire range is checked again, so that the rest is not sent after the region has changed.
     Memory {
         range: (Stag, u64, u32),
         need: Access,

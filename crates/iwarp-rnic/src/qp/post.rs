@@ -26,11 +26,11 @@ impl QueuePair {
         wr: &SendWr<'_>,
         host: &mut H,
     ) -> Result<(), PostError> {
-        if !self.life.takes_sends() {
+        if !self.life.accepts_sends() {
             return Err(PostError::InvalidState);
         }
         let len = match self.sq.check(wr) {
-            // Continuing an unfinished flush makes room.
+            // Continuing an unfinished flush frees slots.
             Err(PostError::QueueFull) if self.state() == State::Error => {
                 let _ = self.flush(host);
                 self.sq.check(wr)?
@@ -44,13 +44,13 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns `Ok` if all of these would be accepted in order; otherwise the index of the first
-    /// rejected one, and the reason.
+    /// Returns `Ok` if all these requests would be accepted in order. If not, returns the index of
+    /// the first rejected request, and the reason.
     pub fn check_sends<'a, 'b: 'a>(
         &self,
         wrs: impl ExactSizeIterator<Item = &'a SendWr<'b>>,
     ) -> Result<(), (usize, PostError)> {
-        if !self.life.takes_sends() {
+        if !self.life.accepts_sends() {
             return Err((0, PostError::InvalidState));
         }
         let number = wrs.len();
@@ -58,8 +58,8 @@ impl QueuePair {
             self.sq.check(wr).map_err(|e| (i, e))?;
         }
         let room = self.sq.room() as usize;
-        // In ERR each request is flushed immediately, which makes room for the next, unless its
-        // slot is held.
+        // In ERR each request is flushed immediately, which frees its slot for the next one, unless
+        // slots are held.
         let makes_room = self.state() == State::Error && !self.config.hold_slots;
         if number > room && !makes_room {
             return Err((room, PostError::QueueFull));
@@ -85,8 +85,10 @@ impl QueuePair {
         self.sq.position()
     }
 
-    /// Frees `n` slots of the send queue, oldest first: the increase of the polled completions'
-    /// position ([`QpConfig::hold_slots`](super::QpConfig::hold_slots)).
+    /// Frees `n` slots of the send queue, oldest first ([`QpConfig::hold_slots`]). `n` is the
+    /// increase of the polled completions' [position](crate::Cqe::position).
+    ///
+    /// [`QpConfig::hold_slots`]: super::QpConfig::hold_slots
     pub fn release_sends(&mut self, n: u32) {
         self.sq.release(n);
     }
@@ -122,7 +124,7 @@ impl QueuePair {
             && !self.config.hold_slots
             && let Some(oldest) = self.rq.flush_one()
         {
-            // An unfinished flush makes room.
+            // Continuing an unfinished flush frees a slot.
             self.complete_receive(oldest, WcStatus::Flushed, host);
         }
         self.rq.post(wr)?;

@@ -7,17 +7,17 @@ use crate::memory::Accessor;
 use crate::tally::{Count, Counted};
 
 impl QueuePair {
-    /// Returns the configuration it was created with.
+    /// Returns the configuration with which the queue pair was created.
     pub const fn config(&self) -> &QpConfig {
         &self.config
     }
 
-    /// Returns its state.
+    /// Returns the state of the queue pair.
     pub const fn state(&self) -> State {
         self.life.state()
     }
 
-    /// Returns its counters.
+    /// Returns the counters of the queue pair.
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -28,14 +28,14 @@ impl QueuePair {
     /// Fails if there is no memory for the counts.
     pub fn enable_tally(&mut self) -> Result<(), AllocError> {
         self.sq.tally.enable()?;
-        self.receives_apart = true;
+        self.receives_out_of_line = true;
         Ok(())
     }
 
     /// Returns how many operations of a kind have completed since
     /// [`enable_tally`](Self::enable_tally).
-    pub fn tally(&self, what: Counted) -> Count {
-        self.sq.tally.get(what)
+    pub fn tally(&self, kind: Counted) -> Count {
+        self.sq.tally.get(kind)
     }
 
     /// Returns why the stream ended, if it ended in error.

@@ -5,10 +5,9 @@ use crate::AllocError;
 use crate::storage::Ring;
 use iwarp_proto::rdmap::ReadRequest;
 
-/// A response that is due.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Response {
-    /// Our memory, for the peer's sink.
+    /// The contents of our memory.
     Read(ReadRequest),
     /// The old value of an atomic.
     Atomic { request_id: u32, original: u64 },
@@ -33,7 +32,7 @@ impl Default for Response {
 //# layer on the Remote Peer in the order the RDMA Read Request Messages
 //# were Delivered by DDP, but the actual read of the buffer contents MAY
 //# take place in any order at the Remote Peer.
-/// Requests that have arrived and are not answered yet. The size is the IRD.
+/// Requests that have arrived and are not answered yet. Their maximum number is the IRD.
 #[derive(Debug)]
 pub(super) struct ResponseQueue {
     ring: Ring<Response>,
@@ -76,7 +75,6 @@ impl ResponseQueue {
         self.limit = ird;
     }
 
-    /// Returns the IRD that the stream agreed on.
     pub(super) const fn limit(&self) -> u16 {
         self.limit
     }
@@ -106,8 +104,8 @@ impl ResponseQueue {
         self.ring.len()
     }
 
-    /// Returns a mark that [`has_served`](Self::has_served) reaches once all requests received so
-    /// far are answered.
+    /// Returns a mark for which [`has_served`](Self::has_served) returns `true` once all requests
+    /// received so far are answered.
     pub(super) const fn mark(&self) -> u32 {
         self.served.wrapping_add(self.ring.len())
     }
@@ -131,7 +129,7 @@ impl ResponseQueue {
 mod tests {
     use super::*;
 
-    /// Requests received after the mark do not count, and the total wraps.
+    /// Requests received after the mark are ignored, and the total wraps.
     #[test]
     fn mark_is_reached_when_answered() {
         for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {

@@ -1,8 +1,8 @@
 //! The receive side: from octets to FPDUs (RFC 5044 sections 4.2 to 4.4 and 6).
 //!
-//! With CRC or markers, a whole FPDU is gathered in staging and verified before any part of it is
-//! used, as RFC 5044 section 6 requires. Without them, the rest of a large payload is read directly
-//! to its destination. `deliver` processes the segments.
+//! With CRC or markers, a complete FPDU is gathered in staging and verified before any part of it
+//! is used, as RFC 5044 section 6 requires. Without CRC and markers, the rest of a large payload is
+//! read directly to its destination. `deliver` processes the segments.
 
 use super::buffer::{RxBuffer, RxPlan};
 use super::direct::Direct;
@@ -61,9 +61,9 @@ pub(super) struct Missed {
     pub(super) ulpdu_len: u16,
 }
 
-/// What completes when the memory of an STag has no more users.
+/// A request that completes when the memory of an invalidated STag has no more users.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Ended {
+pub(super) enum Invalidating {
     /// The receive of a Send with Invalidate, with this completion.
     Receive(Cqe),
     /// A Read with Invalidate.
@@ -76,32 +76,32 @@ pub(super) struct Rx {
     pub(super) markers: bool,
     pub(super) clock: MarkerClock,
     pub(super) direct: Option<Direct>,
-    /// Large FPDUs are arriving: their headers are read separately, so that their payload can be
-    /// read directly to memory.
+    /// If not zero, large FPDUs are arriving: their headers are read separately, so that their
+    /// payload can be read directly to memory. Each FPDU that arrives in one piece subtracts one.
     pub(super) large: u8,
     /// The last message that found no receive.
     pub(super) missed: Option<Missed>,
     /// Next message sequence number expected on queues 0, 1 and 3.
     pub(super) msn: [u32; 4],
-    /// The receive that is being filled.
     pub(super) receive: TakenRecv,
     pub(super) receiving: bool,
-    /// Octets of the untagged message so far.
+    /// Octets received of the current untagged message.
     pub(super) message_off: u32,
     /// Immediate data that belong to the next Send.
     pub(super) immediate: Option<u32>,
     /// A placed message has invalidated this STag, whose memory is still in use. Later messages are
-    /// not processed before it completes.
-    pub(super) ending: Option<(Stag, Ended)>,
+    /// not processed before this one completes.
+    pub(super) invalidating: Option<(Stag, Invalidating)>,
     /// The current untagged message is dropped
     /// ([`ReceiverNotReady::Drop`](super::ReceiverNotReady::Drop)).
     pub(super) dropping: bool,
-    /// Number of whole messages when a lost RDMA Write was refused.
-    pub(super) lost_write: Option<u64>,
-    /// Octets of the current RDMA Write, and of the last whole one.
+    /// Value of `Counters::rx_messages` when an RDMA Write was dropped.
+    pub(super) dropped_write: Option<u64>,
+    /// Octets received of the current RDMA Write.
     pub(super) write_len: u32,
+    /// Octets of the last complete RDMA Write.
     pub(super) last_write_len: u32,
-    /// Whole RDMA Writes of the peer's program, modulo 2^32.
+    /// Complete RDMA Writes of the peer's program, modulo 2^32.
     pub(super) writes: u32,
     pub(super) rtr_response_due: bool,
     pub(super) rtr_send_expected: bool,
@@ -110,7 +110,7 @@ pub(super) struct Rx {
 }
 
 impl Rx {
-    /// Returns the state without a stream. Receives are taken from their queue to `receive`.
+    /// Returns the state without a stream. `receive` is the storage for the receive in use.
     pub(super) const fn new(receive: TakenRecv) -> Self {
         Self {
             crc: false,
@@ -124,9 +124,9 @@ impl Rx {
             receiving: false,
             message_off: 0,
             immediate: None,
-            ending: None,
+            invalidating: None,
             dropping: false,
-            lost_write: None,
+            dropped_write: None,
             write_len: 0,
             last_write_len: 0,
             writes: 0,
@@ -143,14 +143,13 @@ impl Rx {
         self.rtr_send_expected = stream.rtr_send_expected;
     }
 
-    /// Drops the state of the stream.
     pub(super) fn reset(&mut self) {
         *self = Self::new(mem::take(&mut self.receive));
     }
 
-    /// Records that this many FPDUs have arrived as a whole.
+    /// Records that this many FPDUs have arrived in one piece.
     #[inline]
-    pub(super) fn count_whole_fpdus(&mut self, fpdus: u64) {
+    pub(super) fn count_undivided_fpdus(&mut self, fpdus: u64) {
         self.large = (u64::from(self.large)).saturating_sub(fpdus) as u8;
     }
 
@@ -158,10 +157,10 @@ impl Rx {
         self.rtr_response_due = true;
     }
 
-    /// Drops the receive that is being filled.
+    /// Drops the receive that is being filled, and returns its identifier.
     pub(super) const fn abandon_receive(&mut self) -> Option<u64> {
         self.direct = None;
-        self.ending = None;
+        self.invalidating = None;
         if self.receiving {
             self.receiving = false;
             Some(self.receive.wr_id)
@@ -175,7 +174,7 @@ impl QueuePair {
     /// Returns whether the stream may be read now.
     pub const fn rx_interest(&self) -> RxInterest {
         match self.life.rx_interest() {
-            RxInterest::Read if self.rx.ending.is_some() => RxInterest::Waits,
+            RxInterest::Read if self.rx.invalidating.is_some() => RxInterest::Waits,
             interest => interest,
         }
     }
@@ -183,7 +182,7 @@ impl QueuePair {
     pub(super) fn places<'a, M>(&'a self, memory: &'a MemoryTable<M>) -> Places<'a, M> {
         Places {
             memory,
-            who: self.accessor(),
+            accessor: self.accessor(),
             receive: &self.rx.receive,
             sends: &self.sq,
         }
@@ -192,9 +191,9 @@ impl QueuePair {
     /// Calls a function for the runs that the next octets should be read to: registered memory
     /// first, staging last.
     ///
-    /// If this queue pair has a partly filled buffer, `buffer` must be that one; otherwise any
-    /// empty buffer. Read into the runs in order, then call [`rx_filled`](Self::rx_filled) with the
-    /// same buffer and plan. The runs are valid while `memory` is borrowed and the buffer does not
+    /// `buffer` must be the partly filled buffer of this queue pair or, if there is none, an empty
+    /// buffer. Read into the runs in order, then call [`rx_filled`](Self::rx_filled) with the same
+    /// buffer and plan. The runs are valid while `memory` is borrowed and the buffer does not
     /// change.
     pub fn rx_plan<'t, M: Memory>(
         &'t self,
@@ -205,26 +204,26 @@ impl QueuePair {
     ) {
         plan.release(memory);
         plan.clear();
-        let mut most = RX_READ_MAX;
+        let mut max_read = RX_READ_MAX;
         if let Some(d) = &self.rx.direct {
-            let want = d.direct_end.saturating_sub(d.placed);
-            if want > 0 {
-                plan.direct = self.plan_direct(d, want, memory, plan, &mut visit);
+            let wanted = d.direct_end.saturating_sub(d.placed);
+            if wanted > 0 {
+                plan.direct = self.plan_direct(d, wanted, memory, plan, &mut visit);
                 plan.room = plan.direct;
-                if plan.direct < want as usize && plan.direct > 0 {
+                if plan.direct < wanted as usize && plan.direct > 0 {
                     return;
                 }
             }
         }
         if self.rx.large > 0 {
-            most = RX_DIRECT_TAIL;
+            max_read = RX_DIRECT_TAIL;
         }
-        let room = buffer.room(most);
+        let room = buffer.room(max_read);
         plan.room = plan.room.saturating_add(room.len());
         visit(Run::scratch(Fragment::of_mut(room)));
     }
 
-    /// Returns `true` if the next plan includes registered memory. Otherwise
+    /// Returns `true` if the next plan includes registered memory. If not,
     /// [`rx_plan`](Self::rx_plan) does not use the table.
     #[inline]
     pub const fn rx_is_direct(&self) -> bool {
@@ -254,13 +253,13 @@ impl QueuePair {
         status
     }
 
-    /// Processes octets in the caller's memory. Returns how many were consumed; offer the others
-    /// again.
+    /// Processes octets in the caller's memory. Returns how many were consumed; the caller passes
+    /// the others again.
     ///
-    /// Whole FPDUs are processed in place. The beginning of a partial FPDU is kept in `buffer`
-    /// (this queue pair's own if it is not empty), and the next octets complete it. With
-    /// [`RxStatus::Ok`] all octets are therefore consumed; other results stop before an FPDU. Calls
-    /// of this function and of [`rx_plan`](Self::rx_plan) may alternate.
+    /// Complete FPDUs are processed in place. The beginning of a partial FPDU is kept in `buffer`,
+    /// and the next octets complete it; a buffer that is not empty must be this queue pair's own.
+    /// With [`RxStatus::Ok`] all octets are therefore consumed; other results stop before an FPDU.
+    /// Calls of this function and of [`rx_plan`](Self::rx_plan) may alternate.
     pub fn rx_input<H: Host>(
         &mut self,
         octets: &[u8],
@@ -275,7 +274,7 @@ impl QueuePair {
                 let (taken, status) = self.rx_process(rest, room, until, env);
                 rest = rest.get(taken..).unwrap_or(&[]);
                 if status == RxStatus::Ok {
-                    // There is room: it is less than one FPDU.
+                    // This fits: the rest is less than one FPDU.
                     let kept = buffer.keep(rest);
                     rest = rest.get(kept..).unwrap_or(&[]);
                 }
@@ -314,11 +313,10 @@ impl QueuePair {
 
     /// Returns the FPDU count that ends this call.
     const fn rx_until(&self) -> u64 {
-        let most = self.config.budget.fpdus();
-        self.counters.rx_fpdus.wrapping_add(most as u64)
+        let budget = self.config.budget.fpdus();
+        self.counters.rx_fpdus.wrapping_add(budget as u64)
     }
 
-    /// Processes the contents of the buffer.
     #[inline]
     fn process_kept<H: Host>(
         &mut self,
@@ -345,7 +343,7 @@ impl QueuePair {
             // Octets that are held stay with the caller.
             return (0, RxStatus::Held);
         }
-        let before = self.life.end_hold();
+        let earlier_hold = self.life.end_hold();
         let fpdus = self.counters.rx_fpdus;
         let mut rest = octets;
         loop {
@@ -355,7 +353,7 @@ impl QueuePair {
                 return (octets.len(), RxStatus::Failed);
             }
             let done = octets.len().wrapping_sub(rest.len());
-            if !self.end_invalidation(env) {
+            if !self.finish_invalidation(env) {
                 return (done, RxStatus::Waits);
             }
             let left = until.wrapping_sub(self.counters.rx_fpdus);
@@ -365,9 +363,9 @@ impl QueuePair {
             let (taken, step) = if let Some(direct) = self.rx.direct {
                 self.continue_direct(&direct, rest, env)
             } else if self.rx.markers {
-                self.take_marked(rest, unmarked, env)
+                self.process_marked(rest, unmarked, env)
             } else {
-                self.take_plain(rest, left, env)
+                self.process_unmarked(rest, left, env)
             };
             rest = rest.get(taken..).unwrap_or(&[]);
             let done = octets.len().wrapping_sub(rest.len());
@@ -376,10 +374,10 @@ impl QueuePair {
                 Step::NeedMore => return (done, RxStatus::Ok),
                 Step::Failed => return (octets.len(), RxStatus::Failed),
                 Step::Hold => {
-                    // The deadline of a Send that was already held stays.
-                    let same = before.filter(|_| self.counters.rx_fpdus == fpdus);
+                    // A Send that was already held keeps its deadline.
+                    let kept_hold = earlier_hold.filter(|_| self.counters.rx_fpdus == fpdus);
                     if let Some(hold) = self.life.hold() {
-                        *hold = same.unwrap_or(Hold::Begins);
+                        *hold = kept_hold.unwrap_or(Hold::Begins);
                     }
                     return (done, RxStatus::Held);
                 }
@@ -387,16 +385,16 @@ impl QueuePair {
         }
     }
 
-    /// Processes up to `most` FPDUs of a stream without markers. Returns how many octets were
+    /// Processes up to `limit` FPDUs of a stream without markers. Returns how many octets were
     /// consumed.
     #[inline]
-    fn take_plain<H: Host>(
+    fn process_unmarked<H: Host>(
         &mut self,
         octets: &[u8],
-        most: u64,
+        limit: u64,
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
-        let (taken, step) = self.take_whole(octets, most, env);
+        let (taken, step) = self.process_complete_fpdus(octets, limit, env);
         if step != Step::NeedMore {
             return (taken, step);
         }
@@ -411,33 +409,33 @@ impl QueuePair {
         (taken.wrapping_add(begun), step)
     }
 
-    /// Returns `true` if the octets so far end with a whole message.
+    /// Returns `true` if the octets received so far end with a complete message.
     pub(super) fn is_between_messages(&self, buffer: &RxBuffer) -> bool {
-        let in_answer = self.sq.awaited.front().is_some_and(|a| a.received > 0);
+        let in_response = self.sq.awaited.front().is_some_and(|a| a.received > 0);
         buffer.is_empty()
             && self.rx.direct.is_none()
             && !self.rx.receiving
             && !self.rx.dropping
             && self.rx.write_len == 0
-            && !in_answer
-            // Immediate data whose Send has not arrived.
+            && !in_response
+            // Immediate data may have arrived before their Send.
             && self.rx.immediate.is_none()
     }
 
     /// Handles the peer closing its direction of the stream (RFC 5044 section 7.2).
     pub fn rx_eof<H: Host>(&mut self, buffer: &mut RxBuffer, host: &mut H) {
         let was_up = self.life.is_up();
-        // The end of an FPDU is not enough: a message may have more of them.
+        // The end of an FPDU need not be the end of a message.
         let between = self.is_between_messages(buffer);
         buffer.clear();
         if was_up && !between {
-            self.note_fault(super::Fault::transport());
+            self.record_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
         // The verbs have no half-close (see the exceptions to RFC 5041 section 6.2.1): outstanding
         // requests are flushed, and our direction is closed as well.
-        let mut news = false;
-        self.step_and_flush(|life| news = life.eof(), host);
+        let mut disconnected = false;
+        self.step_and_flush(|life| disconnected = life.eof(), host);
         //= rfc5044 section 7.2
         //# A mechanism SHOULD be provided by MPA to DDP for DDP to be made aware that a
         //# graceful close of the TCP connection has been received by the TCP (e.g., FIN
@@ -448,7 +446,7 @@ impl QueuePair {
         //= rfc5041 section 3
         //# For a specific LLP Connection, the LLP MUST provide a mechanism to indicate
         //# that the LLP Connection has been gracefully torn down.
-        if news {
+        if disconnected {
             self.events |= Events::DISCONNECTED;
         }
     }
@@ -465,7 +463,7 @@ impl QueuePair {
             //# indicate to the ULP that a fatal error has occurred:
             //= rfc5041 section 7
             //# All LLP errors reported to DDP SHOULD be passed up to the ULP.
-            self.note_fault(super::Fault::transport());
+            self.record_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
         if self.rx_interest() != RxInterest::None {
@@ -480,12 +478,10 @@ impl QueuePair {
 pub(super) enum Step {
     /// Continue with the next FPDU.
     Next,
-    /// First check whether the stream continues.
+    /// Check whether the stream has ended before continuing.
     Again,
-    /// The next FPDU is incomplete.
     NeedMore,
     /// The message waits for a receive. Nothing has changed.
     Hold,
-    /// The stream has failed.
     Failed,
 }

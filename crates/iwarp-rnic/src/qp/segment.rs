@@ -24,7 +24,7 @@ const FRAMING: usize = MPA_LEN_FIELD + UNTAGGED_HEADER_LEN + 3 + CRC_LEN;
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) sges: &'a [Sge],
-    /// The peer has requested it by STag.
+    /// The payload is a response: the peer has requested it by STag.
     pub(super) remote: bool,
 }
 
@@ -38,8 +38,8 @@ impl Source<'_> {
     }
 }
 
-/// Returns the length of the segment that starts with `left` octets of its message left, and
-/// whether it is the last one.
+/// Returns the length of the next segment of a message with `left` unsent octets, and whether it is
+/// the last one. `room` is the maximum length.
 //= rfc5041 section 5.2
 //# At the Data Source, the DDP layer MUST send all the data contained in
 //# the ULP message.
@@ -71,7 +71,7 @@ impl Source<'_> {
 //# For an Untagged DDP Message, the DDP Segment with the L bit set to 1 MUST
 //# carry the highest MO.
 #[inline(always)]
-pub(super) const fn cut(left: u32, room: u32) -> (u32, bool) {
+pub(super) const fn next_segment(left: u32, room: u32) -> (u32, bool) {
     match left > room {
         true => (room, false),
         false => (left, true),
@@ -81,7 +81,7 @@ pub(super) const fn cut(left: u32, room: u32) -> (u32, bool) {
 /// Data shared by all FPDUs of one plan.
 pub(super) struct Wire<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
-    pub(super) who: Accessor,
+    pub(super) accessor: Accessor,
     pub(super) crc: Option<Crc32c>,
     pub(super) markers: bool,
     /// The program may change payload while it is sent.
@@ -103,29 +103,30 @@ impl<M> Wire<'_, M> {
             || (self.crc.is_some() && (self.snapshot || remote))
     }
 
-    /// Returns the function that sums segments of up to this length while copying them, if there is
-    /// one and it pays off.
+    /// Returns the function that copies segments of up to this length and computes their CRC in one
+    /// pass, if there is one and it pays off.
     #[inline]
-    fn copying(&self, longest: u32) -> Option<CopyingCrc32cFn> {
+    fn copying_crc(&self, longest: u32) -> Option<CopyingCrc32cFn> {
         match longest >= SUM_COPY_MIN {
-            true => self.crc.and_then(|crc| crc.copying()),
+            true => self.crc.and_then(|crc| crc.copying_crc()),
             false => None,
         }
     }
 
-    /// Returns the maximum scratch of a segment's FPDU.
+    /// Returns how much scratch a segment's FPDU needs at most.
     #[inline]
     pub(super) const fn scratch(&self, len: u32, remote: bool) -> usize {
-        let whole = FRAMING.wrapping_add(len as usize);
+        let fpdu_max = FRAMING.wrapping_add(len as usize);
         match self.copies(len, remote) {
             // Markers are inserted into a copy: one per 512 octets, and one each at the front and
             // the back.
-            true if self.markers => whole
+            true if self.markers => fpdu_max
                 .wrapping_mul(2)
                 .wrapping_add(len as usize / 64)
                 .wrapping_add(64),
-            true => whole,
-            // Parts of it may be copied to be summed. The room is reserved even without CRC.
+            true => fpdu_max,
+            // The payload may be copied in parts for its CRC. The room is reserved even without
+            // CRC.
             false => FRAMING + SUM_PART,
         }
     }
@@ -136,7 +137,7 @@ impl<M: Memory> Wire<'_, M> {
     #[inline(always)]
     pub(super) fn permits(&self, sge: &Sge, need: Access) -> bool {
         self.memory
-            .permits((sge.stag(), sge.addr, sge.len), need, self.who)
+            .permits((sge.stag(), sge.addr, sge.len), need, self.accessor)
             .is_ok()
     }
 
@@ -146,7 +147,7 @@ impl<M: Memory> Wire<'_, M> {
     pub(super) fn check_all(&self, sges: &[Sge], need: Access) -> Result<(), AccessError> {
         sges.iter().try_for_each(|sge| {
             let range = (sge.stag(), sge.addr, sge.len);
-            self.memory.permits(range, need, self.who)
+            self.memory.permits(range, need, self.accessor)
         })
     }
 }
@@ -164,14 +165,13 @@ impl<M> Wire<'_, M> {
         }
     }
 
-    /// Like [`scratch`](Self::scratch), for such a message.
+    /// Like [`scratch`](Self::scratch), for a message of at most [`small_max`](Self::small_max).
     #[inline]
     pub(super) const fn scratch_small(&self, len: u32) -> usize {
         FRAMING.wrapping_add(len as usize)
     }
 }
 
-/// The destination of FPDUs.
 pub(super) struct Out<'a, 'w, M> {
     pub(super) tx: &'a mut Tx,
     pub(super) plan: &'a mut TxPlan,
@@ -208,15 +208,14 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         if self.wire.markers {
-            // All by value: a reference would force the arguments into memory on the other path,
-            // too.
+            // Pass everything by value: references would force the arguments into memory even
+            // without markers.
             return Out::new(self.tx, self.counters, self.plan, self.wire)
                 .append_marked(*header, len, fill);
         }
         self.append_plain(header, len, fill)
     }
 
-    /// Appends an FPDU without markers.
     #[inline(always)]
     fn append_plain<E>(
         &mut self,
@@ -230,7 +229,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             && let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
             && let Some(end) = covered.last_chunk_mut::<4>()
         {
-            // The end has the pad; everything before it is overwritten.
+            // The pad is in the last four octets; the octets before it are overwritten below.
             *end = [0; 4];
             let n = emit_head(covered, header, ulpdu_len);
             if let Some(body) = covered.get_mut(n..n.wrapping_add(len as usize)) {
@@ -245,7 +244,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends an FPDU with markers. The ULPDU is built after the space for the FPDU.
+    /// Appends an FPDU with markers. The ULPDU is first built in the scratch behind the FPDU.
     #[cold]
     #[inline(never)]
     fn append_marked<E>(
@@ -256,16 +255,18 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), E> {
         let ulpdu_len = header.len().wrapping_add(len as usize);
         let total = fpdu_len_with_markers(self.tx.clock.next_marker_in(), ulpdu_len);
-        let both = self.plan.scratch(total.wrapping_add(ulpdu_len));
-        let both = both.unwrap_or_default();
-        let (out, ulpdu) = both.split_at_mut_checked(total).unwrap_or_default();
+        let fpdu_and_ulpdu = self.plan.scratch(total.wrapping_add(ulpdu_len));
+        let fpdu_and_ulpdu = fpdu_and_ulpdu.unwrap_or_default();
+        let (out, ulpdu) = fpdu_and_ulpdu
+            .split_at_mut_checked(total)
+            .unwrap_or_default();
         let n = header.emit(ulpdu);
         fill(ulpdu.get_mut(n..).unwrap_or(&mut []))?;
         let options = FpduOptions {
             markers: true,
             crc: self.wire.crc.map(|f| f.octets()),
         };
-        // It fits: room for both was checked, and MULPDU limits them.
+        // The FPDU fits: the caller has checked for room, and the MULPDU limits its length.
         let _ = encode_fpdu(ulpdu, &options, &mut self.tx.clock, out);
         let start = self.plan.len();
         self.plan.add_scratch(total);
@@ -278,10 +279,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(len as u64);
     }
 
-    /// Records that an FPDU was appended at `start`.
     #[inline(always)]
     fn appended(&mut self, start: usize) {
-        self.tx.spoke = true;
+        self.tx.has_sent = true;
         self.counters.tx_fpdus = self.counters.tx_fpdus.wrapping_add(1);
         if let Some(segment) = self.tx.segment {
             self.plan.align(start, segment as usize);
@@ -291,16 +291,16 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     /// Appends a message that is one [small](Wire::small_max) segment of one range: STag, tagged
     /// offset, length.
     #[inline(always)]
-    pub(super) fn small(
+    pub(super) fn append_small(
         self,
         header: Header,
         range: (Stag, u64, u32),
         remote: bool,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
-        match w.memory.check_ordinary(range, need, w.who) {
+        match w.memory.check_ordinary(range, need, w.accessor) {
             Some(span) => self.append_span(&header, span),
-            None => self.small_counted(header, range, need),
+            None => self.append_small_counted(header, range, need),
         }
     }
 
@@ -308,7 +308,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     /// needs no stack for the count.
     #[cold]
     #[inline(never)]
-    fn small_counted(
+    fn append_small_counted(
         mut self,
         header: Header,
         range: (Stag, u64, u32),
@@ -316,7 +316,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let w = self.wire;
         self.append_plain(&header, range.2, |out| {
-            w.memory.read(range, need, w.who, out)
+            w.memory.read(range, need, w.accessor, out)
         })?;
         self.count_payload(range.2);
         Ok(())
@@ -325,12 +325,12 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     /// Appends one FPDU without markers whose payload is a copy of `span`.
     #[inline(always)]
     fn append_span(mut self, header: &Header, span: Span<'_, M>) -> Result<(), AccessError> {
-        self.append_plain(header, span.len(), |out| done(span.read(out)))?;
+        self.append_plain(header, span.len(), |out| copy_result(span.read(out)))?;
         self.count_payload(span.len());
         Ok(())
     }
 
-    /// Appends one FPDU whose payload is summed while it is copied.
+    /// Appends one FPDU whose CRC is computed while the payload is copied.
     #[inline(never)]
     fn append_summed(
         mut self,
@@ -355,8 +355,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     }
 
     /// Appends segments of a message: the first one, for which the caller has checked for room, and
-    /// as many more as the plan takes. `off` is how much of `end` octets is sent; `header` returns
-    /// the header of the segment at an offset, and takes whether it is the last.
+    /// as many more as fit into the plan. Of the message's `end` octets, `off` are already sent.
+    /// `header` returns a segment's header; its arguments are the segment's offset, and whether it
+    /// is the last one.
     #[inline(always)]
     pub(super) fn segments(
         &mut self,
@@ -384,12 +385,12 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         room: u32,
         header: impl Fn(u32, bool) -> Header,
     ) -> Result<(), AccessError> {
-        // Check all of it first, so that a message that cannot be sent is not started.
+        // Check all elements first, so that a message that cannot be sent is not started.
         if end > room && *off == 0 {
             self.wire.check_all(source.sges, source.need())?;
         }
         loop {
-            let (len, last) = cut(end.wrapping_sub(*off), room);
+            let (len, last) = next_segment(end.wrapping_sub(*off), room);
             if !self.plan.has_room(self.wire.scratch(len, source.remote)) {
                 return Ok(());
             }
@@ -406,7 +407,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// Appends segments of inline data.
     #[inline(never)]
     pub(super) fn octets(
         &mut self,
@@ -417,7 +417,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) {
         let mut rest = octets.get(*off as usize..).unwrap_or(&[]);
         loop {
-            let (len, last) = cut(rest.len() as u32, room);
+            let (len, last) = next_segment(rest.len() as u32, room);
             let (now, later) = rest.split_at_checked(len as usize).unwrap_or_default();
             let Ok(()) = self.append::<Infallible>(&header(*off, last), len, |out| {
                 if let Some(out) = out.get_mut(..now.len()) {
@@ -447,9 +447,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         let addr = sge.addr.wrapping_add(u64::from(*off));
         let range = (sge.stag(), addr, sge.len.wrapping_sub(*off));
-        let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
+        let Some(span) = w.memory.check_ordinary(range, need, w.accessor) else {
             if w.copy_all {
-                // Each segment checks whether its pages are there.
+                // Each segment checks whether its pages are present.
                 let sges = core::slice::from_ref(sge);
                 let source = Source { sges, remote };
                 return self.scattered_segments(source, off, sge.len, room, header);
@@ -460,7 +460,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     }
 
     /// Appends segments from memory with a user count; out of line like
-    /// [`small_counted`](Self::small_counted).
+    /// [`append_small_counted`](Self::append_small_counted).
     #[cold]
     #[inline(never)]
     fn counted_segments(
@@ -472,11 +472,11 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         header: impl Fn(u32, bool) -> Header,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
-        let held = w.memory.check(stag, to, len, need, w.who)?;
+        let held = w.memory.check(stag, to, len, need, w.accessor)?;
         self.span_segments(held.span(), (stag, to), remote, off, room, header)
     }
 
-    /// Appends segments from checked memory at this STag and tagged offset.
+    /// Appends segments from `span`, checked memory with the STag and tagged offset `place`.
     #[inline(always)]
     fn span_segments(
         &mut self,
@@ -488,9 +488,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         header: impl Fn(u32, bool) -> Header,
     ) -> Result<(), AccessError> {
         // Later segments are not longer than the first one.
-        let longest = cut(span.len(), room).0;
+        let longest = next_segment(span.len(), room).0;
         match self.wire.copies(longest, remote) {
-            true => match self.wire.copying(longest) {
+            true => match self.wire.copying_crc(longest) {
                 Some(f) => self.summed_segments(span, remote, off, room, header, f),
                 None => self.copied_segments(span, remote, off, room, header, None),
             },
@@ -498,7 +498,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// Out of line, so that the loop over short segments needs no registers for a call.
+    /// Appends copied segments, and computes their CRC during the copy. Not inlined, so that the
+    /// loop over short segments needs no registers for a call.
     #[inline(never)]
     fn summed_segments(
         &mut self,
@@ -512,7 +513,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.copied_segments(span, remote, off, room, header, Some(f))
     }
 
-    /// Appends copied segments, summed by `f` during the copy if there is one.
+    /// Appends copied segments. If there is a function `f`, it copies and computes the CRC.
     #[inline(always)]
     fn copied_segments(
         &mut self,
@@ -525,7 +526,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let w = self.wire;
         loop {
-            let (len, last) = cut(rest.len(), room);
+            let (len, last) = next_segment(rest.len(), room);
             let (now, later) = rest.split_at(len);
             let out = Out::new(self.tx, self.counters, self.plan, w);
             match f {
@@ -553,7 +554,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         loop {
-            let (len, last) = cut(rest.len(), room);
+            let (len, last) = next_segment(rest.len(), room);
             let (now, later) = rest.split_at(len);
             let header = header(*off, last);
             match w.copies(len, remote) {
@@ -589,12 +590,11 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
                     .split_at_mut_checked(len as usize)
                     .unwrap_or_default();
                 out = later;
-                w.memory.read(range, source.need(), w.who, now)
+                w.memory.read(range, source.need(), w.accessor, now)
             })
         })
     }
 
-    /// Appends an FPDU that refers to `span` for its payload.
     #[inline(always)]
     fn refer_to_span(
         &mut self,
@@ -615,7 +615,6 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends an FPDU that refers to these elements for its payload.
     fn refer_to(
         &mut self,
         header: &Header,
@@ -624,11 +623,12 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, source.need());
-        // Check all of it first, so that an error does not change the plan.
+        // Check all elements first, so that an error does not change the plan.
         let check = |sum: &mut Sum<'_>| {
             for_each_part(source.sges, off, len, |stag, to, len| {
                 let range = (stag, to, len);
-                w.memory.access(range, need, w.who, |span| sum.add(span))?
+                w.memory
+                    .access(range, need, w.accessor, |span| sum.add(span))?
             })
         };
         let add = |plan: &mut TxPlan| {
@@ -640,17 +640,17 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.append_around(header, len, SUM_PART, check, add)
     }
 
-    /// Appends an FPDU with `len` octets of payload. `visit` adds them to the sum (`room` bytes of
-    /// scratch follow the header), and `refer` to the plan. If `visit` fails, the plan does not
-    /// change.
+    /// Appends an FPDU with `len` octets of payload. `sum_payload` continues the CRC over the
+    /// payload, and may use `room` bytes of scratch behind the header; `add_payload` adds the
+    /// payload to the plan. If `sum_payload` fails, the plan does not change.
     #[inline(always)]
     fn append_around<E>(
         &mut self,
         header: &Header,
         len: u32,
         room: usize,
-        visit: impl FnOnce(&mut Sum<'_>) -> Result<(), E>,
-        refer: impl FnOnce(&mut TxPlan),
+        sum_payload: impl FnOnce(&mut Sum<'_>) -> Result<(), E>,
+        add_payload: impl FnOnce(&mut TxPlan),
     ) -> Result<(), E> {
         let ulpdu_len = header.len().wrapping_add(len as usize);
         let head_len = MPA_LEN_FIELD.wrapping_add(header.len());
@@ -664,11 +664,11 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             crc: self.wire.crc.map_or(0, |f| f.append(0, head)),
             room,
         };
-        visit(&mut sum)?;
+        sum_payload(&mut sum)?;
         let crc = sum.crc;
         let start = self.plan.len();
         self.plan.add_scratch(head_len);
-        refer(self.plan);
+        add_payload(self.plan);
         let trailer_len = pad_len(ulpdu_len).wrapping_add(CRC_LEN);
         if let Some(out) = self.plan.scratch(trailer_len)
             && let Some((zeros, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
@@ -683,7 +683,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     }
 }
 
-/// The CRC of an FPDU whose payload is not summed together with its header.
+/// The CRC of an FPDU, computed separately over header and payload.
 struct Sum<'r> {
     /// `None` without CRC.
     f: Option<Crc32c>,
@@ -705,14 +705,14 @@ impl Sum<'_> {
 }
 
 #[inline(always)]
-const fn done(copied: bool) -> Result<(), AccessError> {
+const fn copy_result(copied: bool) -> Result<(), AccessError> {
     match copied {
         true => Ok(()),
         false => Err(AccessError::NotMapped),
     }
 }
 
-/// Writes length field and header; returns their total length.
+/// Writes the length field and the header; returns their total length.
 #[inline(always)]
 fn emit_head(out: &mut [u8], header: &Header, ulpdu_len: usize) -> usize {
     let Some((len_field, rest)) = out.split_first_chunk_mut::<MPA_LEN_FIELD>() else {

@@ -1,11 +1,11 @@
 //! The send queue: posted requests, in-order start and completion, flush.
 
-mod own;
+mod special;
 #[cfg(test)]
 mod tests;
 
 use super::QpConfig;
-use super::tagged::OWN_REQUESTS;
+use super::tagged::INTERNAL_REQUESTS;
 use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
@@ -31,15 +31,14 @@ pub(super) struct Slot {
     pub(super) kind: Kind,
 }
 
-/// A request's kind apart from its operation.
+/// How a request differs from an ordinary request of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Kind {
-    /// An ordinary request of the program.
     #[default]
     Ordinary,
-    /// The Write of an atomic write.
+    /// The RDMA Write that carries an Atomic Write.
     AtomicWrite,
-    /// An internal request, which completes nothing for the program.
+    /// An internal request, which writes no completion for the program.
     Internal,
 }
 
@@ -59,7 +58,7 @@ impl Default for Slot {
 }
 
 impl Slot {
-    /// Returns the operation for the completion: the one that was posted.
+    /// Returns the operation for the completion, as it was posted.
     fn wc_opcode(&self) -> WcOpcode {
         match self.kind {
             Kind::AtomicWrite => WcOpcode::AtomicWrite,
@@ -81,18 +80,18 @@ pub(super) struct Awaited {
     pub(super) received: u32,
     /// Message sequence number of the request on queue 1.
     pub(super) msn: u32,
-    /// An atomic; its response arrives on queue 3.
+    /// The request is an atomic; its response arrives on queue 3.
     pub(super) atomic: bool,
     /// A probe, which belongs to no request: its response acknowledges the requests up to `seq`.
     pub(super) probe: bool,
     /// A Read whose response invalidates the STag of its sink.
     pub(super) invalidates: bool,
     /// An internal Read.
-    pub(super) own: bool,
+    pub(super) internal: bool,
 }
 
 impl Awaited {
-    /// Returns an RDMA Read that was sent.
+    /// Returns the entry for a sent RDMA Read.
     pub(super) const fn read(seq: u32, sink_stag: Stag, len: u32, msn: u32) -> Self {
         Self {
             seq,
@@ -103,7 +102,7 @@ impl Awaited {
             atomic: false,
             probe: false,
             invalidates: false,
-            own: false,
+            internal: false,
         }
     }
 }
@@ -116,11 +115,12 @@ struct Failed {
     vendor_err: u32,
 }
 
-/// Maximum requests that one response or one sent message completes immediately. Usually it is one;
-/// others were waiting for it. The rest is due ([`QueuePair::completions_due`]).
-pub(super) const RETIRE_MOST: u32 = 64;
+/// Maximum requests that one response or one sent message completes immediately. It usually
+/// completes one, but later requests may have waited for that one. Requests beyond this limit are
+/// due (`completions_due`).
+pub(super) const RETIRE_MAX: u32 = 64;
 
-/// The send queue, and the queue of requests without a response.
+/// The send queue, and the queue of requests that await a response.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     slots: Ring<Slot>,
@@ -128,47 +128,49 @@ pub(super) struct SendQueue {
     inline: Vec<u8>,
     max_sge: u32,
     max_inline: u32,
-    /// Flags added to each request: [`SendFlags::SIGNALED`] if all are signalled.
+    /// Flags added to each request: [`SendFlags::SIGNALED`] if all requests are signaled.
     all_flags: SendFlags,
     /// Maximum number of requests: those of the program plus the current `internal` ones.
     limit: u32,
-    /// Total of internal requests that have left the queue.
-    own_gone: u32,
+    /// Total of internal requests that were removed from the queue.
+    internal_retired: u32,
     /// Sequence number after the last slot that was freed: `front_seq` minus the slots that are
     /// [held](Self::held).
     held_from: u32,
-    /// All ones if slots stay in use until they are [released](Self::release), otherwise zero.
+    /// Mask: all ones if slots stay in use until they are [released](Self::release), otherwise
+    /// zero.
     holds: u32,
-    /// Number of internal requests in `slots`. They do not use the program's room.
+    /// Number of internal requests in `slots`. They do not reduce the number of requests that the
+    /// program can post.
     internal: u32,
-    /// Internal Reads without a response, and the reason.
+    /// Internal Reads that ended without a response, and the status.
     flushed: Ring<(u32, WcStatus)>,
     /// Sequence number of the front slot.
     front_seq: u32,
-    /// Number of slots started, from the front.
+    /// Number of slots at the front that were started.
     started: u32,
-    /// Number of slots done, from the front, marked or not: a later response acknowledged them.
+    /// Number of slots at the front that a later response acknowledged. They are done even if they
+    /// are not marked as done.
     acknowledged: u32,
-    /// The failed request that ends the queue.
     failed: Option<Failed>,
     /// A request was flushed, so all later ones are flushed as well, even if they are done.
     flushing: bool,
     /// Outbound Reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
-    /// Operations completed by the whole queue pair.
+    /// Operations completed by the queue pair, receives included.
     pub(super) tally: Tally,
 }
 
 impl SendQueue {
     pub(super) fn new(c: &QpConfig) -> Result<Self, AllocError> {
-        let (own, own_sge, own_inline) = match c.match_tags {
-            true => (OWN_REQUESTS, MAX_TAG_SGE, Tmh::LEN as u32),
+        let (internal, internal_sge, internal_inline) = match c.match_tags {
+            true => (INTERNAL_REQUESTS, MAX_TAG_SGE, Tmh::LEN as u32),
             false => (0, 0, 0),
         };
-        let slots = c.max_send_wr.saturating_add(own);
-        let max_sge = c.max_send_sge.max(own_sge);
-        let max_inline = c.max_inline.max(own_inline);
+        let slots = c.max_send_wr.saturating_add(internal);
+        let max_sge = c.max_send_sge.max(internal_sge);
+        let max_inline = c.max_inline.max(internal_inline);
         let depth = slots as usize;
         Ok(Self {
             slots: Ring::new(slots)?,
@@ -177,10 +179,10 @@ impl SendQueue {
             max_sge,
             max_inline,
             limit: c.max_send_wr,
-            own_gone: 0,
+            internal_retired: 0,
             held_from: 0,
             holds: if c.hold_slots { u32::MAX } else { 0 },
-            flushed: Ring::new(own)?,
+            flushed: Ring::new(internal)?,
             all_flags: match c.signal_all {
                 true => SendFlags::SIGNALED,
                 false => SendFlags::empty(),
@@ -204,7 +206,7 @@ impl SendQueue {
     }
 
     /// Returns `true` if Reads and atomics can be posted.
-    const fn takes_reads(&self) -> bool {
+    const fn allows_reads(&self) -> bool {
         self.awaited.capacity() > 1
     }
 
@@ -226,7 +228,7 @@ impl SendQueue {
         self.started == 0
     }
 
-    /// Returns sequence number and slot of the next request to start.
+    /// Returns the sequence number and slot of the next request to start.
     #[inline]
     pub(super) fn next(&self) -> Option<(u32, &Slot)> {
         let slot = self.slots.get(self.started)?;
@@ -265,13 +267,11 @@ impl SendQueue {
         self.sges.get(self.first_sge(place))
     }
 
-    /// Returns the request at a place.
     #[inline]
     pub(super) fn at(&self, place: usize) -> Option<&Slot> {
         self.slots.at(place)
     }
 
-    /// Returns the elements of a request at a place.
     #[inline]
     pub(super) fn sges_at(&self, place: usize, slot: &Slot) -> &[Sge] {
         let at = self.first_sge(place);
@@ -306,7 +306,6 @@ impl SendQueue {
         self.slots.get(seq.wrapping_sub(self.front_seq))
     }
 
-    /// Returns the elements of a request.
     #[inline]
     pub(super) fn sges(&self, seq: u32) -> &[Sge] {
         match self.slot_with_place(seq) {
@@ -315,9 +314,8 @@ impl SendQueue {
         }
     }
 
-    /// Returns the first element of a request, if it has one.
     #[inline]
-    pub(super) fn first_of(&self, seq: u32) -> Option<&Sge> {
+    pub(super) fn first_sge_of(&self, seq: u32) -> Option<&Sge> {
         let (slot, place) = self.slot_with_place(seq)?;
         if slot.num_sge == 0 {
             return None;
@@ -364,7 +362,7 @@ impl SendQueue {
     }
 
     /// Sets the peer's shared receive queue for the last request.
-    pub(super) fn name_last(&mut self, srq: u32) {
+    pub(super) fn set_last_srq(&mut self, srq: u32) {
         if let Some(last) = self.slots.len().checked_sub(1)
             && let Some(slot) = self.slots.get_mut(last)
         {
@@ -403,13 +401,13 @@ impl SendQueue {
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if len < 8 => {
                 Err(PostError::InvalidRequest)
             }
-            // The STag to invalidate is that of the only element.
+            // The element's STag is invalidated, so there must be exactly one.
             SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
             SendOp::Flush { .. } if !wr.sges.is_empty() => Err(PostError::InvalidRequest),
-            _ if wr.op.needs_answer() && !self.may_be_answered(&wr.op, len) => {
+            _ if wr.op.completes_by_response() && !self.may_be_answered(&wr.op, len) => {
                 Err(PostError::InvalidRequest)
             }
-            // Eight octets are returned, however long the elements are.
+            // Eight octets are returned for elements of any length.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
         }
@@ -450,14 +448,14 @@ impl SendQueue {
         self.started_from(older)
     }
 
-    /// Marks a request as done. The front one completes immediately. Returns `true` if
-    /// [`retire_done`](Self::retire_done) has to complete others now, up to [`RETIRE_MOST`].
+    /// Marks a request as done. The front request completes immediately. Returns `true` if the
+    /// caller has to call [`retire_done`](Self::retire_done) for up to [`RETIRE_MAX`] others.
     #[inline(always)]
     #[must_use]
     pub(super) fn complete(&mut self, seq: u32, emit: impl FnOnce(Cqe)) -> bool {
         // Nearly always it is the front request.
         if seq == self.front_seq && self.started > 0 {
-            // Acknowledged requests were done before, and do not complete again.
+            // Acknowledged requests have already completed.
             debug_assert_eq!(self.acknowledged, 0);
             self.retire_front(emit);
         } else {
@@ -466,7 +464,6 @@ impl SendQueue {
         self.is_front_done()
     }
 
-    /// Marks a request other than the front one as done.
     #[inline]
     fn mark_done(&mut self, seq: u32) {
         let index = seq.wrapping_sub(self.front_seq);
@@ -477,13 +474,13 @@ impl SendQueue {
         }
     }
 
-    /// Marks all started requests up to `seq` as done, and completes up to [`RETIRE_MOST`] in
+    /// Marks all started requests up to `seq` as done, and completes up to [`RETIRE_MAX`] in
     /// order.
     pub(super) fn complete_through(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
         let last = seq.wrapping_sub(self.front_seq);
         if last < self.started {
             self.acknowledged = self.acknowledged.max(last.saturating_add(1));
-            self.retire_done(RETIRE_MOST, emit);
+            self.retire_done(RETIRE_MAX, emit);
         }
     }
 
@@ -519,14 +516,14 @@ impl SendQueue {
         self.take_front(emit);
     }
 
-    /// Removes the front request, which is done.
+    /// Removes the front request, which has succeeded, and writes its completion.
     #[inline(always)]
     fn take_front(&mut self, emit: impl FnOnce(Cqe)) {
         let Some(slot) = self.slots.front() else {
             return;
         };
         if slot.kind != Kind::Ordinary || self.tally.is_on() {
-            // It does not get `emit`, so that the compiler can keep that in registers.
+            // `emit` is not passed on, so that the compiler can keep it in registers.
             if let Some(cqe) = self.take_special() {
                 emit(cqe);
             }
@@ -547,17 +544,16 @@ impl SendQueue {
         });
     }
 
-    /// Removes the front request, which completes now.
     #[inline(always)]
     const fn drop_front(&mut self) {
         self.slots.skip();
         self.front_seq = self.front_seq.wrapping_add(1);
     }
 
-    /// Returns how many of the program's requests have completed or were dropped.
+    /// Returns the total of the program's requests that have completed or were dropped.
     #[inline]
     pub(super) const fn position(&self) -> u32 {
-        self.front_seq.wrapping_sub(self.own_gone)
+        self.front_seq.wrapping_sub(self.internal_retired)
     }
 
     /// Returns the number of slots still in use by completed requests.
@@ -566,7 +562,6 @@ impl SendQueue {
         self.front_seq.wrapping_sub(self.held_from) & self.holds
     }
 
-    /// Frees the slots of `n` completed requests.
     pub(super) fn release(&mut self, n: u32) {
         self.held_from = self.held_from.wrapping_add(n.min(self.held()));
     }
@@ -579,7 +574,7 @@ impl SendQueue {
         Some(slot)
     }
 
-    /// Ends the queue at request `seq`: [`flush`](Self::flush) gives it `status`.
+    /// Ends the queue at request `seq`, which [`flush`](Self::flush) completes with `status`.
     pub(super) fn fail(&mut self, seq: u32, status: WcStatus, vendor_err: u32) {
         self.failed = Some(Failed {
             seq,
@@ -588,8 +583,8 @@ impl SendQueue {
         });
     }
 
-    /// Completes up to `most` requests in order and returns how many. They are flushed, except for
-    /// the failed one, and for those at the front that are done.
+    /// Completes up to `most` requests in order and returns how many. Requests at the front that
+    /// are done succeed, the failed request completes with its status, and all others are flushed.
     pub(super) fn flush(&mut self, most: u32, mut emit: impl FnMut(Cqe)) -> u32 {
         self.awaited.clear();
         // Requests still in a plan complete nothing from now on.
@@ -606,7 +601,7 @@ impl SendQueue {
             let Some(slot) = self.retire() else { break };
             let status = failed.map_or(WcStatus::Flushed, |failed| failed.status);
             if slot.kind == Kind::Internal {
-                self.flush_own(&slot, status);
+                self.flush_internal(&slot, status);
                 continue;
             }
             self.tally.add_request(&slot.op, status, slot.len);
@@ -660,7 +655,7 @@ impl SendQueue {
         self.limit.saturating_sub(used)
     }
 
-    /// Returns how many requests have no octet in a plan yet.
+    /// Returns how many requests are not in a plan yet.
     pub(super) const fn unsent(&self) -> u32 {
         self.slots.len().saturating_sub(self.started)
     }

@@ -36,7 +36,7 @@ pub enum State {
 }
 
 impl State {
-    /// Returns `true` if a queue pair may change from this state to `to`.
+    /// Returns `true` if the verbs allow a change from this state to `to`.
     pub const fn may_become(self, to: Self) -> bool {
         use State::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
         matches!(
@@ -118,9 +118,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// From now on the program moves the queue pair to RTR and RTS. The stream may attach before,
-    /// between or after these steps, and does not change the state. A queue pair in INIT enters
-    /// RTR.
+    /// Records that the program itself moves the queue pair to RTR and RTS. The stream may attach
+    /// before, between or after these steps, and does not change the state. A queue pair in INIT
+    /// enters RTR.
     pub fn await_stream(&mut self) -> Result<(), InvalidTransition> {
         match self.life.await_stream() {
             true => Ok(()),
@@ -144,7 +144,7 @@ impl QueuePair {
     /// atomics received so far are answered. Then the sending direction is shut down and the
     /// remaining requests are flushed.
     pub fn close<H: Host>(&mut self, host: &mut H) {
-        if self.life.is_up_for_good() {
+        if self.life.is_open() {
             // Later requests are not answered: a peer that continues to send them must not prevent
             // the end.
             self.tx.answer_until = Some(self.responses.mark());
@@ -153,7 +153,7 @@ impl QueuePair {
         self.note_drained();
     }
 
-    /// Gives the stream up and flushes everything ([`StreamWish::Leave`]).
+    /// Gives up the stream ([`StreamWish::Leave`]) and flushes everything.
     pub fn leave<H: Host>(&mut self, host: &mut H) {
         self.step_and_flush(Life::abandon, host);
     }
@@ -177,7 +177,7 @@ impl QueuePair {
     }
 
     /// Returns `true` if the sending direction was shut down
-    /// ([`shutdown_done`](Self::shutdown_done)): TCP has everything.
+    /// ([`shutdown_done`](Self::shutdown_done)), after everything was written to the socket.
     pub const fn is_shut_down(&self) -> bool {
         self.life.is_shut_down()
     }
@@ -224,8 +224,9 @@ impl QueuePair {
     //= rfc5044 section 8
     //# Once MPA delivers an error of any type, it MUST NOT pass or deliver any
     //# additional FPDUs on that half connection.
-    /// Makes a step of the life. If it leads to ERR, all outstanding requests are flushed in order;
-    /// those beyond the budget of a call are due ([`completions_due`](Self::completions_due)).
+    /// Changes the life by `step`. If the queue pair is then in ERR, all outstanding requests are
+    /// flushed in order; those beyond the budget of a call are due
+    /// ([`completions_due`](Self::completions_due)).
     pub(super) fn step_and_flush<H: Host>(&mut self, step: impl FnOnce(&mut Life), host: &mut H) {
         let before = self.state();
         step(&mut self.life);
@@ -233,15 +234,16 @@ impl QueuePair {
             return;
         }
         if before != State::Error && self.config.shared_receive {
-            // The first flush completes the receive that is being filled, and there is no other.
+            // The first flush completes the receive that is being filled; no other receive of the
+            // shared queue belongs to this queue pair.
             self.events |= Events::LAST_WQE;
         }
         let _ = self.flush(host);
     }
 
     /// Returns `true` if completions are due beyond the number that one call writes
-    /// ([`Budget::completions`](super::Budget)). Ask this after each call that may have completed
-    /// or failed anything, and call [`complete_due`](Self::complete_due) until it returns
+    /// ([`Budget::completions`](super::Budget)). Check this after each call that may have completed
+    /// or failed requests. If `true`, call [`complete_due`](Self::complete_due) until it returns
     /// [`Work::Done`], before the program is notified of events.
     #[inline]
     pub fn completions_due(&self) -> bool {

@@ -1,14 +1,14 @@
-//! Tag matching: where the payload of messages on a tag-matching shared receive queue goes, and the
-//! Reads of rendezvous (`ibv_post_srq_ops(3)`; `tags` decides which buffer a message is for).
+//! Tag matching: delivery of messages on a tag-matching shared receive queue, and the Reads of
+//! rendezvous (`ibv_post_srq_ops(3)`). `tags` decides which buffer matches a message.
 //!
-//! A message first lands in a receive, like any other. Once it is complete its headers are copied
-//! from there, because peer and program may change the receive at any time. If a buffer matches the
-//! tag, the payload is copied to it, and the receive is reused. A rendezvous request starts a Read
-//! in the send queue. When the Read is answered, a message without payload notifies the sender
-//! (`IBV_TMH_FIN`), and the buffer completes.
+//! Like other messages, a tagged message is first placed in a receive. When it is complete, its
+//! headers are copied from the receive, because peer and program may change the receive at any
+//! time. If a buffer matches the tag, the payload is copied to the buffer, and the receive is
+//! reused. A rendezvous request starts a Read in the send queue. When the Read is answered, a
+//! message without payload notifies the sender (`IBV_TMH_FIN`), and the buffer completes.
 //!
-//! These Reads and messages are internal requests. They do not use the program's room in the send
-//! queue ([`OWN_REQUESTS`]). Further rendezvous wait in the list of tags.
+//! These Reads and messages are internal requests. The send queue has additional slots for them
+//! ([`INTERNAL_REQUESTS`]). If all are in use, further rendezvous wait in the list of tags.
 
 use super::admit::Refusal;
 use super::place::for_each_part;
@@ -25,10 +25,10 @@ use iwarp_proto::tag_matching::{Operation, Rvh, Tmh};
 
 /// Maximum internal requests in the send queue: each active rendezvous needs a Read and the message
 /// after it.
-pub(super) const OWN_REQUESTS: u32 = 16;
+pub(super) const INTERNAL_REQUESTS: u32 = 16;
 /// Bytes copied in one step; the buffer is on the stack.
 const COPY_STEP: u32 = 256;
-/// Length of both headers.
+/// Length of the tag-matching header and the rendezvous header.
 const HEADERS_LEN: usize = Tmh::LEN + Rvh::LEN;
 
 /// Additional state of a queue pair with a tag-matching receive queue.
@@ -60,7 +60,7 @@ impl Tagged {
 type Headers = (Option<Tmh>, Option<Rvh>);
 
 impl QueuePair {
-    /// Delivers a whole Send to the buffer that matches its tag, or to its receive.
+    /// Delivers a complete Send to the buffer that matches its tag, or to its receive.
     #[cold]
     #[inline(never)]
     pub(super) fn deliver_tagged<H: Host>(
@@ -82,8 +82,8 @@ impl QueuePair {
             Err(e) => return self.refuse_tagged(Refusal::Memory(e), h, segment_len, env.host),
         };
         match arrival {
-            Arrival::NoTag => self.finish_with(WcOpcode::TagNone, cqe, env.host),
-            Arrival::Unexpected => self.finish_with(WcOpcode::TagRecv, cqe, env.host),
+            Arrival::NoTag => self.finish_receive_as(WcOpcode::TagNone, cqe, env.host),
+            Arrival::Unexpected => self.finish_receive_as(WcOpcode::TagRecv, cqe, env.host),
             Arrival::Eager => {
                 let wr_id = self.tagged.buffer.wr_id;
                 let copied = self.copy_to_buffer(payload, env.memory);
@@ -112,8 +112,8 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Looks up what a message is for. If this end cannot send Reads, rendezvous are left to the
-    /// program.
+    /// Decides how a message is processed. If this end cannot send Reads, the program handles
+    /// rendezvous requests.
     fn match_tag<H: Host>(&mut self, headers: Headers, payload: u32, host: &mut H) -> Arrival {
         let (qp_num, reads) = (self.config.qp_num, self.sq.ord() > 0);
         let buffer = &mut self.tagged.buffer;
@@ -125,8 +125,8 @@ impl QueuePair {
     }
 
     /// Completes the receive that holds the message.
-    fn finish_with<H: Host>(&mut self, opcode: WcOpcode, cqe: Cqe, host: &mut H) {
-        self.finish_other(Cqe { opcode, ..cqe }, host);
+    fn finish_receive_as<H: Host>(&mut self, opcode: WcOpcode, cqe: Cqe, host: &mut H) {
+        self.finish_counted_receive(Cqe { opcode, ..cqe }, host);
     }
 
     /// Copies octets out of the receive that holds the message.
@@ -136,13 +136,13 @@ impl QueuePair {
         skip: u32,
         mut to: &mut [u8],
     ) -> Result<(), AccessError> {
-        let (who, len) = (self.accessor(), to.len() as u32);
+        let (accessor, len) = (self.accessor(), to.len() as u32);
         for_each_part(self.rx.receive.sges(), skip, len, |stag, addr, len| {
             let (now, later) = core::mem::take(&mut to)
                 .split_at_mut_checked(len as usize)
                 .unwrap_or_default();
             to = later;
-            memory.read((stag, addr, len), Access::empty(), who, now)
+            memory.read((stag, addr, len), Access::empty(), accessor, now)
         })
     }
 
@@ -153,25 +153,25 @@ impl QueuePair {
         skip: u32,
         mut from: &[u8],
     ) -> Result<(), AccessError> {
-        let (who, len) = (self.accessor(), from.len() as u32);
+        let (accessor, len) = (self.accessor(), from.len() as u32);
         for_each_part(self.tagged.buffer.sges(), skip, len, |stag, addr, len| {
             let (now, later) = from.split_at_checked(len as usize).unwrap_or((from, &[]));
             from = later;
-            memory.write((stag, addr), Access::LOCAL_WRITE, who, now)
+            memory.write((stag, addr), Access::LOCAL_WRITE, accessor, now)
         })
     }
 
-    /// Copies the payload of an eager message, which fits.
+    /// Copies the payload of an eager message, which fits into the matched buffer.
     fn copy_to_buffer<M: Memory>(
         &self,
         payload: u32,
         memory: &MemoryTable<M>,
     ) -> Result<(), AccessError> {
-        let mut room = [0; COPY_STEP as usize];
+        let mut buffer = [0; COPY_STEP as usize];
         let mut done = 0u32;
         while done < payload {
             let len = payload.wrapping_sub(done).min(COPY_STEP);
-            let part = room.get_mut(..len as usize).unwrap_or_default();
+            let part = buffer.get_mut(..len as usize).unwrap_or_default();
             self.read_receive(memory, done.wrapping_add(Tmh::LEN as u32), part)?;
             self.write_buffer(memory, done, part)?;
             done = done.wrapping_add(len);
@@ -179,7 +179,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Reuses the receive that held the message.
+    /// Posts the receive that held the message again.
     fn return_receive<H: Host>(&mut self, host: &mut H) {
         self.rx.receiving = false;
         let wr = RecvWr {
@@ -187,12 +187,12 @@ impl QueuePair {
             sges: self.rx.receive.sges(),
         };
         let returned = host.with_shared_receive(|queue| queue.post(&wr).is_ok());
-        // The program has filled the queue meanwhile: the next message of this queue pair uses the
-        // receive.
+        // If the program has filled the queue meanwhile, the next message of this queue pair uses
+        // the receive.
         self.tagged.spare = returned != Some(true);
     }
 
-    /// Completes a buffer with an error, for which the stream ends as well.
+    /// Completes a buffer with an error. The stream ends as well.
     fn fail_buffer<H: Host>(&mut self, wr_id: u64, status: WcStatus, host: &mut H) {
         self.complete_tagged(
             Cqe {
@@ -206,8 +206,8 @@ impl QueuePair {
         );
     }
 
-    /// Completes a buffer. The request of a rendezvous also has a completion, which does not count
-    /// as a receive.
+    /// Completes a buffer. A rendezvous request also writes a completion, which is not counted as a
+    /// receive.
     fn complete_tagged<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         if cqe.status != WcStatus::Success {
             self.sq.tally.add_failed(Counted::Recv);
@@ -218,7 +218,6 @@ impl QueuePair {
         host.complete(Direction::Recv, cqe);
     }
 
-    /// Ends the stream because of a message.
     fn refuse_tagged<H: Host>(
         &mut self,
         refusal: Refusal,
@@ -227,16 +226,20 @@ impl QueuePair {
         host: &mut H,
     ) -> Step {
         let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(segment_len);
-        self.refuse_known(refusal, Some(Header::Untagged(h)), ulpdu_len as u16, host)
+        self.refuse_by_header(refusal, Some(Header::Untagged(h)), ulpdu_len as u16, host)
     }
 
-    /// Starts Reads of waiting rendezvous, as far as the send queue has room.
+    /// Starts the Reads of waiting rendezvous, as far as the send queue has slots for them.
     pub(super) fn start_reads<H: Host>(&mut self, host: &mut H) {
-        // Each needs room for its Read and for the message after it.
+        // Each rendezvous needs a slot for its Read and one for the message after it.
         while self.state() != State::Error
-            && self.sq.own_requests().wrapping_add(self.tagged.reading) < OWN_REQUESTS - 1
+            && self
+                .sq
+                .internal_requests()
+                .wrapping_add(self.tagged.reading)
+                < INTERNAL_REQUESTS - 1
         {
-            let Some(read) = self.take_read(host) else {
+            let Some(read) = self.next_read(host) else {
                 return;
             };
             let op = SendOp::Read {
@@ -246,8 +249,8 @@ impl QueuePair {
             let wr_id = u64::from(read.handle);
             let sges = self.tagged.buffer.sges();
             let wr = SendWr::new(wr_id, op, sges);
-            if self.sq.push_own(&wr, read.source.len).is_err() {
-                // Room was checked, so this would be a bug of ours; do not lose the buffer.
+            if self.sq.push_internal(&wr, read.source.len).is_err() {
+                // This would be a bug, because free slots were checked; do not lose the buffer.
                 self.end_read(read.handle, WcStatus::General, host);
                 return;
             }
@@ -255,8 +258,8 @@ impl QueuePair {
         }
     }
 
-    /// Takes the queue pair's next rendezvous from the list.
-    fn take_read<H: Host>(&mut self, host: &mut H) -> Option<TagRead> {
+    /// Returns the next rendezvous of this queue pair that waits for its Read.
+    fn next_read<H: Host>(&mut self, host: &mut H) -> Option<TagRead> {
         let qp_num = self.config.qp_num;
         let sink = &mut self.tagged.buffer;
         host.with_shared_receive(|queue| queue.tags()?.next_read(qp_num, sink))?
@@ -266,7 +269,7 @@ impl QueuePair {
     /// the notification is written, more Reads may start.
     #[cold]
     #[inline(never)]
-    pub(super) fn answered_own<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
+    pub(super) fn finish_internal_read<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
         let Some(slot) = self.sq.slot(awaited.seq) else {
             return;
         };
@@ -280,8 +283,8 @@ impl QueuePair {
             let octets: &[u8] = &finish.octets();
             let pieces = [octets];
             let wr = SendWr::inline(0, &pieces);
-            // There is room: it was reserved with the Read.
-            let _ = self.sq.push_own(&wr, Tmh::LEN as u32);
+            // The slot was reserved with the Read.
+            let _ = self.sq.push_internal(&wr, Tmh::LEN as u32);
         }
     }
 
@@ -318,16 +321,15 @@ impl QueuePair {
         while let Some((handle, status)) = self.sq.next_flushed() {
             self.end_read(handle, status, host);
         }
-        // No more can arrive: nothing is received in this state.
+        // No more rendezvous can arrive, because nothing is received in this state.
         for _ in 0..MAX_TAGS {
-            let Some(read) = self.take_read(host) else {
+            let Some(read) = self.next_read(host) else {
                 break;
             };
             self.end_read(read.handle, WcStatus::Flushed, host);
         }
     }
 
-    /// Drops all rendezvous of a queue pair that is reset.
     #[cold]
     pub(super) fn forget_reads<H: Host>(&mut self, host: &mut H) {
         let qp_num = self.config.qp_num;

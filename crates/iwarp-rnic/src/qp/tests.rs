@@ -1,5 +1,5 @@
-//! Tests of the queue pair, by subject. `harness` has the rig: a queue pair, a table, a host, and
-//! FPDUs built by hand.
+//! Tests of the queue pair, by subject. `harness` contains the rig: a queue pair, a table, a host,
+//! and FPDUs built by hand.
 
 mod acknowledged;
 mod aligning;
@@ -13,7 +13,6 @@ mod ending;
 mod failing;
 mod farewell;
 mod flush;
-mod gone;
 mod harness;
 mod held;
 mod input;
@@ -38,6 +37,7 @@ mod tagged;
 mod tally;
 mod terminates;
 mod timing;
+mod unmapped;
 mod unreliable;
 mod users;
 mod vectors;

@@ -9,15 +9,16 @@ use crate::Time;
 impl QueuePair {
     /// Returns when to call [`on_time`](Self::on_time) next; `None` if no timer is set.
     ///
-    /// Ask after each call that changes the queue pair. A time in the past means immediately; for
-    /// instance, the time of a held Send starts with the next call of `on_time`. A driver's timer
-    /// for an earlier result need not be cancelled, because `on_time` ignores what is not due.
+    /// Call this after each call that changes the queue pair. A time in the past means that
+    /// `on_time` is due immediately, for instance to start the time limit of a held Send. A
+    /// driver's timer for an earlier result need not be cancelled, because `on_time` has no effect
+    /// if nothing is due.
     #[inline]
     pub fn poll_at(&self) -> Option<Time> {
         self.life.poll_at().filter(|at| *at != Time::NEVER)
     }
 
-    /// Does everything that is due at `now`. Afterwards [`poll_at`](Self::poll_at) returns a later
+    /// Performs all actions that are due at `now`. [`poll_at`](Self::poll_at) then returns a later
     /// time or `None`.
     pub fn on_time<H: Host>(&mut self, now: Time, host: &mut H) {
         self.apply_own_hold(host);
@@ -29,26 +30,28 @@ impl QueuePair {
                     self.events |= Events::FIRST_FPDU_OVERDUE;
                     self.abort(host);
                 }
-                Due::HoldEnds => self.hold_ends(host),
+                Due::HoldEnds => self.hold_timed_out(host),
             }
         }
     }
 
-    /// Records that the sender of a held Send has closed its direction of the stream. When a time
-    /// from [`poll_at`](Self::poll_at) has come and [`rx_interest`](Self::rx_interest) is `Held`,
-    /// the driver checks for that and calls this before `on_time`. A sender that has closed does
-    /// not wait for a receive, and the program that should post one may be waiting for the end of
-    /// the connection. If [`hide_end`](Self::hide_end) was called, the driver notifies that program
-    /// instead, and the Send is held without a limit. Does nothing without a held Send.
+    /// Records that the sender of a held Send has closed its direction of the stream. If
+    /// [`rx_interest`](Self::rx_interest) is `Held` at a time from [`poll_at`](Self::poll_at), the
+    /// driver checks whether the sender has closed, and calls this before `on_time`. The Send is
+    /// then held for a shorter time: the sender no longer waits, and the program that should post a
+    /// receive may be waiting for the end of the connection.
+    ///
+    /// If [`hide_end`](Self::hide_end) was called, the driver notifies the program of the close,
+    /// and the Send is held without a limit. Has no effect without a held Send.
     pub fn sender_closed(&mut self) {
         self.life
             .sender_closed(self.hides_end() && !self.is_by_number());
     }
 
-    /// Sends a zero-length Write to a silent responder, if we have sent something and no message is
-    /// in progress.
+    /// Sends a reminder, a zero-length Write, if we have sent something and no message is in
+    /// progress.
     fn remind(&mut self) {
-        if self.tx.spoke && self.tx.job.is_none() {
+        if self.tx.has_sent && self.tx.job.is_none() {
             // After the first FPDU only an earlier, identical reminder can be pending.
             self.tx.send_rtr(Rtr::Write);
         }

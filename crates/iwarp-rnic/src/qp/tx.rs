@@ -9,7 +9,7 @@ use super::next::Next;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
 use super::segment::Wire;
-use super::send_queue::{RETIRE_MOST, Slot};
+use super::send_queue::{RETIRE_MAX, Slot};
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
 use crate::memory::Memory;
 use crate::{Cqe, SendOp};
@@ -28,7 +28,7 @@ pub enum TxFill {
     /// A bind is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill
     /// again.
     Memory,
-    /// Nothing is to be written yet, but the budget of one call is used up
+    /// The plan is empty, but the budget of one call is used up
     /// ([`Budget::local_requests`](super::Budget)): fill again. Locks may be released in between.
     More,
 }
@@ -42,12 +42,11 @@ pub(super) enum Job {
     Request { seq: u32, off: u32, stage: Stage },
 }
 
-/// The message of a work request that is in progress.
+/// Which message of a work request is in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Immediate data before a Send.
     ImmediateFirst,
-    /// The main message.
     Body,
     /// Immediate data after an RDMA Write.
     ImmediateLast,
@@ -59,18 +58,18 @@ pub(super) struct Tx {
     markers: bool,
     /// Effective maximum segment size of the stream.
     emss: u32,
-    /// Mark of the response queue: requests of the peer before it are answered before a graceful
-    /// end.
+    /// Mark of the response queue: before a graceful end, the peer's requests before the mark are
+    /// answered.
     pub(super) answer_until: Option<u32>,
     pub(super) job: Option<Job>,
     /// The request at the head of the send queue, if it changes the memory table.
     pub(super) local: LocalRequest,
-    /// Requests that only change the table, executed by this call.
+    /// Number of requests that only change the memory table, executed by the current call.
     pub(super) local_done: u32,
-    /// A message that precedes all others.
+    /// The RTR message, which precedes all others.
     pub(super) rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
-    pub(super) spoke: bool,
+    pub(super) has_sent: bool,
     /// Octets of a TCP segment, if every segment must begin with an FPDU.
     pub(super) segment: Option<u32>,
     pub(super) mulpdu: u16,
@@ -92,7 +91,7 @@ impl Default for Tx {
             local: LocalRequest::default(),
             local_done: 0,
             rtr: None,
-            spoke: false,
+            has_sent: false,
             segment: None,
             mulpdu: 128,
             clock: MarkerClock::new(),
@@ -114,7 +113,7 @@ impl Tx {
             //= rfc5044 section 5.1
             //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
             mulpdu: mulpdu(stream.emss, stream.markers_tx),
-            // Any value except 0 and 1 works; the peer only returns it.
+            // The peer only returns it, so any value except 0 and 1 works.
             next_sink: 0x5100_0001,
             ..Self::default()
         };
@@ -136,9 +135,9 @@ impl Tx {
         }
     }
 
-    /// Takes back the sequence number of a message of which no segment was planned.
+    /// Frees the sequence number of a message of which no segment was planned.
     #[cold]
-    pub(super) fn take_back(&mut self, slot: &Slot) {
+    pub(super) fn unassign_msn(&mut self, slot: &Slot) {
         let is_write = matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. });
         if let (false, [msn, ..]) = (is_write, &mut self.msn) {
             *msn = msn.wrapping_sub(1);
@@ -166,35 +165,36 @@ impl Tx {
 }
 
 impl QueuePair {
-    /// Returns `true` if the stream would end inside an FPDU now: a plan was started and may not be
-    /// written completely.
+    /// Returns `true` if a plan was filled and is not written completely: if the stream ended now,
+    /// it might end inside an FPDU.
     pub const fn has_unwritten(&self) -> bool {
         self.life.has_unwritten()
     }
 
-    /// Returns `true` if there is something to write, or to do before that.
+    /// Returns `true` if [`tx_fill`](Self::tx_fill) should be called.
     #[inline]
     pub fn wants_tx(&self) -> bool {
         self.life.has_octets_due() || self.next_message() != Next::Nothing
     }
 
-    /// From now on every TCP segment begins with an FPDU and contains only whole FPDUs, provided
-    /// that it has `segment` octets or ends a write separated by [`TxPlan::ends_segment`].
+    /// Aligns FPDUs with TCP segments from now on: every segment begins with an FPDU and contains
+    /// complete FPDUs only. TCP must end a segment after `segment` octets, and after each write
+    /// for which [`TxPlan::ends_segment`] returns `true`.
     ///
-    /// Does nothing if FPDUs are built for larger segments.
+    /// Has no effect if FPDUs are built for larger segments.
     pub fn align(&mut self, segment: u32) {
         if self.tx.emss <= segment {
             self.tx.segment = Some(segment);
         }
     }
 
-    /// Returns the octets of a TCP segment, if every segment begins with an FPDU.
+    /// Returns the length of a TCP segment if FPDUs are [aligned](Self::align).
     #[inline]
     pub const fn alignment(&self) -> Option<u32> {
         self.tx.segment
     }
 
-    /// Returns `true` if the next message has several segments, so that their size matters.
+    /// Returns `true` if the next message has several segments, so that the segment size matters.
     pub fn is_segmenting(&self) -> bool {
         let most = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
         let long = |response: &Response| match response {
@@ -206,7 +206,7 @@ impl QueuePair {
             || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
     }
 
-    /// Sets the stream's maximum segment size after it has changed.
+    /// Sets the new maximum segment size of the stream.
     pub fn set_emss(&mut self, emss: u32) {
         self.tx.emss = emss;
         //= rfc5041 section 3
@@ -221,8 +221,8 @@ impl QueuePair {
 
     /// Fills a plan with as many FPDUs as are due and fit.
     ///
-    /// The plan must be empty. Afterwards write it, in one or more steps, and call
-    /// [`tx_written`](Self::tx_written) after each; only then fill again.
+    /// The plan must be empty. The caller then writes it in one or more steps, and calls
+    /// [`tx_written`](Self::tx_written) after each step, before it fills the plan again.
     pub fn tx_fill<H: Host>(&mut self, plan: &mut TxPlan, env: &mut Env<'_, H>) -> TxFill {
         let may_send = self.life.may_send() || self.life.has_octets_due();
         if !may_send && !self.life.awaits_first_fpdu() {
@@ -230,7 +230,7 @@ impl QueuePair {
         }
         let wire = Wire {
             memory: env.memory,
-            who: self.accessor(),
+            accessor: self.accessor(),
             crc: self.tx.crc.then_some(env.crc32c),
             markers: self.tx.markers,
             snapshot: self.config.snapshot,
@@ -251,8 +251,8 @@ impl QueuePair {
         stop
     }
 
-    /// Adds what is due to a plan until it is full or something else has to be done. An empty plan
-    /// has room for any FPDU.
+    /// Adds due messages to a plan until it is full or the caller has to do something else. An
+    /// empty plan has room for any FPDU.
     #[inline]
     fn fill<H: Host>(
         &mut self,
@@ -270,7 +270,7 @@ impl QueuePair {
                     LocalStep::Done => true,
                     LocalStep::Stop(stop) => return stop,
                 },
-                one => self.send_one(one, plan, w),
+                message => self.send_protocol_message(message, plan, w),
             };
             if !has_room {
                 return TxFill::Idle;
@@ -281,10 +281,15 @@ impl QueuePair {
     /// Plans a protocol message. Returns `false` if there is no room.
     #[cold]
     #[inline(never)]
-    fn send_one(&mut self, one: Next, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> bool {
+    fn send_protocol_message(
+        &mut self,
+        message: Next,
+        plan: &mut TxPlan,
+        w: &Wire<'_, impl Memory>,
+    ) -> bool {
         let has_room = has_room_for_control(plan, w);
         if has_room {
-            match one {
+            match message {
                 Next::Rtr(rtr) => self.emit_rtr(rtr, plan, w),
                 Next::Probe => self.emit_probe(plan, w),
                 Next::Note(note) => self.emit_note(note, plan, w),
@@ -298,8 +303,8 @@ impl QueuePair {
         has_room
     }
 
-    /// Records that the stream took `n` more octets of the plan, and completes what is sent by
-    /// that. A completely written plan is cleared.
+    /// Records that `n` more octets of the plan were written, and completes the requests that are
+    /// now sent. A completely written plan is cleared.
     pub fn tx_written<H: Host>(&mut self, plan: &mut TxPlan, n: usize, host: &mut H) {
         plan.advance(n);
         self.counters.tx_bytes = self.counters.tx_bytes.wrapping_add(n as u64);
@@ -310,7 +315,7 @@ impl QueuePair {
                 //# A Send or RDMA Write Message MUST NOT be considered Complete at the
                 //# Local Peer (Data Source) until it has been successfully completed at the
                 //# DDP layer.
-                // It completes when the peer has acknowledged it.
+                // The request completes when the peer has acknowledged it.
                 Milestone::Request(_) if self.acknowledge.enabled => {}
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
@@ -339,12 +344,12 @@ impl QueuePair {
             host.complete(Direction::Send, Cqe { qp_num, ..cqe });
         });
         if others_due {
-            self.retire_done(RETIRE_MOST, host);
+            self.retire_done(RETIRE_MAX, host);
         }
     }
 
-    /// Completes up to `most` requests that are done. Out of line, because few requests wait for
-    /// others.
+    /// Completes up to `most` requests that are done. Not inlined, because few requests wait for
+    /// earlier ones.
     #[inline(never)]
     pub(super) fn retire_done<H: Host>(&mut self, most: u32, host: &mut H) {
         let qp_num = self.config.qp_num;

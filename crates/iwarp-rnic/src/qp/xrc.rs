@@ -3,9 +3,9 @@
 //! queue that its message is for.
 //!
 //! iWARP has no field for that number, so the initiator sends it in a note (`by_number`) before
-//! each request for another queue than the previous one. Until the next note, the target takes
-//! receives from that queue. It also accesses memory with that queue's protection domain, because a
-//! target has none of its own.
+//! each request for a different queue than that of the previous request. Until the next note, the
+//! target takes receives from the queue. It also accesses memory with the queue's protection
+//! domain, because a target has no protection domain of its own.
 //!
 //! The protection domain must not change while responses are outstanding, because a response is
 //! sent from memory that was checked before. A request that needs a note therefore waits until all
@@ -31,21 +31,20 @@ pub enum XrcEnd {
 pub(super) struct Xrc {
     end: Option<XrcEnd>,
     /// As initiator: the number in our last note; 0 if there was none.
-    noted: u32,
+    announced: u32,
     /// As target: the number in the peer's last note.
-    named: Option<u32>,
+    selected: Option<u32>,
 }
 
 impl Xrc {
-    /// Clears the state on a reset or for a new stream: no note was sent.
+    /// Clears the state when the queue pair is reset or a stream is attached.
     pub(super) const fn start(&mut self) {
-        self.noted = 0;
-        self.named = None;
+        self.announced = 0;
+        self.selected = None;
     }
 
-    /// Records that the number was put into a note.
     pub(super) const fn note_sent(&mut self, number: u32) {
-        self.noted = number;
+        self.announced = number;
     }
 }
 
@@ -68,7 +67,7 @@ impl QueuePair {
 
     /// Sets the protection domain of a target's memory accesses before the peer's first note.
     pub const fn set_default_pd(&mut self, pd: u32) {
-        if self.xrc.named.is_none() {
+        if self.xrc.selected.is_none() {
             self.config.pd = pd;
         }
     }
@@ -83,22 +82,22 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         self.post_send(wr, host)?;
         if !wr.op.is_local() {
-            self.sq.name_last(srq);
+            self.sq.set_last_srq(srq);
         }
         Ok(())
     }
 
     /// Returns `true` if requests are planned one by one, because a note may be due before each.
     #[inline]
-    pub(super) const fn names_queues(&self) -> bool {
+    pub(super) const fn may_need_queue_notes(&self) -> bool {
         matches!(self.xrc.end, Some(XrcEnd::Initiator))
     }
 
     /// Returns the number of the shared receive queue to announce before this request.
     #[inline]
-    pub(super) const fn queue_to_note(&self, slot: &Slot) -> Option<u32> {
+    pub(super) const fn queue_to_announce(&self, slot: &Slot) -> Option<u32> {
         match slot.srq {
-            same if same == self.xrc.noted => None,
+            same if same == self.xrc.announced => None,
             0 if !slot.op.takes_receive() => None,
             other => Some(other),
         }
@@ -106,29 +105,33 @@ impl QueuePair {
 
     /// Returns `true` if a request needs a note, and earlier Reads or atomics are unanswered.
     #[inline]
-    pub(super) fn waits_to_name(&self, slot: &Slot) -> bool {
-        self.queue_to_note(slot).is_some() && self.awaits_answers()
+    pub(super) fn waits_for_queue_note(&self, slot: &Slot) -> bool {
+        self.queue_to_announce(slot).is_some() && self.awaits_answers()
     }
 
-    /// Handles the peer's note that selects this shared receive queue. The number is resolved when
-    /// a message needs a receive.
-    pub(super) fn is_named<H: Host>(&mut self, number: u32, host: &mut H) -> Result<(), Refusal> {
+    /// Handles the peer's note that selects a shared receive queue. An unknown number is refused
+    /// only when a message needs a receive.
+    pub(super) fn select_queue<H: Host>(
+        &mut self,
+        number: u32,
+        host: &mut H,
+    ) -> Result<(), Refusal> {
         if self.xrc.end != Some(XrcEnd::Target) {
             return Ok(());
         }
         if self.rx.receiving || self.rx.message_off > 0 {
-            // The rest of the message would go to another queue than its beginning.
+            // The note must not change the queue in the middle of a message.
             return Err(Refusal::Protocol(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         }
-        self.xrc.named = Some(number);
+        self.xrc.selected = Some(number);
         if let Some(pd) = host.select_shared_receive(number) {
             self.config.pd = pd;
         }
         Ok(())
     }
 
-    /// Refuses a message that found no receive and can never have one: its shared receive queue
-    /// does not exist (any more), or this end receives nothing.
+    /// Refuses a message that can never get a receive, because its shared receive queue does not
+    /// exist or this end receives nothing.
     #[cold]
     pub(super) fn check_queue<H: Host>(&self, host: &mut H) -> Result<(), Refusal> {
         match self.xrc.end {
@@ -137,7 +140,7 @@ impl QueuePair {
                 Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER))
             }
             Some(XrcEnd::Target) => {
-                let number = self.xrc.named;
+                let number = self.xrc.selected;
                 match number.and_then(|number| host.select_shared_receive(number)) {
                     Some(_) => Ok(()),
                     None => Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_QN)),

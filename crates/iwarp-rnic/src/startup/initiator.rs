@@ -6,8 +6,8 @@ use iwarp_proto::mpa::startup::{FrameKind, FrameReader, StartupError};
 use super::{Failure, Limits, Reading, Received, Step, push};
 use crate::Time;
 
-/// The initiator's side of a start-up. It is kept if the request is sent again on another
-/// connection.
+/// The initiator's side of a start-up. The same value is used again if the request is repeated on
+/// another connection.
 #[derive(Debug, Clone)]
 pub struct Initiator {
     negotiation: negotiate::Initiator,
@@ -19,16 +19,13 @@ pub struct Initiator {
 /// See the table in the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The request is not sent yet.
     Connecting {
         /// `None` before TCP starts to connect.
         until: Option<Time>,
     },
-    /// The request is sent.
     Replying {
-        /// Deadline for the acknowledgement of the request; `None` if it was checked or needs no
-        /// check.
-        acknowledged: Option<Time>,
+        /// Deadline for the acknowledgement of the request; `None` if no check is needed.
+        acknowledged_by: Option<Time>,
         until: Time,
     },
     Accepted(Agreed),
@@ -75,7 +72,7 @@ impl Initiator {
             //# for the entire set of startup frames; this prevents certain
             //# denial-of-service attacks.
             self.state = State::Replying {
-                acknowledged: (connect < reply).then(|| now.after(connect)),
+                acknowledged_by: (connect < reply).then(|| now.after(connect)),
                 until: now.after(reply),
             };
         }
@@ -87,14 +84,14 @@ impl Initiator {
     ///
     /// # Errors
     /// [`Failure::Closed`] if part of a reply has arrived, so that the revision is not the reason,
-    /// or if nothing is left to try.
+    /// or if there is no other revision to try.
     pub fn peer_closed(&mut self) -> Result<(), Failure> {
         let begun = !self.reader.is_empty();
-        let asks = matches!(
+        let is_waiting = matches!(
             self.state,
             State::Connecting { .. } | State::Replying { .. }
         );
-        if asks && !begun && self.negotiation.ask_again() {
+        if is_waiting && !begun && self.negotiation.ask_again() {
             self.state = State::Connecting { until: None };
             return Ok(());
         }
@@ -115,15 +112,15 @@ impl Initiator {
         match self.state {
             State::Connecting { until } => until,
             State::Replying {
-                acknowledged,
+                acknowledged_by,
                 until,
-            } => Some(acknowledged.map_or(until, |at| at.min(until))),
+            } => Some(acknowledged_by.map_or(until, |at| at.min(until))),
             State::Accepted(_) | State::Over => None,
         }
     }
 
-    /// Checks the deadlines. `is_acknowledged` is called if it matters whether the peer's TCP has
-    /// acknowledged the whole request.
+    /// Checks the deadlines. `is_acknowledged` returns whether the peer's TCP has acknowledged the
+    /// complete request; it is called only when needed.
     ///
     /// # Errors
     /// [`Failure::TimedOut`]; the start-up is over.
@@ -132,11 +129,13 @@ impl Initiator {
         now: Time,
         is_acknowledged: impl FnOnce() -> bool,
     ) -> Result<(), Failure> {
-        let late = match &mut self.state {
+        let overdue = match &mut self.state {
             State::Connecting { until: Some(until) } if *until <= now => Step::Connect,
             State::Replying { until, .. } if *until <= now => Step::Reply,
-            State::Replying { acknowledged, .. } => {
-                let is_due = acknowledged.take_if(|at| *at <= now).is_some();
+            State::Replying {
+                acknowledged_by, ..
+            } => {
+                let is_due = acknowledged_by.take_if(|at| *at <= now).is_some();
                 if !is_due || is_acknowledged() {
                     return Ok(());
                 }
@@ -145,12 +144,12 @@ impl Initiator {
             _ => return Ok(()),
         };
         self.state = State::Over;
-        Err(Failure::TimedOut(late))
+        Err(Failure::TimedOut(overdue))
     }
 
     fn reply(&mut self, octets: &[u8]) -> Result<Received<Outcome>, Failure> {
-        let (consumed, is_whole) = push(&mut self.reader, octets)?;
-        let frame = self.reader.frame().filter(|_| is_whole);
+        let (consumed, is_complete) = push(&mut self.reader, octets)?;
+        let frame = self.reader.frame().filter(|_| is_complete);
         let outcome = match frame {
             Some(frame) => self.negotiation.on_reply(&frame).map(Some),
             None => Ok(None),

@@ -6,23 +6,23 @@ use iwarp_proto::mpa::negotiate::Agreed;
 
 use crate::qp::{StreamConfig, StreamTimes};
 
-/// Minimum age of a connection at its end, unless the responder has sent something.
+/// Minimum time before an initiator ends a stream on which the responder has sent nothing.
 ///
 /// A siw responder that waits for the RTR message crashes its kernel (`BUG` in `iwcm.c`) if the
-/// stream ends before it has processed that message, which it may miss for a while. An emulated siw
-/// has needed 30 ms.
+/// stream ends before it has processed this message. siw in an emulated machine has needed 30 ms
+/// for that.
 pub const MATURITY: Duration = Duration::from_millis(50);
 
 /// Time limits of the steps of start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The TCP connect. If it is shorter than [`reply`](Self::reply), it also limits the TCP
-    /// acknowledgement of the request: the reply depends on the peer's program, the acknowledgement
-    /// does not. Without the acknowledgement the peer's host is gone, and waiting is useless.
+    /// The TCP connect. If shorter than [`reply`](Self::reply), this also limits the wait for the
+    /// TCP acknowledgement of the request. Unlike the reply, the acknowledgement does not depend on
+    /// the peer's program: if it is missing, the peer's host is gone.
     pub connect: Duration,
-    /// The whole MPA reply, after the request was sent.
+    /// The complete MPA reply, after the request was sent.
     pub reply: Duration,
-    /// The whole MPA request, after TCP was connected. Sending single octets does not extend it.
+    /// The complete MPA request, after TCP was connected. Octets that arrive do not extend it.
     pub request: Duration,
     /// The initiator's first FPDU after an accepting reply, in the peer-to-peer model.
     pub first_fpdu: Duration,
@@ -35,8 +35,8 @@ pub struct Limits {
 
 impl Limits {
     /// Defaults of a driver whose programs answer requests themselves. A program may do other work
-    /// first, such as filling memory, so the limit for the reply is long. The request is sent
-    /// immediately by the initiator's driver.
+    /// first, such as filling memory, so the limit for the reply is long. The other limits can be
+    /// short, because the initiator's driver sends the request immediately.
     pub const PROGRAM: Self = Self {
         connect: Duration::from_secs(15),
         reply: Duration::from_secs(60),
@@ -46,8 +46,8 @@ impl Limits {
         speak_first: Some(Duration::from_millis(200)),
     };
 
-    /// Limits of a driver below the kernel's connection manager, which has no settings: siw's time
-    /// limit for a frame, for each step.
+    /// Limits of a driver below the kernel's connection manager, which has no settings: for each
+    /// step siw's time limit for a frame.
     pub const KERNEL: Self = Self {
         connect: Duration::from_secs(10),
         reply: Duration::from_secs(10),
@@ -57,7 +57,7 @@ impl Limits {
         speak_first: Some(Duration::from_millis(200)),
     };
 
-    /// Returns the configuration of the queue pair that takes the stream. Only an initiator uses
+    /// Returns the configuration of the stream for its queue pair. Only an initiator uses
     /// `reminders` ([`StreamTimes::reminders`]).
     pub fn stream(
         &self,
@@ -71,7 +71,7 @@ impl Limits {
             maturity: MATURITY,
             // In the client-server model the initiator need not send anything.
             speak_first: self.speak_first.filter(|_| !agreed.peer_to_peer),
-            // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
+            // In the peer-to-peer model the initiator has to send an FPDU (RFC 6581 section 9.2).
             first_fpdu: agreed.peer_to_peer.then_some(self.first_fpdu),
         };
         StreamConfig::agreed(agreed, initiator, emss, times)

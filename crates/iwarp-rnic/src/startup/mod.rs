@@ -1,7 +1,7 @@
 //! MPA start-up as one session without I/O (RFC 5044 section 7.1, RFC 6581): which octets to read
 //! and to send, the time limits of the steps, and how the start-up ends.
 //!
-//! A driver has an [`Initiator`] or a [`Responder`] for each connection. It sends the result of
+//! A driver uses an [`Initiator`] or a [`Responder`] for each connection. It sends the result of
 //! [`Initiator::request`] or [`Responder::reply`], reads at most [`wanted`](Reading::wanted) octets
 //! at a time, and keeps a timer for `poll_at`. It passes received octets to
 //! [`received`](Reading::received) before it calls `on_time`: if the process or the machine was
@@ -13,10 +13,10 @@
 //! | --- | --- | --- | --- |
 //! | Connecting | `request_sent` | Replying | |
 //! | Connecting | deadline ([`Limits::connect`]) | Over | `TimedOut(Connect)` |
-//! | Connecting, Replying | `peer_closed`, nothing received, a request left to try | Connecting | the request is ready for another connection |
+//! | Connecting, Replying | `peer_closed`, nothing received, another request to try | Connecting | the request is ready for another connection |
 //! | Connecting, Replying | `peer_closed` otherwise | Over | `Closed` |
-//! | Replying | octets, not the whole reply | Replying | |
-//! | Replying | octets that are no reply, or one that cannot be used | Over | `Frame` |
+//! | Replying | part of a reply | Replying | |
+//! | Replying | an invalid or unusable reply | Over | `Frame` |
 //! | Replying | an accepting reply | Accepted | `Outcome::Accepted` |
 //! | Replying | a rejecting reply | Over | `Outcome::Rejected` |
 //! | Replying | request unacknowledged after [`Limits::connect`] | Over | `TimedOut(Acknowledgement)` |
@@ -26,8 +26,8 @@
 //!
 //! | State | Input | Next state | Result |
 //! | --- | --- | --- | --- |
-//! | Waiting | octets, not the whole request | Waiting | |
-//! | Waiting | octets that are no request, or one that cannot be used | Over | `Frame` |
+//! | Waiting | part of a request | Waiting | |
+//! | Waiting | an invalid or unusable request | Over | `Frame` |
 //! | Waiting | a valid request | Requested | the program decides, without a limit |
 //! | Waiting | deadline ([`Limits::request`]) | Over | `TimedOut(Request)` |
 //! | Requested | `accept` | Accepting | the reply |
@@ -40,10 +40,10 @@
 //! | Rejecting | `reply_sent` | Rejected | |
 //! | Rejected | `peer_closed` | Over | |
 //! | Rejected | deadline ([`Limits::close`]) | Over | `TimedOut(Close)` |
-//! | any other before Established | `peer_closed` | Over | `Closed` |
+//! | any other state before Established | `peer_closed` | Over | `Closed` |
 //!
-//! Any other input changes nothing. A driver may pass the stream to a queue pair as soon as there
-//! is an agreement; the queue pair then enforces the time limit of the first FPDU.
+//! Any other input is ignored. A driver may pass the stream to a queue pair as soon as the
+//! parameters are agreed; the queue pair then enforces the time limit of the first FPDU.
 
 mod initiator;
 mod limits;
@@ -63,17 +63,17 @@ pub use responder::Responder;
 
 /// Common functions of both sides, which read one frame of the peer.
 pub trait Reading {
-    /// The meaning of a whole frame.
+    /// The meaning of a complete frame.
     type Outcome;
 
-    /// Returns how many octets to read next; 0 if none are wanted. A driver that reads no more
-    /// leaves the octets after the frame in the socket, for the queue pair.
+    /// Returns how many octets to read next; 0 if the frame is complete. A driver must not read
+    /// more: the octets after the frame are for the queue pair.
     fn wanted(&self) -> usize;
 
-    /// Takes octets of the peer, up to the end of the frame.
+    /// Processes octets of the peer, up to the end of the frame.
     ///
     /// # Errors
-    /// [`Failure::Frame`] as early as the octets show it; the start-up is over.
+    /// [`Failure::Frame`] as soon as the octets are known to be invalid; the start-up is over.
     fn received(&mut self, octets: &[u8]) -> Result<Received<Self::Outcome>, Failure>;
 
     /// Returns the private data of the peer's program; empty before the frame is complete.
@@ -83,7 +83,7 @@ pub trait Reading {
 /// The result of [`Reading::received`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received<T> {
-    /// Octets consumed. Octets after them belong to full operation.
+    /// Octets consumed. Octets after them belong to FPDUs.
     pub consumed: usize,
     /// The meaning of the frame, if it is complete.
     pub outcome: Option<T>,
@@ -94,7 +94,7 @@ pub struct Received<T> {
 pub enum Failure {
     /// The peer closed or reset the connection.
     Closed {
-        /// Part of its frame had arrived.
+        /// Part of the peer's frame had arrived.
         begun: bool,
     },
     /// The peer's frame is malformed or cannot be used.

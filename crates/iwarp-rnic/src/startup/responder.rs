@@ -21,18 +21,14 @@ pub struct Responder {
 /// See the table in the module's documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    /// The request is not complete yet.
     Waiting {
         until: Time,
     },
-    /// The program decides.
     Requested(PendingRequest),
-    /// The accepting reply is ready.
     Accepting {
         len: usize,
         agreed: Agreed,
     },
-    /// The rejecting reply is ready.
     Rejecting {
         len: usize,
     },
@@ -84,7 +80,7 @@ impl Responder {
     ///
     /// # Errors
     /// [`StartupError::PrivateDataTooLong`]: more than 512 octets, or 508 if the request is
-    /// enhanced. The request stays.
+    /// enhanced. The request then remains pending.
     pub fn accept(
         &mut self,
         params: &LocalParams,
@@ -99,7 +95,7 @@ impl Responder {
     }
 
     /// Rejects the request, and prepares the reply. Returns `false` if no request waits, or if the
-    /// private data is too long; the request stays then.
+    /// private data is too long; the request then remains pending.
     pub fn reject(&mut self, private_data: &[u8]) -> bool {
         let State::Requested(request) = &self.state else {
             return false;
@@ -153,7 +149,7 @@ impl Responder {
     /// Handles the peer closing or resetting the connection.
     ///
     /// # Errors
-    /// [`Failure::Closed`], unless the request was rejected, so that the peer had to close.
+    /// [`Failure::Closed`], unless the request was rejected and the peer was expected to close.
     pub fn peer_closed(&mut self) -> Result<(), Failure> {
         if matches!(self.state, State::Established(_)) {
             return Ok(());
@@ -193,19 +189,19 @@ impl Responder {
     /// # Errors
     /// [`Failure::TimedOut`]; the start-up is over.
     pub fn on_time(&mut self, now: Time) -> Result<(), Failure> {
-        let late = match self.state {
+        let overdue = match self.state {
             State::Waiting { until } if until <= now => Step::Request,
             State::FirstFpdu { until, .. } if until <= now => Step::FirstFpdu,
             State::Rejected { until } if until <= now => Step::Close,
             _ => return Ok(()),
         };
         self.state = State::Over;
-        Err(Failure::TimedOut(late))
+        Err(Failure::TimedOut(overdue))
     }
 
     fn take(&mut self, octets: &[u8]) -> Result<Received<()>, Failure> {
-        let (consumed, is_whole) = push(&mut self.reader, octets)?;
-        let frame = self.reader.frame().filter(|_| is_whole);
+        let (consumed, is_complete) = push(&mut self.reader, octets)?;
+        let frame = self.reader.frame().filter(|_| is_complete);
         let request = match frame {
             //= rfc5044 section 7.1.2
             //# 2. When MPA is started in the Responder mode, the MPA implementation MUST

@@ -1,4 +1,4 @@
-//! The list alone: which buffer a message gets, and the validity of handles.
+//! Tests of the tag list by itself: which buffer a message matches, and the validity of handles.
 
 use super::*;
 use proptest::prelude::*;
@@ -30,7 +30,7 @@ fn header(operation: Operation, tag: u64) -> Option<Tmh> {
     })
 }
 
-fn room() -> TakenRecv {
+fn receive_storage() -> TakenRecv {
     TakenRecv::new(MAX_TAG_SGE).unwrap()
 }
 
@@ -46,13 +46,13 @@ fn request(list: &mut TagList, qp_num: u32, tag: u64, len: u32) -> Arrival {
         len,
     };
     let headers = (header(Operation::Rendezvous, tag), Some(rvh));
-    list.arrive(qp_num, headers, 16, true, &mut room())
+    list.arrive(qp_num, headers, 16, true, &mut receive_storage())
 }
 
 #[test]
 fn oldest_matching_buffer_is_taken() {
     let mut list = TagList::new(4).unwrap();
-    let mut taken = room();
+    let mut taken = receive_storage();
     let (low, all) = (0xff, u64::MAX);
     for (wr_id, tag, mask) in [(1, 5, all), (2, 6, low), (3, 6, all), (4, 5, low)] {
         list.add(&buffer(wr_id, tag, mask, &[sge(8)])).unwrap();
@@ -71,20 +71,20 @@ fn buffer_elements_are_limited() {
     let sges = [sge(8); MAX_TAG_SGE as usize + 1];
     let too_many = list.add(&buffer(1, 5, u64::MAX, &sges));
     assert_eq!(too_many, Err(TagError::Invalid));
-    // Each has its own elements.
-    let most = [0x2000, 0x3000].map(|addr| {
-        let mut most = sges[..MAX_TAG_SGE as usize].to_vec();
-        most.iter_mut().for_each(|sge| sge.addr = addr);
-        most
+    // Each buffer has its own elements.
+    let sges = [0x2000, 0x3000].map(|addr| {
+        let mut sges = sges[..MAX_TAG_SGE as usize].to_vec();
+        sges.iter_mut().for_each(|sge| sge.addr = addr);
+        sges
     });
-    for (wr_id, most) in (2..).zip(&most) {
-        assert!(list.add(&buffer(wr_id, 5, u64::MAX, most)).is_ok());
+    for (wr_id, sges) in (2..).zip(&sges) {
+        assert!(list.add(&buffer(wr_id, 5, u64::MAX, sges)).is_ok());
     }
-    for (wr_id, most) in (2..).zip(&most) {
-        let mut taken = room();
+    for (wr_id, sges) in (2..).zip(&sges) {
+        let mut taken = receive_storage();
         let len = 8 * MAX_TAG_SGE;
         assert_eq!(eager(&mut list, 5, len, &mut taken), Arrival::Eager);
-        assert_eq!((taken.wr_id, taken.sges()), (wr_id, &most[..]));
+        assert_eq!((taken.wr_id, taken.sges()), (wr_id, &sges[..]));
     }
 }
 
@@ -92,7 +92,7 @@ fn buffer_elements_are_limited() {
 fn untagged_message_takes_no_buffer() {
     let mut list = TagList::new(1).unwrap();
     list.add(&buffer(1, 0, 0, &[sge(64)])).unwrap();
-    let mut taken = room();
+    let mut taken = receive_storage();
     for operation in [Operation::NoTag, Operation::Finish, Operation::Other(9)] {
         let headers = (header(operation, 0), None);
         let arrival = list.arrive(1, headers, 8, true, &mut taken);
@@ -115,14 +115,14 @@ fn untagged_message_takes_no_buffer() {
 #[test]
 fn buffers_wait_for_synchronization() {
     let mut list = TagList::new(4).unwrap();
-    let mut taken = room();
+    let mut taken = receive_storage();
     list.add(&buffer(1, 1, u64::MAX, &[sge(8)])).unwrap();
     assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
     assert!(!list.is_synchronized());
-    // The message came before this buffer, so the next one must not get it.
+    // An unexpected message precedes this buffer, so the buffer must not be matched yet.
     list.add(&buffer(2, 2, u64::MAX, &[sge(8)])).unwrap();
     assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
-    // A buffer posted before is matched nevertheless.
+    // A buffer that was posted before is matched nevertheless.
     assert_eq!(eager(&mut list, 1, 8, &mut taken), Arrival::Eager);
     list.synchronize(1);
     assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
@@ -135,7 +135,7 @@ fn buffers_wait_for_synchronization() {
 #[test]
 fn handles_are_valid_for_one_use() {
     let mut list = TagList::new(2).unwrap();
-    let mut taken = room();
+    let mut taken = receive_storage();
     let first = list.add(&buffer(1, 1, u64::MAX, &[])).unwrap();
     let second = list.add(&buffer(2, 2, u64::MAX, &[])).unwrap();
     assert_eq!(list.add(&buffer(3, 3, u64::MAX, &[])), Err(TagError::Full));
@@ -148,7 +148,7 @@ fn handles_are_valid_for_one_use() {
     let third = list.add(&buffer(3, 3, u64::MAX, &[])).unwrap();
     assert_ne!(first, third);
     assert_eq!(list.remove(first), Err(TagError::Gone));
-    // Taken by a message.
+    // A message consumes the second buffer.
     assert_eq!(eager(&mut list, 2, 0, &mut taken), Arrival::Eager);
     assert_eq!(list.remove(second), Err(TagError::Gone));
     assert_eq!(list.remove(500), Err(TagError::Invalid));
@@ -157,17 +157,20 @@ fn handles_are_valid_for_one_use() {
 }
 
 #[test]
-fn too_long_message_ends_buffer() {
+fn too_long_message_removes_buffer() {
     let mut list = TagList::new(2).unwrap();
     list.add(&buffer(1, 1, u64::MAX, &[sge(8), sge(8)]))
         .unwrap();
-    assert_eq!(eager(&mut list, 1, 17, &mut room()), Arrival::TooLong(1));
+    assert_eq!(
+        eager(&mut list, 1, 17, &mut receive_storage()),
+        Arrival::TooLong(1)
+    );
     list.add(&buffer(2, 1, u64::MAX, &[sge(8), sge(8)]))
         .unwrap();
     assert_eq!(request(&mut list, 1, 1, u32::MAX), Arrival::TooLong(2));
-    assert_eq!(list.next_read(1, &mut room()), None);
+    assert_eq!(list.next_read(1, &mut receive_storage()), None);
     assert!(list.is_synchronized());
-    // Both slots are free again.
+    // Both entries are free again.
     for wr_id in 3..5 {
         list.add(&buffer(wr_id, 1, u64::MAX, &[sge(8)])).unwrap();
     }
@@ -186,13 +189,13 @@ fn rendezvous_are_read_in_order() {
             Arrival::Rendezvous(_)
         ));
     }
-    let mut sink = room();
+    let mut sink = receive_storage();
     let mut handles = Vec::new();
-    for (len, lens) in [(12, &[10, 2][..]), (3, &[3, 0]), (0, &[0, 0])] {
+    for (len, expected) in [(12, &[10, 2][..]), (3, &[3, 0]), (0, &[0, 0])] {
         let read = list.next_read(1, &mut sink).unwrap();
         assert_eq!((read.source.len, sink.len), (len, u64::from(len)));
-        let got: Vec<u32> = sink.sges().iter().map(|sge| sge.len).collect();
-        assert_eq!(got, lens);
+        let lens: Vec<u32> = sink.sges().iter().map(|sge| sge.len).collect();
+        assert_eq!(lens, expected);
         handles.push(read.handle);
     }
     assert_eq!(list.next_read(1, &mut sink), None);
@@ -215,7 +218,7 @@ fn rendezvous_without_reads_is_for_program() {
     let mut list = TagList::new(1).unwrap();
     list.add(&buffer(1, 7, u64::MAX, &[sge(8)])).unwrap();
     let headers = (header(Operation::Rendezvous, 7), Some(Rvh::default()));
-    let arrival = list.arrive(1, headers, 16, false, &mut room());
+    let arrival = list.arrive(1, headers, 16, false, &mut receive_storage());
     assert_eq!(arrival, Arrival::Unexpected);
     assert!(!list.is_synchronized());
 }
@@ -282,7 +285,7 @@ proptest! {
         let mut list = TagList::new(ROOM as u32).unwrap();
         let mut model = Model::default();
         let mut handles = Vec::new();
-        let mut taken = room();
+        let mut taken = receive_storage();
         for (wr_id, op) in (0u64..).zip(ops) {
             match op {
                 Op::Add(tag, mask) => {
@@ -297,9 +300,9 @@ proptest! {
                 }
                 Op::Remove(i) => {
                     let Some(handle) = handles.get(i).copied() else { continue };
-                    let there = model.posted.iter().any(|b| b.0 == handle);
-                    let want = if there { Ok(()) } else { Err(TagError::Gone) };
-                    prop_assert_eq!(list.remove(handle), want);
+                    let is_posted = model.posted.iter().any(|b| b.0 == handle);
+                    let expected = if is_posted { Ok(()) } else { Err(TagError::Gone) };
+                    prop_assert_eq!(list.remove(handle), expected);
                     model.posted.retain(|b| b.0 != handle);
                 }
                 Op::Eager(tag) => {
@@ -324,16 +327,16 @@ proptest! {
                 Op::Read(qp) => {
                     let read = list.next_read(qp, &mut taken);
                     let at = model.matched.iter().position(|m| m.0 == qp);
-                    let want = at.and_then(|at| model.matched.remove(at));
-                    prop_assert_eq!(read.map(|_| taken.wr_id), want.map(|m| m.1));
-                    if let (Some(read), Some((qp, wr_id))) = (read, want) {
+                    let expected = at.and_then(|at| model.matched.remove(at));
+                    prop_assert_eq!(read.map(|_| taken.wr_id), expected.map(|m| m.1));
+                    if let (Some(read), Some((qp, wr_id))) = (read, expected) {
                         model.reading.push((qp, wr_id, read.handle));
                     }
                 }
                 Op::End(i) => {
                     let Some(handle) = handles.get(i).copied() else { continue };
-                    let want = model.reading.iter().find(|r| r.2 == handle).map(|r| r.1);
-                    prop_assert_eq!(list.end_read(handle).map(|done| done.wr_id), want);
+                    let expected = model.reading.iter().find(|r| r.2 == handle).map(|r| r.1);
+                    prop_assert_eq!(list.end_read(handle).map(|done| done.wr_id), expected);
                     model.reading.retain(|r| r.2 != handle);
                 }
                 Op::Forget(qp) => {
@@ -360,7 +363,7 @@ fn rendezvous_order_survives_wrap() {
     for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
         let mut list = TagList::new(4).unwrap();
         list.rendezvous = before;
-        // They match the buffers from last to first.
+        // The requests match the buffers from last to first.
         for tag in 0..4 {
             list.add(&buffer(tag, tag, u64::MAX, &[sge(64)])).unwrap();
         }
@@ -368,7 +371,7 @@ fn rendezvous_order_survives_wrap() {
             assert_eq!(request(&mut list, 1, tag, 8), Arrival::Rendezvous(tag));
         }
         for wr_id in [3, 2, 1, 0] {
-            let mut sink = room();
+            let mut sink = receive_storage();
             assert!(list.next_read(1, &mut sink).is_some());
             assert_eq!(sink.wr_id, wr_id, "after {before}");
         }

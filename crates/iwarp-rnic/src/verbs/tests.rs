@@ -73,7 +73,7 @@ fn operations_are_classified() {
             op.has_payload(),
             op.takes_receive(),
             op.has_response(),
-            op.needs_answer(),
+            op.completes_by_response(),
             op.is_local(),
         ];
         assert_eq!(is, kinds, "{op:?}");
@@ -100,10 +100,9 @@ fn completion_fields_depend_on_flags() {
     }
 }
 
-/// Each error message names what the program can change.
 #[test]
 fn each_error_has_its_message() {
-    let said = [
+    let messages = [
         (AllocError.to_string(), "out of memory"),
         (PostError::QueueFull.to_string(), "poll completions"),
         (PostError::TooManySges.to_string(), "elements"),
@@ -133,11 +132,11 @@ fn each_error_has_its_message() {
             "cannot be invalidated",
         ),
     ];
-    for (text, what) in &said {
+    for (text, what) in &messages {
         assert!(text.contains(what), "{text}");
     }
-    let mut texts: Vec<&String> = said.iter().map(|(text, _)| text).collect();
+    let mut texts: Vec<&String> = messages.iter().map(|(text, _)| text).collect();
     texts.sort();
     texts.dedup();
-    assert_eq!(texts.len(), said.len());
+    assert_eq!(texts.len(), messages.len());
 }

@@ -5,7 +5,7 @@ use crate::Time;
 use crate::qp::{ReceiverNotReady, StreamTimes};
 
 impl Life {
-    /// Returns when [`due`](Self::due) will have an action.
+    /// Returns when [`due`](Self::due) must be called next.
     #[inline]
     pub(in crate::qp) fn poll_at(&self) -> Option<Time> {
         match self {
@@ -54,17 +54,17 @@ impl Life {
         }
     }
 
-    /// Records that the sender of the held Send has closed its direction. With `wait`, the Send is
-    /// held without a time limit from now on.
+    /// Records that the sender of the held Send has closed its direction. If `wait` is `true`, the
+    /// time limit of the Send is removed.
     pub(in crate::qp) fn sender_closed(&mut self, wait: bool) {
         if let Some(Hold::Since {
             until,
             until_if_closed,
-            look,
+            check_at,
         }) = self.hold()
         {
             *until = if wait { Time::NEVER } else { *until_if_closed };
-            *look = None;
+            *check_at = None;
         }
     }
 }
@@ -77,8 +77,11 @@ impl Flow {
                 Peer::Heard { hold: Hold::No } => None,
                 Peer::Heard { hold: Hold::Begins } => Some(Time::ZERO),
                 Peer::Heard {
-                    hold: Hold::Since { until, look, .. },
-                } => Some(look.map_or(until, |look| look.min(until))),
+                    hold:
+                        Hold::Since {
+                            until, check_at, ..
+                        },
+                } => Some(check_at.map_or(until, |check_at| check_at.min(until))),
                 Peer::AwaitingFirstFpdu { overdue } => overdue,
                 Peer::Unanswered {
                     reminder,
@@ -136,16 +139,18 @@ impl Hold {
                 *self = Self::Since {
                     until,
                     until_if_closed,
-                    look: Some(until_if_closed),
+                    check_at: Some(until_if_closed),
                 };
                 None
             }
-            Self::Since { until, look, .. } => {
+            Self::Since {
+                until, check_at, ..
+            } => {
                 if *until <= now {
                     return Some(Due::HoldEnds);
                 }
-                if look.is_some_and(|at| at <= now) {
-                    *look = Some(now.after(after_close));
+                if check_at.is_some_and(|at| at <= now) {
+                    *check_at = Some(now.after(after_close));
                 }
                 None
             }
@@ -153,7 +158,6 @@ impl Hold {
     }
 }
 
-/// Returns the earlier of two optional times.
 fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

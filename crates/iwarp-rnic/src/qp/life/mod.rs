@@ -6,23 +6,21 @@
 //!     ▲                   │   leave, abort, modify, stream_gone            │
 //!     ╰───────────────────┴────────────────────────────────────────────────╯
 //! ```
-//! Each variant carries the data that is meaningful in it, and nothing else. Invalid combinations
-//! cannot be expressed: a queue pair in ERR that may start requests, a stream shut down in the
-//! middle of a plan, or an old stream's end that affects a queue pair reset meanwhile. The
-//! transitions are methods that return only what the caller has to report or do; their callers
-//! flush, count and raise events.
+//! Each variant carries only the data that is meaningful in it, so invalid combinations cannot be
+//! expressed. The transitions are methods that return what the caller has to report or do. Their
+//! callers flush, count and raise events.
 //!
 //! Three pairs are independent, because the verbs allow each combination:
 //!
-//! * [`Ready`] and [`Flow`]: a program moves its queue pair between RTR, RTS and SQD whatever its
-//!   stream is doing.
+//! * [`Ready`] and [`Flow`]: a program moves its queue pair between RTR, RTS and SQD independently
+//!   of its stream.
 //! * [`Idle`] and [`Old`]: after a change to RESET a program may go on to INIT, RTR and RTS before
 //!   the driver has taken the old stream.
 //! * `eof` and [`Last`]: the two directions of a stream end independently.
 //!
-//! `queries` returns what a value allows and requires, `steps` has the transitions, and `due` the
-//! timed actions. Each deadline is stored in the variants in which it matters, so a timer
-//! disappears with its purpose.
+//! `queries` contains the functions that inspect a value, `steps` the transitions, and `due` the
+//! timed actions. Each deadline is stored in the variants that need it, so a timer ends with the
+//! variant.
 
 mod due;
 mod queries;
@@ -31,45 +29,34 @@ mod steps;
 use super::fault::TerminateOctets;
 use crate::Time;
 
-/// The life of a queue pair; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
     /// The queue pair has no stream, or has given it up.
     Apart {
-        /// State without a stream.
         state: Idle,
         /// The stream that was given up, until the driver has taken it.
         old: Option<Old>,
     },
     /// A stream is operational.
-    Up {
-        /// RTR, RTS or SQD.
-        ready: Ready,
-        /// What may be sent.
-        flow: Flow,
-    },
-    /// ERR, and the stream is ending: received octets are discarded.
+    Up { ready: Ready, flow: Flow },
+    /// The queue pair is in ERR, and the stream is ending: received octets are discarded.
     Ending {
         /// The peer has closed its direction.
         eof: bool,
-        /// What remains to be sent.
         last: Last,
     },
 }
 
-/// The state of a queue pair without an operational stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
     Reset,
     Init,
-    /// RTR, RTS or SQD.
     Ready {
         ready: Ready,
         /// The program has specified a peer and changes the state itself; attaching a stream does
-        /// not change it.
+        /// not change the state.
         awaits: bool,
     },
-    /// ERR.
     Error,
 }
 
@@ -90,25 +77,24 @@ pub(super) enum Ready {
 /// A stream that the queue pair has given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Old {
-    /// It ends independently of the queue pair.
+    /// The stream ends independently of the queue pair.
     Leave {
         /// A plan was written partially.
         cut: bool,
         /// The stream must not end earlier.
         not_before: Option<Time>,
     },
-    /// It must be reset.
     Abort,
 }
 
 /// What may be sent on an operational stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// No FPDU: a responder awaits the initiator's first FPDU (RFC 5044 section 7.1.2).
+    /// No FPDUs: we are a responder and await the initiator's first FPDU (RFC 5044 section 7.1.2).
     AwaitsFirstFpdu {
         /// The program has closed: the sending direction is shut down once local requests are done.
         closing: bool,
-        /// When it stops waiting and sends.
+        /// When we stop waiting and send.
         speak: Option<Time>,
         /// When the first FPDU is overdue.
         overdue: Option<Time>,
@@ -134,46 +120,43 @@ pub(super) enum Peer {
         /// The stream must not end earlier.
         not_before: Option<Time>,
     },
-    /// Nothing yet; we are a responder that did not wait, or will send nothing more.
+    /// Nothing yet; we are a responder that no longer waits before sending, or has nothing to send.
     AwaitingFirstFpdu {
-        /// When its first FPDU is overdue.
+        /// When the first FPDU is overdue.
         overdue: Option<Time>,
     },
-    /// At least its first FPDU.
+    /// At least the first FPDU.
     Heard { hold: Hold },
 }
 
 /// The next reminder for a silent responder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reminder {
-    /// When it is due; `None` if no more follow.
+    /// When it is due; `None` after the last reminder.
     at: Option<Time>,
-    /// Number of reminders sent before it.
+    /// Number of reminders already sent.
     before: u8,
 }
 
 /// Whether a Send waits for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// No Send waits.
     No,
     /// A Send waits; its deadline is not known yet.
     Begins,
     /// A Send waits.
     Since {
-        /// Its deadline.
+        /// The Send's deadline.
         until: Time,
-        /// Its deadline if its sender has closed.
+        /// The Send's deadline if its sender has closed.
         until_if_closed: Time,
         /// When the driver should check whether the sender has closed.
-        look: Option<Time>,
+        check_at: Option<Time>,
     },
 }
 
-/// A timed action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Send a reminder to a silent responder.
     Reminder,
     /// The initiator's first FPDU is overdue.
     FirstFpdu,
@@ -202,11 +185,11 @@ pub(super) enum Last {
 /// The effect of an FPDU from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// Not the first one.
+    /// None: earlier FPDUs have arrived.
     Before,
-    /// The first one, and we are the initiator.
+    /// It is the first FPDU, and we are the initiator.
     Answer,
-    /// The first one, and we are the responder: the connection is established.
+    /// It is the first FPDU, and we are the responder: the connection is established.
     Established,
 }
 

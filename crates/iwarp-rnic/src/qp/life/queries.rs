@@ -22,23 +22,22 @@ impl Life {
 
     /// Returns `true` if the queue pair accepts send work requests, even if only to flush them.
     #[inline]
-    pub(in crate::qp) const fn takes_sends(&self) -> bool {
+    pub(in crate::qp) const fn accepts_sends(&self) -> bool {
         matches!(self.state(), State::Rts | State::Sqd | State::Error)
     }
 
-    /// Returns `true` if there is a stream.
     pub(in crate::qp) const fn has_stream(&self) -> bool {
         !matches!(self, Self::Apart { old: None, .. })
     }
 
-    /// Returns `true` if a stream is operational: what is received is processed.
+    /// Returns `true` if a stream is operational: received octets are processed.
     #[inline]
     pub(in crate::qp) const fn is_up(&self) -> bool {
         matches!(self, Self::Up { .. })
     }
 
-    /// Returns `true` if a stream is operational and nobody has started to end it.
-    pub(in crate::qp) const fn is_up_for_good(&self) -> bool {
+    /// Returns `true` if a stream is operational, and neither end has started to close it.
+    pub(in crate::qp) const fn is_open(&self) -> bool {
         matches!(
             self,
             Self::Up {
@@ -49,8 +48,8 @@ impl Life {
         )
     }
 
-    /// Returns `true` if something happens once nothing is left to send: the program is notified in
-    /// SQD, or the stream ends.
+    /// Returns `true` if a drained send queue has an effect: the program is notified in SQD, or the
+    /// stream ends.
     #[inline]
     pub(in crate::qp) const fn acts_when_drained(&self) -> bool {
         matches!(
@@ -102,7 +101,6 @@ impl Life {
         )
     }
 
-    /// Returns `true` in RTR with a stream.
     #[inline]
     pub(in crate::qp) const fn is_rtr(&self) -> bool {
         matches!(
@@ -132,7 +130,6 @@ impl Life {
         )
     }
 
-    /// Returns `true` if a Terminate is to be sent.
     pub(in crate::qp) const fn has_terminate(&self) -> bool {
         matches!(
             self,
@@ -143,7 +140,7 @@ impl Life {
         )
     }
 
-    /// Returns `true` if a plan was started and may not be written completely.
+    /// Returns `true` if a plan was filled and is not written completely.
     pub(in crate::qp) const fn has_unwritten(&self) -> bool {
         matches!(
             self,
@@ -185,15 +182,13 @@ impl Life {
     }
 
     pub(in crate::qp) const fn is_ending(&self) -> bool {
-        self.has_stream() && !self.is_up_for_good()
+        self.has_stream() && !self.is_open()
     }
 
-    /// Returns `true` if the peer has closed its direction.
     pub(in crate::qp) const fn has_eof(&self) -> bool {
         matches!(self, Self::Ending { eof: true, .. })
     }
 
-    /// Returns `true` if the sending direction was shut down.
     pub(in crate::qp) const fn is_shut_down(&self) -> bool {
         matches!(
             self,
@@ -240,14 +235,13 @@ impl Life {
     #[inline]
     pub(in crate::qp) const fn rx_interest(&self) -> RxInterest {
         match self {
-            Self::Up { .. } if self.is_held() => RxInterest::Held,
+            Self::Up { .. } if self.holds_send() => RxInterest::Held,
             Self::Up { .. } => RxInterest::Read,
             Self::Ending { eof: false, .. } => RxInterest::Discard,
             Self::Ending { eof: true, .. } | Self::Apart { .. } => RxInterest::None,
         }
     }
 
-    /// Returns the time before which the stream must not end.
     pub(super) const fn not_before(&self) -> Option<Time> {
         match *self {
             Self::Up {

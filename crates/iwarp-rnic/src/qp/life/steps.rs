@@ -11,11 +11,11 @@ impl Life {
     /// Changes the state, as permitted by [`State::may_become`].
     pub(in crate::qp) const fn modify(&mut self, to: State) {
         let ready = match to {
-            State::Reset => return self.apart(Idle::Reset),
+            State::Reset => return self.give_up_stream(Idle::Reset),
             State::Error => {
-                // An ending stream continues to end, perhaps with a Terminate still to be sent.
+                // A stream that is already ending is not affected: a Terminate may still be due.
                 if !matches!(self, Self::Ending { .. }) {
-                    self.apart(Idle::Error);
+                    self.give_up_stream(Idle::Error);
                 }
                 return;
             }
@@ -45,8 +45,8 @@ impl Life {
         }
     }
 
-    /// From now on the program moves the queue pair to RTR and RTS itself. Returns `false` if the
-    /// state does not allow it.
+    /// Records that the program itself moves the queue pair to RTR and RTS. Returns `false` if the
+    /// present state does not allow it.
     pub(in crate::qp) const fn await_stream(&mut self) -> bool {
         match self {
             Self::Up { ready, .. } => !matches!(ready, Ready::Drain { .. }),
@@ -69,7 +69,7 @@ impl Life {
         }
     }
 
-    /// Attaches a stream at time `now`. Returns `false` if the queue pair cannot take one.
+    /// Attaches a stream at time `now`. Returns `false` if the present state does not allow it.
     pub(in crate::qp) fn start(&mut self, stream: &StreamConfig, now: Time) -> bool {
         let ready = match *self {
             Self::Apart {
@@ -127,10 +127,10 @@ impl Life {
         }
     }
 
-    /// Gives the stream up and enters ERR; a queue pair in RESET stays there.
+    /// Gives up the stream and enters ERR; a queue pair in RESET stays in RESET.
     pub(in crate::qp) const fn abandon(&mut self) {
         if !matches!(self.state(), State::Reset) {
-            self.apart(Idle::Error);
+            self.give_up_stream(Idle::Error);
         }
     }
 
@@ -142,9 +142,9 @@ impl Life {
         }
     }
 
-    /// Gives the stream up as it is. Octets accepted by TCP stay sent, because their requests may
-    /// have completed.
-    const fn apart(&mut self, state: Idle) {
+    /// Gives up the stream without writing more to it. TCP still delivers the octets written so
+    /// far, because their requests may have completed.
+    const fn give_up_stream(&mut self, state: Idle) {
         let old = match *self {
             Self::Apart { old, .. } => old,
             Self::Up { .. } | Self::Ending { .. } => Some(Old::Leave {
@@ -181,7 +181,7 @@ impl Life {
         heard
     }
 
-    /// Returns the record of a held Send, if one is possible now.
+    /// Returns the field for a held Send, if a Send can be held in the present state.
     #[inline]
     pub(in crate::qp) const fn hold(&mut self) -> Option<&mut Hold> {
         match self {
@@ -200,7 +200,7 @@ impl Life {
         }
     }
 
-    /// Clears and returns the record of a held Send, if one waits.
+    /// Records that no Send waits. If one did, returns the previous value.
     #[inline]
     pub(in crate::qp) const fn end_hold(&mut self) -> Option<Hold> {
         match self.hold() {
@@ -210,7 +210,7 @@ impl Life {
     }
 
     #[inline]
-    pub(super) const fn is_held(&self) -> bool {
+    pub(super) const fn holds_send(&self) -> bool {
         matches!(
             self,
             Self::Up {
@@ -267,8 +267,8 @@ impl Life {
         }
     }
 
-    /// Handles the peer closing its direction. Returns `false` if that was known or there is no
-    /// such stream.
+    /// Handles the peer closing its direction. Returns `false` if this was already known, or if the
+    /// stream was given up.
     pub(in crate::qp) const fn eof(&mut self) -> bool {
         match self {
             Self::Up { .. } => {
@@ -297,7 +297,7 @@ impl Life {
 
     // Steps of the driver.
 
-    /// Takes the pending Terminate. The caller puts it into the plan.
+    /// Removes and returns the pending Terminate, which the caller adds to the plan.
     #[inline]
     pub(in crate::qp) const fn take_terminate(&mut self) -> Option<TerminateOctets> {
         let Self::Ending {
@@ -319,7 +319,7 @@ impl Life {
         Some(message)
     }
 
-    /// Records that a plan was filled or written, and whether any of it is `left`.
+    /// Records that a plan was filled or written. `left` is `true` if part of it is unwritten.
     #[inline]
     pub(in crate::qp) const fn written(&mut self, left: bool) {
         if let Self::Up {
@@ -353,8 +353,8 @@ impl Life {
         }
     }
 
-    /// Records that nothing started is outstanding. Returns `true` if the program has to be
-    /// notified, once per stay in SQD.
+    /// Records that no started request is outstanding. Returns `true` if the program has to be
+    /// notified, which happens once per change to SQD.
     pub(in crate::qp) const fn idle(&mut self) -> bool {
         match self {
             Self::Up {
@@ -411,7 +411,6 @@ impl Life {
         }
     }
 
-    /// Records that the sending direction was shut down.
     pub(in crate::qp) const fn shutdown_done(&mut self) {
         let eof = match *self {
             Self::Up {
@@ -430,7 +429,7 @@ impl Life {
         };
     }
 
-    /// Records that the stream is closed. The end of one that was given up does not affect the
+    /// Records that the stream is closed. The end of a stream that was given up does not affect the
     /// queue pair.
     pub(in crate::qp) const fn gone(&mut self) {
         let state = match *self {
@@ -442,7 +441,7 @@ impl Life {
 }
 
 impl Ready {
-    /// Changes to another state; SQD to SQD keeps its data.
+    /// Changes to another state. A change from SQD to SQD does not notify the program again.
     const fn change(&mut self, to: Self) {
         if !matches!((*self, to), (Self::Drain { .. }, Self::Drain { .. })) {
             *self = to;

@@ -4,7 +4,7 @@
 use super::*;
 use std::vec;
 
-const WAITS: u32 = 8;
+const CAPACITY: u32 = 8;
 
 impl SendQueue {
     /// Starts as if `seq` requests had completed before.
@@ -18,7 +18,7 @@ impl SendQueue {
 /// started. Their sequence numbers and `wr_id`s are 0, 1, 2 ….
 fn queue(posted: u32, started: u32) -> SendQueue {
     let mut queue = SendQueue::new(&QpConfig {
-        max_send_wr: WAITS,
+        max_send_wr: CAPACITY,
         ..QpConfig::default()
     })
     .unwrap();
@@ -41,7 +41,7 @@ fn completed(call: impl FnOnce(&mut dyn FnMut(Cqe))) -> Vec<(u64, WcStatus)> {
 fn complete(queue: &mut SendQueue, seq: u32) -> Vec<(u64, WcStatus)> {
     completed(|emit| {
         if queue.complete(seq, &mut *emit) {
-            queue.retire_done(RETIRE_MOST, emit);
+            queue.retire_done(RETIRE_MAX, emit);
         }
     })
 }
@@ -58,9 +58,9 @@ fn done(ids: core::ops::Range<u64>) -> Vec<(u64, WcStatus)> {
     ids.map(|id| (id, WcStatus::Success)).collect()
 }
 
-/// Returns the numbers of the started, unacknowledged requests, and checks that both directions
-/// agree.
-fn open(queue: &SendQueue) -> Vec<u32> {
+/// Returns the sequence numbers of the started, unacknowledged requests, and checks that both
+/// directions agree.
+fn unacknowledged_seqs(queue: &SendQueue) -> Vec<u32> {
     let numbers = |at: &dyn Fn(u32) -> Option<u32>| (0..).map_while(at).collect::<Vec<_>>();
     let up = numbers(&|i| queue.started_from(i).map(|(seq, _)| seq));
     let mut down = numbers(&|i| queue.started_from_end(i).map(|(seq, _)| seq));
@@ -97,19 +97,19 @@ fn next_is_first_not_started() {
 #[test]
 fn requests_complete_in_order() {
     let mut q = queue(5, 4);
-    assert_eq!(open(&q), [0, 1, 2, 3]);
+    assert_eq!(unacknowledged_seqs(&q), [0, 1, 2, 3]);
     assert_eq!(q.first_not_done(), Some(0));
     assert_eq!(complete(&mut q, 2), []);
     assert_eq!(complete(&mut q, 1), []);
     assert!(!q.is_front_done());
     assert_eq!(q.first_not_done(), Some(0));
     assert_eq!(complete(&mut q, 0), done(0..3));
-    assert_eq!(open(&q), [3]);
+    assert_eq!(unacknowledged_seqs(&q), [3]);
     assert_eq!((q.first_not_done(), q.last_started()), (Some(3), Some(3)));
     assert_eq!(complete(&mut q, 3), done(3..4));
     assert_eq!((q.first_not_done(), q.last_started()), (Some(4), None));
     assert_eq!((q.len(), q.unsent(), q.room()), (1, 1, 7));
-    assert_eq!(open(&q), []);
+    assert_eq!(unacknowledged_seqs(&q), []);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn unstarted_requests_do_not_complete() {
             q.advance();
         }
         assert!(!q.is_front_done());
-        assert_eq!(open(&q), [0, 1, 2]);
+        assert_eq!(unacknowledged_seqs(&q), [0, 1, 2]);
         for seq in 0..3 {
             let id = u64::from(seq);
             assert_eq!(q.first_not_done(), Some(seq));
@@ -139,17 +139,17 @@ fn response_completes_earlier_requests() {
     let mut q = queue(5, 4);
     assert_eq!(complete_through(&mut q, 4), [], "request 4 is not started");
     assert_eq!(complete_through(&mut q, 2), done(0..3));
-    // Older requests completed before.
+    // Older requests have already completed.
     assert_eq!(complete_through(&mut q, 1), []);
-    assert_eq!(open(&q), [3]);
+    assert_eq!(unacknowledged_seqs(&q), [3]);
     assert_eq!(complete_through(&mut q, 3), done(3..4));
     assert_eq!((q.len(), q.unacknowledged()), (1, 0));
 }
 
-/// One call completes a limited number; the others count as acknowledged meanwhile.
+/// One call completes a limited number of requests; the others stay acknowledged.
 #[test]
 fn acknowledged_requests_complete_in_steps() {
-    let posted = RETIRE_MOST + 6;
+    let posted = RETIRE_MAX + 6;
     let mut q = SendQueue::new(&QpConfig {
         max_send_wr: posted,
         ..QpConfig::default()
@@ -160,16 +160,16 @@ fn acknowledged_requests_complete_in_steps() {
         q.push(&wr, 0).unwrap();
         q.advance();
     }
-    let most = u64::from(RETIRE_MOST);
-    let told = complete_through(&mut q, posted - 3);
-    assert_eq!(told, done(0..most));
+    let most = u64::from(RETIRE_MAX);
+    let reported = complete_through(&mut q, posted - 3);
+    assert_eq!(reported, done(0..most));
     assert!(q.is_front_done());
-    assert_eq!(open(&q), [posted - 2, posted - 1]);
+    assert_eq!(unacknowledged_seqs(&q), [posted - 2, posted - 1]);
     assert_eq!(q.first_not_done(), Some(posted - 2));
-    assert_eq!((q.len(), q.room()), (6, RETIRE_MOST));
-    let told = completed(|emit| q.retire_done(1, emit));
-    assert_eq!(told, done(most..most + 1));
-    assert_eq!(open(&q), [posted - 2, posted - 1]);
+    assert_eq!((q.len(), q.room()), (6, RETIRE_MAX));
+    let reported = completed(|emit| q.retire_done(1, emit));
+    assert_eq!(reported, done(most..most + 1));
+    assert_eq!(unacknowledged_seqs(&q), [posted - 2, posted - 1]);
     // At the end, acknowledged requests succeed, and the others are flushed, even one that was done
     // after them.
     assert_eq!(complete(&mut q, posted - 1), done(most + 1..most + 4));
@@ -195,14 +195,14 @@ fn partial_flush_continues() {
     assert_eq!(
         flush(&mut q, 2),
         [flushed(1), (2, WcStatus::RemoteAccess)],
-        "even a request that was done after one that was not"
+        "even a request that is done, after one that is not"
     );
     assert_eq!(flush(&mut q, 9), [flushed(3), flushed(4), flushed(5)]);
-    assert_eq!((q.len(), q.unsent(), q.room()), (0, 0, WAITS));
+    assert_eq!((q.len(), q.unsent(), q.room()), (0, 0, CAPACITY));
     assert_eq!(flush(&mut q, 9), []);
 }
 
-/// The request after the last done one may be in a plan, which does not make it done.
+/// The request after the last one that is done may be in a plan, but is flushed nevertheless.
 #[test]
 fn planned_request_is_flushed() {
     let mut q = queue(2, 2);
@@ -218,14 +218,14 @@ fn sequence_continues_after_reset() {
     assert_eq!(complete(&mut q, 0), done(0..1));
     q.fail(1, WcStatus::RemoteAccess, 0);
     q.clear();
-    assert_eq!((q.len(), q.unsent(), q.room()), (0, 0, WAITS));
+    assert_eq!((q.len(), q.unsent(), q.room()), (0, 0, CAPACITY));
     assert!(q.nothing_outstanding() && q.nothing_unsent());
     let wr = SendWr::new(9, SendOp::Send, &[]).signaled();
     for _ in 0..2 {
         q.push(&wr, 0).unwrap();
         q.advance();
     }
-    // A late completion of an old request matches none of these.
+    // A completion of a request from before the reset matches none of the new requests.
     for old in 0..3 {
         assert!(q.slot(old).is_none() && q.slot_with_place(old).is_none());
         assert_eq!(complete(&mut q, old), []);
@@ -237,10 +237,10 @@ fn sequence_continues_after_reset() {
     assert_eq!(flush(&mut q, 9), [(9, WcStatus::Flushed)]);
 }
 
-/// One call completes its request and a limited number of those that waited for it.
+/// One call completes its request, and a limited number of requests that waited for it.
 #[test]
 fn completion_retires_limited_number() {
-    let posted = RETIRE_MOST + 6;
+    let posted = RETIRE_MAX + 6;
     let mut q = SendQueue::new(&QpConfig {
         max_send_wr: posted,
         ..QpConfig::default()
@@ -254,10 +254,10 @@ fn completion_retires_limited_number() {
     for seq in 1..posted {
         assert_eq!(complete(&mut q, seq), []);
     }
-    let first = u64::from(RETIRE_MOST) + 1;
+    let first = u64::from(RETIRE_MAX) + 1;
     assert_eq!(complete(&mut q, 0), done(0..first));
     assert!(q.is_front_done());
-    let told = completed(|emit| q.retire_done(RETIRE_MOST, emit));
-    assert_eq!(told, done(first..u64::from(posted)));
+    let reported = completed(|emit| q.retire_done(RETIRE_MAX, emit));
+    assert_eq!(reported, done(first..u64::from(posted)));
     assert!(!q.is_front_done() && q.nothing_outstanding());
 }

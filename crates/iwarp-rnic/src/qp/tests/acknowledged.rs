@@ -8,15 +8,15 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
 use std::vec;
 use std::vec::Vec;
 
-fn waiting(config: QpConfig, stream: StreamConfig) -> Rig {
+fn acknowledged_rig(config: QpConfig, stream: StreamConfig) -> Rig {
     let mut rig = Rig::fresh(config);
     rig.qp.complete_when_placed();
     rig.start(stream);
     rig
 }
 
-/// Returns the opcodes of what is sent now, and the Read Requests among it.
-fn sends(rig: &mut Rig) -> (Vec<Opcode>, Vec<ReadRequest>) {
+/// Sends everything that is due. Returns the opcodes, and the Read Requests among the messages.
+fn send_all(rig: &mut Rig) -> (Vec<Opcode>, Vec<ReadRequest>) {
     let sent = rig.sent();
     let opcodes = sent.iter().map(|(h, _)| h.opcode()).collect();
     let reads = sent
@@ -42,32 +42,32 @@ fn write_to(to: u64, rkey: u32) -> SendOp {
 
 #[test]
 fn write_completes_when_probe_is_answered() {
-    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mut rig = acknowledged_rig(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
     rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
-    let (opcodes, probes) = sends(&mut rig);
+    let (opcodes, probes) = send_all(&mut rig);
     assert_eq!(opcodes, [Opcode::WRITE, Opcode::SEND, Opcode::READ_REQUEST]);
     assert_eq!(probes[0].size, 0);
     assert_eq!(brief(&rig.host.sends), []);
-    // There is one probe at a time.
+    // Only one probe is in flight at a time.
     rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
-    assert_eq!(sends(&mut rig).0, [Opcode::SEND]);
+    assert_eq!(send_all(&mut rig).0, [Opcode::SEND]);
     answer(&mut rig, &probes[0]);
     assert_eq!(
         brief(&rig.host.sends),
         [(1, WcStatus::Success), (2, WcStatus::Success)]
     );
-    let (opcodes, probes) = sends(&mut rig);
+    let (opcodes, probes) = send_all(&mut rig);
     assert_eq!(opcodes, [Opcode::READ_REQUEST]);
     answer(&mut rig, &probes[0]);
     assert_eq!(brief(&rig.host.sends)[2..], [(3, WcStatus::Success)]);
-    assert_eq!(sends(&mut rig).0, []);
+    assert_eq!(send_all(&mut rig).0, []);
 }
 
 #[test]
 fn program_read_acknowledges_writes() {
-    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mut rig = acknowledged_rig(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
     let read = SendOp::Read {
@@ -75,7 +75,7 @@ fn program_read_acknowledges_writes() {
         rkey: 7,
     };
     rig.post(2, read, &[mr.part(8, 4)]);
-    let (opcodes, reads) = sends(&mut rig);
+    let (opcodes, reads) = send_all(&mut rig);
     assert_eq!(opcodes, [Opcode::WRITE, Opcode::READ_REQUEST]);
     assert_eq!(brief(&rig.host.sends), []);
     let ulpdu = tagged(
@@ -104,7 +104,7 @@ fn probe_works_with_zero_ord() {
         max_ord: 0,
         ..QpConfig::default()
     };
-    let mut a = waiting(config, none);
+    let mut a = acknowledged_rig(config, none);
     let mut b = Rig::with(
         config,
         StreamConfig {
@@ -123,12 +123,12 @@ fn probe_works_with_zero_ord() {
 
 #[test]
 fn refused_request_gets_status() {
-    // The peer's error, and how the second of three requests completes.
+    // How the blamed request completes, for two kinds of errors.
     for (case, status) in [WcStatus::RemoteAccess, WcStatus::RemoteOperation]
         .iter()
         .enumerate()
     {
-        let mut a = waiting(QpConfig::default(), STREAM);
+        let mut a = acknowledged_rig(QpConfig::default(), STREAM);
         let other = StreamConfig {
             initiator: false,
             ..STREAM
@@ -154,7 +154,7 @@ fn refused_request_gets_status() {
             .unwrap();
         let mut completed = brief(&a.host.sends);
         if case == 1 {
-            // If its own memory failed, the peer's Terminate has no header: the oldest request is
+            // If the peer's own memory fails, its Terminate has no header, so the oldest request is
             // blamed.
             assert_eq!(completed.remove(0), (1, *status));
             assert_eq!(completed, [(2, WcStatus::Flushed), (3, WcStatus::Flushed)]);
@@ -169,7 +169,7 @@ fn refused_request_gets_status() {
 
 #[test]
 fn refused_send_is_found_by_msn() {
-    let mut a = waiting(QpConfig::default(), STREAM);
+    let mut a = acknowledged_rig(QpConfig::default(), STREAM);
     let mut b = Rig::with(
         QpConfig::default(),
         StreamConfig {
@@ -183,7 +183,7 @@ fn refused_send_is_found_by_msn() {
     }
     a.post(1, SendOp::SendImm(7), &[from.part(0, 16)]);
     a.post(2, write_to(to.at, to.stag), &[from.part(0, 16)]);
-    // Longer than its receive.
+    // This Send is longer than its receive.
     a.post(3, SendOp::Send, &[from.part(0, 40)]);
     a.post(4, SendOp::Send, &[from.part(0, 8)]);
     shuttle(&mut a, &mut b, 1000);
@@ -203,7 +203,7 @@ fn refused_send_is_found_by_msn() {
 }
 
 /// Orderly ends of a stream.
-fn ends() -> [fn(&mut Rig); 3] {
+fn orderly_ends() -> [fn(&mut Rig); 3] {
     [
         |rig| {
             rig.qp.close(&mut rig.host);
@@ -219,10 +219,10 @@ fn ends() -> [fn(&mut Rig); 3] {
     ]
 }
 
-/// The end is hidden, even inside a message, if the queue pair is connected by number or requests
-/// it.
+/// The end is hidden, even inside a message, if the queue pair is connected by number or
+/// [`hide_end`](QueuePair::hide_end) was called.
 #[test]
-fn hidden_end_of_stream() {
+fn end_of_stream_is_hidden() {
     let hidden = |prepare: fn(&mut Rig)| {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
@@ -244,7 +244,7 @@ fn hidden_end_of_stream() {
         assert!(hidden(|rig| {
             assert_eq!(rig.rx_ulpdu(&send(1, &[1])), RxStatus::Ok);
         }));
-        // Part of an FPDU, and part of a message.
+        // The end is hidden inside an FPDU, and inside a message.
         assert!(hidden(|rig| {
             assert_eq!(rig.rx(&[0]), RxStatus::Ok);
         }));
@@ -252,15 +252,16 @@ fn hidden_end_of_stream() {
             let part = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
             assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
         }));
-        // The program has started to end it, or it has failed.
+        // It is not hidden after the program has closed, or after the stream has failed.
         assert!(!hidden(|rig| rig.qp.close(&mut rig.host)));
         assert!(!hidden(|rig| rig.qp.stream_failed(&mut rig.host)));
     }
 }
 
-/// When the requests are given up, the receive of a cut message is flushed once, before the others.
+/// When the driver gives up the requests, the receive of an incomplete message is flushed once,
+/// before the others.
 #[test]
-fn cut_message_keeps_its_receive() {
+fn incomplete_message_keeps_its_receive() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     for id in 1..=3 {
@@ -288,8 +289,8 @@ fn cut_message_keeps_its_receive() {
 
 #[test]
 fn end_of_stream_acknowledges_nothing() {
-    for end in ends() {
-        let mut rig = waiting(QpConfig::default(), STREAM);
+    for end in orderly_ends() {
+        let mut rig = acknowledged_rig(QpConfig::default(), STREAM);
         rig.qp.set_by_number();
         let mr = rig.mr(64, Access::LOCAL_WRITE);
         let read = SendOp::Read {
@@ -297,7 +298,7 @@ fn end_of_stream_acknowledges_nothing() {
             rkey: 7,
         };
         rig.post(1, SendOp::Send, &[mr.part(0, 8)]);
-        let (_, probes) = sends(&mut rig);
+        let (_, probes) = send_all(&mut rig);
         rig.post(2, write_to(0x1000, 7), &[mr.part(0, 8)]);
         rig.post(3, read, &[mr.part(0, 8)]);
         rig.post(4, SendOp::Send, &[mr.part(0, 8)]);
@@ -315,7 +316,7 @@ fn end_of_stream_acknowledges_nothing() {
 
 #[test]
 fn closing_peer_answers_received_requests() {
-    let mut a = waiting(QpConfig::default(), STREAM);
+    let mut a = acknowledged_rig(QpConfig::default(), STREAM);
     let other = StreamConfig {
         initiator: false,
         ..STREAM
@@ -326,18 +327,18 @@ fn closing_peer_answers_received_requests() {
     a.post(1, SendOp::Send, &[from.sge()]);
     let octets = a.octets_out();
     assert_eq!(b.rx(&octets), RxStatus::Ok);
-    // Its program has the message and closes.
+    // The peer's program has received the message, and closes.
     b.qp.close(&mut b.host);
     assert_eq!(b.qp.stream_wish(), StreamWish::Keep);
     // Later requests of the peer do not keep the stream open.
     let body = read_request(5, 8, to.stag, to.at);
-    let late = untagged(Opcode::READ_REQUEST, 1, 2, 0, true, &body);
-    let late = [
-        a.fpdu(&late),
+    let later_requests = untagged(Opcode::READ_REQUEST, 1, 2, 0, true, &body);
+    let later_requests = [
+        a.fpdu(&later_requests),
         a.fpdu(&untagged(Opcode::READ_REQUEST, 1, 3, 0, true, &body)),
     ];
     assert_eq!(b.fill(), TxFill::Ready);
-    assert_eq!(b.rx(&late[0]), RxStatus::Ok);
+    assert_eq!(b.rx(&later_requests[0]), RxStatus::Ok);
     let back = b.write_some(100);
     assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
     b.qp.shutdown_done(&mut b.host);
@@ -357,13 +358,13 @@ fn completed_requests_need_no_probe() {
     rig.qp.complete_when_placed();
     assert!(!rig.qp.wants_tx());
     assert_eq!(rig.fill(), TxFill::Idle);
-    // What is still being written needs a probe.
+    // A request that is still being written needs a probe.
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     rig.post(1, SendOp::SendImm(7), &[mr.part(0, 8)]);
     assert_eq!(rig.fill(), TxFill::Ready);
     rig.qp.complete_when_placed();
-    let (opcodes, probes) = sends(&mut rig);
+    let (opcodes, probes) = send_all(&mut rig);
     assert_eq!(
         opcodes,
         [Opcode::IMMEDIATE, Opcode::SEND, Opcode::READ_REQUEST]
@@ -385,7 +386,7 @@ fn requests_with_response_need_no_probe() {
             rkey: 7,
         };
         rig.post_flags(1, read, SendFlags::empty(), &[mr.part(0, 8)]);
-        let (opcodes, reads) = sends(&mut rig);
+        let (opcodes, reads) = send_all(&mut rig);
         assert_eq!(opcodes, [Opcode::READ_REQUEST]);
         if !answered {
             rig.qp.complete_when_placed();
@@ -398,7 +399,7 @@ fn requests_with_response_need_no_probe() {
         assert!(!rig.qp.wants_tx());
         assert_eq!(rig.fill(), TxFill::Idle);
         rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
-        let (opcodes, probes) = sends(&mut rig);
+        let (opcodes, probes) = send_all(&mut rig);
         assert_eq!(opcodes, [Opcode::SEND, Opcode::READ_REQUEST]);
         answer(&mut rig, &probes[0]);
         assert_eq!(brief(&rig.host.sends), [(2, WcStatus::Success)]);
@@ -417,7 +418,7 @@ fn response_acknowledges_unwritten_messages() {
     rig.post(2, read, &[mr.part(8, 8)]);
     assert_eq!(rig.fill(), TxFill::Ready);
     rig.qp.complete_when_placed();
-    let (opcodes, reads) = sends(&mut rig);
+    let (opcodes, reads) = send_all(&mut rig);
     assert_eq!(opcodes, [Opcode::SEND, Opcode::READ_REQUEST]);
     let sink = reads[0].sink_stag.0;
     let ulpdu = tagged(Opcode::READ_RESPONSE, sink, reads[0].sink_to, true, &[5; 8]);
@@ -429,9 +430,9 @@ fn response_acknowledges_unwritten_messages() {
 
 #[test]
 fn reset_clears_acknowledgements() {
-    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mut rig = acknowledged_rig(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
-    // A probe for the first one is in flight; the second needs one.
+    // A probe for the first Send is in flight; the second Send needs another probe.
     for id in 1..=2 {
         rig.post(id, SendOp::Send, &[mr.part(0, 8)]);
         let _ = rig.sent();
@@ -443,7 +444,7 @@ fn reset_clears_acknowledgements() {
     assert_eq!(rig.fill(), TxFill::Idle);
     assert_eq!(brief(&rig.host.sends), []);
     rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
-    let (opcodes, probes) = sends(&mut rig);
+    let (opcodes, probes) = send_all(&mut rig);
     assert_eq!(opcodes, [Opcode::SEND, Opcode::READ_REQUEST]);
     answer(&mut rig, &probes[0]);
     assert_eq!(brief(&rig.host.sends), [(3, WcStatus::Success)]);
@@ -498,7 +499,7 @@ fn queue_pair_rights_are_enforced() {
             assert_eq!(rig.read(&mr), untouched);
         }
     }
-    // A zero-length Read accesses nothing: a peer's probe is answered.
+    // A zero-length Read accesses no memory, so a peer's probe is answered.
     let mut rig = Rig::new();
     rig.qp.set_remote_access(Access::empty());
     let body = read_request(5, 0, 1, 0);
@@ -508,25 +509,23 @@ fn queue_pair_rights_are_enforced() {
     assert!(matches!(sent[0].0, Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE));
 }
 
-/// Enabling the mode again changes nothing: no second probe is sent.
 #[test]
 fn enabling_mode_twice_changes_nothing() {
-    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mut rig = acknowledged_rig(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
     rig.qp.complete_when_placed();
-    let (opcodes, probes) = sends(&mut rig);
+    let (opcodes, probes) = send_all(&mut rig);
     assert_eq!(opcodes, [Opcode::WRITE, Opcode::READ_REQUEST]);
     rig.qp.complete_when_placed();
-    assert_eq!(sends(&mut rig).0, []);
+    assert_eq!(send_all(&mut rig).0, []);
     answer(&mut rig, &probes[0]);
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
-    assert_eq!(sends(&mut rig).0, []);
+    assert_eq!(send_all(&mut rig).0, []);
     rig.qp.complete_when_placed();
-    assert_eq!(sends(&mut rig).0, []);
+    assert_eq!(send_all(&mut rig).0, []);
 }
 
-/// An RTR message belongs to no request, so no probe follows it.
 #[test]
 fn rtr_message_needs_no_probe() {
     for (rtr, opcode) in [
@@ -538,7 +537,7 @@ fn rtr_message_needs_no_probe() {
             rtr: Some(rtr),
             ..STREAM
         };
-        let mut rig = waiting(QpConfig::default(), stream);
+        let mut rig = acknowledged_rig(QpConfig::default(), stream);
         let sent: Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
         assert_eq!(sent, [opcode], "{rtr:?}");
     }

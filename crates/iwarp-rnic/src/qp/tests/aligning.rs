@@ -7,7 +7,7 @@ use iwarp_proto::rdmap::Opcode;
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// Cuts octets into segments like TCP: whenever one is full, and at the end of a record
+/// Splits octets into segments like TCP: whenever a segment is full, and at the end of a record
 /// (`MSG_EOR`).
 #[derive(Default)]
 struct Segments {
@@ -96,7 +96,7 @@ fn segments_begin_with_fpdus() {
         ..QpConfig::default()
     };
     let copied = TxSizes::DEFAULT.copy_max;
-    // Zero: payload stays in place, so that an FPDU has several pieces.
+    // With `copy_max` 0, payload stays in registered memory, so that an FPDU has several pieces.
     let kinds = [usize::MAX, 2920, 1460, 999, 1].map(|most| (most, copied));
     for (most, copy_max) in kinds.into_iter().chain([(usize::MAX, 0), (999, 0)]) {
         let mut rig = Rig::with(config, STREAM);
@@ -104,8 +104,8 @@ fn segments_begin_with_fpdus() {
         rig.qp.align(1460);
         let mr = rig.mr(600_000, Access::LOCAL_WRITE);
         let mut segments = Segments::default();
-        // More than one plan; a remainder; small messages of which many fit into a segment; exact
-        // fits.
+        // The messages need more than one plan. They include messages with a remainder, exact fits,
+        // and many small messages per segment.
         rig.post(0, WRITE, &[mr.part(0, 600_000)]);
         for (wr_id, len) in [6000, 6000, 1440, 1440, 1441, 0, 1436, 3]
             .into_iter()
@@ -132,16 +132,16 @@ fn segments_begin_with_fpdus() {
     }
 }
 
-/// A driver whose stream is no socket may write past segment boundaries ([`TxPlan::all_runs`]). The
-/// rest is then cut at the same boundaries.
+/// A driver whose stream is no socket may write beyond segment boundaries ([`TxPlan::all_runs`]).
+/// The rest is still split at the same boundaries.
 #[test]
 fn segment_ends_do_not_depend_on_writes() {
     for copy_max in [TxSizes::DEFAULT.copy_max, 0] {
-        places_do_not_depend_on_writes(copy_max);
+        check_segment_ends(copy_max);
     }
 }
 
-fn places_do_not_depend_on_writes(copy_max: u32) {
+fn check_segment_ends(copy_max: u32) {
     let plan = || {
         let mut rig = Rig::new();
         rig.plan = plan_that_copies(copy_max);
@@ -170,7 +170,6 @@ fn places_do_not_depend_on_writes(copy_max: u32) {
     }
 }
 
-/// The TCP segment size may change during operation.
 #[test]
 fn segment_size_may_change() {
     for markers in [false, true] {
@@ -196,8 +195,8 @@ fn segment_size_may_change() {
     }
 }
 
-/// Payload left in place gives an FPDU several runs. A write that ends before the last of them must
-/// not have an empty run after its end (`compare_runs` of the harness).
+/// An FPDU that refers to its payload has several runs. A write that must end before the last of
+/// them must not include an empty run (`compare_runs` of the harness).
 #[test]
 fn early_write_end_has_no_empty_run() {
     let stream = StreamConfig {
@@ -211,7 +210,7 @@ fn early_write_end_has_no_empty_run() {
         rig.post(wr_id, WRITE, &[mr.sge()]);
     }
     assert_eq!(rig.fill(), TxFill::Ready);
-    // Two of them do not fit into one segment.
+    // Two FPDUs do not fit into one segment.
     let mut calls = 0;
     while !rig.plan.is_done() {
         let together = rig.plan.together();
@@ -223,7 +222,7 @@ fn early_write_end_has_no_empty_run() {
 }
 
 #[test]
-fn oversized_segments_are_cut_short() {
+fn segment_length_is_rounded_down() {
     // 1462 is not a multiple of four: FPDUs have at most 1460 octets.
     let stream = StreamConfig {
         emss: 1462,
@@ -248,7 +247,7 @@ fn unaligned_plan_is_one_write() {
     for aligned in [None, Some(100)] {
         let mut rig = Rig::new();
         if let Some(segment) = aligned {
-            // FPDUs are larger than that: nothing is aligned.
+            // FPDUs are larger than the segment, so nothing is aligned.
             rig.qp.align(segment);
         }
         let mr = rig.mr(6000, Access::LOCAL_WRITE);
@@ -295,8 +294,8 @@ fn ulpdu_length_is_limited() {
         assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
         let sent = rig.sent();
         let longest = |opcode| {
-            let of_it = sent.iter().filter(|(h, _)| h.opcode() == opcode);
-            of_it.map(|(h, payload)| h.len() + payload.len()).max()
+            let matching = sent.iter().filter(|(h, _)| h.opcode() == opcode);
+            matching.map(|(h, payload)| h.len() + payload.len()).max()
         };
         for opcode in [Opcode::SEND, Opcode::WRITE, Opcode::READ_RESPONSE] {
             let longest = longest(opcode).unwrap();

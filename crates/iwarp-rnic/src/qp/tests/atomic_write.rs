@@ -26,7 +26,7 @@ fn atomic_write_completes_with_probe() {
     for at in 0..8 {
         rig.write(&mr, at, 0x50 + at as u8);
     }
-    // An earlier request still completes when TCP has it.
+    // An earlier request still completes when it is written to the stream.
     rig.post(1, SendOp::Send, &[mr.part(0, 4)]);
     let _ = rig.sent();
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
@@ -63,13 +63,13 @@ fn atomic_write_completes_with_probe() {
     assert_eq!(rig.host.sends.len(), 1);
     let answer = tagged(Opcode::READ_RESPONSE, probe.sink_stag.0, 0, true, &[]);
     assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
-    let told: Vec<_> = rig.host.sends[1..]
+    let completed: Vec<_> = rig.host.sends[1..]
         .iter()
         .map(|c| (c.wr_id, c.status, c.opcode, c.byte_len))
         .collect();
     let opcode = WcOpcode::AtomicWrite;
     assert_eq!(
-        told,
+        completed,
         [
             (2, WcStatus::Success, opcode, 8),
             (3, WcStatus::Success, opcode, 8)
@@ -121,7 +121,7 @@ fn wrong_length_or_alignment_is_refused() {
         let posted = rig.try_post(1, to(at, 7), SendFlags::SIGNALED, &[mr.part(0, len)]);
         assert_eq!(posted, refused, "{len} octets to {at:#x}");
     }
-    // Without Reads its placement cannot be detected.
+    // Without Reads the placement of an atomic write cannot be detected.
     let config = QpConfig {
         max_ord: 0,
         ..QpConfig::default()
@@ -132,7 +132,7 @@ fn wrong_length_or_alignment_is_refused() {
     assert_eq!(posted, refused);
 }
 
-/// Completions contain the posted operation, whatever the outcome.
+/// Completions of failed requests contain the posted operation.
 #[test]
 fn failed_request_keeps_opcode() {
     let (remote_addr, rkey) = (0x1000, 7);
@@ -154,8 +154,12 @@ fn failed_request_keeps_opcode() {
             }
             rig.qp.modify(State::Error, &mut rig.host).unwrap();
             let cqe = rig.host.sends[0];
-            let told = (cqe.wr_id, cqe.status, cqe.opcode);
-            assert_eq!(told, (1, WcStatus::Flushed, opcode), "{op:?} {was_sent}");
+            let completed = (cqe.wr_id, cqe.status, cqe.opcode);
+            assert_eq!(
+                completed,
+                (1, WcStatus::Flushed, opcode),
+                "{op:?} {was_sent}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which of many requests is blamed when the peer refuses one, and which ones succeed
+//! Which requests fail and which succeed if the peer refuses one of several requests
 //! (`acknowledge`, RFC 5040 §4.8).
 
 use super::harness::*;
@@ -17,7 +17,7 @@ const OTHER: StreamConfig = StreamConfig {
     ..STREAM
 };
 
-fn waiting(stream: StreamConfig) -> Rig {
+fn acknowledged_rig(stream: StreamConfig) -> Rig {
     let mut rig = Rig::fresh(QpConfig::default());
     rig.qp.complete_when_placed();
     rig.start(stream);
@@ -25,7 +25,7 @@ fn waiting(stream: StreamConfig) -> Rig {
 }
 
 /// The configuration of a queue pair that does not hold Sends.
-fn impatient() -> QpConfig {
+fn terminate_policy() -> QpConfig {
     QpConfig {
         receiver_not_ready: ReceiverNotReady::Terminate,
         ..QpConfig::default()
@@ -33,8 +33,11 @@ fn impatient() -> QpConfig {
 }
 
 #[test]
-fn refused_one_of_two_writes() {
-    let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
+fn refused_write_fails_alone() {
+    let (mut a, mut b) = (
+        acknowledged_rig(STREAM),
+        Rig::with(QpConfig::default(), OTHER),
+    );
     let (from, to) = (a.mr(64, ALL), b.mr(24, ALL));
     for (id, off, len) in [(1, 0, 16), (2, 16, 16)] {
         let write = SendOp::Write {
@@ -52,7 +55,10 @@ fn refused_one_of_two_writes() {
 
 #[test]
 fn overlapping_writes_differ_by_length() {
-    let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
+    let (mut a, mut b) = (
+        acknowledged_rig(STREAM),
+        Rig::with(QpConfig::default(), OTHER),
+    );
     let (from, to) = (a.mr(64, ALL), b.mr(16, ALL));
     for (id, off) in [(1, 0), (2, 8)] {
         let write = SendOp::Write {
@@ -80,11 +86,14 @@ fn partial_message_does_not_shift_blame() {
         |_| SendOp::Send,
     ];
     for long in ops {
-        let (mut a, mut b) = (waiting(STREAM), Rig::with(impatient(), OTHER));
+        let (mut a, mut b) = (
+            acknowledged_rig(STREAM),
+            Rig::with(terminate_policy(), OTHER),
+        );
         let (from, to) = (a.mr(1 << 20, ALL), b.mr(1 << 20, ALL));
         a.post(1, SendOp::Send, &[from.part(0, 16)]);
         a.post(2, long(&to), &[from.sge()]);
-        // One plan only: the second request is not finished.
+        // Write one plan only, so that the second request is incomplete.
         assert_eq!(a.fill(), TxFill::Ready);
         let octets = a.write_some(400_000);
         for part in octets.chunks(1000) {
@@ -101,7 +110,10 @@ fn partial_message_does_not_shift_blame() {
 
 #[test]
 fn send_without_receive_is_blamed() {
-    let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
+    let (mut a, mut b) = (
+        acknowledged_rig(STREAM),
+        Rig::with(QpConfig::default(), OTHER),
+    );
     let from = a.mr(64, ALL);
     b.recv(9, &[]);
     for id in 1..=3 {
@@ -110,7 +122,7 @@ fn send_without_receive_is_blamed() {
     a.post(4, SendOp::Send, &[from.part(0, 16)]);
     let octets = a.octets_out();
     assert_eq!(b.rx(&octets), RxStatus::Held);
-    b.wait_for_a_receive();
+    b.expire_held_send();
     let back = b.octets_out();
     assert_eq!(a.rx(&back), RxStatus::Failed);
     use WcStatus::{Flushed, RemoteInvalidRequest, Success};
@@ -138,24 +150,24 @@ enum Kind {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Ask {
+struct TestRequest {
     kind: Kind,
     len: u32,
     fence: bool,
 }
 
-fn asks() -> impl Strategy<Value = Vec<Ask>> {
+fn requests() -> impl Strategy<Value = Vec<TestRequest>> {
     use Kind::*;
     let kind = prop::sample::select(vec![
         Write, WriteImm, Send, SendImm, SendInv, Read, FetchAdd,
     ]);
     let len = prop_oneof![Just(0), 1u32..16, 1000u32..4000, Just(20_000)];
-    let ask = (kind, len, prop::bool::weighted(0.1));
-    let ask = ask.prop_map(|(kind, len, fence)| Ask { kind, len, fence });
-    prop::collection::vec(ask, 1..10)
+    let request = (kind, len, prop::bool::weighted(0.1));
+    let request = request.prop_map(|(kind, len, fence)| TestRequest { kind, len, fence });
+    prop::collection::vec(request, 1..10)
 }
 
-/// Octets sent by one end and not received by the other.
+/// Octets sent by one end and not yet received by the other end.
 type Line = VecDeque<u8>;
 
 /// The memory: the source, adjacent targets of Writes, words for atomics, and receives.
@@ -169,62 +181,68 @@ struct Areas {
 struct Pair {
     a: Rig,
     b: Rig,
-    ground: Areas,
+    areas: Areas,
     /// Octets in flight from `a` and from `b`.
     lines: [Line; 2],
 }
 
 const LEN_MAX: u32 = 20_009;
-const ASKS_MAX: u32 = 10;
+const REQUESTS_MAX: u32 = 10;
 
 impl Pair {
-    fn new(ord: u16, patient: bool) -> Self {
-        let config = if patient {
+    fn new(ord: u16, holds_sends: bool) -> Self {
+        let config = if holds_sends {
             QpConfig::default()
         } else {
-            impatient()
+            terminate_policy()
         };
-        let mut a = waiting(StreamConfig { ord, ..STREAM });
+        let mut a = acknowledged_rig(StreamConfig { ord, ..STREAM });
         let mut b = Rig::with(config, OTHER);
-        let ground = Areas {
-            source: a.mr(LEN_MAX * ASKS_MAX, ALL),
-            target: b.mr(LEN_MAX * ASKS_MAX, ALL),
-            words: b.mr(8 * (ASKS_MAX + 1), ALL),
+        let areas = Areas {
+            source: a.mr(LEN_MAX * REQUESTS_MAX, ALL),
+            target: b.mr(LEN_MAX * REQUESTS_MAX, ALL),
+            words: b.mr(8 * (REQUESTS_MAX + 1), ALL),
             inbox: b.mr(LEN_MAX, ALL),
         };
-        for i in 0..ground.target.len {
-            b.write(&ground.target, i, 0xee);
+        for i in 0..areas.target.len {
+            b.write(&areas.target, i, 0xee);
         }
         let lines = [Line::new(), Line::new()];
-        Self {
-            a,
-            b,
-            ground,
-            lines,
-        }
+        Self { a, b, areas, lines }
     }
 
-    /// Posts request `i`. With `wrong` the peer will refuse it, in one of two ways. Returns the
-    /// status that it must get.
-    fn post(&mut self, i: u32, ask: &Ask, at: u32, wrong: Option<bool>) -> Option<WcStatus> {
+    /// Posts request `i`. If `wrong` is set, the peer will refuse it, for one of two reasons.
+    /// Returns the expected status of a refused request.
+    fn post(
+        &mut self,
+        i: u32,
+        request: &TestRequest,
+        at: u32,
+        wrong: Option<bool>,
+    ) -> Option<WcStatus> {
         use Kind::*;
         let Areas {
             source,
             target,
             words,
             ..
-        } = self.ground;
+        } = self.areas;
         let (by_key, beyond) = (wrong == Some(true), wrong == Some(false));
         let rkey = target.stag ^ u32::from(by_key);
         // One octet beyond the end.
-        let to = target.at + u64::from(if beyond { target.len - ask.len + 1 } else { at });
+        let to = target.at
+            + u64::from(if beyond {
+                target.len - request.len + 1
+            } else {
+                at
+            });
         let imm = 3;
-        let op = match ask.kind {
+        let op = match request.kind {
             Write => SendOp::Write {
                 remote_addr: to,
                 rkey,
             },
-            // The other way: it finds no receive.
+            // The other reason for a refusal is a missing receive.
             WriteImm => SendOp::WriteImm {
                 remote_addr: target.at + u64::from(at),
                 rkey,
@@ -246,14 +264,18 @@ impl Pair {
             },
         };
         let mut flags = SendFlags::SIGNALED;
-        flags.set(SendFlags::FENCE, ask.fence);
-        let len = if ask.kind == FetchAdd { 8 } else { ask.len };
+        flags.set(SendFlags::FENCE, request.fence);
+        let len = if request.kind == FetchAdd {
+            8
+        } else {
+            request.len
+        };
         let sge = source.part(LEN_MAX * i, len);
         self.a
             .try_post(u64::from(i), op, flags, &[sge])
             .expect("the request is accepted");
         wrong?;
-        Some(match ask.kind {
+        Some(match request.kind {
             Write | Read | SendInv => WcStatus::RemoteAccess,
             WriteImm | FetchAdd if by_key => WcStatus::RemoteAccess,
             _ => WcStatus::RemoteInvalidRequest,
@@ -261,25 +283,25 @@ impl Pair {
     }
 
     /// Posts the peer's receive for a request.
-    fn post_receive(&mut self, ask: &Ask, wrong: Option<bool>) {
+    fn post_receive(&mut self, request: &TestRequest, wrong: Option<bool>) {
         use Kind::*;
-        let len = match (ask.kind, wrong) {
+        let len = match (request.kind, wrong) {
             (Write | Read | FetchAdd, _) => return,
             // A Send is refused because it is too long, or because there is no receive.
-            (Send | SendImm, Some(true)) => ask.len - 1,
+            (Send | SendImm, Some(true)) => request.len - 1,
             (Send | SendImm | WriteImm, Some(false)) => return,
             _ => LEN_MAX,
         };
-        let inbox = self.ground.inbox.part(0, len);
+        let inbox = self.areas.inbox.part(0, len);
         self.b.recv(0, &[inbox]);
     }
 
     /// Moves at most `most` octets in one direction. Returns `true` if anything happened.
     fn step(&mut self, back: bool, most: usize) -> bool {
-        let [there, here] = &mut self.lines;
+        let [forward, backward] = &mut self.lines;
         let (from, to, line) = match back {
-            false => (&mut self.a, &mut self.b, there),
-            true => (&mut self.b, &mut self.a, here),
+            false => (&mut self.a, &mut self.b, forward),
+            true => (&mut self.b, &mut self.a, backward),
         };
         if from.plan.is_done() && from.qp.wants_tx() {
             let _ = from.fill();
@@ -305,76 +327,82 @@ impl Pair {
             if self.b.qp.rx_interest() != RxInterest::Held {
                 return;
             }
-            self.b.wait_for_a_receive();
+            self.b.expire_held_send();
         }
     }
 }
 
 proptest! {
-    /// At most one request is refused. However the stream is cut: it gets its status, later ones
-    /// are flushed, and earlier ones succeed, up to a Read whose response was not sent.
+    /// At most one request is refused. However the stream is split into pieces, this request fails
+    /// with its status, and later requests are flushed. Earlier requests succeed, unless they
+    /// follow a Read whose response was not sent.
     #[test]
     fn only_refused_request_is_blamed(
-        asks in asks(),
+        requests in requests(),
         refused in 0usize..12,
         by_key: bool,
-        patient: bool,
+        holds_sends: bool,
         ord in 1u16..4,
         steps in prop::collection::vec((any::<bool>(), 1usize..6000), 0..150),
     ) {
-        let mut asks = asks;
-        let mut pair = Pair::new(ord, patient);
-        let (mut at, mut want, mut places) = (0, None, vec![]);
-        for (i, ask) in asks.iter_mut().enumerate() {
+        let mut requests = requests;
+        let mut pair = Pair::new(ord, holds_sends);
+        let (mut at, mut refused_status, mut offsets) = (0, None, vec![]);
+        for (i, request) in requests.iter_mut().enumerate() {
             let wrong = (i == refused).then_some(by_key);
             if wrong.is_some() {
                 // An empty message is never refused.
-                ask.len = ask.len.max(9);
+                request.len = request.len.max(9);
             }
-            let status = pair.post(i as u32, ask, at, wrong);
-            want = want.or(status);
+            let status = pair.post(i as u32, request, at, wrong);
+            refused_status = refused_status.or(status);
             if i <= refused {
-                pair.post_receive(ask, wrong);
+                pair.post_receive(request, wrong);
             }
-            places.push(at);
-            if ask.kind != Kind::Read {
-                at += ask.len;
+            offsets.push(at);
+            if request.kind != Kind::Read {
+                at += request.len;
             }
         }
         pair.run(&steps);
-        let got = brief(&pair.a.host.sends);
-        let ids: Vec<u64> = (0..asks.len() as u64).collect();
-        prop_assert_eq!(got.iter().map(|g| g.0).collect::<Vec<_>>(), ids);
-        let answered = |kind| matches!(kind, Kind::Read | Kind::FetchAdd);
-        let mut lost = false;
-        let memory = pair.b.read(&pair.ground.target);
-        let sent = pair.a.read(&pair.ground.source);
-        for (i, (ask, (_, status))) in asks.iter().zip(&got).enumerate() {
-            lost |= i < refused && *status == WcStatus::Flushed && answered(ask.kind);
+        let completions = brief(&pair.a.host.sends);
+        let ids: Vec<u64> = (0..requests.len() as u64).collect();
+        prop_assert_eq!(completions.iter().map(|g| g.0).collect::<Vec<_>>(), ids);
+        let has_response = |kind| matches!(kind, Kind::Read | Kind::FetchAdd);
+        let mut response_lost = false;
+        let memory = pair.b.read(&pair.areas.target);
+        let sent = pair.a.read(&pair.areas.source);
+        for (i, (request, (_, status))) in requests.iter().zip(&completions).enumerate() {
+            let is_flushed = i < refused && *status == WcStatus::Flushed;
+            response_lost |= is_flushed && has_response(request.kind);
             let expected = match i.cmp(&refused) {
-                core::cmp::Ordering::Less if !lost => WcStatus::Success,
-                core::cmp::Ordering::Equal => want.unwrap(),
+                core::cmp::Ordering::Less if !response_lost => WcStatus::Success,
+                core::cmp::Ordering::Equal => refused_status.unwrap(),
                 _ => WcStatus::Flushed,
             };
-            prop_assert_eq!(*status, expected, "request {} of {:?}", i, got);
-            if *status == WcStatus::Success && matches!(ask.kind, Kind::Write | Kind::WriteImm) {
-                let (to, from) = (places[i] as usize, LEN_MAX as usize * i);
-                let len = ask.len as usize;
+            prop_assert_eq!(*status, expected, "request {} of {:?}", i, completions);
+            let is_write = matches!(request.kind, Kind::Write | Kind::WriteImm);
+            if *status == WcStatus::Success && is_write {
+                let (to, from) = (offsets[i] as usize, LEN_MAX as usize * i);
+                let len = request.len as usize;
                 let (placed, written) = (&memory[to..to + len], &sent[from..from + len]);
                 prop_assert_eq!(placed, written, "Write {} is not placed", i);
             }
         }
         // A response is lost only because the peer ended the stream.
-        prop_assert!(!lost || want.is_some());
+        prop_assert!(!response_lost || refused_status.is_some());
         let delivered = pair.b.host.recvs.iter().filter(|c| c.status == WcStatus::Success).count();
-        let takes = |ask: &Ask| !answered(ask.kind) && ask.kind != Kind::Write;
-        let done = asks.iter().zip(&got).filter(|(ask, g)| takes(ask) && g.1 == WcStatus::Success);
-        prop_assert!(done.count() <= delivered);
+        let takes_receive = |request: &TestRequest| {
+            !has_response(request.kind) && request.kind != Kind::Write
+        };
+        let succeeded = |status: &WcStatus| *status == WcStatus::Success;
+        let done = requests.iter().zip(&completions).filter(|(_, (_, status))| succeeded(status));
+        prop_assert!(done.filter(|(request, _)| takes_receive(request)).count() <= delivered);
     }
 }
 
-/// Sends a Terminate about the message with this number.
-pub(super) fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
+/// Receives a Terminate that refers to the message with this sequence number.
+pub(super) fn receive_terminate_about(rig: &mut Rig, opcode: Opcode, msn: u32) {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
         opcode,
@@ -384,10 +412,10 @@ pub(super) fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
         mo: 0,
     });
     let terminate = Terminate::about(TerminateCode::DDP_UNTAGGED_NO_BUFFER, 18, header, None);
-    refuses(rig, &terminate);
+    receive_terminate(rig, &terminate);
 }
 
-fn refuses(rig: &mut Rig, terminate: &Terminate) {
+fn receive_terminate(rig: &mut Rig, terminate: &Terminate) {
     let mut octets = vec![0; Terminate::MAX_LEN];
     let n = terminate.emit(&mut octets);
     let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, &octets[..n]);
@@ -396,7 +424,7 @@ fn refuses(rig: &mut Rig, terminate: &Terminate) {
 
 #[test]
 fn unanswered_read_is_flushed() {
-    let mut rig = waiting(STREAM);
+    let mut rig = acknowledged_rig(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -407,7 +435,7 @@ fn unanswered_read_is_flushed() {
     rig.post(3, SendOp::Send, &[]);
     rig.post(4, SendOp::Send, &[]);
     rig.sent();
-    refused_by_number(&mut rig, Opcode::SEND, 3);
+    receive_terminate_about(&mut rig, Opcode::SEND, 3);
     let [first, read, between, last] = [0, 1, 2, 3].map(|i| rig.host.sends[i].status);
     assert_eq!(first, WcStatus::Success);
     assert_eq!((read, between), (WcStatus::Flushed, WcStatus::Flushed));
@@ -416,7 +444,7 @@ fn unanswered_read_is_flushed() {
 
 #[test]
 fn immediate_data_have_msn() {
-    let mut rig = waiting(STREAM);
+    let mut rig = acknowledged_rig(STREAM);
     let op = SendOp::WriteImm {
         remote_addr: 0,
         rkey: 7,
@@ -426,21 +454,21 @@ fn immediate_data_have_msn() {
     rig.post(2, op, &[]);
     rig.post(3, SendOp::Send, &[]);
     rig.sent();
-    refused_by_number(&mut rig, Opcode::IMMEDIATE, 2);
+    receive_terminate_about(&mut rig, Opcode::IMMEDIATE, 2);
     let [first, blamed, last] = [0, 1, 2].map(|i| rig.host.sends[i].status);
     assert_eq!((first, last), (WcStatus::Success, WcStatus::Flushed));
     assert!(!matches!(blamed, WcStatus::Success | WcStatus::Flushed));
 }
 
-/// A number that was never sent matches no Send.
+/// A sequence number that was never sent matches no Send.
 #[test]
 fn unsent_msn_blames_no_request() {
     for (msn, blamed) in [(1, Some(1)), (2, Some(2)), (0, None), (3, None), (4, None)] {
-        let mut rig = waiting(STREAM);
+        let mut rig = acknowledged_rig(STREAM);
         rig.post(1, SendOp::Send, &[]);
         rig.post(2, SendOp::Send, &[]);
         rig.sent();
-        refused_by_number(&mut rig, Opcode::SEND, msn);
+        receive_terminate_about(&mut rig, Opcode::SEND, msn);
         let failed = |c: &&Cqe| c.status == WcStatus::RemoteInvalidRequest;
         let failed = rig.host.sends.iter().find(failed);
         assert_eq!(failed.map(|c| c.wr_id), blamed, "{msn}");
@@ -450,10 +478,10 @@ fn unsent_msn_blames_no_request() {
     }
 }
 
-/// An unanswered Read bounds what is done before it, but not what precedes a refused Send.
+/// An unanswered Read after the refused Send does not affect the requests before that Send.
 #[test]
-fn read_after_refused_send() {
-    let mut rig = waiting(STREAM);
+fn later_read_does_not_shift_blame() {
+    let mut rig = acknowledged_rig(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -464,7 +492,7 @@ fn read_after_refused_send() {
     }
     rig.post(4, read, &[mr.sge()]);
     rig.sent();
-    refused_by_number(&mut rig, Opcode::SEND, 2);
+    receive_terminate_about(&mut rig, Opcode::SEND, 2);
     use WcStatus::{Flushed, RemoteInvalidRequest, Success};
     assert_eq!(
         brief(&rig.host.sends),
@@ -480,21 +508,21 @@ fn read_after_refused_send() {
 /// The immediate data of a Write count as a message, even while a longer message after them is
 /// being sent.
 #[test]
-fn messages_before_partial_one_count() {
+fn partial_message_does_not_hide_immediate() {
     let op = SendOp::WriteImm {
         remote_addr: 0,
         rkey: 7,
         imm: 1,
     };
     for (msn, blamed) in [(1, 1), (2, 2), (3, 3)] {
-        let mut rig = waiting(STREAM);
+        let mut rig = acknowledged_rig(STREAM);
         let mr = rig.mr(1 << 20, ALL);
         rig.post(1, SendOp::Send, &[]);
         rig.post(2, op, &[]);
         rig.post(3, SendOp::Send, &[mr.sge()]);
         assert_eq!(rig.fill(), TxFill::Ready);
         rig.write_some(1 << 20);
-        refused_by_number(&mut rig, Opcode::SEND, msn);
+        receive_terminate_about(&mut rig, Opcode::SEND, msn);
         use WcStatus::{Flushed, RemoteInvalidRequest, Success};
         let expected = [1, 2, 3].map(|id| {
             let status = match id.cmp(&blamed) {
@@ -510,7 +538,7 @@ fn messages_before_partial_one_count() {
 
 /// Returns a queue pair that has sent a Read and then two Sends, requests 1 to 3.
 fn read_and_two_sends() -> Rig {
-    let mut rig = waiting(STREAM);
+    let mut rig = acknowledged_rig(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -523,13 +551,13 @@ fn read_and_two_sends() -> Rig {
     rig
 }
 
-/// A peer that failed for its own reasons refers to a Send or Write: Reads wait for their
-/// responses.
+/// A Terminate for an internal error of the peer refers to a Send or Write, because Reads wait for
+/// their responses.
 #[test]
 fn headerless_terminate_blames_no_read() {
     let mut rig = read_and_two_sends();
     let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
-    refuses(&mut rig, &terminate);
+    receive_terminate(&mut rig, &terminate);
     use WcStatus::{Flushed, RemoteOperation};
     assert_eq!(
         brief(&rig.host.sends),
@@ -537,11 +565,11 @@ fn headerless_terminate_blames_no_read() {
     );
 }
 
-/// Each queue counts separately: the first Send has the number of the first Read.
+/// Each queue has its own sequence numbers: the first Send and the first Read both have number 1.
 #[test]
 fn send_and_read_msns_are_separate() {
     let mut rig = read_and_two_sends();
-    refused_by_number(&mut rig, Opcode::SEND, 1);
+    receive_terminate_about(&mut rig, Opcode::SEND, 1);
     use WcStatus::{Flushed, RemoteInvalidRequest};
     assert_eq!(
         brief(&rig.host.sends),
@@ -549,7 +577,7 @@ fn send_and_read_msns_are_separate() {
     );
 }
 
-/// A Send and a Write are pending; the Terminate is about neither of them.
+/// A Send and a Write are pending; most of the Terminates refer to neither of them.
 #[test]
 fn unrelated_terminate_blames_no_request() {
     let about = |header| Terminate::about(TerminateCode::DDP_TAGGED_BASE_BOUNDS, 22, header, None);
@@ -567,8 +595,8 @@ fn unrelated_terminate_blames_no_request() {
         (tagged(Opcode::WRITE, 8, 0x1000), None),
         (tagged(Opcode::WRITE, 7, 0x1008), None),
         (tagged(Opcode::WRITE, 7, 0xfff), None),
-        // Without a header: the peer failed for its own reasons, at the oldest incomplete request
-        // or with the stream.
+        // Without a header: an internal error of the peer at the oldest incomplete request, or an
+        // error of the stream.
         (
             Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
             Some(1),
@@ -576,7 +604,7 @@ fn unrelated_terminate_blames_no_request() {
         (Terminate::new(TerminateCode::MPA_CRC), None),
     ];
     for (terminate, blamed) in cases {
-        let mut rig = waiting(STREAM);
+        let mut rig = acknowledged_rig(STREAM);
         let mr = rig.mr(8, ALL);
         let write = SendOp::Write {
             remote_addr: 0x1000,
@@ -585,25 +613,25 @@ fn unrelated_terminate_blames_no_request() {
         rig.post(1, SendOp::Send, &[]);
         rig.post(2, write, &[mr.sge()]);
         rig.sent();
-        refuses(&mut rig, &terminate);
-        let ends = |id| match blamed {
+        receive_terminate(&mut rig, &terminate);
+        let expected_status = |id| match blamed {
             Some(seq) if seq == id => status_of(terminate.code),
-            // The peer processes them in order.
+            // The peer has processed the requests before the blamed one.
             Some(seq) if seq > id => WcStatus::Success,
             _ => WcStatus::Flushed,
         };
-        let expected = [1, 2].map(|id| (id, ends(id)));
+        let expected = [1, 2].map(|id| (id, expected_status(id)));
         assert_eq!(brief(&rig.host.sends), expected, "{terminate:?}");
     }
 }
 
-/// Two Writes that cover the same offset differ in where the refused segment ends, if the peer
-/// reports its length.
+/// If several Writes cover the offset of the refused segment, its end identifies the Write. The
+/// peer has to report the segment's length for that.
 #[test]
 fn segment_end_identifies_write() {
-    // 16 octets each from `to` on, then a longer one. Cases: offset, octets, whether it is the last
-    // segment, and the possible senders.
+    // Identifier, tagged offset and length of each Write.
     let writes = [(1, 0x1000, 16), (2, 0x1008, 16), (3, 0x1000, 32)];
+    // Offset, payload and L bit of the refused segment, and the request to blame.
     let cases = [
         (0x1000, Some(16), true, 1),
         (0x1008, Some(16), true, 2),
@@ -617,7 +645,7 @@ fn segment_end_identifies_write() {
         (0x100f, None, true, 1),
     ];
     for (to, octets, last, blamed) in cases {
-        let mut rig = waiting(STREAM);
+        let mut rig = acknowledged_rig(STREAM);
         let mr = rig.mr(32, ALL);
         for (id, remote_addr, len) in writes {
             let write = SendOp::Write {
@@ -639,7 +667,7 @@ fn segment_end_identifies_write() {
             ddp_header: Some(header),
             read_request: None,
         };
-        refuses(&mut rig, &terminate);
+        receive_terminate(&mut rig, &terminate);
         let failed = rig
             .host
             .sends

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::vec;
 use std::vec::Vec;
 
-fn sized(depth: u32, completions: u32) -> QpConfig {
+fn config_of_size(depth: u32, completions: u32) -> QpConfig {
     QpConfig {
         max_send_wr: depth,
         max_recv_wr: depth,
@@ -34,18 +34,18 @@ fn complete_all(rig: &mut Rig, most: usize) {
     while rig.qp.completions_due() {
         let before = completed(rig);
         let work = rig.qp.complete_due(&mut rig.host);
-        let wrote = completed(rig) - before;
-        assert!(wrote <= most, "{wrote} completions in one call");
+        let written = completed(rig) - before;
+        assert!(written <= most, "{written} completions in one call");
         assert_eq!(work == Work::More, rig.qp.completions_due());
     }
 }
 
-/// A plan has room for a number of messages and of segment cuts. What exceeds them goes into the
-/// next plan, and everything completes.
+/// A plan has a maximum number of messages and of cuts. Further messages go into the next plan, and
+/// all complete.
 #[test]
 fn small_plan_loses_no_message() {
     for (messages, cuts, aligned) in [(1, 64, None), (3, 64, None), (64, 1, Some(1460))] {
-        let mut rig = Rig::with(sized(16, 64), STREAM);
+        let mut rig = Rig::with(config_of_size(16, 64), STREAM);
         let mr = rig.mr(4096, ALL);
         rig.plan = TxPlan::with(TxSizes {
             messages,
@@ -78,11 +78,11 @@ fn small_plan_loses_no_message() {
     }
 }
 
-/// An error of the peer with full queues once wrote 131,072 completions in one call.
+/// An error of the peer flushes two full queues. This once wrote 131,072 completions in one call.
 #[test]
 fn fault_flushes_in_steps() {
     let budget = Budget::default().completions;
-    let mut rig = Rig::with(sized(MAX_QP_WR, budget), STREAM);
+    let mut rig = Rig::with(config_of_size(MAX_QP_WR, budget), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..u64::from(MAX_QP_WR) {
         rig.recv(i, &[mr.part(0, 8)]);
@@ -98,10 +98,10 @@ fn fault_flushes_in_steps() {
     assert!(brief(&rig.host.sends) == all && brief(&rig.host.recvs) == all);
 }
 
-/// Requests posted in ERR complete after those still to be flushed, and find room in a full queue.
+/// Requests posted in ERR complete after those still to be flushed, even if the queue was full.
 #[test]
-fn posting_during_a_flush() {
-    let mut rig = Rig::with(sized(4, 1), STREAM);
+fn requests_posted_during_flush_complete() {
+    let mut rig = Rig::with(config_of_size(4, 1), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..4 {
         rig.recv(i, &[mr.part(0, 8)]);
@@ -117,16 +117,15 @@ fn posting_during_a_flush() {
     let all: Vec<_> = (0..20).map(|i| (i, WcStatus::Flushed)).collect();
     assert_eq!(brief(&rig.host.sends), all);
     assert_eq!(brief(&rig.host.recvs), all);
-    // Nothing is left to flush: it completes immediately.
+    // Nothing is left to flush, so a new request completes immediately.
     rig.post(20, SendOp::Send, &[mr.part(0, 8)]);
     rig.recv(20, &[mr.part(0, 8)]);
     assert_eq!((rig.host.sends.len(), rig.host.recvs.len()), (21, 21));
 }
 
-/// A change to RESET drops what is still to be flushed.
 #[test]
-fn reset_during_flush() {
-    let mut rig = Rig::with(sized(4, 1), STREAM);
+fn reset_drops_unflushed_requests() {
+    let mut rig = Rig::with(config_of_size(4, 1), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..4 {
         rig.post(i, SendOp::Send, &[mr.part(0, 8)]);
@@ -148,7 +147,7 @@ fn reset_during_flush() {
 fn last_receive_precedes_event() {
     let config = QpConfig {
         shared_receive: true,
-        ..sized(8, 1)
+        ..config_of_size(8, 1)
     };
     let mut rig = Rig::with(config, STREAM);
     let mr = rig.mr(64, ALL);
@@ -173,9 +172,9 @@ fn last_receive_precedes_event() {
     assert_eq!(rig.host.sends.len(), 8);
 }
 
-/// Posts a Read and 199 Sends, and answers the Read. Some of them complete then; the others are
-/// due.
-fn answer_the_first_of_200(rig: &mut Rig) {
+/// Posts a Read and 199 Sends, and answers the Read. Some requests complete immediately; the others
+/// are due.
+fn answer_first_of_200(rig: &mut Rig) {
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -192,18 +191,18 @@ fn answer_the_first_of_200(rig: &mut Rig) {
     assert!(rig.host.sends.len() < 100 && rig.qp.completions_due());
 }
 
-/// Done requests succeed, however late they are reported: after the stream has ended, and in each
-/// epoch of a queue pair.
+/// Requests that are done succeed even if their completions are written after the end of the
+/// stream, also on the next stream of the queue pair.
 #[test]
 fn done_requests_are_not_flushed() {
-    let mut rig = Rig::with(sized(200, 10), STREAM);
-    for epoch in 0..2 {
-        answer_the_first_of_200(&mut rig);
+    let mut rig = Rig::with(config_of_size(200, 10), STREAM);
+    for round in 0..2 {
+        answer_first_of_200(&mut rig);
         rig.qp.stream_failed(&mut rig.host);
         complete_all(&mut rig, 10);
         let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
-        assert_eq!(brief(&rig.host.sends), all, "epoch {epoch}");
-        // The first request of the next stream is flushed, so a flush was in progress.
+        assert_eq!(brief(&rig.host.sends), all, "round {round}");
+        // A flushed request on another stream must not affect the stream after that.
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.start(STREAM);
         rig.post(0, SendOp::Send, &[]);
@@ -214,20 +213,18 @@ fn done_requests_are_not_flushed() {
     }
 }
 
-/// One response completes the requests after it, a few at a time.
 #[test]
 fn response_completes_in_steps() {
-    let mut rig = Rig::with(sized(200, 10), STREAM);
-    answer_the_first_of_200(&mut rig);
+    let mut rig = Rig::with(config_of_size(200, 10), STREAM);
+    answer_first_of_200(&mut rig);
     complete_all(&mut rig, 10);
     let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
     assert_eq!(brief(&rig.host.sends), all);
 }
 
-/// SQD is reported when the last completion is written.
 #[test]
-fn drained_when_all_is_written() {
-    let mut rig = Rig::with(sized(100, 10), STREAM);
+fn sq_drained_follows_last_completion() {
+    let mut rig = Rig::with(config_of_size(100, 10), STREAM);
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
         remote_addr: 0,
@@ -249,7 +246,8 @@ fn drained_when_all_is_written() {
     assert!(rig.qp.take_events().contains(Events::SQ_DRAINED));
 }
 
-/// SQD is not reported before the plan is written: the program may then stop the peer.
+/// The drained event waits until the plan is written, because the program may stop the peer after
+/// the event.
 #[test]
 fn drain_waits_for_response() {
     let mut rig = Rig::new();
@@ -275,11 +273,9 @@ enum Step {
     },
     /// Fills a plan that is not written.
     Fill,
-    /// Sends all that is due.
     Transmit,
     /// The peer answers the oldest Read.
     Answer,
-    /// Makes one call that writes due completions.
     Complete,
 }
 
@@ -298,7 +294,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Returns the completions of a queue pair with this budget. The stream ends with a Terminate
 /// without a header, or a reset.
 fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> {
-    let mut rig = Rig::fresh(sized(64, budget));
+    let mut rig = Rig::fresh(config_of_size(64, budget));
     if placed {
         rig.qp.complete_when_placed();
     }
@@ -319,8 +315,7 @@ fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> 
                     true => SendFlags::SIGNALED,
                     false => SendFlags::empty(),
                 };
-                // More requests would fit if completions were not delayed; that difference does not
-                // matter.
+                // The queue is deep enough for all requests, so delayed completions do not matter.
                 rig.try_post(i, op, flags, &[mr.part(0, 8)]).unwrap();
             }
             Step::Fill => {
@@ -367,14 +362,14 @@ fn run_local_requests(rig: &mut Rig, most: usize) {
     while rig.qp.wants_tx() {
         let before = rig.host.sends.len();
         let fill = rig.fill();
-        let did = rig.host.sends.len() - before;
-        assert!(did <= most, "{did} requests in one call");
+        let executed = rig.host.sends.len() - before;
+        assert!(executed <= most, "{executed} requests in one call");
         match fill {
             TxFill::Ready => {
                 rig.write_some(1 << 20);
             }
             TxFill::Idle => assert!(!rig.qp.wants_tx()),
-            more => assert_eq!((more, did), (TxFill::More, most)),
+            more => assert_eq!((more, executed), (TxFill::More, most)),
         }
         complete_all(rig, 1);
     }
@@ -383,7 +378,7 @@ fn run_local_requests(rig: &mut Rig, most: usize) {
 #[test]
 fn local_requests_run_in_steps() {
     for initiator in [true, false] {
-        let mut config = sized(64, 1);
+        let mut config = config_of_size(64, 1);
         config.budget.local_requests = 3;
         let stream = StreamConfig {
             initiator,
@@ -400,7 +395,8 @@ fn local_requests_run_in_steps() {
             access: Access::LOCAL_WRITE,
             pages: None,
         });
-        // A responder that has received nothing does only these; an initiator also sends.
+        // A responder that has received nothing executes only local requests; an initiator also
+        // sends.
         for i in 0..9 {
             rig.post(2 * i, register, &[]);
             rig.post(2 * i + 1, SendOp::LocalInvalidate { stag }, &[]);
@@ -419,7 +415,7 @@ fn local_requests_run_in_steps() {
 #[test]
 fn refused_request_is_searched_in_steps() {
     for by_header in [true, false] {
-        let mut rig = Rig::fresh(sized(MAX_QP_WR, 100));
+        let mut rig = Rig::fresh(config_of_size(MAX_QP_WR, 100));
         rig.qp.complete_when_placed();
         rig.start(STREAM);
         let mr = rig.mr(64, ALL);
@@ -456,15 +452,15 @@ fn refused_request_is_searched_in_steps() {
         let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]));
         assert_eq!(rig.qp.state(), State::Error);
         assert_eq!(completed(&rig), 0, "the search comes first");
-        // Something is posted meanwhile.
+        // A request is posted during the search.
         rig.post(depth, SendOp::Send, &[]);
         let mut calls = 0;
         while completed(&rig) == 0 {
             assert_eq!(rig.qp.complete_due(&mut rig.host), Work::More);
             calls += 1;
         }
-        // The Terminate and the post examined a hundred each. A search by number starts at the
-        // newest request.
+        // The Terminate and the post have examined 100 requests each. A search by number starts at
+        // the newest request.
         assert_eq!(calls, if by_header { 6 } else { 1 });
         complete_all(&mut rig, 100);
         let sends = brief(&rig.host.sends);
@@ -481,9 +477,8 @@ fn refused_request_is_searched_in_steps() {
 }
 
 proptest! {
-    /// A small budget writes the same completions in the same order.
     #[test]
-    fn small_budget_changes_nothing(
+    fn small_budget_keeps_completions(
         steps in steps(),
         placed: bool,
         terminated: bool,

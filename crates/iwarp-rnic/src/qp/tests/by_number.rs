@@ -1,5 +1,5 @@
-//! Queue pairs connected by number: notes about receives that are not posted, absent peers, and
-//! queue pairs that are their own peer.
+//! Queue pairs connected by number: notes for receivers that are not ready, absent peers, and queue
+//! pairs that are their own peer.
 
 use super::harness::*;
 use crate::qp::*;
@@ -10,16 +10,16 @@ use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
 
 const MS: Duration = Duration::from_millis(1);
 
-fn numbered(rig: &mut Rig) {
+fn set_up_by_number(rig: &mut Rig) {
     rig.qp.complete_when_placed();
     rig.qp.set_by_number();
 }
 
 /// Returns two ends connected by number, and a region of the first one.
-fn ends() -> (Rig, Rig, Mr) {
+fn connected_by_number() -> (Rig, Rig, Mr) {
     let (mut a, mut b) = pair(STREAM);
-    numbered(&mut a);
-    numbered(&mut b);
+    set_up_by_number(&mut a);
+    set_up_by_number(&mut b);
     let mr = a.mr(64, Access::LOCAL_WRITE);
     (a, b, mr)
 }
@@ -35,14 +35,14 @@ fn write(rig: &mut Rig, wr_id: u64, mr: &Mr, to: &Mr) {
 /// Returns a queue pair in RTS that is its own peer, with a region of all rights.
 fn own_peer() -> (Rig, Mr) {
     let mut rig = Rig::fresh(QpConfig::default());
-    numbered(&mut rig);
+    set_up_by_number(&mut rig);
     rig.qp.set_own_peer(true);
     rig.start(STREAM);
     let mr = rig.mr(64, Access::all() - Access::ZERO_BASED);
     (rig, mr)
 }
 
-/// Moves octets from the queue pair to itself until it is silent.
+/// Moves octets from the queue pair to itself until it sends nothing.
 fn circulate(rig: &mut Rig) {
     for _ in 0..100 {
         let octets = rig.octets_out();
@@ -56,7 +56,7 @@ fn circulate(rig: &mut Rig) {
 
 #[test]
 fn requests_before_held_send_complete() {
-    let (mut a, mut b, mr) = ends();
+    let (mut a, mut b, mr) = connected_by_number();
     let target = b.mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     b.recv(20, &[target.part(0, 8)]);
     write(&mut a, 1, &mr, &target);
@@ -71,35 +71,35 @@ fn requests_before_held_send_complete() {
     };
     assert_eq!(brief(&a.host.sends), done(&[1, 2]));
     b.recv(21, &[target.part(0, 8)]);
-    assert_eq!(b.again(), RxStatus::Held);
+    assert_eq!(b.offer_again(), RxStatus::Held);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(brief(&a.host.sends), done(&[1, 2, 3]));
     b.recv(22, &[target.part(0, 8)]);
-    assert_eq!(b.again(), RxStatus::Ok);
+    assert_eq!(b.offer_again(), RxStatus::Ok);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(brief(&a.host.sends), done(&[1, 2, 3, 4]));
 }
 
 #[test]
 fn send_is_held_until_retries_end() {
-    let (mut a, mut b, mr) = ends();
+    let (mut a, mut b, mr) = connected_by_number();
     b.qp.set_min_rnr_timer(MS);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     shuttle(&mut a, &mut b, 1000);
     b.qp.on_time(Time::from_nanos(1), &mut b.host);
     assert_eq!(b.qp.poll_at(), None);
     b.qp.sender_closed();
-    b.wait_for_a_receive();
+    b.expire_held_send();
     assert_eq!(b.qp.state(), State::Rts);
     let target = b.mr(64, Access::LOCAL_WRITE);
     b.recv(20, &[target.part(0, 8)]);
-    assert_eq!(b.again(), RxStatus::Ok);
+    assert_eq!(b.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&b.host.recvs), [(20, WcStatus::Success)]);
 }
 
 #[test]
-fn finite_retries_are_noted_once() {
-    let (mut a, mut b, mr) = ends();
+fn retries_note_is_sent_once() {
+    let (mut a, mut b, mr) = connected_by_number();
     a.qp.set_rnr_retry(3);
     b.qp.set_min_rnr_timer(MS);
     assert!(!a.qp.wants_tx(), "nothing is to be sent before a request");
@@ -122,13 +122,13 @@ fn finite_retries_are_noted_once() {
     );
 }
 
-/// The shorter limit of the connection manager does not apply to a peer that has sent its number of
-/// retries.
+/// The shorter time limit for a sender that has closed does not apply to a sender that has sent its
+/// number of retries.
 #[test]
 fn closed_sender_keeps_its_retries() {
-    let (mut a, mut b, mr) = ends();
+    let (mut a, mut b, mr) = connected_by_number();
     a.qp.set_rnr_retry(3);
-    // Longer than any queue pair waits by default.
+    // The timer is longer than the default limit of a queue pair.
     let timer = Duration::from_secs(60);
     b.qp.set_min_rnr_timer(timer);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
@@ -146,9 +146,9 @@ fn closed_sender_keeps_its_retries() {
 
 #[test]
 fn sender_without_retries_is_refused_immediately() {
-    // However long the receiver would have others wait.
+    // The receiver's timer has no effect.
     for timer in [Duration::ZERO, MS, Duration::MAX] {
-        let (mut a, mut b, mr) = ends();
+        let (mut a, mut b, mr) = connected_by_number();
         a.qp.set_rnr_retry(0);
         b.qp.set_min_rnr_timer(timer);
         a.post(1, SendOp::Send, &[mr.part(0, 8)]);
@@ -159,10 +159,10 @@ fn sender_without_retries_is_refused_immediately() {
     }
 }
 
-/// Notes apply to one connection: the next one may lead to another peer.
+/// Notes apply to one connection: the next connection may be to another peer.
 #[test]
 fn new_stream_starts_without_notes() {
-    let again = |rig: &mut Rig| {
+    let reset_and_restart = |rig: &mut Rig| {
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.qp.stream_gone(&mut rig.host);
         rig.host = TestHost::default();
@@ -170,27 +170,27 @@ fn new_stream_starts_without_notes() {
         rig.start(STREAM);
     };
     // The sender sends its number of retries again.
-    let (mut a, mut b, mr) = ends();
+    let (mut a, mut b, mr) = connected_by_number();
     a.qp.set_rnr_retry(0);
     for _ in 0..2 {
         a.post(1, SendOp::Send, &[mr.part(0, 8)]);
         let opcodes = a.sent();
         assert_eq!(opcodes[0].0.opcode(), Opcode::WRITE, "the note");
         assert_eq!(opcodes[1].0.opcode(), Opcode::SEND);
-        again(&mut a);
+        reset_and_restart(&mut a);
     }
-    // The receiver treats a sender without a note as one without a limit.
+    // The receiver assumes that a sender without a note retries forever.
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let octets = a.octets_out();
     assert_eq!(b.rx(&octets), RxStatus::Failed);
-    again(&mut b);
+    reset_and_restart(&mut b);
     assert_eq!(b.rx_ulpdu(&send(1, &[1])), RxStatus::Held);
     // The held Send is only reported on its own stream.
-    again(&mut b);
+    reset_and_restart(&mut b);
     assert!(!b.qp.wants_tx() && b.sent().is_empty());
 
-    // Message numbers start again, and so do the reported ones.
-    let (mut a, ..) = ends();
+    // Message sequence numbers start again, so the same number may be reported again.
+    let (mut a, ..) = connected_by_number();
     let mr = a.mr(8, Access::LOCAL_WRITE);
     for _ in 0..2 {
         for wr_id in 1..4 {
@@ -203,7 +203,7 @@ fn new_stream_starts_without_notes() {
         assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
         let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
         assert_eq!(brief(&a.host.sends), done);
-        again(&mut a);
+        reset_and_restart(&mut a);
     }
     // Each peer sends a farewell.
     for _ in 0..2 {
@@ -216,7 +216,7 @@ fn new_stream_starts_without_notes() {
         assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
         let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
         assert_eq!(brief(&a.host.sends), done);
-        again(&mut a);
+        reset_and_restart(&mut a);
     }
 }
 
@@ -225,7 +225,7 @@ fn new_stream_starts_without_notes() {
 fn farewell_counts_rtr_message() {
     for (arrived, completes) in [(0, false), (1, false), (2, true), (3, false)] {
         let mut rig = Rig::fresh(QpConfig::default());
-        numbered(&mut rig);
+        set_up_by_number(&mut rig);
         rig.start(StreamConfig {
             rtr: Some(Rtr::Send),
             ..STREAM
@@ -241,7 +241,7 @@ fn farewell_counts_rtr_message() {
     }
 }
 
-/// An absent peer is not the reason if the stream has failed before.
+/// If the stream has failed earlier, an absent peer does not change the statuses.
 #[test]
 fn earlier_error_outranks_absent_peer() {
     let config = QpConfig {
@@ -253,7 +253,7 @@ fn earlier_error_outranks_absent_peer() {
         ..QpConfig::default()
     };
     let mut rig = Rig::fresh(config);
-    numbered(&mut rig);
+    set_up_by_number(&mut rig);
     rig.start(STREAM);
     for wr_id in 0..20 {
         rig.post(wr_id, SendOp::Send, &[]);
@@ -270,7 +270,7 @@ fn earlier_error_outranks_absent_peer() {
 
 #[test]
 fn note_precedes_request_once() {
-    let (mut a, _, mr) = ends();
+    let (mut a, _, mr) = connected_by_number();
     a.qp.set_rnr_retry(3);
     for wr_id in 1..3 {
         a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
@@ -286,15 +286,15 @@ fn note_precedes_request_once() {
 }
 
 #[test]
-fn senseless_notes_change_nothing() {
+fn invalid_notes_are_ignored() {
     let note = |to: u64| tagged(Opcode::WRITE, 1, to, true, &[]);
     let kind = |name: &[u8; 4], content: u32| {
         u64::from(u32::from_be_bytes(*name)) << 32 | u64::from(content)
     };
-    let (mut a, _, mr) = ends();
+    let (mut a, _, mr) = connected_by_number();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let _ = a.octets_out();
-    // Its only message has number 1; more than seven retries do not exist.
+    // The only message has number 1, and the number of retries is at most seven.
     for to in [
         kind(b"held", 0),
         kind(b"held", 1),
@@ -308,7 +308,7 @@ fn senseless_notes_change_nothing() {
     }
     assert_eq!(brief(&a.host.sends), []);
     assert_eq!(a.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
-    a.wait_for_a_receive();
+    a.expire_held_send();
     assert_eq!(a.qp.state(), State::Rts);
     // A connection of the connection manager ignores notes.
     let mut rig = Rig::new();
@@ -320,7 +320,7 @@ fn senseless_notes_change_nothing() {
 #[test]
 fn absent_peer_fails_oldest_request() {
     let mut rig = Rig::fresh(QpConfig::default());
-    numbered(&mut rig);
+    set_up_by_number(&mut rig);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
     rig.qp.await_stream().unwrap();
@@ -372,10 +372,10 @@ fn own_peer_serves_requests() {
     assert_eq!((memory[24], memory[32]), (27, 24));
 }
 
-/// On InfiniBand the requester learns why its request was refused. Here requester and responder are
-/// one queue pair.
+/// The refused request gets the same status as with another peer, although requester and responder
+/// are one queue pair.
 #[test]
-fn own_peer_refuses_with_reason() {
+fn own_peer_reports_refusal() {
     for kind in 0..3 {
         let (mut rig, mr) = own_peer();
         let wrong = mr.sge().lkey ^ 0x100;
@@ -431,16 +431,16 @@ fn own_held_send_completes_earlier_requests() {
             .all(|(h, _)| matches!(h, Header::Untagged(_)))
     );
     rig.recv(20, &[mr.part(8, 8)]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     circulate(&mut rig);
     assert_eq!(brief(&rig.host.sends)[1..], [(2, WcStatus::Success)]);
     assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::Success)]);
 }
 
-/// Seven or more means forever. The receiver assumes it, so no note is sent.
+/// Seven or more retries mean forever, which is the receiver's default, so no note is sent.
 #[test]
 fn endless_retries_send_no_note() {
-    for (count, told) in [
+    for (count, noted) in [
         (0, true),
         (1, true),
         (6, true),
@@ -448,23 +448,22 @@ fn endless_retries_send_no_note() {
         (8, false),
         (255, false),
     ] {
-        let (mut a, _, mr) = ends();
+        let (mut a, _, mr) = connected_by_number();
         a.qp.set_rnr_retry(count);
         a.post(1, SendOp::Send, &[mr.part(0, 8)]);
         let (first, _) = a.sent()[0];
-        assert_eq!(first.opcode() == Opcode::WRITE, told, "{count}");
+        assert_eq!(first.opcode() == Opcode::WRITE, noted, "{count}");
         let Header::Tagged(note) = first else {
             continue;
         };
-        let tries = u64::from(u32::from_be_bytes(*b"rnr#")) << 32 | u64::from(count);
-        assert_eq!(note.to, tries);
+        let content = u64::from(u32::from_be_bytes(*b"rnr#")) << 32 | u64::from(count);
+        assert_eq!(note.to, content);
     }
 }
 
-/// Repeated notes of a peer must not cause repeated searches of the queue.
 #[test]
 fn held_message_is_searched_once() {
-    let (mut a, _, mr) = ends();
+    let (mut a, _, mr) = connected_by_number();
     let held = |msn: u64| {
         let to = u64::from(u32::from_be_bytes(*b"held")) << 32 | msn;
         tagged(Opcode::WRITE, 0, to, true, &[])

@@ -1,4 +1,4 @@
-//! Message counters: one for each whole message received, of any kind.
+//! Message counters: each complete message received is counted, of any kind.
 
 use super::harness::*;
 use crate::qp::*;
@@ -49,19 +49,18 @@ fn requests(to: &Mr) -> Vec<(SendOp, u32)> {
     ]
 }
 
-/// Counts messages by their last segments.
-fn whole(segments: &[(Header, Vec<u8>)]) -> u64 {
+fn complete_messages(segments: &[(Header, Vec<u8>)]) -> u64 {
     segments.iter().filter(|(header, _)| header.last()).count() as u64
 }
 
 #[test]
-fn whole_messages_are_counted_once() {
+fn complete_messages_are_counted_once() {
     let (mut a, mut b) = pair(STREAM);
     let (from, to) = (a.mr(5000, ALL), b.mr(5000, ALL));
     for (wr_id, (op, len)) in (0..).zip(requests(&to)) {
         b.recv(wr_id, &[to.sge()]);
         a.post(wr_id, op, &[from.part(0, len)]);
-        // Until both ends are silent: the request and its response, if any.
+        // The request and its response, if any, until both ends send nothing.
         let (mut to_b, mut to_a) = (0, 0);
         let before = (b.qp.counters().rx_messages, a.qp.counters().rx_messages);
         loop {
@@ -69,8 +68,8 @@ fn whole_messages_are_counted_once() {
             if x.is_empty() && y.is_empty() {
                 break;
             }
-            to_b += whole(&x);
-            to_a += whole(&y);
+            to_b += complete_messages(&x);
+            to_a += complete_messages(&y);
             for (header, payload) in x {
                 assert_eq!(b.rx_ulpdu(&with_payload(&header, &payload)), RxStatus::Ok);
             }
@@ -79,8 +78,8 @@ fn whole_messages_are_counted_once() {
             }
         }
         let after = (b.qp.counters().rx_messages, a.qp.counters().rx_messages);
-        let come = (after.0 - before.0, after.1 - before.1);
-        assert_eq!(come, (to_b, to_a), "{op:?}");
+        let received = (after.0 - before.0, after.1 - before.1);
+        assert_eq!(received, (to_b, to_a), "{op:?}");
         let imm = matches!(op, SendOp::SendImm(_) | SendOp::WriteImm { .. });
         assert_eq!(to_b, 1 + u64::from(imm), "{op:?}");
         assert_eq!(to_a, u64::from(op.has_response()), "{op:?}");
@@ -110,7 +109,6 @@ fn protocol_messages_are_counted() {
     assert_eq!((counters.rx_messages, counters.terminates_received), (1, 1));
 }
 
-/// A refused or incomplete message is not counted.
 #[test]
 fn partial_messages_are_not_counted() {
     let mut rig = Rig::new();
@@ -127,14 +125,13 @@ fn partial_messages_are_not_counted() {
     assert_eq!(rig.qp.counters().rx_messages, 0);
 }
 
-/// Only answered Reads and atomics count as served.
 #[test]
 fn refused_requests_are_not_served() {
     let size = 8;
     for (refused, asked_before) in [(0, 0), (1, 2), (2, u32::from(STREAM.ird))] {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
-        let hidden = rig.mr(64, Access::LOCAL_WRITE);
+        let local_only = rig.mr(64, Access::LOCAL_WRITE);
         let ask = |rig: &mut Rig, n: u32, body: &[u8], opcode| {
             rig.rx_ulpdu(&untagged(opcode, 1, n + 1, 0, true, body))
         };
@@ -143,16 +140,16 @@ fn refused_requests_are_not_served() {
             assert_eq!(ask(&mut rig, n, &body, Opcode::READ_REQUEST), RxStatus::Ok);
         }
         let atomic = AtomicRequest {
-            stag: Stag(hidden.stag),
-            to: hidden.at,
+            stag: Stag(local_only.stag),
+            to: local_only.at,
             ..AtomicRequest::default()
         };
         let mut octets = [0; AtomicRequest::LEN];
         atomic.emit(&mut octets);
         let (body, opcode) = match refused {
-            // Memory refuses a Read, and an atomic.
+            // The memory table refuses a Read, and an atomic.
             0 => (
-                read_request(8, size, hidden.stag, hidden.at),
+                read_request(8, size, local_only.stag, local_only.at),
                 Opcode::READ_REQUEST,
             ),
             1 => (octets.to_vec(), Opcode::ATOMIC_REQUEST),

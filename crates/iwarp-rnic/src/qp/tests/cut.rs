@@ -18,7 +18,6 @@ const STREAMS: [StreamConfig; 2] = [
     },
 ];
 
-/// A segment that a peer may send.
 #[derive(Debug, Clone)]
 struct Segment {
     kind: u8,
@@ -29,7 +28,6 @@ struct Segment {
 }
 
 impl Segment {
-    /// Returns `true` if the length field was changed.
     fn has_other_length(&self) -> bool {
         self.mangle.is_some_and(|(at, _)| at < MPA_LEN_FIELD)
     }
@@ -55,7 +53,6 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
     proptest::collection::vec(segment, 1..60)
 }
 
-/// All observable state of a receiver.
 #[derive(Debug, PartialEq)]
 struct Seen {
     written: Vec<u8>,
@@ -99,7 +96,7 @@ proptest! {
                         ulpdu
                     }
                     11 => {
-                        // Carries the length of the preceding Write.
+                        // The completion carries the length of the preceding Write.
                         msn += 1;
                         let imm = Immediate::plain(i as u32).octets();
                         untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
@@ -117,8 +114,8 @@ proptest! {
                 fpdus.push(fpdu);
             }
             if segments.iter().any(Segment::has_other_length) {
-                // A wrong length may cover all that follows. How much of an endless FPDU is
-                // examined is undefined.
+                // With a wrong length, an FPDU may include everything after it. How much of an
+                // incomplete FPDU is examined is undefined, so it is completed.
                 fpdus.push(vec![0; usize::from(u16::MAX) + 64]);
             }
             let octets = fpdus.concat();
@@ -132,7 +129,7 @@ proptest! {
                 }
             }
             let answers = rig.octets_out();
-            // Nothing is offered after a held Send or an error.
+            // No octets are passed after a held Send or an error.
             let counters = Counters { rx_bytes: 0, ..*rig.qp.counters() };
             seen.push(Seen {
                 written: rig.read(&target),

@@ -1,4 +1,4 @@
-//! Ends of streams: graceful, by the peer, broken; states and transitions (RFC 5044 §7.2,
+//! The end of a stream, gracefully or by an error, and the states of a queue pair (RFC 5044 §7.2,
 //! `ibv_modify_qp(3)`).
 
 use super::harness::*;
@@ -73,7 +73,7 @@ fn graceful_close_sends_queued_requests() {
 }
 
 #[test]
-fn close_after_bind_or_drain() {
+fn close_ends_stream_without_messages() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let random = rig.random();
@@ -93,7 +93,7 @@ fn close_after_bind_or_drain() {
     rig.qp.close(&mut rig.host);
     assert!(rig.octets_out().is_empty());
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
-    // In SQD the queued requests are never sent: they do not delay the close.
+    // In SQD the queued requests are never sent, so they do not delay the close.
     let mut rig = Rig::new();
     rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
     rig.post(1, SendOp::Send, &[]);
@@ -106,13 +106,13 @@ fn close_after_bind_or_drain() {
 #[test]
 fn end_inside_message_is_fault() {
     let mut rig = Rig::new();
-    let whole = rig.fpdu(&send(1, &[]));
-    for cut in 1..whole.len() {
+    let fpdu = rig.fpdu(&send(1, &[]));
+    for cut in 1..fpdu.len() {
         let mut rig = Rig::new();
-        let _ = rig.rx(&whole[..cut]);
+        let _ = rig.rx(&fpdu[..cut]);
         assert!(!rig.buffer.is_empty());
         rig.eof();
-        // Another queue pair may use the buffer.
+        // The buffer is empty, so that another queue pair can use it.
         assert!(rig.buffer.is_empty());
         rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
         assert!(
@@ -121,7 +121,7 @@ fn end_inside_message_is_fault() {
                 .contains(Events::FATAL | Events::DISCONNECTED)
         );
     }
-    // Between the FPDUs of one response, and between the two messages of one Send.
+    // The stream ends between the FPDUs of one response, or between the two messages of one Send.
     for answer in [true, false] {
         let mut rig = Rig::new();
         let mr = rig.mr(32, ALL);
@@ -153,7 +153,7 @@ fn end_inside_message_is_fault() {
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
     rig.eof();
     rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
-    // Between the FPDUs of one message.
+    // The stream ends between the FPDUs of one message.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
@@ -194,19 +194,19 @@ fn broken_stream_flushes_in_order() {
     rig.qp.stream_failed(&mut rig.host);
     rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
     use WcStatus::Flushed;
-    let want = [(1, Flushed), (2, Flushed), (3, Flushed)];
-    assert_eq!(brief(&rig.host.sends), want);
-    assert_eq!(brief(&rig.host.recvs), want);
+    let expected = [(1, Flushed), (2, Flushed), (3, Flushed)];
+    assert_eq!(brief(&rig.host.sends), expected);
+    assert_eq!(brief(&rig.host.recvs), expected);
     assert!(!rig.qp.has_stream() && !rig.qp.wants_tx());
     assert_eq!(rig.qp.rx_interest(), RxInterest::None);
-    // Only once.
+    // Each request is flushed only once.
     rig.qp.stream_gone(&mut rig.host);
     rig.qp.abort(&mut rig.host);
     assert_eq!(rig.host.sends.len(), 3);
 }
 
 #[test]
-fn abort_resets_and_err_ends() {
+fn abort_resets_stream_and_err_gives_it_up() {
     for modify in [false, true] {
         let mut rig = Rig::new();
         rig.post(1, SendOp::Send, &[]);
@@ -235,7 +235,7 @@ fn abort_resets_and_err_ends() {
 }
 
 #[test]
-fn stream_left_inside_plan_is_cut() {
+fn stream_given_up_inside_plan_is_cut() {
     for to in [State::Error, State::Reset] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
@@ -250,12 +250,12 @@ fn stream_left_inside_plan_is_cut() {
                 not_before: None
             }
         );
-        assert!(!rig.qp.wants_tx(), "the rest is not written");
+        assert!(!rig.qp.wants_tx(), "the rest of the plan is not written");
     }
 }
 
 #[test]
-fn err_keeps_ongoing_end() {
+fn err_does_not_change_ongoing_end() {
     // After a graceful close.
     let mut rig = Rig::new();
     rig.qp.close(&mut rig.host);
@@ -283,7 +283,7 @@ fn err_keeps_ongoing_end() {
 }
 
 #[test]
-fn new_stream_after_reset() {
+fn reset_queue_pair_accepts_new_stream() {
     for gone_first in [true, false] {
         let mut rig = Rig::new();
         rig.post(1, SendOp::Send, &[]);
@@ -341,7 +341,7 @@ fn old_stream_end_changes_nothing() {
         assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
         assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
     }
-    // But the program can end the new epoch first.
+    // The program can move the queue pair to ERR again before the old stream is gone.
     let mut rig = Rig::new();
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
@@ -353,7 +353,7 @@ fn old_stream_end_changes_nothing() {
 }
 
 #[test]
-fn transition_table() {
+fn transitions_follow_table() {
     use State::*;
     let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
     let mut table = String::new();
@@ -364,8 +364,8 @@ fn transition_table() {
             .collect();
         table += &format!("{row}\n");
     }
-    let want = "xx....x\nxxxx..x\nx..x..x\nx..xx.x\nx..xx.x\nx..x..x\nx.....x\n";
-    assert_eq!(table, want);
+    let expected = "xx....x\nxxxx..x\nx..x..x\nx..xx.x\nx..xx.x\nx..x..x\nx.....x\n";
+    assert_eq!(table, expected);
     let mut rig = Rig::fresh(QpConfig::default());
     assert!(rig.qp.modify(Rts, &mut rig.host).is_err());
     for to in [Init, Rtr, Rts] {
@@ -409,7 +409,7 @@ fn terminate_is_sent_last() {
         rig.post(id, SendOp::Send, &[mr.sge()]);
     }
     assert_eq!(rig.fill(), TxFill::Ready);
-    // In the middle of writing the plan.
+    // The error occurs while the plan is partially written.
     rig.write_some(5);
     let _ = rig.rx_ulpdu(&send(3, &[]));
     assert!(rig.qp.wants_tx());
@@ -423,7 +423,7 @@ fn terminate_is_sent_last() {
 /// A program may prepare the queue pair for the next connection before the driver has taken the old
 /// stream.
 #[test]
-fn old_stream_end_after_reset() {
+fn old_stream_end_keeps_new_state() {
     for to in [State::Reset, State::Init, State::Rtr, State::Rts] {
         for broken in [false, true] {
             let mut rig = Rig::new();
@@ -445,7 +445,7 @@ fn old_stream_end_after_reset() {
             );
             assert!(
                 rig.qp.start(STREAM, Time::ZERO).is_err(),
-                "the old stream is still there"
+                "the old stream is not gone yet"
             );
             if broken {
                 rig.qp.stream_failed(&mut rig.host);
@@ -487,7 +487,7 @@ fn reset_may_change_to_err() {
 
 #[test]
 fn close_waits_for_rest_of_message() {
-    // Longer than a plan.
+    // The message is longer than a plan.
     let len = 1 << 20;
     let mut rig = Rig::new();
     let mr = rig.mr(len, ALL);
@@ -528,7 +528,8 @@ fn second_close_keeps_response_mark() {
     ask(&mut rig, 1);
     rig.qp.close(&mut rig.host);
     assert_eq!(rig.fill(), TxFill::Ready);
-    // The peer sends another request while the response is being sent, and so does the program.
+    // While the response is being sent, the peer sends another request, and the program closes
+    // again.
     ask(&mut rig, 2);
     rig.qp.close(&mut rig.host);
     rig.write_some(1000);
@@ -551,8 +552,8 @@ fn reset_drops_message_in_progress() {
     assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
 }
 
-/// A driver whose queue pair is destroyed sends these octets itself. They are those that would have
-/// been sent anyway.
+/// When a queue pair is destroyed, the driver itself sends the unsent octets. They are the same
+/// octets that the queue pair would have sent.
 #[test]
 fn unsent_rest_includes_terminate() {
     let mut rig = Rig::new();
@@ -585,9 +586,9 @@ fn unsent_rest_includes_terminate() {
     let src = other.mr(100_000, ALL);
     other.post(1, SendOp::Send, &[src.sge()]);
     assert_eq!(other.fill(), TxFill::Ready);
-    let mut whole = other.write_some(5000);
-    assert_eq!(whole, begin);
+    let mut octets = other.write_some(5000);
+    assert_eq!(octets, begin);
     let _ = other.rx_ulpdu(&wrong);
-    whole.extend(other.octets_out());
-    assert_eq!(whole[begin.len()..], rest);
+    octets.extend(other.octets_out());
+    assert_eq!(octets[begin.len()..], rest);
 }

@@ -24,8 +24,8 @@ const ADD: SendOp = SendOp::FetchAdd {
     mask: 0,
 };
 
-/// Posts two good requests with another one between them, whose elements are in `bad`. Returns its
-/// elements.
+/// Posts valid requests and, between them, a request with elements in `bad`. Returns the elements
+/// of that request.
 fn post_between(rig: &mut Rig, op: SendOp, len: u32, several: bool, bad: &Mr) -> Vec<Sge> {
     let good = rig.mr(3000, ALL);
     let sges = match several {
@@ -39,7 +39,7 @@ fn post_between(rig: &mut Rig, op: SendOp, len: u32, several: bool, bad: &Mr) ->
     sges
 }
 
-/// Earlier requests are sent and succeed. The Terminate takes the place of the failing one.
+/// Earlier requests are sent and succeed. The Terminate replaces the failing one.
 #[test]
 fn failing_request_spares_earlier_ones() {
     let ops = [
@@ -68,9 +68,9 @@ fn failing_request_spares_earlier_ones() {
             let all: Vec<_> = sent.iter().map(|(header, _)| header.opcode()).collect();
             let with_imm = matches!(op, SendOp::SendImm(_)).then_some(Opcode::IMMEDIATE);
             let written = [Opcode::SEND, Opcode::WRITE, Opcode::WRITE, Opcode::WRITE];
-            let want: Vec<_> = written.into_iter().chain(with_imm).collect();
-            assert_eq!(all[..want.len()], want, "{op:?} {len}");
-            assert_eq!(all[want.len()..], [Opcode::TERMINATE], "{op:?} {len}");
+            let expected: Vec<_> = written.into_iter().chain(with_imm).collect();
+            assert_eq!(all[..expected.len()], expected, "{op:?} {len}");
+            assert_eq!(all[expected.len()..], [Opcode::TERMINATE], "{op:?} {len}");
             rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
             use WcStatus::{Flushed, LocalProtection, Success};
             let statuses = [
@@ -87,7 +87,7 @@ fn failing_request_spares_earlier_ones() {
 /// The memory is checked again when the earlier requests are written. If the program has granted
 /// the right meanwhile, the message is sent with the correct number.
 #[test]
-fn second_look_keeps_sequence_numbers() {
+fn retried_request_keeps_sequence_numbers() {
     for op in [SendOp::Send, SendOp::SendImm(1), SendOp::SendInv(5), WRITE] {
         for (len, several) in [(8, false), (8, true), (2500, false), (2500, true)] {
             let mut rig = Rig::new();
@@ -96,7 +96,7 @@ fn second_look_keeps_sequence_numbers() {
             assert_eq!(rig.fill(), TxFill::Ready);
             let stag = Stag(foreign.stag);
             rig.table.reregister(stag, None, Some(PD), None).unwrap();
-            let mut sent = rig.sent_of_the_plan();
+            let mut sent = rig.write_plan();
             sent.extend(rig.sent());
             let last = |(header, _): &(Header, Vec<u8>)| match header {
                 Header::Untagged(h) if h.last => Some(h.msn),
@@ -122,7 +122,7 @@ fn second_look_keeps_sequence_numbers() {
     }
 }
 
-/// A response whose memory is gone ends the stream after a request in the same plan.
+/// A response whose memory was deregistered ends the stream after a request in the same plan.
 #[test]
 fn failing_response_spares_own_requests() {
     for len in [8, 2500] {
@@ -132,17 +132,17 @@ fn failing_response_spares_own_requests() {
             ..QpConfig::default()
         };
         let mut rig = Rig::with(config, stream);
-        let (stays, goes) = (rig.mr(64, ALL), rig.mr(3000, Access::REMOTE_READ));
+        let (kept, removed) = (rig.mr(64, ALL), rig.mr(3000, Access::REMOTE_READ));
         for i in 0..RESPONSE_BURST {
-            let body = read_request(i, 8, stays.stag, stays.at);
+            let body = read_request(i, 8, kept.stag, kept.at);
             let request = untagged(Opcode::READ_REQUEST, 1, i + 1, 0, true, &body);
             assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
         }
-        let body = read_request(99, len, goes.stag, goes.at);
+        let body = read_request(99, len, removed.stag, removed.at);
         let request = untagged(Opcode::READ_REQUEST, 1, RESPONSE_BURST + 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
-        rig.table.deregister(Stag(goes.stag)).unwrap();
-        rig.post_flags(1, SendOp::Send, SendFlags::SIGNALED, &[stays.part(0, 8)]);
+        rig.table.deregister(Stag(removed.stag)).unwrap();
+        rig.post_flags(1, SendOp::Send, SendFlags::SIGNALED, &[kept.part(0, 8)]);
         let sent = rig.sent();
         let tail: Vec<_> = sent.iter().rev().take(2).map(|(h, _)| h.opcode()).collect();
         assert_eq!(tail, [Opcode::TERMINATE, Opcode::SEND]);

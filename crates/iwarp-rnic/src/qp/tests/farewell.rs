@@ -9,9 +9,8 @@ use iwarp_proto::ddp::{Header, TaggedHeader};
 use iwarp_proto::rdmap::Opcode;
 use std::vec::Vec;
 
-/// Returns two ends connected by number, a region of the first one, and one of the second one,
-/// which has posted receives.
-fn ends() -> (Rig, Rig, Mr, Mr) {
+/// Returns two ends connected by number, and a region of each. The second end has posted receives.
+fn connected_by_number() -> (Rig, Rig, Mr, Mr) {
     let (mut a, mut b) = pair(STREAM);
     for rig in [&mut a, &mut b] {
         rig.qp.complete_when_placed();
@@ -42,23 +41,23 @@ fn write_imm(to: &Mr) -> SendOp {
     }
 }
 
-/// Passes the first segments of a stream to a queue pair.
-fn give(rig: &mut Rig, segments: &[(Header, Vec<u8>)]) {
+fn receive_segments(rig: &mut Rig, segments: &[(Header, Vec<u8>)]) {
     for (header, payload) in segments {
         assert_eq!(rig.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
     }
 }
 
-/// Sends a farewell, if any, and closes; the other end receives it. Returns whether there was one.
+/// Closes with a farewell if one is possible, and passes the octets to the other end. Returns
+/// whether there was a farewell.
 fn send_farewell_and_close(rig: &mut Rig, other: &mut Rig) -> bool {
-    let said = rig.qp.say_farewell(false);
+    let sent_farewell = rig.qp.say_farewell(false);
     rig.qp.close(&mut rig.host);
     let octets = rig.octets_out();
     let _ = other.rx(&octets);
-    said
+    sent_farewell
 }
 
-fn done(rig: &Rig) -> Vec<u64> {
+fn completed(rig: &Rig) -> Vec<u64> {
     assert!(
         rig.host
             .sends
@@ -78,7 +77,8 @@ fn farewell(messages: u32) -> Vec<u8> {
     tagged(Opcode::WRITE, 1, to, true, &[])
 }
 
-/// The messages that have arrived decide. The preceding note is not a message.
+/// Requests complete if all their messages have arrived. The note before them is not counted as a
+/// message.
 #[test]
 fn arrived_messages_complete_requests() {
     let expected: [&[u64]; 11] = [
@@ -95,14 +95,14 @@ fn arrived_messages_complete_requests() {
         &[1, 2, 3, 4, 5, 6],
     ];
     for (arrived, expected) in expected.iter().enumerate() {
-        let (mut a, mut b, mr, target) = ends();
+        let (mut a, mut b, mr, target) = connected_by_number();
         a.qp.set_rnr_retry(3);
         let sge = [mr.part(0, 8)];
         a.post(1, write(&target), &sge);
         a.post(2, SendOp::Send, &sge);
         a.post(3, SendOp::SendImm(7), &sge);
         a.post(4, write_imm(&target), &sge);
-        // Messages without payload.
+        // The last two messages have no payload.
         a.post(5, write(&target), &[]);
         a.post(6, SendOp::Send, &[]);
         let segments = a.sent();
@@ -119,13 +119,13 @@ fn arrived_messages_complete_requests() {
             Opcode::READ_REQUEST,
         ];
         assert_eq!(opcodes(&segments), sent);
-        give(&mut b, &segments[..arrived]);
+        receive_segments(&mut b, &segments[..arrived]);
         assert_eq!(
             send_farewell_and_close(&mut b, &mut a),
             arrived > 1,
             "{arrived}"
         );
-        assert_eq!(done(&a), *expected, "{arrived}");
+        assert_eq!(completed(&a), *expected, "{arrived}");
         assert_eq!(a.qp.state(), State::Rts);
     }
 }
@@ -133,50 +133,50 @@ fn arrived_messages_complete_requests() {
 /// Messages acknowledged by probes are not counted twice.
 #[test]
 fn farewell_continues_after_probes() {
-    let (mut a, mut b, mr, target) = ends();
+    let (mut a, mut b, mr, target) = connected_by_number();
     for wr_id in 1..4 {
         a.post(wr_id, write(&target), &[mr.part(0, 8)]);
         a.post(wr_id + 10, SendOp::Send, &[mr.part(0, 8)]);
         shuttle(&mut a, &mut b, 1000);
     }
-    assert_eq!(done(&a), [1, 11, 2, 12, 3, 13]);
+    assert_eq!(completed(&a), [1, 11, 2, 12, 3, 13]);
     a.post(4, write(&target), &[mr.part(0, 8)]);
     a.post(14, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments[..1]);
+    receive_segments(&mut b, &segments[..1]);
     assert!(send_farewell_and_close(&mut b, &mut a));
-    assert_eq!(done(&a)[6..], [4]);
+    assert_eq!(completed(&a)[6..], [4]);
 }
 
 #[test]
-fn partial_message_is_not_done() {
-    let (mut a, mut b, _, _) = ends();
+fn partial_message_is_not_completed() {
+    let (mut a, mut b, _, _) = connected_by_number();
     let (mr, target) = (a.mr(1 << 20, Access::LOCAL_WRITE), b.mr(1 << 20, ALL));
     a.post(1, write(&target), &[mr.part(0, 8)]);
     a.post(2, write(&target), &[mr.sge()]);
-    // One plan does not contain all of it.
+    // The second Write does not fit into one plan.
     assert_eq!(a.fill(), TxFill::Ready);
     let octets = a.write_some(1 << 20);
     assert_eq!(b.rx(&octets), RxStatus::Ok);
     assert!(send_farewell_and_close(&mut b, &mut a));
-    assert_eq!(done(&a), [1]);
+    assert_eq!(completed(&a), [1]);
 }
 
-/// A Send or Write with immediate data is two messages. After only the first one, the request is
-/// not done.
+/// A Send or Write with immediate data is two messages. If only the first one has arrived, the
+/// request does not complete.
 #[test]
-fn half_sent_request_is_not_done() {
+fn half_sent_request_is_not_completed() {
     type Make = fn(&Mr) -> SendOp;
     let cases: [(Make, Opcode, Stage); 2] = [
         (|_| SendOp::SendImm(7), Opcode::IMMEDIATE, Stage::Body),
         (write_imm, Opcode::WRITE, Stage::ImmediateLast),
     ];
     for (make, first, next) in cases {
-        // The requests that are done after 0, 1 and 2 messages.
-        let dones: [&[u64]; 3] = [&[], &[1], &[1]];
-        for (arrived, expected) in (0..).zip(dones) {
-            let (mut a, _, mr, target) = ends();
-            // One FPDU in each plan.
+        // The requests that complete if 0, 1 or 2 messages have arrived.
+        let completed_ids: [&[u64]; 3] = [&[], &[1], &[1]];
+        for (arrived, expected) in (0..).zip(completed_ids) {
+            let (mut a, _, mr, target) = connected_by_number();
+            // Each plan holds one FPDU.
             a.plan = TxPlan::with(TxSizes {
                 bytes: 1,
                 ..TxSizes::DEFAULT
@@ -194,14 +194,14 @@ fn half_sent_request_is_not_done() {
                 matches!(a.qp.tx.job, Some(Job::Request { seq: 1, stage, .. }) if stage == next)
             );
             assert_eq!(a.rx_ulpdu(&farewell(arrived)), RxStatus::Ok);
-            assert_eq!(done(&a), *expected, "{arrived} of {first:?}");
+            assert_eq!(completed(&a), *expected, "{arrived} of {first:?}");
         }
     }
 }
 
 #[test]
 fn unanswered_read_limits_farewell() {
-    let (mut a, mut b, mr, target) = ends();
+    let (mut a, mut b, mr, target) = connected_by_number();
     let read = SendOp::Read {
         remote_addr: target.at,
         rkey: target.stag,
@@ -211,32 +211,33 @@ fn unanswered_read_limits_farewell() {
     a.post(3, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
     assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
-    assert_eq!(done(&a), [1], "the answer may still come");
-    give(&mut b, &segments[..3]);
+    assert_eq!(completed(&a), [1], "the response may still arrive");
+    receive_segments(&mut b, &segments[..3]);
     assert!(b.qp.say_farewell(false));
-    let said = b.sent();
-    assert_eq!(opcodes(&said), [Opcode::READ_RESPONSE, Opcode::WRITE]);
-    give(&mut a, &said[..1]);
-    assert_eq!(done(&a), [1, 2]);
+    let response_and_note = b.sent();
+    let expected = [Opcode::READ_RESPONSE, Opcode::WRITE];
+    assert_eq!(opcodes(&response_and_note), expected);
+    receive_segments(&mut a, &response_and_note[..1]);
+    assert_eq!(completed(&a), [1, 2]);
 }
 
 #[test]
 fn nothing_follows_final_farewell() {
-    let (mut a, mut b, mr, target) = ends();
+    let (mut a, mut b, mr, target) = connected_by_number();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments);
+    receive_segments(&mut b, &segments);
     assert!(b.qp.say_farewell(true));
     b.post(7, SendOp::Send, &[target.part(0, 8)]);
     assert_eq!(
         opcodes(&b.sent()),
         [Opcode::READ_RESPONSE, Opcode::WRITE],
-        "the request stays"
+        "the request is not sent"
     );
     assert!(!b.qp.wants_tx());
     b.qp.modify(State::Error, &mut b.host).unwrap();
     assert_eq!(brief(&b.host.sends), [(7, WcStatus::Flushed)]);
-    // A reused queue pair starts anew.
+    // After a reset, the queue pair sends requests again.
     b.qp.stream_gone(&mut b.host);
     b.qp.modify(State::Reset, &mut b.host).unwrap();
     b.qp.modify(State::Init, &mut b.host).unwrap();
@@ -251,25 +252,24 @@ fn nothing_follows_final_farewell() {
 
 #[test]
 fn queued_requests_follow_farewell() {
-    let (mut a, mut b, mr, target) = ends();
+    let (mut a, mut b, mr, target) = connected_by_number();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments[..1]);
+    receive_segments(&mut b, &segments[..1]);
     b.post(7, SendOp::Send, &[target.part(0, 8)]);
     assert!(b.qp.say_farewell(false));
     b.qp.close(&mut b.host);
-    let said = opcodes(&b.sent());
-    assert_eq!(said[..2], [Opcode::WRITE, Opcode::SEND]);
+    let sent = opcodes(&b.sent());
+    assert_eq!(sent[..2], [Opcode::WRITE, Opcode::SEND]);
     assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
 
-/// The graceful end waits for a farewell even if there is nothing else to send.
 #[test]
 fn graceful_end_waits_for_farewell() {
-    let (mut a, mut b, mr, _) = ends();
+    let (mut a, mut b, mr, _) = connected_by_number();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments[..1]);
+    receive_segments(&mut b, &segments[..1]);
     assert!(b.qp.say_farewell(false));
     b.qp.close(&mut b.host);
     assert_eq!(b.qp.stream_wish(), StreamWish::Keep);
@@ -280,26 +280,26 @@ fn graceful_end_waits_for_farewell() {
 #[test]
 fn false_farewells_complete_nothing() {
     for claim in [0, 3, 4, 1 << 31, u32::MAX] {
-        let (mut a, _, mr, _) = ends();
+        let (mut a, _, mr, _) = connected_by_number();
         for wr_id in 1..3 {
             a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
         }
         let _ = a.sent();
         assert_eq!(a.rx_ulpdu(&farewell(claim)), RxStatus::Ok);
-        assert_eq!(done(&a), [], "{claim}");
+        assert_eq!(completed(&a), [], "{claim}");
         // A stream has only one farewell, so that a peer cannot cause repeated searches of the
         // queue.
         assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
-        assert_eq!(done(&a), [], "{claim}");
+        assert_eq!(completed(&a), [], "{claim}");
     }
-    // The largest true claim.
-    let (mut a, _, mr, _) = ends();
+    // A farewell may claim all messages that were sent.
+    let (mut a, _, mr, _) = connected_by_number();
     for wr_id in 1..3 {
         a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
     }
     let _ = a.sent();
     assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
-    assert_eq!(done(&a), [1, 2]);
+    assert_eq!(completed(&a), [1, 2]);
 }
 
 #[test]
@@ -311,27 +311,27 @@ fn farewell_requires_connection_by_number() {
     b.recv(100, &[target.part(0, 8)]);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments[..1]);
+    receive_segments(&mut b, &segments[..1]);
     assert!(!b.qp.say_farewell(false));
-    // Others ignore farewells as well.
+    // Queue pairs that are not connected by number also ignore farewells.
     assert_eq!(a.rx_ulpdu(&farewell(1)), RxStatus::Ok);
-    assert_eq!(done(&a), []);
-    // A queue pair that is its own peer notifies nobody.
-    let (mut a, mut b, mr, _) = ends();
+    assert_eq!(completed(&a), []);
+    // A queue pair that is its own peer sends no farewell.
+    let (mut a, mut b, mr, _) = connected_by_number();
     b.qp.set_own_peer(true);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments[..1]);
+    receive_segments(&mut b, &segments[..1]);
     assert!(!b.qp.say_farewell(false));
 }
 
 /// The driver would have to send the rest of the message first, which may be long.
 #[test]
 fn no_farewell_inside_message() {
-    let (mut a, mut b, mr, _) = ends();
+    let (mut a, mut b, mr, _) = connected_by_number();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
-    give(&mut b, &segments[..1]);
+    receive_segments(&mut b, &segments[..1]);
     let (from, to) = (b.mr(1 << 20, Access::LOCAL_WRITE), a.mr(1 << 20, ALL));
     b.post(2, write(&to), &[from.sge()]);
     assert_eq!(b.fill(), TxFill::Ready);
@@ -340,8 +340,8 @@ fn no_farewell_inside_message() {
 
 /// The protocol's own zero-length Writes use the reserved STag.
 #[test]
-fn only_program_writes_count() {
-    let (_, mut b, _, target) = ends();
+fn only_writes_of_program_are_counted() {
+    let (_, mut b, _, target) = connected_by_number();
     let header = |stag: u32| {
         Header::Tagged(TaggedHeader {
             last: true,
@@ -350,12 +350,12 @@ fn only_program_writes_count() {
             to: 0,
         })
     };
-    give(&mut b, &[(header(1), Vec::new())]);
+    receive_segments(&mut b, &[(header(1), Vec::new())]);
     assert!(!b.qp.say_farewell(false), "nothing has arrived");
-    give(&mut b, &[(header(target.stag), Vec::new())]);
+    receive_segments(&mut b, &[(header(target.stag), Vec::new())]);
     assert!(b.qp.say_farewell(false));
-    let Header::Tagged(said) = b.sent()[0].0 else {
+    let Header::Tagged(note) = b.sent()[0].0 else {
         panic!("no note");
     };
-    assert_eq!(said.to as u32, 1);
+    assert_eq!(note.to as u32, 1);
 }

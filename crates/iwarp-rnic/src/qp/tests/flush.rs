@@ -34,8 +34,8 @@ fn flush_completes_with_response() {
     let [cqe] = rig.host.sends[..] else {
         panic!("{:?}", rig.host.sends);
     };
-    let told = (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len);
-    assert_eq!(told, (2, WcStatus::Success, WcOpcode::Flush, 0));
+    let completed = (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len);
+    assert_eq!(completed, (2, WcStatus::Success, WcOpcode::Flush, 0));
 }
 
 /// Some peers answer a zero-length Read that follows another Read with the data of that Read, so a
@@ -85,7 +85,7 @@ fn invalid_flush_is_refused() {
 }
 
 #[test]
-fn failed_flush_keeps_its_name() {
+fn failed_flush_keeps_opcode() {
     let mut rig = Rig::new();
     rig.post(1, FLUSH, &[]);
     assert!(!rig.sent().is_empty());

@@ -41,7 +41,7 @@ impl Mr {
 
     fn put(&self, at: u32, octet: u8) {
         assert!(at < self.len);
-        // SAFETY: leaked memory of this test.
+        // SAFETY: the address is in memory that this test has leaked.
         unsafe { ((self.at + u64::from(at)) as *mut u8).write_volatile(octet) };
     }
 }
@@ -55,9 +55,10 @@ pub(super) struct TestHost {
     /// The shared receive queues of an XRC domain: number, protection domain, queue.
     pub(super) domain: Vec<(u32, u32, SharedReceiveQueue)>,
     pub(super) selected: Option<u32>,
-    /// When the shared receive queue gets a receive back, a message of another queue pair fills it.
-    pub(super) intruder: Option<Mr>,
-    /// No receive may be taken for now, as if none were posted.
+    /// Region that is overwritten when a receive is returned to the shared queue, as if a message
+    /// of another queue pair had used the receive.
+    pub(super) overwritten_on_return: Option<Mr>,
+    /// Receives are treated as not posted.
     pub(super) not_ready: bool,
 }
 
@@ -69,11 +70,11 @@ impl Host for TestHost {
             cqe.qp_num, 0,
             "the completion has no queue pair number: {cqe:?}"
         );
-        // Programs read the opcode even where the manual leaves it undefined, to tell sends from
-        // receives.
+        // Programs read the opcode even where the manual leaves it undefined, to distinguish sends
+        // and receives.
         use WcOpcode::{Recv, RecvWriteImm, TagNone, TagRecv};
-        let of_receives = matches!(cqe.opcode, Recv | RecvWriteImm | TagRecv | TagNone);
-        assert_eq!(of_receives, direction == Direction::Recv, "{cqe:?}");
+        let is_receive = matches!(cqe.opcode, Recv | RecvWriteImm | TagRecv | TagNone);
+        assert_eq!(is_receive, direction == Direction::Recv, "{cqe:?}");
         match direction {
             Direction::Send => self.sends.push(cqe),
             Direction::Recv => self.recvs.push(cqe),
@@ -86,9 +87,9 @@ impl Host for TestHost {
         let Some(srq) = named.map(|q| &mut q.2).or(self.srq.as_mut()) else {
             return false;
         };
-        let (got, limit) = srq.take(taken);
+        let (found, limit) = srq.take(taken);
         self.limit_events += u32::from(limit);
-        got
+        found
     }
 
     fn with_shared_receive<R>(
@@ -99,7 +100,7 @@ impl Host for TestHost {
         let before = srq.len();
         let result = f(srq);
         if srq.len() > before
-            && let Some(mr) = &self.intruder
+            && let Some(mr) = &self.overwritten_on_return
         {
             (0..mr.len).for_each(|at| mr.put(at, 0xee));
         }
@@ -129,7 +130,7 @@ pub(super) struct Rig {
     pub(super) buffer: Box<RxBuffer>,
     pub(super) plan: Box<TxPlan>,
     pub(super) options: FpduOptions,
-    /// Octets offered and not consumed.
+    /// Octets passed to the queue pair and not yet consumed.
     pub(super) offered: Vec<u8>,
     clock_out: MarkerClock,
     clock_in: MarkerClock,
@@ -184,7 +185,7 @@ impl Rig {
 
     pub(super) fn start(&mut self, stream: StreamConfig) {
         self.options.crc = stream.crc.then_some(crc32c::append);
-        // Both directions are framed alike.
+        // The test's codec uses the same options in both directions.
         self.options.markers = stream.markers_tx && stream.markers_rx;
         self.qp.start(stream, Time::ZERO).unwrap();
     }
@@ -198,10 +199,10 @@ impl Rig {
         let words: &'static mut [u64] = Box::leak(vec![0u64; len as usize / 8 + 1].into());
         let at = words.as_mut_ptr().cast::<u8>();
         for i in 0..len {
-            // SAFETY: inside the allocation, which is not shared yet.
+            // SAFETY: the address is inside the allocation, which is not shared yet.
             unsafe { at.add(i as usize).write(i as u8) };
         }
-        // SAFETY: leaked, so it stays; the reference is not used any more.
+        // SAFETY: the memory is leaked, so it stays valid; the reference is not used any more.
         unsafe { HostRange::new(at as u64, u64::from(len)) }.unwrap()
     }
 
@@ -231,11 +232,10 @@ impl Rig {
         mr.put(at, octet);
     }
 
-    /// Returns the contents of memory.
     pub(super) fn read(&self, mr: &Mr) -> Vec<u8> {
         let mut out = vec![0; mr.len as usize];
         for (i, octet) in out.iter_mut().enumerate() {
-            // SAFETY: leaked memory of this test.
+            // SAFETY: the address is in memory that this test has leaked.
             *octet = unsafe { ((mr.at + i as u64) as *const u8).read_volatile() };
         }
         out
@@ -282,20 +282,20 @@ impl Rig {
 
     pub(super) fn write_some(&mut self, most: usize) -> Vec<u8> {
         let mut out = vec![0; most];
-        let who = self.qp.accessor();
-        let n = self.plan.copy_to(&self.table, who, &mut out).unwrap();
+        let accessor = self.qp.accessor();
+        let n = self.plan.copy_to(&self.table, accessor, &mut out).unwrap();
         out.truncate(n);
         self.compare_runs(&out);
         self.qp.tx_written(&mut self.plan, n, &mut self.host);
         out
     }
 
-    /// Checks that the runs for a socket have the octets that are copied otherwise, up to what is
-    /// written together.
+    /// Checks that the plan's runs contain the octets that `copy_to` has copied, as far as one
+    /// write may include them.
     fn compare_runs(&mut self, copied: &[u8]) {
         // If octets are written one by one, checking all runs each time would take too long.
-        let most = if copied.len() < 256 { 3 } else { usize::MAX };
-        let (who, together) = (self.qp.accessor(), self.plan.together());
+        let max_runs = if copied.len() < 256 { 3 } else { usize::MAX };
+        let (accessor, together) = (self.qp.accessor(), self.plan.together());
         let (mut runs, mut total, mut rest) = (0, 0, copied);
         let visit = |run: Run<'_>| {
             assert!(!run.fragment.is_empty(), "an empty run");
@@ -306,22 +306,27 @@ impl Rig {
             assert_eq!(octets, now);
             rest = later;
         };
-        self.plan.runs(&self.table, who, most, visit).unwrap();
+        self.plan
+            .runs(&self.table, accessor, max_runs, visit)
+            .unwrap();
         self.plan.release(&self.table);
-        assert!(runs <= most && total <= together);
-        assert!(runs == most || total == together, "{total} of {together}");
+        assert!(runs <= max_runs && total <= together);
+        assert!(
+            runs == max_runs || total == together,
+            "{total} of {together}"
+        );
     }
 
     /// Returns the octets of all runs of the plan without writing them.
     pub(super) fn all_unwritten(&mut self) -> Vec<u8> {
-        let (who, mut all) = (self.qp.accessor(), Vec::new());
+        let (accessor, mut all) = (self.qp.accessor(), Vec::new());
         let visit = |run: Run<'_>| {
             // SAFETY: the octets are readable until the plan changes.
             let octets =
                 unsafe { core::slice::from_raw_parts(run.fragment.as_ptr(), run.fragment.len()) };
             all.extend_from_slice(octets);
         };
-        self.plan.all_runs(&self.table, who, visit).unwrap();
+        self.plan.all_runs(&self.table, accessor, visit).unwrap();
         self.plan.release(&self.table);
         all
     }
@@ -358,14 +363,14 @@ impl Rig {
         self.segments(&octets)
     }
 
-    pub(super) fn sent_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
+    pub(super) fn write_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.write_some(self.plan.remaining());
         assert!(self.plan.is_done());
         self.segments(&octets)
     }
 
     /// Returns the segments of the plan without writing them.
-    pub(super) fn segments_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
+    pub(super) fn plan_segments(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.all_unwritten();
         self.segments(&octets)
     }
@@ -406,11 +411,11 @@ impl Rig {
 
     pub(super) fn rx(&mut self, octets: &[u8]) -> RxStatus {
         self.offered.extend_from_slice(octets);
-        self.again()
+        self.offer_again()
     }
 
-    /// Offers the unconsumed octets again, until no more is done.
-    pub(super) fn again(&mut self) -> RxStatus {
+    /// Passes the unconsumed octets again, until the result is not `More`.
+    pub(super) fn offer_again(&mut self) -> RxStatus {
         loop {
             let status = self.input(crc32c::append);
             if status != RxStatus::More {
@@ -419,7 +424,7 @@ impl Rig {
         }
     }
 
-    /// Offers the unconsumed octets once.
+    /// Passes the unconsumed octets once.
     pub(super) fn input(&mut self, crc32c: Crc32cFn) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
@@ -428,8 +433,8 @@ impl Rig {
         };
         let (n, status) = self.qp.rx_input(&self.offered, &mut self.buffer, &mut env);
         self.offered.drain(..n);
-        let ends = matches!(status, RxStatus::Ok | RxStatus::Failed);
-        assert!(!ends || self.offered.is_empty(), "{status:?}");
+        let consumes_all = matches!(status, RxStatus::Ok | RxStatus::Failed);
+        assert!(!consumes_all || self.offered.is_empty(), "{status:?}");
         status
     }
 
@@ -445,11 +450,11 @@ impl Rig {
     }
 
     /// Lets the time of a held Send expire.
-    pub(super) fn wait_for_a_receive(&mut self) {
-        let begins = Time::from_nanos(1);
-        self.qp.on_time(begins, &mut self.host);
+    pub(super) fn expire_held_send(&mut self) {
+        let start = Time::from_nanos(1);
+        self.qp.on_time(start, &mut self.host);
         let long = Duration::from_secs(3600);
-        self.qp.on_time(begins.after(long), &mut self.host);
+        self.qp.on_time(start.after(long), &mut self.host);
     }
 
     pub(super) fn eof(&mut self) {
@@ -537,7 +542,7 @@ pub(super) fn read_request(sink: u32, size: u32, stag: u32, to: u64) -> Vec<u8> 
     body
 }
 
-/// Moves octets between two rigs until both are silent, in pieces of at most `piece` octets.
+/// Moves octets between two rigs until both send nothing, in pieces of at most `piece` octets.
 pub(super) fn shuttle(a: &mut Rig, b: &mut Rig, piece: usize) {
     for _ in 0..100 {
         let (x, y) = (a.octets_out(), b.octets_out());

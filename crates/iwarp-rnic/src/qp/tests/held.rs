@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 const DEPTH: u32 = 4;
 
-fn holding(signal_all: bool) -> Rig {
+fn rig_holding_slots(signal_all: bool) -> Rig {
     let config = QpConfig {
         max_send_wr: DEPTH,
         max_recv_wr: DEPTH,
@@ -48,7 +48,7 @@ const UNSIGNALED: SendFlags = SendFlags::empty();
 
 #[test]
 fn sent_requests_hold_their_slots() {
-    let mut rig = holding(true);
+    let mut rig = rig_holding_slots(true);
     let mut from = rig.qp.send_position();
     assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 4);
     assert_eq!(freed(&mut rig, &mut from), [1; 4]);
@@ -63,8 +63,8 @@ fn sent_requests_hold_their_slots() {
 }
 
 #[test]
-fn completion_frees_silent_requests_before_it() {
-    let mut rig = holding(false);
+fn completion_frees_unsignaled_requests_before_it() {
+    let mut rig = rig_holding_slots(false);
     let mut from = rig.qp.send_position();
     assert_eq!(
         send_all(&mut rig, &[UNSIGNALED, UNSIGNALED, SIGNALED, UNSIGNALED]),
@@ -87,7 +87,7 @@ fn completion_frees_silent_requests_before_it() {
 /// it.
 #[test]
 fn flushed_requests_hold_their_slots() {
-    let mut rig = holding(false);
+    let mut rig = rig_holding_slots(false);
     let mut from = rig.qp.send_position();
     assert_eq!(send_all(&mut rig, &[UNSIGNALED, UNSIGNALED]), 2);
     rig.post_flags(1, SendOp::Send, UNSIGNALED, &[]);
@@ -110,7 +110,7 @@ fn flushed_requests_hold_their_slots() {
     );
     assert_eq!(send_all(&mut rig, &[SIGNALED; 9]), 4);
     assert_eq!(freed(&mut rig, &mut from), [1; 4]);
-    // Receives work in the same way: one was flushed.
+    // Receives also hold their slots. One of them was flushed.
     let receive = |rig: &mut Rig| {
         let wr = crate::RecvWr {
             wr_id: 1,
@@ -132,7 +132,7 @@ fn flushed_requests_hold_their_slots() {
 
 #[test]
 fn taken_receives_hold_their_slots() {
-    let mut rig = holding(false);
+    let mut rig = rig_holding_slots(false);
     for wr_id in 0..4 {
         rig.recv(wr_id, &[]);
     }
@@ -148,7 +148,7 @@ fn taken_receives_hold_their_slots() {
 
 #[test]
 fn reset_frees_all_slots() {
-    let mut rig = holding(false);
+    let mut rig = rig_holding_slots(false);
     assert_eq!(send_all(&mut rig, &[UNSIGNALED; 4]), 4);
     for wr_id in 0..4 {
         rig.recv(wr_id, &[]);
@@ -164,9 +164,8 @@ fn reset_frees_all_slots() {
     assert_eq!(freed(&mut rig, &mut from), [1]);
 }
 
-/// Without the option a slot is freed when its completion is written.
 #[test]
-fn other_drivers_need_not_release() {
+fn slots_are_freed_without_hold_option() {
     let config = QpConfig {
         max_send_wr: DEPTH,
         ..QpConfig::default()

@@ -18,7 +18,6 @@ const MARKED: StreamConfig = StreamConfig {
     ..STREAM
 };
 
-/// The streams of a test.
 const STREAMS: [StreamConfig; 4] = [
     STREAM,
     StreamConfig {
@@ -38,7 +37,7 @@ fn sends(rig: &mut Rig, payloads: &[&[u8]]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn whole_fpdus_are_processed_in_place() {
+fn complete_fpdus_are_processed_in_place() {
     for stream in STREAMS {
         let mut rig = Rig::with(QpConfig::default(), stream);
         let mr = rig.mr(400, ALL);
@@ -49,7 +48,7 @@ fn whole_fpdus_are_processed_in_place() {
         assert_eq!(rig.rx(&fpdus[..2].concat()), RxStatus::Ok);
         assert_eq!(rig.host.recvs.len(), 2);
         assert!(rig.buffer.is_empty() && rig.buffer.is_untouched());
-        // One is cut, even in its length field.
+        // The third FPDU arrives in parts. The first part ends inside the length field.
         for cut in [1, 50] {
             let (begins, ends) = fpdus[2].split_at(cut);
             if cut == 1 {
@@ -59,7 +58,7 @@ fn whole_fpdus_are_processed_in_place() {
             }
             assert_eq!(rig.rx(&begins[1..]), RxStatus::Ok);
             assert_eq!((rig.buffer.len(), rig.host.recvs.len()), (cut, 2));
-            // The FPDU after it is not kept.
+            // The FPDU after it is not copied to the buffer.
             let rest = [ends, &fpdus[3]].concat();
             assert_eq!(rig.rx(&rest), RxStatus::Ok);
         }
@@ -82,30 +81,30 @@ fn held_send_stays_with_caller() {
         let mr = rig.mr(64, ALL);
         rig.recv(1, &[mr.sge()]);
         let fpdus = sends(&mut rig, &[&[1; 8], &[2; 8], &[3; 8]]);
-        let behind = fpdus[1..].concat();
+        let later_fpdus = fpdus[1..].concat();
         assert_eq!(rig.rx(&fpdus.concat()), RxStatus::Held);
-        assert!(rig.offered == behind && rig.buffer.is_empty());
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert!(rig.offered == later_fpdus && rig.buffer.is_empty());
+        assert_eq!(rig.offer_again(), RxStatus::Held);
         rig.recv(2, &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert_eq!(rig.offer_again(), RxStatus::Held);
         assert!(rig.offered == fpdus[2] && rig.buffer.is_untouched());
         rig.recv(3, &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Ok);
+        assert_eq!(rig.offer_again(), RxStatus::Ok);
         assert_eq!(rig.host.recvs.len(), 3);
         assert_eq!(rig.qp.counters().receiver_not_ready, 2);
-        // One that arrived in two parts is kept until it is processed.
+        // A held Send that arrived in two parts stays in the buffer until it is processed.
         let held = rig.fpdu(&send(4, &[4; 8]));
         assert_eq!(rig.rx(&held[..10]), RxStatus::Ok);
         assert_eq!(rig.rx(&held[10..]), RxStatus::Held);
         assert!(rig.offered.is_empty() && rig.buffer.len() == held.len());
         rig.recv(4, &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Ok);
+        assert_eq!(rig.offer_again(), RxStatus::Ok);
         assert!(rig.buffer.is_empty() && rig.host.recvs.len() == 4);
     }
 }
 
 #[test]
-fn send_stays_held_until_offered_again() {
+fn send_stays_held_until_passed_again() {
     let mut rig = Rig::new();
     let held = rig.fpdu(&send(1, &[1; 8]));
     assert_eq!(rig.rx(&held), RxStatus::Held);
@@ -116,10 +115,10 @@ fn send_stays_held_until_offered_again() {
     let until = due(&mut rig);
     let octets = core::mem::take(&mut rig.offered);
     assert_eq!(rig.filled(0), RxStatus::Held);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
     rig.qp.on_time(Time::from_nanos(9), &mut rig.host);
-    assert_eq!(rig.qp.poll_at(), until, "its deadline stays");
+    assert_eq!(rig.qp.poll_at(), until, "the deadline does not change");
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
     assert_eq!(rig.rx(&octets), RxStatus::Ok);
@@ -143,13 +142,13 @@ fn failed_stream_keeps_nothing() {
 #[derive(Debug, Clone, Copy)]
 enum Input {
     Planned,
-    Lent,
+    Passed,
 }
 
-/// Sends Sends and Writes of these lengths alternately, and receives them in these pieces. Returns
-/// all observable state.
-fn taken(
-    way: Input,
+/// Sends Send and Write messages of these lengths alternately, and receives the octets in these
+/// pieces. Returns all observable state.
+fn receive_in_pieces(
+    input: Input,
     stream: StreamConfig,
     lens: &[u32],
     pieces: &[usize],
@@ -180,11 +179,11 @@ fn taken(
         }
         let (now, later) = rest.split_at((*piece).min(rest.len()));
         rest = later;
-        match way {
+        match input {
             Input::Planned => {
                 read_as_planned(&mut b, now, usize::MAX, 4);
             }
-            Input::Lent => {
+            Input::Passed => {
                 let _ = b.rx(now);
             }
         }
@@ -212,11 +211,11 @@ proptest! {
         budget in prop_oneof![Just(1u32), Just(3), Just(u32::MAX)],
     ) {
         let stream = StreamConfig { emss, ..STREAMS[stream] };
-        let planned = taken(Input::Planned, stream, &lens, &pieces, u32::MAX);
-        let lent = taken(Input::Lent, stream, &lens, &pieces, budget);
-        prop_assert_eq!(&lent, &planned);
-        prop_assert_eq!(lent.0.len(), lens.len().div_ceil(2));
-        prop_assert_eq!(taken(Input::Planned, stream, &lens, &pieces, budget), planned);
+        let planned = receive_in_pieces(Input::Planned, stream, &lens, &pieces, u32::MAX);
+        let passed = receive_in_pieces(Input::Passed, stream, &lens, &pieces, budget);
+        prop_assert_eq!(&passed, &planned);
+        prop_assert_eq!(passed.0.len(), lens.len().div_ceil(2));
+        prop_assert_eq!(receive_in_pieces(Input::Planned, stream, &lens, &pieces, budget), planned);
     }
 }
 
@@ -267,7 +266,7 @@ fn exact_budget_has_no_more() {
     let mut config = QpConfig::default();
     config.budget.fpdus = 0;
     let mut rig = Rig::with(config, STREAM);
-    // Zero counts as one.
+    // A budget of zero is treated as one.
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
     rig.offered = sends(&mut rig, &[&[7; 8]]).concat();
@@ -330,9 +329,9 @@ fn received_octets_are_summed_once() {
     }
 }
 
-/// Markers keep their positions, however often an FPDU is offered.
+/// Markers keep their positions, even if an FPDU is passed several times.
 #[test]
-fn held_send_with_markers() {
+fn held_send_keeps_marker_positions() {
     let stream = StreamConfig {
         markers_tx: true,
         markers_rx: true,
@@ -342,9 +341,9 @@ fn held_send_with_markers() {
     let mr = rig.mr(1000, ALL);
     for msn in 1..4 {
         assert_eq!(rig.rx_ulpdu(&send(msn, &[7; 1000])), RxStatus::Held);
-        assert_eq!(rig.again(), RxStatus::Held);
+        assert_eq!(rig.offer_again(), RxStatus::Held);
         rig.recv(u64::from(msn), &[mr.sge()]);
-        assert_eq!(rig.again(), RxStatus::Ok);
+        assert_eq!(rig.offer_again(), RxStatus::Ok);
     }
     let all = [1, 2, 3].map(|id| (id, WcStatus::Success));
     assert_eq!(brief(&rig.host.recvs), all);

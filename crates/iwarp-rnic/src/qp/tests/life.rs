@@ -1,8 +1,8 @@
 //! Each event in each state of a queue pair's life.
 //!
-//! `life.txt` has a line for each state with the effect of each event; events that are missing
-//! change nothing. States that differ only in one of the independent pairs share a line; a second
-//! test shows that they are independent.
+//! `life.txt` contains a line for each state, with the effect of each event; an event that is not
+//! listed has no effect. States that differ only in one value of an independent pair share a line;
+//! a second test checks that these values are independent.
 
 use super::*;
 use crate::qp::fault::TerminateOctets;
@@ -14,7 +14,8 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// A stream that may end at any time, and one that may not. Other times do not matter here.
+/// A stream that may end at any time, and a stream that must not end yet. Other times do not matter
+/// in these tests.
 const TIMES: [Option<Time>; 2] = [None, Some(EARLY)];
 const EARLY: Time = Time::from_nanos(10);
 
@@ -53,9 +54,9 @@ fn clock(life: &mut Life, nanos: u64) {
     {}
 }
 
-fn hold(life: &mut Life, how: Hold) {
+fn hold(life: &mut Life, value: Hold) {
     if let Some(hold) = life.hold() {
-        *hold = how;
+        *hold = value;
     }
 }
 
@@ -63,7 +64,7 @@ fn message() -> TerminateOctets {
     TerminateOctets::new(&Terminate::new(TerminateCode::MPA_CRC))
 }
 
-fn readies() -> [Ready; 4] {
+fn ready_states() -> [Ready; 4] {
     [
         Ready::Receive,
         Ready::Send,
@@ -72,9 +73,9 @@ fn readies() -> [Ready; 4] {
     ]
 }
 
-fn idles() -> Vec<Idle> {
+fn idle_states() -> Vec<Idle> {
     let mut all = Vec::from([Idle::Reset, Idle::Init, Idle::Error]);
-    for ready in readies() {
+    for ready in ready_states() {
         for awaits in [false, true] {
             all.push(Idle::Ready { ready, awaits });
         }
@@ -82,7 +83,7 @@ fn idles() -> Vec<Idle> {
     all
 }
 
-fn olds() -> Vec<Option<Old>> {
+fn old_streams() -> Vec<Option<Old>> {
     let mut all = Vec::from([None, Some(Old::Abort)]);
     for cut in [false, true] {
         all.extend(TIMES.map(|not_before| Some(Old::Leave { cut, not_before })));
@@ -99,7 +100,7 @@ fn flows() -> Vec<Flow> {
     let since = Hold::Since {
         until: Time::from_nanos(u64::MAX),
         until_if_closed: Time::from_nanos(u64::MAX),
-        look: None,
+        check_at: None,
     };
     let mut peers = Vec::from([Peer::AwaitingFirstFpdu { overdue }]);
     peers.extend([Hold::No, Hold::Begins, since].map(|hold| Peer::Heard { hold }));
@@ -128,7 +129,7 @@ fn flows() -> Vec<Flow> {
     all
 }
 
-fn endings() -> Vec<Life> {
+fn ending_states() -> Vec<Life> {
     let message = message();
     let mut all = Vec::new();
     for eof in [false, true] {
@@ -138,13 +139,13 @@ fn endings() -> Vec<Life> {
                 unwritten,
                 not_before,
             };
-            let lasts = [
+            let last_states = [
                 terminate(false),
                 terminate(true),
                 Last::Plan { not_before },
                 Last::Drained { not_before },
             ];
-            all.extend(lasts.map(|last| Life::Ending { eof, last }));
+            all.extend(last_states.map(|last| Life::Ending { eof, last }));
         }
         let last = Last::ShutDown;
         all.push(Life::Ending { eof, last });
@@ -152,12 +153,16 @@ fn endings() -> Vec<Life> {
     all
 }
 
-fn everything() -> Vec<Life> {
-    let mut all = endings();
-    for state in idles() {
-        all.extend(olds().into_iter().map(|old| Life::Apart { state, old }));
+fn all_values() -> Vec<Life> {
+    let mut all = ending_states();
+    for state in idle_states() {
+        all.extend(
+            old_streams()
+                .into_iter()
+                .map(|old| Life::Apart { state, old }),
+        );
     }
-    for ready in readies() {
+    for ready in ready_states() {
         all.extend(flows().iter().map(|&flow| Life::Up { ready, flow }));
     }
     all
@@ -182,7 +187,7 @@ const EVENTS: [Event; 26] = [
     ("close", Life::close),
     ("leave", Life::abandon),
     ("abort", Life::abort),
-    ("hear", |life| _ = life.fpdu_arrived()),
+    ("fpdu", |life| _ = life.fpdu_arrived()),
     ("hold", |life| hold(life, Hold::Begins)),
     ("resume", |life| hold(life, Hold::No)),
     ("fail", |life| life.fail(message())),
@@ -298,7 +303,7 @@ fn label(life: &Life) -> String {
         _ => None,
     };
     if let Some((ready, awaits)) = ready {
-        words.add("told", ready == Ready::Drain { notified: true });
+        words.add("notified", ready == Ready::Drain { notified: true });
         words.add("awaits", awaits);
     }
     match *life {
@@ -313,9 +318,9 @@ fn label(life: &Life) -> String {
 }
 
 #[test]
-fn every_event_in_every_state() {
-    let told = Ready::Drain { notified: true };
-    let shown = everything().into_iter().filter(|life| match *life {
+fn events_follow_recorded_table() {
+    let notified = Ready::Drain { notified: true };
+    let shown = all_values().into_iter().filter(|life| match *life {
         Life::Apart { old: None, .. } => true,
         Life::Apart { state, .. } => matches!(state, Idle::Reset | Idle::Init | Idle::Error),
         Life::Up { ready, flow } => {
@@ -324,7 +329,7 @@ fn every_event_in_every_state() {
                 closing: false,
                 unwritten: false,
             };
-            ready == Ready::Send || (flow == plain && ready != told)
+            ready == Ready::Send || (flow == plain && ready != notified)
         }
         Life::Ending { .. } => true,
     });
@@ -340,20 +345,20 @@ fn every_event_in_every_state() {
         }
         table += "\n";
     }
-    let want = include_str!("life.txt");
-    for (line, want) in table.lines().zip(want.lines()) {
-        assert_eq!(line, want);
+    let expected = include_str!("life.txt");
+    for (line, expected) in table.lines().zip(expected.lines()) {
+        assert_eq!(line, expected);
     }
-    assert_eq!(table.lines().count(), want.lines().count());
+    assert_eq!(table.lines().count(), expected.lines().count());
 }
 
-/// Neither fact of an independent pair affects the other.
+/// Neither value of an independent pair affects the other.
 #[test]
-fn independent_facts_stay_independent() {
+fn independent_values_stay_independent() {
     for event in events() {
         let mut of_flow = BTreeMap::new();
         let mut of_old = BTreeMap::new();
-        for life in everything() {
+        for life in all_values() {
             let next = after(life, event);
             match (life, next) {
                 (Life::Up { ready, flow }, Life::Up { ready: r, flow: f }) => {
@@ -367,7 +372,7 @@ fn independent_facts_stay_independent() {
                     let before = of_old.insert(format!("{old:?}"), o);
                     assert!(before.is_none_or(|b| b == o), "{life:?} {}", event.0);
                     // The stream that was given up has no more effect.
-                    let ends = ["gone", "written", "fill", "shut", "eof", "hear", "emit"];
+                    let ends = ["gone", "written", "fill", "shut", "eof", "fpdu", "emit"];
                     assert!(
                         !ends.contains(&event.0) || s == state,
                         "{life:?} {}",
@@ -393,16 +398,16 @@ fn every_value_is_reachable() {
             next.extend(events().map(|event| after(life, event)));
         }
     }
-    let all = everything();
+    let all = all_values();
     for life in &all {
         assert!(seen.contains_key(&label(life)), "{life:?} cannot happen");
     }
-    assert_eq!(seen.len(), all.len(), "a situation was forgotten above");
+    assert_eq!(seen.len(), all.len(), "`everything` lacks a value");
 }
 
 #[test]
 fn invariants_of_each_state() {
-    for life in everything() {
+    for life in all_values() {
         let state = life.state();
         let interest = life.rx_interest();
         assert_eq!(
@@ -414,7 +419,7 @@ fn invariants_of_each_state() {
         assert!(life.starts_requests() <= (state == State::Rts && life.is_up()));
         assert!(life.has_unwritten() <= life.has_stream());
         let takes = matches!(state, State::Rts | State::Sqd | State::Error);
-        assert_eq!(life.takes_sends(), takes);
+        assert_eq!(life.accepts_sends(), takes);
         // Nothing is written after the end of the stream, and no stream is given up that is still
         // to be written to.
         if life.wish() != StreamWish::Keep {
@@ -430,7 +435,7 @@ fn invariants_of_each_state() {
 /// A program that changes the state itself calls `await_stream` before it drains the queue.
 #[test]
 fn await_stream_is_allowed_before_drain() {
-    for life in everything() {
+    for life in all_values() {
         let allowed = match life {
             Life::Apart {
                 state: Idle::Init | Idle::Ready { .. },
@@ -446,8 +451,8 @@ fn await_stream_is_allowed_before_drain() {
 /// The program is notified once that its queue is drained, and not before the plan is written.
 #[test]
 fn drain_is_reported_once() {
-    for life in everything() {
-        let told = match life {
+    for life in all_values() {
+        let notified = match life {
             Life::Up { ready, .. }
             | Life::Apart {
                 state: Idle::Ready { ready, .. },
@@ -457,6 +462,6 @@ fn drain_is_reported_once() {
             }
             _ => false,
         };
-        assert_eq!({ life }.idle(), told, "{life:?}");
+        assert_eq!({ life }.idle(), notified, "{life:?}");
     }
 }

@@ -42,7 +42,7 @@ fn send_inv(rig: &mut Rig, msn: u32, stag: u32) -> RxStatus {
 }
 
 #[test]
-fn type_2_window_bind_and_invalidate() {
+fn type_2_window_is_bound_and_invalidated() {
     //= rfc5041 section 8.3
     //= type=test
     //# DDP MUST provide a mechanism for the ULP to communicate the association
@@ -60,8 +60,8 @@ fn type_2_window_bind_and_invalidate() {
     assert!(rig.sent().is_empty());
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
     let region = Stag(mr.stag);
-    let gone = rig.table.deregister(region);
-    assert_eq!(gone.unwrap_err(), MemoryError::Busy);
+    let deregistered = rig.table.deregister(region);
+    assert_eq!(deregistered.unwrap_err(), MemoryError::Busy);
     let changed = rig.table.reregister(region, None, None, Some(ALL));
     assert_eq!(changed.unwrap_err(), MemoryError::Busy);
     assert_eq!(write(&mut rig, new, mr.at + 8, &[1; 16]), RxStatus::Ok);
@@ -70,7 +70,7 @@ fn type_2_window_bind_and_invalidate() {
     let cqe = rig.host.recvs[0];
     assert_eq!(cqe.flags, WcFlags::WITH_INV | WcFlags::SOLICITED);
     assert_eq!(cqe.imm_or_stag, new);
-    // Bound again, with another key, to another part.
+    // The window is bound again, with another key, to another part.
     rig.post(3, SendOp::Bind(bind(new, mw, &mr, 0, 4)), &[]);
     rig.sent();
     assert_eq!(write(&mut rig, mw, mr.at, &[2; 4]), RxStatus::Ok);
@@ -84,18 +84,22 @@ fn type_2_window_bind_and_invalidate() {
 fn only_type_1_window_is_rebound() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
-    let one = window(&mut rig, WindowType::Type1);
-    rig.post(1, SendOp::Bind(bind(one, one, &mr, 0, 8)), &[]);
-    rig.post(2, SendOp::Bind(bind(one, one ^ 1, &mr, 8, 8)), &[]);
-    // A length of zero unbinds it.
-    rig.post(3, SendOp::Bind(bind(one ^ 1, one ^ 2, &mr, 0, 0)), &[]);
+    let type_1 = window(&mut rig, WindowType::Type1);
+    rig.post(1, SendOp::Bind(bind(type_1, type_1, &mr, 0, 8)), &[]);
+    rig.post(2, SendOp::Bind(bind(type_1, type_1 ^ 1, &mr, 8, 8)), &[]);
+    // A length of zero unbinds the window.
+    rig.post(
+        3,
+        SendOp::Bind(bind(type_1 ^ 1, type_1 ^ 2, &mr, 0, 0)),
+        &[],
+    );
     rig.sent();
     assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Success));
     rig.table.deregister(Stag(mr.stag)).unwrap();
     let mr = rig.mr(64, ALL);
-    let two = window(&mut rig, WindowType::Type2);
-    rig.post(4, SendOp::Bind(bind(two, two, &mr, 0, 8)), &[]);
-    rig.post(5, SendOp::Bind(bind(two, two, &mr, 0, 8)), &[]);
+    let type_2 = window(&mut rig, WindowType::Type2);
+    rig.post(4, SendOp::Bind(bind(type_2, type_2, &mr, 0, 8)), &[]);
+    rig.post(5, SendOp::Bind(bind(type_2, type_2, &mr, 0, 8)), &[]);
     rig.sent();
     assert_eq!(
         brief(&rig.host.sends)[3..],
@@ -105,14 +109,14 @@ fn only_type_1_window_is_rebound() {
 }
 
 #[test]
-fn refused_binds() {
+fn invalid_binds_are_refused() {
     let mut rig = Rig::new();
     let good = rig.mr(64, ALL);
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
     let read_only = rig.mr(64, Access::MW_BIND);
     let foreign = rig.mr_in(PD + 1, 64, ALL);
     let mw = window(&mut rig, WindowType::Type2);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     // The key of an earlier registration of the region.
     let old_key = Bind {
         mr_stag: Stag(good.stag ^ 1),
@@ -135,7 +139,7 @@ fn refused_binds() {
         ),
     ];
     for (wr, error) in cases {
-        assert_eq!(rig.table.bind(&wr, who), Err(error));
+        assert_eq!(rig.table.bind(&wr, accessor), Err(error));
     }
     // Each remote right to write needs a region that can be written locally.
     for (access, result) in [
@@ -148,7 +152,7 @@ fn refused_binds() {
             ..bind(mw, mw, &read_only, 0, 8)
         };
         assert!(!rig.table.info(Stag(mw)).unwrap().valid);
-        assert_eq!(rig.table.bind(&wr, who), result, "{access:?}");
+        assert_eq!(rig.table.bind(&wr, accessor), result, "{access:?}");
     }
     // A window has addresses, but a zero-based region has none.
     let zero_based = rig.zero_based(64, ALL);
@@ -157,23 +161,25 @@ fn refused_binds() {
         addr: 0,
         ..bind(other, other, &zero_based, 0, 8)
     };
-    let refused = rig.table.bind(&wr, who);
+    let refused = rig.table.bind(&wr, accessor);
     assert_eq!(refused, Err(MemoryError::NotBindable));
 }
 
-/// The program knows the key of the last bind it posted, executed or not.
+/// The program knows only the key of the last bind that it posted, even if that bind failed.
 #[test]
-fn flushed_bind_leaves_window_usable() {
+fn window_is_usable_after_failed_bind() {
     let mut rig = Rig::new();
     let good = rig.mr(64, ALL);
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
     for ty in [WindowType::Type1, WindowType::Type2] {
         let mw = window(&mut rig, ty);
-        let who = rig.qp.accessor();
-        let refused = rig.table.bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), who);
+        let accessor = rig.qp.accessor();
+        let refused = rig
+            .table
+            .bind(&bind(mw, mw ^ 1, &unbindable, 0, 8), accessor);
         assert_eq!(refused, Err(MemoryError::NotBindable));
         rig.table
-            .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), who)
+            .bind(&bind(mw ^ 1, mw ^ 2, &good, 0, 8), accessor)
             .unwrap();
         assert!(rig.table.info(Stag(mw ^ 2)).unwrap().valid);
     }
@@ -200,7 +206,7 @@ const fn fast_register(stag: Stag, offset: u64, len: u64) -> FastRegister {
 }
 
 #[test]
-fn fast_registration_and_local_invalidation() {
+fn fast_registration_is_locally_invalidated() {
     //= rfc5041 section 8.3
     //= type=test
     //# DDP MUST provide a mechanism for the ULP to establish and revoke STag
@@ -243,7 +249,7 @@ fn fast_registration_and_local_invalidation() {
     rig.post(3, SendOp::FastRegister(fast_register(stag, 60, 4)), &[]);
     rig.sent();
     assert_eq!(write(&mut rig, stag.0, 0x5000, &[2; 4]), RxStatus::Ok);
-    // Valid: it has to be invalidated before it is registered again.
+    // The STag is valid, so it must be invalidated before it can be registered again.
     rig.post(4, SendOp::FastRegister(fast_register(stag, 0, 4)), &[]);
     rig.sent();
     use WcStatus::{MwBind, Success};
@@ -402,7 +408,7 @@ pub(super) fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
 //# specific Queue Number on the DDP Stream associated with this DDP
 //# Segment.
 #[test]
-fn peer_atomics() {
+fn peer_atomics_are_executed() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
@@ -430,13 +436,13 @@ fn peer_atomics() {
     assert_eq!(atomic(&mut rig, 2, &swap), start + 5);
     let swapped = (start + 5) & !0xffff | 0xff00;
     assert_eq!(word(&rig), swapped);
-    // The comparison fails now: nothing changes, and the old value is returned.
+    // Now the comparison fails: nothing changes, and the old value is returned.
     assert_eq!(atomic(&mut rig, 3, &swap), swapped);
     assert_eq!(word(&rig), swapped);
 }
 
 #[test]
-fn local_atomics() {
+fn local_atomics_complete_with_response() {
     //= rfc7306 section 5.4
     //= type=test
     //# An Atomic Operation MUST NOT be Completed at the Requester until the DDP
@@ -482,9 +488,9 @@ fn local_atomics() {
     a.post(1, add, &[sink.part(2, 5), sink.part(8, 8)]);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(a.host.sends[0].byte_len, 8);
-    // In host order, split as the elements require.
-    let got = a.read(&sink);
-    assert_eq!([&got[2..7], &got[8..11]].concat(), old);
+    // The old value is in host order, and split across the elements.
+    let contents = a.read(&sink);
+    assert_eq!([&contents[2..7], &contents[8..11]].concat(), old);
     assert_eq!(b.read(&target)[0], old[0] + 1);
 }
 
@@ -508,10 +514,10 @@ fn reregistration_keeps_key_unless_memory_changes() {
     assert_eq!(new.index(), known.index());
     assert_ne!(new, known);
     assert_eq!(old.map(|o| o.addr()), Some(mr.at));
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let read = |stag| {
         rig.table
-            .check(stag, at, 8, Access::REMOTE_READ, who)
+            .check(stag, at, 8, Access::REMOTE_READ, accessor)
             .is_ok()
     };
     assert_eq!((read(known), read(new)), (false, true));
@@ -520,7 +526,7 @@ fn reregistration_keeps_key_unless_memory_changes() {
 #[test]
 fn registered_bytes_are_counted() {
     fn octets(rig: &Rig) -> u64 {
-        // In parts, like a real caller.
+        // Sum in parts, as drivers do.
         let parts = (0..).map(|at| rig.table.bytes_in(at * 10..at * 10 + 10));
         parts.map_while(|part| part).sum()
     }

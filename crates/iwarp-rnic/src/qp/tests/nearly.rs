@@ -1,7 +1,8 @@
-//! Near misses: errors that other checks would accept, or refuse for another reason.
+//! Errors that only one check detects. The other checks would accept them, or refuse them for
+//! another reason.
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::qp::*;
 use crate::{Access, PostError, SendFlags, SendOp, SendWr, WcStatus};
 use iwarp_proto::ddp::Stag;
@@ -26,7 +27,7 @@ fn message_length_is_sum_of_segments() {
             assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
             assert_eq!(rig.host.recvs[0].byte_len, 100);
         } else {
-            refused(&mut rig, &last, Code::DDP_UNTAGGED_TOO_LONG);
+            assert_refused(&mut rig, &last, Code::DDP_UNTAGGED_TOO_LONG);
             assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::LocalLength)]);
             assert_eq!(rig.read(&mr)[60..], before[60..]);
         }
@@ -49,14 +50,13 @@ fn read_response_does_not_answer_atomic() {
             rig.post(1, add, &[mr.sge()]);
             assert_eq!(rig.sent().len(), 1);
             let answer = tagged(Opcode::READ_RESPONSE, stag, 0, true, &vec![9; octets]);
-            refused(&mut rig, &answer, Code::RDMAP_UNEXPECTED_OPCODE);
+            assert_refused(&mut rig, &answer, Code::RDMAP_UNEXPECTED_OPCODE);
             assert_eq!(brief(&rig.host.sends), [(1, WcStatus::BadResponse)]);
             assert_eq!(rig.read(&mr), [0, 1, 2, 3, 4, 5, 6, 7]);
         }
     }
 }
 
-/// An atomic beyond the IRD is refused before it is executed.
 #[test]
 fn atomic_beyond_ird_changes_nothing() {
     for ird in [0, 1, 3] {
@@ -79,13 +79,13 @@ fn atomic_beyond_ird_changes_nothing() {
         };
         let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
         let before = word(&rig);
-        // Nothing is sent, so all of them stay unanswered.
+        // Nothing is sent, so no request is answered.
         for n in 1..=u32::from(ird) {
             assert_eq!(rig.rx_ulpdu(&request(n)), RxStatus::Ok);
             assert_eq!(word(&rig), before + u64::from(n));
         }
         let beyond = request(u32::from(ird) + 1);
-        refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
         assert_eq!(word(&rig), before + u64::from(ird));
     }
 }
@@ -137,7 +137,6 @@ fn swap_honors_both_masks() {
     }
 }
 
-/// Eight octets are returned, however long the element is.
 #[test]
 fn atomic_returns_eight_octets() {
     let add = SendOp::FetchAdd {
@@ -181,9 +180,9 @@ fn atomic_returns_eight_octets() {
     }
 }
 
-/// A message that is done needs no probe, although an earlier Read delays its completion.
+/// A placed message needs no probe, although an earlier Read delays its completion.
 #[test]
-fn done_message_needs_no_probe() {
+fn placed_message_needs_no_probe() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
@@ -205,8 +204,6 @@ fn done_message_needs_no_probe() {
     );
 }
 
-/// The driver asks whether the stream would end inside an FPDU, and whether the segment size
-/// matters.
 #[test]
 fn plan_is_unwritten_until_last_octet() {
     let mut rig = Rig::new();
@@ -247,7 +244,6 @@ fn broken_stream_is_reported_once() {
     assert_eq!(rig.qp.take_events(), Events::empty());
 }
 
-/// The end of the peer's direction is reported once, however often the driver finds it.
 #[test]
 fn orderly_end_is_reported_once() {
     let mut rig = Rig::new();

@@ -1,5 +1,5 @@
-//! On-demand regions. Their addresses are not mapped; the pager keeps the contents in a table. Any
-//! direct access to the memory crashes the test.
+//! On-demand regions. Their addresses are not mapped, and the pager keeps the contents in a table,
+//! so a direct access to the memory crashes the test.
 #![allow(unsafe_code)]
 
 use super::harness::*;
@@ -18,7 +18,7 @@ std::thread_local! {
 
 /// The region's first address. It is aligned, and nothing is mapped there.
 const START: u64 = 0x1000;
-/// Its length.
+/// The region's length.
 const LEN: u64 = 1 << 40;
 
 fn read(from: u64, to: &mut [u8]) -> bool {
@@ -56,7 +56,7 @@ fn exchange(at: u64, old: u64, new: u64) -> Option<u64> {
     Some(found)
 }
 
-// SAFETY: they access the table only.
+// SAFETY: the functions access the table only.
 static PAGER: Pager = unsafe { Pager::new(read, write, exchange) };
 
 /// Maps `len` bytes at an address, with values 0, 1, 2 ….
@@ -75,7 +75,7 @@ fn region(rig: &mut Rig, access: Access) -> Stag {
 }
 
 fn region_with(rig: &mut Rig, pager: &'static Pager, access: Access) -> Stag {
-    // SAFETY: it is only accessed by the pager.
+    // SAFETY: the memory is accessed by the pager only.
     let range = unsafe { HostRange::new(START, LEN) }.unwrap();
     let random = rig.random();
     rig.table
@@ -88,31 +88,41 @@ fn pager_copies_and_reports_missing_pages() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let mut out = [0; 16];
     let range = |off: u64| (stag, START + off, 16);
     let at = |off: u64| (stag, START + off);
     let need = Access::REMOTE_WRITE;
-    assert_eq!(rig.table.read(range(70), need, who, &mut out), Ok(()));
+    assert_eq!(rig.table.read(range(70), need, accessor, &mut out), Ok(()));
     assert_eq!(out, core::array::from_fn(|i| 6 + i as u8));
-    assert_eq!(rig.table.write(at(64), need, who, &[9; 16]), Ok(()));
+    assert_eq!(rig.table.write(at(64), need, accessor, &[9; 16]), Ok(()));
     assert_eq!(content(START + 64, 17), [&[9; 16][..], &[16]].concat());
     let missing = Err(AccessError::NotMapped);
     for off in [0, 60, 120, 1 << 30] {
-        assert_eq!(rig.table.read(range(off), need, who, &mut out), missing);
-        assert_eq!(rig.table.write(at(off), need, who, &out), missing);
+        assert_eq!(
+            rig.table.read(range(off), need, accessor, &mut out),
+            missing
+        );
+        assert_eq!(rig.table.write(at(off), need, accessor, &out), missing);
         // Missing pages are detected by the access only.
-        assert_eq!(rig.table.permits(range(off), need, who), Ok(()));
+        assert_eq!(rig.table.permits(range(off), need, accessor), Ok(()));
     }
-    // Such memory is never borrowed, whether it is mapped or not.
-    let held = rig.table.check(stag, START + 64, 8, need, who);
+    // On-demand memory is never borrowed, even if it is mapped.
+    let held = rig.table.check(stag, START + 64, 8, need, accessor);
     assert_eq!(held.unwrap_err(), AccessError::NotMapped);
-    let seen = rig.table.access(range(64), need, who, |span| span.len());
+    let seen = rig
+        .table
+        .access(range(64), need, accessor, |span| span.len());
     assert_eq!(seen, missing.map(|()| 0));
     // Bounds and domains are checked first.
-    let behind = rig.table.permits((stag, START + LEN - 8, 9), need, who);
-    assert_eq!(behind, Err(AccessError::BaseOrBounds));
-    let other = Accessor { pd: PD + 1, ..who };
+    let beyond_end = rig
+        .table
+        .permits((stag, START + LEN - 8, 9), need, accessor);
+    assert_eq!(beyond_end, Err(AccessError::BaseOrBounds));
+    let other = Accessor {
+        pd: PD + 1,
+        ..accessor
+    };
     let foreign = rig.table.permits(range(64), need, other);
     assert_eq!(foreign, Err(AccessError::NotAssociated));
 }
@@ -142,8 +152,8 @@ fn on_demand_region_forces_copies() {
     }
 }
 
-/// The end of a message of many segments is missing: the message is refused at that point, nothing
-/// before is sent twice, and an earlier request is not affected.
+/// The memory of the end of a message is missing. The message fails at that point, no segment is
+/// sent twice, and an earlier request is not affected.
 #[test]
 fn missing_page_fails_message() {
     for (mapped, segments) in [(0, 0), (5_000, 3)] {
@@ -174,7 +184,7 @@ fn missing_page_fails_message() {
 }
 
 #[test]
-fn windows_on_demand() {
+fn window_on_demand_checks_bounds() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
@@ -191,12 +201,12 @@ fn windows_on_demand() {
         len: 128,
         access: Access::REMOTE_READ | Access::REMOTE_WRITE,
     };
-    let who = rig.qp.accessor();
-    assert_eq!(rig.table.bind(&bind, who), Ok(()));
+    let accessor = rig.qp.accessor();
+    assert_eq!(rig.table.bind(&bind, accessor), Ok(()));
     assert_eq!(rig.table.deregister(stag).unwrap_err(), MemoryError::Busy);
     assert!(rig.table.has_on_demand());
     let need = Access::REMOTE_WRITE;
-    let write = |off| rig.table.write((mw, START + off), need, who, &[7; 8]);
+    let write = |off| rig.table.write((mw, START + off), need, accessor, &[7; 8]);
     assert_eq!(write(64), Ok(()));
     assert_eq!(content(START + 64, 9), [7, 7, 7, 7, 7, 7, 7, 7, 8]);
     assert_eq!(write(128), Err(AccessError::NotMapped));
@@ -208,19 +218,19 @@ fn windows_on_demand() {
 fn table_counts_on_demand_regions() {
     let mut rig = Rig::new();
     let ordinary = [0; 2].map(|_| Stag(rig.mr(64, ALL).stag));
-    let end = |rig: &mut Rig, stag| rig.table.deregister(stag).unwrap();
+    let deregister = |rig: &mut Rig, stag| rig.table.deregister(stag).unwrap();
     assert!(!rig.table.has_on_demand());
-    end(&mut rig, ordinary[0]);
+    deregister(&mut rig, ordinary[0]);
     assert!(!rig.table.has_on_demand());
     let on_demand = [0; 2].map(|_| region(&mut rig, ALL));
-    let is = |rig: &Rig, stag| rig.table.info(stag).unwrap().on_demand;
-    assert!(!is(&rig, ordinary[1]));
-    assert!(is(&rig, on_demand[0]) && is(&rig, on_demand[1]));
+    let is_on_demand = |rig: &Rig, stag| rig.table.info(stag).unwrap().on_demand;
+    assert!(!is_on_demand(&rig, ordinary[1]));
+    assert!(is_on_demand(&rig, on_demand[0]) && is_on_demand(&rig, on_demand[1]));
     for stag in [on_demand[0], ordinary[1]] {
-        end(&mut rig, stag);
+        deregister(&mut rig, stag);
         assert!(rig.table.has_on_demand());
     }
-    end(&mut rig, on_demand[1]);
+    deregister(&mut rig, on_demand[1]);
     assert!(!rig.table.has_on_demand());
 }
 
@@ -230,7 +240,7 @@ fn word_update_survives_races() {
     std::thread_local! {
         static CHANGES: Cell<u32> = const { Cell::new(2) };
     }
-    fn exchange_late(at: u64, old: u64, new: u64) -> Option<u64> {
+    fn exchange_after_change(at: u64, old: u64, new: u64) -> Option<u64> {
         let left = CHANGES.get();
         if left > 0 {
             CHANGES.set(left - 1);
@@ -239,16 +249,18 @@ fn word_update_survives_races() {
         }
         exchange(at, old, new)
     }
-    // SAFETY: they access the table only.
-    static LATE: Pager = unsafe { Pager::new(read, write, exchange_late) };
+    // SAFETY: the functions access the table only.
+    static RACING: Pager = unsafe { Pager::new(read, write, exchange_after_change) };
     let mut rig = Rig::new();
-    let stag = region_with(&mut rig, &LATE, ALL);
+    let stag = region_with(&mut rig, &RACING, ALL);
     map(START, 8);
-    let who = rig.qp.accessor();
-    let begins = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
-    let old = rig.table.update_word((stag, START), who, |word| word + 1);
-    assert_eq!((old, CHANGES.get()), (Ok(Some(begins + 200)), 0));
-    assert_eq!(content(START, 8), (begins + 201).to_ne_bytes());
+    let accessor = rig.qp.accessor();
+    let start = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+    let old = rig
+        .table
+        .update_word((stag, START), accessor, |word| word + 1);
+    assert_eq!((old, CHANGES.get()), (Ok(Some(start + 200)), 0));
+    assert_eq!(content(START, 8), (start + 201).to_ne_bytes());
 }
 
 #[test]
@@ -256,11 +268,11 @@ fn word_update_needs_mapping_and_alignment() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let old = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
     let add = |off| {
         rig.table
-            .update_word((stag, START + off), who, |word| word + 1)
+            .update_word((stag, START + off), accessor, |word| word + 1)
     };
     assert_eq!(add(64), Ok(Some(old)));
     assert_eq!(add(64), Ok(Some(old + 1)));
@@ -269,8 +281,10 @@ fn word_update_needs_mapping_and_alignment() {
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let changed = rig.table.reregister(stag, None, None, Some(rights));
     assert_eq!(changed.unwrap().0, stag);
-    let add = rig.table.update_word((stag, START + 64), who, |word| word);
+    let add = rig
+        .table
+        .update_word((stag, START + 64), accessor, |word| word);
     assert_eq!(add, Err(AccessError::AccessDenied));
-    // It is still an on-demand region.
+    // The region is still on-demand.
     assert!(rig.table.info(stag).unwrap().on_demand);
 }

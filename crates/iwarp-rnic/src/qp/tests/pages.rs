@@ -87,9 +87,9 @@ impl End {
         }
     }
 
-    /// Returns what is sent now, as `sendmsg` would take it from at most `most` fragments at a
-    /// time.
-    fn send(&mut self, most: usize) -> Vec<u8> {
+    /// Sends everything that is due, as `sendmsg` would with at most `max_runs` fragments per call.
+    /// Returns the octets.
+    fn send(&mut self, max_runs: usize) -> Vec<u8> {
         let mut out = Vec::new();
         while !self.plan.is_done() || self.qp.wants_tx() {
             if self.plan.is_done() {
@@ -100,9 +100,9 @@ impl End {
                 };
                 assert_eq!(self.qp.tx_fill(&mut self.plan, &mut env), TxFill::Ready);
             }
-            let who = self.qp.accessor();
+            let accessor = self.qp.accessor();
             let (from, mut runs) = (out.len(), 0);
-            let resolved = self.plan.runs(&self.table, who, most, |run| {
+            let resolved = self.plan.runs(&self.table, accessor, max_runs, |run| {
                 runs += 1;
                 for i in 0..run.fragment.len() {
                     // SAFETY: the plan and the table are borrowed.
@@ -110,7 +110,7 @@ impl End {
                 }
             });
             resolved.unwrap();
-            assert!((1..=most).contains(&runs));
+            assert!((1..=max_runs).contains(&runs));
             let n = out.len() - from;
             self.plan.release(&self.table);
             self.qp.tx_written(&mut self.plan, n, &mut self.host);
@@ -120,15 +120,15 @@ impl End {
 
     /// Receives octets as `recvmsg` would, `piece` at a time. Returns how many were read directly
     /// to memory.
-    fn receive(&mut self, mut octets: &[u8], piece: usize, most: usize) -> usize {
-        let mut plan = RxPlan::new(most);
+    fn receive(&mut self, mut octets: &[u8], piece: usize, max_runs: usize) -> usize {
+        let mut plan = RxPlan::new(max_runs);
         let mut direct = 0;
         while !octets.is_empty() {
             let mut runs: Vec<Run<'_>> = Vec::new();
             let visit = |run| runs.push(run);
             self.qp
                 .rx_plan(&mut self.buffer, &self.table, &mut plan, visit);
-            assert!(!runs.is_empty() && runs.len() <= most);
+            assert!(!runs.is_empty() && runs.len() <= max_runs);
             let named = runs.iter().map(|run| run.fragment.len());
             assert_eq!(named.sum::<usize>(), plan.room());
             let memory = runs.iter().filter(|run| run.kind == RunKind::Memory);
@@ -138,11 +138,11 @@ impl End {
             direct += plan.direct().min(n);
             let mut left = n;
             for run in runs {
-                let here = run.fragment.len().min(left);
-                let (now, later) = octets.split_at(here);
+                let local = run.fragment.len().min(left);
+                let (now, later) = octets.split_at(local);
                 // SAFETY: the plan is fresh, and its runs are writable.
-                unsafe { now.as_ptr().copy_to(run.fragment.as_ptr(), here) };
-                (octets, left) = (later, left - here);
+                unsafe { now.as_ptr().copy_to(run.fragment.as_ptr(), local) };
+                (octets, left) = (later, left - local);
             }
             let mut env = Env {
                 memory: &self.table,
@@ -171,7 +171,15 @@ enum Op {
 
 /// Runs one operation of `len` octets between two ends; returns how many were read directly to
 /// memory.
-fn run(op: Op, crc: bool, emss: u32, order: u64, len: usize, piece: usize, most: usize) -> usize {
+fn run(
+    op: Op,
+    crc: bool,
+    emss: u32,
+    order: u64,
+    len: usize,
+    piece: usize,
+    max_runs: usize,
+) -> usize {
     let size = len + 300;
     let stream = StreamConfig {
         crc,
@@ -189,11 +197,11 @@ fn run(op: Op, crc: bool, emss: u32, order: u64, len: usize, piece: usize, most:
     let theirs: Vec<u8> = (0..size).map(|i| (i * 3 + i / 128) as u8).collect();
     a.memory.fill(&ours);
     b.memory.fill(&theirs);
-    let (here, there) = (a.sge(100, len), b.sge(200, len));
+    let (local, remote) = (a.sge(100, len), b.sge(200, len));
     let wr = match op {
-        Op::Send => SendWr::send(1, core::slice::from_ref(&here)),
-        Op::Write => SendWr::write(1, there.addr, there.lkey, core::slice::from_ref(&here)),
-        Op::Read => SendWr::read(1, there.addr, there.lkey, core::slice::from_ref(&here)),
+        Op::Send => SendWr::send(1, core::slice::from_ref(&local)),
+        Op::Write => SendWr::write(1, remote.addr, remote.lkey, core::slice::from_ref(&local)),
+        Op::Read => SendWr::read(1, remote.addr, remote.lkey, core::slice::from_ref(&local)),
     };
     a.qp.post_send(&wr.signaled(), &mut a.host).unwrap();
     if matches!(op, Op::Send) {
@@ -206,11 +214,11 @@ fn run(op: Op, crc: bool, emss: u32, order: u64, len: usize, piece: usize, most:
     }
     let mut direct = 0;
     loop {
-        let there = a.send(most);
-        direct += b.receive(&there, piece, most);
-        let back = b.send(most);
-        direct += a.receive(&back, piece, most);
-        if there.is_empty() && back.is_empty() {
+        let remote = a.send(max_runs);
+        direct += b.receive(&remote, piece, max_runs);
+        let back = b.send(max_runs);
+        direct += a.receive(&back, piece, max_runs);
+        if remote.is_empty() && back.is_empty() {
             break;
         }
     }
@@ -243,9 +251,9 @@ proptest! {
         order: u64,
         len in prop_oneof![71usize..3000, 3000usize..40_000],
         piece in 1usize..30_000,
-        most in 1usize..60,
+        max_runs in 1usize..60,
     ) {
-        run(op, crc, emss, order, len, piece, most);
+        run(op, crc, emss, order, len, piece, max_runs);
     }
 }
 
@@ -258,7 +266,7 @@ fn large_payload_is_read_to_pages() {
 }
 
 #[test]
-fn plan_without_runs() {
+fn zero_runs_visit_nothing() {
     let mut end = End::new(STREAM, Scattered::new(3, 1000, 1));
     let sges = [end.sge(0, 1000)];
     let wr = SendWr::write(1, 0, 0, &sges);
@@ -269,12 +277,12 @@ fn plan_without_runs() {
         host: &mut end.host,
     };
     assert_eq!(end.qp.tx_fill(&mut end.plan, &mut env), TxFill::Ready);
-    let who = end.qp.accessor();
-    let none = |_: Run<'_>| panic!("there was no room for it");
-    assert_eq!(end.plan.runs(&end.table, who, 0, none), Ok(()));
+    let accessor = end.qp.accessor();
+    let none = |_: Run<'_>| panic!("no run was requested");
+    assert_eq!(end.plan.runs(&end.table, accessor, 0, none), Ok(()));
 }
 
-/// Returns two ends, the second with a region for fast registrations of pages of this list.
+/// Returns two ends. The second has a region for fast registrations that uses this list.
 fn with_fast_region(list: &[Cell<u64>]) -> (End, End, Stag) {
     let responder = StreamConfig {
         initiator: false,
@@ -282,16 +290,16 @@ fn with_fast_region(list: &[Cell<u64>]) -> (End, End, Stag) {
     };
     let a = End::new(STREAM, Scattered::new(3, 1000, 1));
     let mut b = End::new(responder, Scattered::new(5, 1000, 2));
-    let (at, most) = (list.as_ptr().cast(), list.len() as u32);
+    let (at, max_runs) = (list.as_ptr().cast(), list.len() as u32);
     // SAFETY: the list outlives the ends, and is changed only while no registration is valid.
-    let pages = unsafe { Pages::listed(at, most) }.unwrap();
+    let pages = unsafe { Pages::listed(at, max_runs) }.unwrap();
     let fast = b.table.allocate_fast(pages, 1, 0x2468_ac00);
     (a, b, fast.unwrap())
 }
 
 /// Puts pages into a region's list. Returns their [`ListedPages`], and the offset of the first
 /// byte.
-fn map(list: &[Cell<u64>], memory: &Scattered) -> (ListedPages, u64) {
+fn put_pages(list: &[Cell<u64>], memory: &Scattered) -> (ListedPages, u64) {
     let (addresses, pages, offset) = memory.list();
     for (entry, address) in list.iter().zip(addresses) {
         entry.set(*address);
@@ -301,15 +309,15 @@ fn map(list: &[Cell<u64>], memory: &Scattered) -> (ListedPages, u64) {
 
 impl End {
     /// Posts a request without data. Returns its status.
-    fn ask(&mut self, op: SendOp) -> WcStatus {
+    fn execute(&mut self, op: SendOp) -> WcStatus {
         let wr = SendWr::new(9, op, &[]).signaled();
         self.qp.post_send(&wr, &mut self.host).unwrap();
-        assert!(self.local().is_empty());
+        assert!(self.execute_local_requests().is_empty());
         self.host.done.pop().unwrap().status
     }
 
     /// Executes local requests. Returns what is sent.
-    fn local(&mut self) -> Vec<u8> {
+    fn execute_local_requests(&mut self) -> Vec<u8> {
         let mut env = Env {
             memory: &self.table,
             crc32c: Crc32c::new(crc32c::append),
@@ -328,10 +336,10 @@ fn fast_registrations_have_own_pages() {
     let (mut a, mut b, fast) = with_fast_region(&list);
     for key in 1..4u32 {
         let len = 300 + 100 * key as usize;
-        let brought = Scattered::new(7 * key as usize, len, u64::from(key));
+        let registered = Scattered::new(7 * key as usize, len, u64::from(key));
         let old = vec![0x11; len];
-        brought.fill(&old);
-        let (pages, offset) = map(&list, &brought);
+        registered.fill(&old);
+        let (pages, offset) = put_pages(&list, &registered);
         let register = FastRegister {
             new_stag: fast.with_key(key as u8),
             offset,
@@ -341,20 +349,23 @@ fn fast_registrations_have_own_pages() {
             access: ALL,
             pages: Some(pages),
         };
-        assert_eq!(b.ask(SendOp::FastRegister(register)), WcStatus::Success);
-        // The first 200 octets of the region stay.
+        assert_eq!(b.execute(SendOp::FastRegister(register)), WcStatus::Success);
+        // The first 200 octets of the region do not change.
         let new = [key as u8; 1000];
         a.memory.fill(&new);
-        let here = [a.sge(0, len - 200)];
-        let write = SendWr::write(1, register.iova + 200, register.new_stag.0, &here);
+        let local = [a.sge(0, len - 200)];
+        let write = SendWr::write(1, register.iova + 200, register.new_stag.0, &local);
         a.qp.post_send(&write.signaled(), &mut a.host).unwrap();
         let octets = a.send(99);
         b.receive(&octets, 1000, 99);
         assert_eq!(a.done(), [1]);
         let stag = register.new_stag;
-        assert_eq!(b.ask(SendOp::LocalInvalidate { stag }), WcStatus::Success);
-        let want = [&old[..200], &new[200..len]].concat();
-        assert!(brought.contents() == (want, 0), "registration {key}");
+        assert_eq!(
+            b.execute(SendOp::LocalInvalidate { stag }),
+            WcStatus::Success
+        );
+        let expected = [&old[..200], &new[200..len]].concat();
+        assert!(registered.contents() == (expected, 0), "registration {key}");
     }
 }
 
@@ -362,7 +373,7 @@ fn fast_registrations_have_own_pages() {
 fn fast_registration_is_limited_to_pages() {
     let list = vec![Cell::new(0); 6];
     let register = |pages: Option<&Scattered>, len, stag| {
-        let (pages, offset) = pages.map(|pages| map(&list, pages)).unzip();
+        let (pages, offset) = pages.map(|pages| put_pages(&list, pages)).unzip();
         SendOp::FastRegister(FastRegister {
             new_stag: stag,
             offset: offset.unwrap_or(0),
@@ -377,22 +388,22 @@ fn fast_registration_is_limited_to_pages() {
     let long = Scattered::new(0, 7 * 64, 3);
     let refused = [
         ("an octet after the last page", Some(&fits), 381),
-        ("more pages than the region has room for", Some(&long), 64),
+        ("more pages than the list has entries", Some(&long), 64),
         ("no pages", None, 1),
     ];
     for (what, pages, len) in refused {
         let (_, mut b, fast) = with_fast_region(&list);
-        // An earlier registration leaves nothing usable behind.
-        let before = b.ask(register(Some(&fits), 380, fast));
-        let ended = b.ask(SendOp::LocalInvalidate { stag: fast });
+        // The pages of an earlier registration are not used.
+        let before = b.execute(register(Some(&fits), 380, fast));
+        let ended = b.execute(SendOp::LocalInvalidate { stag: fast });
         assert_eq!([before, ended], [WcStatus::Success; 2]);
-        let status = b.ask(register(pages, len, fast));
+        let status = b.execute(register(pages, len, fast));
         assert_eq!(status, WcStatus::MwBind, "{what}");
         assert!(!b.table.info(fast).unwrap().valid);
     }
-    // Memory of another kind takes no pages.
+    // Memory without a page list accepts no pages.
     let (_, mut b, _) = with_fast_region(&list);
     let other = b.table.allocate_fast(fits.pages(), 1, 0x3579_bd00).unwrap();
-    let status = b.ask(register(Some(&fits), 64, other));
+    let status = b.execute(register(Some(&fits), 64, other));
     assert_eq!(status, WcStatus::MwBind);
 }

@@ -52,7 +52,7 @@ fn inline(rig: &mut Rig, wr_id: u64, octets: &[u8]) {
     rig.qp.post_send(&wr, &mut rig.host).unwrap();
 }
 
-fn fpdus_of_a_fill(rig: &mut Rig) -> u64 {
+fn fill_and_count_fpdus(rig: &mut Rig) -> u64 {
     let before = rig.qp.counters().tx_fpdus;
     assert_eq!(rig.fill(), TxFill::Ready);
     rig.qp.counters().tx_fpdus - before
@@ -73,7 +73,7 @@ fn content(rig: &Rig, mr: &Mr, parts: &[Sge]) -> Vec<u8> {
     parts.iter().flat_map(part).collect()
 }
 
-/// A message is planned if the plan has the scratch that its kind needs. Otherwise the whole
+/// A message is planned if the plan has the scratch that its kind needs. Otherwise the complete
 /// message goes into the next plan.
 #[test]
 fn scratch_limit_is_exact() {
@@ -81,7 +81,7 @@ fn scratch_limit_is_exact() {
     const BEFORE: u64 = 64;
     const USED: usize = 64 * 2072;
     // Element lengths, and the scratch: a copied FPDU with three octets of pad; or head, trailer,
-    // and the space to which 4096 octets of payload at a time are copied to be summed.
+    // and the space to which 4096 octets of payload at a time are copied for the CRC.
     let kinds: [(&[u32], usize); 4] = [
         (&[1], 28),
         (&[2, 3], 32),
@@ -107,7 +107,7 @@ fn scratch_limit_is_exact() {
             rig.post(BEFORE, SendOp::Send, &last);
             all.extend(&last);
             let fits = room >= need;
-            let fpdus = fpdus_of_a_fill(&mut rig);
+            let fpdus = fill_and_count_fpdus(&mut rig);
             assert_eq!(fpdus, BEFORE + u64::from(fits), "{lens:?} {crc} {room}");
             assert!(payload(&mut rig) == content(&rig, &mr, &all), "{lens:?}");
             assert_eq!(rig.host.sends.len() as u64, BEFORE + 1);
@@ -115,9 +115,9 @@ fn scratch_limit_is_exact() {
     }
 }
 
-/// Inline data and protocol messages are whole, too, in this plan or in the next.
+/// Inline data and protocol messages are planned completely, in this plan or in the next.
 #[test]
-fn nearly_full_plan_keeps_messages_whole() {
+fn nearly_full_plan_splits_no_message() {
     for kind in 0..3 {
         for room in 0..120 {
             let sizes = TxSizes {
@@ -129,9 +129,9 @@ fn nearly_full_plan_keeps_messages_whole() {
             for wr_id in 0..64 {
                 rig.post(wr_id, SendOp::Send, &[mr.sge()]);
             }
-            // The FPDU's length, and the room with which it must be planned: only the first kind is
-            // exact.
-            let (fpdu, latest) = match kind {
+            // The FPDU's length, and the room with which it is always planned. Only for the first
+            // kind are they equal.
+            let (fpdu, enough) = match kind {
                 0 => {
                     inline(&mut rig, 64, &[7]);
                     (28, 28)
@@ -145,25 +145,26 @@ fn nearly_full_plan_keeps_messages_whole() {
                     (76, 91)
                 }
             };
-            let fpdus = fpdus_of_a_fill(&mut rig);
+            let fpdus = fill_and_count_fpdus(&mut rig);
             assert!(fpdus == 64 || room >= fpdu, "{kind} {room}");
-            assert!(fpdus == 65 || room < latest, "{kind} {room}");
-            // Decoding checks that it is whole.
+            assert!(fpdus == 65 || room < enough, "{kind} {room}");
+            // Decoding checks that each FPDU is complete.
             assert_eq!(rig.sent().len(), 65);
         }
     }
 }
 
 #[test]
-fn marked_fpdu_is_whole() {
+fn marked_fpdu_is_planned_completely() {
     const LEN: u32 = 60_032;
     let stream = StreamConfig {
         markers_tx: true,
         markers_rx: true,
         ..LONG
     };
-    // FPDU and its ULPDU share the scratch, so the first one needs a third less.
-    for (scratch, together) in [(178_000, Some(1)), (185_000, Some(2))]
+    // While an FPDU is built, its ULPDU occupies scratch as well. Two FPDUs therefore need three
+    // times their length.
+    for (scratch, expected_fpdus) in [(178_000, Some(1)), (185_000, Some(2))]
         .into_iter()
         .chain((180_000..182_500).step_by(100).map(|room| (room, None)))
     {
@@ -175,17 +176,20 @@ fn marked_fpdu_is_whole() {
         let mr = rig.mr(LEN, ALL);
         rig.post(0, SendOp::Send, &[mr.sge()]);
         rig.post(1, SendOp::Send, &[mr.sge()]);
-        let fpdus = fpdus_of_a_fill(&mut rig);
-        assert!(together.is_none_or(|n| n == fpdus), "{scratch}: {fpdus}");
+        let fpdus = fill_and_count_fpdus(&mut rig);
+        assert!(
+            expected_fpdus.is_none_or(|n| n == fpdus),
+            "{scratch}: {fpdus}"
+        );
         let all = content(&rig, &mr, &[mr.sge(), mr.sge()]);
         assert!(payload(&mut rig) == all, "{scratch}");
     }
 }
 
-/// Small sizes are raised: a plan takes an FPDU of the maximum of elements, none copied, and the
-/// longest FPDU with markers.
+/// Small sizes are increased, so that a plan has room for an FPDU with the maximum number of
+/// elements, none of them copied, and for the longest FPDU with markers.
 #[test]
-fn smallest_plan_takes_any_fpdu() {
+fn smallest_plan_has_room_for_any_fpdu() {
     const NONE: TxSizes = TxSizes {
         scratch: 0,
         bytes: 0,
@@ -230,11 +234,11 @@ fn plan_closes_at_limits() {
         for wr_id in 0..5 {
             rig.post(wr_id, SendOp::Send, &[mr.sge()]);
         }
-        assert_eq!(fpdus_of_a_fill(&mut rig), fpdus, "{bytes} octets");
+        assert_eq!(fill_and_count_fpdus(&mut rig), fpdus, "{bytes} octets");
     }
-    // FPDUs of two pieces: the payload, and what separates it from the previous payload. One of 32
-    // elements has 35: the elements, head, trailer, and the open piece before. Another FPDU needs
-    // 35 free pieces.
+    // Each FPDU has two pieces: its payload, and the scratch between it and the previous payload.
+    // An FPDU of 32 elements has 35 pieces: the elements, head, trailer, and the scratch before it.
+    // The plan is full if fewer than 35 pieces are free.
     for (pieces, fpdus) in [(35, 1), (36, 1), (37, 2), (69, 18), (70, 18), (71, 19)] {
         let sizes = TxSizes {
             pieces,
@@ -246,7 +250,7 @@ fn plan_closes_at_limits() {
         for wr_id in 0..40 {
             rig.post(wr_id, SendOp::Send, &[mr.sge()]);
         }
-        assert_eq!(fpdus_of_a_fill(&mut rig), fpdus, "{pieces} pieces");
+        assert_eq!(fill_and_count_fpdus(&mut rig), fpdus, "{pieces} pieces");
         assert_eq!(rig.sent().len(), 40);
     }
 }
@@ -323,27 +327,26 @@ fn one_octet_plan_holds_one_fpdu() {
                 copy_max,
                 ..TxSizes::DEFAULT
             };
-            let mut whole = rig(stream, sizes(TxSizes::DEFAULT.bytes));
-            let mr = whole.mr(6000, ALL);
-            let mut cut = rig(stream, sizes(1));
-            let same = cut.mr(6000, ALL);
-            prepare(&mut whole, &mr);
-            prepare(&mut cut, &same);
-            // Another message is queued after it.
-            whole.post(2, SendOp::Send, &[]);
-            cut.post(2, SendOp::Send, &[]);
+            let mut large_plan = rig(stream, sizes(TxSizes::DEFAULT.bytes));
+            let mr = large_plan.mr(6000, ALL);
+            let mut small_plan = rig(stream, sizes(1));
+            let same = small_plan.mr(6000, ALL);
+            prepare(&mut large_plan, &mr);
+            prepare(&mut small_plan, &same);
+            // Another message is queued after the tested one.
+            large_plan.post(2, SendOp::Send, &[]);
+            small_plan.post(2, SendOp::Send, &[]);
             let mut segments = Vec::new();
-            while cut.qp.wants_tx() {
-                assert_eq!(fpdus_of_a_fill(&mut cut), 1, "{i} {emss}");
-                segments.extend(cut.sent_of_the_plan());
+            while small_plan.qp.wants_tx() {
+                assert_eq!(fill_and_count_fpdus(&mut small_plan), 1, "{i} {emss}");
+                segments.extend(small_plan.write_plan());
             }
             assert!(segments.len() > 1, "{i} {emss}");
-            assert_eq!(segments, whole.sent(), "{i} {emss}");
+            assert_eq!(segments, large_plan.sent(), "{i} {emss}");
         }
     }
 }
 
-/// No segment of a message is sent that is known to fail.
 #[test]
 fn bad_element_prevents_message() {
     for op in [SendOp::Send, WRITE] {
@@ -361,9 +364,8 @@ fn bad_element_prevents_message() {
     }
 }
 
-/// What happens to memory that was sent does not affect the rest of the message.
 #[test]
-fn rest_needs_no_sent_elements() {
+fn sent_elements_may_be_deregistered() {
     let sizes = TxSizes {
         bytes: 1,
         ..TxSizes::DEFAULT
@@ -372,8 +374,8 @@ fn rest_needs_no_sent_elements() {
     let (first, second) = (rig.mr(1000, ALL), rig.mr(6000, ALL));
     let expected = [rig.read(&first), rig.read(&second)].concat();
     rig.post(1, SendOp::Send, &[first.sge(), second.sge()]);
-    assert_eq!(fpdus_of_a_fill(&mut rig), 1);
-    let mut sent = rig.sent_of_the_plan();
+    assert_eq!(fill_and_count_fpdus(&mut rig), 1);
+    let mut sent = rig.write_plan();
     assert!(sent[0].1.len() > 1000);
     rig.table.deregister(Stag(first.stag)).unwrap();
     sent.extend(rig.sent());
@@ -389,17 +391,17 @@ fn octets_before_missing_region_are_copied() {
     let mr = rig.mr(5000, ALL);
     rig.post(1, WRITE, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let mut before = vec![0; 16];
-    rig.plan.copy_to(&rig.table, who, &mut before).unwrap();
+    rig.plan.copy_to(&rig.table, accessor, &mut before).unwrap();
     rig.table.deregister(Stag(mr.stag)).unwrap();
     // The length field and the header, before the payload.
     for len in [0, 1, 15, 16] {
         let mut out = vec![0xee; len];
-        assert_eq!(rig.plan.copy_to(&rig.table, who, &mut out), Ok(len));
+        assert_eq!(rig.plan.copy_to(&rig.table, accessor, &mut out), Ok(len));
         assert_eq!(out, before[..len]);
     }
-    let copied = rig.plan.copy_to(&rig.table, who, &mut [0; 17]);
+    let copied = rig.plan.copy_to(&rig.table, accessor, &mut [0; 17]);
     assert_eq!(copied, Err(AccessError::InvalidStag));
     let header = Header::parse(&before[2..]).unwrap();
     assert_eq!(header.opcode(), Opcode::WRITE);

@@ -7,7 +7,7 @@ use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 use std::vec::Vec;
 
-fn small(depth: u32) -> QpConfig {
+fn config_with_depth(depth: u32) -> QpConfig {
     QpConfig {
         max_send_wr: depth,
         budget: Budget {
@@ -28,7 +28,7 @@ fn write(to: u64) -> SendOp {
 /// Each queued request has its own inline data, up to the size of the queue pair.
 #[test]
 fn inline_data_are_separate() {
-    let mut rig = Rig::with(small(3), STREAM);
+    let mut rig = Rig::with(config_with_depth(3), STREAM);
     let max = rig.qp.config().max_inline as usize;
     for round in 0..3u8 {
         let octets: Vec<_> = (0..3u8)
@@ -81,11 +81,11 @@ fn longest_message_is_two_gigabytes() {
     }
 }
 
-/// A queue full of requests to be flushed accepts another one, even during the search for the
+/// A queue that is being flushed accepts requests when it is full, even during the search for the
 /// request that the peer refused.
 #[test]
-fn flushing_queue_makes_room() {
-    let mut rig = Rig::with(small(3), STREAM);
+fn flushing_queue_accepts_requests() {
+    let mut rig = Rig::with(config_with_depth(3), STREAM);
     rig.qp.complete_when_placed();
     let mr = rig.mr(8, ALL);
     for i in 0..3 {
@@ -126,9 +126,9 @@ fn flushing_queue_makes_room() {
 
 /// Requests queued in SQD wait until the program returns to RTS.
 #[test]
-fn drained_queue_fills_up() {
+fn sqd_queue_fills_up() {
     for with_stream in [true, false] {
-        let mut rig = Rig::fresh(small(2));
+        let mut rig = Rig::fresh(config_with_depth(2));
         if with_stream {
             rig.start(STREAM);
         } else {

@@ -8,7 +8,8 @@ use std::cell::RefCell;
 use std::string::ToString;
 use std::vec::Vec;
 
-/// Whether it has a stream, is ending it, has shut down its direction, owes a Terminate.
+/// Returns whether the queue pair has a stream, is ending it, has shut down its direction, and has
+/// to send a Terminate.
 fn stream(rig: &Rig) -> [bool; 4] {
     let qp = &rig.qp;
     [
@@ -26,7 +27,7 @@ const SHUT_DOWN: [bool; 4] = [true, true, true, false];
 const OWING: [bool; 4] = [true, true, false, true];
 
 #[test]
-fn stream_progress_queries() {
+fn queries_follow_stream() {
     let mut rig = Rig::fresh(QpConfig::default());
     assert_eq!(stream(&rig), NO_STREAM);
     rig.start(STREAM);
@@ -44,7 +45,6 @@ fn stream_progress_queries() {
     assert_eq!(stream(&rig), SHUT_DOWN);
     rig.qp.stream_gone(&mut rig.host);
     assert_eq!(stream(&rig), NO_STREAM);
-    // A queue pair in error.
     let mut rig = Rig::new();
     assert_eq!(rig.rx_ulpdu(&send(7, &[])), RxStatus::Failed);
     assert_eq!(stream(&rig), OWING);
@@ -68,7 +68,7 @@ fn posted_receives_are_counted() {
         rig.recv(u64::from(posted), &[mr.sge()]);
         assert_eq!(rig.qp.receives_posted(), posted);
     }
-    // One is being filled, and is no longer posted.
+    // The first receive is being filled, and is no longer posted.
     let first = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
     assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
     assert_eq!(rig.qp.receives_posted(), 2);
@@ -79,7 +79,7 @@ fn posted_receives_are_counted() {
 }
 
 #[test]
-fn alignment_query() {
+fn reset_clears_alignment() {
     let mut rig = Rig::new();
     assert_eq!(rig.qp.alignment(), None);
     // FPDUs are built for segments of 1460 octets.
@@ -95,23 +95,22 @@ fn alignment_query() {
     assert_eq!(rig.qp.alignment(), None);
 }
 
-/// The driver asks because the segment size may have changed, which matters only to messages of
-/// several segments.
+/// A changed segment size matters only to messages of several segments.
 #[test]
-fn is_segmenting_query() {
+fn only_long_messages_are_segmenting() {
     // MULPDU is 1454, and the header of a Send has 18 octets.
-    for (len, cut) in [(0, false), (1436, false), (1437, true), (5000, true)] {
+    for (len, segmented) in [(0, false), (1436, false), (1437, true), (5000, true)] {
         let mut rig = Rig::new();
         let mr = rig.mr(5000, ALL);
         assert!(!rig.qp.is_segmenting());
         rig.post(1, SendOp::Send, &[mr.part(0, len)]);
-        assert_eq!(rig.qp.is_segmenting(), cut, "a Send of {len}");
+        assert_eq!(rig.qp.is_segmenting(), segmented, "a Send of {len}");
         let _ = rig.sent();
         assert!(!rig.qp.is_segmenting());
         let request = read_request(9, len, mr.stag, mr.at);
         let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &request);
         assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
-        assert_eq!(rig.qp.is_segmenting(), cut, "an answer of {len}");
+        assert_eq!(rig.qp.is_segmenting(), segmented, "a response of {len}");
         let _ = rig.sent();
         assert!(!rig.qp.is_segmenting());
     }

@@ -76,16 +76,16 @@ fn send_without_receive_is_held() {
     let mr = rig.mr(4, Access::LOCAL_WRITE);
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     rig.recv(1, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Read);
     assert_eq!(&rig.read(&mr), b"abcd");
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 
 #[test]
-fn timed_out_message_is_named() {
+fn terminate_names_timed_out_message() {
     let messages = [
         send(1, b"abcd"),
         immediate(1, Immediate::plain(1), Opcode::IMMEDIATE),
@@ -93,7 +93,7 @@ fn timed_out_message_is_named() {
     for message in messages {
         let mut rig = Rig::new();
         assert_eq!(rig.rx_ulpdu(&message), RxStatus::Held);
-        rig.wait_for_a_receive();
+        rig.expire_held_send();
         let terminate = rig.terminate();
         assert_eq!(terminate.ddp_header, Header::decode(&message));
         assert_eq!(terminate.ddp_segment_len, Some(message.len() as u16));
@@ -107,16 +107,16 @@ fn missed_receives_are_counted_once() {
     let two = [send(1, &[1]), send(2, &[1])].map(|ulpdu| rig.fpdu(&ulpdu));
     let mr = rig.mr(4, Access::LOCAL_WRITE);
     assert_eq!(rig.rx(&two.concat()), RxStatus::Held);
-    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Held, 1));
+    assert_eq!((rig.offer_again(), missed(&rig)), (RxStatus::Held, 1));
     rig.recv(1, &[mr.sge()]);
-    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Held, 2));
-    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Held, 2));
+    assert_eq!((rig.offer_again(), missed(&rig)), (RxStatus::Held, 2));
+    assert_eq!((rig.offer_again(), missed(&rig)), (RxStatus::Held, 2));
     rig.recv(2, &[mr.sge()]);
-    assert_eq!((rig.again(), missed(&rig)), (RxStatus::Ok, 2));
+    assert_eq!((rig.offer_again(), missed(&rig)), (RxStatus::Ok, 2));
 }
 
 #[test]
-fn the_impatient_policy_terminates() {
+fn terminate_policy_ends_stream() {
     //= rfc5041 section 7.1
     //= type=test
     //# Implementers' note: DDP implementations SHOULD consider lack of an
@@ -151,7 +151,7 @@ fn write_immediate_takes_receive() {
     //# (i.e., it is placed by the DDP layer).
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
-    // Held first; the preceding Write is placed nevertheless.
+    // The immediate data are held, but the preceding Write is placed.
     assert_eq!(
         rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &[7; 8])),
         RxStatus::Ok
@@ -160,7 +160,7 @@ fn write_immediate_takes_receive() {
     assert_eq!(rig.rx_ulpdu(&imm), RxStatus::Held);
     assert_eq!(rig.read(&mr), [7; 8]);
     rig.recv(3, &[]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     //= rfc7306 section 6.3
     //= type=test
     //# One Immediate Data or Immediate Data with SE Message MUST consume
@@ -216,16 +216,16 @@ fn send_is_limited_to_4_gib() {
     //= rfc5041 section 5.2
     //= type=test
     //# The ULP Message Length MUST be less than 2^32.
-    // Octets of the second segment (the first is at 2^32 - 8), and whether that is one too many.
+    // Length of the second segment, which starts at 2^32 - 8, and whether that is too long.
     for (len, refused) in [(7, false), (8, true), (16, true)] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, Access::LOCAL_WRITE);
         // Only elements that are written are checked.
-        let big = crate::Sge {
+        let longest_element = crate::Sge {
             len: u32::MAX,
             ..mr.sge()
         };
-        rig.recv(1, &[big, mr.sge(), big]);
+        rig.recv(1, &[longest_element, mr.sge(), longest_element]);
         let first = untagged(Opcode::SEND, 0, 1, 0, false, &[1; 8]);
         assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
         rig.qp.rx.message_off = u32::MAX - 7;
@@ -234,7 +234,7 @@ fn send_is_limited_to_4_gib() {
         assert_eq!(status, RxStatus::Failed);
         let code = match refused {
             true => Code::DDP_UNTAGGED_TOO_LONG,
-            // It is checked, and its destination is not registered.
+            // The length is accepted, but the destination is not registered.
             false => Code::RDMAP_LOCAL_CATASTROPHIC,
         };
         assert_eq!(rig.qp.fault().map(|f| f.code), Some(code), "{len}");
@@ -260,7 +260,7 @@ fn bad_receive_key_is_local_error() {
 }
 
 #[test]
-fn shared_receives_and_limit() {
+fn shared_queue_raises_limit_and_last_wqe() {
     //= rfc5040 section 5.3
     //= type=test
     //# At the Remote Peer, the Send Message Type MUST be Delivered to the
@@ -275,8 +275,8 @@ fn shared_receives_and_limit() {
         wr_id: 1,
         sges: &[mr.sge()],
     };
-    let own = rig.qp.post_recv(&wr, &mut rig.host);
-    assert_eq!(own, Err(PostError::UsesSharedReceiveQueue));
+    let refused_post = rig.qp.post_recv(&wr, &mut rig.host);
+    assert_eq!(refused_post, Err(PostError::UsesSharedReceiveQueue));
     let mut srq = SharedReceiveQueue::new(4, 1).unwrap();
     srq.post(&wr).unwrap();
     srq.post(&RecvWr { wr_id: 2, ..wr }).unwrap();
@@ -284,14 +284,14 @@ fn shared_receives_and_limit() {
     rig.host.srq = Some(srq);
     let _ = rig.rx_ulpdu(&send(1, &[1]));
     assert_eq!(rig.host.limit_events, 0);
-    // Half of a message: its receive is flushed.
+    // The stream ends inside the second message, so its receive is flushed.
     let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 2, 0, false, &[1]));
     assert_eq!(rig.host.limit_events, 1);
     rig.qp.abort(&mut rig.host);
     use WcStatus::{Flushed, Success};
     assert_eq!(brief(&rig.host.recvs), [(1, Success), (2, Flushed)]);
     assert!(rig.qp.take_events().contains(Events::LAST_WQE));
-    // Once per epoch of the queue pair.
+    // The event is raised only once before the next RESET.
     rig.post(1, crate::SendOp::Send, &[]);
     rig.qp.stream_gone(&mut rig.host);
     assert!(!rig.qp.take_events().contains(Events::LAST_WQE));
@@ -302,7 +302,7 @@ fn shared_receives_and_limit() {
 }
 
 #[test]
-fn held_send_of_shared_queue() {
+fn held_send_uses_shared_receive() {
     let config = QpConfig {
         shared_receive: true,
         ..QpConfig::default()
@@ -315,7 +315,7 @@ fn held_send_of_shared_queue() {
         sges: &[],
     };
     rig.host.srq.as_mut().unwrap().post(&wr).unwrap();
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 
@@ -323,10 +323,10 @@ fn held_send_of_shared_queue() {
 #[test]
 fn shared_receive_has_all_elements() {
     const ELEMENTS: u32 = 9;
-    for own in [0, 1, ELEMENTS] {
+    for max_recv_sge in [0, 1, ELEMENTS] {
         let config = QpConfig {
             shared_receive: true,
-            max_recv_sge: own,
+            max_recv_sge,
             ..QpConfig::default()
         };
         let mut rig = Rig::with(config, STREAM);
@@ -339,14 +339,22 @@ fn shared_receive_has_all_elements() {
         };
         srq.post(&wr).unwrap();
         rig.host.srq = Some(srq);
-        assert_eq!(rig.rx_ulpdu(&send(1, &[9; 18])), RxStatus::Ok, "{own}");
-        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)], "{own}");
-        assert_eq!(rig.read(&mr), [9; 18], "{own}");
+        assert_eq!(
+            rig.rx_ulpdu(&send(1, &[9; 18])),
+            RxStatus::Ok,
+            "{max_recv_sge}"
+        );
+        assert_eq!(
+            brief(&rig.host.recvs),
+            [(1, WcStatus::Success)],
+            "{max_recv_sge}"
+        );
+        assert_eq!(rig.read(&mr), [9; 18], "{max_recv_sge}");
     }
 }
 
 #[test]
-fn writes_between_send_segments() {
+fn write_may_interrupt_send() {
     //= rfc5041 section 4.1
     //= type=test
     //# If set to zero, the ULP Payload carried in this DDP Segment MUST be
@@ -362,7 +370,7 @@ fn writes_between_send_segments() {
     let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at + 4, true, b"wxyz"));
     let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 2, true, b"cd"));
     assert_eq!(&rig.read(&mr), b"abcdwxyz");
-    // But immediate data share the queue with the Send.
+    // Immediate data may not interrupt it, because they share the queue with the Send.
     rig.recv(2, &[mr.part(0, 4)]);
     let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 2, 0, false, &[]));
     let imm = immediate(2, Immediate::plain(0), Opcode::IMMEDIATE);

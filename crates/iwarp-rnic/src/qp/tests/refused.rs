@@ -11,7 +11,7 @@ use std::vec::Vec;
 
 /// Checks that a ULPDU ends the stream with this code.
 #[track_caller]
-pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
+pub(super) fn assert_refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert_eq!(rig.rx_ulpdu(ulpdu), RxStatus::Failed);
     rig.assert_ended(Blame::Peer, code);
     let terminate = rig.terminate();
@@ -144,7 +144,7 @@ fn invalid_segments_are_refused() {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
         rig.recv(1, &[mr.sge()]);
-        refused(&mut rig, &ulpdu, code);
+        assert_refused(&mut rig, &ulpdu, code);
         let status = if code == Code::DDP_UNTAGGED_TOO_LONG {
             WcStatus::LocalLength
         } else {
@@ -156,13 +156,13 @@ fn invalid_segments_are_refused() {
 }
 
 #[test]
-fn ulpdu_without_header() {
+fn ulpdu_without_header_is_refused() {
     let mut rig = Rig::new();
-    refused(&mut rig, &[0x41], Code::MPA_MARKER);
+    assert_refused(&mut rig, &[0x41], Code::MPA_MARKER);
 }
 
 #[test]
-fn wrong_crc() {
+fn crc_error_ends_stream() {
     //= rfc5044 section 6
     //= type=test
     //# An MPA receiver MUST first verify the FPDU before passing the ULPDU to DDP.
@@ -199,7 +199,7 @@ fn wrong_crc() {
         let mr = rig.mr(8, ALL);
         rig.recv(1, &[mr.sge()]);
         let mut fpdu = rig.fpdu(&send(1, b"12345678"));
-        // Not the length: the receiver would wait for a longer FPDU.
+        // Do not change the length field: the receiver would wait for a longer FPDU.
         let at = at % (fpdu.len() - 2) + 2;
         fpdu[at] ^= 1;
         assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
@@ -211,7 +211,7 @@ fn wrong_crc() {
 }
 
 #[test]
-fn wrong_marker() {
+fn marker_error_ends_stream() {
     let mut rig = Rig::with(
         QpConfig::default(),
         StreamConfig {
@@ -229,12 +229,12 @@ fn wrong_marker() {
     let counters = rig.qp.counters();
     assert_eq!((counters.marker_errors, counters.crc_errors), (1, 0));
     // With CRCs the same octet is a CRC error.
-    let both = StreamConfig {
+    let crc_and_markers = StreamConfig {
         markers_tx: true,
         markers_rx: true,
         ..STREAM
     };
-    let mut rig = Rig::with(QpConfig::default(), both);
+    let mut rig = Rig::with(QpConfig::default(), crc_and_markers);
     let mut fpdu = rig.fpdu(&send(1, &[]));
     fpdu[3] = 8;
     assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
@@ -244,7 +244,7 @@ fn wrong_marker() {
 }
 
 #[test]
-fn more_reads_than_granted() {
+fn reads_beyond_ird_are_refused() {
     //= rfc5040 section 8.1.1
     //= type=test
     //# An RNIC implementation SHOULD provide a mechanism to cap the number of
@@ -279,7 +279,7 @@ fn more_reads_than_granted() {
             assert_eq!(rig.rx_ulpdu(&request(msn)), RxStatus::Ok);
         }
         let one_more = request(u32::from(ird) + 1);
-        refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
     }
     // A queue pair serves no more than it was created for, whatever start-up agreed on.
     let config = QpConfig {
@@ -294,12 +294,12 @@ fn more_reads_than_granted() {
         for msn in 1..=2 {
             assert_eq!(rig.rx_ulpdu(&request(msn)), RxStatus::Ok);
         }
-        refused(&mut rig, &request(3), Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_refused(&mut rig, &request(3), Code::DDP_UNTAGGED_NO_BUFFER);
     }
 }
 
-/// The octets after such a ULPDU, pad or CRC, may look like the rest of a header. A receiver that
-/// took them for it would loop.
+/// The octets after a ULPDU that is shorter than a header (pad or CRC) may look like the rest of
+/// the header. A receiver that parsed them as a header would loop.
 #[test]
 fn short_ulpdu_is_refused() {
     for valid in [tagged(Opcode::WRITE, 1, 0, true, &[]), send(1, &[])] {
@@ -327,7 +327,7 @@ fn misplaced_response_is_refused() {
         remote_addr: 0,
         rkey: 7,
     };
-    // The octets received in order, then offset, length and L bit of the next segment.
+    // The number of octets received in order, then offset, length and L bit of the next segment.
     for (first, to, len, last) in [
         (0, 4, 4, false),
         (0, 4, 8, true),
@@ -348,7 +348,7 @@ fn misplaced_response_is_refused() {
         if first > 0 {
             assert_eq!(rig.rx_ulpdu(&answer(0, first, false)), RxStatus::Ok);
         }
-        refused(
+        assert_refused(
             &mut rig,
             &answer(to, len, last),
             Code::DDP_TAGGED_BASE_BOUNDS,

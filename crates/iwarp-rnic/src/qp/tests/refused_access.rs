@@ -2,7 +2,7 @@
 //! what.
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::memory::{Accessor, WindowType};
 use crate::qp::*;
 use crate::{Access, Bind, WcStatus};
@@ -12,7 +12,7 @@ use std::vec;
 use std::vec::Vec;
 
 /// Returns invalid accesses, each with the code for a Write and the code for other operations.
-fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
+fn invalid_accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
     let good = rig.mr(64, ALL);
     let no_right = rig.mr(64, ALL.difference(need | Access::MW_BIND));
     let other_pd = rig.mr_in(PD + 1, 64, ALL);
@@ -84,7 +84,7 @@ fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
 }
 
 #[test]
-fn refused_writes() {
+fn invalid_write_is_refused() {
     //= rfc5041 section 8.2
     //= type=test
     //# DDP MUST support Protection Domain association and DDP Stream
@@ -137,8 +137,8 @@ fn refused_writes() {
     //# The DDP layer MUST validate all DDP Segment fields.
     for case in 0..8 {
         let mut rig = Rig::new();
-        let (stag, to, code, _) = accesses(&mut rig, Access::REMOTE_WRITE)[case];
-        refused(
+        let (stag, to, code, _) = invalid_accesses(&mut rig, Access::REMOTE_WRITE)[case];
+        assert_refused(
             &mut rig,
             &tagged(Opcode::WRITE, stag, to, true, &[9; 8]),
             code,
@@ -147,7 +147,7 @@ fn refused_writes() {
 }
 
 #[test]
-fn refused_reads() {
+fn invalid_read_is_refused() {
     //= rfc5041 section 8.3
     //= type=test
     //# If an STag is not valid on a DDP Stream, DDP MUST pass the invalid
@@ -178,7 +178,7 @@ fn refused_reads() {
     //# Tagged Offset contained in the RDMA Read Request Header.
     for case in 0..8 {
         let mut rig = Rig::new();
-        let (stag, to, _, code) = accesses(&mut rig, Access::REMOTE_READ)[case];
+        let (stag, to, _, code) = invalid_accesses(&mut rig, Access::REMOTE_READ)[case];
         let body = read_request(5, 8, stag, to);
         let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
@@ -243,7 +243,7 @@ fn refused_reads() {
 //# FetchAdd Atomic Operations MUST target ULP Buffer addresses that are
 //# 64-bit aligned.
 #[test]
-fn refused_atomics() {
+fn invalid_atomic_is_refused() {
     let body = |stag, to, op| {
         let mut body = vec![0; AtomicRequest::LEN];
         AtomicRequest {
@@ -261,8 +261,8 @@ fn refused_atomics() {
     };
     for case in 0..8 {
         let mut rig = Rig::new();
-        let (stag, to, _, code) = accesses(&mut rig, Access::REMOTE_ATOMIC)[case];
-        refused(&mut rig, &body(stag, to, AtomicOp::FETCH_ADD), code);
+        let (stag, to, _, code) = invalid_accesses(&mut rig, Access::REMOTE_ATOMIC)[case];
+        assert_refused(&mut rig, &body(stag, to, AtomicOp::FETCH_ADD), code);
     }
     //= rfc7306 section 8.2
     //= type=test
@@ -271,14 +271,14 @@ fn refused_atomics() {
     //# aligned.
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
-    refused(
+    assert_refused(
         &mut rig,
         &body(mr.stag, mr.at + 4, AtomicOp::FETCH_ADD),
         Code::RDMAP_CATASTROPHIC_STREAM,
     );
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
-    refused(
+    assert_refused(
         &mut rig,
         &body(mr.stag, mr.at, AtomicOp(7)),
         Code::RDMAP_UNEXPECTED_OPCODE,
@@ -286,7 +286,7 @@ fn refused_atomics() {
 }
 
 #[test]
-fn refused_invalidations() {
+fn invalid_invalidation_is_refused() {
     //= rfc5040 section 7.2
     //= type=test
     //# 4. The Invalidate STag MUST be valid.
@@ -304,7 +304,7 @@ fn refused_invalidations() {
             .unwrap();
         let stag = [mr.stag, mr.stag ^ 1, unbound.0, 0x55_0000][case];
         rig.recv(4, &[mr.sge()]);
-        refused(
+        assert_refused(
             &mut rig,
             &send_inv(stag, &[1]),
             Code::RDMAP_CANNOT_INVALIDATE,
@@ -336,7 +336,7 @@ fn refused_write_stays_inside_region() {
         rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, false, &[9; 8])),
         RxStatus::Ok
     );
-    refused(
+    assert_refused(
         &mut rig,
         &tagged(Opcode::WRITE, mr.stag, mr.at + 8, true, &[9; 9]),
         Code::DDP_TAGGED_BASE_BOUNDS,

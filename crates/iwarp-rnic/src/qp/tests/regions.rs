@@ -13,7 +13,7 @@ use std::vec::Vec;
 const BASE: u64 = 0x5000;
 
 /// Returns a fast-registration region with bytes `offset` to `offset + len` at `BASE`.
-fn fast(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
+fn fast_region(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
     let range = rig.range(64);
     let at = range.addr();
     let random = rig.random();
@@ -58,7 +58,7 @@ fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
 fn region_invalidation_needs_protection_domain() {
     for remote in [true, false] {
         let mut rig = Rig::new();
-        let mr = fast(&mut rig, 0, 64, ALL);
+        let mr = fast_region(&mut rig, 0, 64, ALL);
         let other = Accessor {
             pd: PD + 1,
             ..rig.qp.accessor()
@@ -74,27 +74,32 @@ fn region_invalidation_needs_protection_domain() {
     }
 }
 
-/// Ordinary regions end only while nobody borrows the table, so accesses to them need no user. All
-/// others do.
+/// Ordinary regions are deregistered only while nobody borrows the table, so accesses to them need
+/// no user. Accesses to other regions and to windows do.
 #[test]
 fn ordinary_regions_need_no_user() {
     let mut rig = Rig::new();
-    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
-    let registered = fast(&mut rig, 0, 64, ALL);
+    let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
+    let fast_mr = fast_region(&mut rig, 0, 64, ALL);
     let mw = window(&mut rig, &mr, mr.at, 64);
     let need = Access::REMOTE_READ;
     let ordinary = |stag, at, len| {
-        let span = rig.table.check_ordinary((Stag(stag), at, len), need, who);
+        let span = rig
+            .table
+            .check_ordinary((Stag(stag), at, len), need, accessor);
         span.map(|span| span.len())
     };
     assert_eq!(ordinary(mr.stag, mr.at, 64), Some(64));
     assert_eq!(ordinary(mr.stag, mr.at + 63, 1), Some(1));
     assert_eq!(ordinary(mr.stag, mr.at, 65), None);
-    assert_eq!(ordinary(registered.stag, BASE, 64), None);
+    assert_eq!(ordinary(fast_mr.stag, BASE, 64), None);
     assert_eq!(ordinary(mw, mr.at, 64), None);
-    // All of these are allowed.
-    for (stag, at) in [(registered.stag, BASE), (mw, mr.at)] {
-        assert_eq!(rig.table.permits((Stag(stag), at, 64), need, who), Ok(()));
+    // Counted accesses are allowed.
+    for (stag, at) in [(fast_mr.stag, BASE), (mw, mr.at)] {
+        assert_eq!(
+            rig.table.permits((Stag(stag), at, 64), need, accessor),
+            Ok(())
+        );
     }
 }
 
@@ -108,7 +113,7 @@ fn peer_needs_rights_to_invalidate() {
         (Access::LOCAL_WRITE.union(Access::REMOTE_ATOMIC), true),
     ] {
         let mut rig = Rig::new();
-        let mr = fast(&mut rig, 0, 64, access);
+        let mr = fast_region(&mut rig, 0, 64, access);
         rig.recv(1, &[]);
         let status = rig.rx_ulpdu(&send_inv(mr.stag, &[]));
         let valid = rig.table.info(Stag(mr.stag)).unwrap().valid;
@@ -122,16 +127,16 @@ fn peer_needs_rights_to_invalidate() {
 }
 
 #[test]
-fn window_starts_in_fast_region() {
+fn window_offset_adds_to_region_offset() {
     let mut rig = Rig::new();
     // The region begins 16 bytes into its memory, and the window 4 bytes into the region.
-    let mr = fast(&mut rig, 16, 32, ALL);
+    let mr = fast_region(&mut rig, 16, 32, ALL);
     let mw = window(&mut rig, &mr, BASE + 4, 8);
     let write = tagged(Opcode::WRITE, mw, BASE + 4, true, &[0xaa; 8]);
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
-    let mut want: Vec<u8> = (0..64).collect();
-    want[20..28].fill(0xaa);
-    assert_eq!(rig.read(&mr), want);
+    let mut expected: Vec<u8> = (0..64).collect();
+    expected[20..28].fill(0xaa);
+    assert_eq!(rig.read(&mr), expected);
 }
 
 #[test]
@@ -167,7 +172,7 @@ fn window_is_no_local_key() {
 }
 
 #[test]
-fn reregistration_as_zero_based() {
+fn reregistration_changes_zero_based() {
     let mut rig = Rig::new();
     let range = rig.range(64);
     let at = range.addr();
@@ -177,14 +182,14 @@ fn reregistration_as_zero_based() {
     let stag = registered.unwrap();
     let iova = |rig: &Rig| rig.table.info(stag).unwrap().iova;
     assert_eq!(iova(&rig), 0);
-    for (access, begins) in [
+    for (access, expected) in [
         (Access::LOCAL_WRITE, at),
         (zero_based, 0),
         (Access::LOCAL_WRITE, at),
     ] {
         let changed = rig.table.reregister(stag, None, None, Some(access));
         assert_eq!(changed.map(|(stag, _)| stag), Ok(stag));
-        assert_eq!(iova(&rig), begins, "{access:?}");
+        assert_eq!(iova(&rig), expected, "{access:?}");
     }
     // New memory has its own address.
     let range = rig.range(32);
@@ -199,7 +204,6 @@ fn reregistration_as_zero_based() {
     assert_eq!(rig.table.info(new).unwrap().iova, 0x7000);
 }
 
-/// A refused change leaves rights, protection domain, range and STag as they are.
 #[test]
 fn refused_change_changes_nothing() {
     let mut rig = Rig::new();
@@ -223,8 +227,8 @@ fn refused_change_changes_nothing() {
             assert_eq!(rig.table.info(stag), before, "{error:?}");
         }
     }
-    // A region in use, and one with a window.
-    let who = rig.qp.accessor();
+    // A region with a bound window cannot change.
+    let accessor = rig.qp.accessor();
     let bound = rig.table.allocate_window(WindowType::Type1, PD, 7).unwrap();
     let bind = Bind {
         mw_stag: bound,
@@ -234,7 +238,7 @@ fn refused_change_changes_nothing() {
         len: 8,
         access: none,
     };
-    rig.table.bind(&bind, who).unwrap();
+    rig.table.bind(&bind, accessor).unwrap();
     let refused = rig.table.reregister(stag, None, Some(PD + 1), Some(none));
     assert_eq!(refused.err(), Some(MemoryError::Busy));
     assert_eq!(rig.table.info(stag), before);
@@ -247,7 +251,7 @@ fn refused_change_changes_nothing() {
 
 /// Returns regions of these lengths for which Read Requests have arrived. Small and large responses
 /// take different code paths.
-fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
+fn receive_read_requests(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
     let mrs: Vec<Mr> = lens.iter().map(|len| rig.mr(*len, ALL)).collect();
     for (i, mr) in mrs.iter().enumerate() {
         let body = read_request(100 + i as u32, mr.len, mr.stag, mr.at);
@@ -261,7 +265,7 @@ fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
 fn response_checks_rights_again() {
     for len in [8, 1000, 40_000] {
         let mut rig = Rig::new();
-        let mrs = asked(&mut rig, &[16, len]);
+        let mrs = receive_read_requests(&mut rig, &[16, len]);
         let less = Some(ALL.difference(Access::REMOTE_READ));
         let changed = rig.table.reregister(Stag(mrs[1].stag), None, None, less);
         changed.unwrap();
@@ -278,8 +282,8 @@ fn read_request_needs_right() {
     for first in [true, false] {
         let mut rig = Rig::new();
         if !first {
-            // The stream is in full operation.
-            asked(&mut rig, &[8]);
+            // An earlier request has arrived on the stream.
+            receive_read_requests(&mut rig, &[8]);
         }
         let mr = rig.mr(64, ALL.difference(Access::REMOTE_READ));
         let body = read_request(5, 8, mr.stag, mr.at);
@@ -291,10 +295,10 @@ fn read_request_needs_right() {
 }
 
 #[test]
-fn late_read_failure_names_request() {
+fn failed_response_names_request() {
     for len in [8, 40_000] {
         let mut rig = Rig::new();
-        let mrs = asked(&mut rig, &[16, len, 8]);
+        let mrs = receive_read_requests(&mut rig, &[16, len, 8]);
         rig.table.deregister(Stag(mrs[1].stag)).unwrap();
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_INVALID_STAG);
@@ -315,10 +319,10 @@ fn late_read_failure_names_request() {
 }
 
 #[test]
-fn partial_read_failure_names_rest() {
+fn failed_partial_response_names_rest() {
     let mut rig = Rig::new();
     let len = 1 << 20;
-    let mrs = asked(&mut rig, &[len]);
+    let mrs = receive_read_requests(&mut rig, &[len]);
     assert_eq!(rig.fill(), TxFill::Ready);
     let octets = rig.write_some(len as usize);
     let answered: usize = segments_of(&rig, &octets).iter().map(Vec::len).sum();
@@ -367,7 +371,7 @@ fn refused_fast_registration_changes_nothing() {
     let refused = rig.table.fast_register(&long, PD);
     assert_eq!(refused, Err(MemoryError::OutOfRange));
     assert!(!rig.table.info(new_stag).unwrap().valid);
-    // The refused registration leaves nothing behind.
+    // The refused registration does not prevent another one.
     assert_eq!(rig.table.fast_register(&wr, PD), Ok(()));
 }
 
@@ -389,9 +393,9 @@ fn window_invalidation_needs_queue_pair() {
     }
 }
 
-/// Returns a null region and its two ranges of 64 bytes, for reads and for writes. Here they hold a
-/// pattern.
-fn null(rig: &mut Rig) -> (Stag, [Mr; 2]) {
+/// Returns a null region and its two ranges of 64 bytes, for reads and for writes. In these tests,
+/// both ranges contain a pattern.
+fn null_region(rig: &mut Rig) -> (Stag, [Mr; 2]) {
     let (zeros, sink) = (rig.range(64), rig.range(64));
     let (from, to) = (zeros.addr(), sink.addr());
     let random = rig.random();
@@ -407,23 +411,24 @@ fn null(rig: &mut Rig) -> (Stag, [Mr; 2]) {
 #[test]
 fn null_region_discards_and_reads_zeros() {
     let mut rig = Rig::new();
-    let (null, [zeros, sink]) = null(&mut rig);
+    let (null_region, [zeros, sink]) = null_region(&mut rig);
     let (source, before) = (rig.read(&zeros), rig.read(&sink));
-    let info = rig.table.info(null).unwrap();
+    let info = rig.table.info(null_region).unwrap();
     assert_eq!((info.len, info.valid), (u64::MAX, true));
     let access = |rig: &Rig, to, len, need, pd| {
-        let who = Accessor {
+        let accessor = Accessor {
             pd,
             ..rig.qp.accessor()
         };
-        rig.table.access((null, to, len), need, who, |span| {
-            let mut out = std::vec![7; len as usize];
-            assert!(span.read(&mut out));
-            assert!(span.write(&[9; 64][..len as usize]));
-            out
-        })
+        rig.table
+            .access((null_region, to, len), need, accessor, |span| {
+                let mut out = std::vec![7; len as usize];
+                assert!(span.read(&mut out));
+                assert!(span.write(&[9; 64][..len as usize]));
+                out
+            })
     };
-    // Any offset works, and what was written is not read.
+    // Any offset is valid, and written octets are not read back.
     for to in [0, 1 << 40, u64::MAX - 3] {
         let written = access(&rig, to, 3, Access::LOCAL_WRITE, PD);
         assert_eq!(written.map(|octets| octets.len()), Ok(3));
@@ -431,32 +436,34 @@ fn null_region_discards_and_reads_zeros() {
     assert_eq!(rig.read(&sink)[..3], [9; 3]);
     assert_eq!(rig.read(&sink)[3..], before[3..]);
     {
-        let who = rig.qp.accessor();
-        let read = rig.table.check(null, 5, 64, Access::empty(), who);
+        let accessor = rig.qp.accessor();
+        let read = rig
+            .table
+            .check(null_region, 5, 64, Access::empty(), accessor);
         let mut out = [7; 64];
         assert!(read.unwrap().span().read(&mut out));
         assert_eq!(out[..], source);
     }
     let too_long = access(&rig, 0, 65, Access::LOCAL_WRITE, PD);
     assert_eq!(too_long, Err(AccessError::BaseOrBounds));
-    let elsewhere = access(&rig, 0, 1, Access::LOCAL_WRITE, PD + 1);
-    assert_eq!(elsewhere, Err(AccessError::NotAssociated));
-    // The peer writes to the sink, too, and reads the zeros.
+    let other_domain = access(&rig, 0, 1, Access::LOCAL_WRITE, PD + 1);
+    assert_eq!(other_domain, Err(AccessError::NotAssociated));
+    // The peer also writes to the sink and reads the zeros.
     assert!(access(&rig, 9, 4, Access::REMOTE_WRITE, PD).is_ok());
     assert_eq!(rig.read(&sink)[..4], [9; 4]);
-    let who = rig.qp.accessor();
+    let accessor = rig.qp.accessor();
     let mut out = [7; 64];
     let read = Access::REMOTE_READ;
     rig.table
-        .read((null, 1 << 50, 64), read, who, &mut out)
+        .read((null_region, 1 << 50, 64), read, accessor, &mut out)
         .unwrap();
     assert_eq!(out[..], source);
-    // Only the program ends it, nothing is bound to it, and it is not changed.
+    // A null region cannot be invalidated or changed, and no window can be bound to it.
     for remote in [true, false] {
-        let ended = rig.table.invalidate(null, rig.qp.accessor(), remote);
+        let ended = rig.table.invalidate(null_region, rig.qp.accessor(), remote);
         assert_eq!(ended, Err(AccessError::AccessDenied));
     }
-    let changed = rig.table.reregister(null, None, None, Some(ALL));
+    let changed = rig.table.reregister(null_region, None, None, Some(ALL));
     assert_eq!(changed.unwrap_err(), MemoryError::NoSuchStag);
     let random = rig.random();
     let mw = rig
@@ -466,7 +473,7 @@ fn null_region_discards_and_reads_zeros() {
     let bind = Bind {
         mw_stag: mw,
         new_stag: mw,
-        mr_stag: null,
+        mr_stag: null_region,
         addr: 0,
         len: 8,
         access: Access::REMOTE_READ,
@@ -474,8 +481,8 @@ fn null_region_discards_and_reads_zeros() {
     rig.post(1, SendOp::Bind(bind), &[]);
     rig.sent();
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::MwBind)]);
-    assert!(rig.table.deregister(null).is_ok());
-    assert!(rig.table.info(null).is_none_or(|info| !info.valid));
+    assert!(rig.table.deregister(null_region).is_ok());
+    assert!(rig.table.info(null_region).is_none_or(|info| !info.valid));
 }
 
 /// A peer's Write goes to the sink, its Read returns `zeros`, and its atomics return zero and
@@ -483,10 +490,10 @@ fn null_region_discards_and_reads_zeros() {
 #[test]
 fn peer_uses_null_region() {
     let mut rig = Rig::new();
-    let (null, [zeros, sink]) = null(&mut rig);
+    let (null_region, [zeros, sink]) = null_region(&mut rig);
     let source = rig.read(&zeros);
     for to in [0, u64::MAX - 8] {
-        let write = tagged(Opcode::WRITE, null.0, to, true, &[1; 8]);
+        let write = tagged(Opcode::WRITE, null_region.0, to, true, &[1; 8]);
         assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
     }
     let written = rig.read(&sink);
@@ -494,7 +501,7 @@ fn peer_uses_null_region() {
     let mut request = AtomicRequest {
         op: AtomicOp::FETCH_ADD,
         request_id: 1,
-        stag: null,
+        stag: null_region,
         to: 8,
         add_swap: 5,
         add_swap_mask: 0,
@@ -505,13 +512,13 @@ fn peer_uses_null_region() {
     request.op = AtomicOp::CMP_SWAP;
     request.add_swap_mask = u64::MAX;
     assert_eq!(atomic(&mut rig, 2, &request), 0);
-    let body = read_request(5, 64, null.0, 1 << 40);
+    let body = read_request(5, 64, null_region.0, 1 << 40);
     let read = untagged(Opcode::READ_REQUEST, 1, 3, 0, true, &body);
     assert_eq!(rig.rx_ulpdu(&read), RxStatus::Ok);
     assert_eq!(rig.sent().pop().unwrap().1, source);
     assert_eq!(rig.read(&sink), written);
     assert_eq!(rig.read(&zeros), source);
-    // Like in any other region, an unaligned atomic is refused.
+    // As in any other region, an unaligned atomic is refused.
     request.to = 12;
     let mut body = std::vec![0; AtomicRequest::LEN];
     request.emit(&mut body);
@@ -520,23 +527,23 @@ fn peer_uses_null_region() {
     rig.assert_ended(Blame::Peer, Code::RDMAP_CATASTROPHIC_STREAM);
 }
 
-/// Protection domains apply to null regions, too.
 #[test]
 fn null_region_of_other_domain_is_refused() {
     let mut rig = Rig::new();
     let (zeros, sink) = (rig.range(64), rig.range(64));
     let random = rig.random();
-    let null = rig
+    let null_region = rig
         .table
         .register_null(zeros, sink, PD + 1, random)
         .unwrap();
-    let write = tagged(Opcode::WRITE, null.0, 0, true, &[1; 8]);
+    let write = tagged(Opcode::WRITE, null_region.0, 0, true, &[1; 8]);
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Failed);
 }
 
-/// The facts about an unregistered region or window do not depend on the previous user of its slot.
+/// The description of an unregistered region or window does not depend on the previous entry of its
+/// slot.
 #[test]
-fn slot_keeps_nothing_of_earlier_owner() {
+fn slot_keeps_nothing_of_earlier_entry() {
     type Make = fn(&mut Rig) -> Stag;
     const RANDOM: u32 = 0x0001_2345;
     let earlier: [Make; 4] = [
@@ -598,10 +605,10 @@ fn slot_keeps_nothing_of_earlier_owner() {
             }
             let new = next(&mut rig);
             assert_eq!(new.index(), old.index());
-            let told = rig.table.info(new).unwrap();
+            let info = rig.table.info(new).unwrap();
             let nothing = (Access::empty(), 0, 0, false);
-            let told = (told.access, told.iova, told.len, told.valid);
-            assert_eq!(told, nothing, "{i}");
+            let info = (info.access, info.iova, info.len, info.valid);
+            assert_eq!(info, nothing, "{i}");
         }
     }
 }

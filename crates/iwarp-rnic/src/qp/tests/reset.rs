@@ -1,4 +1,4 @@
-//! Reset of a queue pair in any situation: afterwards it behaves like a new one.
+//! After a reset in any situation, a queue pair behaves like a new one.
 
 use super::harness::*;
 use crate::qp::*;
@@ -69,7 +69,7 @@ const SITUATIONS: [Prepare; 12] = [
         for wr_id in 0..200 {
             rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
         }
-        // The first probe covers a burst of them, the second all others.
+        // The first probe covers a burst of requests, the second all others.
         for _ in 0..2 {
             let sent = rig.sent();
             let probe = sent.iter().find_map(|(_, body)| ReadRequest::parse(body));
@@ -168,20 +168,20 @@ fn reset_queue_pair_behaves_like_new() {
         assert_eq!(brief(&rig.host.recvs), [(5, WcStatus::Success)], "{i}");
         let (flags, len) = (rig.host.recvs[0].flags, rig.host.recvs[0].byte_len);
         assert_eq!((flags.is_empty(), len), (true, 8), "{i}");
-        // A cut message is not completed by this end.
+        // An incomplete message of the old stream is not continued.
         assert!(rig.qp.fault().is_none());
-        let asks = rig.sent();
-        assert!(asks.is_empty(), "{i}");
+        let sent = rig.sent();
+        assert!(sent.is_empty(), "{i}");
         rig.post(6, SendOp::Send, &[]);
         rig.post(7, WRITE, &[mr.part(0, 8)]);
         assert!(rig.host.sends.is_empty(), "{i}: nothing is sent");
         let opcodes: Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
         assert_eq!(opcodes[..2], [Opcode::SEND, Opcode::WRITE], "{i}");
-        // Where a probe was sent, it is unanswered.
+        // In acknowledged mode, a probe was sent and is unanswered.
         let probed = opcodes.len() == 3;
         let done = [(6, WcStatus::Success), (7, WcStatus::Success)];
-        let want = if probed { &[][..] } else { &done };
-        assert_eq!(brief(&rig.host.sends), want, "{i}");
+        let expected = if probed { &[][..] } else { &done };
+        assert_eq!(brief(&rig.host.sends), expected, "{i}");
         rig.eof();
         let end = rig.qp.fault();
         assert!(end.is_none(), "{i}: no message was cut: {end:?}");
@@ -198,7 +198,7 @@ fn reset_queue_pair_behaves_like_new() {
     }
 }
 
-/// Many requests of the next stream end together. None is blamed for earlier events.
+/// Requests on the next stream are flushed in order. None gets the status of an earlier failure.
 #[test]
 fn next_requests_are_flushed_in_order() {
     for (i, prepare) in SITUATIONS.into_iter().enumerate() {
@@ -207,7 +207,8 @@ fn next_requests_are_flushed_in_order() {
         for wr_id in 0..50 {
             rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
         }
-        // They wait for the peer's acknowledgement, in that mode, or to be written.
+        // In acknowledged mode the requests wait for the peer; otherwise they are still to be
+        // written.
         if rig.qp.acknowledge.enabled {
             assert!(!rig.sent().is_empty());
         }

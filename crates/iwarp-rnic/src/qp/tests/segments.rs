@@ -2,7 +2,7 @@
 //! §4.1 and §4.2, RFC 5041 §4, §5 and §7.1, RFC 7306 §5).
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::qp::*;
 use crate::{SendFlags, SendOp, Sge, WcFlags, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -127,14 +127,14 @@ fn segments_share_fields() {
     let mut rest = &sent[..];
     let mut fields = Vec::new();
     for start in [1000, 0, 0] {
-        let one = message(rest);
-        assert_eq!(one.len(), 4);
-        assert_one_message(one, 2000, start);
-        fields.push(match one[0].0 {
+        let segments = message(rest);
+        assert_eq!(segments.len(), 4);
+        assert_one_message(segments, 2000, start);
+        fields.push(match segments[0].0 {
             Header::Tagged(h) => (h.opcode, h.stag, 0, 0),
             Header::Untagged(h) => (h.opcode, h.invalidate_stag, h.qn, h.msn),
         });
-        rest = &rest[one.len()..];
+        rest = &rest[segments.len()..];
     }
     assert!(rest.is_empty());
     assert_eq!(
@@ -303,7 +303,7 @@ fn new_mulpdu_keeps_planned_fpdus() {
     rig.post(1, SendOp::Send, &[mr.sge()]);
     rig.post(2, SendOp::Send, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
-    // The path changes before anything is written: the plan keeps its FPDUs of 1460 octets.
+    // The path MTU changes before anything is written: the plan keeps its FPDUs of 1460 octets.
     let planned = rig.plan.len();
     rig.qp.set_emss(536);
     let octets = rig.octets_out();
@@ -323,7 +323,7 @@ fn data_after_error_is_dropped() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
-    // In the same octets as the refused segment, and later.
+    // Further segments follow: in the same read as the refused segment, and later.
     let mut octets = rig.fpdu(&send(3, b"a"));
     octets.extend(rig.fpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &[9; 8])));
     octets.extend(rig.fpdu(&send(1, b"b")));
@@ -363,7 +363,6 @@ fn fetch_add(msn: u32, mr: &Mr) -> Vec<u8> {
     untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body)
 }
 
-/// The IRD limits the total of the peer's Reads and atomics, and has an entry for each.
 #[test]
 fn peer_reads_and_atomics_share_ird() {
     //= rfc7306 section 5.2.2
@@ -391,13 +390,12 @@ fn peer_reads_and_atomics_share_ird() {
             }
             let before = rig.read(&mr);
             let code = TerminateCode::DDP_UNTAGGED_NO_BUFFER;
-            refused(&mut rig, &request(ird + 1), code);
+            assert_refused(&mut rig, &request(ird + 1), code);
             assert_eq!(rig.read(&mr), before);
         }
     }
 }
 
-/// The ORD limits the total of unanswered Reads and atomics.
 #[test]
 fn local_reads_and_atomics_share_ord() {
     //= rfc5040 section 5.2.1
@@ -445,7 +443,7 @@ fn local_reads_and_atomics_share_ord() {
     assert_eq!(opcodes(&mut rig), [O::READ_REQUEST]);
 }
 
-/// A request is executed when its whole message has arrived, after everything sent before it.
+/// A request is executed when its complete message has arrived, after everything sent before it.
 #[test]
 fn requests_wait_for_delivery() {
     //= rfc5040 section 5.5
@@ -479,8 +477,8 @@ fn requests_wait_for_delivery() {
         &40u64.to_ne_bytes(),
     ));
     octets.extend(rig.fpdu(&fetch_add(1, &mr)));
-    let (last, most) = octets.split_last().unwrap();
-    assert_eq!(rig.rx(most), RxStatus::Ok);
+    let (last, before) = octets.split_last().unwrap();
+    assert_eq!(rig.rx(before), RxStatus::Ok);
     assert_eq!(rig.read(&mr), 40u64.to_ne_bytes());
     assert!(rig.sent().is_empty());
     assert_eq!(rig.rx(&[*last]), RxStatus::Ok);
@@ -491,8 +489,8 @@ fn requests_wait_for_delivery() {
     let mut octets = rig.fpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &written));
     let body = read_request(5, 8, mr.stag, mr.at);
     octets.extend(rig.fpdu(&untagged(Opcode::READ_REQUEST, 1, 2, 0, true, &body)));
-    let (last, most) = octets.split_last().unwrap();
-    assert_eq!(rig.rx(most), RxStatus::Ok);
+    let (last, before) = octets.split_last().unwrap();
+    assert_eq!(rig.rx(before), RxStatus::Ok);
     assert!(rig.sent().is_empty());
     assert_eq!(rig.rx(&[*last]), RxStatus::Ok);
     let sent = rig.sent();
@@ -500,7 +498,6 @@ fn requests_wait_for_delivery() {
     assert_eq!(sent[0].1, written);
 }
 
-/// If a message cannot be built, a Terminate is sent instead.
 #[test]
 fn unsendable_message_ends_stream() {
     //= rfc7306 section 8.1
@@ -539,7 +536,7 @@ fn longer_ulpdus_are_accepted() {
     for (crc, markers, len) in [
         (true, false, 65535),
         (false, false, 65535),
-        // With markers the codec of the test builds no longer ones.
+        // The test's codec cannot build longer FPDUs with markers.
         (true, true, 65000),
     ] {
         let stream = StreamConfig {
@@ -579,8 +576,8 @@ fn empty_write_has_nonzero_stag() {
     }
 }
 
-/// A message that fails because of its memory occupies no stream position: the markers of the
-/// message sent instead are where they would have been.
+/// A message that fails because of its memory occupies no stream position, so the markers in the
+/// Terminate that replaces it are at the right positions.
 #[test]
 fn failed_message_moves_no_marker() {
     let stream = StreamConfig {

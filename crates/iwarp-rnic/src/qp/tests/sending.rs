@@ -17,7 +17,7 @@ fn opcodes(sent: &[(Header, Vec<u8>)]) -> Vec<Opcode> {
     sent.iter().map(|(h, _)| h.opcode()).collect()
 }
 
-/// Answers the read that was sent as the `sent`-th segment with `len` octets.
+/// Answers a Read Request with `len` octets.
 fn answer(rig: &mut Rig, request: &[u8], len: usize) {
     let sink = ReadRequest::parse(request).unwrap().sink_stag.0;
     let ulpdu = tagged(Opcode::READ_RESPONSE, sink, 0, true, &vec![3; len]);
@@ -147,7 +147,7 @@ fn outstanding_reads_are_limited_by_ord() {
 }
 
 #[test]
-fn no_reads_without_ord() {
+fn reads_need_ord() {
     //= rfc5040 section 6.1
     //= type=test
     //# The RDMAP layer MUST provide the maximum number of outstanding, outbound
@@ -182,7 +182,7 @@ fn fence_waits_for_reads() {
 }
 
 #[test]
-fn failing_request_gets_status() {
+fn failed_request_has_own_status() {
     //= rfc5040 section 7.1
     //= type=test
     //# The Local Peer MUST send a Terminate Message for each of the following
@@ -197,20 +197,20 @@ fn failing_request_gets_status() {
     rig.post_flags(3, SendOp::Send, SendFlags::empty(), &[mr.part(0, 4), bad]);
     rig.post(4, SendOp::Send, &[]);
     let sent = rig.sent();
-    // Earlier requests are sent; a Terminate takes the place of the bad one.
+    // Earlier requests are sent; a Terminate replaces the bad one.
     assert_eq!(
         opcodes(&sent),
         [Opcode::READ_REQUEST, Opcode::SEND, Opcode::TERMINATE]
     );
     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
     use WcStatus::{Flushed, LocalProtection};
-    let want = [
+    let expected = [
         (1, Flushed),
         (2, Flushed),
         (3, LocalProtection),
         (4, Flushed),
     ];
-    assert_eq!(brief(&rig.host.sends), want);
+    assert_eq!(brief(&rig.host.sends), expected);
     // From now on everything is flushed immediately.
     rig.post(5, SendOp::Send, &[]);
     rig.recv(9, &[]);
@@ -222,7 +222,7 @@ fn failing_request_gets_status() {
 }
 
 #[test]
-fn memory_gone_in_mid_message() {
+fn deregistration_during_message_fails_request() {
     let mut rig = Rig::new();
     let mr = rig.mr(600_000, Access::empty());
     rig.post(1, SendOp::Send, &[mr.sge()]);
@@ -238,7 +238,7 @@ fn memory_gone_in_mid_message() {
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
 }
 
-/// QEMU does this: it sends the memory of a running guest.
+/// QEMU sends the memory of a running guest, which changes it during the transfer.
 #[test]
 fn changing_memory_keeps_valid_crc() {
     const LEN: u32 = 9000;
@@ -269,7 +269,7 @@ fn inline_data_are_copied_when_posting() {
     let mut rig = Rig::new();
     let flags = SendFlags::INLINE | SendFlags::SIGNALED | SendFlags::SOLICITED;
     {
-        // Freed before anything is sent.
+        // `data` is freed before anything is sent.
         let data = Vec::from(*b"hello, world");
         let wr = SendWr {
             wr_id: 1,
@@ -408,17 +408,17 @@ fn invalid_requests_are_refused() {
     };
     let mut rig = Rig::fresh(config);
     let empty = SendFlags::empty();
-    let state = rig.try_post(1, SendOp::Send, empty, &[]);
-    assert_eq!(state, Err(PostError::InvalidState));
+    let in_reset = rig.try_post(1, SendOp::Send, empty, &[]);
+    assert_eq!(in_reset, Err(PostError::InvalidState));
     rig.start(STREAM);
     let mr = rig.mr(8, ALL);
-    let two = [mr.sge(), mr.sge()];
-    let sges = rig.try_post(1, SendOp::Send, empty, &two);
-    assert_eq!(sges, Err(PostError::TooManySges));
+    let two_elements = [mr.sge(), mr.sge()];
+    let too_many = rig.try_post(1, SendOp::Send, empty, &two_elements);
+    assert_eq!(too_many, Err(PostError::TooManySges));
     let mut long = mr.sge();
     long.len = (1 << 31) + 1;
-    let length = rig.try_post(1, SendOp::Send, empty, &[long]);
-    assert_eq!(length, Err(PostError::MessageTooLong));
+    let too_long = rig.try_post(1, SendOp::Send, empty, &[long]);
+    assert_eq!(too_long, Err(PostError::MessageTooLong));
     let add = SendOp::FetchAdd {
         remote_addr: 0,
         rkey: 1,
@@ -441,7 +441,7 @@ fn draining_waits_for_responses() {
     let sent = rig.sent();
     rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
     rig.post(2, SendOp::Send, &[]);
-    // Queued, not started; and a response is still outstanding.
+    // The Send is queued but not started, and the Read still awaits its response.
     assert!(!rig.qp.wants_tx());
     assert!(!rig.qp.take_events().contains(Events::SQ_DRAINED));
     answer(&mut rig, &sent[0].1, 4);
@@ -449,7 +449,7 @@ fn draining_waits_for_responses() {
     rig.qp.modify(State::Rts, &mut rig.host).unwrap();
     assert_eq!(opcodes(&rig.sent()), [Opcode::SEND]);
     assert_eq!(rig.host.sends.len(), 2);
-    // Already drained.
+    // An idle send queue is drained at once.
     rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
     assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
 }
@@ -516,7 +516,7 @@ fn responses_alternate_with_requests() {
     }
     let sent = opcodes(&rig.sent());
     assert_eq!(sent.len(), 80);
-    // Neither starves the other.
+    // Neither kind of message starves the other.
     let first_send = sent.iter().position(|o| *o == Opcode::SEND).unwrap();
     assert!(first_send <= 16);
     assert_eq!(
@@ -526,7 +526,7 @@ fn responses_alternate_with_requests() {
 }
 
 #[test]
-fn request_list_is_checked_as_whole() {
+fn request_list_is_checked_completely() {
     let mut rig = Rig::fresh(QpConfig {
         max_send_wr: 3,
         ..QpConfig::default()
@@ -560,7 +560,7 @@ fn request_list_is_checked_as_whole() {
         rig.qp.check_sends([good; 3].iter()),
         Err((2, PostError::QueueFull))
     );
-    // Checking has posted nothing.
+    // `check_sends` has posted nothing.
     assert_eq!(rig.qp.sends_outstanding(), 1);
 }
 

@@ -1,4 +1,4 @@
-//! The first FPDU: who may send it, and the RTR message (RFC 5044 §7.1.2, RFC 6581 §9.2).
+//! The first FPDU, which the initiator sends, and the RTR message (RFC 5044 §7.1.2, RFC 6581 §9.2).
 
 use super::harness::*;
 use crate::qp::*;
@@ -48,7 +48,7 @@ fn responder_without_valid_fpdu_resets() {
     rig.assert_ended(Blame::Peer, Code::MPA_CRC);
     assert!(!rig.qp.wants_tx());
     assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
-    // A valid MPA frame is enough, even if RDMAP refuses it.
+    // After a valid FPDU the responder may send a Terminate, even if RDMAP refuses the FPDU.
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
     let _ = rig.rx_ulpdu(&send(9, &[]));
     assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_INVALID_MSN);
@@ -58,7 +58,7 @@ fn responder_without_valid_fpdu_resets() {
 }
 
 #[test]
-fn every_rtr_kind_opens_responder() {
+fn every_rtr_kind_establishes_responder() {
     //= rfc6581 section 5
     //= type=test
     //# The RDMA connection initiator MUST NOT allow any later FULPDUs to be
@@ -122,7 +122,7 @@ fn rtr_read_counts_as_read() {
 }
 
 #[test]
-fn rtr_by_empty_fpdu() {
+fn empty_fpdu_is_rtr() {
     let expected = StreamConfig {
         rtr_send_expected: true,
         ..RESPONDER
@@ -130,7 +130,7 @@ fn rtr_by_empty_fpdu() {
     let mut rig = Rig::with(QpConfig::default(), expected);
     assert_eq!(rig.rx_ulpdu(&[]), RxStatus::Ok);
     assert!(rig.qp.take_events().contains(Events::ESTABLISHED));
-    // It has no message sequence number.
+    // The empty FPDU has no message sequence number.
     rig.recv(1, &[]);
     assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
@@ -149,7 +149,7 @@ fn later_empty_send_is_no_rtr() {
     let _ = rig.rx_ulpdu(&send(1, &[5]));
     let _ = rig.rx_ulpdu(&send(2, &[]));
     assert_eq!(rig.host.recvs.len(), 2);
-    // The first Send is no RTR either, if something else was the first FPDU.
+    // The first Send is no RTR message either, if another message was the first FPDU.
     for crc in [true, false] {
         let mut rig = Rig::with(QpConfig::default(), StreamConfig { crc, ..expected });
         let mr = rig.mr(20_000, ALL);
@@ -164,8 +164,8 @@ fn later_empty_send_is_no_rtr() {
     }
 }
 
-/// The RTR is a Send of one empty segment without a solicited event. Any other first message takes
-/// a receive.
+/// An RTR message is a Send of one empty segment without a solicited event. Any other first message
+/// consumes a receive.
 #[test]
 fn other_first_message_is_no_rtr() {
     let expected = StreamConfig {
@@ -217,7 +217,7 @@ fn ungranted_read_is_rtr_only() {
 }
 
 /// Returns a fast region of 64 bytes, and the requests that register and invalidate it.
-fn fast(rig: &mut Rig) -> (Stag, SendOp, SendOp) {
+fn fast_region(rig: &mut Rig) -> (Stag, SendOp, SendOp) {
     let range = rig.range(64);
     let (iova, random) = (range.addr(), rig.random());
     let stag = rig.table.allocate_fast(range, PD, random).unwrap();
@@ -235,7 +235,7 @@ fn fast(rig: &mut Rig) -> (Stag, SendOp, SendOp) {
 #[test]
 fn local_requests_precede_first_fpdu() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
-    let (stag, register, invalidate) = fast(&mut rig);
+    let (stag, register, invalidate) = fast_region(&mut rig);
     let valid = |rig: &Rig| rig.table.info(stag).unwrap().valid;
     rig.post(1, register, &[]);
     assert!(rig.qp.wants_tx());
@@ -243,7 +243,7 @@ fn local_requests_precede_first_fpdu() {
     assert!(valid(&rig));
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
     rig.post(2, invalidate, &[]);
-    // They start in posting order: nothing overtakes a Send that has to wait.
+    // Requests start in posting order: the registration waits behind the Send.
     rig.post(3, SendOp::Send, &[]);
     rig.post(4, register, &[]);
     assert!(rig.octets_out().is_empty());
@@ -258,7 +258,7 @@ fn local_requests_precede_first_fpdu() {
 #[test]
 fn early_close_finishes_local_requests() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
-    let (_, register, invalidate) = fast(&mut rig);
+    let (_, register, invalidate) = fast_region(&mut rig);
     rig.post(1, register, &[]);
     rig.post(2, invalidate, &[]);
     rig.post(3, SendOp::Send, &[]);
@@ -268,14 +268,14 @@ fn early_close_finishes_local_requests() {
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
     rig.qp.shutdown_done(&mut rig.host);
     use WcStatus::{Flushed, Success};
-    let want = [(1, Success), (2, Success), (3, Flushed)];
-    assert_eq!(brief(&rig.host.sends), want);
+    let expected = [(1, Success), (2, Success), (3, Flushed)];
+    assert_eq!(brief(&rig.host.sends), expected);
 }
 
 #[test]
 fn early_local_failure_sends_nothing() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
-    let (_, _, invalidate) = fast(&mut rig);
+    let (_, _, invalidate) = fast_region(&mut rig);
     rig.post(1, invalidate, &[]);
     rig.post(2, invalidate, &[]);
     assert!(rig.octets_out().is_empty(), "no Terminate either");
@@ -287,11 +287,11 @@ fn early_local_failure_sends_nothing() {
 #[test]
 fn rtr_read_response_is_empty() {
     for (last, payload) in [(false, &[][..]), (true, &[0; 4]), (false, &[0; 4])] {
-        let asks = StreamConfig {
+        let rtr_by_read = StreamConfig {
             rtr: Some(Rtr::Read),
             ..STREAM
         };
-        let mut rig = Rig::with(QpConfig::default(), asks);
+        let mut rig = Rig::with(QpConfig::default(), rtr_by_read);
         assert_eq!(rig.sent().len(), 1);
         let answer = tagged(Opcode::READ_RESPONSE, 1, 0, last, payload);
         assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
@@ -314,7 +314,7 @@ fn agreement_is_mirrored() {
         rtr: Some(Rtr::Send),
         peer_to_peer: true,
     };
-    let of = |agreed: &Agreed, initiator| {
+    let config_of = |agreed: &Agreed, initiator| {
         StreamConfig::agreed(agreed, initiator, 1460, StreamTimes::NONE)
     };
     let first = StreamConfig {
@@ -329,22 +329,22 @@ fn agreement_is_mirrored() {
         emss: 1460,
         times: StreamTimes::NONE,
     };
-    assert_eq!(of(&agreed, true), first);
+    assert_eq!(config_of(&agreed, true), first);
     let second = StreamConfig {
         initiator: false,
         rtr: None,
         rtr_send_expected: true,
         ..first
     };
-    assert_eq!(of(&agreed, false), second);
-    // Only an RTR message by Send looks like a message for the program.
+    assert_eq!(config_of(&agreed, false), second);
+    // Only an RTR message by Send could be mistaken for a message of the program.
     for rtr in [None, Some(Rtr::Write), Some(Rtr::Read)] {
-        assert!(!of(&Agreed { rtr, ..agreed }, false).rtr_send_expected);
+        assert!(!config_of(&Agreed { rtr, ..agreed }, false).rtr_send_expected);
     }
 }
 
 #[test]
-fn queue_pair_has_limits() {
+fn queue_pair_sizes_are_limited() {
     use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
     let sizes: [fn(&mut QpConfig); 7] = [
         |c| c.max_send_wr = MAX_QP_WR + 1,
@@ -375,7 +375,7 @@ fn reset_accepts_no_requests() {
     assert_eq!(receive(&mut rig), refused);
     let send = rig.try_post(1, SendOp::Send, SendFlags::empty(), &[]);
     assert_eq!(send, refused);
-    // Receives may be posted before there is a stream, Sends may not.
+    // Receives may be posted before a stream is attached; Sends may not.
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
     assert_eq!(receive(&mut rig), Ok(()));
     let send = rig.try_post(1, SendOp::Send, SendFlags::empty(), &[]);
@@ -387,7 +387,7 @@ fn reset_accepts_no_requests() {
 #[test]
 fn message_in_rtr_raises_one_event() {
     let note = tagged(Opcode::WRITE, 1, 0, true, &[]);
-    for (to, message, raised) in [
+    for (to, message, is_raised) in [
         (State::Rtr, None, false),
         (State::Rts, Some(send(1, &[1])), false),
         (State::Rtr, Some(send(1, &[1])), true),
@@ -406,8 +406,8 @@ fn message_in_rtr_raises_one_event() {
             assert_eq!(rig.rx_ulpdu(&message), RxStatus::Ok);
         }
         let events = rig.qp.take_events();
-        assert_eq!(events.contains(Events::MESSAGE_IN_RTR), raised, "{to:?}");
-        if raised {
+        assert_eq!(events.contains(Events::MESSAGE_IN_RTR), is_raised, "{to:?}");
+        if is_raised {
             assert_eq!(rig.rx_ulpdu(&send(2, &[1])), RxStatus::Ok);
             assert!(!rig.qp.take_events().contains(Events::MESSAGE_IN_RTR));
         }

@@ -31,10 +31,10 @@ fn all_operations(stream: StreamConfig, piece: usize, len: u32) {
     );
     a.post(2, write, &[src.sge()]);
     a.post(3, SendOp::Read { remote_addr, rkey }, &[sink.sge()]);
-    let their = buffer_of(&mut a, len);
-    a.recv(5, &[their.sge()]);
-    let back = b.mr(len, ALL);
-    b.post(4, SendOp::Send, &[back.sge()]);
+    let reply_buffer = receive_buffer(&mut a, len);
+    a.recv(5, &[reply_buffer.sge()]);
+    let reply = b.mr(len, ALL);
+    b.post(4, SendOp::Send, &[reply.sge()]);
     shuttle(&mut a, &mut b, piece);
     use WcStatus::Success;
     assert_eq!(
@@ -49,12 +49,12 @@ fn all_operations(stream: StreamConfig, piece: usize, len: u32) {
     }
 }
 
-fn buffer_of(rig: &mut Rig, len: u32) -> Mr {
+fn receive_buffer(rig: &mut Rig, len: u32) -> Mr {
     rig.mr(len, Access::LOCAL_WRITE)
 }
 
 #[test]
-fn octet_by_octet() {
+fn stream_arrives_octet_by_octet() {
     //= rfc5044 section A.4
     //= type=test
     //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
@@ -88,7 +88,7 @@ fn octet_by_octet() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn stream_in_any_pieces(
+    fn operations_work_in_any_pieces(
         crc: bool,
         tx: bool,
         rx: bool,
@@ -179,8 +179,8 @@ fn planned(rig: &mut Rig, runs: usize) -> (usize, usize) {
     (plan.direct(), plan.room())
 }
 
-/// Staging follows all of the memory. If there are too few runs, it is left out: the octets after
-/// the last run belong to memory, too.
+/// In a plan, staging follows the registered memory. With too few runs for all the memory, staging
+/// is left out, because the octets after the last run also belong into memory.
 #[test]
 fn staging_follows_memory() {
     let stream = StreamConfig {
@@ -211,8 +211,8 @@ fn staging_follows_memory() {
     assert_eq!(rig.read(&mr), [0xaa; 20_000]);
 }
 
-/// After a large FPDU little is read to staging, so that the payload of the next one can be read
-/// directly. A few small FPDUs end that.
+/// After a large FPDU little is read to staging, so that the payload of the next large FPDU can be
+/// read directly. A few small FPDUs restore long reads to staging.
 #[test]
 fn small_fpdus_restore_long_reads() {
     let (mut rig, _, large) = large_write();
@@ -220,18 +220,18 @@ fn small_fpdus_restore_long_reads() {
         assert_eq!(planned(&mut rig, 4), (0, RX_READ_MAX));
         read_as_planned(&mut rig, &large, 3000, 4);
         let small = rig.fpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
-        let mut behind = 0;
+        let mut small_fpdus = 0;
         while planned(&mut rig, 4) == (0, RX_DIRECT_TAIL) {
             read_as_planned(&mut rig, &small, 3000, 4);
-            behind += 1;
-            assert!(behind < 10);
+            small_fpdus += 1;
+            assert!(small_fpdus < 10);
         }
-        // The first may be the end of the same message.
-        assert!(behind > 1);
+        // One small FPDU is not enough, because it may be the end of the same message.
+        assert!(small_fpdus > 1);
     }
 }
 
-/// The driver could not write the planned memory.
+/// The driver fails to write the planned memory.
 #[test]
 fn unwritable_direct_read_is_refused() {
     let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_BASE_BOUNDS;
@@ -266,7 +266,7 @@ fn unwritable_direct_read_is_refused() {
 }
 
 #[test]
-fn region_gone_during_direct_read() {
+fn deregistration_stops_direct_placement() {
     //= rfc5041 section 8.3.1
     //= type=test
     //# An RNIC MUST ensure that the network interface can no longer modify an
@@ -316,18 +316,18 @@ fn large_write() -> (Rig, Mr, Vec<u8>) {
 }
 
 #[test]
-fn direct_write_ends_last() {
+fn direct_write_delays_tail() {
     let (mut rig, mr, fpdu) = large_write();
     assert!(!rig.qp.rx_is_direct());
-    // All but one octet of what follows the payload.
-    let most = fpdu.len() - 1;
-    assert!(read_as_planned(&mut rig, &fpdu[..most], 3000, 4) > 10_000);
+    // Everything but the last octet of the FPDU arrives.
+    let received = fpdu.len() - 1;
+    assert!(read_as_planned(&mut rig, &fpdu[..received], 3000, 4) > 10_000);
     assert!(rig.qp.rx_is_direct());
     let memory = rig.read(&mr);
     let (now, later) = memory.split_at(20_000 - crate::limits::WRITE_TAIL as usize);
     assert!(now.iter().all(|octet| *octet == 0xaa));
     assert!(!later.contains(&0xaa), "{later:?}");
-    read_as_planned(&mut rig, &fpdu[most..], 1, 4);
+    read_as_planned(&mut rig, &fpdu[received..], 1, 4);
     assert!(!rig.qp.rx_is_direct());
     assert_eq!(rig.read(&mr), [0xaa; 20_000]);
 }
@@ -337,17 +337,18 @@ fn direct_write_ends_last() {
 fn direct_read_needs_large_rest() {
     for (missing, direct) in [(8193, true), (8192, true), (8191, false)] {
         let (mut rig, mr, fpdu) = large_write();
-        // The length field, the header, and payload.
-        let here = 2 + 14 + 20_000 - missing;
-        assert_eq!(rig.rx(&fpdu[..here]), RxStatus::Ok);
+        // The length field, the header, and part of the payload arrive.
+        let received = 2 + 14 + 20_000 - missing;
+        assert_eq!(rig.rx(&fpdu[..received]), RxStatus::Ok);
         assert_eq!(rig.qp.rx_is_direct(), direct, "{missing}");
-        assert_eq!(rig.rx(&fpdu[here..]), RxStatus::Ok);
+        assert_eq!(rig.rx(&fpdu[received..]), RxStatus::Ok);
         assert!(!rig.qp.rx_is_direct());
         assert_eq!(rig.read(&mr), [0xaa; 20_000]);
     }
 }
 
-/// Programs poll the last octet of a Write. Earlier segments are read to memory completely.
+/// Programs poll the last octet of a Write, so the tail of its last segment is written separately.
+/// Other segments are read to memory completely.
 #[test]
 fn only_write_tail_is_held_back() {
     for (last, directly) in [(true, 19_992), (false, 20_000)] {
@@ -361,9 +362,8 @@ fn only_write_tail_is_held_back() {
 }
 
 #[test]
-fn region_gone_is_noticed() {
-    // In the middle, and where only the tail of the Write is missing: header, 19,992 octets, and a
-    // few more.
+fn deregistration_stops_direct_write() {
+    // Deregister the region in the middle of the Write, or when only its tail is missing.
     for cut in [10_000, 20_010] {
         for octets_follow in [true, false] {
             let (mut rig, mr, fpdu) = large_write();
@@ -379,7 +379,7 @@ fn region_gone_is_noticed() {
             if octets_follow || cut > 19_000 {
                 read_as_planned(&mut rig, &fpdu[cut..], 1000, 4);
             } else {
-                assert_eq!(rig.again(), RxStatus::Failed);
+                assert_eq!(rig.offer_again(), RxStatus::Failed);
             }
             let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_INVALID_STAG;
             rig.assert_ended(Blame::Peer, code);

@@ -1,4 +1,5 @@
-//! The CRC of an octet is computed once, however a message is sent.
+//! Each sent octet is read for the CRC only once, however a message is sent. Tests count the octets
+//! that are *summed*: passed to a CRC function.
 #![allow(unsafe_code)]
 
 use super::harness::*;
@@ -30,7 +31,7 @@ fn counting(crc: u32, octets: &[u8]) -> u32 {
 /// changes the octets.
 unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     IN_PLACE.set(IN_PLACE.get() + len as u64);
-    // SAFETY: the caller has promised that they are readable.
+    // SAFETY: guaranteed by the caller: the octets are readable.
     Some(counting(crc, unsafe {
         core::slice::from_raw_parts(from, len)
     }))
@@ -41,7 +42,7 @@ unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32
 /// changes the octets.
 unsafe fn counting_and_copying(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
     COPYING.set(COPYING.get() + len as u64);
-    // SAFETY: the caller has promised that they are readable, and that there is room for them.
+    // SAFETY: guaranteed by the caller: the octets are readable, and `to` has room for them.
     let octets = unsafe {
         to.copy_from_nonoverlapping(from, len);
         core::slice::from_raw_parts(to, len)
@@ -57,17 +58,17 @@ const CRCS: [(Crc32c, bool, bool); 3] = [
 ];
 
 const COPIED_CRC: Crc32c = Crc32c::new(counting);
-// SAFETY: it reads only what it is given.
+// SAFETY: the function reads only the given bytes.
 const IN_PLACE_CRC: Crc32c = unsafe { COPIED_CRC.with_shared(counting_in_place) };
-// SAFETY: it reads and writes only what it is given.
+// SAFETY: the function reads and writes only the given bytes.
 const COPYING_CRC: Crc32c = unsafe { IN_PLACE_CRC.with_copying(counting_and_copying) };
 
-/// Shorter messages are copied before they are summed.
+/// Shorter messages are summed after the copy.
 const SHORT: u64 = SUM_COPY_MIN as u64;
 
-/// Sends everything, and compares the summed octets with those that the CRCs cover. Returns how
-/// many were summed in place.
-fn sums_each_octet_once(rig: &mut Rig, crc32c: Crc32c) -> u64 {
+/// Sends everything, and checks that each octet covered by a CRC is summed once. Returns how many
+/// octets were summed in place.
+fn assert_summed_once(rig: &mut Rig, crc32c: Crc32c) -> u64 {
     SUMMED.set(0);
     IN_PLACE.set(0);
     COPYING.set(0);
@@ -86,7 +87,7 @@ fn sums_each_octet_once(rig: &mut Rig, crc32c: Crc32c) -> u64 {
     assert!(fpdus > 0);
     let covered = octets.len() as u64 - fpdus * CRC_LEN as u64;
     assert_eq!(SUMMED.get(), covered, "of {fpdus} FPDUs");
-    // The CRCs are right.
+    // Decoding checks the CRCs.
     let (mut at, mut clock, mut ulpdu) = (0, MarkerClock::new(), vec![0; 65_536]);
     while at < octets.len() {
         at += decode_fpdu(&octets[at..], &rig.options, &mut clock, &mut ulpdu)
@@ -120,7 +121,7 @@ fn sent_octets_are_summed_once() {
         (true, 1460, false),
         (true, 65_000, false),
     ] {
-        // A small message, one of one segment, and one of several; of one element and of two.
+        // Messages of one element and of two: small, of one segment, and of several segments.
         for lens in [
             &[64][..],
             &[40, 24],
@@ -135,20 +136,20 @@ fn sent_octets_are_summed_once() {
                 rkey: 7,
             };
             for op in [SendOp::Send, write] {
-                for (crc32c, at_rest, copying) in CRCS {
+                for (crc32c, in_place_crc, copying) in CRCS {
                     let mut rig = rig(markers, emss, snapshot);
                     let mr = rig.mr(long, Access::LOCAL_WRITE);
                     let sges: Vec<Sge> = lens.iter().map(|len| mr.part(0, *len)).collect();
                     rig.post(1, op, &sges);
-                    let in_place = sums_each_octet_once(&mut rig, crc32c);
-                    let whole: u64 = lens.iter().map(|len| u64::from(*len)).sum();
-                    assert_eq!(rig.qp.counters().tx_payload, whole);
+                    let in_place = assert_summed_once(&mut rig, crc32c);
+                    let total: u64 = lens.iter().map(|len| u64::from(*len)).sum();
+                    assert_eq!(rig.qp.counters().tx_payload, total);
                     // Long segments that are not copied are summed in place if possible.
-                    let refers = emss > 2048 && !markers && !snapshot && whole > 2048;
-                    let least = whole.saturating_sub(2048);
-                    match refers && at_rest {
+                    let refers = emss > 2048 && !markers && !snapshot && total > 2048;
+                    let minimum = total.saturating_sub(2048);
+                    match refers && in_place_crc {
                         true => assert!(
-                            (least..=whole).contains(&in_place),
+                            (minimum..=total).contains(&in_place),
                             "{in_place} of {lens:?}"
                         ),
                         false => assert_eq!(in_place, 0, "{lens:?}"),
@@ -156,13 +157,13 @@ fn sent_octets_are_summed_once() {
                     // A copied message of one element is summed while copying, except for the last
                     // segment, which may be too short.
                     let copies = copying && !markers && lens.len() == 1;
-                    let on_the_way = COPYING.get();
-                    match copies && !refers && whole >= SHORT {
+                    let while_copying = COPYING.get();
+                    match copies && !refers && total >= SHORT {
                         true => assert!(
-                            (whole - SHORT..=whole).contains(&on_the_way),
-                            "{on_the_way} of {lens:?}"
+                            (total - SHORT..=total).contains(&while_copying),
+                            "{while_copying} of {lens:?}"
                         ),
-                        false => assert!(on_the_way <= 2048, "{on_the_way} of {lens:?}"),
+                        false => assert!(while_copying <= 2048, "{while_copying} of {lens:?}"),
                     }
                 }
             }
@@ -189,7 +190,7 @@ fn inline_data_are_summed_once() {
             rkey: 7,
         };
         rig.post(3, read, &[mr.part(0, 10), mr.part(0, 10)]);
-        sums_each_octet_once(&mut rig, IN_PLACE_CRC);
+        assert_summed_once(&mut rig, IN_PLACE_CRC);
     }
 }
 
@@ -197,7 +198,7 @@ fn inline_data_are_summed_once() {
 fn responses_are_summed_once() {
     let cases = [(false, 1460), (false, 65_000), (true, 1460)];
     for ((markers, emss), (crc32c, _, copying)) in
-        cases.into_iter().flat_map(|c| CRCS.map(|way| (c, way)))
+        cases.into_iter().flat_map(|c| CRCS.map(|crc| (c, crc)))
     {
         for len in [8, 5000, 150_000] {
             let mut rig = rig(markers, emss, false);
@@ -213,13 +214,13 @@ fn responses_are_summed_once() {
             );
             assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
             // The source of a Read may change, so it is copied.
-            assert_eq!(sums_each_octet_once(&mut rig, crc32c), 0);
+            assert_eq!(assert_summed_once(&mut rig, crc32c), 0);
             assert_eq!(rig.qp.counters().tx_payload, u64::from(len));
-            let least = match markers || !copying || len < SUM_COPY_MIN {
+            let minimum = match markers || !copying || len < SUM_COPY_MIN {
                 true => 0,
                 false => u64::from(len) - SHORT,
             };
-            assert!(COPYING.get() >= least, "{} of {len}", COPYING.get());
+            assert!(COPYING.get() >= minimum, "{} of {len}", COPYING.get());
         }
     }
 }

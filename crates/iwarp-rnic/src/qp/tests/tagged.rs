@@ -18,7 +18,7 @@ fn receiver(depth: u32) -> Rig {
     let config = QpConfig {
         shared_receive: true,
         match_tags: true,
-        // A rendezvous does not use the program's room.
+        // A rendezvous needs no slots of the program.
         max_send_wr: 0,
         max_send_sge: 0,
         max_inline: 0,
@@ -134,14 +134,14 @@ fn other_messages_fill_receive() {
         let msn = 1 + i as u32;
         assert_eq!(rig.rx_ulpdu(&send(msn, octets)), RxStatus::Ok);
         let none = WcFlags::empty();
-        let want = (
+        let expected = (
             90 + i as u64,
             WcStatus::Success,
             opcode,
             octets.len() as u32,
             none,
         );
-        assert_eq!(completed(&rig)[i], want);
+        assert_eq!(completed(&rig)[i], expected);
         assert_eq!(rig.host.recvs[i].tag(), None);
         assert_eq!(rig.read(&pool)[..octets.len()], octets[..]);
     }
@@ -187,16 +187,16 @@ fn rendezvous_reads_and_notifies_sender() {
     assert_eq!(brief(&b.host.sends), []);
     assert_eq!(brief(&a.host.recvs), [(50, ok)]);
     let header = Tmh::parse(&a.read(&finish)).unwrap();
-    let want = Tmh {
+    let expected = Tmh {
         operation: Operation::Finish,
         app_ctx: 0xabcd_0123,
         tag: 7,
     };
-    assert_eq!((header, a.host.recvs[0].byte_len), (want, 16));
+    assert_eq!((header, a.host.recvs[0].byte_len), (expected, 16));
     assert_eq!(srq(&mut b).len(), 1);
 }
 
-/// A rendezvous counts when its data arrive; a failed buffer counts as failed.
+/// A rendezvous is counted when its payload has arrived. A failed buffer is counted as failed.
 #[test]
 fn matched_buffers_count_as_receives() {
     let count = |rig: &Rig| rig.qp.tally(Counted::Recv);
@@ -219,7 +219,7 @@ fn matched_buffers_count_as_receives() {
     assert_eq!(count(&b), counts(1, 0, 30));
     let rendezvous = request(7, source.at, source.stag, 900);
     assert_eq!(b.rx_ulpdu(&send(2, &rendezvous)), RxStatus::Ok);
-    assert_eq!(count(&b), counts(1, 0, 30), "its data have not arrived");
+    assert_eq!(count(&b), counts(1, 0, 30), "its payload has not arrived");
     let answer = {
         let octets = b.octets_out();
         assert_eq!(a.rx(&octets), RxStatus::Ok);
@@ -277,7 +277,7 @@ fn refused_read_ends_all_rendezvous() {
     for wr_id in 0..20 {
         post_tag(&mut b, wr_id, 7, &[sink.sge()]);
     }
-    // The sender names memory that is not its own.
+    // The request contains an invalid key.
     for (at, octet) in (0..).zip(&request(7, 0x1000, out.stag ^ 1, 8)) {
         a.write(&out, at, *octet);
     }
@@ -290,8 +290,8 @@ fn refused_read_ends_all_rendezvous() {
     assert_eq!(failed[0].1, WcStatus::RemoteAccess);
     assert!(failed[1..].iter().all(|c| c.1 == WcStatus::Flushed));
     let matched = completed(&b).len() - failed.len();
-    assert_eq!(matched, failed.len(), "each ended once");
-    // The receive is back in the queue, and all buffers that ended are free again.
+    assert_eq!(matched, failed.len(), "each rendezvous ended once");
+    // The receive is back in the queue, and the entries of all completed buffers are free again.
     assert_eq!(srq(&mut b).len(), 1);
     let free = (0..40).filter(|wr_id| {
         let buffer = TaggedBuffer {
@@ -326,9 +326,9 @@ fn too_long_message_ends_stream() {
     }
 }
 
-/// Passes a whole message with tag 7, during which the queue gets another receive, so that the
-/// message's own cannot be returned.
-fn message_that_fills_the_queue(rig: &mut Rig, msn: u32, wr_id: u64, pool: &Mr) {
+/// Passes a message with tag 7 in two segments. Another receive is posted in between, so that the
+/// queue is full and the message's own receive cannot be returned.
+fn pass_message_while_queue_fills(rig: &mut Rig, msn: u32, wr_id: u64, pool: &Mr) {
     let octets = message(Operation::Eager, 7, &[5; 8]);
     let first = untagged(Opcode::SEND, 0, msn, 0, false, &octets[..4]);
     assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
@@ -344,12 +344,12 @@ fn unneeded_receive_is_kept() {
     receive(&mut rig, 90, &pool);
     post_tag(&mut rig, 1, 7, &[target.sge()]);
     post_tag(&mut rig, 2, 7, &[target.sge()]);
-    message_that_fills_the_queue(&mut rig, 1, 91, &pool);
+    pass_message_while_queue_fills(&mut rig, 1, 91, &pool);
     assert_eq!(srq(&mut rig).len(), 1);
     // The next message uses the receive that was kept.
     assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs)[1..], [(90, WcStatus::Success)]);
-    message_that_fills_the_queue(&mut rig, 3, 92, &pool);
+    pass_message_while_queue_fills(&mut rig, 3, 92, &pool);
     rig.qp.modify(State::Error, &mut rig.host).unwrap();
     assert_eq!(
         brief(&rig.host.recvs)[2..],
@@ -380,13 +380,12 @@ fn solicited_message_completes_solicited() {
     }
 }
 
-/// Other queue pairs take receives from the queue, too, and their messages immediately fill a
-/// returned receive.
+/// Other queue pairs use the same queue, so a returned receive may be overwritten immediately.
 #[test]
 fn receive_is_returned_after_last_use() {
     let mut rig = receiver(4);
     let (pool, target, source) = (rig.mr(600, ALL), rig.mr(600, ALL), rig.mr(32, ALL));
-    rig.host.intruder = Some(pool);
+    rig.host.overwritten_on_return = Some(pool);
     receive(&mut rig, 90, &pool);
     post_tag(&mut rig, 1, 7, &[target.sge()]);
     let payload: Vec<u8> = (0..500u32).map(|i| (i * 3) as u8).collect();
@@ -397,28 +396,28 @@ fn receive_is_returned_after_last_use() {
     assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
     // This also applies to a rendezvous request, whose headers are needed later.
     post_tag(&mut rig, 2, 8, &[target.sge()]);
-    let asks = request(8, source.at, source.stag, 32);
-    assert_eq!(rig.rx_ulpdu(&send(2, &asks)), RxStatus::Ok);
+    let rendezvous_request = request(8, source.at, source.stag, 32);
+    assert_eq!(rig.rx_ulpdu(&send(2, &rendezvous_request)), RxStatus::Ok);
     assert_eq!(rig.host.recvs[1].tag(), Some((8, 0xabcd_0123)));
     let sent = rig.sent();
     let read = ReadRequest::parse(&sent[0].1).unwrap();
-    let of = (read.source_stag.0, read.source_to, read.size);
-    assert_eq!(of, (source.stag, source.at, 32));
+    let fields = (read.source_stag.0, read.source_to, read.size);
+    assert_eq!(fields, (source.stag, source.at, 32));
 }
 
-/// A message finds no receive for a while, and then the one that was kept.
+/// A message that has found no receive later uses the receive that was kept.
 #[test]
 fn kept_receive_waits_for_message() {
     let mut rig = receiver(1);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
     post_tag(&mut rig, 1, 7, &[target.sge()]);
-    message_that_fills_the_queue(&mut rig, 1, 91, &pool);
+    pass_message_while_queue_fills(&mut rig, 1, 91, &pool);
     rig.host.not_ready = true;
     assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Held);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     rig.host.not_ready = false;
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(rig.rx_ulpdu(&send(3, b"none")), RxStatus::Ok);
     let taken = [1, 90, 91].map(|wr_id| (wr_id, WcStatus::Success));
     assert_eq!(brief(&rig.host.recvs), taken);
@@ -443,13 +442,13 @@ fn reset_frees_rendezvous_buffers() {
     assert_eq!(tags.next_read(1, &mut TakenRecv::default()), None);
 }
 
-/// The number of concurrent Reads is the same after a reset in the middle of as many.
+/// A reset during Reads does not reduce the number of concurrent Reads afterwards.
 #[test]
 fn reset_frees_read_slots() {
     let mut rig = receiver(4);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
-    for life in 0..3 {
+    for round in 0..3 {
         let stream = StreamConfig {
             initiator: false,
             ord: 16,
@@ -463,9 +462,9 @@ fn reset_frees_read_slots() {
             let ulpdu = send(msn, &request(7, 0x1000, 1, 8));
             assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
         }
-        assert_eq!(rig.sent().len(), 8, "life {life}");
+        assert_eq!(rig.sent().len(), 8, "round {round}");
     }
-    // A receive kept because its queue was full is dropped as well.
+    // A receive that was kept because its queue was full is dropped as well.
     let mut rig = receiver(1);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
@@ -483,7 +482,7 @@ fn reset_frees_read_slots() {
     assert_eq!(rig.host.recvs.last().unwrap().wr_id, 91);
 }
 
-/// The program asks the sender for the payload itself.
+/// If this end cannot send Reads, the program itself asks the sender for the payload.
 #[test]
 fn rendezvous_without_reads_is_for_program() {
     for ord in [0, 1] {
@@ -509,8 +508,8 @@ fn rendezvous_without_reads_is_for_program() {
     }
 }
 
-/// Each active rendezvous has room for its notification, even while the writes of earlier ones are
-/// not reported.
+/// A slot is reserved for the notification of each rendezvous, even while earlier notifications are
+/// still to be written.
 #[test]
 fn every_rendezvous_sender_is_notified() {
     const MANY: u32 = 20;
@@ -530,8 +529,11 @@ fn every_rendezvous_sender_is_notified() {
         assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
     };
     begin(&mut rig, 1);
-    let (_, asks) = &rig.sent()[0];
-    answer(&mut rig, ReadRequest::parse(asks).unwrap().sink_stag.0);
+    let (_, rendezvous_request) = &rig.sent()[0];
+    answer(
+        &mut rig,
+        ReadRequest::parse(rendezvous_request).unwrap().sink_stag.0,
+    );
     // One message is waiting to be sent. As many Reads as possible follow it in one plan.
     for msn in 2..=MANY {
         begin(&mut rig, msn);
@@ -539,10 +541,10 @@ fn every_rendezvous_sender_is_notified() {
     let mut finished = 0;
     while rig.qp.wants_tx() {
         assert_eq!(rig.fill(), TxFill::Ready);
-        for (header, body) in rig.segments_of_the_plan() {
+        for (header, body) in rig.plan_segments() {
             match ReadRequest::parse(&body) {
-                Some(asks) if header.opcode() == Opcode::READ_REQUEST => {
-                    answer(&mut rig, asks.sink_stag.0);
+                Some(rendezvous_request) if header.opcode() == Opcode::READ_REQUEST => {
+                    answer(&mut rig, rendezvous_request.sink_stag.0);
                 }
                 _ => finished += 1,
             }
@@ -554,7 +556,7 @@ fn every_rendezvous_sender_is_notified() {
 }
 
 #[test]
-fn program_requests_keep_their_room() {
+fn rendezvous_use_no_program_slots() {
     let config = QpConfig {
         shared_receive: true,
         match_tags: true,

@@ -17,10 +17,10 @@ fn count(succeeded: u64, failed: u64, octets: u64) -> Count {
 }
 
 fn counts(rig: &Rig) -> [Count; 6] {
-    Counted::ALL.map(|what| rig.qp.tally(what))
+    Counted::ALL.map(|kind| rig.qp.tally(kind))
 }
 
-fn counting() -> ((Rig, Mr), (Rig, Mr)) {
+fn counting_pair() -> ((Rig, Mr), (Rig, Mr)) {
     let (mut a, mut b) = pair(STREAM);
     a.qp.enable_tally().unwrap();
     b.qp.enable_tally().unwrap();
@@ -28,7 +28,7 @@ fn counting() -> ((Rig, Mr), (Rig, Mr)) {
     ((a, from), (b, to))
 }
 
-/// Each operation counts once at each end, signaled or not.
+/// Each operation is counted once at each end, even if it is unsignaled.
 #[test]
 fn operations_count_at_both_ends() {
     let remote = |to: &Mr| (to.at, to.stag);
@@ -66,9 +66,9 @@ fn operations_count_at_both_ends() {
             None,
         ),
     ];
-    for (make, local, far) in cases {
+    for (make, local, remote_kind) in cases {
         for flags in [SendFlags::empty(), SendFlags::SIGNALED] {
-            let ((mut a, from), (mut b, to)) = counting();
+            let ((mut a, from), (mut b, to)) = counting_pair();
             let op = make(remote(&to));
             if op.takes_receive() {
                 b.recv(1, &[to.sge()]);
@@ -77,22 +77,21 @@ fn operations_count_at_both_ends() {
             let none = matches!(op, SendOp::Flush { .. });
             a.post_flags(1, op, flags, if none { &[] } else { &sges });
             shuttle(&mut a, &mut b, 1000);
-            let expect = |of: Option<Counted>| {
-                Counted::ALL.map(|what| match Some(what) == of {
+            let expect = |expected: Option<Counted>| {
+                Counted::ALL.map(|kind| match Some(kind) == expected {
                     true => count(1, 0, u64::from(LEN)),
                     false => count(0, 0, 0),
                 })
             };
             assert_eq!(counts(&a), expect(local), "{op:?}");
-            assert_eq!(counts(&b), expect(far), "{op:?}");
+            assert_eq!(counts(&b), expect(remote_kind), "{op:?}");
         }
     }
 }
 
-/// An atomic write is sent as a Write, and counts once it is placed.
 #[test]
 fn atomic_write_counts_as_write() {
-    let ((mut a, from), (mut b, to)) = counting();
+    let ((mut a, from), (mut b, to)) = counting_pair();
     let op = SendOp::AtomicWrite {
         remote_addr: to.at,
         rkey: to.stag,
@@ -103,11 +102,11 @@ fn atomic_write_counts_as_write() {
     assert_eq!(b.qp.tally(Counted::RemoteWrite), count(1, 0, 8));
 }
 
-/// A Write with immediate data counts as a Write and as a receive, whose completion has the Write's
-/// length.
+/// A Write with immediate data is counted as a Write and as a receive, whose completion has the
+/// length of the Write.
 #[test]
 fn write_immediate_counts_twice() {
-    let ((mut a, from), (mut b, to)) = counting();
+    let ((mut a, from), (mut b, to)) = counting_pair();
     b.recv(1, &[]);
     let op = SendOp::WriteImm {
         remote_addr: to.at,
@@ -122,10 +121,10 @@ fn write_immediate_counts_twice() {
     assert_eq!(b.qp.tally(Counted::Recv), one);
 }
 
-/// A message of several segments counts once with all its octets; an incomplete one of the peer
-/// does not count.
+/// A message of several segments is counted once, with all its octets. An incomplete message of the
+/// peer is not counted.
 #[test]
-fn message_counts_when_it_is_whole() {
+fn message_is_counted_when_complete() {
     let mut rig = Rig::new();
     rig.qp.enable_tally().unwrap();
     let mr = rig.mr(64, ALL);
@@ -168,7 +167,7 @@ fn flushed_requests_count_as_failed() {
     assert_eq!(rig.qp.tally(Counted::Read), count(0, 1, 0));
     assert_eq!(rig.qp.tally(Counted::Recv), count(0, 2, 0));
     assert_eq!(rig.qp.tally(Counted::Write), count(0, 0, 0));
-    // Counting continues in the next epoch of the queue pair.
+    // Counting continues after a reset.
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     assert_eq!(rig.qp.tally(Counted::Send), count(1, 1, 8));
     // Enabling the tally again changes nothing.
@@ -177,7 +176,7 @@ fn flushed_requests_count_as_failed() {
 }
 
 #[test]
-fn nothing_is_counted_unasked() {
+fn nothing_is_counted_before_enabling() {
     let (mut a, mut b) = pair(STREAM);
     let (from, to) = (a.mr(64, ALL), b.mr(64, ALL));
     let op = SendOp::Write {

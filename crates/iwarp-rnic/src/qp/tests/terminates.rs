@@ -20,7 +20,7 @@ fn read_of(mr: &Mr) -> SendOp {
 }
 
 /// Returns a rig with three Reads in flight and a Send that was sent.
-fn busy() -> (Rig, Vec<ReadRequest>) {
+fn rig_with_reads() -> (Rig, Vec<ReadRequest>) {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     for id in 1..=3 {
@@ -66,9 +66,9 @@ fn terminate_fails_its_read() {
         (Code::MPA_CRC, WcStatus::Fatal),
     ];
     for (code, status) in cases {
-        // Some peers return the right sink with a wrong number.
+        // Some peers return the right sink with a wrong sequence number.
         for (by_sink, msn) in [(true, 2), (true, 1), (true, 3), (true, 9), (false, 2)] {
-            let (mut rig, requests) = busy();
+            let (mut rig, requests) = rig_with_reads();
             let header = Header::Untagged(UntaggedHeader {
                 last: true,
                 opcode: Opcode::READ_REQUEST,
@@ -105,7 +105,7 @@ fn terminate_fails_its_read() {
 
 #[test]
 fn siw_terminate_is_understood() {
-    let (mut rig, requests) = busy();
+    let (mut rig, requests) = rig_with_reads();
     let t = Terminate {
         code: Code::RDMAP_INVALID_STAG,
         ddp_segment_len: Some(46),
@@ -126,8 +126,8 @@ fn siw_terminate_is_understood() {
     assert_eq!(rig.host.sends[0].status, WcStatus::RemoteAccess);
 }
 
-/// Returns a Terminate about a request on queue 1, with its number and the request itself.
-fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Terminate {
+/// Returns a Terminate that refers to message `msn` on queue `qn`, and contains `request`.
+fn terminate_about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Terminate {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
         opcode: match qn {
@@ -147,12 +147,12 @@ fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Termina
     }
 }
 
-/// Each queue counts separately: the first Send has the number of the first Read.
+/// Each queue has its own sequence numbers: the first Send and the first Read both have number 1.
 #[test]
 fn terminate_about_send_blames_no_read() {
     for msn in 1..=3 {
-        let (mut rig, _) = busy();
-        let t = about(Code::DDP_UNTAGGED_NO_BUFFER, 0, msn, None);
+        let (mut rig, _) = rig_with_reads();
+        let t = terminate_about(Code::DDP_UNTAGGED_NO_BUFFER, 0, msn, None);
         receive_terminate(&mut rig, &terminate_octets(&t));
         rig.assert_ended(Blame::PeerTerminated, t.code);
         assert_eq!(
@@ -186,7 +186,7 @@ fn atomic_is_found_by_msn() {
             source_stag: Stag(7),
             source_to: 0x1000,
         });
-        let t = about(Code::RDMAP_ACCESS, 1, 3, request);
+        let t = terminate_about(Code::RDMAP_ACCESS, 1, 3, request);
         receive_terminate(&mut rig, &terminate_octets(&t));
         use WcStatus::{Flushed, RemoteAccess};
         assert_eq!(
@@ -196,19 +196,19 @@ fn atomic_is_found_by_msn() {
     }
 }
 
-/// The first of two Read Requests is answered partly when its region is deregistered. The Terminate
-/// names the rest of it.
+/// The region of the first of two Read Requests is deregistered before the response is sent. The
+/// Terminate contains this request.
 #[test]
-fn region_gone_before_response() {
+fn terminate_contains_refused_read() {
     let mut rig = Rig::new();
-    let [gone, other] = [0; 2].map(|_| rig.mr(64, ALL));
-    for (msn, mr) in [(1, &gone), (2, &other)] {
+    let [missing, other] = [0; 2].map(|_| rig.mr(64, ALL));
+    for (msn, mr) in [(1, &missing), (2, &other)] {
         let body = read_request(9, 64, mr.stag, mr.at);
         let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
     }
     assert_eq!(rig.qp.take_events(), Events::empty());
-    rig.table.deregister(Stag(gone.stag)).unwrap();
+    rig.table.deregister(Stag(missing.stag)).unwrap();
     let t = rig.terminate();
     assert_eq!(t.code, Code::RDMAP_INVALID_STAG);
     assert_eq!(t.ddp_segment_len, Some(46));
@@ -217,16 +217,22 @@ fn region_gone_before_response() {
     };
     assert_eq!((h.qn, h.msn, h.opcode), (1, 1, Opcode::READ_REQUEST));
     let request = t.read_request.unwrap();
-    assert_eq!((request.source_stag, request.size), (Stag(gone.stag), 64));
-    let told = rig.qp.take_events();
-    assert!(told.contains(Events::ACCESS_ERROR | Events::FATAL));
+    assert_eq!(
+        (request.source_stag, request.size),
+        (Stag(missing.stag), 64)
+    );
+    let events = rig.qp.take_events();
+    assert!(events.contains(Events::ACCESS_ERROR | Events::FATAL));
     rig.assert_ended(Blame::Peer, Code::RDMAP_INVALID_STAG);
 }
 
 #[test]
 fn fault_message_names_blame() {
     let faults = [
-        (Blame::Peer, "the peer broke the protocol, terminated ("),
+        (
+            Blame::Peer,
+            "terminated because the peer broke the protocol (",
+        ),
         (Blame::PeerTerminated, "terminated by the peer ("),
         (Blame::Local, "a local work request failed ("),
         (Blame::Transport, "connection lost ("),
@@ -236,14 +242,14 @@ fn fault_message_names_blame() {
             blame,
             code: Code::RDMAP_ACCESS,
         };
-        let said = fault.to_string();
-        assert!(said.starts_with(text), "{said}");
-        assert!(said.contains(Code::RDMAP_ACCESS.description().unwrap()));
+        let message = fault.to_string();
+        assert!(message.starts_with(text), "{message}");
+        assert!(message.contains(Code::RDMAP_ACCESS.description().unwrap()));
         fault.code.code = 0x77;
-        let said = fault.to_string();
+        let message = fault.to_string();
         assert!(
-            said.starts_with(text) && said.ends_with("code 119)"),
-            "{said}"
+            message.starts_with(text) && message.ends_with("code 119)"),
+            "{message}"
         );
     }
 }
@@ -285,7 +291,7 @@ fn empty_terminate_flushes_everything() {
     //= type=test
     //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
     for octets in [&[0x02, 0x02, 0, 0][..], &[], &[1]] {
-        let (mut rig, _) = busy();
+        let (mut rig, _) = rig_with_reads();
         receive_terminate(&mut rig, octets);
         assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
         assert_eq!(rig.host.sends.len(), 4);
@@ -336,8 +342,8 @@ fn data_after_terminate_is_dropped() {
     }
 }
 
-/// A host that injects faults lets this end give up, or treats the peer as one that broke a rule.
-/// The program observes the same as with a real fault, and the peer gets the Terminate.
+/// A host that injects faults ends the stream as if a local request had failed or the peer had
+/// broken a rule. Program and peer are notified as for a real fault.
 #[test]
 fn injected_faults_act_like_real_ones() {
     type Inject = fn(&mut Rig);
@@ -362,7 +368,7 @@ fn injected_faults_act_like_real_ones() {
         ),
     ];
     for (inject, blame, code, events) in cases {
-        let (mut rig, _) = busy();
+        let (mut rig, _) = rig_with_reads();
         inject(&mut rig);
         rig.assert_ended(blame, code);
         assert_eq!(rig.qp.take_events(), events, "{code:?}");
@@ -395,7 +401,7 @@ fn first_fault_is_kept() {
     ];
     for first in ends {
         for second in ends {
-            let (mut rig, _) = busy();
+            let (mut rig, _) = rig_with_reads();
             first(&mut rig);
             let reason = rig.qp.fault();
             assert!(reason.is_some());
@@ -448,7 +454,7 @@ fn wrong_responses_fail_request() {
         ),
     ];
     for (make, code) in cases {
-        let (mut rig, requests) = busy();
+        let (mut rig, requests) = rig_with_reads();
         let ulpdu = make(requests[0].sink_stag.0);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
         rig.assert_ended(Blame::Peer, code);
@@ -460,7 +466,7 @@ fn wrong_responses_fail_request() {
 }
 
 #[test]
-fn missing_sink_fails_read_only() {
+fn deregistered_sink_fails_only_read() {
     let mut rig = Rig::new();
     let sink = rig.mr(8, Access::LOCAL_WRITE);
     let buffer = rig.mr(100, Access::LOCAL_WRITE);
@@ -536,6 +542,6 @@ fn sink_stags_avoid_reserved_values() {
     let sent = rig.sent();
     let requests = sent.iter().filter_map(|(_, p)| ReadRequest::parse(p));
     let sinks: Vec<_> = requests.map(|r| r.sink_stag).collect();
-    // Not zero and one, which mean "no STag" and "nothing" in requests.
+    // Zero and one are not used: they mean "no STag" and "empty message" in requests.
     assert_eq!(sinks, [Stag(u32::MAX), Stag(2)]);
 }

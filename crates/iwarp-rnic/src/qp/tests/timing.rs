@@ -22,7 +22,7 @@ const TIMES: StreamTimes = StreamTimes {
     first_fpdu: None,
 };
 
-fn timed(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
+fn timed_rig(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
     let stream = StreamConfig {
         initiator,
         rtr,
@@ -42,7 +42,7 @@ impl Rig {
 #[test]
 fn silent_responder_is_reminded() {
     for rounds in [1, 2] {
-        let mut rig = timed(true, None, TIMES);
+        let mut rig = timed_rig(true, None, TIMES);
         rig.post(1, SendOp::Send, &[]);
         assert_eq!(rig.sent().len(), 1);
         let mut due = at(40);
@@ -75,19 +75,19 @@ fn silent_responder_is_reminded() {
 
 #[test]
 fn reminders_need_a_sent_message() {
-    let mut rig = timed(true, None, TIMES);
+    let mut rig = timed_rig(true, None, TIMES);
     rig.on_time(at(40));
-    assert!(rig.sent().is_empty(), "it has said nothing");
+    assert!(rig.sent().is_empty(), "nothing was sent before");
     assert_eq!(rig.qp.poll_at(), Some(at(1250)));
-    // A message in flight serves the same purpose.
+    // A message in flight replaces the reminder.
     let mr = rig.mr(5000, ALL);
     rig.post(1, SendOp::Send, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
     rig.qp.on_time(at(1250), &mut rig.host);
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert_eq!(opcodes.iter().filter(|o| **o == Opcode::WRITE).count(), 1);
-    // So does the rest of a message.
-    let mut rig = timed(true, None, TIMES);
+    // The rest of an incomplete message also replaces it.
+    let mut rig = timed_rig(true, None, TIMES);
     rig.plan = TxPlan::with(TxSizes {
         bytes: 1,
         ..TxSizes::DEFAULT
@@ -100,8 +100,8 @@ fn reminders_need_a_sent_message() {
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert!(opcodes.len() > 1 && opcodes.iter().all(|o| *o == Opcode::SEND));
     // A responder sends no reminders, and an ending stream needs none.
-    assert_eq!(timed(false, None, TIMES).qp.poll_at(), None);
-    let mut rig = timed(true, None, TIMES);
+    assert_eq!(timed_rig(false, None, TIMES).qp.poll_at(), None);
+    let mut rig = timed_rig(true, None, TIMES);
     rig.qp.close(&mut rig.host);
     assert_eq!(rig.qp.poll_at(), None);
 }
@@ -112,13 +112,13 @@ fn responder_sends_first_after_timeout() {
         speak_first: Some(ms(200)),
         ..StreamTimes::NONE
     };
-    for heard in [false, true] {
-        let mut rig = timed(false, None, times);
+    for fpdu_received in [false, true] {
+        let mut rig = timed_rig(false, None, times);
         rig.post(1, SendOp::Send, &[]);
         assert_eq!(rig.qp.poll_at(), Some(at(200)));
         rig.on_time(at(199));
         assert!(!rig.qp.wants_tx());
-        if heard {
+        if fpdu_received {
             let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
             assert_eq!(rig.qp.poll_at(), None);
             assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
@@ -128,12 +128,12 @@ fn responder_sends_first_after_timeout() {
         assert_eq!(rig.qp.poll_at(), None);
         assert_eq!(rig.sent().len(), 1);
         assert_eq!(rig.qp.take_events(), Events::empty());
-        // Established only after the initiator's first FPDU.
+        // The connection is established only after the initiator's first FPDU.
         let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
         assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
     }
-    // Without a limit it waits, as RFC 5044 section 7.1.2 specifies.
-    let mut rig = timed(false, None, StreamTimes::NONE);
+    // Without a limit the responder waits, as RFC 5044 section 7.1.2 specifies.
+    let mut rig = timed_rig(false, None, StreamTimes::NONE);
     rig.post(1, SendOp::Send, &[]);
     assert_eq!(rig.qp.poll_at(), None);
     rig.on_time(at(1_000_000));
@@ -148,7 +148,7 @@ fn overdue_first_fpdu_resets_stream() {
             speak_first,
             ..StreamTimes::NONE
         };
-        let mut rig = timed(false, None, times);
+        let mut rig = timed_rig(false, None, times);
         rig.recv(1, &[]);
         assert_eq!(
             rig.qp.poll_at(),
@@ -167,7 +167,7 @@ fn overdue_first_fpdu_resets_stream() {
         );
         assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Flushed)]);
     }
-    let mut rig = timed(
+    let mut rig = timed_rig(
         false,
         None,
         StreamTimes {
@@ -195,7 +195,7 @@ fn stream_end_waits_for_maturity() {
         },
     ];
     for end in ends {
-        let mut rig = timed(true, Some(Rtr::Write), TIMES);
+        let mut rig = timed_rig(true, Some(Rtr::Write), TIMES);
         rig.sent();
         end(&mut rig);
         rig.sent();
@@ -207,18 +207,18 @@ fn stream_end_waits_for_maturity() {
         rig.qp.shutdown_done(&mut rig.host);
         assert!(rig.qp.is_shut_down());
     }
-    for (rtr, heard, late, not_before) in [
+    for (rtr, fpdu_received, after_maturity, not_before) in [
         (Some(Rtr::Write), false, false, Some(at(50))),
         (Some(Rtr::Write), false, true, None),
         (Some(Rtr::Write), true, false, None),
         (None, false, false, None),
     ] {
-        let mut rig = timed(true, rtr, TIMES);
+        let mut rig = timed_rig(true, rtr, TIMES);
         rig.sent();
-        if heard {
+        if fpdu_received {
             let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
         }
-        if late {
+        if after_maturity {
             rig.on_time(at(60));
             rig.sent();
         }
@@ -228,11 +228,11 @@ fn stream_end_waits_for_maturity() {
     }
 }
 
-/// A held Send, with a limit of 2 s, and 200 ms after the sender has closed.
-fn holds() -> Rig {
+/// Returns a rig that holds a Send. The limit is 2 s, and 200 ms after the sender has closed.
+fn held_send() -> Rig {
     let mut rig = Rig::new();
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
-    // Its time starts when the driver next passes the time.
+    // The time limit starts with the next call of `on_time`.
     assert_eq!(rig.qp.poll_at(), Some(Time::ZERO));
     rig.on_time(at(1000));
     assert_eq!(rig.qp.poll_at(), Some(at(1200)));
@@ -245,12 +245,12 @@ fn held_send_times_out() {
     //= type=test
     //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
     //# frequently.
-    let mut rig = holds();
-    for look in [1200, 1400, 2900] {
-        rig.on_time(at(look));
-        assert_eq!(rig.qp.poll_at(), Some(at(look + 200).min(at(3000))));
-        // No receive was posted: the same Send waits, and its deadline stays.
-        assert_eq!(rig.again(), RxStatus::Held);
+    let mut rig = held_send();
+    for check_at in [1200, 1400, 2900] {
+        rig.on_time(at(check_at));
+        assert_eq!(rig.qp.poll_at(), Some(at(check_at + 200).min(at(3000))));
+        // No receive was posted: the same Send waits, and keeps its deadline.
+        assert_eq!(rig.offer_again(), RxStatus::Held);
     }
     rig.on_time(at(2999));
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
@@ -263,19 +263,19 @@ fn held_send_times_out() {
 
 #[test]
 fn next_held_send_has_own_deadline() {
-    let mut rig = holds();
+    let mut rig = held_send();
     let mr = rig.mr(8, ALL);
     let second = rig.fpdu(&send(2, b"efgh"));
     assert_eq!(rig.rx(&second), RxStatus::Held);
     assert_eq!(rig.qp.poll_at(), Some(at(1200)), "the first still waits");
     rig.recv(1, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Held);
+    assert_eq!(rig.offer_again(), RxStatus::Held);
     assert_eq!(rig.qp.poll_at(), Some(Time::ZERO), "the second waits now");
     rig.on_time(at(2500));
     rig.on_time(at(4499));
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
     rig.recv(2, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(rig.qp.poll_at(), None);
     // An old deadline has no effect later.
     rig.on_time(at(99_000));
@@ -284,14 +284,14 @@ fn next_held_send_has_own_deadline() {
 
 #[test]
 fn closed_sender_shortens_hold() {
-    for known_at in [1100, 1200, 2000] {
-        let mut rig = holds();
-        rig.on_time(at(known_at));
+    for closed_at in [1100, 1200, 2000] {
+        let mut rig = held_send();
+        rig.on_time(at(closed_at));
         rig.qp.sender_closed();
         assert_eq!(rig.qp.poll_at(), Some(at(1200)));
-        rig.qp.on_time(at(known_at), &mut rig.host);
-        let over = known_at >= 1200;
-        assert_eq!(rig.qp.state() == State::Error, over, "{known_at} ms");
+        rig.qp.on_time(at(closed_at), &mut rig.host);
+        let has_ended = closed_at >= 1200;
+        assert_eq!(rig.qp.state() == State::Error, has_ended, "{closed_at} ms");
         rig.qp.on_time(at(1200), &mut rig.host);
         rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
     }
@@ -301,11 +301,11 @@ fn closed_sender_shortens_hold() {
     assert_eq!(rig.qp.poll_at(), None);
 }
 
-/// With a hidden end, a held Send outlives its sender: it has arrived, and the program may still
-/// post its receive.
+/// If the end is hidden, a Send stays held after its sender has closed: it has arrived, and the
+/// program may still post a receive.
 #[test]
 fn hidden_end_keeps_held_send() {
-    let mut rig = holds();
+    let mut rig = held_send();
     rig.qp.hide_end();
     rig.on_time(at(1100));
     rig.qp.sender_closed();
@@ -314,21 +314,20 @@ fn hidden_end_keeps_held_send() {
     assert_eq!(rig.qp.state(), State::Rts);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.recv(1, &[mr.sge()]);
-    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 
-/// `rnr_retry` 7 has no limit, and applies to one stream only. The driver still checks for the
-/// sender's end.
+/// `rnr_retry` 7 means no limit. The driver still checks whether the sender has closed.
 #[test]
 fn hold_for_ever_has_no_limit() {
     let mut rig = Rig::new();
     rig.qp.hold_for_ever();
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
     rig.on_time(at(1000));
-    for look in 1..4 {
-        assert_eq!(rig.qp.poll_at(), Some(at(1000 + 200 * look)));
-        rig.on_time(at(1000 + 200 * look));
+    for check_at in 1..4 {
+        assert_eq!(rig.qp.poll_at(), Some(at(1000 + 200 * check_at)));
+        rig.on_time(at(1000 + 200 * check_at));
     }
     rig.on_time(at(100_000_000));
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);

@@ -1,4 +1,4 @@
-//! Unreliable connections: what is dropped, and that nothing else is ([`ReceiverNotReady::Drop`]).
+//! Which messages unreliable connections drop ([`ReceiverNotReady::Drop`]).
 
 use super::harness::*;
 use crate::qp::*;
@@ -31,7 +31,7 @@ fn only_send_without_receive_is_dropped() {
     let mut rig = rig();
     let mr = rig.mr(16, Access::LOCAL_WRITE);
     assert_eq!(rig.rx_ulpdu(&send(1, b"lost")), RxStatus::Ok);
-    // A receive posted in the middle of a dropped message is for the next one.
+    // A receive posted during a dropped message is used for the next message.
     let begin = untagged(Opcode::SEND, 0, 2, 0, false, b"ab");
     assert_eq!(rig.rx_ulpdu(&begin), RxStatus::Ok);
     rig.recv(7, &[mr.sge()]);
@@ -62,7 +62,7 @@ fn immediate_data_are_dropped_with_message() {
         rig.rx_ulpdu(&immediate(3, Immediate::plain(6))),
         RxStatus::Ok
     );
-    assert_eq!(&rig.read(&mr)[..4], b"wxyz", "the Write itself has arrived");
+    assert_eq!(&rig.read(&mr)[..4], b"wxyz", "the Write itself was placed");
     rig.recv(1, &[mr.sge()]);
     assert_eq!(rig.rx_ulpdu(&send(4, b"here")), RxStatus::Ok);
     assert_eq!(rig.host.recvs[0].flags, WcFlags::empty());
@@ -91,7 +91,7 @@ fn refused_write_is_dropped_with_immediate() {
     );
     assert_eq!(rig.read(&mr), before);
     assert!(rig.host.recvs.is_empty());
-    // A message with a refused segment is dropped, too.
+    // A message with a refused segment is dropped.
     let _ = rig.rx_ulpdu(&write(14, false));
     let _ = rig.rx_ulpdu(&write(4, true));
     assert_eq!(
@@ -99,7 +99,7 @@ fn refused_write_is_dropped_with_immediate() {
         RxStatus::Ok
     );
     assert!(rig.host.recvs.is_empty());
-    // A good one after it is not.
+    // A valid message after it is delivered.
     let _ = rig.rx_ulpdu(&write(14, true));
     let _ = rig.rx_ulpdu(&write(0, true));
     assert_eq!(
@@ -150,20 +150,19 @@ fn large_messages_are_dropped() {
     assert_eq!(rig.read(&mr), large);
 }
 
-/// Payload counts where it is placed.
 #[test]
-fn lost_payload_is_not_counted() {
+fn dropped_payload_is_not_counted() {
     let mut rig = rig();
     let mr = rig.mr(16, ALL);
     let placed = |rig: &Rig| rig.qp.counters().rx_payload;
     let write = |to: u64, last: bool| tagged(Opcode::WRITE, mr.stag, mr.at + to, last, &[9; 4]);
     let begin = untagged(Opcode::SEND, 0, 2, 0, false, b"ab");
     let end = untagged(Opcode::SEND, 0, 2, 2, true, b"cd");
-    for lost in [send(1, b"lost"), begin, end, write(14, true)] {
-        assert_eq!(rig.rx_ulpdu(&lost), RxStatus::Ok);
+    for dropped in [send(1, b"lost"), begin, end, write(14, true)] {
+        assert_eq!(rig.rx_ulpdu(&dropped), RxStatus::Ok);
         assert_eq!(placed(&rig), 0);
     }
-    // One segment of two.
+    // A Write of two segments, of which the first is placed.
     assert_eq!(rig.rx_ulpdu(&write(0, false)), RxStatus::Ok);
     assert_eq!(rig.rx_ulpdu(&write(14, true)), RxStatus::Ok);
     assert_eq!(placed(&rig), 4);
@@ -189,7 +188,7 @@ fn unreliable_connection_has_no_reads() {
 }
 
 #[test]
-fn cut_message_is_no_orderly_end() {
+fn end_inside_message_is_fatal() {
     let mut rig = rig();
     let begin = untagged(Opcode::SEND, 0, 1, 0, false, b"ab");
     assert_eq!(rig.rx_ulpdu(&begin), RxStatus::Ok);

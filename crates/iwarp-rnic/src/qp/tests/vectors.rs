@@ -1,11 +1,9 @@
 //! Recorded vectors: a queue pair's behaviour for fixed sequences of requests and peer octets.
 //!
-//! Each line of `vectors/recorded.txt` has a kind of sequence, a seed, and the length and CRC of
-//! all observable state. The lines were recorded when the crate had a second path for runs of small
-//! messages, which a property test compared with the general path on these sequences. A difference
-//! means that behaviour has changed, on the wire or towards the program. If that is intended,
-//! record again and check the fields that have changed: `cargo test -p iwarp-rnic --lib
-//! record_vectors -- --ignored`.
+//! Each line of `vectors/recorded.txt` contains a kind of sequence, a seed, and the length and CRC
+//! of all observable state. A difference means that behaviour has changed, on the wire or towards
+//! the program. If that is intended, record again and check the fields that have changed: `cargo
+//! test -p iwarp-rnic --lib record_vectors -- --ignored`.
 
 mod messages;
 mod peers;
@@ -43,8 +41,8 @@ impl Numbers {
         self.below(n) == 0
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    pub(super) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
     }
 
     /// Returns a length of payload: mostly small, sometimes of several segments.
@@ -80,7 +78,7 @@ impl Seen {
             None => format!("{:?} {events:?}", rig.qp.state()),
         };
         let mut counters = *rig.qp.counters();
-        // A socket driver would have passed the held octets, too.
+        // A socket driver would also have passed the held octets.
         counters.rx_bytes += rig.offered.len() as u64;
         Self {
             fields: Vec::new(),
@@ -96,7 +94,7 @@ impl Seen {
         self
     }
 
-    /// Returns the line of the file, without kind and seed.
+    /// Returns the line for the file, without kind and seed.
     fn line(&self) -> String {
         let mut counters = Vec::new();
         for (_, value) in &self.counters {
@@ -129,14 +127,14 @@ fn completions(cqes: &[Cqe]) -> Vec<u8> {
     out
 }
 
-/// A kind of sequence, the number of recorded ones, and the function that runs one.
+/// A kind of sequence, the number of recorded seeds, and the function that runs a seed.
 type Kind = (&'static str, u64, fn(u64) -> Vec<Seen>);
 
 const KINDS: [Kind; 4] = [
     ("send", 60, messages::send),
     ("receive", 60, messages::receive),
     ("read", 40, messages::read),
-    ("peer", 140, peers::talk),
+    ("peer", 140, peers::run),
 ];
 
 const RECORDED: &str = include_str!("vectors/recorded.txt");
@@ -149,9 +147,12 @@ fn recorded_vectors_are_reproduced() {
         for seed in 0..count {
             for (end, seen) in run(seed).iter().enumerate() {
                 let now = format!("{kind} {seed}.{end} {}", seen.line());
-                let then = recorded.next().unwrap_or_default();
-                if now != then {
-                    differences.push(format!("then {then}\n now {now}\n     {:?}", seen.counters));
+                let recorded_line = recorded.next().unwrap_or_default();
+                if now != recorded_line {
+                    differences.push(format!(
+                        "then {recorded_line}\n now {now}\n     {:?}",
+                        seen.counters
+                    ));
                 }
             }
         }

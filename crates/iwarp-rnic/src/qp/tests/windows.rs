@@ -1,4 +1,4 @@
-//! Ownership of windows, and the release of their regions when they end.
+//! Ownership of windows, and the release of their regions when they are invalidated.
 
 use super::harness::*;
 use crate::memory::{AccessError, Accessor, MemoryError, WindowType};
@@ -45,33 +45,35 @@ fn region_is_free_after_last_window() {
                 len: 0,
                 ..bind(mw, mr)
             };
-            let who = rig.qp.accessor();
-            rig.table.bind(&nothing, who).unwrap();
+            let accessor = rig.qp.accessor();
+            rig.table.bind(&nothing, accessor).unwrap();
         }),
         (WindowType::Type1, |rig, mw, _| {
-            let (other, who) = (rig.mr(8, ALL), rig.qp.accessor());
-            rig.table.bind(&bind(mw, &other), who).unwrap();
+            let (other, accessor) = (rig.mr(8, ALL), rig.qp.accessor());
+            rig.table.bind(&bind(mw, &other), accessor).unwrap();
             let busy = rig.table.deregister(Stag(other.stag));
             assert_eq!(busy.unwrap_err(), MemoryError::Busy);
         }),
     ];
     for (ty, end) in ends {
         let mut rig = Rig::new();
-        let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+        let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
         let (first, second) = (window(&mut rig, ty), window(&mut rig, ty));
         for mw in [first, second] {
-            rig.table.bind(&bind(mw, &mr), who).unwrap();
+            rig.table.bind(&bind(mw, &mr), accessor).unwrap();
         }
         for mw in [second, first] {
             let busy = rig.table.deregister(Stag(mr.stag));
             assert_eq!(busy.unwrap_err(), MemoryError::Busy);
             end(&mut rig, mw, &mr);
-            let access = rig.table.permits((mw, mr.at, 1), Access::REMOTE_READ, who);
+            let access = rig
+                .table
+                .permits((mw, mr.at, 1), Access::REMOTE_READ, accessor);
             // The window may have been bound to other memory.
-            let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
-            assert!(lost.contains(&access.unwrap_err()));
+            let errors = [AccessError::InvalidStag, AccessError::BaseOrBounds];
+            assert!(errors.contains(&access.unwrap_err()));
             if mw == second && ty == WindowType::Type2 {
-                // The peer's message is the first of its stream.
+                // Each message of the peer is the first message of a new stream.
                 rig.qp
                     .modify(crate::qp::State::Reset, &mut rig.host)
                     .unwrap();
@@ -84,23 +86,23 @@ fn region_is_free_after_last_window() {
     }
 }
 
-/// Removed entries do not count, and their slots are reused.
+/// Removed entries are not counted, and their slots are reused.
 #[test]
 fn table_counts_entries() {
     let mut rig = Rig::new();
     assert!(rig.table.is_empty());
-    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
     let windows = [WindowType::Type1, WindowType::Type2].map(|ty| window(&mut rig, ty));
     assert_eq!((rig.table.len(), rig.table.is_empty()), (3, false));
-    rig.table.bind(&bind(windows[0], &mr), who).unwrap();
+    rig.table.bind(&bind(windows[0], &mr), accessor).unwrap();
     for (mw, left) in windows.into_iter().zip([2, 1]) {
         assert!(rig.table.info(mw).is_some());
         assert_eq!(rig.table.deallocate_window(mw), Ok(()));
         assert_eq!((rig.table.info(mw), rig.table.len()), (None, left));
-        let again = rig.table.deallocate_window(mw);
-        assert_eq!(again, Err(MemoryError::NoSuchStag));
-        let gone = rig.table.bind(&bind(mw, &mr), who);
-        assert_eq!(gone, Err(MemoryError::NoSuchStag));
+        let repeated = rig.table.deallocate_window(mw);
+        assert_eq!(repeated, Err(MemoryError::NoSuchStag));
+        let refused = rig.table.bind(&bind(mw, &mr), accessor);
+        assert_eq!(refused, Err(MemoryError::NoSuchStag));
     }
     let region = rig.table.deallocate_window(Stag(mr.stag));
     assert_eq!(region, Err(MemoryError::NoSuchStag));
@@ -108,28 +110,34 @@ fn table_counts_entries() {
     assert!(rig.table.is_empty());
 }
 
-/// The first error in this order decides, because it determines the code of the Terminate.
+/// The first error in this order is returned, because it determines the code of the Terminate.
 #[test]
 fn refusal_reasons_have_order() {
     let mut rig = Rig::new();
-    let (mr, who) = (rig.mr(64, Access::REMOTE_READ), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, Access::REMOTE_READ), rig.qp.accessor());
     let foreign = Accessor {
-        pd: who.pd + 1,
-        ..who
+        pd: accessor.pd + 1,
+        ..accessor
     };
     let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
     let cases = [
         (mr.stag ^ 1, foreign, write, 65, AccessError::InvalidStag),
         (mr.stag, foreign, write, 65, AccessError::NotAssociated),
         (mr.stag, foreign, read, 65, AccessError::NotAssociated),
-        (mr.stag, who, write, 65, AccessError::AccessDenied),
-        (mr.stag, who, read | write, 64, AccessError::AccessDenied),
-        (mr.stag, who, read, 65, AccessError::BaseOrBounds),
+        (mr.stag, accessor, write, 65, AccessError::AccessDenied),
+        (
+            mr.stag,
+            accessor,
+            read | write,
+            64,
+            AccessError::AccessDenied,
+        ),
+        (mr.stag, accessor, read, 65, AccessError::BaseOrBounds),
     ];
-    for (stag, who, right, len, error) in cases {
-        let access = rig.table.permits((Stag(stag), mr.at, len), right, who);
+    for (stag, accessor, right, len, error) in cases {
+        let access = rig.table.permits((Stag(stag), mr.at, len), right, accessor);
         assert_eq!(access, Err(error));
-        let access = rig.table.check(Stag(stag), mr.at, len, right, who);
+        let access = rig.table.check(Stag(stag), mr.at, len, right, accessor);
         assert_eq!(access.err(), Some(error));
     }
 }
@@ -180,32 +188,32 @@ fn invalid_registrations_are_refused() {
 #[test]
 fn window_types_differ_in_scope() {
     let mut rig = Rig::new();
-    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let (mr, accessor) = (rig.mr(64, ALL), rig.qp.accessor());
     let other = Accessor {
-        qp: who.qp + 1,
-        ..who
+        qp: accessor.qp + 1,
+        ..accessor
     };
     let foreign = Accessor {
-        pd: who.pd + 1,
-        ..who
+        pd: accessor.pd + 1,
+        ..accessor
     };
     for ty in [WindowType::Type1, WindowType::Type2] {
         let mw = window(&mut rig, ty);
-        rig.table.bind(&bind(mw, &mr), who).unwrap();
+        rig.table.bind(&bind(mw, &mr), accessor).unwrap();
         for right in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
-            let access = |who| rig.table.permits((mw, mr.at, 64), right, who);
-            assert_eq!(access(who), Ok(()));
+            let access = |accessor| rig.table.permits((mw, mr.at, 64), right, accessor);
+            assert_eq!(access(accessor), Ok(()));
             let refused = Err(AccessError::NotAssociated);
             assert_eq!(access(foreign), refused);
-            let alone = ty == WindowType::Type2;
-            assert_eq!(access(other), if alone { refused } else { Ok(()) });
+            let is_bound_to_qp = ty == WindowType::Type2;
+            assert_eq!(access(other), if is_bound_to_qp { refused } else { Ok(()) });
             // The key of a zero-length access is not checked.
             let nothing = rig.table.permits((mw, mr.at, 0), right, foreign);
             assert_eq!(nothing, Ok(()));
         }
         let atomic = rig
             .table
-            .permits((mw, mr.at, 8), Access::REMOTE_ATOMIC, who);
+            .permits((mw, mr.at, 8), Access::REMOTE_ATOMIC, accessor);
         assert_eq!(atomic, Err(AccessError::AccessDenied));
         for (at, len) in [
             (mr.at, 65),
@@ -213,12 +221,14 @@ fn window_types_differ_in_scope() {
             (mr.at - 1, 1),
             (mr.at + 64, 1),
         ] {
-            let outside = rig.table.permits((mw, at, len), Access::REMOTE_READ, who);
+            let outside = rig
+                .table
+                .permits((mw, at, len), Access::REMOTE_READ, accessor);
             assert_eq!(outside, Err(AccessError::BaseOrBounds), "{at} {len}");
         }
         let wraps = rig
             .table
-            .permits((mw, u64::MAX, 2), Access::REMOTE_READ, who);
+            .permits((mw, u64::MAX, 2), Access::REMOTE_READ, accessor);
         assert_eq!(wraps, Err(AccessError::ToWrap));
     }
 }
@@ -245,39 +255,40 @@ fn window_keeps_nothing_of_earlier_bind() {
         if ty == WindowType::Type2 {
             assert_eq!(rig.table.invalidate(mw, first, true), Ok(true));
         }
-        let again = mw.with_key(mw.key().wrapping_add(1));
+        let rebound = mw.with_key(mw.key().wrapping_add(1));
         let less = Bind {
-            new_stag: again,
+            new_stag: rebound,
             addr: mr.at + 8,
             len: 16,
             access: Access::REMOTE_READ,
             ..bind(mw, &mr)
         };
         rig.table.bind(&less, second).unwrap();
-        let permits = |stag, at, len, right, who| rig.table.permits((stag, at, len), right, who);
+        let permits =
+            |stag, at, len, right, accessor| rig.table.permits((stag, at, len), right, accessor);
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
         let (begin, outside) = (mr.at + 8, Err(AccessError::BaseOrBounds));
-        assert_eq!(permits(again, begin, 16, read, second), Ok(()));
-        assert_eq!(permits(again, begin, 17, read, second), outside);
-        assert_eq!(permits(again, begin - 1, 1, read, second), outside);
-        assert_eq!(permits(again, 0, 1, read, second), outside);
+        assert_eq!(permits(rebound, begin, 16, read, second), Ok(()));
+        assert_eq!(permits(rebound, begin, 17, read, second), outside);
+        assert_eq!(permits(rebound, begin - 1, 1, read, second), outside);
+        assert_eq!(permits(rebound, 0, 1, read, second), outside);
         let denied = Err(AccessError::AccessDenied);
-        assert_eq!(permits(again, begin, 1, write, second), denied);
+        assert_eq!(permits(rebound, begin, 1, write, second), denied);
         let invalid = Err(AccessError::InvalidStag);
         assert_eq!(permits(mw, begin, 1, read, second), invalid);
-        let not_its = match ty {
+        let not_owner = match ty {
             WindowType::Type1 => Ok(()),
             WindowType::Type2 => Err(AccessError::NotAssociated),
         };
-        assert_eq!(permits(again, begin, 1, read, first), not_its);
+        assert_eq!(permits(rebound, begin, 1, read, first), not_owner);
         // The region of the first bind is free.
         assert!(rig.table.deregister(Stag(before.stag)).is_ok());
         let busy = rig.table.deregister(Stag(mr.stag));
         assert_eq!(busy.unwrap_err(), MemoryError::Busy);
         if ty == WindowType::Type2 {
-            let not_its = rig.table.invalidate(again, first, true);
-            assert_eq!(not_its, Err(AccessError::NotAssociated));
-            assert_eq!(rig.table.invalidate(again, second, true), Ok(true));
+            let not_owner = rig.table.invalidate(rebound, first, true);
+            assert_eq!(not_owner, Err(AccessError::NotAssociated));
+            assert_eq!(rig.table.invalidate(rebound, second, true), Ok(true));
         }
     }
 }

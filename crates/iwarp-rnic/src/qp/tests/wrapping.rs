@@ -1,7 +1,6 @@
-//! 32-bit numbers that wrap: a long-lived connection reaches that within hours. Comparisons must
-//! work across the wrap.
+//! Comparisons of 32-bit numbers that wrap, which happens within hours on a busy connection.
 
-use super::blamed::refused_by_number;
+use super::blamed::receive_terminate_about;
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
@@ -18,12 +17,12 @@ const BEFORE: [u32; 6] = [
     u32::MAX,
 ];
 
-fn by_number(rig: &mut Rig) {
+fn set_up_by_number(rig: &mut Rig) {
     rig.qp.complete_when_placed();
     rig.qp.set_by_number();
 }
 
-fn done(rig: &Rig) -> Vec<u64> {
+fn completed(rig: &Rig) -> Vec<u64> {
     let sends = rig.host.sends.iter();
     let good = sends.filter(|cqe| cqe.status == WcStatus::Success);
     good.map(|cqe| cqe.wr_id).collect()
@@ -34,11 +33,11 @@ fn farewell_counts_across_wrap() {
     for before in BEFORE {
         for arrived in 1..=4u64 {
             let (mut a, mut b) = pair(STREAM);
-            by_number(&mut a);
-            by_number(&mut b);
+            set_up_by_number(&mut a);
+            set_up_by_number(&mut b);
             // This many Writes were sent, received and completed.
             a.qp.acknowledge.sent = before;
-            a.qp.acknowledge.asked();
+            a.qp.acknowledge.cover_sent();
             b.qp.rx.writes = before;
             let (mr, target) = (a.mr(8, Access::LOCAL_WRITE), b.mr(8, ALL));
             let write = SendOp::Write {
@@ -53,14 +52,14 @@ fn farewell_counts_across_wrap() {
             for (header, payload) in &a.sent()[..arrived as usize] {
                 assert_eq!(b.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
             }
-            let said = b.qp.say_farewell(false);
-            // Zero means that nothing has arrived, so no farewell is needed.
-            assert_eq!(said, before.wrapping_add(arrived as u32) != 0);
+            let sent_farewell = b.qp.say_farewell(false);
+            // Zero means that nothing was received, so no farewell is needed.
+            assert_eq!(sent_farewell, before.wrapping_add(arrived as u32) != 0);
             b.qp.close(&mut b.host);
             let octets = b.octets_out();
             let _ = a.rx(&octets);
-            let expected: Vec<u64> = (1..=arrived).filter(|_| said).collect();
-            assert_eq!(done(&a), expected, "{arrived} after {before}");
+            let expected: Vec<u64> = (1..=arrived).filter(|_| sent_farewell).collect();
+            assert_eq!(completed(&a), expected, "{arrived} after {before}");
         }
     }
 }
@@ -69,11 +68,11 @@ fn farewell_counts_across_wrap() {
 fn held_message_is_found_across_wrap() {
     for before in BEFORE {
         let (mut a, mut b) = pair(STREAM);
-        by_number(&mut a);
-        by_number(&mut b);
+        set_up_by_number(&mut a);
+        set_up_by_number(&mut b);
         let first = before.wrapping_add(1);
         (a.qp.tx.msn[0], b.qp.rx.msn[0]) = (first, first);
-        // Earlier messages were held, too, the last of them recently.
+        // Earlier messages were also held, the last of them recently.
         let held = u64::from(u32::from_be_bytes(*b"held")) << 32;
         for msn in [1 << 30, 2 << 30, 3 << 30, u32::MAX - 9] {
             if before != 0 {
@@ -85,16 +84,16 @@ fn held_message_is_found_across_wrap() {
             a.post(wr_id, SendOp::Send, &[]);
         }
         for wr_id in 1..=4 {
-            // The message before it completes, although no probe was answered.
+            // The preceding message completes, although no probe was answered.
             shuttle(&mut a, &mut b, 9999);
             let complete: Vec<u64> = (1..wr_id).collect();
-            assert_eq!(done(&a), complete, "after {before}");
+            assert_eq!(completed(&a), complete, "after {before}");
             b.recv(wr_id, &[]);
-            let status = b.again();
+            let status = b.offer_again();
             assert_eq!(status == RxStatus::Held, wr_id < 4);
         }
         shuttle(&mut a, &mut b, 9999);
-        assert_eq!(done(&a), [1, 2, 3, 4]);
+        assert_eq!(completed(&a), [1, 2, 3, 4]);
     }
 }
 
@@ -117,7 +116,7 @@ fn requests_are_distinguished_across_wrap() {
         rig.post(3, SendOp::Send, &[]);
         rig.post(4, SendOp::Send, &[]);
         let _ = rig.sent();
-        refused_by_number(&mut rig, Opcode::SEND, 3);
+        receive_terminate_about(&mut rig, Opcode::SEND, 3);
         let expected = [
             (1, WcStatus::Success),
             (2, WcStatus::Flushed),

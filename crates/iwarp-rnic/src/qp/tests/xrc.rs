@@ -2,7 +2,7 @@
 //! refusals.
 
 use super::harness::*;
-use super::refused::refused;
+use super::refused::assert_refused;
 use crate::qp::*;
 use crate::receive_queue::SharedReceiveQueue;
 use crate::{Access, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
@@ -46,14 +46,14 @@ fn target_with(config: QpConfig) -> Rig {
     rig
 }
 
-fn ends() -> (Rig, Rig) {
+fn initiator_and_target() -> (Rig, Rig) {
     let mut a = Rig::fresh(QpConfig::default());
     a.qp.set_xrc(XrcEnd::Initiator);
     a.start(STREAM);
     (a, target())
 }
 
-fn numbered(rig: &mut Rig) {
+fn set_up_by_number(rig: &mut Rig) {
     rig.qp.complete_when_placed();
     rig.qp.set_by_number();
 }
@@ -90,19 +90,19 @@ fn read_from(mr: &Mr) -> SendOp {
 }
 
 #[test]
-fn messages_reach_named_queues() {
+fn messages_reach_selected_queues() {
     for by_number in [false, true] {
-        let (mut a, mut b) = ends();
+        let (mut a, mut b) = initiator_and_target();
         if by_number {
-            numbered(&mut a);
-            numbered(&mut b);
+            set_up_by_number(&mut a);
+            set_up_by_number(&mut b);
         }
         let from = a.mr(64, Access::LOCAL_WRITE);
-        let here = b.mr_in(PD, 64, ALL);
-        let there = b.mr_in(PD + 1, 64, ALL);
+        let own_domain = b.mr_in(PD, 64, ALL);
+        let other_domain = b.mr_in(PD + 1, 64, ALL);
         for wr_id in 0..3 {
-            post_srq(&mut b, 10, 100 + wr_id, &here);
-            post_srq(&mut b, 11, 200 + wr_id, &there);
+            post_srq(&mut b, 10, 100 + wr_id, &own_domain);
+            post_srq(&mut b, 11, 200 + wr_id, &other_domain);
         }
         for (wr_id, srq) in [(1, 10), (2, 11), (3, 11), (4, 10)] {
             post(&mut a, wr_id, SendOp::Send, srq, &from);
@@ -120,15 +120,15 @@ fn messages_reach_named_queues() {
 
 #[test]
 fn note_precedes_change_of_queue() {
-    let (mut a, _) = ends();
+    let (mut a, _) = initiator_and_target();
     let mr = a.mr(64, Access::LOCAL_WRITE);
     for (wr_id, srq) in [(1, 10), (2, 10), (3, 11)] {
         post(&mut a, wr_id, SendOp::Send, srq, &mr);
     }
-    // It names no queue, and needs no note.
+    // A Write without a queue needs no note.
     post(&mut a, 4, write_to(&mr), 0, &mr);
     post(&mut a, 5, SendOp::Send, 11, &mr);
-    let told: Vec<u64> = a
+    let announced: Vec<u64> = a
         .sent()
         .iter()
         .map(|(header, payload)| match header {
@@ -136,18 +136,18 @@ fn note_precedes_change_of_queue() {
             _ => 0,
         })
         .collect();
-    assert_eq!(told, [10, 0, 0, 11, 0, 0, 0]);
+    assert_eq!(announced, [10, 0, 0, 11, 0, 0, 0]);
 }
 
 #[test]
-fn write_immediate_uses_named_queue() {
-    let (mut a, mut b) = ends();
+fn write_immediate_uses_selected_queue() {
+    let (mut a, mut b) = initiator_and_target();
     let from = a.mr(64, Access::LOCAL_WRITE);
-    let here = b.mr_in(PD + 1, 64, ALL);
-    post_srq(&mut b, 11, 7, &here);
+    let target = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 7, &target);
     let op = SendOp::WriteImm {
-        remote_addr: here.at,
-        rkey: here.stag,
+        remote_addr: target.at,
+        rkey: target.stag,
         imm: 3,
     };
     post(&mut a, 1, op, 11, &from);
@@ -157,16 +157,17 @@ fn write_immediate_uses_named_queue() {
     assert_eq!((cqe.imm_or_stag, cqe.byte_len), (3, 8));
 }
 
-/// The queue named last determines the target's protection domain for Writes, Reads and receives.
+/// The queue selected last determines the target's protection domain for Writes, Reads and
+/// receives.
 #[test]
 fn other_protection_domain_is_refused() {
-    for (number, good) in [(10, false), (11, true)] {
-        let (mut a, mut b) = ends();
+    for (number, accepted) in [(10, false), (11, true)] {
+        let (mut a, mut b) = initiator_and_target();
         let from = a.mr(64, Access::LOCAL_WRITE);
-        let there = b.mr_in(PD + 1, 64, ALL);
-        post(&mut a, 1, write_to(&there), number, &from);
+        let other_domain = b.mr_in(PD + 1, 64, ALL);
+        post(&mut a, 1, write_to(&other_domain), number, &from);
         shuttle(&mut a, &mut b, 1000);
-        match good {
+        match accepted {
             true => assert_eq!(b.qp.state(), State::Rts),
             false => b.assert_ended(Blame::Peer, Code::DDP_TAGGED_NOT_ASSOCIATED),
         }
@@ -175,11 +176,11 @@ fn other_protection_domain_is_refused() {
 
 #[test]
 fn default_domain_applies_before_note() {
-    let (mut a, mut b) = ends();
+    let (mut a, mut b) = initiator_and_target();
     let from = a.mr(64, Access::LOCAL_WRITE);
-    let there = b.mr_in(PD + 1, 64, ALL);
+    let other_domain = b.mr_in(PD + 1, 64, ALL);
     b.qp.set_default_pd(PD + 1);
-    post(&mut a, 1, write_to(&there), 0, &from);
+    post(&mut a, 1, write_to(&other_domain), 0, &from);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(b.qp.state(), State::Rts);
     let _ = b.rx_ulpdu(&note(10));
@@ -187,15 +188,16 @@ fn default_domain_applies_before_note() {
     assert_eq!(b.qp.accessor().pd, PD);
 }
 
-/// Otherwise the response would be sent with the protection domain of the other queue.
+/// The note waits for outstanding responses, because they must be sent with the protection domain
+/// of the earlier queue.
 #[test]
 fn change_of_queue_waits_for_responses() {
-    let (mut a, mut b) = ends();
+    let (mut a, mut b) = initiator_and_target();
     let to = a.mr(64, Access::LOCAL_WRITE);
-    let here = b.mr_in(PD, 64, ALL);
-    let there = b.mr_in(PD + 1, 64, ALL);
-    post_srq(&mut b, 11, 7, &there);
-    post(&mut a, 1, read_from(&here), 10, &to);
+    let own_domain = b.mr_in(PD, 64, ALL);
+    let other_domain = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 7, &other_domain);
+    post(&mut a, 1, read_from(&own_domain), 10, &to);
     post(&mut a, 2, SendOp::Send, 11, &to);
     let sent = a.octets_out();
     let _ = b.rx(&sent);
@@ -213,28 +215,28 @@ fn missing_queue_is_refused_at_receive() {
     for before in [None, Some(12)] {
         let mut b = target();
         if let Some(number) = before {
-            // The note alone is harmless.
+            // A note for a missing queue has no effect by itself.
             assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
         }
-        refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
+        assert_refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
         let mut b = target();
         if let Some(number) = before {
             assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
         }
         let imm = Immediate::plain(1).octets();
         let imm = untagged(Opcode::IMMEDIATE, 0, 1, 0, true, &imm);
-        refused(&mut b, &imm, Code::DDP_UNTAGGED_INVALID_QN);
+        assert_refused(&mut b, &imm, Code::DDP_UNTAGGED_INVALID_QN);
     }
 }
 
 #[test]
-fn sender_learns_of_missing_queue() {
-    let (mut a, mut b) = ends();
-    numbered(&mut a);
-    numbered(&mut b);
+fn sender_is_notified_of_missing_queue() {
+    let (mut a, mut b) = initiator_and_target();
+    set_up_by_number(&mut a);
+    set_up_by_number(&mut b);
     let mr = a.mr(64, Access::LOCAL_WRITE);
-    let here = b.mr_in(PD, 64, ALL);
-    post_srq(&mut b, 10, 7, &here);
+    let own_domain = b.mr_in(PD, 64, ALL);
+    post_srq(&mut b, 10, 7, &own_domain);
     for (wr_id, srq) in [(1, 10), (2, 99), (3, 10)] {
         post(&mut a, wr_id, SendOp::Send, srq, &mr);
     }
@@ -250,53 +252,55 @@ fn sender_learns_of_missing_queue() {
     b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_QN);
 }
 
-/// A Send is held, and then its queue is destroyed: it can never have a receive.
+/// If the queue of a held Send is destroyed, the Send can never get a receive.
 #[test]
-fn queue_destroyed_during_hold() {
+fn destroyed_queue_ends_hold() {
     let mut b = target();
     let _ = b.rx_ulpdu(&note(10));
     assert_eq!(b.rx_ulpdu(&send(1, b"hello")), RxStatus::Held);
-    assert_eq!(b.again(), RxStatus::Held);
+    assert_eq!(b.offer_again(), RxStatus::Held);
     b.host.domain.clear();
-    assert_eq!(b.again(), RxStatus::Failed);
+    assert_eq!(b.offer_again(), RxStatus::Failed);
     b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_QN);
 }
 
 #[test]
 fn held_send_continues_with_next_receive() {
-    let (mut a, mut b) = ends();
-    numbered(&mut a);
-    numbered(&mut b);
+    let (mut a, mut b) = initiator_and_target();
+    set_up_by_number(&mut a);
+    set_up_by_number(&mut b);
     let mr = a.mr(64, Access::LOCAL_WRITE);
-    let here = b.mr_in(PD, 64, ALL);
-    let there = b.mr_in(PD + 1, 64, ALL);
-    post_srq(&mut b, 11, 8, &there);
+    let own_domain = b.mr_in(PD, 64, ALL);
+    let other_domain = b.mr_in(PD + 1, 64, ALL);
+    post_srq(&mut b, 11, 8, &other_domain);
     post(&mut a, 1, SendOp::Send, 10, &mr);
     shuttle(&mut a, &mut b, 1000);
-    assert!(b.host.recvs.is_empty(), "the receive is another queue's");
-    post_srq(&mut b, 10, 7, &here);
-    assert_eq!(b.again(), RxStatus::Ok);
+    assert!(
+        b.host.recvs.is_empty(),
+        "the receive belongs to another queue"
+    );
+    post_srq(&mut b, 10, 7, &own_domain);
+    assert_eq!(b.offer_again(), RxStatus::Ok);
     assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Success)]);
 }
 
 #[test]
 fn note_inside_message_is_refused() {
     let mut b = target();
-    let here = b.mr_in(PD, 64, ALL);
-    post_srq(&mut b, 10, 7, &here);
+    let own_domain = b.mr_in(PD, 64, ALL);
+    post_srq(&mut b, 10, 7, &own_domain);
     let _ = b.rx_ulpdu(&note(10));
     let begin = untagged(Opcode::SEND, 0, 1, 0, false, b"half");
     assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
-    refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
+    assert_refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
     assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Flushed)]);
 }
 
-/// This includes messages of which only an empty first segment has arrived, and messages that are
-/// dropped.
+/// A note is also refused after an empty first segment, and inside a dropped message.
 #[test]
 fn note_inside_started_message_is_refused() {
-    for drops in [false, true] {
-        let receiver_not_ready = match drops {
+    for drops_messages in [false, true] {
+        let receiver_not_ready = match drops_messages {
             true => ReceiverNotReady::Drop,
             false => ReceiverNotReady::default(),
         };
@@ -304,33 +308,33 @@ fn note_inside_started_message_is_refused() {
             receiver_not_ready,
             ..target_config()
         });
-        let here = b.mr_in(PD, 64, ALL);
+        let own_domain = b.mr_in(PD, 64, ALL);
         let _ = b.rx_ulpdu(&note(10));
-        let payload = match drops {
+        let payload = match drops_messages {
             true => &b"half"[..],
             false => {
-                post_srq(&mut b, 10, 7, &here);
+                post_srq(&mut b, 10, 7, &own_domain);
                 &[]
             }
         };
         let begin = untagged(Opcode::SEND, 0, 1, 0, false, payload);
         assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
-        refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
+        assert_refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
     }
 }
 
-/// A Send that names no queue must not land in the one that the previous request has named.
+/// A Send without a queue must not use the queue that an earlier request has selected.
 #[test]
 fn send_without_queue_is_refused() {
-    let (mut a, mut b) = ends();
+    let (mut a, mut b) = initiator_and_target();
     let mr = a.mr(64, Access::LOCAL_WRITE);
-    let here = b.mr_in(PD, 64, ALL);
+    let own_domain = b.mr_in(PD, 64, ALL);
     for wr_id in 7..10 {
-        post_srq(&mut b, 10, wr_id, &here);
+        post_srq(&mut b, 10, wr_id, &own_domain);
     }
     post(&mut a, 1, SendOp::Send, 10, &mr);
-    // A Write takes no receive, so the queue stays named.
-    post(&mut a, 2, write_to(&here), 0, &mr);
+    // A Write consumes no receive, so the queue stays selected.
+    post(&mut a, 2, write_to(&own_domain), 0, &mr);
     post(&mut a, 3, SendOp::Send, 10, &mr);
     post(&mut a, 4, SendOp::Send, 0, &mr);
     shuttle(&mut a, &mut b, 1000);
@@ -344,8 +348,8 @@ fn send_without_queue_is_refused() {
 #[test]
 fn notes_without_messages_change_nothing() {
     let mut b = target();
-    let here = b.mr_in(PD, 64, ALL);
-    post_srq(&mut b, 10, 7, &here);
+    let own_domain = b.mr_in(PD, 64, ALL);
+    post_srq(&mut b, 10, 7, &own_domain);
     for number in 0..10_000 {
         let _ = b.rx_ulpdu(&note(number));
     }
@@ -368,17 +372,17 @@ fn ordinary_queue_pair_ignores_note() {
 #[test]
 fn initiator_accepts_no_messages() {
     let begin = || {
-        let (mut a, _) = ends();
-        numbered(&mut a);
+        let (mut a, _) = initiator_and_target();
+        set_up_by_number(&mut a);
         a.qp.set_remote_access(Access::all());
         a
     };
     let mut a = begin();
-    refused(&mut a, &send(1, b"hello"), Code::DDP_UNTAGGED_NO_BUFFER);
+    assert_refused(&mut a, &send(1, b"hello"), Code::DDP_UNTAGGED_NO_BUFFER);
     let mut a = begin();
     let mr = a.mr(64, ALL);
     let write = tagged(Opcode::WRITE, mr.stag, mr.at, true, b"no");
-    refused(&mut a, &write, Code::RDMAP_ACCESS);
+    assert_refused(&mut a, &write, Code::RDMAP_ACCESS);
     let mut a = begin();
     let mr = a.mr(64, ALL);
     let read = read_request(9, 8, mr.stag, mr.at);
@@ -387,10 +391,9 @@ fn initiator_accepts_no_messages() {
     a.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
 }
 
-/// Notes on the old stream do not apply to the next one.
 #[test]
 fn new_stream_starts_with_note() {
-    let (mut a, mut b) = ends();
+    let (mut a, mut b) = initiator_and_target();
     let mr = a.mr(64, Access::LOCAL_WRITE);
     post(&mut a, 1, SendOp::Send, 10, &mr);
     let sent = a.octets_out();
@@ -408,5 +411,5 @@ fn new_stream_starts_with_note() {
         initiator: false,
         ..STREAM
     });
-    refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
+    assert_refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
 }

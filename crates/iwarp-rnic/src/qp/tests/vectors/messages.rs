@@ -106,7 +106,7 @@ fn drain(rig: &mut Rig, most: usize, octets: &mut Vec<u8>, parts: &mut Vec<u8>) 
     }
 }
 
-/// Segments of a peer, mostly valid, cut anywhere.
+/// Segments of a peer, mostly valid, split anywhere.
 pub(super) fn receive(seed: u64) -> Vec<Seen> {
     let n = &mut Numbers::new(seed);
     let stream = stream(n);
@@ -189,7 +189,7 @@ impl Peer {
                 ulpdu
             }
             11 => {
-                // Carries the length of the preceding Write.
+                // The completion carries the length of the preceding Write.
                 let imm = Immediate::plain(i as u32).octets();
                 self.msn += 1;
                 untagged(Opcode::IMMEDIATE, 0, self.msn - 1, 0, true, &imm)
@@ -234,7 +234,7 @@ pub(super) fn read(seed: u64) -> Vec<Seen> {
     let count = n.within(1, 60);
     for i in 0..count {
         for from in 0..=usize::from(both) {
-            ask(
+            post_read(
                 &mut ends[from],
                 &regions[from][1],
                 &regions[1 - from][0],
@@ -246,7 +246,7 @@ pub(super) fn read(seed: u64) -> Vec<Seen> {
         if i % every != 0 && !last {
             continue;
         }
-        // Once to and fro, and at the end until nothing moves any more.
+        // One exchange; after the last request, until nothing is sent.
         for _ in 0..if last { 200 } else { 1 } {
             for (from, to) in [(0, 1), (1, 0)] {
                 let mut octets = Vec::new();
@@ -269,7 +269,7 @@ pub(super) fn read(seed: u64) -> Vec<Seen> {
     .collect()
 }
 
-fn ask(rig: &mut Rig, sink: &Mr, source: &Mr, wr_id: u64, n: &mut Numbers) {
+fn post_read(rig: &mut Rig, sink: &Mr, source: &Mr, wr_id: u64, n: &mut Numbers) {
     let (remote_addr, rkey) = (n.below(3000), source.stag);
     let op = match n.below(40) {
         // A key that the peer does not have.
@@ -290,7 +290,7 @@ fn ask(rig: &mut Rig, sink: &Mr, source: &Mr, wr_id: u64, n: &mut Numbers) {
     flags.set(SendFlags::SIGNALED, n.one_in(2));
     flags.set(SendFlags::FENCE, n.one_in(4));
     let atomic = matches!(op, SendOp::FetchAdd { .. });
-    // Sometimes part of the sink is missing.
+    // Some elements extend beyond the sink.
     let at = (wr_id as u32 * 64) % 3600;
     let sges: Vec<Sge> = (0..n.within(1, 3))
         .map(|_| sink.part(at, if atomic { 8 } else { n.length() }))

@@ -1,5 +1,5 @@
-//! Misbehaving peers: what they send may be out of order, out of bounds, too much or unexpected,
-//! while our own requests are being sent, partly or completely.
+//! Misbehaving peers, whose messages may be out of order, out of bounds, too long or unexpected,
+//! while our own requests are being sent.
 
 use super::{Numbers, Seen};
 use crate::qp::tests::harness::*;
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::vec;
 use std::vec::Vec;
 
-pub(super) fn talk(seed: u64) -> Vec<Seen> {
+pub(super) fn run(seed: u64) -> Vec<Seen> {
     let n = &mut Numbers::new(seed);
     let initiator = n.one_in(2);
     let few = |n: &mut Numbers, below| match n.one_in(5) {
@@ -50,7 +50,7 @@ pub(super) fn talk(seed: u64) -> Vec<Seen> {
         world.receive(1000 + i, 0);
     }
     for i in 0..n.within(1, 250) {
-        world.act(i, piece, n);
+        world.step(i, piece, n);
     }
     world.arrive(piece);
     for _ in 0..100 {
@@ -61,20 +61,21 @@ pub(super) fn talk(seed: u64) -> Vec<Seen> {
 
 /// A request that the peer has received and not answered completely.
 #[derive(Debug, Clone, Copy)]
-enum Asked {
+enum PeerRequest {
     Read { sink: u32, len: u32, done: u32 },
     Atomic(u32),
 }
 
 struct World {
     rig: Rig,
-    /// Memory that the peer may access, and memory that it may not.
+    /// Memory that the peer may access.
     target: Mr,
+    /// Memory that the peer may not access.
     sink: Mr,
-    /// Everything sent, and how much of it the peer has parsed.
     sent: Vec<u8>,
-    understood: usize,
-    asked: VecDeque<Asked>,
+    /// How many of the sent octets the peer has parsed.
+    parsed: usize,
+    unanswered: VecDeque<PeerRequest>,
     msn: [u32; 4],
     arriving: Vec<u8>,
     fills: Vec<(TxFill, usize)>,
@@ -95,8 +96,8 @@ impl World {
             target,
             sink,
             sent: Vec::new(),
-            understood: 0,
-            asked: VecDeque::new(),
+            parsed: 0,
+            unanswered: VecDeque::new(),
             msn: [1; 4],
             arriving: Vec::new(),
             fills: Vec::new(),
@@ -104,22 +105,22 @@ impl World {
         }
     }
 
-    fn understand(&mut self) {
+    fn parse_sent(&mut self) {
         let mut ulpdu = vec![0; 65536];
         let options = self.rig.options;
         while let Ok(d) = decode_fpdu(
-            &self.sent[self.understood..],
+            &self.sent[self.parsed..],
             &options,
             &mut MarkerClock::new(),
             &mut ulpdu,
         ) {
-            self.understood += d.consumed;
+            self.parsed += d.consumed;
             let header = Header::parse(&ulpdu[..d.ulpdu_len]).unwrap();
             let body = &ulpdu[header.len()..d.ulpdu_len];
             match header.opcode() {
                 Opcode::READ_REQUEST => {
                     let r = ReadRequest::parse(body).unwrap();
-                    self.asked.push_back(Asked::Read {
+                    self.unanswered.push_back(PeerRequest::Read {
                         sink: r.sink_stag.0,
                         len: r.size,
                         done: 0,
@@ -127,24 +128,24 @@ impl World {
                 }
                 Opcode::ATOMIC_REQUEST => {
                     let r = AtomicRequest::parse(body).unwrap();
-                    self.asked.push_back(Asked::Atomic(r.request_id));
+                    self.unanswered.push_back(PeerRequest::Atomic(r.request_id));
                 }
                 _ => {}
             }
         }
     }
 
-    fn say(&mut self, ulpdu: &[u8]) {
+    fn peer_sends(&mut self, ulpdu: &[u8]) {
         let fpdu = self.rig.fpdu(ulpdu);
         self.arriving.extend(fpdu);
     }
 
-    fn say_untagged(&mut self, opcode: Opcode, qn: u32, wrong: u8, body: &[u8]) {
+    fn peer_sends_untagged(&mut self, opcode: Opcode, qn: u32, wrong: u8, body: &[u8]) {
         let msn = self.msn[qn as usize].wrapping_add(u32::from(wrong & 1));
         self.msn[qn as usize] += 1;
         let mo = u32::from(wrong & 2);
         let qn = if wrong & 4 != 0 { qn ^ 1 } else { qn };
-        self.say(&untagged(opcode, qn, msn, mo, wrong & 8 == 0, body));
+        self.peer_sends(&untagged(opcode, qn, msn, mo, wrong & 8 == 0, body));
     }
 
     /// Sends a message of the peer, or a segment of a response.
@@ -152,7 +153,7 @@ impl World {
         let len = len.min(4000);
         let payload: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + at) as u8).collect();
         let stag = self.target.stag ^ u32::from(wrong & 16) << 8;
-        // Nearly always inside.
+        // The offset is nearly always inside the region.
         let to = match wrong & 32 {
             0 => at % u64::from(4096 - len),
             _ => at.wrapping_sub(100),
@@ -160,7 +161,7 @@ impl World {
         match kind {
             0..=3 => {
                 let ulpdu = tagged(Opcode::WRITE, stag, to, wrong & 8 == 0, &payload);
-                self.say(&ulpdu);
+                self.peer_sends(&ulpdu);
             }
             4 | 5 => {
                 let payload = &payload[..payload.len().min(100)];
@@ -169,14 +170,14 @@ impl World {
                 } else {
                     Opcode::SEND_SE
                 };
-                self.say_untagged(opcode, 0, wrong, payload);
+                self.peer_sends_untagged(opcode, 0, wrong, payload);
             }
             6..=11 => {
                 let mut body = read_request(at as u32 + 2, len, stag, to);
                 if wrong & 64 != 0 {
                     body.push(0);
                 }
-                self.say_untagged(Opcode::READ_REQUEST, 1, wrong, &body);
+                self.peer_sends_untagged(Opcode::READ_REQUEST, 1, wrong, &body);
             }
             12 => {
                 let mut body = [0; AtomicRequest::LEN];
@@ -189,7 +190,7 @@ impl World {
                     ..AtomicRequest::default()
                 }
                 .emit(&mut body);
-                self.say_untagged(Opcode::ATOMIC_REQUEST, 1, wrong, &body);
+                self.peer_sends_untagged(Opcode::ATOMIC_REQUEST, 1, wrong, &body);
             }
             _ => self.answer(&payload, wrong),
         }
@@ -197,17 +198,17 @@ impl World {
 
     fn answer(&mut self, payload: &[u8], wrong: u8) {
         if wrong & 64 != 0 {
-            // The second one instead of the first.
-            self.asked.pop_front();
+            // Answer the second request instead of the first.
+            self.unanswered.pop_front();
         }
-        let Some(first) = self.asked.front_mut() else {
+        let Some(first) = self.unanswered.front_mut() else {
             if wrong != 0 {
-                self.say(&tagged(Opcode::READ_RESPONSE, 5, 0, true, payload));
+                self.peer_sends(&tagged(Opcode::READ_RESPONSE, 5, 0, true, payload));
             }
             return;
         };
         match first {
-            Asked::Read { sink, len, done } => {
+            PeerRequest::Read { sink, len, done } => {
                 let left = *len - *done;
                 let now = left.min((payload.len() as u32).max(1)) as usize;
                 let mut part = vec![9; now];
@@ -221,22 +222,22 @@ impl World {
                 let last = (now as u32 == left) ^ (wrong & 8 != 0);
                 *done += now as u32;
                 if *done == *len {
-                    self.asked.pop_front();
+                    self.unanswered.pop_front();
                 }
-                self.say(&tagged(Opcode::READ_RESPONSE, stag, to, last, &part));
+                self.peer_sends(&tagged(Opcode::READ_RESPONSE, stag, to, last, &part));
             }
-            Asked::Atomic(_) if wrong & 1 != 0 => {
-                self.say(&tagged(Opcode::READ_RESPONSE, 0, 0, true, &[1; 8]));
+            PeerRequest::Atomic(_) if wrong & 1 != 0 => {
+                self.peer_sends(&tagged(Opcode::READ_RESPONSE, 0, 0, true, &[1; 8]));
             }
-            Asked::Atomic(id) => {
+            PeerRequest::Atomic(id) => {
                 let mut body = [0; AtomicResponse::LEN];
                 AtomicResponse {
                     request_id: *id ^ u32::from(wrong & 16),
                     original: 0x0102_0304,
                 }
                 .emit(&mut body);
-                self.asked.pop_front();
-                self.say_untagged(Opcode::ATOMIC_RESPONSE, 3, wrong & 15, &body);
+                self.unanswered.pop_front();
+                self.peer_sends_untagged(Opcode::ATOMIC_RESPONSE, 3, wrong & 15, &body);
             }
         }
     }
@@ -289,8 +290,8 @@ impl World {
         }
         // The program deregistered memory that was being sent: the caller has to end the stream.
         let mut out = vec![0; most];
-        let who = self.rig.qp.accessor();
-        match self.rig.plan.copy_to(&self.rig.table, who, &mut out) {
+        let accessor = self.rig.qp.accessor();
+        match self.rig.plan.copy_to(&self.rig.table, accessor, &mut out) {
             Ok(n) => {
                 self.sent.extend(&out[..n]);
                 self.rig
@@ -299,26 +300,26 @@ impl World {
             }
             Err(_) => self.rig.qp.abort(&mut self.rig.host),
         }
-        self.understand();
+        self.parse_sent();
     }
 
     fn arrive(&mut self, piece: usize) {
         let octets = std::mem::take(&mut self.arriving);
         let mut rest = &octets[..];
         if self.held {
-            self.held = self.rig.again() == RxStatus::Held;
+            self.held = self.rig.offer_again() == RxStatus::Held;
         }
         while !rest.is_empty() && !self.held && self.rig.qp.rx_interest() == RxInterest::Read {
             let (now, later) = rest.split_at(piece.min(rest.len()));
             self.held = self.rig.rx(now) == RxStatus::Held;
             rest = later;
         }
-        // Octets that a held stream has not consumed are offered again.
+        // Octets that a held stream has not consumed are passed again.
         self.arriving = rest.to_vec();
     }
 
-    /// Makes one step: the program posts, the peer sends, or octets move.
-    fn act(&mut self, i: u64, piece: usize, n: &mut Numbers) {
+    /// Performs one step: the program posts, the peer sends, or octets move.
+    fn step(&mut self, i: u64, piece: usize, n: &mut Numbers) {
         match n.below(58) {
             0..=9 => self.post(i, n),
             10..=12 => {
@@ -330,7 +331,7 @@ impl World {
             31..=54 => {
                 let kind = n.below(20) as u8;
                 let (len, at) = (Self::length(n), n.below(4000));
-                // One error at a time, and rarely: it ends the stream.
+                // Errors are rare, because an error ends the stream.
                 let wrong = if n.one_in(300) { 1 << n.below(8) } else { 0 };
                 self.peer(kind, len, at, wrong);
             }

@@ -1,5 +1,5 @@
 //! Requests with special handling: atomic writes, which are sent as RDMA Writes, and internal
-//! requests for rendezvous, which do not use the program's room and complete nothing for it.
+//! requests for rendezvous, which use additional slots and write no completions.
 
 use super::{Kind, SendQueue, Slot};
 use crate::{Cqe, PostError, SendFlags, SendOp, SendWr, WcStatus};
@@ -25,18 +25,18 @@ impl SendQueue {
             SendOp::AtomicWrite { remote_addr, .. } => len == 8 && remote_addr.is_multiple_of(8),
             _ => true,
         };
-        fits && self.takes_reads()
+        fits && self.allows_reads()
     }
 
-    /// Removes the front request like `take_front`, if it is not ordinary or is to be counted.
-    /// Returns its completion, if any.
+    /// Removes the front request like `take_front`, for requests that are not ordinary or must be
+    /// counted. Returns its completion, if any.
     #[cold]
     #[inline(never)]
     pub(super) fn take_special(&mut self) -> Option<Cqe> {
         let slot = self.slots.pop()?;
         self.front_seq = self.front_seq.wrapping_add(1);
         if slot.kind == Kind::Internal {
-            self.remove_own();
+            self.remove_internal();
             return None;
         }
         self.tally
@@ -51,10 +51,9 @@ impl SendQueue {
         })
     }
 
-    /// Appends an internal request.
     #[cold]
     #[inline(never)]
-    pub(in super::super) fn push_own(
+    pub(in super::super) fn push_internal(
         &mut self,
         wr: &SendWr<'_>,
         len: u32,
@@ -70,28 +69,28 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Updates the counts when an internal request leaves the queue.
-    pub(super) const fn remove_own(&mut self) {
-        self.own_gone = self.own_gone.wrapping_add(1);
+    /// Updates the counts when an internal request is removed from the queue.
+    pub(super) const fn remove_internal(&mut self) {
+        self.internal_retired = self.internal_retired.wrapping_add(1);
         self.held_from = self.held_from.wrapping_add(1);
         self.internal = self.internal.wrapping_sub(1);
         self.limit = self.limit.wrapping_sub(1);
     }
 
-    pub(in super::super) const fn own_requests(&self) -> u32 {
+    pub(in super::super) const fn internal_requests(&self) -> u32 {
         self.internal
     }
 
-    /// Takes the `wr_id` of a flushed internal Read, and its status.
+    /// Removes and returns the `wr_id` and the status of a flushed internal Read.
     pub(in super::super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
         self.flushed.pop()
     }
 
     #[cold]
-    pub(super) fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
-        self.remove_own();
+    pub(super) fn flush_internal(&mut self, slot: &Slot, status: WcStatus) {
+        self.remove_internal();
         if matches!(slot.op, SendOp::Read { .. }) {
-            // There is room for as many as the queue has.
+            // The ring has an entry for each internal request.
             let _ = self.flushed.push((slot.wr_id as u32, status));
         }
     }

@@ -4,7 +4,7 @@
 
 use super::harness::*;
 use crate::limits::SUM_COPY_MIN;
-use crate::memory::{Crc32c, gone};
+use crate::memory::{Crc32c, unmapped};
 use crate::qp::*;
 use crate::{SendOp, WcStatus};
 use iwarp_proto::crc32c;
@@ -16,21 +16,21 @@ use std::vec::Vec;
 /// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), for memory that may be unmapped.
 ///
 /// # Safety
-/// As there.
+/// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn).
 unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-    // SAFETY: the caller has promised that the bytes are readable, and one thread runs a test.
+    // SAFETY: the caller guarantees that the bytes are readable, and a test runs on one thread.
     let octets = unsafe { core::slice::from_raw_parts(from, len) };
-    (gone::before(from, len) == len).then(|| crc32c::append(crc, octets))
+    (unmapped::before(from, len) == len).then(|| crc32c::append(crc, octets))
 }
 
 /// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), for memory that may be unmapped.
 ///
 /// # Safety
-/// As there.
+/// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn).
 unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        to.copy_from_nonoverlapping(from, gone::before(from, len));
+        to.copy_from_nonoverlapping(from, unmapped::before(from, len));
         sum_in_place(crc, from, len)
     }
 }
@@ -38,7 +38,7 @@ unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Op
 /// Returns all ways to compute CRCs of registered memory.
 fn crcs() -> [Crc32c; 3] {
     let copied = Crc32c::new(crc32c::append);
-    // SAFETY: they read and write only what they are given.
+    // SAFETY: the functions read and write only the given bytes.
     unsafe {
         [
             copied,
@@ -57,18 +57,18 @@ fn fill(rig: &mut Rig, crc32c: Crc32c) -> TxFill {
     rig.qp.tx_fill(&mut rig.plan, &mut env)
 }
 
-/// Fills and writes plans until one has the Terminate.
+/// Fills and writes plans until one contains the Terminate.
 fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
     loop {
         assert_eq!(fill(rig, crc), TxFill::Ready);
         if rig.plan.has_terminate() {
             return;
         }
-        rig.sent_of_the_plan();
+        rig.write_plan();
     }
 }
 
-/// Returns a rig for streams with these properties that may take snapshots.
+/// Returns a rig whose stream has these properties.
 fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     let config = QpConfig {
         snapshot,
@@ -84,8 +84,8 @@ fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     Rig::with(config, stream)
 }
 
-/// The last octet of the source is unmapped. Everything sent before is whole, and the Terminate is
-/// the last message.
+/// The last octet of the source is unmapped. Earlier messages are sent completely, and the
+/// Terminate is the last message.
 #[test]
 fn unreadable_source_fails_request() {
     let long = 4 * SUM_COPY_MIN;
@@ -113,10 +113,10 @@ fn unreadable_source_fails_request() {
                         1 => &[mr.sge()][..],
                         _ => &scattered,
                     };
-                    gone::unmap(mr.at + u64::from(len) - 1, 1);
+                    unmapped::unmap(mr.at + u64::from(len) - 1, 1);
                     rig.post(5, op, sges);
                     fill_until_failed(&mut rig, crc);
-                    gone::unmap(0, 0);
+                    unmapped::unmap(0, 0);
                     assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
                     assert_eq!(brief(&rig.host.sends), [(5, WcStatus::LocalProtection)]);
                     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
@@ -138,9 +138,9 @@ fn unreadable_response_is_refused() {
         let body = read_request(9, len, mr.stag, mr.at);
         let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
-        gone::unmap(mr.at + u64::from(len) - 1, 1);
+        unmapped::unmap(mr.at + u64::from(len) - 1, 1);
         fill_until_failed(&mut rig, crc);
-        gone::unmap(0, 0);
+        unmapped::unmap(0, 0);
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);
         assert_eq!(terminate.read_request.unwrap().sink_stag, Stag(9));
@@ -156,11 +156,11 @@ fn unwritable_target_refuses_write() {
         for at in [0, len / 2, len - 1] {
             let mut rig = Rig::new();
             let mr = rig.mr(len, ALL);
-            gone::unmap(mr.at + u64::from(at), 1);
+            unmapped::unmap(mr.at + u64::from(at), 1);
             let payload = vec![0xee; len as usize];
             let ulpdu = tagged(Opcode::WRITE, mr.stag, mr.at, true, &payload);
             assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
-            gone::unmap(0, 0);
+            unmapped::unmap(0, 0);
             let terminate = rig.terminate();
             assert_eq!(
                 terminate.code,
@@ -183,9 +183,9 @@ fn unwritable_receive_fails() {
     let mr = rig.mr(64, ALL);
     rig.recv(3, &[mr.part(0, 32), mr.part(32, 32)]);
     rig.recv(4, &[mr.sge()]);
-    gone::unmap(mr.at + 40, 1);
+    unmapped::unmap(mr.at + 40, 1);
     assert_eq!(rig.rx_ulpdu(&send(1, &[7; 50])), RxStatus::Failed);
-    gone::unmap(0, 0);
+    unmapped::unmap(0, 0);
     assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
     let statuses = [(3, WcStatus::LocalProtection), (4, WcStatus::Flushed)];
     assert_eq!(brief(&rig.host.recvs), statuses);
@@ -225,9 +225,9 @@ fn unwritable_sinks_fail_their_requests() {
                 untagged(Opcode::ATOMIC_RESPONSE, 3, 1, 0, true, &body)
             }
         };
-        gone::unmap(mr.at + 7, 1);
+        unmapped::unmap(mr.at + 7, 1);
         assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
-        gone::unmap(0, 0);
+        unmapped::unmap(0, 0);
         assert_eq!(brief(&rig.host.sends), [(3, WcStatus::LocalProtection)]);
         assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
     }
@@ -249,20 +249,21 @@ fn unreadable_word_refuses_atomic() {
         compare_mask: 0,
     }
     .emit(&mut body);
-    gone::unmap(mr.at + 15, 1);
+    unmapped::unmap(mr.at + 15, 1);
     let ulpdu = untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &body);
     assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
-    gone::unmap(0, 0);
+    unmapped::unmap(0, 0);
     assert_eq!(rig.terminate().code, Code::RDMAP_BASE_BOUNDS);
     assert_eq!(rig.read(&mr)[8], 8);
 }
 
-/// A plan of small messages and one whose memory the driver could not read after it had written
-/// `written` octets.
-fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
+/// Returns a rig whose driver has written `written` octets of a plan, but could not read the memory
+/// for the rest. The plan consists of a large message between small ones, or of two large
+/// responses (`is_responses`).
+fn unreadable_plan(is_responses: bool, written: usize) -> (Rig, Vec<u8>) {
     let mut rig = rig(false, false, false, 65_000);
     let mr = rig.mr(50_000, ALL);
-    if answers {
+    if is_responses {
         for (msn, sink) in [(1, 8), (2, 9)] {
             let body = read_request(sink, 50_000, mr.stag, mr.at);
             let request = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
@@ -284,11 +285,12 @@ fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
     (rig, octets)
 }
 
-/// If only whole messages were sent, a Terminate notifies the peer about the right request.
+/// If only complete messages were written, the request that owns the memory fails, and the peer
+/// gets a Terminate.
 #[test]
 fn unreadable_plan_fails_its_owner() {
-    let small = 2 + 14 + 10 + 4 + 2;
-    for written in [0, small] {
+    let first_fpdu_len = 2 + 14 + 10 + 4 + 2;
+    for written in [0, first_fpdu_len] {
         let (mut rig, _) = unreadable_plan(false, written);
         assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
         let first = match written {
@@ -298,8 +300,8 @@ fn unreadable_plan_fails_its_owner() {
         let rest = [(2, WcStatus::LocalProtection), (3, WcStatus::Flushed)];
         assert_eq!(brief(&rig.host.sends), [&[(1, first)][..], &rest].concat());
     }
-    let whole = 2 + 14 + 50_000 + 4;
-    for (written, msn) in [(0, 1), (whole, 2)] {
+    let first_fpdu_len = 2 + 14 + 50_000 + 4;
+    for (written, msn) in [(0, 1), (first_fpdu_len, 2)] {
         let (mut rig, _) = unreadable_plan(true, written);
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);
@@ -310,25 +312,25 @@ fn unreadable_plan_fails_its_owner() {
     }
 }
 
-/// A plan with only the beginning of a message whose memory is unmapped.
+/// The plan contains only the beginning of a message, whose memory is unmapped.
 #[test]
 fn unreadable_beginning_fails_its_message() {
-    for answers in [false, true] {
+    for is_responses in [false, true] {
         let mut rig = rig(false, false, false, 32_768);
         let mr = rig.mr(65_536, ALL);
-        if answers {
+        if is_responses {
             let body = read_request(9, 65_536, mr.stag, mr.at);
             let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
             assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
         } else {
             rig.post(1, SendOp::Send, &[mr.sge()]);
         }
-        gone::unmap(mr.at, 65_536);
+        unmapped::unmap(mr.at, 65_536);
         assert_eq!(rig.fill(), TxFill::Ready);
-        gone::unmap(0, 0);
+        unmapped::unmap(0, 0);
         assert!(!rig.plan.has_terminate() && rig.plan.len() > 60_000);
         rig.qp.tx_unreadable(&mut rig.plan, &mut rig.host);
-        let code = match answers {
+        let code = match is_responses {
             true => Code::RDMAP_BASE_BOUNDS,
             false => Code::RDMAP_LOCAL_CATASTROPHIC,
         };
@@ -336,16 +338,16 @@ fn unreadable_beginning_fails_its_message() {
         assert_eq!(sent.len(), 1);
         let terminate = iwarp_proto::rdmap::Terminate::parse(&sent[0].1).unwrap().0;
         assert_eq!(terminate.code, code);
-        let failed = (!answers).then_some((1, WcStatus::LocalProtection));
+        let failed = (!is_responses).then_some((1, WcStatus::LocalProtection));
         assert!(brief(&rig.host.sends).into_iter().eq(failed));
     }
 }
 
-/// Inside an FPDU no Terminate can be sent: the stream is to be reset.
+/// Inside an FPDU no Terminate can be sent, so the stream is to be reset.
 #[test]
 fn unreadable_plan_cuts_stream() {
-    for answers in [false, true] {
-        let (mut rig, _) = unreadable_plan(answers, 1000);
+    for is_responses in [false, true] {
+        let (mut rig, _) = unreadable_plan(is_responses, 1000);
         assert!(rig.octets_out().is_empty());
         assert_eq!(rig.qp.state(), State::Error);
         let wish = rig.qp.stream_wish();
