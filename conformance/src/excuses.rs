@@ -48,8 +48,8 @@ const FAULTS: &[Fault] = &[
     // the stored answer. Meanwhile tgt sends a NOP-In, for which ib_iser posts no receive in a
     // discovery session, so the connection ends. `iser-disk` writes this line.
     (
-        &["iscsiadm waited for an answer that it had already"],
-        "iscsiadm waited for an answer that it had already",
+        &["iscsiadm waited for an answer that it had already received"],
+        "iscsiadm waited for an answer that it had already received",
     ),
 ];
 
@@ -119,7 +119,7 @@ mod tests {
         ),
         (
             "iscsiadm: expecting event 19, got 101, handling...\n\
-             iscsiadm waited for an answer that it had already\n",
+             iscsiadm waited for an answer that it had already received\n",
             true,
         ),
         (

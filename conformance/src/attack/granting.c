@@ -51,7 +51,7 @@ struct grant {
 
 static int plain;
 
-static void must(int failed, const char *what)
+static void fail_if(int failed, const char *what)
 {
 	if (!failed)
 		return;
@@ -228,19 +228,19 @@ static void *serve_one(void *argument)
 	if (client->id->qp)
 		rdma_destroy_qp(client->id);
 	if (client->window)
-		must(ibv_dealloc_mw(client->window), "the end of a window");
+		fail_if(ibv_dealloc_mw(client->window), "the end of a window");
 	for (struct ibv_mr **mr = &client->all; mr <= &client->inbox; mr++)
 		if (*mr)
-			must(ibv_dereg_mr(*mr), "the end of a region");
+			fail_if(ibv_dereg_mr(*mr), "the end of a region");
 	if (client->memory)
 		check(client);
 	rdma_destroy_id(client->id);
 	if (client->cq)
-		must(ibv_destroy_cq(client->cq), "the end of a completion queue");
+		fail_if(ibv_destroy_cq(client->cq), "the end of a completion queue");
 	if (client->completions)
 		ibv_destroy_comp_channel(client->completions);
 	if (client->pd)
-		must(ibv_dealloc_pd(client->pd), "the end of a protection domain");
+		fail_if(ibv_dealloc_pd(client->pd), "the end of a protection domain");
 	if (client->foreign_pd)
 		ibv_dealloc_pd(client->foreign_pd);
 	rdma_destroy_event_channel(client->channel);
@@ -258,11 +258,11 @@ static void serve(struct sockaddr_in *address)
 
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	must(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
+	fail_if(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
 	/* Many requests may arrive before this thread runs. Requests beyond the backlog are
 	 * rejected, also those of good clients. */
-	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024),
-	     "listening");
+	fail_if(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024),
+		"listening");
 	printf("listening on port %d\n", ntohs(rdma_get_src_port(listener)));
 	while (!rdma_get_cm_event(channel, &event)) {
 		struct rdma_cm_id *id = event->id;
@@ -274,7 +274,7 @@ static void serve(struct sockaddr_in *address)
 		if (!request)
 			continue;
 		client = calloc(1, sizeof *client);
-		must(!client, "memory");
+		fail_if(!client, "memory");
 		client->id = id;
 		client->channel = rdma_create_event_channel();
 		if (!client->channel || rdma_migrate_id(id, client->channel) ||
@@ -300,7 +300,7 @@ static void *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type 
 {
 	struct rdma_cm_event *event;
 
-	must(rdma_get_cm_event(channel, &event), "an event");
+	fail_if(rdma_get_cm_event(channel, &event), "an event");
 	if (event->event != type) {
 		fprintf(stderr, "%s instead of %s\n", rdma_event_str(event->event),
 			rdma_event_str(type));
@@ -320,7 +320,7 @@ static void complete(struct ibv_cq *cq, int n)
 		struct ibv_wc wc;
 		int got = ibv_poll_cq(cq, 1, &wc);
 
-		must(got < 0 || (!got && now() > limit), "a completion in time");
+		fail_if(got < 0 || (!got && now() > limit), "a completion in time");
 		if (!got)
 			continue;
 		if (wc.status != IBV_WC_SUCCESS) {
@@ -365,7 +365,7 @@ static void one_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct gra
 		wrs[1].next = &wrs[3];
 	struct ibv_sge message = { base, MESSAGE, key };
 	wrs[3].sg_list = &message;
-	must(ibv_post_send(id->qp, wrs, &bad), "posting");
+	fail_if(ibv_post_send(id->qp, wrs, &bad), "posting");
 	complete(cq, plain ? 3 : 4);
 	if (memcmp(memory, memory + BLOCK / 8, BLOCK) || (!plain && memory[2 * BLOCK / 8] != n)) {
 		fprintf(stderr, "round %d has brought wrong data\n", (int)n);
@@ -392,18 +392,19 @@ static void measure(struct sockaddr_in *address, int rounds)
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;
 
-	must(!times || !channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP),
-	     "an identifier");
-	must(rdma_resolve_addr(id, NULL, (struct sockaddr *)address, PATIENCE_MS), "the address");
+	fail_if(!times || !channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP),
+		"an identifier");
+	fail_if(rdma_resolve_addr(id, NULL, (struct sockaddr *)address, PATIENCE_MS),
+		"the address");
 	expect(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-	must(rdma_resolve_route(id, PATIENCE_MS), "the route");
+	fail_if(rdma_resolve_route(id, PATIENCE_MS), "the route");
 	expect(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
 	pd = ibv_alloc_pd(id->verbs);
 	cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
-	must(!pd || !cq, "a protection domain and a completion queue");
+	fail_if(!pd || !cq, "a protection domain and a completion queue");
 	mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
 	attr.send_cq = attr.recv_cq = cq;
-	must(!mr || rdma_create_qp(id, pd, &attr) || rdma_connect(id, &param), "connecting");
+	fail_if(!mr || rdma_create_qp(id, pd, &attr) || rdma_connect(id, &param), "connecting");
 	expect(channel, RDMA_CM_EVENT_ESTABLISHED, &grant);
 	for (int n = 0; n < rounds; n++) {
 		double start = now();
