@@ -77,7 +77,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         .flat_map(|(name, all)| all.iter().map(|options| case(name, options)));
     let gigabyte = Case::new("ib_write_bw", "`-R -s 1073741824`", gigabyte)
         .needs(&["perftest"])
-        .spins()
+        .busy_polls()
         .long()
         .limit(300);
     by_number.chain([gigabyte]).collect()
@@ -100,7 +100,7 @@ fn case(name: &'static str, options: &'static str) -> Case<Stage> {
         words.extend(options.split(' '));
         perftest::run(stage, name, "roce", &words, rows)
     });
-    let case = case.needs(&["perftest"]).spins().limit(240);
+    let case = case.needs(&["perftest"]).busy_polls().limit(240);
     // The programs calibrate the processor's counter for each size.
     if all_sizes { case.long() } else { case }
 }

@@ -27,7 +27,7 @@
 //!   case is skipped.
 //! - [`Case::wire`] gives an interface with an address for programs that skip loopback
 //!   ([`stage::WIRE_V4`]).
-//! - [`Case::spins`] runs the case alone, because its programs use all processors while they wait.
+//! - [`Case::busy_polls`] runs the case alone, because its programs use all processors while they wait.
 //! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all`
 //!   only.
 //! - A case that finds that it cannot run on this machine returns `Ok(Verdict::skipped(why))`. Any
@@ -87,7 +87,7 @@ use xtask::outcome::Outcome;
 use xtask::process::Log;
 
 use crate::case::{Case, Verdict, is_chosen};
-use crate::needs::{self, Offer};
+use crate::needs::{self, Capabilities};
 use crate::rows::Row;
 use crate::tempdir::tempdir;
 use stage::{Isolation, Setting, Stage};
@@ -244,7 +244,7 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
 /// each of them waits until no other case runs.
 fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
-    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.spins));
+    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.busy_polls));
     runs
 }
 
@@ -272,7 +272,7 @@ fn run(
                         return;
                     };
                     // A spinning case holds the lock alone until it ends. All others share it.
-                    let (alone, beside) = if case.spins {
+                    let (alone, beside) = if case.busy_polls {
                         (stages.write().ok(), None)
                     } else {
                         (None, stages.read().ok())
@@ -296,11 +296,11 @@ fn run(
 
 fn run_one(setting: &Setting<'_>, case: &Case<Stage>, number: usize) -> Row {
     let start = Instant::now();
-    let offer = Offer {
+    let capabilities = Capabilities {
         namespaces: setting.isolation != Isolation::Nothing,
         tap: false,
     };
-    let result = match needs::missing(&case.needs, offer) {
+    let result = match needs::missing(&case.needs, capabilities) {
         Some(why) => Ok(Verdict::Skipped(why)),
         None => Stage::open(setting, case, number).and_then(|stage| {
             let result = (case.run)(&stage);

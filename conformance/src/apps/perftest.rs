@@ -190,7 +190,7 @@ fn case(
     let case = Case::new(program.name, what, move |stage| {
         run(stage, program.name, face, &options, rows)
     });
-    let case = case.needs(&["perftest"]).spins().limit(240);
+    let case = case.needs(&["perftest"]).busy_polls().limit(240);
     let case = if extended { case.own_tmp() } else { case };
     if long { case.long() } else { case }
 }

@@ -74,7 +74,7 @@ fn case(
 ) -> Case<Stage> {
     Case::new("qperf", what, move |stage| all(stage, face, options, tests))
         .needs(&["qperf"])
-        .spins()
+        .busy_polls()
         .limit(150)
 }
 

@@ -102,7 +102,7 @@ fn datagram_cases() -> Vec<Case<Stage>> {
         &["-T", "s", "-T", "e", "-C", "100"],
     );
     vec![
-        case("`-S 1000`", V4, &[], &["-S", "1000"]).spins(),
+        case("`-S 1000`", V4, &[], &["-S", "1000"]).busy_polls(),
         case("`-T b`", V4, &["-T", "b"], &["-T", "b", "-S", "64"]),
         case("`-T b -T e`", V4, &["-T", "b"], echo),
         case("`-T a -T e`", V4, &["-T", "a"], polled),

@@ -69,7 +69,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             io_demo_loses_its_server,
         )
         .needs(TOOLS)
-        .spins(),
+        .busy_polls(),
     );
     for tls in ["rc", "ud"] {
         let what = format!(
@@ -77,7 +77,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
              get and atomics between two processes, with their content"
         );
         let case = Case::new("own program on UCP", what, move |stage| own(stage, tls));
-        cases.push(case.needs(LIBRARY).spins());
+        cases.push(case.needs(LIBRARY).busy_polls());
     }
     cases.into_iter().map(Case::wire).collect()
 }
@@ -120,7 +120,7 @@ fn perftests(tls: &'static str) -> impl Iterator<Item = Case<Stage>> {
                 }
                 Ok(Verdict::passed(format!("{} tests", tests.len())))
             });
-            let case = case.needs(TOOLS).spins();
+            let case = case.needs(TOOLS).busy_polls();
             if long { case.long().limit(180) } else { case }
         })
 }
@@ -206,7 +206,7 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
         }
         Ok(Verdict::passed(format!("{} lengths", lengths.len())))
     });
-    case.needs(LIBRARY).spins()
+    case.needs(LIBRARY).busy_polls()
 }
 
 /// The two processes exchange their addresses over TCP. They wait in one of UCX's ways: by epoll,
@@ -265,7 +265,7 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage>
         }
         Ok(Verdict::passed(format!("{iterations} transfers")))
     });
-    case.needs(TOOLS).spins()
+    case.needs(TOOLS).busy_polls()
 }
 
 /// Returns the numbers of all transfers, and of reads and writes together, from the client's

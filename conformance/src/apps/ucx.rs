@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     let perftest = tests.map(|test| {
         let what = format!("`--as roce`, `-x rc_verbs -t {}`", test.join(" "));
         let case = Case::new("ucx_perftest", what, move |stage| perftest(stage, test));
-        case.spins()
+        case.busy_polls()
     });
     [
         Case::new("ucx_info", "`--as roce`, `-d`", info),

@@ -83,5 +83,5 @@ fn alone(lab: &Lab, name: &str, size: u32, rounds: u32, round: usize) -> Result<
         .guest
         .run(&format!("{words} {address}"), common::LIMIT)?;
     let _ = server.wait_at_most(5)?;
-    common::value(&client.text, name, size).with_context(|| client.text.clone())
+    common::perftest_result(&client.text, name, size).with_context(|| client.text.clone())
 }

@@ -25,7 +25,7 @@ use crate::case::{Case, is_chosen};
 use crate::guest::host::Host;
 use crate::guest::image::{self, Image};
 use crate::guest::{Guest, Machine};
-use crate::needs::{self, Need, Offer};
+use crate::needs::{self, Capabilities, Need};
 use crate::rows::Rows;
 use crate::{complaints, excuses};
 use lab::Lab;
@@ -109,11 +109,11 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
         return Ok(());
     }
     let lab = Lab::new(guest, host, cache.join("captures"), args.capture)?;
-    let offer = Offer {
+    let capabilities = Capabilities {
         namespaces: root,
         tap,
     };
-    chosen.retain(|case| needs::missing(&case.needs, offer).is_none());
+    chosen.retain(|case| needs::missing(&case.needs, capabilities).is_none());
     let load = |parameters: &str| lab.guest.load_siw(parameters);
     let failed = run(&lab, chosen, load, &mut log)?;
     if args.figures && tap {
@@ -157,7 +157,7 @@ fn excuse(case: &Case<Lab>, kernel: &str, error: &str) -> Option<&'static str> {
     if !case.needs.contains(&Need::Tap) && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
-    excuses::of_programs(error)
+    excuses::known_fault(error)
 }
 
 /// Runs the iSER cases between our library and any device of the guest. Returns the guest and the

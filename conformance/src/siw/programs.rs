@@ -63,8 +63,8 @@ fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
 /// Judges both outputs, and returns the note for the table.
 fn note(both: &Both, program: &Program, we: We) -> Result<String> {
     match we {
-        We::Connect => program.judge(&both.theirs, &both.ours),
-        We::Serve => program.judge(&both.ours, &both.theirs),
+        We::Connect => program.check(&both.theirs, &both.ours),
+        We::Serve => program.check(&both.ours, &both.theirs),
     }
 }
 
