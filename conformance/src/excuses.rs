@@ -41,7 +41,7 @@ const FAULTS: &[Fault] = &[
     // receives the disconnect event, it posts a semaphore in freed memory. Newer versions have no
     // such thread.
     (
-        &["qemu-img ended with", "The futex facility returned"],
+        &["qemu-img exited with status", "The futex facility returned"],
         "libiscsi used a connection that it had freed",
     ),
     // If a response arrives before the kernel has acknowledged the request, iscsiadm's
@@ -112,7 +112,7 @@ mod tests {
             true,
         ),
         (
-            "qemu-img ended with -1: The futex facility returned an unexpected error code.\n",
+            "qemu-img exited with status -1: The futex facility returned an unexpected error code.\n",
             true,
         ),
         (

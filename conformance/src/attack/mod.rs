@@ -241,8 +241,8 @@ fn print_table(rows: &[Row], log: &mut Log) {
     let measured = rows.iter().filter_map(|row| row.ratio);
     let within = measured.clone().filter(|ratio| *ratio <= 3.0).count();
     log.say(format!(
-        "\nthe good client's p99 was within 3 times its undisturbed one \
-         in {within} of {} rows with figures",
+        "\nthe good client's p99 was at most 3 times its p99 without attacks \
+         in {within} of {} measured rows",
         measured.count()
     ));
 }

@@ -55,7 +55,7 @@ pub(super) struct Row {
     pub(super) runs: usize,
     /// The good client's worst latencies.
     pub(super) good: Option<Figures>,
-    /// The good client's 99th percentile relative to its undisturbed one.
+    /// The good client's 99th percentile, divided by that before the attacks.
     pub(super) ratio: Option<f64>,
     pub(super) resident_kib: u64,
     pub(super) failure: Option<String>,
@@ -75,13 +75,13 @@ pub(super) fn attack_server(
     }
     let mut server = Server::start(programs, kind)?;
     let runs = BASELINE_RUNS * form.scale() as usize;
-    let undisturbed: Result<Vec<_>> = (0..runs)
+    let baseline: Result<Vec<_>> = (0..runs)
         .map(|_| server.measure(&AtomicBool::new(true)))
         .collect();
-    let base = worst(&undisturbed?).context("no run")?;
+    let base = worst(&baseline?).context("the good client was not run")?;
     let (before_kib, before) = (server.resident()?, server.descriptors_and_threads()?);
     log.say(format!(
-        "{}: undisturbed p50 {:.0} µs, p99 {:.0} µs; {} KiB resident",
+        "{}: before the attacks p50 {:.0} µs, p99 {:.0} µs; {} KiB resident",
         kind.name(),
         base.p50,
         base.p99,

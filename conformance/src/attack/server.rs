@@ -434,7 +434,7 @@ fn ping_figures(output_text: &str) -> Result<Figures> {
             p99: fields.next()??,
         })
     };
-    find().with_context(|| format!("no figures of ping in: {output_text}"))
+    find().with_context(|| format!("no latencies in the output of ping: {output_text}"))
 }
 
 /// `p50 38 p99 70 us`
@@ -445,7 +445,7 @@ fn granting_figures(output_text: &str) -> Result<Figures> {
         words.next()?.parse().ok()
     };
     let find = after("p50").zip(after("p99"));
-    let (p50, p99) = find.with_context(|| format!("no figures in: {output_text}"))?;
+    let (p50, p99) = find.with_context(|| format!("no latencies in the output: {output_text}"))?;
     Ok(Figures { p50, p99 })
 }
 
