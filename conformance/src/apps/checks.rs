@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 pub(super) fn expect_lines(said: &str, text: &str, count: usize) -> Result<()> {
     let found = said.lines().filter(|line| line.contains(text)).count();
     if found != count {
-        bail!("{found} lines with {text:?} instead of {count}");
+        bail!("{found} output lines contain {text:?} instead of {count}");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it.
-//! The provider ignores loopback interfaces.
+//! libfabric's verbs provider, alone and with `ofi_rxm`, which implements reliable datagrams on top
+//! of it. The provider ignores loopback interfaces.
 
 use anyhow::{Result, bail};
 
@@ -9,7 +9,7 @@ use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["libfabric-bin"];
 const RDM: &str = "verbs;ofi_rxm";
-/// Number of message sizes of `-S all`, from 0 octets to 6 MiB.
+/// Number of message sizes with `-S all`, from 0 bytes to 6 MiB.
 const SIZES: usize = 46;
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -29,7 +29,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Lists the devices of addresses that are not loopback, and finds one by its address.
+/// Lists the devices that are not on loopback, and searches for a device by its address.
 fn info(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["fi_info", "-p", "verbs"])?.success()?;
     for text in [
@@ -42,7 +42,7 @@ fn info(stage: &Stage) -> Result<Verdict> {
     ] {
         expect(&said, text)?;
     }
-    // Without an address format it assumes IPv4.
+    // Without `-a`, fi_info assumes IPv4.
     let formats = [
         (WIRE_V4, "FI_SOCKADDR_IN", "fi_sockaddr_in://10.77.0.1:0"),
         (WIRE_V6, "FI_SOCKADDR_IN6", "fi_sockaddr_in6://[fd77::1]:0"),
@@ -56,8 +56,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("messages and datagrams over them"))
 }
 
-/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own
-/// control connection uses IPv4 only.
+/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's control
+/// connection supports IPv4 only.
 fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();

@@ -14,7 +14,7 @@ const TOOLS: &[&str] = &["tgt", "libiscsi-bin"];
 const IMAGES: &[&str] = &["tgt", "qemu-utils", "qemu-block-extra"];
 const NAME: &str = "iqn.2024-01.example:disk";
 const DISK: usize = 32 << 20;
-/// The initiators that may log in. This version of tgt checks their names as well as their
+/// The initiators that may log in. This version of tgt checks initiator names in addition to
 /// addresses.
 const INITIATORS: [&str; 5] = [
     "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-inq",
@@ -98,7 +98,7 @@ impl<'a> Target<'a> {
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", NAME];
         // tgt listens before it accepts commands, so the first command is retried.
         while target.admin(&new)?.0 != 0 {
-            if stage.left() < Duration::from_secs(1) {
+            if stage.time_left() < Duration::from_secs(1) {
                 bail!("tgtd takes no commands");
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -119,7 +119,7 @@ impl<'a> Target<'a> {
         let socket = format!("TGT_IPC_SOCKET={}", ipc(self.stage));
         let mut all = vec!["env", &socket, "tgtadm", "--lld", "iser"];
         all.extend(words);
-        self.stage.start_plain(&all)?.end()
+        self.stage.start_plain(&all)?.wait()
     }
 
     fn must(&self, words: &[&str]) -> Result<String> {
@@ -174,7 +174,7 @@ fn sessions(stage: &Stage) -> Result<Verdict> {
     }
     let during = target.sessions()?;
     while target.sessions()? > 0 {
-        if stage.left() < Duration::from_secs(1) {
+        if stage.time_left() < Duration::from_secs(1) {
             bail!("sessions stay");
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -206,19 +206,23 @@ fn perf(stage: &Stage) -> Result<Verdict> {
         words.extend(order);
         let said = target.tool(&words)?;
         expect(&said, "finished.")?;
-        let (_, rest) = said.rsplit_once("iops average ").context("no average")?;
+        let (_, rest) = said
+            .rsplit_once("iops average ")
+            .context("no average in the output of iscsi-perf")?;
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        reads += 2 * number.parse::<u64>().context("the average is no number")?;
+        reads += 2 * number
+            .parse::<u64>()
+            .context("the average is not a number")?;
     }
     if reads == 0 {
-        bail!("nothing was read");
+        bail!("iscsi-perf read nothing");
     }
     Ok(Verdict::passed(format!("about {reads} reads")))
 }
 
-/// Runs those of libiscsi's conformance tests that work with its iSER transport. The asynchronous
-/// tests of the suites Read10 and Write10 are left out because they post more than that transport
-/// has room for, and the suite iSCSI because it tests the framing over TCP.
+/// Runs the conformance tests of libiscsi that work with its iSER transport. The asynchronous tests
+/// of the suites Read10 and Write10 do not: they post more requests than the transport's queues
+/// hold. The suite iSCSI tests the framing over TCP.
 fn tests(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let mut asserts = 0;
@@ -241,7 +245,7 @@ fn tests(stage: &Stage) -> Result<Verdict> {
         let said = target.tool(&["iscsi-test-cu", "--dataloss", "--test", test])?;
         let line = said.lines().find(|line| line.contains("asserts"));
         let numbers: Vec<u64> = line
-            .with_context(|| format!("{test} has no summary"))?
+            .with_context(|| format!("{test} printed no summary"))?
             .split_whitespace()
             .filter_map(|word| word.parse().ok())
             .collect();
@@ -305,7 +309,7 @@ fn images(stage: &Stage) -> Result<Verdict> {
 
 fn same(file: &std::path::Path, wanted: &[u8]) -> Result<()> {
     if std::fs::read(file)? != wanted {
-        bail!("{} has other content than expected", file.display());
+        bail!("{} does not have the expected content", file.display());
     }
     Ok(())
 }

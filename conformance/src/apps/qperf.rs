@@ -1,6 +1,6 @@
-//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests,
-//! connected by LIDs that it exchanges itself. qperf uses rdma_cm with IPv4 only. As RoCE NIC it
-//! has no datagrams: it sends them to LID 0.
+//! qperf: its tests of reliable connections with rdma_cm (`-cm1`), and all its tests without it,
+//! where qperf exchanges LIDs. With rdma_cm, qperf supports IPv4 only. On RoCE NICs, its datagram
+//! tests do not work, because it sends to LID 0.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -8,7 +8,7 @@ use crate::case::{Case, Verdict};
 
 use super::stage::Stage;
 
-/// The tests, and for each the row of its output that has the result.
+/// Tests of reliable connections, and the output row that contains the result.
 const RELIABLE: &[(&str, &str)] = &[
     ("rc_bw", "bw"),
     ("rc_bi_bw", "bw"),
@@ -78,7 +78,7 @@ fn case(
         .limit(150)
 }
 
-/// Runs all tests one after another against a single server.
+/// Runs all tests against one server, one after the other.
 fn all(stage: &Stage, face: &str, options: &[&str], tests: &[(&str, &str)]) -> Result<Verdict> {
     let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     let port = stage.port()?;
@@ -91,14 +91,14 @@ fn all(stage: &Stage, face: &str, options: &[&str], tests: &[(&str, &str)]) -> R
     words.extend(tests.iter().map(|(name, _)| *name));
     let said = start(&words)?.success()?;
     for (name, metric) in tests {
-        let value =
-            value_of(&said, name, metric).with_context(|| format!("{name} has no result"))?;
+        let value = value_of(&said, name, metric)
+            .with_context(|| format!("no result of {name} in the output"))?;
         if value <= 0.0 {
             bail!("{name}: {metric} is {value}");
         }
     }
     if said.contains("errors") {
-        bail!("operations failed: {said}");
+        bail!("qperf reports errors: {said}");
     }
     start(&["qperf", "-lp", &number, "127.0.0.1", "quit"])?.success()?;
     server.success()?;

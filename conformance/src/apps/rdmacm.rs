@@ -114,7 +114,7 @@ fn rping_under(
 /// to find out.
 fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
-    let (code, said) = client.end()?;
+    let (code, said) = client.wait()?;
     if code == 0 {
         bail!("it reports success");
     }
@@ -215,7 +215,7 @@ fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
             .count()
             != 4
         {
-            bail!("not a row of four numbers: {line}");
+            bail!("the row does not contain four numbers: {line}");
         }
     }
     if let Some(status) = server.poll()? {
@@ -234,7 +234,7 @@ fn rdma_example(
     let port = stage.port()?;
     let number = port.to_string();
     let mut server = vec![server_name, "-p", &number];
-    // Only rdma_server takes an address.
+    // Only rdma_server has an option for the address.
     if server_name == "rdma_server" {
         server.extend(["-s", address]);
     }

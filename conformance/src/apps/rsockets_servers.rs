@@ -1,5 +1,5 @@
-//! Servers for TCP, with the preload library: redis, nginx and sockperf. redis and nginx wait by
-//! `epoll`, and sockperf sends by `sendto` with an address.
+//! TCP servers with the preload library: redis, nginx and sockperf. redis and nginx use `epoll`;
+//! sockperf calls `sendto` with an address.
 
 use anyhow::{Result, bail, ensure};
 
@@ -8,7 +8,7 @@ use super::program::Program;
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// Bytes of the values that redis stores, and of the file that nginx serves.
+/// Sizes in bytes of the values that redis stores, and of the file that nginx serves.
 const VALUES: [usize; 4] = [1, 1000, 65_537, 4 << 20];
 const FILE_BYTES: usize = (16 << 20) + 4097;
 
@@ -35,9 +35,9 @@ fn start(stage: &Stage, words: &[&str]) -> Result<Program> {
 }
 
 /// Fails unless the program's connections went through our library.
-fn expect_carried(said: &str) -> Result<()> {
+fn expect_sent(said: &str) -> Result<()> {
     let sent: u64 = said.lines().filter_map(octets_sent).sum();
-    ensure!(sent > 0, "nothing went through our library");
+    ensure!(sent > 0, "the program sent nothing through our library");
     Ok(())
 }
 
@@ -74,10 +74,10 @@ fn redis(stage: &Stage) -> Result<Verdict> {
     ];
     let said = start(stage, &many)?.success()?;
     expect(&said, "\"GET\",")?;
-    expect_carried(&said)?;
+    expect_sent(&said)?;
     // The server writes its log of changes before it exits.
     start(stage, &["redis-cli", "-p", &port, "SHUTDOWN"])?.success()?;
-    expect_carried(&server.success()?)?;
+    expect_sent(&server.success()?)?;
     let _server = redis_server(stage, &port)?;
     expect_values(stage, &port, &values)?;
     Ok(Verdict::passed(format!("{} values", values.len())))
@@ -130,7 +130,7 @@ fn nginx(stage: &Stage) -> Result<Verdict> {
             stage,
             &["curl", "--silent", "--show-error", "-o", copy, &url],
         )?;
-        expect_carried(&said.success()?)?;
+        expect_sent(&said.success()?)?;
         let found = std::fs::read(stage.dir().join(copy))?;
         ensure!(found == file, "{copy} differs from the file");
     }
@@ -168,6 +168,6 @@ fn sockperf(stage: &Stage) -> Result<Verdict> {
         &said,
         "# dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0",
     )?;
-    expect_carried(&said)?;
+    expect_sent(&said)?;
     Ok(Verdict::passed("no message differs"))
 }

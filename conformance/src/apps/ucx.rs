@@ -1,8 +1,8 @@
-//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the
-//! addresses of queue pairs over TCP. `ucp` has the cases of the upper layer.
+//! UCX's tools: `ucx_info`, and `ucx_perftest` for the lower layer (UCT), where two processes
+//! exchange queue pair addresses over TCP. Cases of the upper layer are in `ucp`.
 //!
-//! UCX uses InfiniBand and RoCE NICs and ignores iWARP NICs. It searches `/dev/infiniband` itself.
-//! Its own table of NICs with atomics does not contain ours.
+//! UCX uses InfiniBand and RoCE NICs and ignores iWARP NICs. It searches `/dev/infiniband` without
+//! libibverbs. It uses atomics only on NICs of an internal table, which does not contain ours.
 
 use anyhow::{Result, bail};
 
@@ -12,7 +12,7 @@ use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["ucx-utils"];
 const ROCE: &[&str] = &["--as", "roce"];
-/// Runs its arguments where mounts are forbidden, as in most containers.
+/// A shell script that runs its arguments where mounts are not permitted, as in most containers.
 const WITHOUT_MOUNTS: &str = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -44,8 +44,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Each device has the transports for reliable connections and for datagrams, and there is the
-/// connection manager.
+/// Checks that UCX lists both transports on each device, and the connection manager.
 fn info(stage: &Stage) -> Result<Verdict> {
     let said = stage
         .start_with(ROCE, None, &[], &["ucx_info", "-d"])?
@@ -58,7 +57,7 @@ fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     let unshare = ["unshare", "--user", "--map-current-user", "--keep-caps"];
     let namespace = [&unshare[..], &["sh", "-c", WITHOUT_MOUNTS, "sh"]].concat();
     let probe = [&namespace[..], &["true"]].concat();
-    if stage.start_plain(&probe)?.end()?.0 != 0 {
+    if stage.start_plain(&probe)?.wait()?.0 != 0 {
         return Ok(Verdict::skipped("needs unprivileged user namespaces"));
     }
     let words = [
@@ -82,11 +81,11 @@ fn lists_devices(said: &str) -> Result<Verdict> {
     ))
 }
 
-/// UCX does not mention iWARP NICs. The library does, once.
+/// UCX ignores iWARP NICs silently, so our library prints a hint, once.
 fn hint(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["ucx_info", "-d"])?.success()?;
     if said.contains("rc_verbs") {
-        bail!("it uses an iWARP NIC");
+        bail!("UCX uses an iWARP NIC");
     }
     expect_lines(
         &said,
@@ -96,7 +95,7 @@ fn hint(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("one hint"))
 }
 
-/// Measures with one operation. The programs end with an error if a queue pair fails.
+/// Measures one operation. The programs exit with an error if a queue pair fails.
 fn perftest(stage: &Stage, test: &[&str]) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -113,7 +112,7 @@ fn perftest(stage: &Stage, test: &[&str]) -> Result<Verdict> {
     let last = said.lines().find(|line| line.starts_with("Final:"));
     let done = last.and_then(|line| line.split_whitespace().nth(1));
     if done != Some("2000") {
-        bail!("not 2000 iterations: {last:?}");
+        bail!("ucx_perftest did not complete 2000 iterations: {last:?}");
     }
     Ok(Verdict::passed("2000 iterations"))
 }
