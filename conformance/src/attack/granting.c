@@ -71,7 +71,8 @@ struct client {
 	struct ibv_mw *window;
 	int leave_requested;
 	uint32_t window_key;
-	unsigned char *memory; /* Guard, first region, guard, region without rights, region in another domain, guard. */
+	unsigned char *memory; /* Guard, first region, guard, region without rights,
+		region in another domain, guard. */
 	unsigned char received[RECEIVES][MESSAGE];
 };
 
@@ -165,7 +166,8 @@ static int poll_completions(struct client *client)
 			client->memory[GUARD + REGION - 9] = 1;
 			continue;
 		}
-		client->leave_requested = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id], "Leave",
+		client->leave_requested = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id],
+			"Leave",
 				5);
 		if (client->leave_requested || post_receive(client, wc.wr_id))
 			return -1;
@@ -210,7 +212,8 @@ static void check_memory(const struct client *client)
 		if (at == client->memory + GUARD)
 			at = end - 8;
 		if (*at) {
-			fprintf(stderr, "a peer has changed octet %td, relative to the region, without permission\n",
+			fprintf(stderr,
+				"a peer has changed octet %td, relative to the region, without permission\n",
 				at - client->memory - GUARD);
 			exit(3);
 		}
