@@ -99,7 +99,7 @@ static void serve(int s)
 			return;
 		}
 		if (f[0].revents && !relay(p[0], s)) {
-			/* all writers have closed the pipe, but the command may not have exited yet */
+			/* the pipe is closed, but the command may still be running */
 			f[0].fd = -1;
 			f[0].revents = 0;
 		} else if (exited && !f[0].revents) {
@@ -134,7 +134,7 @@ int main(int argc, char **argv)
 		perror("agent");
 		return 1;
 	}
-	/* This is process 1, which inherits orphans. If SIGCHLD is ignored, the kernel reaps them. */
+	/* This is process 1, which inherits orphans. With SIG_IGN, the kernel reaps them. */
 	signal(SIGCHLD, SIG_IGN);
 	for (;;) {
 		int s = accept4(l, NULL, NULL, SOCK_CLOEXEC);

@@ -183,7 +183,8 @@ static void *overwrite_rings(void *seed)
 		const struct ring *target = ring[random_below(5)];
 		for (int i = 0; connected && i < 4 && invalid_interval < 32; i++) {
 			uint64_t *word =
-				(uint64_t *)target->at + random_below((uint32_t)(target->octets / 8));
+				(uint64_t *)target->at +
+				random_below((uint32_t)(target->octets / 8));
 			uint64_t value = random_below(2) ? random64() : __atomic_load_n(word,
 					__ATOMIC_RELAXED) ^ (1ull << random_below(64));
 			__atomic_store_n(word, value, __ATOMIC_RELAXED);
@@ -221,7 +222,8 @@ static void make_invalid_calls(struct end *end)
 	switch (random_below(6)) {
 	case 0:
 		at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, end->id->verbs->cmd_fd,
-			  (off_t)(random_below(2) ? random_below(64) * PAGE : (random64() & 0xfffffffffff) * PAGE));
+			  (off_t)(random_below(2) ? random_below(64) * PAGE :
+				  (random64() & 0xfffffffffff) * PAGE));
 		/* The offset may be that of a ring of this process, but of no other process. */
 		if (at != MAP_FAILED)
 			munmap(at, len);
@@ -384,8 +386,9 @@ static void run_connection(void)
 			make_invalid_calls(end);
 		if (step == revoke_step)
 			deregister_region(&regions[REVOKED], 0);
-		/* A queue pair in the error state flushes everything, which tests nothing new after a few steps.
-		 * Not at once: a new connection takes as long as a thousand entries. */
+		/* A queue pair in the error state only flushes, which tests nothing new after a few
+		 * steps. Some steps follow, because a new connection takes as long as a thousand
+		 * entries. */
 		if (!failed && in_error(end)) {
 			failed = 1;
 			steps = step + (int)random_below(16);
@@ -417,8 +420,8 @@ static void run_victim(struct ibv_context *verbs, int socket)
 		size_t changed = 0;
 		for (size_t i = 0; i < ARENA * PAGE; i++)
 			changed += arena[i] != pattern(i);
-		/* The driver writes nothing into these queues, which are not in use. The control word of the
-		 * completion queue is written by the provider, and is zero. */
+		/* These queues are not in use, so the driver does not write to them. The provider
+		 * initializes the control word of the completion queue to zero. */
 		for (int r = 0; r < 3; r++)
 			for (size_t i = 0; i < found[r].octets; i++)
 				changed += found[r].at[i] != 0;

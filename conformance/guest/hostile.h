@@ -127,7 +127,8 @@ static void valid_sges(struct siw_sge *sges, uint32_t least, uint32_t most)
 {
 	for (int i = 0; i < SIW_MAX_SGE; i++)
 		sges[i] =
-			(struct siw_sge){ (uintptr_t)arena + regions[OPEN].offset + random_below(8 * PAGE),
+			(struct siw_sge){ (uintptr_t)arena + regions[OPEN].offset +
+					  random_below(8 * PAGE),
 					    least + random_below(most - least),
 						regions[OPEN].mr->lkey };
 }

@@ -41,7 +41,7 @@ enum state { IDLE, DISCONNECTED, BROKEN, BUSY, RESET, STATES };
 static const char *const states[STATES] = { "", ", has disconnected",
 					    ", has received an invalid FPDU",
 						", has more to send than the peer reads",
-						    ", has more to send than the peer reads, and was reset" };
+						    ", has unread data, and was reset" };
 
 static struct sockaddr_in address;
 static unsigned char memory[OCTETS];

@@ -112,7 +112,7 @@ mod tests {
             true,
         ),
         (
-            "qemu-img exited with status -1: The futex facility returned an unexpected error code.\n",
+            "qemu-img exited with status -1: The futex facility returned an error.\n",
             true,
         ),
         (

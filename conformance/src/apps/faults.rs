@@ -165,9 +165,7 @@ fn unnoticed(stage: &Stage) -> Result<Verdict> {
     expect(&said, " reset qp=1 ")?;
     let (server_code, server_said) = server.wait()?;
     if (code, server_code) != (0, 0) {
-        bail!(
-            "rdma_client now notices the fault (exit statuses {code} and {server_code}): update this case"
-        );
+        bail!("rdma_client now notices the fault ({code}, {server_code}): update this case");
     }
     expect(&said, "rdma_client: end 0")?;
     expect(&server_said, "rdma_server: end 0")?;

@@ -205,7 +205,8 @@ static void barrier(const char *name, gloo::Algorithm &algorithm)
 		algorithm.run();
 		for (int rank = 0; rank < ranks; rank++) {
 			if (access((begin + std::to_string(rank)).c_str(), F_OK)) {
-				fprintf(stderr, "%s: returned before rank %d entered the barrier\n", name, rank);
+				fprintf(stderr, "%s: returned before rank %d entered it\n", name,
+					rank);
 				exit(1);
 			}
 		}

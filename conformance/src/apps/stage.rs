@@ -67,7 +67,7 @@ impl Isolation {
             Self::Root => "each case runs as nobody in separate namespaces",
             Self::User => "each case runs in a separate user namespace",
             Self::None => {
-                "namespaces are not permitted: cases run on the machine's loopback, one after the other"
+                "no namespaces permitted: cases run on the machine's loopback, one by one"
             }
         }
     }

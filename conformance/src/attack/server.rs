@@ -301,7 +301,8 @@ impl<'a> Server<'a> {
         Ok((count("fd")?, count("task")?))
     }
 
-    /// Runs the good client once, which checks its data. Sets `connected` when the client is connected.
+    /// Runs the good client once. The client checks its data. Sets `connected` when it is
+    /// connected.
     pub(super) fn measure(&self, connected: &AtomicBool) -> Result<Figures> {
         let iwarp = self.programs.iwarp.display().to_string();
         let port = self.address.port().to_string();

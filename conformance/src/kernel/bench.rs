@@ -1,7 +1,7 @@
 //! `cargo xtask kernel bench`: compares the performance of the module with the kernel's siw, and
 //! with plain TCP, in one guest.
 //!
-//! The same programs run on both drivers, with both ends in the guest. The order of the drivers
+//! Both drivers run the same programs, with both ends in the guest. The order of the drivers
 //! alternates from round to round, and each result is the median of all rounds. The guest's
 //! processors are emulated, so results can only be compared with each other.
 

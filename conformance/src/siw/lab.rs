@@ -115,7 +115,8 @@ impl Both {
     pub(super) fn expect_status(self, ours: i32, theirs: i32) -> Result<Self> {
         if (self.ours.code, self.theirs.code) != (ours, theirs) {
             bail!(
-                "exit status of our program {} ({ours} expected): {} | of siw's {} ({theirs} expected): {}",
+                "our program exited with {} ({ours} expected): {} | \
+                 siw's with {} ({theirs} expected): {}",
                 self.ours.code,
                 last_lines(&self.ours.text),
                 self.theirs.code,

@@ -114,7 +114,8 @@ static struct rdma_conn_param parameters(const struct pair *p, struct hello *hel
 {
 	struct rdma_conn_param param = { .responder_resources = 8, .initiator_depth = 8 };
 
-	*hello = (struct hello){ (uintptr_t)&p->arena->exposed, p->mine, p->mr->rkey, (uint32_t)p->index };
+	*hello = (struct hello){ (uintptr_t)&p->arena->exposed, p->mine, p->mr->rkey,
+				(uint32_t)p->index };
 	param.private_data = hello;
 	param.private_data_len = sizeof(*hello);
 	return param;

@@ -48,7 +48,8 @@ impl Growth {
             let Some(more) = grown(samples) else { continue };
             let heap: Vec<_> = samples.iter().map(|s| s.heap >> 10).collect();
             bail!(
-                "{side} process {number}: resource usage has grown: {more}; allocated KiB over time: {heap:?}"
+                "{side} process {number}: resource usage has grown: {more}; \
+                 allocated KiB over time: {heap:?}"
             );
         }
         Ok(())

@@ -112,7 +112,8 @@ void verify(const void *from, uint32_t length, uint64_t seed, uint64_t offset, c
 /* operations.c */
 void start_operations(struct pair *p);
 void issue(struct pair *p); /* posts a few operations of random kinds */
-int idle(const struct pair *p); /* returns whether nothing is posted and all messages are acknowledged */
+/* returns whether nothing is posted and all messages are acknowledged */
+int idle(const struct pair *p);
 void say_farewell(struct pair *p);
 void post_shared(int place);
 int poll_completions(void); /* polls completions; returns their number */

@@ -1,4 +1,7 @@
-"""Shared by the test programs of this directory: memory with known contents, and files through which the two processes exchange data."""
+"""Shared by the test programs of this directory: memory with known contents, and files.
+
+The two processes of a test exchange data through the files.
+"""
 
 import ctypes
 import os

@@ -12,7 +12,7 @@ BLOCKS = 256
 
 
 def server(device, port):
-    """Serves until killed. Not the wheel's server program, which needs root to lower its OOM score."""
+    """Serves until killed. The server program of the wheel would need root."""
     import uvloop
 
     config = infinistore.ServerConfig(
