@@ -1,7 +1,9 @@
 /* Ends programs in several ways while their peer neither reads nor closes the connection. Each
  * program must end within a time limit.
  *
- * stubborn ADDR PORT stubborn ADDR PORT COUNT COMMAND...
+ * stubborn ADDR PORT
+ *
+ * stubborn ADDR PORT COUNT COMMAND...
  *
  * The peer is a process with a plain TCP socket that performs MPA start-up only. The programs
  * connect to it or accept its connection. They destroy their queue pair, exit, or are killed, in

@@ -434,8 +434,10 @@ impl Program {
         }
     }
 
-    /// Checks the output of both ends, and returns the client's result for the last size. Fails if
-    /// an end printed a forbidden text, or the client did not print a required text or a result.
+    /// Checks the output of both ends, and returns the client's result for the last size.
+    ///
+    /// Fails if an end printed a forbidden text, or the client did not print a required text or a
+    /// result.
     pub(crate) fn check(&self, server: &Output, client: &Output) -> Result<String> {
         for text in [&server.text, &client.text] {
             if text.contains("verify") && text.contains("fail") {

@@ -52,7 +52,9 @@ impl Rows {
     /// Runs a case, adds its row, and returns the kernel log of the last attempt. `once` makes one
     /// attempt. If an attempt fails and `excuse` (which gets the kernel log and the error) returns
     /// a known fault, the case is retried. The case fails if `complaint` finds a fault in the
-    /// kernel log. Fails if `once` fails, which means that a guest has crashed.
+    /// kernel log.
+    ///
+    /// Fails if `once` fails, which means that a guest has crashed.
     pub(crate) fn run(
         &mut self,
         name: String,

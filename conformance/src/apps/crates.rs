@@ -288,8 +288,10 @@ fn panic_or_last_line(said: &str) -> String {
 }
 
 /// Compares all results with the known failures. Returns the numbers of passed tests and of known
-/// failures. Fails if a test fails that is not listed, or a listed test fails in another way,
-/// passes, or does not exist.
+/// failures.
+///
+/// Fails if a test fails that is not listed, or a listed test fails in another way, passes, or does
+/// not exist.
 fn compare(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
     let mut wrong = Vec::new();
     for row in known {

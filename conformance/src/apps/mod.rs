@@ -250,7 +250,7 @@ fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
 
 /// Runs the cases on `jobs` threads. The rows are in the order of the cases.
 fn run(
-    setting: &Environment<'_>,
+    environment: &Environment<'_>,
     cases: &[Case<Stage>],
     repeat: usize,
     jobs: usize,
@@ -277,7 +277,7 @@ fn run(
                     } else {
                         (None, stages.read().ok())
                     };
-                    let row = run_one(setting, case, number);
+                    let row = run_one(environment, case, number);
                     drop((exclusive, shared));
                     if let Ok(mut log) = log.lock() {
                         row.report(&mut log);
@@ -294,15 +294,15 @@ fn run(
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-fn run_one(setting: &Environment<'_>, case: &Case<Stage>, number: usize) -> Row {
+fn run_one(environment: &Environment<'_>, case: &Case<Stage>, number: usize) -> Row {
     let start = Instant::now();
     let capabilities = Capabilities {
-        namespaces: setting.isolation != Isolation::None,
+        namespaces: environment.isolation != Isolation::None,
         tap: false,
     };
     let result = match needs::missing(&case.needs, capabilities) {
         Some(why) => Ok(Verdict::Skipped(why)),
-        None => Stage::open(setting, case, number).and_then(|stage| {
+        None => Stage::open(environment, case, number).and_then(|stage| {
             let result = (case.run)(&stage);
             stage.close(&result);
             result

@@ -59,8 +59,9 @@ impl Program {
     }
 
     /// Waits until the output contains the text. Start the program with `stdbuf -oL` unless it
-    /// flushes its output, because the C library buffers output to files. Fails if the program
-    /// exits without printing the text, or at the time limit of the case.
+    /// flushes its output, because the C library buffers output to files.
+    ///
+    /// Fails if the program exits without printing the text, or at the time limit of the case.
     pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
         loop {
             if self.said().contains(text) {
@@ -92,8 +93,9 @@ impl Program {
         Ok(self.status)
     }
 
-    /// Waits until the program exits. Returns its exit status and its output. Fails if a signal
-    /// kills the program, or it does not exit before the time limit of the case.
+    /// Waits until the program exits. Returns its exit status and its output.
+    ///
+    /// Fails if a signal kills the program, or it does not exit before the time limit of the case.
     pub(super) fn wait(mut self) -> Result<(i32, String)> {
         loop {
             if let Some(status) = self.poll()? {
@@ -118,8 +120,9 @@ impl Program {
         }
     }
 
-    /// Waits until the program exits successfully, and returns its output. Fails like
-    /// [`Program::wait`], or if the exit status is not 0.
+    /// Waits until the program exits successfully, and returns its output.
+    ///
+    /// Fails like [`Program::wait`], or if the exit status is not 0.
     pub(super) fn success(self) -> Result<String> {
         let shown = self.shown.clone();
         match self.wait()? {

@@ -128,8 +128,9 @@ pub(super) fn check_ours(results: &str) -> Result<Verdict> {
     check(&Expected::parse(EXPECTED)?, results).map(Verdict::passed)
 }
 
-/// Checks all results. Returns a note with the counts for each file. Fails if a test fails or is
-/// skipped although the list does not permit it.
+/// Checks all results. Returns a note with the counts for each file.
+///
+/// Fails if a test fails or is skipped although the list does not permit it.
 pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     let mut files: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);

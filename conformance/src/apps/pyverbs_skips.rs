@@ -45,7 +45,9 @@ impl Skip {
 }
 
 impl Expected {
-    /// Parses a TOML file. Fails if the format is invalid, or an entry has no reason or no message.
+    /// Parses a TOML file.
+    ///
+    /// Fails if the format is invalid, or an entry has no reason or no message.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let all: Self =
             toml::from_str(text).context("invalid list of tests that may be skipped or fail")?;

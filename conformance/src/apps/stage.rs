@@ -123,19 +123,19 @@ struct Holder {
 
 impl Stage {
     pub(super) fn open(
-        setting: &Environment<'_>,
+        environment: &Environment<'_>,
         case: &Case<Self>,
         number: usize,
     ) -> Result<Self> {
-        let dir = setting.home.join(number.to_string());
+        let dir = environment.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
         // The programs run as another user, which must be able to write to the directory.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777))?;
         let deadline = Instant::now() + case.limit;
-        let holder = match setting.isolation {
+        let holder = match environment.isolation {
             Isolation::None => None,
             kind => {
-                let keep = [setting.home, setting.prefix];
+                let keep = [environment.home, environment.prefix];
                 Some(Holder::start(kind, case, &dir, &keep, deadline)?)
             }
         };
@@ -147,10 +147,10 @@ impl Stage {
         let _ = write!(name, "-{number}.log");
         Ok(Self {
             holder,
-            isolation: setting.isolation,
-            prefix: setting.prefix.to_owned(),
+            isolation: environment.isolation,
+            prefix: environment.prefix.to_owned(),
             dir,
-            log: setting.logs.join(name),
+            log: environment.logs.join(name),
             deadline,
             count: Cell::new(0),
             port: Cell::new(first_port(number)),

@@ -64,8 +64,10 @@ fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
     Some(format!("no case runs {}", extra[0]))
 }
 
-/// Replaces the rows of programs whose cases all ran. Keeps the other rows. Fails if the document
-/// contains no table, or if a case failed, because failures are not published.
+/// Replaces the rows of programs whose cases all ran. Keeps the other rows.
+///
+/// Fails if the document contains no table, or if a case failed, because failures are not
+/// published.
 pub(super) fn bless(root: &Path, cases: &[Case<Stage>], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
         bail!(

@@ -1,7 +1,9 @@
 /* A verbs server that grants memory to every client, and a client that uses it correctly. `cargo
  * xtask interop hostile` attacks the server while the client runs.
  *
- * granting serve ADDR PORT [plain] granting measure ADDR PORT ROUNDS [plain]
+ * granting serve ADDR PORT [plain]
+ *
+ * granting measure ADDR PORT ROUNDS [plain]
  *
  * Each client gets its own memory: a region with all remote rights, a region with none, a region in
  * another protection domain, and a type 2 window for Reads of the second and third page of the

@@ -14,8 +14,10 @@ const SWITCHES: &[&str] = &[
     "peer_to_peer",
 ];
 
-/// Edits the source in `dir`. Fails unless each constant occurs exactly once, because the edits do
-/// not apply to such a version of the driver.
+/// Edits the source in `dir`.
+///
+/// Fails unless each constant occurs exactly once, because the edits do not apply to such a version
+/// of the driver.
 pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw.h"), |text| {
         SWITCHES.iter().try_fold(text, |text, name| {

@@ -190,8 +190,9 @@ impl Program {
         })
     }
 
-    /// Waits until the program listens on a port. Fails if the program exits, or does not listen in
-    /// time.
+    /// Waits until the program listens on a port.
+    ///
+    /// Fails if the program exits, or does not listen in time.
     pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let wanted = format!(":{port:04X}");
@@ -215,7 +216,7 @@ impl Program {
         }
         bail!(
             "the server on this machine does not listen; its output: {}",
-            self.said()
+            self.output_so_far()
         )
     }
 
@@ -239,7 +240,7 @@ impl Program {
     }
 
     /// Returns the output so far.
-    pub(crate) fn said(&mut self) -> &str {
+    pub(crate) fn output_so_far(&mut self) -> &str {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
             self.seen.push_str(&line);
             self.seen.push('\n');

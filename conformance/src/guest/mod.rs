@@ -354,7 +354,7 @@ impl Guest {
         if self.run(&command, LISTEN_LIMIT.as_secs())?.code != 0 {
             bail!(
                 "the server in the guest does not listen; its output: {}",
-                server.said()
+                server.output_so_far()
             );
         }
         Ok(())
@@ -502,7 +502,7 @@ impl Running {
     }
 
     /// Returns the output so far, including what arrives within 0.3 s.
-    pub(crate) fn said(&mut self) -> String {
+    pub(crate) fn output_so_far(&mut self) -> String {
         let _ = self
             .stream
             .set_read_timeout(Some(Duration::from_millis(300)));

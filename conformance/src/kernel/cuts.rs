@@ -264,8 +264,9 @@ impl<'a> Pair<'a> {
         guest(image, &cache.join("cut-server"), boot, &machine, log)
     }
 
-    /// Runs a scenario, and checks the data and the kernel messages of both machines. Fails if a
-    /// command fails, data differ, a kernel reports a fault, or a module leaks memory.
+    /// Runs a scenario, and checks the data and the kernel messages of both machines.
+    ///
+    /// Fails if a command fails, data differ, a kernel reports a fault, or a module leaks memory.
     fn scenario(&mut self, scenario: &Scenario, log: &mut Log) -> Result<()> {
         let limit = self.boot.limit(LIMIT);
         log.line(run_on_server(&self.server, scenario.server, limit)?);
@@ -300,7 +301,7 @@ impl<'a> Pair<'a> {
             if Instant::now() > deadline {
                 bail!("the client's guest does not respond");
             }
-            let said = running.said();
+            let said = running.output_so_far();
             for request in said
                 .lines()
                 .filter(|line| line.starts_with('@'))

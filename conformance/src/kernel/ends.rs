@@ -53,10 +53,10 @@ impl Process {
         }
     }
 
-    pub(crate) fn said(&mut self) -> String {
+    pub(crate) fn output_so_far(&mut self) -> String {
         match self {
-            Self::OnHost(program) => program.said().to_owned(),
-            Self::InGuest(running) => running.said(),
+            Self::OnHost(program) => program.output_so_far().to_owned(),
+            Self::InGuest(running) => running.output_so_far(),
         }
     }
 }
@@ -71,9 +71,9 @@ impl Ports {
     const COUNT: u16 = 1000;
 
     fn next(&self) -> u16 {
-        let turn = self.0.get();
-        self.0.set((turn + 1) % Self::COUNT);
-        Self::FIRST + turn
+        let offset = self.0.get();
+        self.0.set((offset + 1) % Self::COUNT);
+        Self::FIRST + offset
     }
 }
 

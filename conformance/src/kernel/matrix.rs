@@ -366,7 +366,7 @@ fn run_both_ends(
         .start(&program.client, address, port, limit)?
         .wait(limit)?;
     let server_output = if program.rules.server_stays {
-        let text = server_process.said();
+        let text = server_process.output_so_far();
         drop(server_process);
         Output { code: 0, text }
     } else {

@@ -106,7 +106,7 @@ fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
                     "rping exited with status {}: {} | output of iwarp ping: {}",
                     theirs.code,
                     theirs.text.trim(),
-                    pair.ours.said()
+                    pair.ours.output_so_far()
                 );
             }
             theirs

@@ -168,7 +168,7 @@ fn daemon(lab: &Lab, setup: &Setup, dir: &Dir, address: Ipv4Addr) -> Result<Prog
 fn kernel_initiator(lab: &Lab, setup: &Setup) -> Result<String> {
     let mut tgt = Tgt::start(lab, setup)?;
     let result = login_and_use(lab, setup, &tgt);
-    let result = result.with_context(|| format!("tgtd: {}", tail(tgt.daemon.said())));
+    let result = result.with_context(|| format!("tgtd: {}", tail(tgt.daemon.output_so_far())));
     tgt.daemon.kill();
     result
 }

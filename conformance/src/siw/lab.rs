@@ -248,13 +248,13 @@ impl Lab {
         Program::start(&self.guest, setup.net, &self.host.iwarp, &args, &settings)
     }
 
-    /// Returns the guest's next port, so that a case does not meet leftover connections of an
-    /// earlier one.
+    /// Returns a different port of the guest for each server, because connections of an earlier
+    /// case may still be open.
     pub(super) fn next_port(&self) -> u16 {
         let ports = crate::guest::GUEST_PORTS;
-        let turn = self.port.get();
-        self.port.set((turn + 1) % (ports.end - ports.start));
-        ports.start + turn
+        let offset = self.port.get();
+        self.port.set((offset + 1) % (ports.end - ports.start));
+        ports.start + offset
     }
 }
 
@@ -264,14 +264,14 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Ends the capture after all packets are written, and returns the file.
+    /// Stops the capture when all packets are written, and returns the file.
     pub(super) fn finish(self) -> Result<PathBuf> {
-        // The last packets reach tcpdump with a delay.
+        // tcpdump gets the last packets with a delay.
         thread::sleep(Duration::from_millis(300));
         self.tcpdump.interrupt()?;
         let out = self.tcpdump.wait(20)?;
         if out.code == 124 {
-            bail!("tcpdump does not end");
+            bail!("tcpdump does not exit");
         }
         Ok(self.file)
     }

@@ -101,7 +101,7 @@ impl End {
     /// Kills the process and starts a new one.
     pub(super) fn replace(&mut self, network: &Network) -> Result<()> {
         self.read_lines()?;
-        let mut old = self.running.take().context("the process does not run")?;
+        let mut old = self.running.take().context("the process is not running")?;
         old.child.kill()?;
         old.child.wait()?;
         for (name, count) in old.counters {
@@ -122,7 +122,9 @@ impl End {
         }
     }
 
-    /// Reads the output of the process. Fails if the process reported an error or exited.
+    /// Reads the output of the process.
+    ///
+    /// Fails if the process reported an error or exited.
     pub(super) fn read_lines(&mut self) -> Result<()> {
         loop {
             let Some(running) = &mut self.running else {
@@ -215,8 +217,9 @@ impl End {
         now.chain(self.earlier_counters.get(name)).sum()
     }
 
-    /// Waits until the process exits by itself. Fails if the process does not exit in time, or
-    /// reports an error.
+    /// Waits until the process exits by itself.
+    ///
+    /// Fails if the process does not exit in time, or reports an error.
     pub(super) fn wait_for_success(&mut self, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
         while self.last_line != "end" {

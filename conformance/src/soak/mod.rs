@@ -57,8 +57,10 @@ const SHORT_UNDISTURBED: Duration = Duration::from_millis(500);
 /// How long after a cut connections may still time out: 1.5 times the peers' time-out.
 const TIMEOUT_WAIT: Duration = Duration::from_secs(6);
 
-/// Runs the command. Fails if a connection was lost without cause, data was corrupted, a request
-/// completed twice or never, or the resource usage of a process has grown.
+/// Runs the command.
+///
+/// Fails if a connection was lost without cause, data was corrupted, a request completed twice or
+/// never, or the resource usage of a process has grown.
 pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(prefix) = &args.inside {
         return soak(args, prefix).map(|()| Outcome::Passed);
@@ -152,7 +154,9 @@ impl Soak {
         self.growth.check()
     }
 
-    /// Waits until all connections are up. Fails if one was lost, unless losses are `expected`.
+    /// Waits until all connections are up.
+    ///
+    /// Fails if one was lost, unless losses are `expected`.
     fn recover(&mut self, expected: bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -193,7 +197,9 @@ impl Soak {
         Ok(())
     }
 
-    /// Lets both processes work undisturbed for a while. Fails if a connection is lost.
+    /// Lets both processes work undisturbed for a while.
+    ///
+    /// Fails if a connection is lost.
     fn run_undisturbed(&mut self, time: Duration) -> Result<()> {
         // A few connections are closed and opened again, as in ordinary work.
         self.ends[1].send_command("churn 3");

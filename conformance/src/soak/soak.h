@@ -51,8 +51,7 @@ struct request {
 	enum kind kind;
 	int posted, signaled, slot;
 	uint32_t length, number; /* `number`: part of the wr_id, unique per request */
-	uint64_t seed, expected; /* the seed of the content,
-		and the value that an atomic operation must return */
+	uint64_t seed, expected; /* of the content; result of an atomic operation */
 };
 
 enum state { NONE, RESOLVING, CONNECTING, LIVE, DRAINING };
