@@ -56,10 +56,10 @@ const FAULTS: &[Fault] = &[
 ];
 
 /// Returns the description of the known fault that explains the programs' output.
-pub(crate) fn known_fault(said: &str) -> Option<&'static str> {
+pub(crate) fn known_fault(output: &str) -> Option<&'static str> {
     FAULTS
         .iter()
-        .find(|(texts, _)| texts.iter().all(|text| said.contains(text)))
+        .find(|(texts, _)| texts.iter().all(|text| output.contains(text)))
         .map(|(_, fault)| *fault)
 }
 
@@ -135,19 +135,19 @@ mod tests {
 
     #[test]
     fn only_known_faults_are_excused() {
-        for (said, excused) in OUTPUTS {
-            assert_eq!(known_fault(said).is_some(), *excused, "{said}");
+        for (output, excused) in OUTPUTS {
+            assert_eq!(known_fault(output).is_some(), *excused, "{output}");
         }
     }
 
     #[test]
     fn shell_function_agrees() {
         let file = std::env::temp_dir().join(format!("iwarp-excuse-{}", std::process::id()));
-        for (said, excused) in OUTPUTS {
-            std::fs::write(&file, said).unwrap();
+        for (output, excused) in OUTPUTS {
+            std::fs::write(&file, output).unwrap();
             let script = format!("{}excused {}", as_shell(), file.display());
             let status = Command::new("sh").args(["-c", &script]).status().unwrap();
-            assert_eq!(status.success(), *excused, "{said}");
+            assert_eq!(status.success(), *excused, "{output}");
         }
         std::fs::remove_file(file).unwrap();
     }

@@ -218,7 +218,7 @@ impl<'a> Cluster<'a> {
         let mut last = None;
         for _ in 0..TRIES {
             match self.run(&words)?.success() {
-                Ok(said) => return Ok(said),
+                Ok(output) => return Ok(output),
                 Err(error) => last = Some(error),
             }
         }
@@ -228,12 +228,12 @@ impl<'a> Cluster<'a> {
     /// Waits until the condition holds for the cluster's state.
     fn wait_until(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
         loop {
-            let said = self.ceph(&["status", "--format=json"])?;
-            if document(&said).is_ok_and(|state| condition(&state)) {
+            let output = self.ceph(&["status", "--format=json"])?;
+            if document(&output).is_ok_and(|state| condition(&state)) {
                 return Ok(());
             }
             if self.stage.time_left().is_zero() {
-                bail!("time-out: {what}: {said}");
+                bail!("time-out: {what}: {output}");
             }
             thread::sleep(Duration::from_millis(300));
         }
@@ -326,11 +326,11 @@ impl<'a> Cluster<'a> {
     /// Returns the name and the statistics of each of the cluster's daemons.
     fn statistics(&self) -> Result<Vec<(String, Value)>> {
         let command = self.stage.command_path();
-        let said = self
+        let output = self
             .stage
             .start_plain(&[&command, "stat", "--json"])?
             .success()?;
-        let document = document(&said)?;
+        let document = document(&output)?;
         let processes = document["processes"].as_array().context("no processes")?;
         Ok(processes
             .iter()
@@ -419,9 +419,9 @@ impl Drop for Cluster<'_> {
 
 /// Returns the first JSON document in a program's output. There may be warnings before and after
 /// it.
-fn document(said: &str) -> Result<Value> {
-    let start = said.find('{').context("no JSON document")?;
-    let mut documents = serde_json::Deserializer::from_str(&said[start..]).into_iter();
+fn document(output: &str) -> Result<Value> {
+    let start = output.find('{').context("no JSON document")?;
+    let mut documents = serde_json::Deserializer::from_str(&output[start..]).into_iter();
     Ok(documents.next().context("no JSON document")??)
 }
 
@@ -504,8 +504,8 @@ mod tests {
 
     #[test]
     fn warnings_around_json_are_skipped() {
-        let said = "iwarp: 2 processes did not answer\n{\"a\": [1]}\nwarning: late\n";
-        assert_eq!(document(said).unwrap()["a"][0], 1);
+        let output = "iwarp: 2 processes did not answer\n{\"a\": [1]}\nwarning: late\n";
+        assert_eq!(document(output).unwrap()["a"][0], 1);
         assert!(document("").is_err() && document("{\"a\": ").is_err());
     }
 

@@ -57,15 +57,15 @@ pub(super) fn sideway(stage: &Stage, view: View, all: &Executables) -> Result<us
     let index = if view.face == Face::Roce { "1" } else { "0" };
     for name in ["rc_pingpong", "rc_pingpong_split"] {
         let own = ["-d", DEVICE, "-g", index];
-        for said in pair(stage, view, path(all, name)?, &own, &[WIRE_V4])? {
-            expect(&said, "1000 iters in ")?;
+        for output in pair(stage, view, path(all, name)?, &own, &[WIRE_V4])? {
+            expect(&output, "1000 iters in ")?;
         }
     }
     let own = ["-b", WIRE_V4];
     for more in [&[][..], &["-q"]] {
         let words = [&own[..], more].concat();
-        let [said, _] = pair(stage, view, path(all, "cmtime")?, &words, &["-s", WIRE_V4])?;
-        expect_lines(&said, " Disconnect ", 1)?;
+        let [output, _] = pair(stage, view, path(all, "cmtime")?, &words, &["-s", WIRE_V4])?;
+        expect_lines(&output, " Disconnect ", 1)?;
     }
     Ok(5)
 }
@@ -73,9 +73,9 @@ pub(super) fn sideway(stage: &Stage, view: View, all: &Executables) -> Result<us
 /// The example of ibverbs uses GID index 1 of the first device: on an iWARP NIC, `::1`; on a RoCE
 /// NIC, the IPv4 address with RoCE v2.
 pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
-    let said = run(stage, view, &[path(all, "loopback")?])?;
-    expect_lines(&said, "sent", 1)?;
-    expect_lines(&said, "received", 1)?;
+    let output = run(stage, view, &[path(all, "loopback")?])?;
+    expect_lines(&output, "sent", 1)?;
+    expect_lines(&output, "received", 1)?;
     Ok(1)
 }
 
@@ -84,8 +84,8 @@ pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<us
 pub(super) fn async_rdma(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
     let devices = run(stage, view, &[path(all, "devices")?])?;
     expect_lines(&devices, DEVICE, 1)?;
-    let said = run(stage, view, &[path(all, "rpc")?])?;
-    expect(&said, "response: hello")?;
-    expect(&said, "response: world")?;
+    let output = run(stage, view, &[path(all, "rpc")?])?;
+    expect(&output, "response: hello")?;
+    expect(&output, "response: world")?;
     Ok(2)
 }

@@ -109,13 +109,13 @@ fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
         stage.wait_for_port(DTEST_PORT)?;
         let client = setting.start(&client)?;
         for (program, own, peer) in [(client, "client", "server"), (server, "server", "client")] {
-            let said = program.success()?;
+            let output = program.success()?;
             expect(
-                &said,
+                &output,
                 &format!("RDMA write buffer contains: {peer} RDMA write data"),
             )?;
-            expect_read(&said, own, peer)?;
-            expect(&said, "DAPL Test Complete. PASSED")?;
+            expect_read(&output, own, peer)?;
+            expect(&output, "DAPL Test Complete. PASSED")?;
         }
     }
     Ok(Verdict::passed(format!(
@@ -126,11 +126,11 @@ fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
 
 /// Checks the result of the Read. It is the peer's text, or, because `dtest` does not synchronize
 /// both ends, the text that this end wrote there before.
-fn expect_read(said: &str, own: &str, peer: &str) -> Result<()> {
+fn expect_read(output: &str, own: &str, peer: &str) -> Result<()> {
     let read = |text: String| format!("RDMA read buffer contains: {text}");
-    match said.contains(&read(format!("{own} RDMA write data"))) {
+    match output.contains(&read(format!("{own} RDMA write data"))) {
         true => Ok(()),
-        false => expect(said, &read(format!("{peer} RDMA read data"))),
+        false => expect(output, &read(format!("{peer} RDMA read data"))),
     }
 }
 
@@ -146,24 +146,24 @@ fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
         let words: Vec<&str> = test.split_whitespace().collect();
         let to = ["-D", provider, "-s", WIRE_V4];
         let all = [&["dapltest", "-T"], &words[..1], &to, &words[1..]].concat();
-        let said = setting.start(&all)?.success()?;
-        check_no_error(&said)?;
-        Ok(said)
+        let output = setting.start(&all)?.success()?;
+        check_no_error(&output)?;
+        Ok(output)
     };
-    let said = run(&format!("T -V -t 2 -w 4 -i 100 {TRANSACTION}"))?;
-    expect(&said, "Stats ---- : 2 threads, 4 EPs")?;
+    let output = run(&format!("T -V -t 2 -w 4 -i 100 {TRANSACTION}"))?;
+    expect(&output, "Stats ---- : 2 threads, 4 EPs")?;
     for kind in ["Send", "Recv", "RDMA Read", "RDMA Write"] {
-        let line = said
+        let line = output
             .lines()
             .find(|line| line.starts_with(&format!("Total {kind}")));
         if line.is_none_or(|line| line.contains(" 0.00 MB/Sec")) {
             bail!("no data was transferred: {line:?}");
         }
     }
-    let said = run("T -P -i 20 client SR 256 server SR 256")?;
+    let output = run("T -P -i 20 client SR 256 server SR 256")?;
     // The program's clock has a resolution of 10 ms, so it may print no statistics.
-    if !said.contains("Test completed successfully") {
-        expect(&said, "Stats ---- : 1 threads, 1 EPs")?;
+    if !output.contains("Test completed successfully") {
+        expect(&output, "Stats ---- : 1 threads, 1 EPs")?;
     }
     // Repeat the performance tests: their last request is a Send, whose receiver destroys its queue
     // pair immediately, so errors are sporadic.
@@ -171,26 +171,26 @@ fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     for n in 0..PERFORMANCES {
         let operation = ["RW", "RR"][n % 2];
         let how = ["b", "p"][n / 2 % 2];
-        let said = run(&format!("P -m {how} -i 100 {operation} 4096 2"))?;
-        expect(&said, &format!("raw: {operation}, 100, 4096, 2"))?;
+        let output = run(&format!("P -m {how} -i 100 {operation} 4096 2"))?;
+        expect(&output, &format!("raw: {operation}, 100, 4096, 2"))?;
     }
     let limits = ["dapltest", "-T", "L", "-D", provider, "-w", "2", "-m", "20"];
-    let said = setting.start(&limits)?.success()?;
-    expect_lines(&said, "Limitation Test ", 10)?;
-    expect(&said, "OK - stopping now")?;
+    let output = setting.start(&limits)?.success()?;
+    expect_lines(&output, "Limitation Test ", 10)?;
+    expect(&output, "OK - stopping now")?;
     run("Q")?;
-    let said = server.success()?;
-    check_no_error(&said)?;
-    expect_lines(&said, "Finished performance test.  Exiting", PERFORMANCES)?;
+    let output = server.success()?;
+    check_no_error(&output)?;
+    expect_lines(&output, "Finished performance test.  Exiting", PERFORMANCES)?;
     Ok(Verdict::passed(format!(
         "2 transactions, {PERFORMANCES} performance tests, the limits"
     )))
 }
 
 /// Fails if the output reports an error, because the exit status is always 0.
-fn check_no_error(said: &str) -> Result<()> {
+fn check_no_error(output: &str) -> Result<()> {
     let words = ["rror", "ailed", "FAIL", "bad ", "Cannot", "Warning"];
-    match said
+    match output
         .lines()
         .find(|line| words.iter().any(|word| line.contains(word)))
     {

@@ -58,34 +58,34 @@ fn udaddy(stage: &Stage, face: &str, address: &str, options: &[&str]) -> Result<
     let server = start("-b")?;
     stage.wait_for_datagrams(PORT)?;
     let client = start("-s")?;
-    for said in [client.success()?, server.success()?] {
-        expect(&said, "data transfers complete")?;
-        expect(&said, "return status 0")?;
+    for output in [client.success()?, server.success()?] {
+        expect(&output, "data transfers complete")?;
+        expect(&output, "return status 0")?;
     }
     Ok(Verdict::passed("both ends"))
 }
 
 /// Without a server, the client gets InfiniBand's status for an unknown service ID.
 fn without_server(stage: &Stage) -> Result<Verdict> {
-    let (code, said) = stage.start(&["udaddy", "-s", "127.0.0.1"])?.wait()?;
+    let (code, output) = stage.start(&["udaddy", "-s", "127.0.0.1"])?.wait()?;
     if code == 0 {
         bail!("it reports success");
     }
-    expect(&said, "RDMA_CM_EVENT_UNREACHABLE, error: 1")?;
+    expect(&output, "RDMA_CM_EVENT_UNREACHABLE, error: 1")?;
     Ok(Verdict::passed("UNREACHABLE"))
 }
 
 fn refused(stage: &Stage) -> Result<Verdict> {
     let words = ["udaddy", "-P", "ipoib", "-b", "127.0.0.1"];
-    let (code, said) = stage.start(&words)?.wait()?;
+    let (code, output) = stage.start(&words)?.wait()?;
     if code == 0 {
         bail!("it reports success");
     }
     expect(
-        &said,
+        &output,
         "udaddy: listen request failed: Protocol not supported",
     )?;
-    expect(&said, "RDMA_PS_UDP")?;
+    expect(&output, "RDMA_PS_UDP")?;
     Ok(Verdict::passed("EPROTONOSUPPORT"))
 }
 
@@ -107,11 +107,11 @@ fn mckey(
     let mut receiver = start(&[])?;
     receiver.wait_for("receiving data transfers")?;
     let sender = start(&[&["-s"], sender_options].concat())?;
-    for said in [sender.success()?, receiver.success()?] {
-        expect_lines(&said, "mckey: joined dgid: ", count)?;
-        expect(&said, "data transfers complete")?;
-        expect(&said, "return status 0")?;
-        if said.contains("failure") {
+    for output in [sender.success()?, receiver.success()?] {
+        expect_lines(&output, "mckey: joined dgid: ", count)?;
+        expect(&output, "data transfers complete")?;
+        expect(&output, "return status 0")?;
+        if output.contains("failure") {
             bail!("mckey reports a failure");
         }
     }

@@ -29,8 +29,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 /// The list contains one device per interface, regardless of the number of addresses: one for
 /// loopback and one for `wire0`.
 fn devices(stage: &Stage) -> Result<Verdict> {
-    let said = stage.start(&["ibv_devices"])?.success()?;
-    let rows: Vec<Vec<&str>> = said
+    let output = stage.start(&["ibv_devices"])?.success()?;
+    let rows: Vec<Vec<&str>> = output
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
         .filter(|words| words.first().is_some_and(|word| word.starts_with("iwarp")))
@@ -45,7 +45,7 @@ fn devices(stage: &Stage) -> Result<Verdict> {
 
 /// A RoCE NIC has two GIDs for each address: RoCE v1 and RoCE v2.
 fn devinfo_of_roce(stage: &Stage) -> Result<Verdict> {
-    let said = stage
+    let output = stage
         .start_with(&["--as", "roce"], None, &[], &["ibv_devinfo", "-v"])?
         .success()?;
     for (text, count) in [
@@ -56,17 +56,17 @@ fn devinfo_of_roce(stage: &Stage) -> Result<Verdict> {
         ("::ffff:127.0.0.1, RoCE v2", 1),
         ("GID[  1]:", 2),
     ] {
-        expect_lines(&said, text, count)?;
+        expect_lines(&output, text, count)?;
     }
     // ibv_devinfo prints GIDs of RoCE v1 as eight hexadecimal groups.
     let v4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001, RoCE v1";
-    expect_lines(&said, v4, 1)?;
+    expect_lines(&output, v4, 1)?;
     Ok(Verdict::passed("each address as RoCE v1 and v2"))
 }
 
 fn devinfo(stage: &Stage) -> Result<Verdict> {
-    let said = stage.start(&["ibv_devinfo", "-v"])?.success()?;
-    let devices = said
+    let output = stage.start(&["ibv_devinfo", "-v"])?.success()?;
+    let devices = output
         .lines()
         .filter(|line| line.starts_with("hca_id:"))
         .count();
@@ -80,21 +80,21 @@ fn devinfo(stage: &Stage) -> Result<Verdict> {
         "link_layer:",
         "phys_port_cnt:",
     ] {
-        expect_lines(&said, text, devices)?;
+        expect_lines(&output, text, devices)?;
     }
     // ibv_devinfo prints GIDs that are not RoCE v2 as eight hexadecimal groups.
-    expect(&said, "0000:0000:0000:0000:0000:ffff:7f00:0001")?;
+    expect(&output, "0000:0000:0000:0000:0000:ffff:7f00:0001")?;
     Ok(Verdict::passed(format!("{devices} devices, active")))
 }
 
 /// iproute2 queries the kernel for devices over netlink. Two connected processes run at the same
 /// time.
 fn rdma(stage: &Stage) -> Result<Verdict> {
-    let said = |words: &[&str]| {
+    let output = |words: &[&str]| {
         let command = [&["rdma"], words].concat();
         stage.start(&command)?.success()
     };
-    let link = said(&["-j", "link", "show"])?;
+    let link = output(&["-j", "link", "show"])?;
     for (device, interface) in [("iwarp0", "lo"), ("iwarp1", WIRE)] {
         expect(
             &link,
@@ -102,7 +102,7 @@ fn rdma(stage: &Stage) -> Result<Verdict> {
         )?;
         expect(&link, &format!("\"netdev\":\"{interface}\""))?;
     }
-    expect_lines(&said(&["dev"])?, "node_type rnic fw ", 2)?;
+    expect_lines(&output(&["dev"])?, "node_type rnic fw ", 2)?;
     let port = stage.port()?.to_string();
     let listening = ["rping", "-s", "-a", "127.0.0.1", "-p", &port];
     let _server = stage.start(&listening)?;
@@ -110,18 +110,18 @@ fn rdma(stage: &Stage) -> Result<Verdict> {
     let _client = stage.start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port])?;
     let mut pairs = String::new();
     while stage.time_left() > std::time::Duration::from_secs(5) {
-        pairs = said(&["resource", "show", "qp"])?;
+        pairs = output(&["resource", "show", "qp"])?;
         if expect_lines(&pairs, "state RTS", 2).is_ok() {
             break;
         }
     }
     expect_lines(&pairs, "link iwarp0/1 lqpn", 2)?;
     expect_lines(&pairs, "comm rping", 2)?;
-    let identifiers = said(&["resource", "show", "cm_id"])?;
+    let identifiers = output(&["resource", "show", "cm_id"])?;
     expect_lines(&identifiers, "state CONNECT ps TCP", 2)?;
     expect_lines(&identifiers, &format!("127.0.0.1:{port}"), 2)?;
     expect(
-        &said(&["resource", "show"])?,
+        &output(&["resource", "show"])?,
         "0: iwarp0: pd 2 cq 2 qp 2 cm_id 2 ",
     )?;
     Ok(Verdict::passed("2 devices, 2 queue pairs"))

@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 /// Lists the devices that are not on loopback, and searches for a device by its address.
 fn info(stage: &Stage) -> Result<Verdict> {
-    let said = stage.start(&["fi_info", "-p", "verbs"])?.success()?;
+    let output = stage.start(&["fi_info", "-p", "verbs"])?.success()?;
     for text in [
         "provider: verbs",
         "fabric: Ethernet-iWARP",
@@ -40,7 +40,7 @@ fn info(stage: &Stage) -> Result<Verdict> {
         "provider: verbs;ofi_rxm",
         "type: FI_EP_RDM",
     ] {
-        expect(&said, text)?;
+        expect(&output, text)?;
     }
     // Without `-a`, fi_info assumes IPv4.
     let formats = [
@@ -50,8 +50,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
     for (address, format, found) in formats {
         let common = ["fi_info", "-p", "verbs", "-t", "FI_EP_MSG", "-v"];
         let words = [&common[..], &["-a", format, "-s", address]].concat();
-        let said = stage.start(&words)?.success()?;
-        expect(&said, &format!("src_addr: {found}"))?;
+        let output = stage.start(&words)?.success()?;
+        expect(&output, &format!("src_addr: {found}"))?;
     }
     Ok(Verdict::passed("messages and datagrams over them"))
 }
@@ -69,13 +69,13 @@ fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let mut words = vec!["fi_pingpong", "-P", &number];
     words.extend(common);
     words.push(WIRE_V4);
-    let said = stage.start(&words)?.success()?;
-    for said in [said, server.success()?] {
-        let done = said.lines().filter(|line| line.contains("=10 ")).count();
+    let output = stage.start(&words)?.success()?;
+    for output in [output, server.success()?] {
+        let done = output.lines().filter(|line| line.contains("=10 ")).count();
         if done != SIZES {
             bail!("{done} sizes instead of {SIZES}");
         }
-        expect(&said, "\n6m ")?;
+        expect(&output, "\n6m ")?;
     }
     Ok(Verdict::passed(format!("{SIZES} sizes")))
 }

@@ -96,7 +96,7 @@ fn each_fault(
     faults: &[Reported],
 ) -> Result<Verdict> {
     for (fault, message) in faults {
-        let (code, said) = run_with_fault(stage, program, options, &format!("seed=1;{fault}"))?;
+        let (code, output) = run_with_fault(stage, program, options, &format!("seed=1;{fault}"))?;
         let Some(message) = message else {
             if code != 0 {
                 bail!("{fault}: the program exits with status {code} instead of continuing");
@@ -106,8 +106,8 @@ fn each_fault(
         if code == 0 {
             bail!("{fault}: the program exits with status 0 instead of failing");
         }
-        expect(&said, "iwarp fault: ")?;
-        if !said.contains(message) {
+        expect(&output, "iwarp fault: ")?;
+        if !output.contains(message) {
             bail!("{fault}: the program does not print {message:?}");
         }
     }
@@ -137,8 +137,8 @@ fn run_with_fault(
 fn replay(stage: &Stage) -> Result<Verdict> {
     let failed = |seed: u32| {
         let fault = format!("seed={seed};post,op=write,p=2%");
-        let (_, said) = run_with_fault(stage, "ib_write_bw", BW, &fault)?;
-        let line = said.lines().find(|line| line.contains(" rule=1 "));
+        let (_, output) = run_with_fault(stage, "ib_write_bw", BW, &fault)?;
+        let line = output.lines().find(|line| line.contains(" rule=1 "));
         let n = line.and_then(|line| line.split(" n=").nth(1));
         n.map(str::to_owned)
             .ok_or_else(|| anyhow::anyhow!("{fault}: no fault was injected"))
@@ -161,13 +161,13 @@ fn unnoticed(stage: &Stage) -> Result<Verdict> {
     stage.wait_for_port(port)?;
     let words = ["rdma_client", "-s", "127.0.0.1", "-p", &number];
     let client = stage.start_with(&["--fault", "reset,op=send"], None, &[], &words)?;
-    let (code, said) = client.wait()?;
-    expect(&said, " reset qp=1 ")?;
+    let (code, output) = client.wait()?;
+    expect(&output, " reset qp=1 ")?;
     let (server_code, server_said) = server.wait()?;
     if (code, server_code) != (0, 0) {
         bail!("rdma_client now notices the fault ({code}, {server_code}): update this case");
     }
-    expect(&said, "rdma_client: end 0")?;
+    expect(&output, "rdma_client: end 0")?;
     expect(&server_said, "rdma_server: end 0")?;
     Ok(Verdict::passed("both ends report success"))
 }

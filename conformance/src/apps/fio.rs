@@ -57,13 +57,13 @@ fn start(
 
 fn transfer(stage: &Stage, verb: &str) -> Result<Verdict> {
     let (server, client) = start(stage, verb, "64m", &[], &[])?;
-    let said = client.success()?;
-    expect(&said, "err= 0")?;
-    expect(&said, "io=64.0MiB")?;
-    let said = server.success()?;
-    expect(&said, "err= 0")?;
+    let output = client.success()?;
+    expect(&output, "err= 0")?;
+    expect(&output, "io=64.0MiB")?;
+    let output = server.success()?;
+    expect(&output, "err= 0")?;
     if verb == "send" {
-        expect(&said, "io=64.0MiB")?;
+        expect(&output, "io=64.0MiB")?;
     }
     Ok(Verdict::passed("64 MiB"))
 }
@@ -73,18 +73,18 @@ fn verified(stage: &Stage) -> Result<Verdict> {
     let verify = &["--verify=crc32c"][..];
     let (server, client) = start(stage, "send", "64m", verify, verify)?;
     expect(&client.success()?, "err= 0")?;
-    let said = server.success()?;
-    expect(&said, "err= 0")?;
-    expect(&said, "io=64.0MiB")?;
+    let output = server.success()?;
+    expect(&output, "err= 0")?;
+    expect(&output, "io=64.0MiB")?;
     Ok(Verdict::passed("64 MiB"))
 }
 
 /// The receiver must reject blocks without checksums. This shows that it verifies checksums.
 fn without_checksums(stage: &Stage) -> Result<Verdict> {
     let (server, client) = start(stage, "send", "1m", &["--verify=crc32c"], &[])?;
-    let (code, said) = server.wait()?;
+    let (code, output) = server.wait()?;
     drop(client);
-    expect(&said, "bad magic header")?;
+    expect(&output, "bad magic header")?;
     if code == 0 {
         bail!("the server accepted blocks without checksums");
     }

@@ -60,9 +60,9 @@ fn collectives(stage: &Stage, options: &[&str], index: &str) -> Result<Verdict> 
         })
         .collect::<Result<_>>()?;
     for process in processes {
-        let said = process.success()?;
+        let output = process.success()?;
         for name in COLLECTIVES {
-            expect(&said, &format!("{name}: correct\n"))?;
+            expect(&output, &format!("{name}: correct\n"))?;
         }
     }
     Ok(Verdict::passed(format!("{RANKS} processes")))

@@ -124,16 +124,16 @@ impl<'a> Target<'a> {
 
     fn must(&self, words: &[&str]) -> Result<String> {
         match self.admin(words)? {
-            (0, said) => Ok(said),
-            (code, said) => bail!("tgtadm {} exited with {code}: {said}", words.join(" ")),
+            (0, output) => Ok(output),
+            (code, output) => bail!("tgtadm {} exited with {code}: {output}", words.join(" ")),
         }
     }
 
     /// Returns the number of sessions that the target keeps.
     fn sessions(&self) -> Result<usize> {
-        let said = self.must(&["--op", "show", "--mode", "target"])?;
-        expect(&said, NAME)?;
-        Ok(said.lines().filter(|l| l.contains("I_T nexus: ")).count())
+        let output = self.must(&["--op", "show", "--mode", "target"])?;
+        expect(&output, NAME)?;
+        Ok(output.lines().filter(|l| l.contains("I_T nexus: ")).count())
     }
 
     fn url(&self) -> String {
@@ -186,15 +186,15 @@ fn sessions(stage: &Stage) -> Result<Verdict> {
 }
 
 fn inquiry(target: &Target<'_>) -> Result<Verdict> {
-    let said = target.tool(&["iscsi-inq"])?;
-    expect(&said, "Peripheral Device Type:DIRECT_ACCESS")?;
-    expect(&said, "Product:VIRTUAL-DISK")?;
+    let output = target.tool(&["iscsi-inq"])?;
+    expect(&output, "Peripheral Device Type:DIRECT_ACCESS")?;
+    expect(&output, "Product:VIRTUAL-DISK")?;
     Ok(Verdict::passed(""))
 }
 
 fn capacity(stage: &Stage) -> Result<Verdict> {
-    let said = Target::start(stage)?.tool(&["iscsi-readcapacity16"])?;
-    expect(&said, &format!("Total size:{DISK}"))?;
+    let output = Target::start(stage)?.tool(&["iscsi-readcapacity16"])?;
+    expect(&output, &format!("Total size:{DISK}"))?;
     Ok(Verdict::passed(format!("{DISK} octets")))
 }
 
@@ -204,9 +204,9 @@ fn perf(stage: &Stage) -> Result<Verdict> {
     for order in [&[][..], &["-r"]] {
         let mut words = vec!["iscsi-perf", "-i", PERF, "-t", "2", "-m", "8", "-b", "64"];
         words.extend(order);
-        let said = target.tool(&words)?;
-        expect(&said, "finished.")?;
-        let (_, rest) = said
+        let output = target.tool(&words)?;
+        expect(&output, "finished.")?;
+        let (_, rest) = output
             .rsplit_once("iops average ")
             .context("no average in the output of iscsi-perf")?;
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -242,8 +242,8 @@ fn tests(stage: &Stage) -> Result<Verdict> {
         "SCSI.OrWrite",
         "SCSI.CompareAndWrite",
     ] {
-        let said = target.tool(&["iscsi-test-cu", "--dataloss", "--test", test])?;
-        let line = said.lines().find(|line| line.contains("asserts"));
+        let output = target.tool(&["iscsi-test-cu", "--dataloss", "--test", test])?;
+        let line = output.lines().find(|line| line.contains("asserts"));
         let numbers: Vec<u64> = line
             .with_context(|| format!("{test} printed no summary"))?
             .split_whitespace()
@@ -261,10 +261,10 @@ fn tests(stage: &Stage) -> Result<Verdict> {
 
 fn images(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
-    let said = stage
+    let output = stage
         .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
         .success()?;
-    expect(&said, &format!("({DISK} bytes)"))?;
+    expect(&output, &format!("({DISK} bytes)"))?;
     // libiscsi's iSER supports 512 KiB in one command, but QEMU would use 2 MiB.
     let limited = format!(
         "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
@@ -299,10 +299,10 @@ fn images(stage: &Stage) -> Result<Verdict> {
         .start(&[&convert[..], &["--target-image-opts", &limited]].concat())?
         .success()?;
     let file = format!("driver=raw,file.filename={shown}");
-    let said = stage
+    let output = stage
         .start(&["qemu-img", "compare", "--image-opts", &limited, &file])?
         .success()?;
-    expect(&said, "Images are identical.")?;
+    expect(&output, "Images are identical.")?;
     same(&target.disk, &noise(2, DISK))?;
     Ok(Verdict::passed(format!("{} MiB each way", DISK >> 20)))
 }

@@ -96,7 +96,7 @@ impl<'a> Guest<'a> {
                 break stream;
             }
             if let Some(status) = program.poll()? {
-                bail!("QEMU exited ({status}): {}", program.said());
+                bail!("QEMU exited ({status}): {}", program.output_so_far());
             }
             if stage.time_left().is_zero() {
                 bail!("QEMU did not open its monitor socket");
@@ -159,7 +159,7 @@ impl<'a> Guest<'a> {
             }
             std::thread::sleep(POLL_INTERVAL);
         };
-        Ok(format!("QEMU: {status}: {}", self.program.said()))
+        Ok(format!("QEMU: {status}: {}", self.program.output_so_far()))
     }
 
     fn query_field(&mut self, name: &str, field: &str) -> Result<String> {
@@ -274,7 +274,11 @@ fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
             match guest.query_field("query-migrate", "status")?.as_str() {
                 "completed" => break,
                 "failed" | "cancelled" => {
-                    bail!("{}: migration failed: {}", guest.name, guest.program.said())
+                    bail!(
+                        "{}: migration failed: {}",
+                        guest.name,
+                        guest.program.output_so_far()
+                    )
                 }
                 status if stage.time_left().is_zero() => {
                     bail!("{}: migration is {status}", guest.name)
@@ -344,11 +348,11 @@ mod tests {
         assert_eq!(differences(&source, &source), None);
         let mut destination = source.clone();
         destination[0x2_0002] = 8;
-        let said = differences(&source, &destination).unwrap();
-        assert!(said.contains("1 of 160 pages"), "{said}");
+        let output = differences(&source, &destination).unwrap();
+        assert!(output.contains("1 of 160 pages"), "{output}");
         assert!(
-            said.contains("0x20000 contains 0x7080707 instead of 0x7070707"),
-            "{said}"
+            output.contains("0x20000 contains 0x7080707 instead of 0x7070707"),
+            "{output}"
         );
     }
 

@@ -158,14 +158,14 @@ fn exchange(stage: &Stage, setup: MpiSetup, ranks: usize, longest: usize) -> Res
     words.extend(setup.options);
     words.extend(["./exchange", &longest]);
     let run = [setup.run, &["--stats"]].concat();
-    let said = stage
+    let output = stage
         .start_with(&run, None, &variables, &words)?
         .success()?;
     for part in PARTS {
-        expect(&said, &format!("{part}: correct on {ranks} ranks"))?;
+        expect(&output, &format!("{part}: correct on {ranks} ranks"))?;
     }
     // The messages of each rank must have gone through our library.
-    let sent: Vec<u64> = said.lines().filter_map(octets_sent).collect();
+    let sent: Vec<u64> = output.lines().filter_map(octets_sent).collect();
     let busy = sent.iter().filter(|octets| **octets > 1 << 20).count();
     if busy != ranks {
         bail!("only {busy} of {ranks} ranks sent more than 1 MiB through our library");
@@ -193,11 +193,11 @@ fn shmem(stage: &Stage, transport: &str) -> Result<Verdict> {
         "--mca", "scoll", "basic", "./shmem", "65536",
     ];
     // With these transports, the processes can communicate only over our devices.
-    let said = stage
+    let output = stage
         .start_with(&["--as", "roce"], None, &variables, &words)?
         .success()?;
     for part in SHMEM_PARTS {
-        expect(&said, &format!("{part}: correct on 4 processes"))?;
+        expect(&output, &format!("{part}: correct on 4 processes"))?;
     }
     Ok(Verdict::passed("4 processes"))
 }

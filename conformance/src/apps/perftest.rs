@@ -213,18 +213,18 @@ pub(super) fn run(
     let server = start(&words)?;
     stage.wait_for_port(port)?;
     words.push("127.0.0.1");
-    let said = start(&words)?.success()?;
+    let output = start(&words)?.success()?;
     server.success()?;
     let transport = if face == "roce" { "IB" } else { "IW" };
-    expect(&said, &format!("Transport type : {transport}"))?;
-    expect(&said, "Link type       : Ethernet")?;
+    expect(&output, &format!("Transport type : {transport}"))?;
+    expect(&output, "Link type       : Ethernet")?;
     let connected_by = if options.contains(&"-R") {
         "Data ex. method : rdma_cm"
     } else {
         "Data ex. method : Ethernet"
     };
-    expect(&said, connected_by)?;
-    let results = results(&said)?;
+    expect(&output, connected_by)?;
+    let results = results(&output)?;
     if results.len() != rows {
         bail!("{} result rows instead of {rows}", results.len());
     }
@@ -234,7 +234,7 @@ pub(super) fn run(
         }
     }
     let empty = without_value(&results);
-    let unmeasured = said.matches(UNMEASURED).count();
+    let unmeasured = output.matches(UNMEASURED).count();
     if empty.len() > unmeasured {
         bail!("no value for the sizes {empty:?}");
     }
@@ -261,8 +261,8 @@ fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
 
 /// Returns the size and the average of each row. The position of the average column is taken from
 /// the heading.
-fn results(said: &str) -> Result<Vec<(u64, f64)>> {
-    let head = said
+fn results(output: &str) -> Result<Vec<(u64, f64)>> {
+    let head = output
         .lines()
         .map(str::trim_start)
         .find(|line| line.starts_with("#bytes"))
@@ -275,7 +275,7 @@ fn results(said: &str) -> Result<Vec<(u64, f64)>> {
         .position(|word| word.contains("average") || word.contains("avg"))
         .context("the table has no average column")?;
     let mut out = Vec::new();
-    for line in said.lines() {
+    for line in output.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (Some(Ok(size)), Some(Ok(_))) = (
             words.first().map(|word| word.parse()),
@@ -314,16 +314,16 @@ mod tests {
 
     #[test]
     fn interrupted_calibrations_have_no_value() {
-        let said = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+        let output = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
                     MsgRate[Mpps]\n \
                     4096       30         0.00               0.00   \t\t   0.000001\n \
                     8192       30         0.84               0.28   \t\t   0.009290\
                     Correlation coefficient r^2: 0.89 < 0.9\n\n \
                     16384      30         0.00               0.00   \t\t   0.000000\n---\n";
-        let rows = results(said).unwrap();
+        let rows = results(output).unwrap();
         assert_eq!(rows, [(4096, 0.0), (8192, 0.28), (16384, 0.0)]);
         assert_eq!(without_value(&rows), [16384]);
-        assert_eq!(said.matches(UNMEASURED).count(), 1);
+        assert_eq!(output.matches(UNMEASURED).count(), 1);
         assert_eq!(
             without_value(&[(2, f64::INFINITY), (4, -1.0), (8, 0.5)]),
             [2, 4]

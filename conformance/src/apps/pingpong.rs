@@ -136,10 +136,10 @@ fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Ver
         stage.wait_for_port(port)?;
         words.push("127.0.0.1");
         let client = start(&words)?;
-        for said in [client.success()?, server.success()?] {
+        for output in [client.success()?, server.success()?] {
             match program {
-                XSRQ => expect(&said, "success")?,
-                _ => expect(&said, "500 iters in")?,
+                XSRQ => expect(&output, "success")?,
+                _ => expect(&output, "500 iters in")?,
             }
         }
     }

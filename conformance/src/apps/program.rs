@@ -53,7 +53,7 @@ impl Program {
         })
     }
 
-    pub(super) fn said(&self) -> String {
+    pub(super) fn output_so_far(&self) -> String {
         let bytes = std::fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -64,11 +64,11 @@ impl Program {
     /// Fails if the program exits without printing the text, or at the time limit of the case.
     pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
         loop {
-            if self.said().contains(text) {
+            if self.output_so_far().contains(text) {
                 return Ok(());
             }
             if let Some(status) = self.poll()? {
-                if self.said().contains(text) {
+                if self.output_so_far().contains(text) {
                     return Ok(());
                 }
                 bail!(
@@ -104,16 +104,16 @@ impl Program {
                     bail!(
                         "`{}` was killed by signal {signal}; its last output: {}",
                         self.shown,
-                        last(&self.said())
+                        last(&self.output_so_far())
                     );
                 };
-                return Ok((code, self.said()));
+                return Ok((code, self.output_so_far()));
             }
             if Instant::now() >= self.deadline {
                 bail!(
                     "`{}` did not exit in time; its last output: {}",
                     self.shown,
-                    last(&self.said())
+                    last(&self.output_so_far())
                 );
             }
             thread::sleep(POLL_INTERVAL);

@@ -102,11 +102,11 @@ fn rping_under(
     };
     let server = start("-s")?;
     stage.wait_for_port(port)?;
-    let said = start("-c")?.success()?;
-    expect_lines(&said, "ping data: rdma-ping-", count)?;
-    expect(&said, &format!("rdma-ping-{}", count - 1))?;
-    let said = server.success()?;
-    expect_lines(&said, "server ping data: rdma-ping-", count)?;
+    let output = start("-c")?.success()?;
+    expect_lines(&output, "ping data: rdma-ping-", count)?;
+    expect(&output, &format!("rdma-ping-{}", count - 1))?;
+    let output = server.success()?;
+    expect_lines(&output, "server ping data: rdma-ping-", count)?;
     Ok(Verdict::passed(format!("{count} pings")))
 }
 
@@ -114,11 +114,11 @@ fn rping_under(
 /// to find out.
 fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
-    let (code, said) = client.wait()?;
+    let (code, output) = client.wait()?;
     if code == 0 {
         bail!("it reports success");
     }
-    expect(&said, "RDMA_CM_EVENT_ADDR_ERROR, error -110")?;
+    expect(&output, "RDMA_CM_EVENT_ADDR_ERROR, error -110")?;
     Ok(Verdict::passed("ADDR_ERROR"))
 }
 
@@ -171,9 +171,9 @@ fn ucmatose(stage: &Stage, address: &str, options: &[&str]) -> Result<Verdict> {
     let server = stage.start(&[&["ucmatose", "-b", address, "-p", &number], options].concat())?;
     stage.wait_for_port(port)?;
     let client = stage.start(&[&["ucmatose", "-s", address, "-p", &number], options].concat())?;
-    for said in [client.success()?, server.success()?] {
-        expect(&said, "data transfers complete")?;
-        expect(&said, "return status 0")?;
+    for output in [client.success()?, server.success()?] {
+        expect(&output, "data transfers complete")?;
+        expect(&output, "return status 0")?;
     }
     Ok(Verdict::passed("10 connections"))
 }
@@ -184,14 +184,15 @@ fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
     let number = port.to_string();
     let mut server = stage.start(&["cmtime", "-b", address, "-p", &number])?;
     stage.wait_for_port(port)?;
-    let said = stage
+    let output = stage
         .start(&["cmtime", "-s", address, "-p", &number, "-c", count])?
         .success()?;
     for failure in ["event:", "failure", "error"] {
-        if said.contains(failure) {
+        if output.contains(failure) {
             bail!(
                 "connections failed: {}",
-                said.lines()
+                output
+                    .lines()
                     .find(|line| line.contains(failure))
                     .unwrap_or_default()
             );
@@ -205,7 +206,7 @@ fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
         "disconnect",
         "destroy",
     ] {
-        let line = said
+        let line = output
             .lines()
             .find(|line| line.starts_with(step) && line.contains(':'))
             .with_context(|| format!("no row for {step}"))?;

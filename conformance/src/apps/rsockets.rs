@@ -125,9 +125,9 @@ fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> 
     let mut server = stage.start(&words)?;
     stage.wait_for_datagrams(port)?;
     let words = [&["udpong", "-s", address, "-p", &number], client].concat();
-    let said = stage.start(&words)?.success()?;
-    expect_lines(&said, "usec/xfer", 1)?;
-    let Some(row) = said.lines().find(|line| is_datagram_row(line)) else {
+    let output = stage.start(&words)?.success()?;
+    expect_lines(&output, "usec/xfer", 1)?;
+    let Some(row) = output.lines().find(|line| is_datagram_row(line)) else {
         bail!("the client printed no result");
     };
     server.wait_for(&format!("client login from {address}"))?;
@@ -161,10 +161,10 @@ fn stream(
     stage.wait_for_port(port)?;
     let mut client = vec![program, "-s", address, "-p", &number];
     client.extend(options);
-    let said = stage.start(&client)?.success()?;
+    let output = stage.start(&client)?.success()?;
     server.success()?;
-    expect_lines(&said, "usec/xfer", 1)?;
-    let found = said.lines().filter(|line| is_row(line)).count();
+    expect_lines(&output, "usec/xfer", 1)?;
+    let found = output.lines().filter(|line| is_row(line)).count();
     if found != rows {
         bail!("{found} result rows instead of {rows}");
     }
@@ -248,12 +248,12 @@ fn iperf3(stage: &Stage, address: &str) -> Result<Verdict> {
         server.wait_for("Server listening")?;
         let mut client = vec!["iperf3", "-c", address, "-p", &number];
         client.extend(direction);
-        let said = stage
+        let output = stage
             .start_with(&["--rsockets"], None, &[], &client)?
             .success()?;
         server.success()?;
-        expect(&said, "receiver")?;
-        expect(&said, "iperf Done.")?;
+        expect(&output, "receiver")?;
+        expect(&output, "iperf Done.")?;
     }
     Ok(Verdict::passed("both directions"))
 }

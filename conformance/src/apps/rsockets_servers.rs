@@ -35,8 +35,8 @@ fn start(stage: &Stage, words: &[&str]) -> Result<Program> {
 }
 
 /// Fails unless the program's connections went through our library.
-fn expect_sent(said: &str) -> Result<()> {
-    let sent: u64 = said.lines().filter_map(octets_sent).sum();
+fn expect_sent(output: &str) -> Result<()> {
+    let sent: u64 = output.lines().filter_map(octets_sent).sum();
     ensure!(sent > 0, "the program sent nothing through our library");
     Ok(())
 }
@@ -54,8 +54,8 @@ fn redis(stage: &Stage) -> Result<Verdict> {
         std::fs::write(&input, value)?;
         let key = format!("key.{at}");
         let words = ["redis-cli", "-p", &port, "-x", "SET", &key];
-        let said = stage.start_with(&["--rsockets"], Some(&input), &[], &words)?;
-        expect(&said.success()?, "OK")?;
+        let output = stage.start_with(&["--rsockets"], Some(&input), &[], &words)?;
+        expect(&output.success()?, "OK")?;
     }
     expect_values(stage, &port, &values)?;
     let many = [
@@ -72,9 +72,9 @@ fn redis(stage: &Stage) -> Result<Verdict> {
         "set,get",
         "--csv",
     ];
-    let said = start(stage, &many)?.success()?;
-    expect(&said, "\"GET\",")?;
-    expect_sent(&said)?;
+    let output = start(stage, &many)?.success()?;
+    expect(&output, "\"GET\",")?;
+    expect_sent(&output)?;
     // The server writes its log of changes before it exits.
     start(stage, &["redis-cli", "-p", &port, "SHUTDOWN"])?.success()?;
     expect_sent(&server.success()?)?;
@@ -99,9 +99,9 @@ fn expect_values(stage: &Stage, port: &str, values: &[String]) -> Result<()> {
     for (at, value) in values.iter().enumerate() {
         let key = format!("key.{at}");
         let words = ["redis-cli", "-p", port, "GET", &key];
-        let said = stage.start_with(&["--rsockets"], None, &[], &words)?;
-        let said = said.success()?;
-        ensure!(said.trim_end() == value, "{key} has another value");
+        let output = stage.start_with(&["--rsockets"], None, &[], &words)?;
+        let output = output.success()?;
+        ensure!(output.trim_end() == value, "{key} has another value");
     }
     Ok(())
 }
@@ -126,11 +126,11 @@ fn nginx(stage: &Stage) -> Result<Verdict> {
     stage.wait_for_port(port)?;
     let url = format!("http://127.0.0.1:{port}/file");
     for copy in ["copy.1", "copy.2"] {
-        let said = start(
+        let output = start(
             stage,
             &["curl", "--silent", "--show-error", "-o", copy, &url],
         )?;
-        expect_sent(&said.success()?)?;
+        expect_sent(&output.success()?)?;
         let found = std::fs::read(stage.dir().join(copy))?;
         ensure!(found == file, "{copy} differs from the file");
     }
@@ -163,11 +163,11 @@ fn sockperf(stage: &Stage) -> Result<Verdict> {
     // The client compares each answer with what it sent.
     let options = ["-t", "2", "-m", "1000", "--data-integrity"];
     let words = [&["sockperf", "ping-pong"], &address[..], &options].concat();
-    let said = start(stage, &words)?.success()?;
+    let output = start(stage, &words)?.success()?;
     expect(
-        &said,
+        &output,
         "# dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0",
     )?;
-    expect_sent(&said)?;
+    expect_sent(&output)?;
     Ok(Verdict::passed("no message differs"))
 }

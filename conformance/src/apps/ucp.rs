@@ -136,9 +136,9 @@ fn perftest(stage: &Stage, tls: &str, test: &str, size: &str, iterations: &str) 
     let server = start(stage, tls, &words)?;
     stage.wait_for_port(port)?;
     words.insert(1, WIRE_V4);
-    let said = start(stage, tls, &words)?.success()?;
+    let output = start(stage, tls, &words)?.success()?;
     server.success()?;
-    let last = said.lines().find(|line| line.starts_with("Final:"));
+    let last = output.lines().find(|line| line.starts_with("Final:"));
     let done = last.and_then(|line| line.split_whitespace().nth(1));
     if done != Some(iterations) {
         bail!("ucx_perftest did not complete {iterations} iterations: {last:?}");
@@ -225,10 +225,10 @@ fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
             let server = start(stage, tls, &words)?;
             stage.wait_for_port(port.parse()?)?;
             words.extend(["-n", WIRE_V4]);
-            let said = start(stage, tls, &words)?.success()?;
+            let output = start(stage, tls, &words)?.success()?;
             server.success()?;
             let text = alphabet(len.parse()?);
-            expect_lines(&said, &text, 1)?;
+            expect_lines(&output, &text, 1)?;
         }
         Ok(Verdict::passed("2 messages"))
     });
@@ -254,9 +254,9 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage>
         stage.wait_for_port(port.parse()?)?;
         let number = iterations.to_string();
         words.extend(["-o", "read,write", "-i", &number, WIRE_V4]);
-        let said = start(stage, tls, &words)?.success()?;
-        expect(&said, "Client exit with status 'OK'")?;
-        let moved = transfers(&said)?;
+        let output = start(stage, tls, &words)?.success()?;
+        expect(&output, "Client exit with status 'OK'")?;
+        let moved = transfers(&output)?;
         if moved != (iterations, iterations) {
             bail!("the client reports {moved:?} transfers instead of {iterations}");
         }
@@ -272,9 +272,9 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage>
 
 /// Returns two sums over the client's reports, which it prints every second: the totals, and the
 /// reads plus the writes.
-fn transfers(said: &str) -> Result<(u32, u32)> {
+fn transfers(output: &str) -> Result<(u32, u32)> {
     let (mut all, mut reads, mut writes) = (0, 0, 0);
-    for report in said.lines().filter(|line| line.contains("] total min:")) {
+    for report in output.lines().filter(|line| line.contains("] total min:")) {
         let totals: Vec<u32> = report
             .split("total:")
             .skip(1)
@@ -308,9 +308,9 @@ fn io_demo_server_killed(stage: &Stage) -> Result<Verdict> {
 fn own_program(stage: &Stage, tls: &str) -> Result<Verdict> {
     std::fs::write(stage.dir().join("ucp.c"), SOURCE)?;
     compile(stage, "ucp.c", "ucp")?;
-    let said = start(stage, tls, &["./ucp"])?.success()?;
+    let output = start(stage, tls, &["./ucp"])?.success()?;
     for part in PARTS {
-        expect_lines(&said, &format!("{part}: correct"), 1)?;
+        expect_lines(&output, &format!("{part}: correct"), 1)?;
     }
     Ok(Verdict::passed("7 operations"))
 }

@@ -46,10 +46,10 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 /// Checks that UCX lists both transports on each device, and the connection manager.
 fn info(stage: &Stage) -> Result<Verdict> {
-    let said = stage
+    let output = stage
         .start_with(ROCE, None, &[], &["ucx_info", "-d"])?
         .success()?;
-    lists_devices(&said)
+    lists_devices(&output)
 }
 
 fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
@@ -69,12 +69,12 @@ fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     lists_devices(&stage.start_plain(&words.concat())?.success()?)
 }
 
-fn lists_devices(said: &str) -> Result<Verdict> {
-    expect_lines(said, "Transport: rc_verbs", 2)?;
-    expect_lines(said, "Transport: ud_verbs", 2)?;
-    expect_lines(said, "Connection manager: rdmacm", 1)?;
+fn lists_devices(output: &str) -> Result<Verdict> {
+    expect_lines(output, "Transport: rc_verbs", 2)?;
+    expect_lines(output, "Transport: ud_verbs", 2)?;
+    expect_lines(output, "Connection manager: rdmacm", 1)?;
     for text in ["Device: iwarp0:1", "Device: iwarp1:1"] {
-        expect(said, text)?;
+        expect(output, text)?;
     }
     Ok(Verdict::passed(
         "rc_verbs and ud_verbs on 2 devices, rdmacm",
@@ -83,12 +83,12 @@ fn lists_devices(said: &str) -> Result<Verdict> {
 
 /// UCX ignores iWARP NICs silently, so our library prints a hint, once.
 fn hint(stage: &Stage) -> Result<Verdict> {
-    let said = stage.start(&["ucx_info", "-d"])?.success()?;
-    if said.contains("rc_verbs") {
+    let output = stage.start(&["ucx_info", "-d"])?.success()?;
+    if output.contains("rc_verbs") {
         bail!("UCX uses an iWARP NIC");
     }
     expect_lines(
-        &said,
+        &output,
         "UCX passes over iWARP NICs; try `iwarp run --as roce`",
         1,
     )?;
@@ -107,9 +107,9 @@ fn perftest(stage: &Stage, test: &[&str]) -> Result<Verdict> {
     let server = stage.start_with(ROCE, None, &[], &words)?;
     stage.wait_for_port(port)?;
     words.insert(1, WIRE_V4);
-    let said = stage.start_with(ROCE, None, &[], &words)?.success()?;
+    let output = stage.start_with(ROCE, None, &[], &words)?.success()?;
     server.success()?;
-    let last = said.lines().find(|line| line.starts_with("Final:"));
+    let last = output.lines().find(|line| line.starts_with("Final:"));
     let done = last.and_then(|line| line.split_whitespace().nth(1));
     if done != Some("2000") {
         bail!("ucx_perftest did not complete 2000 iterations: {last:?}");

@@ -158,11 +158,11 @@ fn transfer(stage: &Stage, wheel: &Wheel) -> Result<Verdict> {
         stage.wait_for_port(PORT)?;
     }
     let second = start(stage, wheel, second)?;
-    let said = second.success()?;
+    let output = second.success()?;
     for report in wheel.reports {
-        expect(&said, report)?;
+        expect(&output, report)?;
     }
-    let sent: u64 = said.lines().filter_map(octets_sent).sum();
+    let sent: u64 = output.lines().filter_map(octets_sent).sum();
     ensure!(
         sent >= MIN_BYTES_SENT,
         "only {sent} bytes went through our library"

@@ -257,8 +257,9 @@ fn measure(
     let end = USER.end(guest);
     let limit = PROGRAM_LIMIT.max(row.rules.limit);
     for _ in 0..ATTEMPTS {
-        let result = matrix::run_program(ports, &end, &end, row, Family::V4, limit, log)
-            .and_then(|(note, said)| figure(row, &note, &said).context("no result in the output"));
+        let result = matrix::run_program(ports, &end, &end, row, Family::V4, limit, log).and_then(
+            |(note, output)| figure(row, &note, &output).context("no result in the output"),
+        );
         match result {
             Ok(figure) => {
                 figures
@@ -277,27 +278,27 @@ fn measure(
 }
 
 /// Returns the result from a client's output, or from the note if the row is of perftest.
-fn figure(row: &Program, note: &str, said: &str) -> Option<f64> {
+fn figure(row: &Program, note: &str, output: &str) -> Option<f64> {
     let number = |text: &str| {
         text.parse::<f64>()
             .ok()
             .filter(|value| value.is_finite() && *value > 0.0)
     };
     if let Some((_, _, word, _)) = storage_row(&row.name) {
-        let mut words = said.split_whitespace();
+        let mut words = output.split_whitespace();
         words.find(|found| found == word)?;
         return number(words.next()?);
     }
     match row.name.as_str() {
         CONNECTIONS => {
-            let times: Vec<f64> = said
+            let times: Vec<f64> = output
                 .lines()
                 .filter_map(|line| number(line.trim()))
                 .collect();
             Some(times.last()? - times.first()?)
         }
         TCP => {
-            let row = said
+            let row = output
                 .lines()
                 .find_map(|line| line.trim().strip_prefix("bw"))?;
             let words: Vec<&str> = row.split_whitespace().collect();
@@ -368,25 +369,25 @@ mod tests {
             figure(&row(CONNECTIONS), "", "10.50\ncreate id : 1 2\n12.75\n"),
             Some(2.25)
         );
-        for (said, value) in [("1.5 GB", 1500.0), ("92.5 MB", 92.5)] {
-            let said = format!("tcp_bw:\n    bw  =  {said}/sec\n");
-            assert_eq!(figure(&row(TCP), "", &said), Some(value));
+        for (output, value) in [("1.5 GB", 1500.0), ("92.5 MB", 92.5)] {
+            let output = format!("tcp_bw:\n    bw  =  {output}/sec\n");
+            assert_eq!(figure(&row(TCP), "", &output), Some(value));
         }
         assert_eq!(
             figure(&row("ib_write_bw-4096"), "12.5 MB/s", ""),
             Some(12.5)
         );
         assert_eq!(figure(&row("ib_write_lat-64"), "inf us", ""), None);
-        let said = "disk\nbandwidth 1.5 operations 300 latency 22.5\n";
+        let output = "disk\nbandwidth 1.5 operations 300 latency 22.5\n";
         for row in storage() {
-            let (said, figure) = (said, figure(&row, "", said));
+            let (output, figure) = (output, figure(&row, "", output));
             let wanted = match unit(&row.name) {
                 "µs" => Some(22.5),
                 "1/s" => Some(300.0),
                 "MB/s" => Some(1.5),
                 _ => None,
             };
-            assert_eq!(figure, wanted, "{} in {said}", row.name);
+            assert_eq!(figure, wanted, "{} in {output}", row.name);
         }
         let copied = storage().pop().unwrap();
         assert_eq!(figure(&copied, "", "seconds 3.5\n"), Some(3.5));

@@ -279,9 +279,9 @@ impl<'a> Pair<'a> {
         }
         log.line(run_on_server(&self.server, scenario.end, limit)?);
         for guest in [&self.server, &self.client] {
-            let said = guest.kernel_messages();
-            log.line(&said);
-            check_messages(&said)?;
+            let output = guest.kernel_messages();
+            log.line(&output);
+            check_messages(&output)?;
         }
         Ok(())
     }
@@ -301,8 +301,8 @@ impl<'a> Pair<'a> {
             if Instant::now() > deadline {
                 bail!("the client's guest does not respond");
             }
-            let said = running.output_so_far();
-            for request in said
+            let output = running.output_so_far();
+            for request in output
                 .lines()
                 .filter(|line| line.starts_with('@'))
                 .skip(executed)

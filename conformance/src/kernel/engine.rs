@@ -70,13 +70,13 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     );
     let after = guest.run(&load, args.boot.limit(TESTS_LIMIT))?;
     log.line(&after.text);
-    let said = guest.kernel_messages();
-    log.line(&said);
+    let output = guest.kernel_messages();
+    log.line(&output);
     if args.messages {
-        println!("{said}");
+        println!("{output}");
     }
-    let check_log = check_log(&said, &after.text);
-    for line in said.lines().filter_map(module_text) {
+    let check_log = check_log(&output, &after.text);
+    for line in output.lines().filter_map(module_text) {
         log.say(line);
         if check_log.is_ok() && line.contains(" tests, ") {
             break;
@@ -99,8 +99,8 @@ fn module_text(line: &str) -> Option<&str> {
 ///
 /// All tests may run twice: if a module unloads itself, busybox's insmod tries to load it again
 /// with another system call.
-fn check_log(said: &str, modules: &str) -> Result<()> {
-    if let Some(line) = complaints::first(said) {
+fn check_log(output: &str, modules: &str) -> Result<()> {
+    if let Some(line) = complaints::first(output) {
         bail!("the guest's kernel: {line}");
     }
     if modules.lines().any(|line| line.starts_with(MODULE)) {
@@ -108,7 +108,7 @@ fn check_log(said: &str, modules: &str) -> Result<()> {
     }
     let (mut passed, mut counted) = (0, 0);
     let mut last = "";
-    for line in said.lines().filter_map(module_text) {
+    for line in output.lines().filter_map(module_text) {
         last = line;
         passed += usize::from(line.starts_with("passed "));
         if let Some((count, failed)) = line.split_once(" tests, ") {
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn only_complete_success_passes() {
         assert!(check_log(GOOD, "virtio_net 1 0\n").is_ok());
-        let fails = |said: &str| check_log(said, "").unwrap_err().to_string();
+        let fails = |output: &str| check_log(output, "").unwrap_err().to_string();
         assert!(fails(&GOOD.replace("2 tests, 0", "2 tests, 1")).contains("1 failed"));
         assert!(fails(&GOOD.replace("passed two", "FAILED two: -5")).contains("1 passed"));
         assert!(check_log(&GOOD.repeat(2), "").is_ok());

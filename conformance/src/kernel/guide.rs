@@ -144,13 +144,13 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
             };
             guest.must(&format!("set -ex\n{commands}"), limit)?;
         }
-        let said = client.must(&format!("set -ex\n{}", section.use_it), limit)?;
-        log.line(&said);
+        let output = client.must(&format!("set -ex\n{}", section.use_it), limit)?;
+        log.line(&output);
         server.must(&format!("set -ex\n{}", section.end), limit)?;
         for guest in [&server, &client] {
-            let said = guest.kernel_messages();
-            log.line(&said);
-            if let Some(line) = complaints::first(&said) {
+            let output = guest.kernel_messages();
+            log.line(&output);
+            if let Some(line) = complaints::first(&output) {
                 bail!("{}: {line}", section.heading);
             }
         }

@@ -272,7 +272,7 @@ impl Matrix<'_> {
                 }
                 let guest = self.guest;
                 let (ports, limit) = (&self.ports, self.boot.limit(program.rules.limit));
-                let said = self.rows.run(
+                let output = self.rows.run(
                     title,
                     log,
                     |log| {
@@ -283,7 +283,7 @@ impl Matrix<'_> {
                     |_, error| excuses::known_fault(error),
                     complaints::first,
                 )?;
-                check_not_crashed(&said)?;
+                check_not_crashed(&output)?;
             }
         }
         Ok(())
@@ -295,7 +295,7 @@ impl Matrix<'_> {
             return Ok(());
         }
         let (guest, limit) = (self.guest, self.boot.limit(suite::LIMIT));
-        let said = self.rows.run(
+        let output = self.rows.run(
             title,
             log,
             |_| {
@@ -305,13 +305,13 @@ impl Matrix<'_> {
             |_, _| None,
             complaints::first,
         )?;
-        check_not_crashed(&said)
+        check_not_crashed(&output)
     }
 }
 
 /// Fails if the guest's kernel has crashed.
-fn check_not_crashed(said: &str) -> Result<()> {
-    if complaints::first(said).is_some_and(|line| line.contains("BUG:")) {
+fn check_not_crashed(output: &str) -> Result<()> {
+    if complaints::first(output).is_some_and(|line| line.contains("BUG:")) {
         bail!("the guest's kernel has crashed");
     }
     Ok(())
@@ -321,12 +321,15 @@ fn check_not_crashed(said: &str) -> Result<()> {
 /// warnings, but must not crash.
 fn attempt(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Attempt> {
     if let Some(other) = siw {
-        let said = other.kernel_messages();
-        if let Some(line) = complaints::fatal(&said) {
+        let output = other.kernel_messages();
+        if let Some(line) = complaints::fatal(&output) {
             bail!("siw's kernel has crashed: {line}");
         }
-        if let (Err(error), false) = (&result, said.is_empty()) {
-            result = Err(anyhow::anyhow!("{error:#} | siw's kernel: {}", said.trim()));
+        if let (Err(error), false) = (&result, output.is_empty()) {
+            result = Err(anyhow::anyhow!(
+                "{error:#} | siw's kernel: {}",
+                output.trim()
+            ));
         }
     }
     Ok((result.map(Verdict::Passed), guest.kernel_messages()))

@@ -93,13 +93,13 @@ fn run(bench: &Bench, script: &str, limit: u64) -> Result<()> {
     if loaded.code == 0 {
         guest.run(&format!("rmmod {DEVICE}"), limit)?;
     }
-    let said = guest.kernel_messages();
-    *bench.last_output.borrow_mut() = format!("{}\n{said}", out.text);
+    let output = guest.kernel_messages();
+    *bench.last_output.borrow_mut() = format!("{}\n{output}", out.text);
     if out.code != 0 {
         let last = out.text.lines().last().context("no output")?;
         bail!("exit {}: {last}", out.code);
     }
-    check_messages(&said)
+    check_messages(&output)
 }
 
 /// Unloads the module.
@@ -119,12 +119,12 @@ fn expect_failure(line: &str) -> String {
 }
 
 /// Fails if the kernel reported a fault, or the module leaked memory or was not unloaded.
-pub(super) fn check_messages(said: &str) -> Result<()> {
-    let leaked = || said.lines().find(|line| line.contains(LEAKED));
-    if let Some(line) = complaints::first(said).or_else(leaked) {
+pub(super) fn check_messages(output: &str) -> Result<()> {
+    let leaked = || output.lines().find(|line| line.contains(LEAKED));
+    if let Some(line) = complaints::first(output).or_else(leaked) {
         bail!("the guest's kernel: {line}");
     }
-    if !said.contains(NO_LEAK) {
+    if !output.contains(NO_LEAK) {
         bail!("the module was not unloaded: its message {NO_LEAK:?} is missing");
     }
     Ok(())

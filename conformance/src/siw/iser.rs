@@ -371,9 +371,11 @@ fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     Ok(format!("{TARGET_MIB} MiB each way"))
 }
 
-fn same(what: &str, here: &str, there: &str) -> Result<()> {
-    if here != there {
-        bail!("the data that was {what} differs: SHA-256 {here} here, {there} in the guest");
+fn same(what: &str, host_sum: &str, guest_sum: &str) -> Result<()> {
+    if host_sum != guest_sum {
+        bail!(
+            "the data that was {what} differs: SHA-256 {host_sum} here, {guest_sum} in the guest"
+        );
     }
     Ok(())
 }

@@ -197,14 +197,14 @@ fn run(
             load(parameters)?;
             driver = Some(parameters);
         }
-        let said = rows.run(
+        let output = rows.run(
             case.name.clone(),
             log,
             |_| Ok(((case.run)(lab), lab.guest.kernel_messages())),
-            |said, error| excuse(&case, said, error),
+            |output, error| excuse(&case, output, error),
             complaints::fatal,
         )?;
-        if complaints::fatal(&said).is_some() {
+        if complaints::fatal(&output).is_some() {
             break;
         }
     }

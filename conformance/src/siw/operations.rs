@@ -306,8 +306,8 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
                 };
                 cases.push(setup.case(query_port_mapper));
             }
-            for (who, ours) in [("we-die", true), ("siw-dies", false)] {
-                cases.push(setup(who).case(move |lab, setup| kill_one_end(lab, setup, ours)));
+            for (side, ours) in [("we-die", true), ("siw-dies", false)] {
+                cases.push(setup(side).case(move |lab, setup| kill_one_end(lab, setup, ours)));
             }
         }
     }
@@ -330,17 +330,17 @@ const fn server_and_client(both: &Both, we: OurRole) -> (&String, &String) {
     }
 }
 
-fn check_output(who: &str, text: &str, wanted: &[&str]) -> Result<()> {
+fn check_output(side: &str, text: &str, wanted: &[&str]) -> Result<()> {
     for words in wanted {
         if !text.contains(words) {
             bail!(
-                "{who}: no {words:?} in the output: {}",
+                "{side}: no {words:?} in the output: {}",
                 text.trim().replace('\n', " / ")
             );
         }
     }
     match text.lines().find(|line| line.starts_with("failed")) {
-        Some(line) => bail!("{who}: {line}: {}", text.trim().replace('\n', " / ")),
+        Some(line) => bail!("{side}: {line}: {}", text.trim().replace('\n', " / ")),
         None => Ok(()),
     }
 }

@@ -71,19 +71,21 @@ fn grown(samples: &[Sample]) -> Option<String> {
         .get(WARM_UP..)
         .filter(|samples| samples.len() >= 8)?;
     let ends = |n: usize| (&samples[..n], &samples[samples.len() - n..]);
-    let largest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).max().unwrap_or(0);
-    let smallest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).min().unwrap_or(0);
+    let largest =
+        |from: &[Sample], value: fn(&Sample) -> u64| from.iter().map(value).max().unwrap_or(0);
+    let smallest =
+        |from: &[Sample], value: fn(&Sample) -> u64| from.iter().map(value).min().unwrap_or(0);
     // Compares the largest of the first three samples with the smallest of the last three, so that
     // a peak does not count as growth.
-    let without_peaks = |of: fn(&Sample) -> u64| {
+    let without_peaks = |value: fn(&Sample) -> u64| {
         let (first, last) = ends(3);
-        (largest(first, of), smallest(last, of))
+        (largest(first, value), smallest(last, value))
     };
     // For values that fluctuate, compares the minima of the first and the last third, which reveal
     // even slow growth.
-    let minima = |of: fn(&Sample) -> u64| {
+    let minima = |value: fn(&Sample) -> u64| {
         let (first, last) = ends((samples.len() / 3).max(3));
-        (smallest(first, of), smallest(last, of))
+        (smallest(first, value), smallest(last, value))
     };
     let (was, is) = without_peaks(|sample| sample.rss);
     if is > was + SLACK_KIB {
