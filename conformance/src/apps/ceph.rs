@@ -21,22 +21,22 @@ use crate::case::{Case, Verdict};
 const NEEDS: &[&str] = &["ceph-mon", "ceph-mgr", "ceph-osd", "ceph-common"];
 const LIMIT_S: u64 = 400;
 const POOL: &str = "pool";
-/// Bytes of the object and of the image that are compared.
+/// Sizes in bytes of the object and the image that are stored and compared.
 const OBJECT_BYTES: usize = (16 << 20) + 4097;
 const IMAGE_BYTES: usize = 32 << 20;
-/// How often a command of `ceph` is tried. If it is sent before the monitors' map has arrived, Ceph
-/// itself refuses it.
+/// Number of attempts for a command of `ceph`. Ceph refuses a command that is sent before the
+/// monitors' map has arrived.
 const TRIES: usize = 5;
-/// How often, at most, and at which interval the daemons are asked whether they have released what
-/// ended connections used.
+/// Maximum number and interval of the checks whether the daemons have released the resources of
+/// closed connections.
 const RELEASE_POLLS: usize = 120;
 const RELEASE_INTERVAL: Duration = Duration::from_millis(500);
-/// With less time left than this, a case reports the unreleased objects.
+/// If less time than this is left, the case fails with a report of the unreleased resources.
 const LEFT_FOR_REPORT: Duration = Duration::from_secs(20);
 /// Descriptors of one connection: two sockets and an eventfd.
 const DESCRIPTORS_EACH: u64 = 3;
 
-/// How programs see the device, and Ceph's options for that.
+/// The kind of NIC that programs see: options of `iwarp run`, and Ceph's configuration for it.
 struct Face {
     run: &'static [&'static str],
     options: &'static str,
@@ -74,22 +74,25 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 fn check(stage: &Stage, face: &'static Face) -> Result<Verdict> {
     let mut cluster = Cluster::create(stage, face)?;
     let contents = Contents::create(stage)?;
-    // The first client makes the OSDs connect to each other.
+    // Before the first measurement, run a client once, so that the OSDs connect to each other.
     cluster.put_and_get(&contents)?;
     let before = cluster.resource_usage()?;
     cluster.put_and_get(&contents)?;
     cluster.import_and_export(&contents)?;
     cluster.expect_released(&before)?;
-    let moved = cluster.bytes_received("ceph-osd")?;
-    let least = 2 * (2 * OBJECT_BYTES + IMAGE_BYTES);
+    let received_bytes = cluster.bytes_received("ceph-osd")?;
+    let min_bytes = 2 * (2 * OBJECT_BYTES + IMAGE_BYTES);
     ensure!(
-        moved >= least as u64,
-        "the OSDs received {moved} bytes over RDMA"
+        received_bytes >= min_bytes as u64,
+        "the OSDs received {received_bytes} bytes over RDMA"
     );
     cluster.restart_under_load()?;
     cluster.expect_connected(&before)?;
     cluster.read_from_restarted(&contents)?;
-    Ok(Verdict::passed(format!("{} MiB received", moved >> 20)))
+    Ok(Verdict::passed(format!(
+        "{} MiB received",
+        received_bytes >> 20
+    )))
 }
 
 /// The files that are stored in the cluster and compared.
@@ -110,9 +113,9 @@ impl Contents {
     }
 }
 
-/// Objects that a daemon holds for its connections.
+/// Resources that a daemon uses for its connections.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct ResourceUsage {
     queue_pairs: u64,
     /// Queue pairs without a connection.
     unconnected: usize,
@@ -120,14 +123,14 @@ struct Held {
     descriptors: u64,
 }
 
-impl Held {
+impl ResourceUsage {
     fn exceeds(self, other: Self) -> bool {
         self.queue_pairs > other.queue_pairs
             || self.completion_queues > other.completion_queues
             || self.descriptors > other.descriptors
     }
 
-    /// Returns `true` if there is more than additional connections explain.
+    /// Returns `true` if the usage is higher than additional connections explain.
     fn leaks(self, other: Self) -> bool {
         let further = self.queue_pairs.saturating_sub(other.queue_pairs);
         self.unconnected > 0
@@ -341,14 +344,14 @@ impl<'a> Cluster<'a> {
             .collect())
     }
 
-    fn resource_usage(&self) -> Result<BTreeMap<String, Held>> {
+    fn resource_usage(&self) -> Result<BTreeMap<String, ResourceUsage>> {
         let mut all = BTreeMap::new();
         for (name, process) in self.statistics()? {
             let folder = format!("/proc/{}/fd", process["pid"]);
             // The daemon may have exited in the meantime.
             let (code, listed) = self.stage.start_plain(&["ls", &folder])?.wait()?;
             if code == 0 {
-                let resource_usage = Held {
+                let resource_usage = ResourceUsage {
                     queue_pairs: device_sum(&process, "/queue_pairs"),
                     unconnected: unconnected(&process),
                     completion_queues: device_sum(&process, "/completion_queues"),
@@ -362,20 +365,20 @@ impl<'a> Cluster<'a> {
     }
 
     /// Waits until no daemon uses more resources than before the clients connected.
-    fn expect_released(&self, before: &BTreeMap<String, Held>) -> Result<()> {
-        self.wait_while(before, Held::exceeds)
+    fn expect_released(&self, before: &BTreeMap<String, ResourceUsage>) -> Result<()> {
+        self.wait_while(before, ResourceUsage::exceeds)
     }
 
     /// Waits until no daemon holds objects of closed connections. After a restart, the daemons may
     /// have other connections to each other than before.
-    fn expect_connected(&self, before: &BTreeMap<String, Held>) -> Result<()> {
-        self.wait_while(before, Held::leaks)
+    fn expect_connected(&self, before: &BTreeMap<String, ResourceUsage>) -> Result<()> {
+        self.wait_while(before, ResourceUsage::leaks)
     }
 
     fn wait_while(
         &self,
-        before: &BTreeMap<String, Held>,
-        holds_too_much: impl Fn(Held, Held) -> bool,
+        before: &BTreeMap<String, ResourceUsage>,
+        holds_too_much: impl Fn(ResourceUsage, ResourceUsage) -> bool,
     ) -> Result<()> {
         for _ in 0..RELEASE_POLLS {
             let now = self.resource_usage()?;
@@ -525,7 +528,7 @@ mod tests {
         ]}});
         assert_eq!(device_sum(&process, "/queue_pairs"), 5);
         assert_eq!(device_sum(&process, "/counters/rx_payload"), 12);
-        let resource_usage = |queue_pairs, descriptors| Held {
+        let resource_usage = |queue_pairs, descriptors| ResourceUsage {
             queue_pairs,
             unconnected: 0,
             completion_queues: 1,
@@ -542,7 +545,7 @@ mod tests {
                 && resource_usage(2, 13).leaks(one)
                 && !resource_usage(2, 12).leaks(one)
         );
-        let ended = Held {
+        let ended = ResourceUsage {
             unconnected: 1,
             ..one
         };

@@ -71,14 +71,14 @@ impl<'a> Target<'a> {
         Self::start_at(stage, "127.0.0.1")
     }
 
-    /// Starts a target. `address` is written as in a URL.
+    /// Starts a target on `address`, which has the syntax of a URL's host.
     fn start_at(stage: &'a Stage, address: &'static str) -> Result<Self> {
         let (port, other) = (stage.port()?, stage.port()?);
         let disk = stage.dir().join("disk.img");
         std::fs::write(&disk, noise(1, DISK))?;
-        readable(&disk)?;
-        // tgt also serves iSCSI over TCP. Our library listens on TCP ports as well, so iSER needs
-        // another port.
+        permit_all_users(&disk)?;
+        // tgt also serves iSCSI over TCP. iSER needs another port, because our library listens on a
+        // TCP port, too.
         let iser = format!("port={port},pool_sz_mb=64");
         let iscsi = format!("portal={address}:{other}");
         let daemon = stage.start_with(
@@ -99,18 +99,18 @@ impl<'a> Target<'a> {
         // tgt listens before it accepts commands, so the first command is retried.
         while target.admin(&new)?.0 != 0 {
             if stage.time_left() < Duration::from_secs(1) {
-                bail!("tgtd takes no commands");
+                bail!("tgtd did not accept commands in time");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         let path = target.disk.display().to_string();
         let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1"];
-        target.must(&[&unit[..], &["--lun", "1", "-b", &path]].concat())?;
-        target.must(&[
+        target.run_checked(&[&unit[..], &["--lun", "1", "-b", &path]].concat())?;
+        target.run_checked(&[
             "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
         ])?;
         for name in INITIATORS {
-            target.must(&["--op", "bind", "--mode", "target", "--tid", "1", "-Q", name])?;
+            target.run_checked(&["--op", "bind", "--mode", "target", "--tid", "1", "-Q", name])?;
         }
         Ok(target)
     }
@@ -122,16 +122,19 @@ impl<'a> Target<'a> {
         self.stage.start_plain(&all)?.wait()
     }
 
-    fn must(&self, words: &[&str]) -> Result<String> {
+    fn run_checked(&self, words: &[&str]) -> Result<String> {
         match self.admin(words)? {
             (0, output) => Ok(output),
-            (code, output) => bail!("tgtadm {} exited with {code}: {output}", words.join(" ")),
+            (code, output) => bail!(
+                "tgtadm {} exited with status {code}: {output}",
+                words.join(" ")
+            ),
         }
     }
 
-    /// Returns the number of sessions that the target keeps.
+    /// Returns the target's number of sessions.
     fn sessions(&self) -> Result<usize> {
-        let output = self.must(&["--op", "show", "--mode", "target"])?;
+        let output = self.run_checked(&["--op", "show", "--mode", "target"])?;
         expect(&output, NAME)?;
         Ok(output.lines().filter(|l| l.contains("I_T nexus: ")).count())
     }
@@ -146,7 +149,7 @@ impl<'a> Target<'a> {
         let url = self.url();
         let mut words = words.to_vec();
         words.push(&url);
-        // libiscsi 1.19 relies on zeroed heap memory. With this value, the C library zeroes it.
+        // libiscsi 1.19 relies on zeroed heap memory. With this setting, glibc zeroes it.
         self.stage
             .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
             .success()
@@ -157,15 +160,15 @@ fn ipc(stage: &Stage) -> String {
     stage.dir().join("tgtd").display().to_string()
 }
 
-/// Lets all users read and write a file. It may belong to root, and the programs run as another
-/// user.
-fn readable(file: &std::path::Path) -> Result<()> {
+/// Permits all users to read and write a file, because the programs may run as another user than
+/// the file's owner.
+fn permit_all_users(file: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o666))?;
     Ok(())
 }
 
-/// tgt frees a session when rdma_cm reports the end of the TIME_WAIT state of its connection.
+/// Checks that tgt frees its sessions. It frees a session when it gets RDMA_CM_EVENT_TIMEWAIT_EXIT.
 fn sessions(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let before = target.sessions()?;
@@ -175,7 +178,7 @@ fn sessions(stage: &Stage) -> Result<Verdict> {
     let during = target.sessions()?;
     while target.sessions()? > 0 {
         if stage.time_left() < Duration::from_secs(1) {
-            bail!("sessions stay");
+            bail!("tgt did not free its sessions");
         }
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -75,7 +75,7 @@ fn redis(stage: &Stage) -> Result<Verdict> {
     let output = start(stage, &many)?.success()?;
     expect(&output, "\"GET\",")?;
     expect_sent(&output)?;
-    // The server writes its log of changes before it exits.
+    // Before it exits, the server writes its values to the append-only file.
     start(stage, &["redis-cli", "-p", &port, "SHUTDOWN"])?.success()?;
     expect_sent(&server.success()?)?;
     let _server = redis_server(stage, &port)?;
@@ -101,7 +101,10 @@ fn expect_values(stage: &Stage, port: &str, values: &[String]) -> Result<()> {
         let words = ["redis-cli", "-p", port, "GET", &key];
         let output = stage.start_with(&["--rsockets"], None, &[], &words)?;
         let output = output.success()?;
-        ensure!(output.trim_end() == value, "{key} has another value");
+        ensure!(
+            output.trim_end() == value,
+            "{key} does not have the stored value"
+        );
     }
     Ok(())
 }
@@ -135,21 +138,21 @@ fn nginx(stage: &Stage) -> Result<Verdict> {
         ensure!(found == file, "{copy} differs from the file");
     }
     if let Some(status) = server.poll()? {
-        bail!("nginx ended: {status}");
+        bail!("nginx exited: {status}");
     }
     Ok(Verdict::passed("equal"))
 }
 
-/// Returns a configuration that keeps everything in one process and in the case's folder.
+/// Returns a configuration with one process, and with all files in the case's directory.
 fn nginx_configuration(dir: &str, port: u16) -> String {
-    let folders: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+    let temp_paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
         .map(|name| format!("{name}_temp_path {dir}/{name}; "))
         .collect();
     format!(
         "daemon off; master_process off; pid {dir}/nginx.pid; error_log stderr;\n\
          events {{ use epoll; }}\n\
-         http {{ access_log off; {folders}\n\
+         http {{ access_log off; {temp_paths}\n\
          server {{ listen 127.0.0.1:{port}; root {dir}/root; }} }}\n"
     )
 }

@@ -26,7 +26,7 @@ const TOLERATED_GROWTH: usize = 8;
 /// Number of runs of the good client before the attacks.
 const BASELINE_RUNS: usize = 5;
 
-/// The thoroughness of a run.
+/// How thoroughly the attacks run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// Each attack once, while the good client runs continuously.
@@ -114,7 +114,7 @@ pub(super) fn attack_server(
     last.resident_kib = server.resident().unwrap_or(0);
     rows.push(last.row(kind, "afterwards", "no leaks".into(), None));
     for row in &mut rows[first..] {
-        row.judge(base, before_kib);
+        row.compare_with_baseline(base, before_kib);
         log.line(row.line());
     }
     Ok(())
@@ -178,7 +178,10 @@ impl Trial {
     }
 
     /// Records the result of the good client's thread. Returns the latencies unless it failed.
-    fn good(&mut self, joined: std::thread::Result<Result<Vec<Figures>>>) -> Option<Figures> {
+    fn take_client_result(
+        &mut self,
+        joined: std::thread::Result<Result<Vec<Figures>>>,
+    ) -> Option<Figures> {
         match joined {
             Ok(Ok(all)) => worst(&all),
             Ok(Err(e)) => {
@@ -247,7 +250,7 @@ fn attack_during_client(
         }
         good.join()
     });
-    trial.good(good)
+    trial.take_client_result(good)
 }
 
 /// Runs each attack once, while the good client runs continuously.
@@ -276,13 +279,13 @@ fn run_quick(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
         over.store(true, Ordering::Release);
         good.join()
     });
-    let good = all.good(good);
+    let good = all.take_client_result(good);
     rows.push(all.row(server.kind, "all attacks", "-".into(), good));
 }
 
 impl Row {
     /// Compares latencies and memory with the values before the attacks.
-    fn judge(&mut self, base: Figures, before_kib: u64) {
+    fn compare_with_baseline(&mut self, base: Figures, before_kib: u64) {
         self.ratio = self.good.map(|good| good.p99 / base.p99.max(1.0));
         if self.failure.is_none() && self.resident_kib > before_kib + GROWTH_KIB {
             self.failure = Some(format!(

@@ -320,7 +320,7 @@ impl Guest {
     }
 
     /// Runs a shell command and returns its output. Fails if the command fails.
-    pub(crate) fn must(&self, command: &str, limit: u64) -> Result<String> {
+    pub(crate) fn run_checked(&self, command: &str, limit: u64) -> Result<String> {
         let out = self.run(command, limit)?;
         if out.code != 0 {
             bail!(
@@ -397,7 +397,8 @@ impl Guest {
 
     /// Reloads siw with these module parameters, or the unmodified driver if `parameters` is empty.
     pub(crate) fn load_siw(&self, parameters: &str) -> Result<()> {
-        self.must(&format!("siw-load {parameters}"), 60).map(drop)
+        self.run_checked(&format!("siw-load {parameters}"), 60)
+            .map(drop)
     }
 
     /// Returns the kernel's messages since the last call.

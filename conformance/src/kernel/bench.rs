@@ -209,7 +209,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
                     args.rounds,
                     driver.name
                 ));
-                guest.must(driver.load[crc], 60)?;
+                guest.run_checked(driver.load[crc], 60)?;
                 USER.link(&guest, driver.kind)?;
                 for row in &rows {
                     measure(
@@ -221,7 +221,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
                         &mut log,
                     );
                 }
-                guest.must(driver.unload, 120)?;
+                guest.run_checked(driver.unload, 120)?;
             }
         }
     }

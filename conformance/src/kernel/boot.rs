@@ -128,7 +128,7 @@ impl Boot {
     /// Clears kmemleak's list of leaks from the boot.
     pub(crate) fn forget_leaks(&self, guest: &Guest) -> Result<()> {
         if self.is_debug() {
-            guest.must(
+            guest.run_checked(
                 &format!(
                     "mount -t debugfs debugfs /sys/kernel/debug; {SCAN}; echo clear > {LEAKS}"
                 ),
@@ -144,7 +144,8 @@ impl Boot {
             return Ok(());
         }
         // kmemleak reports recently allocated blocks in a later scan only.
-        let found = guest.must(&format!("{SCAN}; sleep 6; {SCAN}; cat {LEAKS}"), SCAN_LIMIT)?;
+        let found =
+            guest.run_checked(&format!("{SCAN}; sleep 6; {SCAN}; cat {LEAKS}"), SCAN_LIMIT)?;
         log.line(&found);
         if !found.trim().is_empty() {
             bail!(

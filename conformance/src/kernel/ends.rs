@@ -150,7 +150,7 @@ impl Endpoint<'_> {
                 }
                 Ok(())
             }
-            Self::Device { guest, .. } => guest.must(script, 60).map(drop),
+            Self::Device { guest, .. } => guest.run_checked(script, 60).map(drop),
         }
     }
 }

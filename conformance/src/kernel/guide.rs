@@ -125,7 +125,7 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
             ..boot.machine()
         };
         let guest = Guest::start(image, &cache, &machine, log)?;
-        guest.must(&PREPARE_MACHINE.replace("ADDRESS", address), LIMIT)?;
+        guest.run_checked(&PREPARE_MACHINE.replace("ADDRESS", address), LIMIT)?;
         guest.kernel_messages();
         Ok(guest)
     };
@@ -136,17 +136,17 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
         .iter()
         .filter(|section| boot.has_rebuilt_modules() || !section.needs_rebuilt_modules)
     {
-        server.must(section.before, limit)?;
+        server.run_checked(section.before, limit)?;
         for (role, commands) in blocks(GUIDE, section.heading)? {
             let guest = match role {
                 MachineRole::Server => &server,
                 MachineRole::Client => &client,
             };
-            guest.must(&format!("set -ex\n{commands}"), limit)?;
+            guest.run_checked(&format!("set -ex\n{commands}"), limit)?;
         }
-        let output = client.must(&format!("set -ex\n{}", section.use_it), limit)?;
+        let output = client.run_checked(&format!("set -ex\n{}", section.use_it), limit)?;
         log.line(&output);
-        server.must(&format!("set -ex\n{}", section.end), limit)?;
+        server.run_checked(&format!("set -ex\n{}", section.end), limit)?;
         for guest in [&server, &client] {
             let output = guest.kernel_messages();
             log.line(&output);

@@ -114,7 +114,7 @@ impl Card {
             for i in $(seq 50); do [ -e /dev/infiniband/rdma_cm ] && exit 0; sleep 0.1; done
             exit 1"
         );
-        guest.must(&script, 60).map(drop)
+        guest.run_checked(&script, 60).map(drop)
     }
 
     pub(crate) const fn end<'a>(&self, guest: &'a Guest) -> Endpoint<'a> {
@@ -158,7 +158,7 @@ pub(crate) fn run(
     log.say(format!("booting Linux {}", image.release));
     let guest = Guest::start(image, cache, &machine, log)?;
     boot.forget_leaks(&guest)?;
-    guest.must("insmod /lib/iwarp/iwarp_rnic.ko", 60)?;
+    guest.run_checked("insmod /lib/iwarp/iwarp_rnic.ko", 60)?;
     USER.link(&guest, "iwarp")?;
     let other = if selects(Peer::Siw) {
         CABLE.link(&guest, "iwarp")?;
@@ -211,7 +211,7 @@ fn siw_guest(
     };
     log.say("booting the guest with siw");
     let guest = Guest::start(image, &cache, &machine, log)?;
-    guest.must("insmod /lib/siw/siw.ko", 60)?;
+    guest.run_checked("insmod /lib/siw/siw.ko", 60)?;
     SIW.link(&guest, "siw")?;
     guest.kernel_messages();
     Ok(guest)
@@ -272,7 +272,7 @@ impl Matrix<'_> {
                 }
                 let guest = self.guest;
                 let (ports, limit) = (&self.ports, self.boot.limit(program.rules.limit));
-                let output = self.rows.run(
+                let kernel_log = self.rows.run(
                     title,
                     log,
                     |log| {
@@ -283,7 +283,7 @@ impl Matrix<'_> {
                     |_, error| excuses::known_fault(error),
                     complaints::first,
                 )?;
-                check_not_crashed(&output)?;
+                check_not_crashed(&kernel_log)?;
             }
         }
         Ok(())
@@ -295,7 +295,7 @@ impl Matrix<'_> {
             return Ok(());
         }
         let (guest, limit) = (self.guest, self.boot.limit(suite::LIMIT));
-        let output = self.rows.run(
+        let kernel_log = self.rows.run(
             title,
             log,
             |_| {
@@ -305,13 +305,13 @@ impl Matrix<'_> {
             |_, _| None,
             complaints::first,
         )?;
-        check_not_crashed(&output)
+        check_not_crashed(&kernel_log)
     }
 }
 
 /// Fails if the guest's kernel has crashed.
-fn check_not_crashed(output: &str) -> Result<()> {
-    if complaints::first(output).is_some_and(|line| line.contains("BUG:")) {
+fn check_not_crashed(kernel_log: &str) -> Result<()> {
+    if complaints::first(kernel_log).is_some_and(|line| line.contains("BUG:")) {
         bail!("the guest's kernel has crashed");
     }
     Ok(())
@@ -321,14 +321,14 @@ fn check_not_crashed(output: &str) -> Result<()> {
 /// warnings, but must not crash.
 fn attempt(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Attempt> {
     if let Some(other) = siw {
-        let output = other.kernel_messages();
-        if let Some(line) = complaints::fatal(&output) {
+        let siw_log = other.kernel_messages();
+        if let Some(line) = complaints::fatal(&siw_log) {
             bail!("siw's kernel has crashed: {line}");
         }
-        if let (Err(error), false) = (&result, output.is_empty()) {
+        if let (Err(error), false) = (&result, siw_log.is_empty()) {
             result = Err(anyhow::anyhow!(
                 "{error:#} | siw's kernel: {}",
-                output.trim()
+                siw_log.trim()
             ));
         }
     }

@@ -106,7 +106,7 @@ fn run(bench: &Bench, script: &str, limit: u64) -> Result<()> {
 ///
 /// Fails if the module is in use, or leaks memory.
 pub(super) fn unload(guest: &Guest, limit: u64) -> Result<()> {
-    guest.must(&format!("rmmod {DEVICE}"), limit)?;
+    guest.run_checked(&format!("rmmod {DEVICE}"), limit)?;
     check_messages(&guest.kernel_messages())
 }
 

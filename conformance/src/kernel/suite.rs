@@ -34,7 +34,7 @@ pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Resu
         cat /tmp/results",
         tests = format_args!("/{TESTS}"),
     );
-    let results = guest.must(&script, limit)?;
+    let results = guest.run_checked(&script, limit)?;
     let note = pyverbs::check(&Expected::parse(EXPECTED)?, &results)?;
     Ok(note.lines().next().unwrap_or_default().to_owned())
 }

@@ -36,7 +36,7 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
     text.push_str(&format!("{:>14}\n", "siw->siw"));
     // siw with itself uses the loopback device. Set its MTU to that of the TAP device, so that the
     // columns are comparable.
-    lab.guest.must("ip link set lo mtu 1500", 20)?;
+    lab.guest.run_checked("ip link set lo mtu 1500", 20)?;
     for &(name, size, rounds) in PROGRAMS {
         text.push_str(&format!("{:20}", format!("{name} {size}")));
         for (_, we, settings) in COLUMNS {
@@ -55,7 +55,7 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
         text.push_str(&column(all));
         text.push('\n');
     }
-    lab.guest.must("ip link set lo mtu 65536", 20)?;
+    lab.guest.run_checked("ip link set lo mtu 65536", 20)?;
     Ok(text)
 }
 

@@ -178,13 +178,13 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
     let (_, address) = Guest::host(setup.net);
     // Dropping the value kills the daemon.
     let daemon = guest.start_command("exec iser-disk daemon", 5 * LIMIT)?;
-    let found = guest.must(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
+    let found = guest.run_checked(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
     expect(&found, &format!("{address}:{},1 {DISK_NAME}", PORT))?;
     let disk = login(guest)?;
-    let sums = guest.must(&format!("iser-disk fill {disk}"), LIMIT)?;
-    guest.must("iser-disk logout", LIMIT)?;
+    let sums = guest.run_checked(&format!("iser-disk fill {disk}"), LIMIT)?;
+    guest.run_checked("iser-disk logout", LIMIT)?;
     let disk = login(guest)?;
-    let checked = guest.must(&format!("iser-disk check {disk}"), LIMIT)?;
+    let checked = guest.run_checked(&format!("iser-disk check {disk}"), LIMIT)?;
     let files = sums.lines().count();
     if files < 2
         || checked
@@ -195,7 +195,7 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
     {
         bail!("{checked}");
     }
-    guest.must("iser-disk logout", LIMIT)?;
+    guest.run_checked("iser-disk logout", LIMIT)?;
     // tgt frees a session when it gets the event RDMA_CM_EVENT_TIMEWAIT_EXIT.
     let start = Instant::now();
     while tgt.sessions()? > 0 {
@@ -204,7 +204,7 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
         }
         thread::sleep(Duration::from_millis(200));
     }
-    guest.must("iser-disk forget", LIMIT)?;
+    guest.run_checked("iser-disk forget", LIMIT)?;
     drop(daemon);
     check_no_disk_errors(guest)?;
 
@@ -224,7 +224,7 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
 
 /// Logs in, and returns the disk's name in the guest.
 fn login(guest: &Guest) -> Result<String> {
-    let said = guest.must("iser-disk login", LIMIT)?;
+    let said = guest.run_checked("iser-disk login", LIMIT)?;
     expect(&said, "iser: [")?;
     let disk = said.lines().find_map(|line| line.strip_prefix("disk "));
     Ok(disk.context("no disk")?.to_owned())
@@ -232,7 +232,7 @@ fn login(guest: &Guest) -> Result<String> {
 
 /// Fails if the guest's kernel reported disk errors. Does not consume the kernel messages.
 fn check_no_disk_errors(guest: &Guest) -> Result<()> {
-    let said = guest.must("dmesg", 20)?;
+    let said = guest.run_checked("dmesg", 20)?;
     for words in [
         "I/O error",
         "iser: ",
@@ -257,14 +257,14 @@ impl Target {
         let port = lab.next_port();
         let address = Guest::address(setup.net);
         let up = format!("iser-target up {TARGET_NAME} {address} {port} {TARGET_MIB}");
-        lab.guest.must(&up, LIMIT)?;
+        lab.guest.run_checked(&up, LIMIT)?;
         let target = Self {
             portal: lab.guest.reach(setup.net, port)?.to_string(),
         };
         let result = run(lab, setup, &target);
         let down = lab
             .guest
-            .must(&format!("iser-target down {TARGET_NAME}"), LIMIT);
+            .run_checked(&format!("iser-target down {TARGET_NAME}"), LIMIT);
         let note = result?;
         down?;
         Ok(note)
@@ -345,7 +345,9 @@ fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let dir = Dir::new()?;
     let (copy, new) = (dir.file("copy"), dir.file("new"));
     let target_checksum = || -> Result<String> {
-        let said = lab.guest.must("sha256sum </tmp/iser-target", LIMIT)?;
+        let said = lab
+            .guest
+            .run_checked("sha256sum </tmp/iser-target", LIMIT)?;
         Ok(said
             .split_whitespace()
             .next()

@@ -406,7 +406,7 @@ fn expect_terminate(lab: &Lab, setup: &Setup, invalid: &InvalidOperation) -> Res
 fn query_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
     // Dropping the value kills the daemon.
     let _mapper = lab.guest.start_command("exec iwpmd -s", 2 * LIMIT)?;
-    lab.guest.must(
+    lab.guest.run_checked(
         "for i in $(seq 200); do
         grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000
         done; exit 1",
