@@ -1,4 +1,4 @@
-/* Runs commands in the guest. One TCP connection is one command.
+/* Runs commands in the guest. Each TCP connection carries one command.
  *
  * The client sends a line with a time limit in seconds and the length of a shell command, and then
  * the command. It receives the command's output, then an octet 0 and the exit status in decimal. If
@@ -72,7 +72,7 @@ static void serve(int s)
 	}
 	long end = now() + 1000 * seconds;
 
-	int p[2], status = 0, over = 0, done = 0;
+	int p[2], status = 0, timed_out = 0, exited = 0;
 	if (pipe(p))
 		return;
 	pid_t child = fork();
@@ -93,31 +93,31 @@ static void serve(int s)
 		return;
 	struct pollfd f[2] = { { p[0], POLLIN, 0 }, { s, POLLRDHUP, 0 } };
 	for (;;) {
-		poll(f, 2, done ? 0 : 20);
+		poll(f, 2, exited ? 0 : 20);
 		if (f[1].revents) {
 			kill(-child, SIGKILL);
 			return;
 		}
 		if (f[0].revents && !relay(p[0], s)) {
-			/* all writers have closed it; the exit status is still to come */
+			/* the pipe is closed, but the command may still be running */
 			f[0].fd = -1;
 			f[0].revents = 0;
-		} else if (done && !f[0].revents) {
-			/* processes that the command left running may keep the pipe open for
-			 * ever */
+		} else if (exited && !f[0].revents) {
+			/* background processes of the command may keep the pipe open for ever */
 			break;
 		}
-		if (!done && waitpid(child, &status, WNOHANG) == child)
-			done = 1;
-		if (done && f[0].fd < 0)
+		if (!exited && waitpid(child, &status, WNOHANG) == child)
+			exited = 1;
+		if (exited && f[0].fd < 0)
 			break;
-		if (!over && now() > end) {
-			over = 1;
+		if (!timed_out && now() > end) {
+			timed_out = 1;
 			kill(-child, SIGKILL);
 		}
 	}
 	char tail[16];
-	int code = over ? 124 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	int code =
+		timed_out ? 124 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 	int digits = snprintf(tail + 1, sizeof tail - 1, "%d", code);
 	tail[0] = 0;
 	put(s, tail, (size_t)digits + 1);
@@ -126,15 +126,15 @@ static void serve(int s)
 int main(int argc, char **argv)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET,
-				 .sin_port = htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
+				 .sin_port =
+					htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
 	int one = 1, l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
 	if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64)) {
 		perror("agent");
 		return 1;
 	}
-	/* This is process 1, which inherits orphans. Ignoring the signal lets the kernel remove
-	 * them when they end. */
+	/* This is process 1, which inherits orphans. With SIG_IGN, the kernel reaps them. */
 	signal(SIGCHLD, SIG_IGN);
 	for (;;) {
 		int s = accept4(l, NULL, NULL, SOCK_CLOEXEC);

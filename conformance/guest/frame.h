@@ -1,34 +1,34 @@
-/* Frames of MPA start-up, for peers with plain TCP. */
+/* MPA start-up frames, for peers that use a plain TCP socket. */
 #ifndef FRAME_H
 #define FRAME_H
 
 #include <sys/socket.h>
 
-/* The header: key, flags, revision, and length of the private data. */
+/* The frame header (key, flags, revision, length of the private data), and the private data. */
 struct frame {
 	char key[16];
 	unsigned char flags, revision;
 	unsigned char high, low;
 	char data[512];
 };
-#define HEAD 20
+#define HEADER_LEN 20
 
-static inline int data_octets(const struct frame *frame)
+static inline int priv_data_len(const struct frame *frame)
 {
 	return frame->high << 8 | frame->low;
 }
 
-/* Reads a frame with its private data. Returns 0 if it is complete. A read of zero octets would
- * wait for further data. */
+/* Reads a frame with its private data. Returns 0 if the whole frame arrived. Without private data
+ * there is no second recv(), because it would wait for further data. */
 static inline int read_frame(int s, struct frame *frame)
 {
-	int octets;
+	int len;
 
-	if (recv(s, frame, HEAD, MSG_WAITALL) != HEAD)
+	if (recv(s, frame, HEADER_LEN, MSG_WAITALL) != HEADER_LEN)
 		return -1;
-	octets = data_octets(frame);
-	if (octets > (int)sizeof frame->data || (octets && recv(s, frame->data, (size_t)octets,
-			MSG_WAITALL) != octets))
+	len = priv_data_len(frame);
+	if (len > (int)sizeof frame->data || (len && recv(s, frame->data, (size_t)len,
+			MSG_WAITALL) != len))
 		return -1;
 	return 0;
 }

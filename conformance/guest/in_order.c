@@ -2,10 +2,10 @@
  *
  * in_order ADDR PORT ROUNDS
  *
- * The program connects without waiting for answers, with a number in the private data of each
- * request. The other end, in the same process, must receive the requests in this order and accepts
- * them. Programs that count their connections depend on this order. Exit status: 0 if all arrived
- * in order.
+ * The program starts all connections before it waits for a reply, with a sequence number in the
+ * private data of each request. A listener in the same process accepts the requests, which must
+ * arrive in this order. Some programs identify their connections by this order. Exit status: 0 if
+ * all requests arrived in order.
  */
 #include "pair.h"
 
@@ -17,57 +17,58 @@ static struct rdma_cm_id *listen_at(struct rdma_event_channel *channel, struct s
 {
 	struct rdma_cm_id *listener;
 
-	must(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
-	     rdma_bind_addr(listener, (struct sockaddr *)address) ||
-		     rdma_listen(listener, CONNECTIONS), "listening");
+	fail_if(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
+		rdma_bind_addr(listener, (struct sockaddr *)address) ||
+			rdma_listen(listener, CONNECTIONS), "listening");
 	return listener;
 }
 
-/* Returns an identifier that is ready to connect. */
-static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, struct sockaddr_in *address)
+/* Returns an identifier with a resolved route and a queue pair. */
+static struct rdma_cm_id *create_resolved_id(struct rdma_event_channel *channel,
+	struct sockaddr_in *address)
 {
 	struct ibv_qp_init_attr attr = small;
 	struct rdma_cm_id *id;
 
-	must(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
-	     rdma_resolve_addr(id, NULL, (struct sockaddr *)address, 2000), "the address");
+	fail_if(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
+		rdma_resolve_addr(id, NULL, (struct sockaddr *)address, 2000), "the address");
 	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
-	must(rdma_resolve_route(id, 2000), "the route");
+	fail_if(rdma_resolve_route(id, 2000), "the route");
 	event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	must(rdma_create_qp(id, NULL, &attr), "a queue pair");
+	fail_if(rdma_create_qp(id, NULL, &attr), "a queue pair");
 	return id;
 }
 
-/* Takes the next request, and returns its number. */
+/* Returns the next connection request, and the sequence number in its private data. */
 static int next_request(struct rdma_event_channel *channel, struct rdma_cm_id **id)
 {
 	struct rdma_cm_event *event;
 	int number;
 
 	do {
-		must(rdma_get_cm_event(channel, &event), "a request");
+		fail_if(rdma_get_cm_event(channel, &event), "a request");
 		*id = event->id;
 		number = -1;
 		if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
 			number = *(const unsigned char *)event->param.conn.private_data;
-		must(event->event != RDMA_CM_EVENT_CONNECT_REQUEST &&
-		     event->event != RDMA_CM_EVENT_ESTABLISHED, rdma_event_str(event->event));
+		fail_if(event->event != RDMA_CM_EVENT_CONNECT_REQUEST &&
+			event->event != RDMA_CM_EVENT_ESTABLISHED, rdma_event_str(event->event));
 		rdma_ack_cm_event(event);
 	} while (number < 0);
 	return number;
 }
 
-static void end(struct rdma_event_channel *channel, struct rdma_cm_id *ids[])
+static void destroy_ids(struct rdma_event_channel *channel, struct rdma_cm_id *ids[])
 {
 	for (int i = 0; i < CONNECTIONS; i++)
 		rdma_destroy_qp(ids[i]);
-	take_events(channel);
+	drain_events(channel);
 	for (int i = 0; i < CONNECTIONS; i++)
-		must(rdma_destroy_id(ids[i]), "the end of an identifier");
+		fail_if(rdma_destroy_id(ids[i]), "destroying an identifier");
 }
 
-/* Returns the number of requests out of order. */
-static int one_round(struct sockaddr_in *address)
+/* Returns the number of requests that arrived out of order. */
+static int run_round(struct sockaddr_in *address)
 {
 	struct rdma_event_channel *ours = rdma_create_event_channel(),
 		*theirs = rdma_create_event_channel();
@@ -76,31 +77,32 @@ static int one_round(struct sockaddr_in *address)
 	unsigned char number;
 	int wrong = 0;
 
-	must(!ours || !theirs, "a channel");
+	fail_if(!ours || !theirs, "a channel");
 	listener = listen_at(theirs, address);
 	for (int i = 0; i < CONNECTIONS; i++)
-		ids[i] = resolved(ours, address);
+		ids[i] = create_resolved_id(ours, address);
 	param.private_data = &number;
 	param.private_data_len = sizeof number;
 	for (number = 0; number < CONNECTIONS; number++)
-		must(rdma_connect(ids[number], &param), "connecting");
+		fail_if(rdma_connect(ids[number], &param), "connecting");
 	param.private_data_len = 0;
 	for (int i = 0; i < CONNECTIONS; i++) {
 		struct ibv_qp_init_attr attr = small;
-		int said = next_request(theirs, &accepted[i]);
+		int received = next_request(theirs, &accepted[i]);
 
-		if (said != i) {
-			printf("request %d came as number %d\n", said, i);
+		if (received != i) {
+			printf("request %d arrived at position %d\n", received, i);
 			wrong++;
 		}
-		must(rdma_create_qp(accepted[i], NULL, &attr) || rdma_accept(accepted[i], &param),
-		     "accepting");
+		fail_if(rdma_create_qp(accepted[i], NULL, &attr) || rdma_accept(accepted[i],
+			&param),
+			"accepting");
 	}
 	for (int i = 0; i < CONNECTIONS; i++)
 		event(ours, RDMA_CM_EVENT_ESTABLISHED);
-	end(ours, ids);
-	end(theirs, accepted);
-	must(rdma_destroy_id(listener), "the end of the listener");
+	destroy_ids(ours, ids);
+	destroy_ids(theirs, accepted);
+	fail_if(rdma_destroy_id(listener), "destroying the listener");
 	rdma_destroy_event_channel(ours);
 	rdma_destroy_event_channel(theirs);
 	return wrong;
@@ -115,8 +117,8 @@ int main(int argc, char **argv)
 	if (argc != 4)
 		return 2;
 	address.sin_port = htons((unsigned short)atoi(argv[2]));
-	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
+	fail_if(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
 	for (int round = 0; round < atoi(argv[3]) && !wrong; round++)
-		wrong = one_round(&address);
+		wrong = run_round(&address);
 	return wrong != 0;
 }

@@ -3,9 +3,9 @@
  * sharing ADDR PORT [impatient]
  *
  * Four queue pairs of this process share one receive queue, and each has a peer that sends. Exit
- * status: 0 if each message consumed one receive, the events arrived at the right time, and a queue
- * pair that ended left its receives to the others. `impatient`: a Send without a receive must end
- * its connection instead of waiting.
+ * status: 0 if each message consumed one receive, the events arrived at the right time, and the
+ * other queue pairs got the receives of a queue pair that ended. With `impatient`, the program
+ * checks only that a Send without a receive ends its connection instead of waiting.
  */
 #include "pair.h"
 
@@ -15,10 +15,10 @@
 #define OCTETS 64
 
 static struct pair pairs[PAIRS];
-static struct ibv_cq *sent, *received;
+static struct ibv_cq *sender_cq, *receiver_cq;
 static struct ibv_srq *srq;
 static struct ibv_mr *mr;
-/* The first half has a send buffer for each pair, the second half a buffer for each receive.
+/* memory[0]: a send buffer for each pair; memory[1]: a buffer for each receive.
  */
 static unsigned char memory[2][RECEIVES][OCTETS];
 
@@ -28,11 +28,11 @@ static void post_receives(unsigned from, unsigned count)
 		struct ibv_sge sge = { (uintptr_t)memory[1][i % RECEIVES], OCTETS, mr->lkey };
 		struct ibv_recv_wr wr = { .wr_id = i, .sg_list = &sge, .num_sge = 1 }, *bad;
 
-		must(ibv_post_srq_recv(srq, &wr, &bad), "a receive");
+		fail_if(ibv_post_srq_recv(srq, &wr, &bad), "a receive");
 	}
 }
 
-static void send_by(unsigned pair, unsigned char what)
+static void send_message(unsigned pair, unsigned char what)
 {
 	struct ibv_sge sge = { (uintptr_t)memory[0][pair], OCTETS, mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
@@ -40,10 +40,10 @@ static void send_by(unsigned pair, unsigned char what)
 	struct ibv_wc wc;
 
 	memset(memory[0][pair], what, OCTETS);
-	must(ibv_post_send(pairs[pair].writer->qp, &wr, &bad), "a Send");
-	while (!ibv_poll_cq(sent, 1, &wc))
+	fail_if(ibv_post_send(pairs[pair].writer->qp, &wr, &bad), "a Send");
+	while (!ibv_poll_cq(sender_cq, 1, &wc))
 		;
-	must(wc.status != IBV_WC_SUCCESS, "the completion of a Send");
+	fail_if(wc.status != IBV_WC_SUCCESS, "the completion of a Send");
 }
 
 /* Waits for a message of one pair, and checks it. */
@@ -52,36 +52,38 @@ static void expect(unsigned pair, unsigned wr_id, unsigned char what)
 	struct ibv_wc wc;
 	int got = 0;
 
-	for (int i = 0; i < 100000 && !(got = ibv_poll_cq(received, 1, &wc)); i++)
+	for (int i = 0; i < 100000 && !(got = ibv_poll_cq(receiver_cq, 1, &wc)); i++)
 		usleep(100);
-	must(!got || wc.status, "a message");
-	must(wc.wr_id != wr_id || wc.byte_len != OCTETS ||
-	     wc.qp_num != pairs[pair].target->qp->qp_num, "which receive was taken");
+	fail_if(!got || wc.status, "a message");
+	fail_if(wc.wr_id != wr_id || wc.byte_len != OCTETS ||
+		wc.qp_num != pairs[pair].target->qp->qp_num,
+			"the message consumed another receive");
 	for (int i = 0; i < OCTETS; i++)
-		must(memory[1][wr_id % RECEIVES][i] != what, "the octets of a message");
+		fail_if(memory[1][wr_id % RECEIVES][i] != what, "the content of a message");
 }
 
-static int waits_for_event(void)
+static int event_pending(void)
 {
 	struct pollfd ready = { srq->context->async_fd, POLLIN, 0 };
 
 	return poll(&ready, 1, 0);
 }
 
-/* Takes events until a `wanted` event comes. Events of queue pairs must belong to `qp`. */
+/* Reads asynchronous events until one has the type `wanted`. Events of queue pairs must belong to
+ * `qp`. */
 static void expect_event(enum ibv_event_type wanted, const struct ibv_qp *qp)
 {
 	struct ibv_async_event event;
 	struct pollfd ready = { srq->context->async_fd, POLLIN, 0 };
 
 	do {
-		must(poll(&ready, 1, 10000) != 1 || ibv_get_async_event(srq->context, &event),
-		     ibv_event_type_str(wanted));
+		fail_if(poll(&ready, 1, 10000) != 1 || ibv_get_async_event(srq->context, &event),
+			ibv_event_type_str(wanted));
 		printf("event: %s\n", ibv_event_type_str(event.event_type));
-		must(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ?
-			     event.element.srq != srq :
-			     qp && event.element.qp != qp,
-		     "whose event it is");
+		fail_if(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ?
+				event.element.srq != srq :
+				qp && event.element.qp != qp,
+			"the event is for another object");
 		ibv_ack_async_event(&event);
 	} while (event.event_type != wanted);
 }
@@ -98,15 +100,17 @@ static void connect_pairs(struct sockaddr_in address)
 					.max_sge = 1 } };
 			struct rdma_cm_id *id = pairs[i].writer;
 
-			sent = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
-			received = ibv_create_cq(id->verbs, 2 * RECEIVES, NULL, NULL, 0);
+			sender_cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
+			receiver_cq = ibv_create_cq(id->verbs, 2 * RECEIVES, NULL, NULL, 0);
 			srq = ibv_create_srq(id->pd, &attr);
 			mr = ibv_reg_mr(id->pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
-			must(!sent || !received || !srq || !mr, "a shared receive queue");
-			must(attr.attr.max_wr < RECEIVES, "its size");
+			fail_if(!sender_cq || !receiver_cq || !srq || !mr,
+				"a shared receive queue");
+			fail_if(attr.attr.max_wr < RECEIVES,
+				"the shared receive queue is smaller than requested");
 		}
-		ours.send_cq = ours.recv_cq = sent;
-		theirs.send_cq = theirs.recv_cq = received;
+		ours.send_cq = ours.recv_cq = sender_cq;
+		theirs.send_cq = theirs.recv_cq = receiver_cq;
 		theirs.srq = srq;
 		join_pair(&pairs[i], ours, theirs);
 		address.sin_port = htons(ntohs(address.sin_port) + 1);
@@ -117,75 +121,76 @@ static void set_limit(void)
 {
 	struct ibv_srq_attr attr = { .srq_limit = LIMIT, .max_wr = RECEIVES };
 
-	must(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "the limit");
-	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR), "a size that changes");
+	fail_if(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "setting the limit");
+	fail_if(!ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR), "the size was changed");
 	attr.srq_limit = 100000;
-	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "a limit beyond the size");
+	fail_if(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "a limit beyond the size was accepted");
 }
 
 /* Sends a message over each pair. The event must arrive with the first message that leaves fewer
  * receives than the limit, and only then. */
-static void receive_in_turn(void)
+static void test_limit_event(void)
 {
 	post_receives(0, RECEIVES);
 	set_limit();
 	for (unsigned i = 0; i < RECEIVES; i++) {
-		send_by(i % PAIRS, (unsigned char)(i + 1));
+		send_message(i % PAIRS, (unsigned char)(i + 1));
 		expect(i % PAIRS, i, (unsigned char)(i + 1));
 		if (i < RECEIVES - LIMIT)
-			must(waits_for_event(), "no event yet");
+			fail_if(event_pending(), "the limit event arrived too early");
 		else if (i == RECEIVES - LIMIT)
 			expect_event(IBV_EVENT_SRQ_LIMIT_REACHED, NULL);
 		else
-			must(waits_for_event(), "one event");
+			fail_if(event_pending(), "the limit event arrived twice");
 	}
 	printf("passed: receives are shared, and the limit is reported\n");
 }
 
 /* A message without a receive waits until a receive is posted. */
-static void wait_for_receive(void)
+static void test_send_waits(void)
 {
-	send_by(1, 77);
+	send_message(1, 77);
 	usleep(200000);
 	post_receives(RECEIVES, 1);
 	expect(1, RECEIVES, 77);
 	printf("passed: a Send waits for a receive\n");
 }
 
-static void end_by_want(void)
+static void test_send_without_receive(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory[0], OCTETS, mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr = {};
 
-	must(ibv_post_send(pairs[1].writer->qp, &wr, &bad), "a Send");
+	fail_if(ibv_post_send(pairs[1].writer->qp, &wr, &bad), "a Send");
 	for (int i = 0; i < 100 && attr.qp_state != IBV_QPS_ERR; i++) {
 		usleep(10000);
-		must(ibv_query_qp(pairs[1].target->qp, &attr, IBV_QP_STATE, &init), "the state");
+		fail_if(ibv_query_qp(pairs[1].target->qp, &attr, IBV_QP_STATE, &init), "the state");
 	}
-	must(attr.qp_state != IBV_QPS_ERR, "the end of a connection without a receive");
+	fail_if(attr.qp_state != IBV_QPS_ERR,
+		"a Send without a receive did not end its connection");
 	printf("passed: a Send that finds no receive ends its connection\n");
 }
 
-/* When a queue pair ends, the others get its receives. */
-static void end_one(void)
+/* The receives of a queue pair in error go to the other queue pairs. */
+static void test_queue_pair_error(void)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	struct ibv_wc wc;
 
 	post_receives(RECEIVES + 1, 2);
-	must(ibv_modify_qp(pairs[0].target->qp, &attr, IBV_QP_STATE), "the error state");
+	fail_if(ibv_modify_qp(pairs[0].target->qp, &attr, IBV_QP_STATE), "the error state");
 	expect_event(IBV_EVENT_QP_LAST_WQE_REACHED, pairs[0].target->qp);
 	usleep(100000);
-	must(ibv_poll_cq(received, 1, &wc), "a shared receive was flushed");
-	send_by(2, 99);
+	fail_if(ibv_poll_cq(receiver_cq, 1, &wc), "a shared receive was flushed");
+	send_message(2, 99);
 	expect(2, RECEIVES + 1, 99);
-	printf("passed: an ended queue pair leaves the receives to the others\n");
+	printf("passed: the other queue pairs get the receives of one that ended\n");
 }
 
-/* Writes to memory that was never granted. */
-static void write_badly(void)
+/* Writes to an unknown STag. */
+static void test_access_error(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory[0][3], OCTETS, mr->lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE },
@@ -193,26 +198,27 @@ static void write_badly(void)
 
 	wr.wr.rdma.remote_addr = (uintptr_t)memory;
 	wr.wr.rdma.rkey = mr->rkey + 1;
-	must(ibv_post_send(pairs[3].writer->qp, &wr, &bad), "a Write");
+	fail_if(ibv_post_send(pairs[3].writer->qp, &wr, &bad), "a Write");
 	expect_event(IBV_EVENT_QP_ACCESS_ERR, pairs[3].target->qp);
 	printf("passed: a refused access is reported\n");
 }
 
-static void take_apart(void)
+static void destroy_all(void)
 {
-	must(!ibv_destroy_srq(srq), "a queue in use that is destroyed");
-	while (waits_for_event()) {
+	fail_if(!ibv_destroy_srq(srq), "a shared receive queue in use was destroyed");
+	while (event_pending()) {
 		struct ibv_async_event event;
 
-		must(ibv_get_async_event(srq->context, &event), "an event");
+		fail_if(ibv_get_async_event(srq->context, &event), "an event");
 		ibv_ack_async_event(&event);
 	}
 	for (unsigned i = 0; i < PAIRS; i++)
-		end_queue_pairs(&pairs[i]);
-	must(ibv_destroy_srq(srq), "the end of the shared queue");
-	must(ibv_destroy_cq(sent) || ibv_destroy_cq(received) || ibv_dereg_mr(mr), "the end");
+		destroy_queue_pairs(&pairs[i]);
+	fail_if(ibv_destroy_srq(srq), "destroying the shared receive queue");
+	fail_if(ibv_destroy_cq(sender_cq) || ibv_destroy_cq(receiver_cq) || ibv_dereg_mr(mr),
+		"destroying the other objects");
 	for (unsigned i = 0; i < PAIRS; i++)
-		end_pair(&pairs[i]);
+		destroy_pair(&pairs[i]);
 }
 
 int main(int argc, char **argv)
@@ -223,18 +229,18 @@ int main(int argc, char **argv)
 	if (argc != 3 && argc != 4)
 		return 2;
 	address.sin_port = htons((unsigned short)atoi(argv[2]));
-	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
+	fail_if(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
 	connect_pairs(address);
-	while (waits_for_event())
+	while (event_pending())
 		expect_event(IBV_EVENT_COMM_EST, NULL);
 	if (argc == 4) {
-		end_by_want();
+		test_send_without_receive();
 	} else {
-		receive_in_turn();
-		wait_for_receive();
-		end_one();
-		write_badly();
+		test_limit_event();
+		test_send_waits();
+		test_queue_pair_error();
+		test_access_error();
 	}
-	take_apart();
+	destroy_all();
 	return 0;
 }

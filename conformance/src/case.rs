@@ -1,4 +1,4 @@
-//! A case: one check of a suite, with what it needs. All suites list their cases in this form.
+//! A case: one check of a suite, and what the machine must have to run it.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl Verdict {
 
 type Run<E> = Box<dyn Fn(&E) -> Result<Verdict> + Send + Sync>;
 
-/// The default limit, which is enough for a quick program on a busy machine.
+/// The default time limit of a case: enough for a quick program on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One check. `E` is the environment in which its suite runs it.
@@ -33,16 +33,16 @@ pub(crate) struct Case<E: ?Sized> {
     /// The name that `--only` is compared with.
     pub(crate) name: String,
     pub(crate) needs: Vec<Need>,
-    /// Runs with `--all` or `--only`, but not by default.
+    /// The case runs with `--all` or `--only`, but not by default.
     pub(crate) long: bool,
-    /// Runs while no other case runs, because its programs spin instead of sleeping.
-    pub(crate) spins: bool,
+    /// The case does not run concurrently with others, because its programs busy-poll.
+    pub(crate) busy_polls: bool,
     pub(crate) limit: Duration,
     pub(crate) run: Run<E>,
 }
 
 impl<E: ?Sized> Case<E> {
-    /// A quick case without needs.
+    /// Creates a case with the default limit and no needs.
     pub(crate) fn named(
         name: impl Into<String>,
         run: impl Fn(&E) -> Result<Verdict> + Send + Sync + 'static,
@@ -51,13 +51,13 @@ impl<E: ?Sized> Case<E> {
             name: name.into(),
             needs: Vec::new(),
             long: false,
-            spins: false,
+            busy_polls: false,
             limit: LIMIT,
             run: Box::new(run),
         }
     }
 
-    /// A quick case of a program. See the head of `apps`.
+    /// Creates a case named `PROGRAM: WHAT`, with the default limit and no needs.
     pub(crate) fn new(
         program: &'static str,
         what: impl Into<String>,
@@ -66,21 +66,21 @@ impl<E: ?Sized> Case<E> {
         Self::named(format!("{program}: {}", what.into()), run)
     }
 
-    /// Names the Debian packages that the case needs. Without them it is skipped.
+    /// Skips the case unless these Debian packages are installed.
     pub(crate) fn needs(mut self, packages: &[&'static str]) -> Self {
         self.needs
             .extend(packages.iter().map(|&name| Need::Package(name)));
         self
     }
 
-    /// Gives the case a network interface that is not loopback.
+    /// Runs the case in a network namespace with an interface other than loopback.
     pub(crate) fn wire(mut self) -> Self {
         self.needs.push(Need::Wire);
         self
     }
 
-    /// Gives the case a `/tmp` of its own, because its programs use files of fixed names there, or
-    /// list what other processes have there.
+    /// Gives the case a private `/tmp`, because its programs use fixed file names there, or list
+    /// the files of other processes.
     pub(crate) fn own_tmp(mut self) -> Self {
         self.needs.push(Need::OwnTmp);
         self
@@ -91,8 +91,8 @@ impl<E: ?Sized> Case<E> {
         self
     }
 
-    pub(crate) fn spins(mut self) -> Self {
-        self.spins = true;
+    pub(crate) fn busy_polls(mut self) -> Self {
+        self.busy_polls = true;
         self
     }
 
@@ -102,12 +102,13 @@ impl<E: ?Sized> Case<E> {
         self
     }
 
-    /// Returns the name's part before the colon. The table of programs has a row for each program.
+    /// Returns the program: the part of the name before the colon. The table of programs has a row
+    /// for each program.
     pub(crate) fn program(&self) -> &str {
         self.parts().0
     }
 
-    /// Returns the name's part after the colon: what the program does.
+    /// Returns what the program does: the part of the name after the colon.
     pub(crate) fn what(&self) -> &str {
         self.parts().1
     }
@@ -117,7 +118,7 @@ impl<E: ?Sized> Case<E> {
     }
 }
 
-/// Returns `true` if `--only` chooses a name: it contains one of the texts, or there are none.
+/// Returns `true` if `only` is empty or `name` contains one of its texts.
 pub(crate) fn is_chosen(name: &str, only: &[String]) -> bool {
     only.is_empty() || only.iter().any(|text| name.contains(text.as_str()))
 }

@@ -1,14 +1,15 @@
-//! Known faults of the programs under test that occur by chance. A run that fails because of one is
-//! repeated.
+//! Known sporadic faults of the programs under test. A case that fails because of such a fault is
+//! retried.
 
-/// How often a run is repeated.
+/// Maximum number of retries.
 pub(crate) const ATTEMPTS: usize = 6;
 
-/// What a client writes because of a fault (all of these texts), and the fault.
+/// Texts that a client's output contains (all of them) if a fault occurred, and a description of
+/// the fault.
 type Fault = (&'static [&'static str], &'static str);
 
-/// perftest's server closes its first listener before it opens the second. A client may connect in
-/// between.
+/// perftest's server closes its first listener before it opens the second. A client that connects
+/// in between is refused.
 const NOT_LISTENING: &str = "perftest's server did not listen yet for the second connection";
 
 const FAULTS: &[Fault] = &[
@@ -28,41 +29,42 @@ const FAULTS: &[Fault] = &[
     // rdma-core wait for the thread.
     (
         &["rdma_get_cm_event: Bad file descriptor"],
-        "rping asked for events on a channel that it had closed",
+        "rping read events from a channel that it had closed",
     ),
-    // perftest finally compares two clocks. If other processes used the processor meanwhile, it
-    // gives up, and its peer's requests are flushed.
+    // At the end, perftest measures the CPU frequency with two clocks. If other processes used the
+    // CPU meanwhile, it gives up, and its peer's requests are flushed.
     (
         &["Correlation coefficient r^2", "produce a report"],
-        "perftest could not find out how fast the processor is",
+        "perftest could not measure the CPU frequency",
     ),
     // libiscsi frees a connection without destroying its rdma_cm identifier. When its thread
     // receives the disconnect event, it posts a semaphore in freed memory. Newer versions have no
     // such thread.
     (
-        &["qemu-img ended with", "The futex facility returned"],
-        "libiscsi told a connection of its end that it had freed",
+        &["qemu-img exited with status", "The futex facility returned"],
+        "libiscsi used a connection that it had freed",
     ),
-    // If an answer arrives before the kernel has acknowledged the request, iscsiadm's `__kipc_call`
-    // stores it. `iscsi_login` and `discovery_sendtargets` then poll the empty socket and ignore
-    // the stored answer. Meanwhile tgt sends a NOP-In, for which ib_iser posts no receive in a
-    // discovery session, so the connection ends. `iser-disk` writes this line.
+    // If a response arrives before the kernel has acknowledged the request, iscsiadm's
+    // `__kipc_call` stores the response. `iscsi_login` and `discovery_sendtargets` then poll the
+    // empty socket and ignore the stored response. Meanwhile tgt sends a NOP-In, for which ib_iser
+    // posts no receive in a discovery session, so the connection ends. `iser-disk` writes this
+    // line.
     (
-        &["iscsiadm waited for an answer that it had already"],
-        "iscsiadm waited for an answer that it had already",
+        &["iscsiadm waited for an answer that it had already received"],
+        "iscsiadm waited for an answer that it had already received",
     ),
 ];
 
-/// Returns the known fault that explains what the programs wrote.
-pub(crate) fn of_programs(said: &str) -> Option<&'static str> {
+/// Returns the description of the known fault that explains the programs' output.
+pub(crate) fn known_fault(output: &str) -> Option<&'static str> {
     FAULTS
         .iter()
-        .find(|(texts, _)| texts.iter().all(|text| said.contains(text)))
+        .find(|(texts, _)| texts.iter().all(|text| output.contains(text)))
         .map(|(_, fault)| *fault)
 }
 
-/// Returns the shell function `excused FILE`, which applies [`of_programs`] to a file, and the
-/// variable `ATTEMPTS`.
+/// Returns a shell script that sets `ATTEMPTS`, and defines `excused FILE`: it succeeds if FILE
+/// contains the texts of a known fault.
 pub(crate) fn as_shell() -> String {
     let rows: Vec<String> = FAULTS
         .iter()
@@ -86,8 +88,8 @@ mod tests {
 
     use super::*;
 
-    /// A client's output, and whether it is excused.
-    const SAID: &[(&str, bool)] = &[
+    /// Outputs of clients, and whether a known fault explains them.
+    const OUTPUTS: &[(&str, bool)] = &[
         ("Failed to resolve RDMA CM address.\n", true),
         (
             "Failed to connect through RDMA CM.\nError: Connection refused\n",
@@ -110,7 +112,7 @@ mod tests {
             true,
         ),
         (
-            "qemu-img ended with -1: The futex facility returned an unexpected error code.\n",
+            "qemu-img exited with status -1: The futex facility returned an error.\n",
             true,
         ),
         (
@@ -119,7 +121,7 @@ mod tests {
         ),
         (
             "iscsiadm: expecting event 19, got 101, handling...\n\
-             iscsiadm waited for an answer that it had already\n",
+             iscsiadm waited for an answer that it had already received\n",
             true,
         ),
         (
@@ -133,19 +135,19 @@ mod tests {
 
     #[test]
     fn only_known_faults_are_excused() {
-        for (said, excused) in SAID {
-            assert_eq!(of_programs(said).is_some(), *excused, "{said}");
+        for (output, excused) in OUTPUTS {
+            assert_eq!(known_fault(output).is_some(), *excused, "{output}");
         }
     }
 
     #[test]
-    fn shell_has_same_rule() {
+    fn shell_function_agrees() {
         let file = std::env::temp_dir().join(format!("iwarp-excuse-{}", std::process::id()));
-        for (said, excused) in SAID {
-            std::fs::write(&file, said).unwrap();
+        for (output, excused) in OUTPUTS {
+            std::fs::write(&file, output).unwrap();
             let script = format!("{}excused {}", as_shell(), file.display());
             let status = Command::new("sh").args(["-c", &script]).status().unwrap();
-            assert_eq!(status.success(), *excused, "{said}");
+            assert_eq!(status.success(), *excused, "{output}");
         }
         std::fs::remove_file(file).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Decides what cases and suites need from this machine, and what a user reads if it is missing.
+//! Requirements of cases and suites, and the messages about unmet requirements.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,44 +9,47 @@ use xtask::context::find_program;
 use xtask::packages;
 use xtask::process::Log;
 
-/// What a case needs. A case is skipped if the machine does not have all of it.
+/// A requirement of a case. A case is skipped unless the machine meets all its requirements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A Debian package that `xtask/src/packages.rs` lists.
     Package(&'static str),
-    /// An interface beside loopback, in a network namespace.
+    /// A network namespace with an interface other than loopback.
     Wire,
-    /// A `/tmp` of its own, in a mount namespace. Elsewhere the files may be another user's.
+    /// A private `/tmp`, in a mount namespace. Files in the shared `/tmp` may belong to another
+    /// user.
     OwnTmp,
-    /// The TAP device of a guest.
+    /// A TAP device between this machine and the guest.
     Tap,
-    /// These module parameters of siw; none for the unchanged driver.
+    /// siw loaded with these module parameters; the unmodified driver if the text is empty.
     Siw(&'static str),
 }
 
-/// What this run can give to its cases.
+/// Which requirements this run can meet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Offer {
+pub(crate) struct Capabilities {
     pub(crate) namespaces: bool,
     pub(crate) tap: bool,
 }
 
 impl Need {
-    /// Returns what a user reads if the need is not met, and `None` if it is met.
-    fn unmet(self, offer: Offer) -> Option<&'static str> {
+    /// Returns the reason to skip the case if the need is not met, and `None` if it is met.
+    fn unmet(self, capabilities: Capabilities) -> Option<&'static str> {
         match self {
-            Self::Wire if !offer.namespaces => {
+            Self::Wire if !capabilities.namespaces => {
                 Some("needs a network namespace: root, or unprivileged user namespaces")
             }
-            Self::OwnTmp if !offer.namespaces => Some("needs namespaces, for a /tmp of its own"),
-            Self::Tap if !offer.tap => Some("needs a TAP device: root, without --no-tap"),
+            Self::OwnTmp if !capabilities.namespaces => Some(
+                "needs a mount namespace for a private /tmp: root, or unprivileged user namespaces",
+            ),
+            Self::Tap if !capabilities.tap => Some("needs a TAP device: root, without --no-tap"),
             _ => None,
         }
     }
 }
 
 /// Returns why a case with these needs cannot run, or `None` if it can.
-pub(crate) fn missing(needs: &[Need], offer: Offer) -> Option<String> {
+pub(crate) fn missing(needs: &[Need], capabilities: Capabilities) -> Option<String> {
     let absent: Vec<&str> = needs
         .iter()
         .filter_map(|need| match need {
@@ -57,14 +60,14 @@ pub(crate) fn missing(needs: &[Need], offer: Offer) -> Option<String> {
     if !absent.is_empty() {
         return Some(not_installed(&absent));
     }
-    let mut unmet = needs.iter().filter_map(|need| need.unmet(offer));
+    let mut unmet = needs.iter().filter_map(|need| need.unmet(capabilities));
     unmet.next().map(str::to_owned)
 }
 
-/// Returns why something that needs these packages, and nothing else, cannot run.
-pub(crate) fn missing_of(packages: &[&'static str]) -> Option<String> {
+/// Returns which of the packages are not installed, as a message, or `None` if all are installed.
+pub(crate) fn missing_packages_of(packages: &[&'static str]) -> Option<String> {
     let needs: Vec<Need> = packages.iter().map(|&name| Need::Package(name)).collect();
-    let nothing = Offer {
+    let nothing = Capabilities {
         namespaces: false,
         tap: false,
     };
@@ -75,7 +78,7 @@ fn not_installed(packages: &[&str]) -> String {
     format!("not installed: {}", packages.join(", "))
 }
 
-/// Programs that any guest needs, each with its package.
+/// Programs that building and running a guest needs, each with its Debian package.
 const GUEST_TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -90,15 +93,15 @@ const GUEST_TOOLS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("ip", "iproute2"),
 ];
-/// Files that any guest needs, each with its package: a library of the kernel's build tools, and
-/// headers for `guest/peer.c`.
+/// Files that building a guest needs, each with its Debian package: a library for the kernel's
+/// build tools, and headers for `guest/peer.c`.
 const GUEST_FILES: &[(&str, &str)] = &[
     ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
 ];
-/// Programs that the cases with siw need, each with its package.
-const TOOLS: &[(&str, &str)] = &[
+/// Programs that the siw suite needs, each with its Debian package.
+const SIW_TOOLS: &[(&str, &str)] = &[
     ("tcpdump", "tcpdump"),
     ("tshark", "tshark"),
     ("rping", "rdmacm-utils"),
@@ -108,23 +111,23 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-img", "qemu-utils"),
     ("debugfs", "e2fsprogs"),
 ];
-/// Files that the cases with siw need, each with its package: QEMU's iSER driver.
-const FILES: &[(&str, &str)] = &[(
+/// Files that the siw suite needs, each with its Debian package: QEMU's iSER driver.
+const SIW_FILES: &[(&str, &str)] = &[(
     "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
     "qemu-block-extra",
 )];
 
-/// What a suite with guests needs.
+/// A set of required packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suite {
     /// Building and running a guest.
     Guest,
-    /// The same, and running the cases with siw.
+    /// Building and running a guest, and running the siw suite.
     Siw,
 }
 
 fn missing_packages(suite: Suite) -> Vec<&'static str> {
-    let program = |name: &str| {
+    let is_installed = |name: &str| {
         find_program(name).is_some()
             || ["/usr/sbin", "/sbin"]
                 .iter()
@@ -132,12 +135,12 @@ fn missing_packages(suite: Suite) -> Vec<&'static str> {
     };
     let (tools, files) = match suite {
         Suite::Guest => (&[][..], &[][..]),
-        Suite::Siw => (TOOLS, FILES),
+        Suite::Siw => (SIW_TOOLS, SIW_FILES),
     };
     let mut names: Vec<&str> = GUEST_TOOLS
         .iter()
         .chain(tools)
-        .filter(|(name, _)| !program(name))
+        .filter(|(name, _)| !is_installed(name))
         .chain(
             GUEST_FILES
                 .iter()
@@ -150,7 +153,8 @@ fn missing_packages(suite: Suite) -> Vec<&'static str> {
     names
 }
 
-/// Returns which packages are missing for guests, or `None` if none is.
+/// Returns which packages for guests are not installed, as a message, or `None` if all are
+/// installed.
 pub(crate) fn missing_for_guests() -> Option<String> {
     match &missing_packages(Suite::Guest)[..] {
         [] => None,
@@ -158,7 +162,7 @@ pub(crate) fn missing_for_guests() -> Option<String> {
     }
 }
 
-/// Installs missing packages if root; otherwise fails with their names.
+/// Installs the missing packages of a suite. Fails with their names unless the user is root.
 pub(crate) fn require_packages(suite: Suite, log: &mut Log) -> Result<()> {
     let missing = missing_packages(suite);
     if missing.is_empty() {
@@ -177,6 +181,6 @@ pub(crate) fn require_packages(suite: Suite, log: &mut Log) -> Result<()> {
     )?;
     match missing_packages(suite)[..] {
         [] => Ok(()),
-        ref still => bail!("{}", not_installed(still)),
+        ref missing => bail!("{}", not_installed(missing)),
     }
 }

@@ -1,92 +1,93 @@
-//! Unmodified programs of the distribution: their command lines and their expected output. The
-//! matrices of siw and of our module use these rows.
+//! Unmodified programs of the distribution: their command lines and their expected output. They are
+//! the rows of two matrices: with siw, and with our kernel module.
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::guest::Output;
 
 /// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}`
-/// are replaced.
+/// are placeholders.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     pub(crate) name: String,
     pub(crate) server: String,
     pub(crate) client: String,
-    /// The measured sizes. The client must print a row for each.
+    /// Message sizes. The client must print a result for each.
     pub(crate) sizes: Vec<u32>,
     pub(crate) rules: Rules,
 }
 
-/// How a program is run and judged.
+/// How to run a program, and how to check its output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Text that the client must write.
-    pub(crate) says: &'static [&'static str],
-    /// Text that neither end may write.
-    pub(crate) never: &'static [&'static str],
+    /// Texts that the client's output must contain.
+    pub(crate) client_prints: &'static [&'static str],
+    /// Texts that the output of neither end may contain.
+    pub(crate) forbidden: &'static [&'static str],
     /// The server does not exit by itself.
-    pub(crate) stays: bool,
+    pub(crate) server_stays: bool,
     /// The program supports IPv6.
-    pub(crate) v6: bool,
+    pub(crate) ipv6: bool,
     /// Only our module's matrix runs it; siw's matrix has enough similar rows.
-    pub(crate) more: bool,
+    pub(crate) module_only: bool,
     /// The kernel's siw supports what the program needs.
     pub(crate) siw: bool,
-    /// Needs modules that Debian omits and that are not rebuilt for all kernels.
-    pub(crate) rebuilt: bool,
-    /// Time limit in an emulated machine, in seconds.
+    /// The program needs kernel modules that Debian's kernel package omits, and that we do not
+    /// build for all kernels.
+    pub(crate) needs_rebuilt_modules: bool,
+    /// Time limit in a virtual machine, in seconds.
     pub(crate) limit: u64,
     /// A shell script that runs before the program, at the client's end.
-    pub(crate) before: &'static str,
+    pub(crate) before_client: &'static str,
     /// A shell script that runs after the program, at the server's end.
     pub(crate) after: &'static str,
 }
 
-/// Time limit of most programs in the emulated machine, in seconds.
+/// Time limit of most programs in a virtual machine, in seconds.
 pub(crate) const LIMIT: u64 = 60;
 /// Time limit of a program that tries many sizes, in seconds.
 const LONG: u64 = 300;
 
 const PLAIN: Rules = Rules {
-    says: &[],
-    never: &["mismatch"],
-    stays: false,
-    v6: true,
-    more: false,
+    client_prints: &[],
+    forbidden: &["mismatch"],
+    server_stays: false,
+    ipv6: true,
+    module_only: false,
     siw: true,
-    rebuilt: false,
+    needs_rebuilt_modules: false,
     limit: LIMIT,
-    before: "true",
+    before_client: "true",
     after: "true",
 };
 /// Rules for a server that does not exit by itself.
 pub(crate) const STAYS: Rules = Rules {
-    stays: true,
+    server_stays: true,
     ..PLAIN
 };
 const MORE: Rules = Rules {
-    more: true,
+    module_only: true,
     ..PLAIN
 };
 
 /// A row of the table: name, server, client, rules.
 type Row = (&'static str, &'static str, &'static str, Rules);
 
-/// Rules for kernel storage, which scripts set up and shut down.
+/// Rules for kernel storage. Scripts of the guest set the server up and shut it down.
 const STORAGE_RULES: Rules = Rules {
-    stays: true,
+    server_stays: true,
     limit: LONG,
     ..PLAIN
 };
 
-/// Kernel storage. The data is read back and compared by checksums.
+/// Kernel storage. The scripts read the data back and compare checksums.
 const STORAGE: &[Row] = &[
     (
         "nvme",
         "nvme-target serve {addr} {port} 32",
         "nvme-disk use {addr} {port}",
         Rules {
-            before: "nvme-disk disconnect 2>/dev/null || true",
+            before_client: "nvme-disk disconnect 2>/dev/null || true",
             after: "nvme-target down disk",
             ..STORAGE_RULES
         },
@@ -109,9 +110,9 @@ const STORAGE: &[Row] = &[
         "smb-disk use {addr} {port}",
         Rules {
             // ksmbd accepts RDMA connections on IPv4 only.
-            v6: false,
-            rebuilt: true,
-            before: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
+            ipv6: false,
+            needs_rebuilt_modules: true,
+            before_client: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
             after: "smb-server down",
             ..STORAGE_RULES
         },
@@ -123,8 +124,8 @@ const STORAGE: &[Row] = &[
         Rules {
             // rtrs writes with immediate data, which siw refuses.
             siw: false,
-            rebuilt: true,
-            before: "rnbd-disk unmap 2>/dev/null || true",
+            needs_rebuilt_modules: true,
+            before_client: "rnbd-disk unmap 2>/dev/null || true",
             after: "rnbd-server down",
             ..STORAGE_RULES
         },
@@ -140,12 +141,12 @@ const STORAGE: &[Row] = &[
     ),
 ];
 const NFS: Rules = Rules {
-    before: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
+    before_client: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
     after: "nfs-server down",
     ..STORAGE_RULES
 };
 
-/// The programs of rdma-core and libfabric, and qperf.
+/// Programs of rdma-core and libfabric, and qperf.
 const PROGRAMS: &[Row] = &[
     (
         "rping",
@@ -170,7 +171,7 @@ const PROGRAMS: &[Row] = &[
         "rping -s -a {addr} -p {port} -C 10 -v",
         "rping -c -a {addr} -p {port} -C 10 -v",
         Rules {
-            says: &["ping data: rdma-ping-9"],
+            client_prints: &["ping data: rdma-ping-9"],
             ..MORE
         },
     ),
@@ -186,7 +187,7 @@ const PROGRAMS: &[Row] = &[
         "rping -s -P -a {addr} -p {port}",
         "rping -c -a {addr} -p {port} -C 10 -V",
         Rules {
-            stays: true,
+            server_stays: true,
             ..MORE
         },
     ),
@@ -201,7 +202,7 @@ const PROGRAMS: &[Row] = &[
         "ucmatose -b {addr} -p {port} -c 10 -C 10 -m",
         "ucmatose -s {addr} -p {port} -c 10 -C 10 -m",
         Rules {
-            says: &["data transfers complete", "return status 0"],
+            client_prints: &["data transfers complete", "return status 0"],
             ..MORE
         },
     ),
@@ -210,9 +211,9 @@ const PROGRAMS: &[Row] = &[
         "cmtime -b {addr} -p {port}",
         "cmtime -s {addr} -p {port} -c 50",
         Rules {
-            says: &["create qp", "disconnect", "destroy"],
-            never: &["event:", "failure", "error"],
-            stays: true,
+            client_prints: &["create qp", "disconnect", "destroy"],
+            forbidden: &["event:", "failure", "error"],
+            server_stays: true,
             ..MORE
         },
     ),
@@ -228,7 +229,7 @@ const PROGRAMS: &[Row] = &[
         "rdma_xclient -s {addr} -p {port} -c r",
         Rules {
             // The server listens on IPv4 only.
-            v6: false,
+            ipv6: false,
             ..PLAIN
         },
     ),
@@ -251,7 +252,7 @@ const PROGRAMS: &[Row] = &[
         "rstream -b {addr} -p {port} -S 65536 -C 20 -I 5 -T a",
         "rstream -s {addr} -p {port} -S 65536 -C 20 -I 5",
         Rules {
-            says: &["usec/xfer"],
+            client_prints: &["usec/xfer"],
             ..MORE
         },
     ),
@@ -260,7 +261,7 @@ const PROGRAMS: &[Row] = &[
         "riostream -b {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
         "riostream -s {addr} -p {port} -S 65536 -C 20 -I 20 -T v",
         Rules {
-            says: &["usec/xfer"],
+            client_prints: &["usec/xfer"],
             ..MORE
         },
     ),
@@ -269,10 +270,10 @@ const PROGRAMS: &[Row] = &[
         "rcopy -p {port}",
         "rcopy /tmp/iwarp-source {addr}:/tmp/iwarp-copy -p {port}",
         Rules {
-            stays: true,
-            // rcopy takes the first colon for the start of the path.
-            v6: false,
-            before: "seq 400000 > /tmp/iwarp-source",
+            server_stays: true,
+            // rcopy parses the first colon as the start of the path.
+            ipv6: false,
+            before_client: "seq 400000 > /tmp/iwarp-source",
             after: "seq 400000 | cmp - /tmp/iwarp-copy && rm /tmp/iwarp-copy",
             ..MORE
         },
@@ -284,11 +285,11 @@ const PROGRAMS: &[Row] = &[
         "qperf -lp {port} -cm1 -t 1 {addr} rc_bw rc_bi_bw rc_lat \
          rc_rdma_write_poll_lat rc_rdma_read_bw rc_rdma_read_lat",
         Rules {
-            stays: true,
-            v6: false,
+            server_stays: true,
+            ipv6: false,
             // siw refuses queue pairs without a send queue, which qperf's receivers use.
             siw: false,
-            says: &[
+            client_prints: &[
                 "rc_bw:",
                 "rc_bi_bw:",
                 "rc_lat:",
@@ -296,7 +297,7 @@ const PROGRAMS: &[Row] = &[
                 "rc_rdma_read_bw:",
                 "rc_rdma_read_lat:",
             ],
-            never: &["errors", "failed"],
+            forbidden: &["errors", "failed"],
             limit: LONG,
             ..MORE
         },
@@ -307,8 +308,8 @@ const PROGRAMS: &[Row] = &[
         "fi_pingpong -B {port} -p verbs -e msg -S all -I 5 -c {device}",
         "fi_pingpong -P {port} -p verbs -e msg -S all -I 5 -c {device} {addr}",
         Rules {
-            v6: false,
-            says: &["\n6m "],
+            ipv6: false,
+            client_prints: &["\n6m "],
             limit: LONG,
             ..MORE
         },
@@ -318,8 +319,8 @@ const PROGRAMS: &[Row] = &[
         "fi_pingpong -B {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c {device}",
         "fi_pingpong -P {port} -p verbs;ofi_rxm -e rdm -S all -I 5 -c {device} {addr}",
         Rules {
-            v6: false,
-            says: &["\n6m "],
+            ipv6: false,
+            client_prints: &["\n6m "],
             limit: LONG,
             ..MORE
         },
@@ -335,20 +336,21 @@ const PERFTEST: &[&str] = &[
     "ib_read_lat",
     "ib_send_lat",
 ];
-/// Programs of perftest that can wait for events.
+/// Programs of perftest that can wait for completion events (`-e`).
 const EVENTS: &[&str] = &["ib_read_bw", "ib_send_bw", "ib_read_lat", "ib_send_lat"];
 
-/// Returns the command line of a perftest server. The client's line ends with the address.
+/// Returns the command line of a perftest server. The client's command line is the same, followed
+/// by the address.
 pub(crate) fn perftest_words(name: &str, size: u32, rounds: u32) -> String {
-    // The default depth exceeds the 10 messages of the shortest test here.
+    // The default send queue depth exceeds the number of messages in the shortest test, 10.
     let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
     format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth} {{device}}")
 }
 
-fn perftest(name: String, words: String, sizes: Vec<u32>, more: bool) -> Program {
+fn perftest(name: String, words: String, sizes: Vec<u32>, module_only: bool) -> Program {
     let rules = Rules {
-        v6: false,
-        more,
+        ipv6: false,
+        module_only,
         limit: if sizes.len() > 1 { LONG } else { LIMIT },
         ..PLAIN
     };
@@ -361,7 +363,7 @@ fn perftest(name: String, words: String, sizes: Vec<u32>, more: bool) -> Program
     }
 }
 
-/// Returns a perftest program with messages of one size.
+/// Returns a perftest program that measures one message size.
 pub(crate) fn measurement(name: &str, size: u32, rounds: u32) -> Program {
     let words = perftest_words(name, size, rounds);
     perftest(format!("{name}-{size}"), words, vec![size], false)
@@ -377,7 +379,7 @@ pub(crate) fn storage() -> Vec<Program> {
     programs(STORAGE)
 }
 
-/// Returns a storage measurement. `transport` is prepended to both commands.
+/// Returns a storage measurement. `transport` is prepended to the command lines of both ends.
 pub(crate) fn storage_measurement(name: &str, client: &str, transport: &str) -> Program {
     let (server, rules) = if client.starts_with("nfs") {
         ("nfs-server serve {port}", NFS)
@@ -388,8 +390,8 @@ pub(crate) fn storage_measurement(name: &str, client: &str, transport: &str) -> 
     Program::new(name, (&ends[0], &ends[1]), rules)
 }
 
-/// Returns all rows, or only the rows of siw's matrix.
-pub(crate) fn all(more: bool) -> Vec<Program> {
+/// Returns the rows of our module's matrix, or of siw's matrix.
+pub(crate) fn all(module_only: bool) -> Vec<Program> {
     let mut all = programs(PROGRAMS);
     for name in PERFTEST {
         let bandwidth = name.ends_with("_bw");
@@ -417,7 +419,7 @@ pub(crate) fn all(more: bool) -> Vec<Program> {
             option("-b", 100, vec![65536]);
         }
     }
-    all.retain(|program| more || !program.rules.more);
+    all.retain(|program| module_only || !program.rules.module_only);
     all
 }
 
@@ -432,45 +434,60 @@ impl Program {
         }
     }
 
-    /// Checks the output of both ends, and returns what the client measured.
+    /// Checks the output of both ends, and returns the client's result for the last size.
     ///
-    /// Fails if an end reports an error, or the client does not write what it must.
-    pub(crate) fn judge(&self, server: &Output, client: &Output) -> Result<String> {
+    /// Fails if an end printed a forbidden text, or the client did not print a required text or a
+    /// result.
+    pub(crate) fn check(&self, server: &Output, client: &Output) -> Result<String> {
         for text in [&server.text, &client.text] {
             if text.contains("verify") && text.contains("fail") {
                 bail!("{text}");
             }
-            if let Some(word) = self.rules.never.iter().find(|word| text.contains(**word)) {
-                bail!("{word:?} in: {text}");
+            if let Some(word) = self
+                .rules
+                .forbidden
+                .iter()
+                .find(|word| text.contains(**word))
+            {
+                bail!("forbidden text {word:?} in the output: {text}");
             }
         }
         if let Some(word) = self
             .rules
-            .says
+            .client_prints
             .iter()
             .find(|word| !client.text.contains(**word))
         {
-            bail!("no {word:?} in: {}", client.text);
+            bail!(
+                "the text {word:?} is missing in the client's output: {}",
+                client.text
+            );
         }
         let mut note = String::new();
         for size in &self.sizes {
-            note = value(&client.text, &self.name, *size)
-                .with_context(|| format!("no result for {size} in: {}", client.text))?;
+            note = perftest_result(&client.text, &self.name, *size).with_context(|| {
+                format!(
+                    "no result for message size {size} in the client's output: {}",
+                    client.text
+                )
+            })?;
         }
         Ok(note)
     }
 }
 
 /// Returns the average bandwidth in MB/s or the typical latency in microseconds, with its unit.
-pub(crate) fn value(text: &str, name: &str, size: u32) -> Option<String> {
+pub(crate) fn perftest_result(text: &str, name: &str, size: u32) -> Option<String> {
     let row: Vec<&str> = text
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
         .find(|words| words.first().and_then(|word| word.parse().ok()) == Some(size))?;
     // Columns of a row: size, rounds, then peak and average, or minimum, maximum and typical.
     if name.contains("_bw") {
-        row.get(3).map(|value| format!("{value} MB/s"))
+        row.get(3)
+            .map(|perftest_result| format!("{perftest_result} MB/s"))
     } else {
-        row.get(4).map(|value| format!("{value} us"))
+        row.get(4)
+            .map(|perftest_result| format!("{perftest_result} us"))
     }
 }

@@ -1,5 +1,5 @@
-//! The runner of all suites: runs a case, repeats it after known faults of the programs that happen
-//! by chance, reports it, and keeps its row for the summary.
+//! Runs the cases of all suites, and keeps a row of the summary for each. A case that failed
+//! because of a known, sporadic fault of its programs is retried.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use xtask::process::Log;
 use crate::case::Verdict;
 use crate::excuses;
 
-/// What one run of a case gives: its result, and what the guests' kernels wrote meanwhile.
-pub(crate) type Once = (Result<Verdict>, String);
+/// The result of one attempt of a case, and what the guests' kernels logged meanwhile.
+pub(crate) type Attempt = (Result<Verdict>, String);
 
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -20,8 +20,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Returns the word, padded, and the note of this row.
-    fn words(&self) -> (&'static str, String) {
+    /// Returns the result's word, padded to equal width, and the note.
+    fn word_and_note(&self) -> (&'static str, String) {
         match &self.result {
             Ok(Verdict::Passed(note)) => ("passed ", note.clone()),
             Ok(Verdict::Skipped(why)) => ("skipped", why.clone()),
@@ -33,9 +33,9 @@ impl Row {
         matches!(self.result, Ok(Verdict::Skipped(_)))
     }
 
-    /// Prints the row as soon as the case has ended.
+    /// Logs the row. Called as soon as the case has ended.
     pub(crate) fn report(&self, log: &mut Log) {
-        let (word, note) = self.words();
+        let (word, note) = self.word_and_note();
         let (seconds, name) = (self.time.as_secs_f64(), &self.name);
         log.say(format!("{word} {seconds:>5.1} s  {name}  {note}"));
     }
@@ -49,58 +49,61 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Runs a case and keeps its row. If `excuse` returns a known fault for a failure (from what
-    /// the kernel wrote, and the error), runs the case again. `complaint` finds what a kernel may
-    /// not write. Returns what the kernel wrote in the last run.
+    /// Runs a case, adds its row, and returns the kernel log of the last attempt. `once` makes one
+    /// attempt. If an attempt fails and `excuse` (which gets the kernel log and the error) returns
+    /// a known fault, the case is retried. The case fails if `complaint` finds a fault in the
+    /// kernel log.
     ///
-    /// Fails if `once` fails, because a guest is gone.
+    /// Fails if `once` fails, which means that a guest has crashed.
     pub(crate) fn run(
         &mut self,
         name: String,
         log: &mut Log,
-        mut once: impl FnMut(&mut Log) -> Result<Once>,
+        mut once: impl FnMut(&mut Log) -> Result<Attempt>,
         excuse: impl Fn(&str, &str) -> Option<&'static str>,
         complaint: impl Fn(&str) -> Option<&str>,
     ) -> Result<String> {
         let start = Instant::now();
         let mut excused = Vec::new();
-        let (mut result, said) = loop {
+        let (mut result, kernel_log) = loop {
             log.line(format!("==> {name}"));
-            let (result, said) = once(log)?;
-            log.line(&said);
+            let (result, kernel_log) = once(log)?;
+            log.line(&kernel_log);
             let excuse = match &result {
-                Err(error) => excuse(&said, &format!("{error:#}")),
+                Err(error) => excuse(&kernel_log, &format!("{error:#}")),
                 Ok(_) => None,
             };
             match excuse {
                 Some(excuse) if excused.len() < excuses::ATTEMPTS => {
-                    log.line(format!("again: {excuse}"));
+                    log.line(format!("retry: {excuse}"));
                     excused.push(excuse);
                 }
-                _ => break (result, said),
+                _ => break (result, kernel_log),
             }
         };
         for excuse in excused {
             *self.excused.entry(excuse).or_default() += 1;
             if let Ok(Verdict::Passed(note)) = &mut result {
-                *note = format!("{note} (again: {excuse})").trim_start().to_owned();
+                *note = format!("{note} (retried: {excuse})")
+                    .trim_start()
+                    .to_owned();
             }
         }
-        if let Some(line) = complaint(&said) {
+        if let Some(line) = complaint(&kernel_log) {
             result = Err(anyhow!("the guest's kernel: {line}"));
         }
         let time = start.elapsed();
         let row = Row { name, result, time };
         row.report(log);
         self.rows.push(row);
-        Ok(said)
+        Ok(kernel_log)
     }
 
-    /// Prints the table and the counts. Returns how many cases failed.
+    /// Prints the table and the counts. Returns the number of failed cases.
     pub(crate) fn print(&self, log: &mut Log) -> usize {
         println!("\n{:52} {:6} {:>7}  note", "case", "result", "seconds");
         for row in &self.rows {
-            let (word, note) = row.words();
+            let (word, note) = row.word_and_note();
             let mut note = note.lines().next().unwrap_or_default().to_owned();
             if row.result.is_err() {
                 note = note.chars().take(100).collect();
@@ -113,13 +116,13 @@ impl Rows {
         let failed = self.rows.iter().filter(|row| row.result.is_err()).count();
         let skipped = self.rows.iter().filter(|row| row.is_skipped()).count();
         let passed = self.rows.len() - failed - skipped;
-        let again: usize = self.excused.values().sum();
+        let retries: usize = self.excused.values().sum();
         log.say(format!(
-            "{passed} passed, {failed} failed, {skipped} skipped, {again} repeated; log: {}",
+            "{passed} passed, {failed} failed, {skipped} skipped, {retries} retried; log: {}",
             log.path().display()
         ));
         for (why, times) in &self.excused {
-            log.say(format!("repeated {times} times: {why}"));
+            log.say(format!("retried {times} times: {why}"));
         }
         failed
     }

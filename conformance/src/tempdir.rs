@@ -1,11 +1,11 @@
-//! A directory for one run.
+//! A temporary directory.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::Result;
 
-/// A directory that all users may read. It is removed when the value is dropped.
+/// A directory that all users may read. Dropping the value removes it.
 pub(crate) struct TempDir {
     pub(crate) path: PathBuf,
 }

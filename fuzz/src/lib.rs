@@ -1,22 +1,25 @@
-//! Fuzz targets: functions that take any bytes and must not panic.
+//! Fuzz targets: functions that accept arbitrary bytes and must not panic.
 //!
-//! A target also asserts what must be true for every input. For example, a parsed message can be
-//! written and parsed again. The programs in `fuzz_targets/` pass the functions to libFuzzer, and
-//! the unit tests replay the seeds.
+//! A target also asserts properties that hold for every input. For example, a parsed message can be
+//! encoded and parsed again. The programs in `fuzz_targets/` pass the functions to libFuzzer; the
+//! unit tests run them with the seeds.
 
 pub mod targets;
 
-// Modules that are private in their crate are also compiled into this crate.
+// Modules that are private in their crates are compiled into this crate.
 #[path = "../../crates/iwarp-cli/src/ping/wire.rs"]
-#[allow(dead_code, reason = "targets use a part")]
+#[allow(dead_code, reason = "targets use only a part")]
 mod ping;
 #[path = "../../crates/iwarp/src/cm/portmap/message.rs"]
 mod portmap;
 #[path = "../../crates/iwarp-rsocket/src/wire.rs"]
-#[allow(dead_code, reason = "targets use a part")]
+#[allow(dead_code, reason = "targets use only a part")]
 mod rsocket;
 #[path = "../../crates/iwarp-cli-common/src/text.rs"]
-#[allow(unreachable_pub, reason = "its own crate exports it")]
+#[allow(
+    unreachable_pub,
+    reason = "the crate that contains the module exports it"
+)]
 mod text;
 
 #[cfg(test)]
@@ -44,17 +47,17 @@ mod tests {
         ("tags", targets::tags),
     ];
 
-    /// Returns the files in a folder of this package, sorted by name.
-    fn files(folder: &str) -> Vec<std::path::PathBuf> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let entries = std::fs::read_dir(&folder).expect("the folder can be read");
+    /// Returns the files in a directory of this package, sorted by name.
+    fn files(dir: &str) -> Vec<std::path::PathBuf> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(dir);
+        let entries = std::fs::read_dir(&dir).expect("the directory can be read");
         let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         files.sort();
         files
     }
 
     #[test]
-    fn every_target_has_seeds_that_pass() {
+    fn all_seeds_pass() {
         for (name, run) in TARGETS {
             let seeds = files(&format!("seeds/{name}"));
             assert!(!seeds.is_empty(), "{name} has no seeds");
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn every_program_runs_its_target() {
+    fn each_program_runs_the_target_of_its_name() {
         let programs = files("fuzz_targets");
         assert_eq!(programs.len(), TARGETS.len());
         for program in programs {

@@ -1,12 +1,12 @@
-//! perftest without `-R`, as RoCE NIC: the programs exchange GIDs and queue pair numbers
-//! themselves. All options that exist for each operation and queue pair type, and a large message
-//! over `-R`.
+//! perftest on a RoCE NIC without `-R`, where the programs exchange GIDs and queue pair numbers:
+//! all options that exist for each operation and queue pair type. Also a message of 1 GiB with
+//! `-R`.
 //!
-//! The programs have no `-e` for RDMA Write, no `-a` for atomics, and `--use-srq` for Sends only;
-//! the latency programs have neither `-q` nor `-b`.
+//! The programs do not support `-e` for RDMA Write, `-a` for atomics, and `--use-srq` except for
+//! Sends. The latency programs support neither `-q` nor `-b`.
 //!
 //! The numbers of messages are odd, because with some even numbers `ib_send_bw` waits for a credit
-//! that its server never sends, on any device.
+//! that its server never sends. This happens on any device.
 
 use anyhow::{Context as _, Result};
 
@@ -15,13 +15,14 @@ use crate::case::{Case, Verdict};
 use super::perftest::{self, SIZES};
 use super::stage::Stage;
 
-/// The sizes of `-a` with datagrams: the powers of two from 2 to the largest MTU, 4096.
+/// Number of sizes with `-a` for datagrams: the powers of two from 2 bytes to the largest MTU,
+/// 4096.
 const DATAGRAM_SIZES: usize = 12;
-/// Memory for messages of a gibibyte: two buffers of that size at each end, and a reserve for the
+/// Required memory for messages of 1 GiB: two such buffers at each end, and a reserve for the
 /// system.
 const GIGABYTE_NEEDS_KIB: u64 = 6 << 20;
 
-/// The options of each program, besides those for connecting.
+/// The options with which each program runs, one case each.
 const PROGRAMS: &[(&str, &[&str])] = &[
     (
         "ib_write_bw",
@@ -77,7 +78,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         .flat_map(|(name, all)| all.iter().map(|options| case(name, options)));
     let gigabyte = Case::new("ib_write_bw", "`-R -s 1073741824`", gigabyte)
         .needs(&["perftest"])
-        .spins()
+        .busy_polls()
         .long()
         .limit(300);
     by_number.chain([gigabyte]).collect()
@@ -95,22 +96,23 @@ fn case(name: &'static str, options: &'static str) -> Case<Stage> {
         false => format!("`--as roce`, without `-R`, `{options}`"),
     };
     let case = Case::new(name, what, move |stage| {
-        // GID 1 is 127.0.0.1 as an address of RoCE v2.
+        // GID 1 is 127.0.0.1 with RoCE v2.
         let mut words = vec!["-x", "1", "-n", if all_sizes { "11" } else { "101" }];
         words.extend(options.split(' '));
         perftest::run(stage, name, "roce", &words, rows)
     });
-    let case = case.needs(&["perftest"]).spins().limit(240);
-    // The programs calibrate the processor's counter for each size.
+    let case = case.needs(&["perftest"]).busy_polls().limit(240);
+    // The programs calibrate the cycle counter for each size, which takes long.
     if all_sizes { case.long() } else { case }
 }
 
-/// The server fills its gigabyte between the request and its answer, which takes seconds.
+/// The server initializes its buffer of 1 GiB before it accepts the connection, which takes
+/// seconds.
 fn gigabyte(stage: &Stage) -> Result<Verdict> {
     let available = available_kib()?;
     if available < GIGABYTE_NEEDS_KIB {
         return Ok(Verdict::skipped(format!(
-            "needs {} GiB of memory, and {} are available",
+            "needs {} GiB of memory, but only {} GiB are available",
             GIGABYTE_NEEDS_KIB >> 20,
             available >> 20
         )));
@@ -119,7 +121,7 @@ fn gigabyte(stage: &Stage) -> Result<Verdict> {
     perftest::run(stage, "ib_write_bw", "rnic", &options, 1)
 }
 
-/// Returns how much memory programs can get without swapping (`proc_meminfo(5)`).
+/// Returns the memory that is available without swapping (`proc_meminfo(5)`).
 fn available_kib() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));

@@ -1,9 +1,8 @@
-//! Ceph with all its traffic over RDMA: a monitor, a manager, and two OSDs, one of which keeps its
-//! objects in memory and the other in a file.
+//! Ceph with all traffic over RDMA: a monitor, a manager, and two OSDs. The first OSD stores
+//! objects in memory, the second in a file.
 //!
-//! The pool has two copies of each object. The contents are checked three times: as clients wrote
-//! them, after an OSD was killed and restarted under load, and from the restarted OSD alone, which
-//! then has only what it kept and recovered.
+//! The pool stores two copies of each object. The contents are checked three times: after clients
+//! wrote them, after an OSD was killed and restarted under load, and from the restarted OSD alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,22 +21,22 @@ use crate::case::{Case, Verdict};
 const NEEDS: &[&str] = &["ceph-mon", "ceph-mgr", "ceph-osd", "ceph-common"];
 const LIMIT_S: u64 = 400;
 const POOL: &str = "pool";
-/// Bytes of the object and of the image that are compared.
+/// Sizes in bytes of the object and the image that are stored and compared.
 const OBJECT_BYTES: usize = (16 << 20) + 4097;
 const IMAGE_BYTES: usize = 32 << 20;
-/// How often a command of `ceph` is tried. If it is sent before the monitors' map has arrived, Ceph
-/// itself refuses it.
+/// Number of attempts for a command of `ceph`. Ceph refuses a command that is sent before the
+/// monitors' map has arrived.
 const TRIES: usize = 5;
-/// How often, at most, and at which interval the daemons are asked whether they have released what
-/// ended connections used.
+/// Maximum number and interval of the checks whether the daemons have released the resources of
+/// closed connections.
 const RELEASE_POLLS: usize = 120;
 const RELEASE_INTERVAL: Duration = Duration::from_millis(500);
-/// With less time left than this, a case reports the unreleased objects.
+/// If less time than this is left, the case fails with a report of the unreleased resources.
 const LEFT_FOR_REPORT: Duration = Duration::from_secs(20);
 /// Descriptors of one connection: two sockets and an eventfd.
 const DESCRIPTORS_EACH: u64 = 3;
 
-/// How programs see the device, and Ceph's options for that.
+/// The kind of NIC that programs see: options of `iwarp run`, and Ceph's configuration for it.
 struct Face {
     run: &'static [&'static str],
     options: &'static str,
@@ -75,22 +74,25 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 fn check(stage: &Stage, face: &'static Face) -> Result<Verdict> {
     let mut cluster = Cluster::create(stage, face)?;
     let contents = Contents::create(stage)?;
-    // The first client makes the OSDs connect to each other.
+    // Before the first measurement, run a client once, so that the OSDs connect to each other.
     cluster.put_and_get(&contents)?;
-    let before = cluster.held()?;
+    let before = cluster.resource_usage()?;
     cluster.put_and_get(&contents)?;
     cluster.import_and_export(&contents)?;
     cluster.expect_released(&before)?;
-    let moved = cluster.bytes_received("ceph-osd")?;
-    let least = 2 * (2 * OBJECT_BYTES + IMAGE_BYTES);
+    let received_bytes = cluster.bytes_received("ceph-osd")?;
+    let min_bytes = 2 * (2 * OBJECT_BYTES + IMAGE_BYTES);
     ensure!(
-        moved >= least as u64,
-        "the OSDs received {moved} bytes over RDMA"
+        received_bytes >= min_bytes as u64,
+        "the OSDs received {received_bytes} bytes over RDMA"
     );
     cluster.restart_under_load()?;
     cluster.expect_connected(&before)?;
     cluster.read_from_restarted(&contents)?;
-    Ok(Verdict::passed(format!("{} MiB received", moved >> 20)))
+    Ok(Verdict::passed(format!(
+        "{} MiB received",
+        received_bytes >> 20
+    )))
 }
 
 /// The files that are stored in the cluster and compared.
@@ -111,9 +113,9 @@ impl Contents {
     }
 }
 
-/// Objects that a daemon holds for its connections.
+/// Resources that a daemon uses for its connections.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct ResourceUsage {
     queue_pairs: u64,
     /// Queue pairs without a connection.
     unconnected: usize,
@@ -121,14 +123,14 @@ struct Held {
     descriptors: u64,
 }
 
-impl Held {
+impl ResourceUsage {
     fn exceeds(self, other: Self) -> bool {
         self.queue_pairs > other.queue_pairs
             || self.completion_queues > other.completion_queues
             || self.descriptors > other.descriptors
     }
 
-    /// Returns `true` if there is more than additional connections explain.
+    /// Returns `true` if the usage is higher than additional connections explain.
     fn leaks(self, other: Self) -> bool {
         let further = self.queue_pairs.saturating_sub(other.queue_pairs);
         self.unconnected > 0
@@ -204,8 +206,7 @@ impl<'a> Cluster<'a> {
     }
 
     fn daemon(&self, program: &str, id: &str) -> Result<Program> {
-        // Without its own bootstrap, a daemon never sends a command before it knows the cluster's
-        // id.
+        // With `--no-mon-config`, a daemon never sends a command before it knows the cluster's ID.
         self.run(&[program, "-i", id, "-f", "--no-mon-config"])
     }
 
@@ -220,22 +221,22 @@ impl<'a> Cluster<'a> {
         let mut last = None;
         for _ in 0..TRIES {
             match self.run(&words)?.success() {
-                Ok(said) => return Ok(said),
+                Ok(output) => return Ok(output),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.context("no attempt")?)
+        Err(last.context("the command was not run")?)
     }
 
     /// Waits until the condition holds for the cluster's state.
     fn wait_until(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
         loop {
-            let said = self.ceph(&["status", "--format=json"])?;
-            if document(&said).is_ok_and(|state| condition(&state)) {
+            let output = self.ceph(&["status", "--format=json"])?;
+            if document(&output).is_ok_and(|state| condition(&state)) {
                 return Ok(());
             }
-            if self.stage.left().is_zero() {
-                bail!("{what} in time: {said}");
+            if self.stage.time_left().is_zero() {
+                bail!("time-out: {what}: {output}");
             }
             thread::sleep(Duration::from_millis(300));
         }
@@ -292,8 +293,8 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Kills the OSD with the file while a client writes, restarts it, and waits until it has
-    /// caught up.
+    /// Kills the OSD that stores objects in a file while a client writes, restarts it, and waits
+    /// until it has recovered.
     fn restart_under_load(&mut self) -> Result<()> {
         #[rustfmt::skip]
         let load = [
@@ -313,26 +314,26 @@ impl<'a> Cluster<'a> {
         self.wait_until_clean()
     }
 
-    /// Kills the OSD that was never restarted, and reads everything from the other one.
+    /// Kills the OSD that was not restarted, and reads all objects from the other OSD.
     fn read_from_restarted(&mut self, contents: &Contents) -> Result<()> {
         drop(self.osds.remove(0));
         self.wait_until_one_is_down()?;
         self.get(contents)?;
         self.export(contents)?;
-        // This compares each object with what the load wrote.
+        // `bench seq` compares each object with the data that the load wrote.
         let read = ["bench", "60", "seq", "-t", "4", "--run-name", "load"];
         self.rados(&read)?.success()?;
         Ok(())
     }
 
-    /// Returns the statistics of each of the cluster's daemons, under its name.
+    /// Returns the name and the statistics of each of the cluster's daemons.
     fn statistics(&self) -> Result<Vec<(String, Value)>> {
         let command = self.stage.command_path();
-        let said = self
+        let output = self
             .stage
             .start_plain(&[&command, "stat", "--json"])?
             .success()?;
-        let document = document(&said)?;
+        let document = document(&output)?;
         let processes = document["processes"].as_array().context("no processes")?;
         Ok(processes
             .iter()
@@ -343,57 +344,60 @@ impl<'a> Cluster<'a> {
             .collect())
     }
 
-    fn held(&self) -> Result<BTreeMap<String, Held>> {
+    fn resource_usage(&self) -> Result<BTreeMap<String, ResourceUsage>> {
         let mut all = BTreeMap::new();
         for (name, process) in self.statistics()? {
             let folder = format!("/proc/{}/fd", process["pid"]);
-            // The daemon may have ended meanwhile.
-            let (code, listed) = self.stage.start_plain(&["ls", &folder])?.end()?;
+            // The daemon may have exited in the meantime.
+            let (code, listed) = self.stage.start_plain(&["ls", &folder])?.wait()?;
             if code == 0 {
-                let held = Held {
+                let resource_usage = ResourceUsage {
                     queue_pairs: device_sum(&process, "/queue_pairs"),
                     unconnected: unconnected(&process),
                     completion_queues: device_sum(&process, "/completion_queues"),
                     descriptors: listed.lines().count() as u64,
                 };
-                all.insert(name, held);
+                all.insert(name, resource_usage);
             }
         }
-        ensure!(all.len() == 4, "only {} daemons are there", all.len());
+        ensure!(all.len() == 4, "only {} daemons are running", all.len());
         Ok(all)
     }
 
-    /// Waits until no daemon holds more than before the clients came.
-    fn expect_released(&self, before: &BTreeMap<String, Held>) -> Result<()> {
-        self.wait_while(before, Held::exceeds)
+    /// Waits until no daemon uses more resources than before the clients connected.
+    fn expect_released(&self, before: &BTreeMap<String, ResourceUsage>) -> Result<()> {
+        self.wait_while(before, ResourceUsage::exceeds)
     }
 
-    /// Waits until no daemon holds objects of ended connections. The daemons may have other
-    /// connections to each other after a restart.
-    fn expect_connected(&self, before: &BTreeMap<String, Held>) -> Result<()> {
-        self.wait_while(before, Held::leaks)
+    /// Waits until no daemon holds objects of closed connections. After a restart, the daemons may
+    /// have other connections to each other than before.
+    fn expect_connected(&self, before: &BTreeMap<String, ResourceUsage>) -> Result<()> {
+        self.wait_while(before, ResourceUsage::leaks)
     }
 
     fn wait_while(
         &self,
-        before: &BTreeMap<String, Held>,
-        holds_too_much: impl Fn(Held, Held) -> bool,
+        before: &BTreeMap<String, ResourceUsage>,
+        holds_too_much: impl Fn(ResourceUsage, ResourceUsage) -> bool,
     ) -> Result<()> {
         for _ in 0..RELEASE_POLLS {
-            let now = self.held()?;
-            let more = now.iter().find(|(name, held)| {
+            let now = self.resource_usage()?;
+            let more = now.iter().find(|(name, resource_usage)| {
                 let earlier = before.get(name.as_str());
-                earlier.is_none_or(|earlier| holds_too_much(**held, *earlier))
+                earlier.is_none_or(|earlier| holds_too_much(**resource_usage, *earlier))
             });
-            let Some((name, held)) = more else {
+            let Some((name, resource_usage)) = more else {
                 return Ok(());
             };
-            if self.stage.left() < LEFT_FOR_REPORT {
-                bail!("{name} holds {held:?}, at first {:?}", before.get(name));
+            if self.stage.time_left() < LEFT_FOR_REPORT {
+                bail!(
+                    "{name} holds {resource_usage:?}, at first {:?}",
+                    before.get(name)
+                );
             }
             thread::sleep(RELEASE_INTERVAL);
         }
-        bail!("the daemons do not release what ended connections used")
+        bail!("the daemons did not release the resources of closed connections")
     }
 
     /// Returns the bytes that all processes of a daemon's program received over RDMA.
@@ -409,17 +413,18 @@ impl<'a> Cluster<'a> {
 
 impl Drop for Cluster<'_> {
     fn drop(&mut self) {
-        // The OSDs would wait for the monitor if they ended after it.
+        // Kill the OSDs first: they would wait for the monitor if it were gone.
         for osd in &self.osds {
             osd.signal(Signal::KILL);
         }
     }
 }
 
-/// Returns the first JSON document in the output of a program. Warnings may stand around it.
-fn document(said: &str) -> Result<Value> {
-    let start = said.find('{').context("no JSON document")?;
-    let mut documents = serde_json::Deserializer::from_str(&said[start..]).into_iter();
+/// Returns the first JSON document in a program's output. There may be warnings before and after
+/// it.
+fn document(output: &str) -> Result<Value> {
+    let start = output.find('{').context("no JSON document")?;
+    let mut documents = serde_json::Deserializer::from_str(&output[start..]).into_iter();
     Ok(documents.next().context("no JSON document")??)
 }
 
@@ -443,7 +448,8 @@ fn device_sum(process: &Value, pointer: &str) -> u64 {
     numbers.sum()
 }
 
-/// Returns the number of a process's queue pairs without a connection.
+/// Returns the number of a process's queue pairs whose connection is closed or was never
+/// established.
 fn unconnected(process: &Value) -> usize {
     let all = process["statistics"]["queue_pairs"].as_array();
     all.into_iter()
@@ -463,7 +469,7 @@ fn configuration(stage: &Stage, face: &Face, id: &str) -> String {
         "[global]\nfsid = {id}\nmon_host = v1:{WIRE_V4}:6789\n\
          public_addr = {WIRE_V4}\ncluster_addr = {WIRE_V4}\n"
     );
-    // Keeps all files in the case's directory, and messages in the case's log.
+    // Keep all files in the case's directory, and messages in the case's log.
     let _ = write!(
         text,
         "run_dir = {dir}\nadmin_socket = {dir}/$name.$pid.asok\nmon_data = {dir}/mon\n\
@@ -474,8 +480,8 @@ fn configuration(stage: &Stage, face: &Face, id: &str) -> String {
         "auth_cluster_required = none\nauth_service_required = none\n\
          auth_client_required = none\nms_bind_msgr2 = false\n",
     );
-    // Both copies are on this machine, one copy suffices while an OSD is down, and one OSD is
-    // enough to report the other.
+    // Allow both copies on this machine, one copy while an OSD is down, and one OSD to report the
+    // other as down.
     text.push_str(
         "osd_pool_default_size = 2\nosd_pool_default_min_size = 1\n\
          osd_crush_chooseleaf_type = 0\nosd_crush_update_on_start = false\n\
@@ -501,13 +507,13 @@ mod tests {
 
     #[test]
     fn warnings_around_json_are_skipped() {
-        let said = "iwarp: 2 processes did not answer\n{\"a\": [1]}\nwarning: late\n";
-        assert_eq!(document(said).unwrap()["a"][0], 1);
+        let output = "iwarp: 2 processes did not answer\n{\"a\": [1]}\nwarning: late\n";
+        assert_eq!(document(output).unwrap()["a"][0], 1);
         assert!(document("").is_err() && document("{\"a\": ").is_err());
     }
 
     #[test]
-    fn daemons_are_named_by_command() {
+    fn daemon_names_come_from_command_line() {
         let osd = daemon_name("ceph-osd -c ceph.conf -i 1 -f --no-mon-config");
         assert_eq!(osd.as_deref(), Some("ceph-osd 1"));
         assert_eq!(daemon_name("rados -c ceph.conf -i 1"), None);
@@ -515,23 +521,31 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_all_devices_are_added() {
+    fn sums_and_compares_resource_usage() {
         let process = serde_json::json!({"statistics": {"devices": [
             {"queue_pairs": 2, "counters": {"rx_payload": 5}},
             {"queue_pairs": 3, "counters": {"rx_payload": 7}},
         ]}});
         assert_eq!(device_sum(&process, "/queue_pairs"), 5);
         assert_eq!(device_sum(&process, "/counters/rx_payload"), 12);
-        let held = |queue_pairs, descriptors| Held {
+        let resource_usage = |queue_pairs, descriptors| ResourceUsage {
             queue_pairs,
             unconnected: 0,
             completion_queues: 1,
             descriptors,
         };
-        let one = held(1, 9);
-        assert!(held(2, 9).exceeds(one) && held(1, 10).exceeds(one) && !one.exceeds(one));
-        assert!(held(1, 10).leaks(one) && held(2, 13).leaks(one) && !held(2, 12).leaks(one));
-        let ended = Held {
+        let one = resource_usage(1, 9);
+        assert!(
+            resource_usage(2, 9).exceeds(one)
+                && resource_usage(1, 10).exceeds(one)
+                && !one.exceeds(one)
+        );
+        assert!(
+            resource_usage(1, 10).leaks(one)
+                && resource_usage(2, 13).leaks(one)
+                && !resource_usage(2, 12).leaks(one)
+        );
+        let ended = ResourceUsage {
             unconnected: 1,
             ..one
         };
@@ -539,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_connections_are_counted() {
+    fn counts_unconnected_queue_pairs() {
         let process = serde_json::json!({"statistics": {"queue_pairs": [
             {"connection": {"peer": "10.0.0.1:1"}, "end": null},
             {"connection": {"peer": "10.0.0.1:2"}, "end": "the peer has closed it"},

@@ -1,8 +1,8 @@
-//! Programs under memory checkers: valgrind's memcheck on the libraries as they are, and
-//! AddressSanitizer with an instrumented build of them.
+//! Programs under memory checkers: valgrind's memcheck with the normal libraries, and
+//! AddressSanitizer with instrumented libraries.
 //!
-//! Only our own programs are checked for leaks: Debian's programs do not free all their memory
-//! before they exit.
+//! Only our programs are checked for leaks, because Debian's programs exit without freeing all
+//! memory.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,10 +23,10 @@ const MEMCHECK: [&str; 4] = [
     "--error-exitcode=99",
 ];
 const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite"];
-/// Suppressions of known errors in perftest and in a library, with reasons.
+/// Suppressions, with reasons, of known errors in perftest and of a false positive in rustix.
 const PERFTEST: &str = include_str!("perftest.supp");
 const RUSTIX: &str = include_str!("rustix.supp");
-const INSTRUMENTED: &str = "-Zsanitizer=address";
+const SANITIZE: &str = "-Zsanitizer=address";
 /// C programs of crates/iwarp-verbs/tests/c.
 const OWN: [&str; 4] = ["exchange", "misuse", "misuse_cm", "unreliable"];
 
@@ -65,7 +65,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// Returns the command of memcheck with these suppressions.
+/// Returns the command that runs memcheck with these suppressions.
 fn memcheck(stage: &Stage, known: &[&str]) -> Result<Vec<String>> {
     let file = stage.dir().join("known.supp");
     std::fs::write(&file, known.concat())?;
@@ -78,29 +78,29 @@ fn words(owned: &[String]) -> Vec<&str> {
     owned.iter().map(String::as_str).collect()
 }
 
-/// Environment variables, and the command to which a program is appended.
-pub(super) type Setting<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
+/// Environment variables, and the checker's command, to which the program is appended.
+pub(super) type CheckerSetup<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
 
 pub(super) fn start(
     stage: &Stage,
-    (variables, checker): Setting<'_>,
+    (variables, checker): CheckerSetup<'_>,
     words: &[&str],
 ) -> Result<Program> {
     let all: Vec<&str> = checker.iter().chain(words).copied().collect();
     stage.start_with(&[], None, variables, &all)
 }
 
-/// Runs a server and a client of rping. If the checker finds an error, it changes the program's
-/// exit code.
+/// Runs a server and a client of rping. If the checker finds an error, it makes the program exit
+/// with a failure.
 fn rping(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
-    let how = (variables, checker);
+    let setup = (variables, checker);
     let port = stage.port()?;
     let number = port.to_string();
     let common = ["-a", "127.0.0.1", "-p", &number, "-C", "10", "-V", "-v"];
     let words = |side| -> Vec<&str> { ["rping", side].into_iter().chain(common).collect() };
-    let server = start(stage, how, &words("-s"))?;
+    let server = start(stage, setup, &words("-s"))?;
     stage.wait_for_port(port)?;
-    let said = start(stage, how, &words("-c"))?.success()?;
+    let said = start(stage, setup, &words("-c"))?.success()?;
     expect_lines(&said, "ping data: rdma-ping-", 10)?;
     let said = server.success()?;
     expect_lines(&said, "server ping data: rdma-ping-", 10)?;
@@ -113,7 +113,7 @@ fn write_bw(
     checker: &[&str],
     count: u32,
 ) -> Result<Verdict> {
-    let how = (variables, checker);
+    let setup = (variables, checker);
     let (port, count) = (stage.port()?, count.to_string());
     let number = port.to_string();
     let words = [
@@ -129,16 +129,16 @@ fn write_bw(
         "-s",
         "65536",
     ];
-    let server = start(stage, how, &words)?;
+    let server = start(stage, setup, &words)?;
     stage.wait_for_port(port)?;
     let client: Vec<&str> = words.into_iter().chain(["127.0.0.1"]).collect();
-    let said = start(stage, how, &client)?.success()?;
+    let said = start(stage, setup, &client)?.success()?;
     expect(&said, "65536")?;
     server.success()?;
     Ok(Verdict::passed(format!("{count} Writes, no error")))
 }
 
-/// Compiles and runs our own programs, which print how many of their checks failed.
+/// Compiles and runs our own programs, which print the number of failed checks.
 fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
     let sources = Context::new(false, false)?
         .root
@@ -164,21 +164,21 @@ fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Ve
     Ok(Verdict::passed(format!("{} programs, no error", OWN.len())))
 }
 
-/// Builds the library with AddressSanitizer and runs everything with the sanitizer's runtime of the
-/// C compiler preloaded. `RUSTC_BOOTSTRAP` enables the sanitizer in stable Rust.
+/// Builds the library with AddressSanitizer and runs all programs with the C compiler's sanitizer
+/// runtime preloaded. `RUSTC_BOOTSTRAP` enables the sanitizer in stable Rust.
 fn sanitized(stage: &Stage) -> Result<Verdict> {
-    let Some(runtime) = runtime()? else {
+    let Some(asan_runtime) = asan_runtime()? else {
         return Ok(Verdict::skipped("the C compiler has no libasan"));
     };
-    if let Err(why) = instruments(stage)? {
+    if let Err(why) = probe_instrumentation(stage)? {
         return Ok(Verdict::skipped(why));
     }
     let built = build()?;
-    // The user that the programs run as may not be able to read the target folder.
+    // The programs run as a user that may not be able to read the target directory.
     let library = stage.dir().join("libiwarp_verbs.so");
     std::fs::copy(&built, &library)?;
     let library = library.display().to_string();
-    let preload = format!("LD_PRELOAD={}", runtime.display());
+    let preload = format!("LD_PRELOAD={}", asan_runtime.display());
     let variables = [("IWARP_LIBRARY", library.as_str())];
     let quiet = ["env", &preload, "ASAN_OPTIONS=detect_leaks=0"];
     let leaks = ["env", &preload, "ASAN_OPTIONS=detect_leaks=1"];
@@ -189,31 +189,31 @@ fn sanitized(stage: &Stage) -> Result<Verdict> {
         return Ok(Verdict::skipped(why));
     }
     let python: Vec<&str> = quiet.into_iter().chain(["/usr/bin/python3"]).collect();
-    pyverbs::verdict(&pyverbs::run(stage, &variables, &python)?)?;
+    pyverbs::check_ours(&pyverbs::run(stage, &variables, &python)?)?;
     Ok(Verdict::passed("no error"))
 }
 
-/// Returns the sanitizer's runtime library. Programs that are not instrumented must load it before
-/// all other libraries.
-fn runtime() -> Result<Option<PathBuf>> {
+/// Returns the sanitizer's runtime library, or `None` if it is not installed. Programs that are not
+/// instrumented must load it before all other libraries.
+fn asan_runtime() -> Result<Option<PathBuf>> {
     let answer = Command::new("cc")
         .arg("-print-file-name=libasan.so")
         .output()
         .context("the C compiler")?;
     let path = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
-    // If the compiler has no such library, it prints the name without a folder.
+    // If the library is not installed, the compiler prints its name without a directory.
     Ok(path
         .is_absolute()
         .then(|| path.canonicalize())
         .transpose()?)
 }
 
-/// Tries to instrument an empty program. The inner error is the compiler's message if it cannot.
-fn instruments(stage: &Stage) -> Result<Result<(), String>> {
+/// Tries to instrument an empty program. The inner error is the compiler's message if that fails.
+fn probe_instrumentation(stage: &Stage) -> Result<Result<(), String>> {
     let source = stage.dir().join("instrumented.rs");
     std::fs::write(&source, "fn main() {}")?;
     let built = Command::new("rustc")
-        .args([INSTRUMENTED, "--target", &host()?, "-o"])
+        .args([SANITIZE, "--target", &host()?, "-o"])
         .arg(source.with_extension(""))
         .arg(&source)
         .env("RUSTC_BOOTSTRAP", "1")
@@ -237,13 +237,13 @@ fn build() -> Result<PathBuf> {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let target = std::path::absolute(target.join("asan"))?;
     let host = host()?;
-    // With `--target`, cargo does not instrument build scripts and macros.
+    // With `--target`, cargo does not apply RUSTFLAGS to build scripts and macros.
     let built = Command::new(cargo)
         .args(["build", "--package", "iwarp-verbs", "--target", &host])
         .arg("--target-dir")
         .arg(&target)
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("RUSTFLAGS", INSTRUMENTED)
+        .env("RUSTFLAGS", SANITIZE)
         .output()
         .context("starting cargo")?;
     if !built.status.success() {
@@ -260,5 +260,5 @@ pub(super) fn host() -> Result<String> {
     String::from_utf8_lossy(&answer.stdout)
         .lines()
         .find_map(|line| line.strip_prefix("host: ").map(str::to_owned))
-        .context("rustc does not say for which machine it compiles")
+        .context("no host triple in the output of `rustc -vV`")
 }

@@ -3,16 +3,16 @@
 use anyhow::{Result, bail};
 
 /// Fails unless exactly `count` lines contain the text.
-pub(super) fn expect_lines(said: &str, text: &str, count: usize) -> Result<()> {
-    let found = said.lines().filter(|line| line.contains(text)).count();
+pub(super) fn expect_lines(output: &str, text: &str, count: usize) -> Result<()> {
+    let found = output.lines().filter(|line| line.contains(text)).count();
     if found != count {
-        bail!("{found} lines with {text:?} instead of {count}");
+        bail!("{found} output lines contain {text:?} instead of {count}");
     }
     Ok(())
 }
 
-pub(super) fn expect(said: &str, text: &str) -> Result<()> {
-    if !said.contains(text) {
+pub(super) fn expect(output: &str, text: &str) -> Result<()> {
+    if !output.contains(text) {
         bail!("no {text:?} in the output");
     }
     Ok(())

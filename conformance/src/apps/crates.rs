@@ -1,9 +1,9 @@
-//! Crates for RDMA from crates.io: their own unmodified tests and examples, with our devices as
-//! iWARP and as RoCE NICs.
+//! Unmodified tests and examples of RDMA crates from crates.io, with our devices as iWARP and as
+//! RoCE NICs.
 //!
-//! Versions are pinned, those of dependencies by the crates' published lock files. Cargo downloads
-//! and builds the crates when the case runs; without the registry, the case is skipped. All tests
-//! must pass except those in `crates.txt`, which must fail as listed.
+//! The versions of the crates are pinned, and those of dependencies by the crates' lock files.
+//! Cargo downloads and builds the crates when the case runs. If crates.io is unreachable, the case
+//! is skipped. All tests must pass, except those in `crates.txt`, which must fail as listed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,22 +22,23 @@ use super::crates_known::{Known, known};
 use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE, WIRE_V4};
 
-/// Includes build time.
+/// Time limit of a case in seconds, including the build.
 const LIMIT_S: u64 = 1800;
 /// Time limit of a single test, in seconds.
 const TEST_LIMIT_S: &str = "60";
-/// All need the headers. Their build scripts call cmake and, by bindgen, libclang.
+/// All crates need the headers. Their build scripts call cmake and, through bindgen, libclang.
 const NEEDS: &[&str] = &["libibverbs-dev", "librdmacm-dev", "libclang-dev", "cmake"];
 
-/// Runs a crate's examples, whose executables are found by their names. Returns how many passed.
+/// Runs a crate's examples; the map contains their executables by name. Returns the number of
+/// examples.
 type Examples = fn(&Stage, View, &BTreeMap<String, String>) -> Result<usize>;
 
 struct Published {
     name: &'static str,
     version: &'static str,
     features: &'static str,
-    /// Excluded test files and tests, which are not about our devices.
-    without: &'static [&'static str],
+    /// Test files and tests that do not run.
+    excluded: &'static [&'static str],
     /// The kinds of NIC that our devices present.
     faces: &'static [Face],
     /// The address or interface to which the devices are limited.
@@ -53,9 +54,9 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             name: "sideway",
             version: "0.4.3",
             features: "",
-            // It compares the compiler's messages.
-            without: &["compiletest"],
-            // The tests need a device that has more than a link-local address.
+            // `compiletest` compares the compiler's messages.
+            excluded: &["compiletest"],
+            // The tests need a device with an address that is not link-local.
             faces: BOTH,
             bind: Some(WIRE_V4),
             examples: examples::sideway,
@@ -64,7 +65,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             name: "ibverbs",
             version: "0.9.2",
             features: "",
-            without: &[],
+            excluded: &[],
             faces: BOTH,
             bind: None,
             examples: examples::ibverbs,
@@ -73,14 +74,14 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             name: "async-rdma",
             version: "0.5.0",
             features: "cm,raw,exp",
-            // The first allows 100 ms for an answer, which is too short on a busy machine. The
+            // The first test has a time-out of 100 ms, which is too short on a busy machine. The
             // second waits for ever (see `crates.txt`).
-            without: &[
+            excluded: &[
                 "rmr_timeout::timeout_check::main",
                 "imm::write_with_imm::main",
             ],
-            // It uses GID 1 of the last device. The stage's last device has only a link-local
-            // address.
+            // The crate uses GID 1 of the last device. Without `bind`, that is a device with only a
+            // link-local address.
             faces: BOTH,
             bind: Some(WIRE),
             examples: examples::async_rdma,
@@ -104,7 +105,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
     let Some(source) = download(stage, published)? else {
-        return Ok(Verdict::skipped("the registry crates.io is out of reach"));
+        return Ok(Verdict::skipped("crates.io is unreachable"));
     };
     let built = build(stage, published, &source)?;
     let mut note = String::new();
@@ -113,7 +114,7 @@ fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
             face,
             bind: published.bind,
         };
-        let (passed, failed) = tests(stage, published, view, &source, &built.tests)?;
+        let (passed, failed) = run_tests(stage, published, view, &source, &built.tests)?;
         let examples = (published.examples)(stage, view, &built.examples)?;
         let name = face.name();
         let _ = write!(
@@ -125,14 +126,14 @@ fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
     Ok(Verdict::passed(note.trim_end_matches("; ")))
 }
 
-/// Downloads the crate and its dependencies. Returns a copy of its source, or `None` if the
-/// registry is unreachable.
+/// Downloads the crate and its dependencies. Returns the directory of a copy of its source, or
+/// `None` if crates.io is unreachable.
 ///
 /// The copy is in the case's directory, because below the target directory cargo would treat it as
 /// part of our workspace.
 fn download(stage: &Stage, published: &Published) -> Result<Option<PathBuf>> {
     let id = format!("{}@{}", published.name, published.version);
-    // This also unpacks the source.
+    // `cargo info` also unpacks the source.
     if !succeeds(cargo(stage.dir()).args(["info", "--quiet", &id]))? {
         return Ok(None);
     }
@@ -158,7 +159,7 @@ fn unpacked(folder: &str) -> Result<PathBuf> {
     let home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(std::env::home_dir()?.join(".cargo")))
-        .context("cargo's own folder")?;
+        .context("neither CARGO_HOME nor the home directory is known")?;
     let registries = home.join("registry/src");
     for registry in std::fs::read_dir(&registries)? {
         let path = registry?.path().join(folder);
@@ -166,17 +167,20 @@ fn unpacked(folder: &str) -> Result<PathBuf> {
             return Ok(path);
         }
     }
-    bail!("cargo has no {folder} in {}", registries.display())
+    bail!(
+        "{folder} is not in cargo's registry directory {}",
+        registries.display()
+    )
 }
 
-/// The executables in the case's folder, by their names.
+/// The paths of the executables in the case's directory, by name.
 #[derive(Default)]
 struct Built {
     tests: BTreeMap<String, String>,
     examples: BTreeMap<String, String>,
 }
 
-/// Builds the tests and examples, with a target folder that all cases and runs share.
+/// Builds the tests and examples. All cases share a target directory.
 fn build(stage: &Stage, published: &Published, source: &Path) -> Result<Built> {
     let target = Context::new(false, false)?.target.join("crates");
     let output = cargo(source)
@@ -210,11 +214,11 @@ fn build(stage: &Stage, published: &Published, source: &Path) -> Result<Built> {
     }
     built
         .tests
-        .retain(|name, _| !published.without.contains(&name.as_str()));
+        .retain(|name, _| !published.excluded.contains(&name.as_str()));
     Ok(built)
 }
 
-/// Returns the kind, name and path of the executable that a message of cargo is about.
+/// Returns the kind, name and path of the executable that a message of cargo reports.
 fn executable(message: &Value) -> Option<(&str, &str, &str)> {
     let target = &message["target"];
     let kind = target["kind"][0].as_str()?;
@@ -225,8 +229,8 @@ fn executable(message: &Value) -> Option<(&str, &str, &str)> {
     ))
 }
 
-/// Runs each test in its own process. Returns the numbers of passed tests and of known failures.
-fn tests(
+/// Runs each test in a separate process. Returns the numbers of passed tests and of known failures.
+fn run_tests(
     stage: &Stage,
     published: &Published,
     view: View,
@@ -243,36 +247,37 @@ fn tests(
         )?;
         for name in names(&list.success()?) {
             let test = format!("{file}::{name}");
-            if published.without.contains(&test.as_str()) {
+            if published.excluded.contains(&test.as_str()) {
                 continue;
             }
             let words = ["timeout", TEST_LIMIT_S, path, "--exact", name];
             let root = [("CARGO_MANIFEST_DIR", source.to_str().unwrap_or_default())];
             let ended = stage
                 .start_with(&view.options(), None, &root, &words)?
-                .end();
+                .wait();
             results.insert(test, failure(ended));
         }
     }
-    judge(&known(published.name, view.face), &results)
+    compare(&known(published.name, view.face), &results)
 }
 
 fn names(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
-/// Returns the output of a test that did not pass.
+/// Returns the output of a test that did not pass, and `None` if it passed.
 fn failure(ended: Result<(i32, String)>) -> Option<String> {
     match ended {
-        // An ignored test does not pass.
+        // An ignored test does not count as passed.
         Ok((0, said)) if said.contains("test result: ok. 1 passed") => None,
         Ok((code, said)) => Some(format!("exit code {code}: {said}")),
         Err(error) => Some(error.to_string()),
     }
 }
 
-/// Returns the line with the location of a panic and the next line, or the last line.
-fn brief(said: &str) -> String {
+/// Shortens an output: returns the line with the location of a panic and the next line, or the last
+/// line.
+fn panic_or_last_line(said: &str) -> String {
     let mut lines = said
         .lines()
         .skip_while(|line| !line.contains("panicked at"));
@@ -285,20 +290,23 @@ fn brief(said: &str) -> String {
 /// Compares all results with the known failures. Returns the numbers of passed tests and of known
 /// failures.
 ///
-/// Fails if a test fails unexpectedly or in another way than known, or if a known failure passes or
-/// does not exist.
-fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
+/// Fails if a test fails that is not listed, or a listed test fails in another way, passes, or does
+/// not exist.
+fn compare(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
     let mut wrong = Vec::new();
     for row in known {
         match results.get(row.test) {
-            None => wrong.push(format!("there is no {}", row.test)),
-            Some(None) => wrong.push(format!("{} passes: it is not to fail any more", row.test)),
+            None => wrong.push(format!("the listed test {} does not exist", row.test)),
+            Some(None) => wrong.push(format!(
+                "{} passes now: remove it from crates.txt",
+                row.test
+            )),
             Some(Some(said)) if !said.contains(row.says) => {
                 wrong.push(format!(
-                    "{} does not say {:?}: {}",
+                    "{} does not print {:?}: {}",
                     row.test,
                     row.says,
-                    brief(said)
+                    panic_or_last_line(said)
                 ));
             }
             Some(Some(_)) => {}
@@ -308,11 +316,15 @@ fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<
         if let Some(said) = failure
             && known.iter().all(|row| row.test != test)
         {
-            wrong.push(format!("{test}: {}", brief(said)));
+            wrong.push(format!("{test}: {}", panic_or_last_line(said)));
         }
     }
     if !wrong.is_empty() {
-        bail!("{} of the tests: {}", wrong.len(), wrong.join("; "));
+        bail!(
+            "{} unexpected test results: {}",
+            wrong.len(),
+            wrong.join("; ")
+        );
     }
     let passed = results.len() - known.len();
     if passed == 0 {
@@ -340,7 +352,7 @@ mod tests {
     #[test]
     fn only_known_failures_may_fail() {
         let good = results(&[("lib::a", None), ("lib::b", Some("it is not so"))]);
-        assert_eq!(judge(&KNOWN, &good).unwrap(), (1, 1));
+        assert_eq!(compare(&KNOWN, &good).unwrap(), (1, 1));
         let bad: [&[(&str, Option<&str>)]; 5] = [
             &[("lib::a", None)],
             &[("lib::a", None), ("lib::b", None)],
@@ -352,7 +364,7 @@ mod tests {
             &[("lib::b", Some("it is not so"))],
         ];
         for rows in bad {
-            assert!(judge(&KNOWN, &results(rows)).is_err(), "{rows:?}");
+            assert!(compare(&KNOWN, &results(rows)).is_err(), "{rows:?}");
         }
     }
 
@@ -383,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_complete() {
+    fn listed_failures_have_all_cells() {
         let cases = cases();
         let names: Vec<_> = cases.iter().map(Case::program).collect();
         for row in crates_known::rows() {

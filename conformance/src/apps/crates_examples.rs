@@ -1,4 +1,4 @@
-//! The examples of published crates, with checks of their output.
+//! Runs the examples of published crates, and checks their output.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use super::stage::{Stage, WIRE_V4};
 
 type Executables = BTreeMap<String, String>;
 
-/// The first device, and the only one that sideway's examples see.
+/// The first device. With `--bind`, it is the only one.
 const DEVICE: &str = "iwarp0";
 
 fn path<'a>(all: &'a Executables, name: &str) -> Result<&'a str> {
     let found = all.get(name).map(String::as_str);
-    found.with_context(|| format!("the crate has no example {name}"))
+    found.with_context(|| format!("the example {name} was not built"))
 }
 
 fn run(stage: &Stage, view: View, words: &[&str]) -> Result<String> {
@@ -24,7 +24,7 @@ fn run(stage: &Stage, view: View, words: &[&str]) -> Result<String> {
         .success()
 }
 
-/// Runs both ends of an example. Both get the arguments `own`.
+/// Runs both ends of an example. Both get the arguments `own`; the client also gets `client`.
 fn pair(
     stage: &Stage,
     view: View,
@@ -53,39 +53,39 @@ pub(super) fn sideway(stage: &Stage, view: View, all: &Executables) -> Result<us
         "iWARP (1)"
     };
     expect(&devices, node)?;
-    // With RoCE NICs the first index is version 1.
+    // On RoCE NICs, GID index 0 is RoCE v1.
     let index = if view.face == Face::Roce { "1" } else { "0" };
     for name in ["rc_pingpong", "rc_pingpong_split"] {
         let own = ["-d", DEVICE, "-g", index];
-        for said in pair(stage, view, path(all, name)?, &own, &[WIRE_V4])? {
-            expect(&said, "1000 iters in ")?;
+        for output in pair(stage, view, path(all, name)?, &own, &[WIRE_V4])? {
+            expect(&output, "1000 iters in ")?;
         }
     }
     let own = ["-b", WIRE_V4];
     for more in [&[][..], &["-q"]] {
         let words = [&own[..], more].concat();
-        let [said, _] = pair(stage, view, path(all, "cmtime")?, &words, &["-s", WIRE_V4])?;
-        expect_lines(&said, " Disconnect ", 1)?;
+        let [output, _] = pair(stage, view, path(all, "cmtime")?, &words, &["-s", WIRE_V4])?;
+        expect_lines(&output, " Disconnect ", 1)?;
     }
     Ok(5)
 }
 
-/// ibverbs: its example uses index 1 of the first device's GIDs, which is `::1` of loopback, or
-/// RoCE version 2 of its IPv4 address.
+/// The example of ibverbs uses GID index 1 of the first device: on an iWARP NIC, `::1`; on a RoCE
+/// NIC, the IPv4 address with RoCE v2.
 pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
-    let said = run(stage, view, &[path(all, "loopback")?])?;
-    expect_lines(&said, "sent", 1)?;
-    expect_lines(&said, "received", 1)?;
+    let output = run(stage, view, &[path(all, "loopback")?])?;
+    expect_lines(&output, "sent", 1)?;
+    expect_lines(&output, "received", 1)?;
     Ok(1)
 }
 
-/// async-rdma: the list of devices and the remote procedure calls. `client` and `server` use
-/// immediate data, see `crates.txt`.
+/// The examples `devices` and `rpc` of async-rdma. Its examples `client` and `server` use immediate
+/// data, see `crates.txt`.
 pub(super) fn async_rdma(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
     let devices = run(stage, view, &[path(all, "devices")?])?;
     expect_lines(&devices, DEVICE, 1)?;
-    let said = run(stage, view, &[path(all, "rpc")?])?;
-    expect(&said, "response: hello")?;
-    expect(&said, "response: world")?;
+    let output = run(stage, view, &[path(all, "rpc")?])?;
+    expect(&output, "response: hello")?;
+    expect(&output, "response: world")?;
     Ok(2)
 }

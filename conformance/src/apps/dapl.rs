@@ -1,13 +1,13 @@
-//! uDAPL, an older interface on top of the verbs, with its own tests: `dtest` and `dapltest`. Its
-//! providers connect in three ways: `cma` by rdma_cm, `scm` by queue pair numbers over TCP, and
-//! `ucm` by queue pair numbers in datagrams of the NIC.
+//! uDAPL, an older API on top of verbs, with its test programs `dtest` and `dapltest`. Its
+//! providers connect in three ways: `cma` with rdma_cm; `scm` exchanges queue pair numbers over
+//! TCP, and `ucm` in UD messages.
 //!
-//! The programs choose a provider by a line of a file, which the case writes. They pass over
-//! loopback: `cma` wants a listener to have a device, and `scm` listens on the first address that
-//! is not loopback's. `dapltest` always exits with 0, so its output is checked. It cannot name a
-//! server to `ucm`, which expects a LID and a queue pair number where `dapltest` puts an IPv4
-//! address; `dtest` tells its peer both over TCP. As RoCE NIC, where the LID is 0, `dtest` takes
-//! that for no answer.
+//! The programs select a provider from a configuration file, which the case writes. They do not
+//! work over loopback: `cma` requires that a listener has a device, and `scm` listens on the first
+//! address that is not a loopback address. `dapltest` always exits with 0, so the case checks its
+//! output. `dapltest` does not work with `ucm`, which expects a LID and a queue pair number where
+//! `dapltest` passes an IPv4 address; `dtest` exchanges both over TCP. On a RoCE NIC, where the LID
+//! is 0, `dtest` interprets the LID as a missing reply.
 
 use anyhow::{Result, bail};
 
@@ -16,13 +16,13 @@ use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
 use crate::case::{Case, Verdict};
 
-/// The provider's name, its library, and how it names the device: by interface or by NIC.
+/// The provider's name, its library, and the device in the provider's notation.
 const PROVIDERS: &[(&str, &str, &str)] = &[
     ("cma", "libdaplofa.so.2", "wire0 0"),
     ("scm", "libdaploscm.so.2", "iwarp1 1"),
     ("ucm", "libdaploucm.so.2", "iwarp1 1"),
 ];
-/// The port on which the server of `dtest` tells its client the address of the provider.
+/// The TCP port on which the server of `dtest` sends its client the provider's address.
 const DTEST_PORT: u16 = 15828;
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -68,14 +68,14 @@ fn what(face: &str, provider: &str) -> String {
     }
 }
 
-/// A stage with a file of providers, and the kind of NIC.
-struct Setting<'a> {
+/// A stage with a configuration file of providers, and the kind of NIC.
+struct Setup<'a> {
     stage: &'a Stage,
     face: &'a str,
     providers: String,
 }
 
-impl<'a> Setting<'a> {
+impl<'a> Setup<'a> {
     fn new(stage: &'a Stage, face: &'a str) -> Result<Self> {
         let path = stage.dir().join("dat.conf");
         let lines = PROVIDERS.iter().map(|(name, library, device)| {
@@ -97,11 +97,11 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// Both ends write, read and send to each other, with each of the program's ways to wait.
+/// Both ends write, read and send to each other, with each of the program's modes of waiting.
 fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
-    let setting = Setting::new(stage, face)?;
-    const WAYS: [&[&str]; 3] = [&[], &["-c"], &["-p"]];
-    for way in WAYS {
+    let setting = Setup::new(stage, face)?;
+    const WAIT_MODES: [&[&str]; 3] = [&[], &["-c"], &["-p"]];
+    for way in WAIT_MODES {
         let common = ["dtest", "-P", provider, "-b", "65536", "-B", "20"];
         let server = [&common[..], way].concat();
         let client = [&server[..], &["-h", WIRE_V4]].concat();
@@ -109,89 +109,92 @@ fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
         stage.wait_for_port(DTEST_PORT)?;
         let client = setting.start(&client)?;
         for (program, own, peer) in [(client, "client", "server"), (server, "server", "client")] {
-            let said = program.success()?;
+            let output = program.success()?;
             expect(
-                &said,
+                &output,
                 &format!("RDMA write buffer contains: {peer} RDMA write data"),
             )?;
-            expect_read(&said, own, peer)?;
-            expect(&said, "DAPL Test Complete. PASSED")?;
+            expect_read(&output, own, peer)?;
+            expect(&output, "DAPL Test Complete. PASSED")?;
         }
     }
-    Ok(Verdict::passed(format!("{} ways to wait", WAYS.len())))
+    Ok(Verdict::passed(format!(
+        "{} modes of waiting",
+        WAIT_MODES.len()
+    )))
 }
 
-/// The Read returns the peer's text. `dtest` does not synchronize the two, so if the peer is slow,
-/// the Read returns what this end has written there before.
-fn expect_read(said: &str, own: &str, peer: &str) -> Result<()> {
+/// Checks the result of the Read. It is the peer's text, or, because `dtest` does not synchronize
+/// both ends, the text that this end wrote there before.
+fn expect_read(output: &str, own: &str, peer: &str) -> Result<()> {
     let read = |text: String| format!("RDMA read buffer contains: {text}");
-    match said.contains(&read(format!("{own} RDMA write data"))) {
+    match output.contains(&read(format!("{own} RDMA write data"))) {
         true => Ok(()),
-        false => expect(said, &read(format!("{peer} RDMA read data"))),
+        false => expect(output, &read(format!("{peer} RDMA read data"))),
     }
 }
 
-/// The operations of a transaction that uses each kind, and whose data are checked.
+/// A transaction of `dapltest` with operations of each kind, whose data are checked.
 const TRANSACTION: &str = "client RW 4096 1 server RW 2048 4 client RR 4096 2 \
     client SR 1024 4 server SR 4096 2 client SR 1024 3 -f server SR 2048 1 -f";
 
 fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
-    let setting = Setting::new(stage, face)?;
+    let setting = Setup::new(stage, face)?;
     let mut server = setting.start(&["dapltest", "-T", "S", "-D", provider])?;
     server.wait_for("Service Point Ready")?;
     let run = |test: &str| -> Result<String> {
         let words: Vec<&str> = test.split_whitespace().collect();
         let to = ["-D", provider, "-s", WIRE_V4];
         let all = [&["dapltest", "-T"], &words[..1], &to, &words[1..]].concat();
-        let said = setting.start(&all)?.success()?;
-        blameless(&said)?;
-        Ok(said)
+        let output = setting.start(&all)?.success()?;
+        check_no_error(&output)?;
+        Ok(output)
     };
-    let said = run(&format!("T -V -t 2 -w 4 -i 100 {TRANSACTION}"))?;
-    expect(&said, "Stats ---- : 2 threads, 4 EPs")?;
+    let output = run(&format!("T -V -t 2 -w 4 -i 100 {TRANSACTION}"))?;
+    expect(&output, "Stats ---- : 2 threads, 4 EPs")?;
     for kind in ["Send", "Recv", "RDMA Read", "RDMA Write"] {
-        let line = said
+        let line = output
             .lines()
             .find(|line| line.starts_with(&format!("Total {kind}")));
         if line.is_none_or(|line| line.contains(" 0.00 MB/Sec")) {
-            bail!("no data: {line:?}");
+            bail!("no data was transferred: {line:?}");
         }
     }
-    let said = run("T -P -i 20 client SR 256 server SR 256")?;
-    // The program's clock counts hundredths of a second.
-    if !said.contains("Test completed successfully") {
-        expect(&said, "Stats ---- : 1 threads, 1 EPs")?;
+    let output = run("T -P -i 20 client SR 256 server SR 256")?;
+    // The program's clock has a resolution of 10 ms, so it may print no statistics.
+    if !output.contains("Test completed successfully") {
+        expect(&output, "Stats ---- : 1 threads, 1 EPs")?;
     }
-    // The last request of a performance test is a Send whose receiver destroys its queue pair
-    // immediately.
+    // Repeat the performance tests: their last request is a Send, whose receiver destroys its queue
+    // pair immediately, so errors are sporadic.
     const PERFORMANCES: usize = 20;
     for n in 0..PERFORMANCES {
         let operation = ["RW", "RR"][n % 2];
         let how = ["b", "p"][n / 2 % 2];
-        let said = run(&format!("P -m {how} -i 100 {operation} 4096 2"))?;
-        expect(&said, &format!("raw: {operation}, 100, 4096, 2"))?;
+        let output = run(&format!("P -m {how} -i 100 {operation} 4096 2"))?;
+        expect(&output, &format!("raw: {operation}, 100, 4096, 2"))?;
     }
     let limits = ["dapltest", "-T", "L", "-D", provider, "-w", "2", "-m", "20"];
-    let said = setting.start(&limits)?.success()?;
-    expect_lines(&said, "Limitation Test ", 10)?;
-    expect(&said, "OK - stopping now")?;
+    let output = setting.start(&limits)?.success()?;
+    expect_lines(&output, "Limitation Test ", 10)?;
+    expect(&output, "OK - stopping now")?;
     run("Q")?;
-    let said = server.success()?;
-    blameless(&said)?;
-    expect_lines(&said, "Finished performance test.  Exiting", PERFORMANCES)?;
+    let output = server.success()?;
+    check_no_error(&output)?;
+    expect_lines(&output, "Finished performance test.  Exiting", PERFORMANCES)?;
     Ok(Verdict::passed(format!(
         "2 transactions, {PERFORMANCES} performance tests, the limits"
     )))
 }
 
-/// Fails if the output reports an error. The exit code is always 0.
-fn blameless(said: &str) -> Result<()> {
+/// Fails if the output reports an error, because the exit status is always 0.
+fn check_no_error(output: &str) -> Result<()> {
     let words = ["rror", "ailed", "FAIL", "bad ", "Cannot", "Warning"];
-    match said
+    match output
         .lines()
         .find(|line| words.iter().any(|word| line.contains(word)))
     {
-        Some(line) => bail!("it says: {line}"),
+        Some(line) => bail!("dapltest reports: {line}"),
         None => Ok(()),
     }
 }

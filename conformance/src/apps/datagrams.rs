@@ -1,5 +1,5 @@
-//! The programs of Debian's package rdmacm-utils for datagrams: `udaddy` finds a queue pair by the
-//! connection manager, `mckey` joins a multicast group.
+//! The UD programs of Debian's package rdmacm-utils: `udaddy` resolves a queue pair with rdma_cm,
+//! `mckey` joins a multicast group.
 
 use anyhow::{Result, bail};
 
@@ -8,7 +8,7 @@ use super::stage::{Stage, WIRE_V4, WIRE_V6};
 use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
-/// The port of `udaddy`, which has no option for it.
+/// The fixed port of `udaddy`.
 const PORT: u16 = 7174;
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             mckey(stage, face, (group, address), options, more)
         })
     };
-    // Loopback has no IPv6 multicast groups.
+    // The loopback interface does not support IPv6 multicast.
     let v4 = ("239.1.2.3", "127.0.0.1");
     let v6 = ("ff05::77", WIRE_V6);
     let many = &["-c", "4", "-C", "50", "-S", "2000"];
@@ -34,7 +34,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         addresses("another interface", "rnic", WIRE_V4, &[]).wire(),
         addresses("`--as roce`", "roce", "127.0.0.1", &[]),
         addresses("`--as roce`, IPv6", "roce", "::1", many),
-        Case::new("udaddy", "without a server", nobody),
+        Case::new("udaddy", "without a server", without_server),
         Case::new("udaddy", "`-P ipoib` is refused", refused),
         groups("`-m 239.1.2.3`", "rnic", v4, &[], &[]),
         groups("`-c 3 -C 20 -S 1000`", "rnic", v4, several, &[]),
@@ -49,7 +49,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Runs both ends. The server answers each datagram to the address that it came from.
+/// Runs both ends. The server replies to the source address of each datagram.
 fn udaddy(stage: &Stage, face: &str, address: &str, options: &[&str]) -> Result<Verdict> {
     let start = |role: &str| {
         let words = [&["udaddy", role, address], options].concat();
@@ -58,45 +58,44 @@ fn udaddy(stage: &Stage, face: &str, address: &str, options: &[&str]) -> Result<
     let server = start("-b")?;
     stage.wait_for_datagrams(PORT)?;
     let client = start("-s")?;
-    for said in [client.success()?, server.success()?] {
-        expect(&said, "data transfers complete")?;
-        expect(&said, "return status 0")?;
+    for output in [client.success()?, server.success()?] {
+        expect(&output, "data transfers complete")?;
+        expect(&output, "return status 0")?;
     }
     Ok(Verdict::passed("both ends"))
 }
 
-/// InfiniBand's status for an unknown service.
-fn nobody(stage: &Stage) -> Result<Verdict> {
-    let (code, said) = stage.start(&["udaddy", "-s", "127.0.0.1"])?.end()?;
+/// Without a server, the client gets InfiniBand's status for an unknown service ID.
+fn without_server(stage: &Stage) -> Result<Verdict> {
+    let (code, output) = stage.start(&["udaddy", "-s", "127.0.0.1"])?.wait()?;
     if code == 0 {
         bail!("it reports success");
     }
-    expect(&said, "RDMA_CM_EVENT_UNREACHABLE, error: 1")?;
+    expect(&output, "RDMA_CM_EVENT_UNREACHABLE, error: 1")?;
     Ok(Verdict::passed("UNREACHABLE"))
 }
 
 fn refused(stage: &Stage) -> Result<Verdict> {
     let words = ["udaddy", "-P", "ipoib", "-b", "127.0.0.1"];
-    let (code, said) = stage.start(&words)?.end()?;
+    let (code, output) = stage.start(&words)?.wait()?;
     if code == 0 {
         bail!("it reports success");
     }
     expect(
-        &said,
+        &output,
         "udaddy: listen request failed: Protocol not supported",
     )?;
-    expect(&said, "RDMA_PS_UDP")?;
+    expect(&output, "RDMA_PS_UDP")?;
     Ok(Verdict::passed("EPROTONOSUPPORT"))
 }
 
-/// Runs a receiver, and a sender as soon as the receiver has joined the group. Both pause for 3 s
-/// after joining.
+/// Runs a receiver, and starts a sender when the receiver has joined the group.
 fn mckey(
     stage: &Stage,
     face: &str,
     (group, address): (&str, &str),
     options: &[&str],
-    of_sender: &[&str],
+    sender_options: &[&str],
 ) -> Result<Verdict> {
     let start = |more: &[&str]| {
         let words = ["stdbuf", "-oL", "mckey", "-m", group, "-b", address];
@@ -107,13 +106,13 @@ fn mckey(
     let count = at.map_or(1, |at| options[at + 1].parse().unwrap_or(1));
     let mut receiver = start(&[])?;
     receiver.wait_for("receiving data transfers")?;
-    let sender = start(&[&["-s"], of_sender].concat())?;
-    for said in [sender.success()?, receiver.success()?] {
-        expect_lines(&said, "mckey: joined dgid: ", count)?;
-        expect(&said, "data transfers complete")?;
-        expect(&said, "return status 0")?;
-        if said.contains("failure") {
-            bail!("a call failed");
+    let sender = start(&[&["-s"], sender_options].concat())?;
+    for output in [sender.success()?, receiver.success()?] {
+        expect_lines(&output, "mckey: joined dgid: ", count)?;
+        expect(&output, "data transfers complete")?;
+        expect(&output, "return status 0")?;
+        if output.contains("failure") {
+            bail!("mckey reports a failure");
         }
     }
     Ok(Verdict::passed("both ends"))

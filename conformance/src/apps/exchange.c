@@ -1,6 +1,6 @@
 /* An MPI program that checks its results: a ring, collective operations, and long messages in
- * flight in all directions. A rank aborts if a value differs from the expected one. Rank 0 prints a
- * line for each part when all ranks have finished it. */
+ * flight in all directions. A rank aborts if a value differs from the expected value. Rank 0 prints
+ * a line for each part that all ranks have completed. */
 
 #include <mpi.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ static uint32_t pattern(int from, int message, size_t at)
 	return x ^ (x >> 15);
 }
 
-/* Passes a token round the ring. Each rank adds its number. */
+/* Passes a token around the ring. Each rank adds its number to the token. */
 static void ring(int rounds)
 {
 	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -71,7 +71,7 @@ static void ring(int rounds)
 	done("ring");
 }
 
-/* Adds vectors of 1 to 2^16 doubles over all ranks. */
+/* Sums vectors of 1 to 2^16 doubles over all ranks. */
 static void allreduce(void)
 {
 	for (size_t n = 1; n <= 1 << 17; n *= 16) {
@@ -115,8 +115,8 @@ static void alltoall(size_t n)
 	done("alltoall");
 }
 
-/* Sends messages of growing size to both neighbours at once. Several are in flight, and receives
- * are posted in another order. */
+/* Sends messages of increasing size to both neighbours. Several are in flight at the same time, and
+ * the receives are posted in a different order. */
 static void neighbours(size_t longest)
 {
 	enum { DEPTH = 4 };
@@ -189,8 +189,8 @@ static void windows(size_t n)
 	done("windows");
 }
 
-/* Returns what half a round trip of one octet takes with the neighbour, all pairs at the same time,
- * in us: the mean of `rounds` here. */
+/* Returns half the round-trip time of one octet between neighbours, in us: the mean of `rounds`.
+ * All pairs of neighbours run concurrently. */
 static double half_round_trip(int rounds)
 {
 	char octet = 0;
@@ -209,7 +209,7 @@ static double half_round_trip(int rounds)
 	return (MPI_Wtime() - begin) * 5e5 / rounds;
 }
 
-/* Measures a sum over all ranks in the same way. */
+/* Returns the time of a sum over all ranks, in us: the mean of `rounds`. */
 static double sum_of_all(int rounds)
 {
 	uint32_t mine = (uint32_t)rank, sum;
@@ -220,7 +220,7 @@ static double sum_of_all(int rounds)
 	return (MPI_Wtime() - begin) * 1e6 / rounds;
 }
 
-/* Prints what these take, as means of all ranks. */
+/* Prints both times, as means of all ranks. */
 static void times(int rounds)
 {
 	double (*const parts[])(int) = { half_round_trip, sum_of_all };
@@ -239,7 +239,8 @@ static void times(int rounds)
 		       mean[0] / ranks, mean[1] / ranks);
 }
 
-/* Arguments: words of the longest message, and, if times are wanted, of how many rounds. */
+/* Arguments: the length of the longest message in words, and optionally the number of rounds for
+ * the time measurements. */
 int main(int argc, char **argv)
 {
 	size_t longest = argc > 1 ? strtoul(argv[1], NULL, 10) : 1 << 18;

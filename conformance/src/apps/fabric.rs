@@ -1,5 +1,5 @@
-//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it.
-//! The provider ignores loopback interfaces.
+//! libfabric's verbs provider, alone and with `ofi_rxm`, which implements reliable datagrams on top
+//! of it. The provider ignores loopback interfaces.
 
 use anyhow::{Result, bail};
 
@@ -9,7 +9,7 @@ use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["libfabric-bin"];
 const RDM: &str = "verbs;ofi_rxm";
-/// Number of message sizes of `-S all`, from 0 octets to 6 MiB.
+/// Number of message sizes with `-S all`, from 0 bytes to 6 MiB.
 const SIZES: usize = 46;
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -29,9 +29,9 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Lists the devices of addresses that are not loopback, and finds one by its address.
+/// Lists the devices that are not on loopback, and searches for a device by its address.
 fn info(stage: &Stage) -> Result<Verdict> {
-    let said = stage.start(&["fi_info", "-p", "verbs"])?.success()?;
+    let output = stage.start(&["fi_info", "-p", "verbs"])?.success()?;
     for text in [
         "provider: verbs",
         "fabric: Ethernet-iWARP",
@@ -40,9 +40,9 @@ fn info(stage: &Stage) -> Result<Verdict> {
         "provider: verbs;ofi_rxm",
         "type: FI_EP_RDM",
     ] {
-        expect(&said, text)?;
+        expect(&output, text)?;
     }
-    // Without an address format it assumes IPv4.
+    // Without `-a`, fi_info assumes IPv4.
     let formats = [
         (WIRE_V4, "FI_SOCKADDR_IN", "fi_sockaddr_in://10.77.0.1:0"),
         (WIRE_V6, "FI_SOCKADDR_IN6", "fi_sockaddr_in6://[fd77::1]:0"),
@@ -50,14 +50,14 @@ fn info(stage: &Stage) -> Result<Verdict> {
     for (address, format, found) in formats {
         let common = ["fi_info", "-p", "verbs", "-t", "FI_EP_MSG", "-v"];
         let words = [&common[..], &["-a", format, "-s", address]].concat();
-        let said = stage.start(&words)?.success()?;
-        expect(&said, &format!("src_addr: {found}"))?;
+        let output = stage.start(&words)?.success()?;
+        expect(&output, &format!("src_addr: {found}"))?;
     }
     Ok(Verdict::passed("messages and datagrams over them"))
 }
 
-/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own
-/// control connection uses IPv4 only.
+/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's control
+/// connection supports IPv4 only.
 fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -69,13 +69,13 @@ fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let mut words = vec!["fi_pingpong", "-P", &number];
     words.extend(common);
     words.push(WIRE_V4);
-    let said = stage.start(&words)?.success()?;
-    for said in [said, server.success()?] {
-        let done = said.lines().filter(|line| line.contains("=10 ")).count();
+    let output = stage.start(&words)?.success()?;
+    for output in [output, server.success()?] {
+        let done = output.lines().filter(|line| line.contains("=10 ")).count();
         if done != SIZES {
             bail!("{done} sizes instead of {SIZES}");
         }
-        expect(&said, "\n6m ")?;
+        expect(&output, "\n6m ")?;
     }
     Ok(Verdict::passed(format!("{SIZES} sizes")))
 }

@@ -1,8 +1,8 @@
-//! The behaviour of programs under injected faults (`iwarp run --fault`): they exit with a message
-//! and an exit code, or continue if they can.
+//! Programs under injected faults (`iwarp run --fault`): they report the fault and exit with an
+//! error, or continue if they can.
 //!
-//! `rdma_client` does not notice, and a case documents that: it ignores the status of completions,
-//! also in releases after rdma-core 44 (see `docs/fault-injection.md`).
+//! `rdma_client` is an exception, which a case documents: it ignores the status of completions,
+//! even in releases after rdma-core 44 (see `docs/fault-injection.md`).
 
 use anyhow::{Result, bail};
 
@@ -10,7 +10,7 @@ use super::checks::expect;
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// A fault, and the program's message, or `None` if the program continues.
+/// A fault, and the program's message about it, or `None` if the program is to continue.
 type Reported = (&'static str, Option<&'static str>);
 
 const PINGPONG: &[Reported] = &[
@@ -63,7 +63,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("ibv_rc_pingpong", counted(PINGPONG), |stage| {
             let options = &["-g", "0", "-n", "200"];
-            each(stage, "ibv_rc_pingpong", options, PINGPONG)
+            each_fault(stage, "ibv_rc_pingpong", options, PINGPONG)
         })
         .needs(&["ibverbs-utils"])
         .limit(240),
@@ -71,7 +71,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
             "ib_write_bw",
             format!("`-R`, `--placed`, {}; a replay by seed", counted(WRITE_BW)),
             |stage| {
-                each(stage, "ib_write_bw", BW, WRITE_BW)?;
+                each_fault(stage, "ib_write_bw", BW, WRITE_BW)?;
                 replay(stage)
             },
         )
@@ -88,61 +88,72 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 const BW: &[&str] = &["-R", "-d", "iwarp0", "-n", "500", "-s", "4096", "-F"];
 
-/// Runs a program with each fault. Its server has none.
-fn each(stage: &Stage, program: &str, options: &[&str], faults: &[Reported]) -> Result<Verdict> {
-    for (fault, told) in faults {
-        let (code, said) = once(stage, program, options, &format!("seed=1;{fault}"))?;
-        let Some(told) = told else {
+/// Runs the client once with each fault. The server runs without faults.
+fn each_fault(
+    stage: &Stage,
+    program: &str,
+    options: &[&str],
+    faults: &[Reported],
+) -> Result<Verdict> {
+    for (fault, message) in faults {
+        let (code, output) = run_with_fault(stage, program, options, &format!("seed=1;{fault}"))?;
+        let Some(message) = message else {
             if code != 0 {
-                bail!("{fault}: it exits with {code}, and need not");
+                bail!("{fault}: the program exits with status {code} instead of continuing");
             }
             continue;
         };
         if code == 0 {
-            bail!("{fault}: it reports success");
+            bail!("{fault}: the program exits with status 0 instead of failing");
         }
-        expect(&said, "iwarp fault: ")?;
-        if !said.contains(told) {
-            bail!("{fault}: it does not say {told:?}");
+        expect(&output, "iwarp fault: ")?;
+        if !output.contains(message) {
+            bail!("{fault}: the program does not print {message:?}");
         }
     }
     Ok(Verdict::passed(format!("{} faults", faults.len())))
 }
 
-/// Runs a server, and a client with a fault. Returns the client's exit code and output.
-fn once(stage: &Stage, program: &str, options: &[&str], fault: &str) -> Result<(i32, String)> {
+/// Runs a server, and a client with a fault. Returns the client's exit status and output.
+fn run_with_fault(
+    stage: &Stage,
+    program: &str,
+    options: &[&str],
+    fault: &str,
+) -> Result<(i32, String)> {
     let port = stage.port()?;
     let number = port.to_string();
     let words = [&[program, "-p", &number], options].concat();
     let _server = stage.start(&words)?;
     stage.wait_for_port(port)?;
     let words = [&words[..], &["127.0.0.1"]].concat();
-    // Otherwise Writes complete early, and the program may exit before the connection ends.
+    // Without `--placed`, Writes complete early, and the program may exit before the fault ends the
+    // connection.
     let run = ["--placed", "--fault", fault];
-    stage.start_with(&run, None, &[], &words)?.end()
+    stage.start_with(&run, None, &[], &words)?.wait()
 }
 
-/// Checks that a seed reproduces the failed request.
+/// Checks that the same seed makes the same request fail.
 fn replay(stage: &Stage) -> Result<Verdict> {
     let failed = |seed: u32| {
         let fault = format!("seed={seed};post,op=write,p=2%");
-        let (_, said) = once(stage, "ib_write_bw", BW, &fault)?;
-        let line = said.lines().find(|line| line.contains(" rule=1 "));
+        let (_, output) = run_with_fault(stage, "ib_write_bw", BW, &fault)?;
+        let line = output.lines().find(|line| line.contains(" rule=1 "));
         let n = line.and_then(|line| line.split(" n=").nth(1));
         n.map(str::to_owned)
-            .ok_or_else(|| anyhow::anyhow!("{fault}: nothing was injected"))
+            .ok_or_else(|| anyhow::anyhow!("{fault}: no fault was injected"))
     };
     let first = failed(7)?;
     for _ in 0..2 {
         let again = failed(7)?;
         if again != first {
-            bail!("the seed failed request {first}, and then request {again}");
+            bail!("with the same seed, request {first} failed first, and request {again} later");
         }
     }
     Ok(Verdict::passed(format!("seed 7 fails request {first}")))
 }
 
-/// The client's message is never sent, but both ends report success.
+/// Checks that both ends report success although the client's message is never sent.
 fn unnoticed(stage: &Stage) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -150,13 +161,13 @@ fn unnoticed(stage: &Stage) -> Result<Verdict> {
     stage.wait_for_port(port)?;
     let words = ["rdma_client", "-s", "127.0.0.1", "-p", &number];
     let client = stage.start_with(&["--fault", "reset,op=send"], None, &[], &words)?;
-    let (code, said) = client.end()?;
-    expect(&said, " reset qp=1 ")?;
-    let (server_code, server_said) = server.end()?;
+    let (code, output) = client.wait()?;
+    expect(&output, " reset qp=1 ")?;
+    let (server_code, server_said) = server.wait()?;
     if (code, server_code) != (0, 0) {
-        bail!("the bug is gone: exit codes {code} and {server_code}");
+        bail!("rdma_client now notices the fault ({code}, {server_code}): update this case");
     }
-    expect(&said, "rdma_client: end 0")?;
+    expect(&output, "rdma_client: end 0")?;
     expect(&server_said, "rdma_server: end 0")?;
     Ok(Verdict::passed("both ends report success"))
 }

@@ -1,6 +1,6 @@
-//! fio's rdma engine. The client chooses the verb: `write`, `read` or `send`. With `send`, the
-//! server uses the fourth verb, `recv`. A client cannot use `recv`: fio would post a work request
-//! that it has not initialised, and crash. fio's engine supports IPv4 only.
+//! fio's rdma engine. The client selects the verb: `write`, `read` or `send`. With `send`, the
+//! server uses the fourth verb, `recv`. There is no case for a client with `recv`: fio posts an
+//! uninitialized work request and crashes. The engine supports IPv4 only.
 
 use anyhow::{Result, bail};
 
@@ -12,7 +12,7 @@ use crate::case::{Case, Verdict};
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let needs: &[&str] = &["fio"];
     let verb = |what: &'static str, verb: &'static str| {
-        Case::new("fio", what, move |stage| moves(stage, verb)).needs(needs)
+        Case::new("fio", what, move |stage| transfer(stage, verb)).needs(needs)
     };
     vec![
         verb("`--verb=write`", "write"),
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         Case::new(
             "fio",
             "`--verify=crc32c` of data without checksums is refused",
-            unverified,
+            without_checksums,
         )
         .needs(needs),
     ]
@@ -55,15 +55,15 @@ fn start(
     Ok((server, run("--name=client", &options, client)?))
 }
 
-fn moves(stage: &Stage, verb: &str) -> Result<Verdict> {
+fn transfer(stage: &Stage, verb: &str) -> Result<Verdict> {
     let (server, client) = start(stage, verb, "64m", &[], &[])?;
-    let said = client.success()?;
-    expect(&said, "err= 0")?;
-    expect(&said, "io=64.0MiB")?;
-    let said = server.success()?;
-    expect(&said, "err= 0")?;
+    let output = client.success()?;
+    expect(&output, "err= 0")?;
+    expect(&output, "io=64.0MiB")?;
+    let output = server.success()?;
+    expect(&output, "err= 0")?;
     if verb == "send" {
-        expect(&said, "io=64.0MiB")?;
+        expect(&output, "io=64.0MiB")?;
     }
     Ok(Verdict::passed("64 MiB"))
 }
@@ -73,20 +73,20 @@ fn verified(stage: &Stage) -> Result<Verdict> {
     let verify = &["--verify=crc32c"][..];
     let (server, client) = start(stage, "send", "64m", verify, verify)?;
     expect(&client.success()?, "err= 0")?;
-    let said = server.success()?;
-    expect(&said, "err= 0")?;
-    expect(&said, "io=64.0MiB")?;
+    let output = server.success()?;
+    expect(&output, "err= 0")?;
+    expect(&output, "io=64.0MiB")?;
     Ok(Verdict::passed("64 MiB"))
 }
 
-/// The receiver refuses blocks without checksums, which shows that it verifies them.
-fn unverified(stage: &Stage) -> Result<Verdict> {
+/// The receiver must reject blocks without checksums. This shows that it verifies checksums.
+fn without_checksums(stage: &Stage) -> Result<Verdict> {
     let (server, client) = start(stage, "send", "1m", &["--verify=crc32c"], &[])?;
-    let (code, said) = server.end()?;
+    let (code, output) = server.wait()?;
     drop(client);
-    expect(&said, "bad magic header")?;
+    expect(&output, "bad magic header")?;
     if code == 0 {
-        bail!("the server accepts blocks without checksums");
+        bail!("the server accepted blocks without checksums");
     }
     Ok(Verdict::passed("refused"))
 }

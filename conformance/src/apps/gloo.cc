@@ -36,8 +36,8 @@ static std::string folder;
 static int own_rank, ranks;
 static gloo::Algorithm *between;
 
-// Algorithms and their memory stay until the process ends: gloo ends a process that destroys a
-// buffer whose last Send is not complete, and an algorithm does not wait for that.
+// Algorithms and their memory are never freed: gloo aborts a process that destroys a buffer before
+// its last Send is complete, and an algorithm does not wait for the completion.
 template <typename Algorithm> static Algorithm &keep(Algorithm *algorithm)
 {
 	return *algorithm;
@@ -49,8 +49,8 @@ static void leave()
 	_exit(0);
 }
 
-// Ends this process when all ranks have come here. The first to end breaks its connections, which
-// gloo takes for an error at the others.
+// Exits when all ranks have called this function. The first process that exits closes its
+// connections, which gloo treats as an error in the others.
 [[noreturn]] static void end()
 {
 	std::set_terminate(leave);
@@ -87,9 +87,9 @@ static void expect(const char *name, size_t length, size_t at, uint64_t is, uint
 	exit(1);
 }
 
-// Fills the words of this rank anew. Some algorithms read them, or what they keep from the last
-// run, when other ranks are done already, over TCP as well. So all ranks wait for each other
-// first.
+// Initializes the words of this rank again. All ranks wait for each other first, because some
+// algorithms still read their words, or data of the last run, when other ranks are already
+// finished. This happens over TCP, too.
 static void fill(Words &words, int round)
 {
 	between->run();
@@ -97,8 +97,8 @@ static void fill(Words &words, int round)
 		words[at] = word(own_rank, at, round);
 }
 
-// Words of a collective. gloo tests none of less than ten itself: with fewer words than ranks,
-// `AllreduceBcube` gives wrong sums now and then.
+// Numbers of words. None is below ten, as in gloo's own tests: with fewer words than ranks,
+// `AllreduceBcube` sometimes returns wrong sums.
 static const size_t lengths[] = { 10, 100, 4096, 100000 };
 
 template <typename Algorithm> static void allreduce(const char *name, const Shared &context)
@@ -156,9 +156,9 @@ static void broadcast(const Shared &context)
 	puts("broadcast_one_to_all: correct");
 }
 
-// All sums go to one rank, to each in turn. A rank that gets its own part of them only copies it
-// over words that it may be sending still: gloo waits neither for the completion nor for the peer
-// before that, and the peer then adds words of the wrong kind, now and then.
+// Each rank in turn receives all sums. If every rank received a part of the sums, it would copy its
+// part over words that it may still be sending: gloo waits neither for the completion nor for the
+// peer, so the peer sometimes adds wrong words.
 static void reduce_scatter(const Shared &context)
 {
 	for (int to = 0; to < ranks; to++) {
@@ -180,7 +180,8 @@ static void reduce_scatter(const Shared &context)
 	puts("reduce_scatter: correct");
 }
 
-// gloo does not expose the data of this collective, so only the end of every exchange is checked.
+// gloo does not expose the data of this collective, so this checks only that each exchange
+// completes.
 static void pairwise_exchange(const Shared &context)
 {
 	int destinations = 0;
@@ -204,7 +205,8 @@ static void barrier(const char *name, gloo::Algorithm &algorithm)
 		algorithm.run();
 		for (int rank = 0; rank < ranks; rank++) {
 			if (access((begin + std::to_string(rank)).c_str(), F_OK)) {
-				fprintf(stderr, "%s: left before rank %d came\n", name, rank);
+				fprintf(stderr, "%s: returned before rank %d entered it\n", name,
+					rank);
 				exit(1);
 			}
 		}

@@ -1,9 +1,9 @@
-//! gloo, the library of collectives that PyTorch uses, over its `ibverbs` transport: four
-//! processes, with a program that checks every result (`gloo.cc`).
+//! gloo, PyTorch's library of collectives, over its `ibverbs` transport: four processes of a
+//! program that checks every result (`gloo.cc`).
 //!
 //! gloo exchanges GIDs and queue pair numbers through files and connects the queue pairs itself.
-//! The collectives here are those that its transport has; its newer interface (`gloo::allreduce()`
-//! and others), which `torch.distributed` calls, says itself that it has none over ibverbs.
+//! The cases run the collectives that support this transport. gloo's newer interface
+//! (`gloo::allreduce()` and others), which `torch.distributed` calls, does not support ibverbs.
 
 use anyhow::Result;
 
@@ -14,7 +14,7 @@ use crate::case::{Case, Verdict};
 const NEEDS: &[&str] = &["libgloo-dev", "libibverbs-dev", "g++"];
 const SOURCE: &str = include_str!("gloo.cc");
 const RANKS: usize = 4;
-/// What each process reports when it has checked the results.
+/// The collectives that each process reports when it has checked the results.
 const COLLECTIVES: [&str; 10] = [
     "allreduce_ring",
     "allreduce_ring_chunked",
@@ -29,12 +29,13 @@ const COLLECTIVES: [&str; 10] = [
 ];
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
-    let ways: [(&'static str, &'static [&'static str], &'static str); 3] = [
+    let variants: [(&'static str, &'static [&'static str], &'static str); 3] = [
         ("4 processes, 10 collectives", &["--bind", WIRE_V4], "0"),
         ("IPv6", &["--bind", WIRE_V6], "0"),
         ("`--as roce`", &["--as", "roce", "--bind", WIRE_V4], "1"),
     ];
-    ways.into_iter()
+    variants
+        .into_iter()
         .map(|(what, options, index)| {
             let case = Case::new("gloo", what, move |stage| {
                 collectives(stage, options, index)
@@ -59,9 +60,9 @@ fn collectives(stage: &Stage, options: &[&str], index: &str) -> Result<Verdict> 
         })
         .collect::<Result<_>>()?;
     for process in processes {
-        let said = process.success()?;
+        let output = process.success()?;
         for name in COLLECTIVES {
-            expect(&said, &format!("{name}: correct\n"))?;
+            expect(&output, &format!("{name}: correct\n"))?;
         }
     }
     Ok(Verdict::passed(format!("{RANKS} processes")))

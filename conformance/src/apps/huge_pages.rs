@@ -1,9 +1,9 @@
-//! Huge pages for programs that map some: reserved by root for as long as a case runs.
+//! Reserves huge pages while a case runs, for programs that map them. Needs root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The kernel's number of reserved pages of 2 MiB.
+/// The file with the kernel's number of reserved 2 MiB pages.
 const RESERVED: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
 /// Additionally reserved pages. Dropping the value releases them.
@@ -13,8 +13,8 @@ pub(super) struct HugePages {
 }
 
 impl HugePages {
-    /// Reserves up to this number of pages. Returns `None` if the machine has no such pages, or
-    /// this user may not reserve them.
+    /// Reserves up to `number` pages. Returns `None` if the machine does not support huge pages, or
+    /// the user may not reserve them.
     pub(super) fn reserve(number: u64) -> Option<Self> {
         Self::reserve_in(Path::new(RESERVED), number)
     }
@@ -22,7 +22,7 @@ impl HugePages {
     fn reserve_in(file: &Path, number: u64) -> Option<Self> {
         let before = read(file)?;
         write(file, before.checked_add(number)?)?;
-        // The kernel reserves as many as it finds.
+        // The kernel may reserve fewer pages than requested.
         let added = read(file)?.saturating_sub(before);
         let file = file.to_path_buf();
         Some(Self { file, added })
@@ -31,7 +31,7 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        // Reservations of others in the meantime stay.
+        // Subtract only our pages: others may have reserved pages in the meantime.
         if let Some(now) = read(&self.file) {
             let _ = write(&self.file, now.saturating_sub(self.added));
         }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn release_restores_number() {
+    fn release_keeps_reservations_of_others() {
         let name = format!("iwarp-huge-pages-{}", std::process::id());
         let file = std::env::temp_dir().join(name);
         assert!(HugePages::reserve_in(&file, 8).is_none(), "no such pages");

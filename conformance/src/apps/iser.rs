@@ -14,7 +14,7 @@ const TOOLS: &[&str] = &["tgt", "libiscsi-bin"];
 const IMAGES: &[&str] = &["tgt", "qemu-utils", "qemu-block-extra"];
 const NAME: &str = "iqn.2024-01.example:disk";
 const DISK: usize = 32 << 20;
-/// The initiators that may log in. This version of tgt checks their names as well as their
+/// The initiators that may log in. This version of tgt checks initiator names in addition to
 /// addresses.
 const INITIATORS: [&str; 5] = [
     "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-inq",
@@ -71,14 +71,14 @@ impl<'a> Target<'a> {
         Self::start_at(stage, "127.0.0.1")
     }
 
-    /// Starts a target. `address` is written as in a URL.
+    /// Starts a target on `address`, which has the syntax of a URL's host.
     fn start_at(stage: &'a Stage, address: &'static str) -> Result<Self> {
         let (port, other) = (stage.port()?, stage.port()?);
         let disk = stage.dir().join("disk.img");
         std::fs::write(&disk, noise(1, DISK))?;
-        readable(&disk)?;
-        // tgt also serves iSCSI over TCP. Our library listens on TCP ports as well, so iSER needs
-        // another port.
+        permit_all_users(&disk)?;
+        // tgt also serves iSCSI over TCP. iSER needs another port, because our library listens on a
+        // TCP port, too.
         let iser = format!("port={port},pool_sz_mb=64");
         let iscsi = format!("portal={address}:{other}");
         let daemon = stage.start_with(
@@ -98,19 +98,19 @@ impl<'a> Target<'a> {
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", NAME];
         // tgt listens before it accepts commands, so the first command is retried.
         while target.admin(&new)?.0 != 0 {
-            if stage.left() < Duration::from_secs(1) {
-                bail!("tgtd takes no commands");
+            if stage.time_left() < Duration::from_secs(1) {
+                bail!("tgtd did not accept commands in time");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         let path = target.disk.display().to_string();
         let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1"];
-        target.must(&[&unit[..], &["--lun", "1", "-b", &path]].concat())?;
-        target.must(&[
+        target.run_checked(&[&unit[..], &["--lun", "1", "-b", &path]].concat())?;
+        target.run_checked(&[
             "--op", "bind", "--mode", "target", "--tid", "1", "-I", "ALL",
         ])?;
         for name in INITIATORS {
-            target.must(&["--op", "bind", "--mode", "target", "--tid", "1", "-Q", name])?;
+            target.run_checked(&["--op", "bind", "--mode", "target", "--tid", "1", "-Q", name])?;
         }
         Ok(target)
     }
@@ -119,21 +119,24 @@ impl<'a> Target<'a> {
         let socket = format!("TGT_IPC_SOCKET={}", ipc(self.stage));
         let mut all = vec!["env", &socket, "tgtadm", "--lld", "iser"];
         all.extend(words);
-        self.stage.start_plain(&all)?.end()
+        self.stage.start_plain(&all)?.wait()
     }
 
-    fn must(&self, words: &[&str]) -> Result<String> {
+    fn run_checked(&self, words: &[&str]) -> Result<String> {
         match self.admin(words)? {
-            (0, said) => Ok(said),
-            (code, said) => bail!("tgtadm {} exited with {code}: {said}", words.join(" ")),
+            (0, output) => Ok(output),
+            (code, output) => bail!(
+                "tgtadm {} exited with status {code}: {output}",
+                words.join(" ")
+            ),
         }
     }
 
-    /// Returns the number of sessions that the target keeps.
+    /// Returns the target's number of sessions.
     fn sessions(&self) -> Result<usize> {
-        let said = self.must(&["--op", "show", "--mode", "target"])?;
-        expect(&said, NAME)?;
-        Ok(said.lines().filter(|l| l.contains("I_T nexus: ")).count())
+        let output = self.run_checked(&["--op", "show", "--mode", "target"])?;
+        expect(&output, NAME)?;
+        Ok(output.lines().filter(|l| l.contains("I_T nexus: ")).count())
     }
 
     fn url(&self) -> String {
@@ -146,7 +149,7 @@ impl<'a> Target<'a> {
         let url = self.url();
         let mut words = words.to_vec();
         words.push(&url);
-        // libiscsi 1.19 relies on zeroed heap memory. With this value, the C library zeroes it.
+        // libiscsi 1.19 relies on zeroed heap memory. With this setting, glibc zeroes it.
         self.stage
             .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
             .success()
@@ -157,15 +160,15 @@ fn ipc(stage: &Stage) -> String {
     stage.dir().join("tgtd").display().to_string()
 }
 
-/// Lets all users read and write a file. It may belong to root, and the programs run as another
-/// user.
-fn readable(file: &std::path::Path) -> Result<()> {
+/// Permits all users to read and write a file, because the programs may run as another user than
+/// the file's owner.
+fn permit_all_users(file: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o666))?;
     Ok(())
 }
 
-/// tgt frees a session when rdma_cm reports the end of the TIME_WAIT state of its connection.
+/// Checks that tgt frees its sessions. It frees a session when it gets RDMA_CM_EVENT_TIMEWAIT_EXIT.
 fn sessions(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let before = target.sessions()?;
@@ -174,8 +177,8 @@ fn sessions(stage: &Stage) -> Result<Verdict> {
     }
     let during = target.sessions()?;
     while target.sessions()? > 0 {
-        if stage.left() < Duration::from_secs(1) {
-            bail!("sessions stay");
+        if stage.time_left() < Duration::from_secs(1) {
+            bail!("tgt did not free its sessions");
         }
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -186,15 +189,15 @@ fn sessions(stage: &Stage) -> Result<Verdict> {
 }
 
 fn inquiry(target: &Target<'_>) -> Result<Verdict> {
-    let said = target.tool(&["iscsi-inq"])?;
-    expect(&said, "Peripheral Device Type:DIRECT_ACCESS")?;
-    expect(&said, "Product:VIRTUAL-DISK")?;
+    let output = target.tool(&["iscsi-inq"])?;
+    expect(&output, "Peripheral Device Type:DIRECT_ACCESS")?;
+    expect(&output, "Product:VIRTUAL-DISK")?;
     Ok(Verdict::passed(""))
 }
 
 fn capacity(stage: &Stage) -> Result<Verdict> {
-    let said = Target::start(stage)?.tool(&["iscsi-readcapacity16"])?;
-    expect(&said, &format!("Total size:{DISK}"))?;
+    let output = Target::start(stage)?.tool(&["iscsi-readcapacity16"])?;
+    expect(&output, &format!("Total size:{DISK}"))?;
     Ok(Verdict::passed(format!("{DISK} octets")))
 }
 
@@ -204,21 +207,25 @@ fn perf(stage: &Stage) -> Result<Verdict> {
     for order in [&[][..], &["-r"]] {
         let mut words = vec!["iscsi-perf", "-i", PERF, "-t", "2", "-m", "8", "-b", "64"];
         words.extend(order);
-        let said = target.tool(&words)?;
-        expect(&said, "finished.")?;
-        let (_, rest) = said.rsplit_once("iops average ").context("no average")?;
+        let output = target.tool(&words)?;
+        expect(&output, "finished.")?;
+        let (_, rest) = output
+            .rsplit_once("iops average ")
+            .context("no average in the output of iscsi-perf")?;
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        reads += 2 * number.parse::<u64>().context("the average is no number")?;
+        reads += 2 * number
+            .parse::<u64>()
+            .context("the average is not a number")?;
     }
     if reads == 0 {
-        bail!("nothing was read");
+        bail!("iscsi-perf read nothing");
     }
     Ok(Verdict::passed(format!("about {reads} reads")))
 }
 
-/// Runs those of libiscsi's conformance tests that work with its iSER transport. The asynchronous
-/// tests of the suites Read10 and Write10 are left out because they post more than that transport
-/// has room for, and the suite iSCSI because it tests the framing over TCP.
+/// Runs the conformance tests of libiscsi that work with its iSER transport. The asynchronous tests
+/// of the suites Read10 and Write10 do not: they post more requests than the transport's queues
+/// hold. The suite iSCSI tests the framing over TCP.
 fn tests(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let mut asserts = 0;
@@ -238,10 +245,10 @@ fn tests(stage: &Stage) -> Result<Verdict> {
         "SCSI.OrWrite",
         "SCSI.CompareAndWrite",
     ] {
-        let said = target.tool(&["iscsi-test-cu", "--dataloss", "--test", test])?;
-        let line = said.lines().find(|line| line.contains("asserts"));
+        let output = target.tool(&["iscsi-test-cu", "--dataloss", "--test", test])?;
+        let line = output.lines().find(|line| line.contains("asserts"));
         let numbers: Vec<u64> = line
-            .with_context(|| format!("{test} has no summary"))?
+            .with_context(|| format!("{test} printed no summary"))?
             .split_whitespace()
             .filter_map(|word| word.parse().ok())
             .collect();
@@ -257,10 +264,10 @@ fn tests(stage: &Stage) -> Result<Verdict> {
 
 fn images(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
-    let said = stage
+    let output = stage
         .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
         .success()?;
-    expect(&said, &format!("({DISK} bytes)"))?;
+    expect(&output, &format!("({DISK} bytes)"))?;
     // libiscsi's iSER supports 512 KiB in one command, but QEMU would use 2 MiB.
     let limited = format!(
         "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
@@ -295,17 +302,17 @@ fn images(stage: &Stage) -> Result<Verdict> {
         .start(&[&convert[..], &["--target-image-opts", &limited]].concat())?
         .success()?;
     let file = format!("driver=raw,file.filename={shown}");
-    let said = stage
+    let output = stage
         .start(&["qemu-img", "compare", "--image-opts", &limited, &file])?
         .success()?;
-    expect(&said, "Images are identical.")?;
+    expect(&output, "Images are identical.")?;
     same(&target.disk, &noise(2, DISK))?;
     Ok(Verdict::passed(format!("{} MiB each way", DISK >> 20)))
 }
 
 fn same(file: &std::path::Path, wanted: &[u8]) -> Result<()> {
     if std::fs::read(file)? != wanted {
-        bail!("{} has other content than expected", file.display());
+        bail!("{} does not have the expected content", file.display());
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! QEMU's live migration over RDMA. The guest is a BIOS of 64 KiB that increments a counter and
-//! writes it to one page after another, so that pages change while they are sent. Another part of
-//! its memory is filled beforehand and does not change.
+//! QEMU's live migration over RDMA. The guest runs a BIOS of 64 KiB that increments a counter and
+//! writes it to one page after another, so that pages change while QEMU sends them. Another part of
+//! the guest's memory is filled in advance and does not change.
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -27,21 +27,21 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 }
 
 const MEMORY_MIB: usize = 64;
-/// Address and length of the memory that is filled before the guest starts.
+/// Address and length of the memory that is filled in advance.
 const FILLED: (usize, usize) = (16 << 20, 32 << 20);
-/// Address and length of conventional memory, which ends where the adapters' addresses begin.
+/// Address and length of conventional memory.
 const LOW: (usize, usize) = (0, 640 << 10);
+/// Address of the counter.
 const COUNTER: usize = 0x7e00;
-/// Address of the first page and number of pages. The guest writes the counter to the beginning of
-/// one page after another.
+/// Address of the first page and number of the pages to which the guest writes the counter.
 const PAGES: (usize, usize) = (0x2_0000, 64);
 
-/// The guest's program, in real mode.
+/// The guest's program, which runs in real mode.
 ///
-/// Without hardware support, QEMU tracks writes when it creates or marks a TLB entry. On a busy
-/// machine it misses some entries at the start of a migration, and never sends what is written
-/// through them, also over `tcp:` (1 of 89 migrations). So the guest renews the entries for each
-/// write.
+/// Without hardware virtualization, QEMU detects writes only when it creates or marks a TLB entry.
+/// On a busy machine it misses some entries at the start of a migration, and never sends data
+/// written through them, even over `tcp:` (1 of 89 migrations). So the guest invalidates the
+/// entries before each write.
 #[rustfmt::skip]
 const CODE: &[u8] = &[
     0x31, 0xc0,                         //        xor ax, ax
@@ -60,7 +60,7 @@ const CODE: &[u8] = &[
     0xeb, 0xd6,                         //        jmp again
 ];
 
-/// Returns the BIOS image: the program, and a jump to it at the address where the processor starts.
+/// Returns the BIOS image: the program, and a jump to it at the reset vector.
 fn bios() -> Vec<u8> {
     const START: usize = 0xe000;
     const RESET: usize = 0xfff0;
@@ -96,14 +96,14 @@ impl<'a> Guest<'a> {
                 break stream;
             }
             if let Some(status) = program.poll()? {
-                bail!("QEMU ended ({status}): {}", program.said());
+                bail!("QEMU exited ({status}): {}", program.output_so_far());
             }
-            if stage.left().is_zero() {
-                bail!("QEMU has no monitor");
+            if stage.time_left().is_zero() {
+                bail!("QEMU did not open its monitor socket");
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        stream.set_read_timeout(Some(stage.left().max(Duration::from_secs(1))))?;
+        stream.set_read_timeout(Some(stage.time_left().max(Duration::from_secs(1))))?;
         let mut guest = Self {
             stage,
             name,
@@ -119,10 +119,10 @@ impl<'a> Guest<'a> {
         let mut line = String::new();
         self.monitor
             .read_line(&mut line)
-            .with_context(|| format!("{}: no answer from QEMU", self.name))?;
+            .with_context(|| format!("{}: no reply from QEMU", self.name))?;
         if line.is_empty() {
-            let fate = self.fate()?;
-            bail!("{}: {fate}", self.name);
+            let describe_exit = self.describe_exit()?;
+            bail!("{}: {describe_exit}", self.name);
         }
         Ok(serde_json::from_str(&line)?)
     }
@@ -130,8 +130,8 @@ impl<'a> Guest<'a> {
     fn command(&mut self, name: &str, arguments: &Value) -> Result<Value> {
         let request = json!({ "execute": name, "arguments": arguments });
         if let Err(error) = send(self.monitor.get_mut(), &request) {
-            let fate = self.fate()?;
-            bail!("{}: {name}: {error}; {fate}", self.name);
+            let describe_exit = self.describe_exit()?;
+            bail!("{}: {name}: {error}; {describe_exit}", self.name);
         }
         loop {
             let mut answer = self.line()?;
@@ -145,9 +145,9 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Describes how QEMU ended after it closed its monitor. The process may end a little later, so
-    /// this waits for it.
-    fn fate(&mut self) -> Result<String> {
+    /// Describes how QEMU exited after it closed its monitor. Waits for the process, because it may
+    /// exit a little later.
+    fn describe_exit(&mut self) -> Result<String> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let start = Instant::now();
         let status = loop {
@@ -155,14 +155,14 @@ impl<'a> Guest<'a> {
                 break status.to_string();
             }
             if start.elapsed() > PATIENCE {
-                break "it runs, but its monitor is closed".into();
+                break "still running, but the monitor is closed".into();
             }
             std::thread::sleep(POLL_INTERVAL);
         };
-        Ok(format!("QEMU: {status}: {}", self.program.said()))
+        Ok(format!("QEMU: {status}: {}", self.program.output_so_far()))
     }
 
-    fn ask(&mut self, name: &str, field: &str) -> Result<String> {
+    fn query_field(&mut self, name: &str, field: &str) -> Result<String> {
         let answer = self.command(name, &json!({}))?;
         Ok(answer[field].as_str().unwrap_or_default().to_owned())
     }
@@ -173,7 +173,10 @@ impl<'a> Guest<'a> {
         self.command("pmemsave", &arguments)?;
         let found = std::fs::read(&file)?;
         if found.len() != len {
-            bail!("{} octets of memory instead of {len}", found.len());
+            bail!(
+                "QEMU saved {} bytes of memory instead of {len}",
+                found.len()
+            );
         }
         Ok(found)
     }
@@ -189,23 +192,23 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    fn counts(&mut self) -> Result<u32> {
+    fn wait_until_counting(&mut self) -> Result<u32> {
         let first = self.counter()?;
         loop {
             let now = self.counter()?;
             if now != first {
                 return Ok(now);
             }
-            if self.stage.left().is_zero() {
-                bail!("{}: the guest stands still", self.name);
+            if self.stage.time_left().is_zero() {
+                bail!("{}: the guest's counter does not change", self.name);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-/// Writes a request with one system call. QEMU executes a request at its last brace; after `quit`
-/// it may close the socket before a second write of the end of the line, which would fail.
+/// Writes a request with one system call. QEMU executes a request when it reads the closing brace,
+/// and closes the socket after `quit`, so a separate write of the newline could fail.
 fn send(monitor: &mut impl Write, request: &Value) -> std::io::Result<()> {
     monitor.write_all(format!("{request}\n").as_bytes())
 }
@@ -217,8 +220,9 @@ fn word(octets: &[u8], at: usize) -> u32 {
         .map_or(0, u32::from_le_bytes)
 }
 
-/// Reports which pages differ, and the first differing words: an old word means that a page was not
-/// sent again, another word that it was corrupted.
+/// Returns a description of the pages that differ, or `None` if all are equal. It shows the first
+/// differing word of each page: an old counter means that the page was not sent again, any other
+/// value that it was corrupted.
 fn differences(source: &[u8], destination: &[u8]) -> Option<String> {
     const PAGE: usize = 4096;
     const NAMED: usize = 8;
@@ -232,8 +236,8 @@ fn differences(source: &[u8], destination: &[u8]) -> Option<String> {
         let mut words = (page * PAGE..(page + 1) * PAGE).step_by(4);
         let at = words.find(|&at| word(source, at) != word(destination, at));
         let at = at.unwrap_or(page * PAGE);
-        let (left, came) = (word(source, at), word(destination, at));
-        format!("{at:#x} holds {came:#x} instead of {left:#x}")
+        let (sent, received) = (word(source, at), word(destination, at));
+        format!("{at:#x} contains {received:#x} instead of {sent:#x}")
     };
     let named: Vec<String> = different.iter().take(NAMED).map(describe).collect();
     let count = word(source, COUNTER);
@@ -253,61 +257,67 @@ fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
     let loader = format!("loader,file=filling.bin,addr={:#x},force-raw=on", FILLED.0);
     let uri = format!("rdma:127.0.0.1:{}", stage.port()?);
     let mut from = Guest::start(stage, "from", &["-device", &loader])?;
-    // With -S the guest stays stopped after the migration, so that the memory of both sides can be
-    // compared.
+    // With -S the guest stays stopped after the migration, so that the memory of source and
+    // destination can be compared.
     let mut to = Guest::start(stage, "to", &["-S", "-incoming", "defer"])?;
     if pin {
         from.pin_all()?;
         to.pin_all()?;
     }
     to.command("migrate-incoming", &json!({ "uri": uri }))?;
-    from.counts()?;
+    from.wait_until_counting()?;
     let fast = json!({ "max-bandwidth": 1u64 << 32 });
     from.command("migrate-set-parameters", &fast)?;
     from.command("migrate", &json!({ "uri": uri }))?;
     for guest in [&mut from, &mut to] {
         loop {
-            match guest.ask("query-migrate", "status")?.as_str() {
+            match guest.query_field("query-migrate", "status")?.as_str() {
                 "completed" => break,
                 "failed" | "cancelled" => {
-                    bail!("{}: migration failed: {}", guest.name, guest.program.said())
+                    bail!(
+                        "{}: migration failed: {}",
+                        guest.name,
+                        guest.program.output_so_far()
+                    )
                 }
-                status if stage.left().is_zero() => bail!("{}: migration is {status}", guest.name),
+                status if stage.time_left().is_zero() => {
+                    bail!("{}: migration is {status}", guest.name)
+                }
                 _ => std::thread::sleep(Duration::from_millis(50)),
             }
         }
     }
-    let status = from.ask("query-status", "status")?;
+    let status = from.query_field("query-status", "status")?;
     if status != "postmigrate" {
-        bail!("the source is {status}");
+        bail!("the source's status is {status} after the migration");
     }
     // Compare the filled memory, and then all memory that the guest may have written to.
     if to.memory(FILLED)? != filling {
-        bail!("filled memory did not arrive");
+        bail!("the memory that was filled in advance was not migrated correctly");
     }
     let (low, left) = (to.memory(LOW)?, from.memory(LOW)?);
     if let Some(differences) = differences(&left, &low) {
-        bail!("memory that changed during the migration did not arrive: {differences}");
+        bail!("memory that changed during the migration was not migrated correctly: {differences}");
     }
     let count = word(&low, COUNTER);
     for page in 0..PAGES.1 {
         let left = word(&low, PAGES.0 + page * 4096);
         if left as usize % PAGES.1 != page || count.wrapping_sub(left) > PAGES.1 as u32 {
-            bail!("page {page} holds {left} at {count}");
+            bail!("page {page} contains {left} while the counter is {count}");
         }
     }
     to.command("cont", &json!({}))?;
-    let status = to.ask("query-status", "status")?;
+    let status = to.query_field("query-status", "status")?;
     if status != "running" {
-        bail!("the destination is {status}");
+        bail!("the destination's status is {status}");
     }
-    let after = to.counts()?;
+    let after = to.wait_until_counting()?;
     for mut guest in [from, to] {
         guest.command("quit", &json!({}))?;
         guest.program.success()?;
     }
     Ok(Verdict::passed(format!(
-        "left at {count}, goes on at {after}"
+        "migrated at count {count}, continued to {after}"
     )))
 }
 
@@ -316,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_one_write() {
+    fn request_is_one_write() {
         struct Counter(Vec<Vec<u8>>);
         impl Write for Counter {
             fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
@@ -338,16 +348,16 @@ mod tests {
         assert_eq!(differences(&source, &source), None);
         let mut destination = source.clone();
         destination[0x2_0002] = 8;
-        let said = differences(&source, &destination).unwrap();
-        assert!(said.contains("1 of 160 pages"), "{said}");
+        let output = differences(&source, &destination).unwrap();
+        assert!(output.contains("1 of 160 pages"), "{output}");
         assert!(
-            said.contains("0x20000 holds 0x7080707 instead of 0x7070707"),
-            "{said}"
+            output.contains("0x20000 contains 0x7080707 instead of 0x7070707"),
+            "{output}"
         );
     }
 
     #[test]
-    fn the_jumps_lead_where_they_should() {
+    fn jumps_have_right_targets() {
         let loop_start = 4;
         let [.., opcode, distance] = CODE else {
             unreachable!("it has a jump")

@@ -1,42 +1,42 @@
 //! `cargo xtask interop apps`: the distribution's unmodified programs on our libraries.
 //!
-//! A case is one check of one program. It runs as an ordinary user (as `nobody` if started by root)
-//! with an installed copy of the build. If the machine allows it, each case has its own network and
-//! process namespaces, so that ports never collide and no process survives its case.
+//! A case is one check of one program. It runs as an ordinary user (as `nobody` if root started it)
+//! with an installed copy of the build. If the machine permits, each case runs in separate network
+//! and process namespaces, so that ports never collide and no process survives its case.
 //!
 //! # Adding a case
 //!
-//! A file here has a function `cases() -> Vec<Case<Stage>>` and a row in [`all`]. A case is
+//! Each file of this directory with cases has a function `cases() -> Vec<Case<Stage>>`, which
+//! [`all`] calls. Example of a case:
 //!
 //! ```ignore
 //! Case::new("rping", "IPv6", |stage| {
 //!     let server = stage.start(&["rping", "-s", "-a", "::1", "-C", "3", "-v"])?;
 //!     stage.wait_for_port(7174)?;
 //!     let client = stage.start(&["rping", "-c", "-a", "::1", "-C", "3", "-v"])?;
-//!     let said = client.success()?;             // fails unless the exit code is 0
-//!     expect_lines(&said, "ping data:", 3)?;    // a check of real output
+//!     let said = client.success()?;             // fails unless the exit status is 0
+//!     expect_lines(&said, "ping data:", 3)?;    // checks the output
 //!     server.success()?;
 //!     Ok(Verdict::passed("3 pings"))
 //! })
 //! .needs(&["rdmacm-utils"])
 //! ```
-//!
-//! - The first string is the program (one row of the table in `docs/programs.md`), the second is
-//!   what ran; both together are the name that `--only` looks for.
-//! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the
-//!   case is skipped.
-//! - [`Case::wire`] gives an interface with an address for programs that skip loopback
-//!   ([`stage::WIRE_V4`]).
-//! - [`Case::spins`] runs the case alone, because its programs use all processors while they wait.
-//! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all`
-//!   only.
-//! - A case that finds that it cannot run on this machine returns `Ok(Verdict::skipped(why))`. Any
-//!   error is a failure.
-//! - A program is killed when its value is dropped. When the case ends, all processes that are left
+//! - The first string is the program (one row of the table in `docs/programs.md`), the second
+//!   describes what it does. Both together are the name to which `--only` applies.
+//! - [`Case::needs`] lists Debian packages, each of which is a row in `xtask/src/packages.rs`. If
+//!   one is missing, the case is skipped.
+//! - [`Case::wire`] adds a network interface with an address ([`stage::WIRE_V4`]), for programs
+//!   that ignore loopback.
+//! - [`Case::busy_polls`] runs the case alone, because its programs busy-poll.
+//! - [`Case::limit`] sets the time limit of a slow case. A [`Case::long`] case runs only with
+//!   `--all` or `--only`.
+//! - If a case cannot run on this machine, it returns `Ok(Verdict::skipped(why))`. An error is a
+//!   failure.
+//! - Dropping a program's value kills the program. At the end of the case, all remaining processes
 //!   in its namespaces are killed.
 //!
-//! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases
-//! of that program ran. A unit test fails when the table and the cases differ.
+//! `--bless` updates the table in `docs/programs.md`: it replaces the row of each program whose
+//! cases all ran. A unit test fails if the table and the cases differ.
 
 mod by_number;
 mod ceph;
@@ -87,10 +87,10 @@ use xtask::outcome::Outcome;
 use xtask::process::Log;
 
 use crate::case::{Case, Verdict, is_chosen};
-use crate::needs::{self, Offer};
+use crate::needs::{self, Capabilities};
 use crate::rows::Row;
 use crate::tempdir::tempdir;
-use stage::{Isolation, Setting, Stage};
+use stage::{Environment, Isolation, Stage};
 
 /// Arguments of `cargo xtask interop apps`.
 #[derive(Args)]
@@ -98,7 +98,7 @@ pub(crate) struct AppsArgs {
     /// Run only the cases whose names contain one of these
     #[arg(long, value_name = "CASE", num_args = 1..)]
     only: Vec<String>,
-    /// Run the long cases, too
+    /// Also run the long cases
     #[arg(long)]
     all: bool,
     /// List the cases
@@ -107,7 +107,7 @@ pub(crate) struct AppsArgs {
     /// Write the results into docs/programs.md
     #[arg(long)]
     bless: bool,
-    /// How many cases run at a time
+    /// Number of cases that run concurrently
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Run each case N times
@@ -116,7 +116,7 @@ pub(crate) struct AppsArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Exit with 77 if none of the programs is installed (for a step of `cargo xtask test`)
+    /// Exit with 77 if none of the programs is installed (for `cargo xtask test`)
     #[arg(long, hide = true)]
     step: bool,
 }
@@ -155,10 +155,10 @@ fn all() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Limit of the whole run, which only ends a hang.
+/// Time limit of the whole run. It is long, and only stops a run that hangs.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// Runs the cases that the arguments choose.
+/// Runs the selected cases.
 pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("interop-apps.log"), LIMIT)?;
@@ -175,7 +175,7 @@ pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
         .collect();
     if !failed.is_empty() {
         bail!(
-            "{} of {} failed: {}",
+            "{} of {} cases failed: {}",
             failed.len(),
             rows.len(),
             failed.join("; ")
@@ -187,51 +187,51 @@ pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Runs the cases that the arguments choose. Returns `None` if they only ask for the list.
+/// Runs the selected cases. Returns `None` after `--list`.
 fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<Vec<Row>>> {
-    let chosen: Vec<Case<Stage>> = all()
+    let selected: Vec<Case<Stage>> = all()
         .into_iter()
         .filter(|case| args.all || !args.only.is_empty() || !case.long)
         .filter(|case| is_chosen(&case.name, &args.only))
         .collect();
     if args.list {
-        for case in &chosen {
+        for case in &selected {
             println!("{}", case.name);
         }
         return Ok(None);
     }
-    if chosen.is_empty() {
-        bail!("no such case; --list shows them");
+    if selected.is_empty() {
+        bail!("--only matches no case; --list shows the cases");
     }
-    let home = tempdir()?;
+    let temp_dir = tempdir()?;
     let prefix = match &args.prefix {
         Some(prefix) => prefix.clone(),
         None => {
-            let prefix = home.path.join("prefix");
+            let prefix = temp_dir.path.join("prefix");
             install::install(context, &prefix)?;
             prefix
         }
     };
-    let isolation = Isolation::find();
+    let isolation = Isolation::probe();
     log.say(isolation.about());
-    let jobs = if isolation == Isolation::Nothing {
-        // Without namespaces the cases share the machine's ports, so they run one after the other.
+    let jobs = if isolation == Isolation::None {
+        // Without namespaces, the cases share the machine's ports, so run them one after the other.
         1
     } else {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // One more than the processors, because many programs sleep between messages.
+        // One case more than there are processors, because many programs sleep between messages.
         args.jobs.unwrap_or(cores.clamp(1, 4) + 1).max(1)
     };
     let logs = context.log_dir().join("apps");
     std::fs::create_dir_all(&logs)?;
     let rows = run(
-        &Setting {
+        &Environment {
             prefix: &prefix,
-            home: &home.path,
+            home: &temp_dir.path,
             logs: &logs,
             isolation,
         },
-        &chosen,
+        &selected,
         args.repeat.max(1),
         jobs,
         log,
@@ -240,17 +240,17 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
     Ok(Some(rows))
 }
 
-/// Returns the numbers of all runs in the order of their start. Spinning cases come last, because
-/// each of them waits until no other case runs.
+/// Returns the numbers of all runs in the order in which they start. Cases that busy-poll come
+/// last, because each of them waits until no other case runs.
 fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
-    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.spins));
+    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.busy_polls));
     runs
 }
 
 /// Runs the cases on `jobs` threads. The rows are in the order of the cases.
 fn run(
-    setting: &Setting<'_>,
+    environment: &Environment<'_>,
     cases: &[Case<Stage>],
     repeat: usize,
     jobs: usize,
@@ -265,25 +265,25 @@ fn run(
         for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
-                    let Some(&at) = runs.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                    let Some(&number) = runs.get(next.fetch_add(1, Ordering::Relaxed)) else {
                         return;
                     };
-                    let Some(case) = cases.get(at / repeat) else {
+                    let Some(case) = cases.get(number / repeat) else {
                         return;
                     };
-                    // A spinning case holds the lock alone until it ends. All others share it.
-                    let (alone, beside) = if case.spins {
+                    // A case that busy-polls holds the lock exclusively. All others share it.
+                    let (exclusive, shared) = if case.busy_polls {
                         (stages.write().ok(), None)
                     } else {
                         (None, stages.read().ok())
                     };
-                    let row = run_one(setting, case, at);
-                    drop((alone, beside));
+                    let row = run_one(environment, case, number);
+                    drop((exclusive, shared));
                     if let Ok(mut log) = log.lock() {
                         row.report(&mut log);
                     }
                     if let Ok(mut done) = done.lock() {
-                        done.push((at, row));
+                        done.push((number, row));
                     }
                 }
             });
@@ -294,15 +294,15 @@ fn run(
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-fn run_one(setting: &Setting<'_>, case: &Case<Stage>, number: usize) -> Row {
+fn run_one(environment: &Environment<'_>, case: &Case<Stage>, number: usize) -> Row {
     let start = Instant::now();
-    let offer = Offer {
-        namespaces: setting.isolation != Isolation::Nothing,
+    let capabilities = Capabilities {
+        namespaces: environment.isolation != Isolation::None,
         tap: false,
     };
-    let result = match needs::missing(&case.needs, offer) {
+    let result = match needs::missing(&case.needs, capabilities) {
         Some(why) => Ok(Verdict::Skipped(why)),
-        None => Stage::open(setting, case, number).and_then(|stage| {
+        None => Stage::open(environment, case, number).and_then(|stage| {
             let result = (case.run)(&stage);
             stage.close(&result);
             result

@@ -1,10 +1,9 @@
-//! MPI programs, with one that checks what it computes (`exchange.c`): Open MPI over libfabric over
-//! verbs, and Open MPI and MPICH over UCX.
+//! MPI, with a program that checks its results (`exchange.c`): Open MPI over libfabric's verbs
+//! provider, and Open MPI and MPICH over UCX.
 //!
-//! Open MPI reaches libfabric by `--mca mtl ofi`. Its component `--mca btl ofi` excludes the
-//! provider of reliable datagrams over verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca
-//! pml ucx`, which is the only network of Debian's MPICH. Its `btl openib` needs the connection
-//! manager for Ethernet, with which Debian does not build it.
+//! Open MPI uses libfabric with `--mca mtl ofi`; `--mca btl ofi` excludes the provider
+//! `verbs;ofi_rxm` by name. It uses UCX with `--mca pml ucx`. Its `btl openib` needs rdma_cm
+//! support on Ethernet, without which Debian builds it. Debian's MPICH supports only UCX.
 
 use anyhow::{Result, bail};
 
@@ -15,19 +14,19 @@ use crate::case::{Case, Verdict};
 const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
 const MPICH: &[&str] = &["mpich", "libmpich-dev"];
 const SOURCE: &str = include_str!("exchange.c");
-/// The parts that `exchange.c` reports. It reports a part when all ranks have checked it.
+/// The parts that `exchange.c` reports when all ranks have checked them.
 const PARTS: [&str; 5] = ["ring", "allreduce", "alltoall", "neighbours", "windows"];
 const SHMEM_SOURCE: &str = include_str!("shmem.c");
 /// The parts that `shmem.c` reports when all processes have checked them.
 const SHMEM_PARTS: [&str; 3] = ["put", "get", "atomics"];
-/// Without shared memory, which ranks on one machine would use for everything.
+/// Without these variables, ranks on one machine would use shared memory.
 const OVER_UCX: &[(&str, &str)] = &[("UCX_TLS", "rc,self"), ("UCX_NET_DEVICES", "iwarp1:1")];
 const OVER_UD: &[(&str, &str)] = &[("UCX_TLS", "ud,self"), ("UCX_NET_DEVICES", "iwarp1:1")];
 #[rustfmt::skip]
 const OFI: &[&str] = &[
     "--oversubscribe", "--mca", "plm", "isolated", "--mca", "pml", "cm", "--mca", "mtl", "ofi",
     "--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm",
-    // Without this, ranks on one machine use shared memory for put and get.
+    // Without `osc pt2pt`, ranks on one machine use shared memory for put and get.
     "--mca", "osc", "pt2pt",
 ];
 #[rustfmt::skip]
@@ -37,7 +36,7 @@ const UCX: &[&str] = &[
 
 /// An implementation of MPI, and its transport.
 #[derive(Clone, Copy)]
-struct Way {
+struct MpiSetup {
     compiler: &'static str,
     launcher: &'static str,
     options: &'static [&'static str],
@@ -46,7 +45,7 @@ struct Way {
     variables: &'static [(&'static str, &'static str)],
 }
 
-const OPEN_MPI_OVER_OFI: Way = Way {
+const OPEN_MPI_OVER_OFI: MpiSetup = MpiSetup {
     compiler: "mpicc.openmpi",
     launcher: "mpirun.openmpi",
     options: OFI,
@@ -55,21 +54,21 @@ const OPEN_MPI_OVER_OFI: Way = Way {
     run: &["--bind", WIRE_V4],
     variables: &[],
 };
-const OPEN_MPI_OVER_OFI_V6: Way = Way {
+const OPEN_MPI_OVER_OFI_V6: MpiSetup = MpiSetup {
     run: &["--bind", WIRE_V6],
     ..OPEN_MPI_OVER_OFI
 };
-const OPEN_MPI_OVER_UCX: Way = Way {
+const OPEN_MPI_OVER_UCX: MpiSetup = MpiSetup {
     options: UCX,
     run: &["--as", "roce"],
     variables: OVER_UCX,
     ..OPEN_MPI_OVER_OFI
 };
-const OPEN_MPI_OVER_UD: Way = Way {
+const OPEN_MPI_OVER_UD: MpiSetup = MpiSetup {
     variables: OVER_UD,
     ..OPEN_MPI_OVER_UCX
 };
-const MPICH_OVER_UCX: Way = Way {
+const MPICH_OVER_UCX: MpiSetup = MpiSetup {
     compiler: "mpicc.mpich",
     launcher: "mpirun.mpich",
     options: &["-launcher", "fork"],
@@ -134,41 +133,42 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         .collect()
 }
 
-fn case(program: &'static str, what: &str, way: Way) -> Case<Stage> {
-    Case::new(program, what, move |stage| exchange(stage, way, 4, 1 << 18))
+fn case(program: &'static str, what: &str, setup: MpiSetup) -> Case<Stage> {
+    Case::new(program, what, move |stage| {
+        exchange(stage, setup, 4, 1 << 18)
+    })
 }
 
-fn long(program: &'static str, what: &str, way: Way) -> Case<Stage> {
-    let run = move |stage: &Stage| exchange(stage, way, 8, 1 << 21);
+fn long(program: &'static str, what: &str, setup: MpiSetup) -> Case<Stage> {
+    let run = move |stage: &Stage| exchange(stage, setup, 8, 1 << 21);
     Case::new(program, what, run).long().limit(180)
 }
 
-/// Runs `exchange.c`. `longest` is the length of the longest message to a neighbour, in words of 4
-/// octets.
-fn exchange(stage: &Stage, way: Way, ranks: usize, longest: usize) -> Result<Verdict> {
+/// Runs `exchange.c`. `longest` is the length of the longest message, in words of 4 bytes.
+fn exchange(stage: &Stage, setup: MpiSetup, ranks: usize, longest: usize) -> Result<Verdict> {
     std::fs::write(stage.dir().join("exchange.c"), SOURCE)?;
     stage
-        .start_plain(&[way.compiler, "-O2", "-o", "exchange", "exchange.c"])?
+        .start_plain(&[setup.compiler, "-O2", "-o", "exchange", "exchange.c"])?
         .success()?;
     let (count, longest) = (ranks.to_string(), longest.to_string());
     let dir = stage.dir().display().to_string();
     let mut variables = vec![("TMPDIR", dir.as_str())];
-    variables.extend(way.variables);
-    let mut words = vec![way.launcher, "-np", &count];
-    words.extend(way.options);
+    variables.extend(setup.variables);
+    let mut words = vec![setup.launcher, "-np", &count];
+    words.extend(setup.options);
     words.extend(["./exchange", &longest]);
-    let run = [way.run, &["--stats"]].concat();
-    let said = stage
+    let run = [setup.run, &["--stats"]].concat();
+    let output = stage
         .start_with(&run, None, &variables, &words)?
         .success()?;
     for part in PARTS {
-        expect(&said, &format!("{part}: correct on {ranks} ranks"))?;
+        expect(&output, &format!("{part}: correct on {ranks} ranks"))?;
     }
-    // Each rank's messages went through our library.
-    let sent: Vec<u64> = said.lines().filter_map(octets_sent).collect();
+    // The messages of each rank must have gone through our library.
+    let sent: Vec<u64> = output.lines().filter_map(octets_sent).collect();
     let busy = sent.iter().filter(|octets| **octets > 1 << 20).count();
     if busy != ranks {
-        bail!("{busy} of {ranks} ranks sent more than a mebibyte");
+        bail!("only {busy} of {ranks} ranks sent more than 1 MiB through our library");
     }
     let total: u64 = sent.iter().sum();
     Ok(Verdict::passed(format!("{} MiB sent", total >> 20)))
@@ -192,12 +192,12 @@ fn shmem(stage: &Stage, transport: &str) -> Result<Verdict> {
         "oshrun", "-np", "4", "--oversubscribe", "--mca", "plm", "isolated", "--mca", "spml", "ucx",
         "--mca", "scoll", "basic", "./shmem", "65536",
     ];
-    // With these transports, the processes can communicate over our devices only.
-    let said = stage
+    // With these transports, the processes can communicate only over our devices.
+    let output = stage
         .start_with(&["--as", "roce"], None, &variables, &words)?
         .success()?;
     for part in SHMEM_PARTS {
-        expect(&said, &format!("{part}: correct on 4 processes"))?;
+        expect(&output, &format!("{part}: correct on 4 processes"))?;
     }
     Ok(Verdict::passed("4 processes"))
 }

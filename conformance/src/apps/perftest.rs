@@ -1,18 +1,18 @@
-//! perftest: every operation, connected by the connection manager (`-R`) and by GID and number.
+//! perftest: every operation, connected by rdma_cm (`-R`) and without it, by GID and queue pair
+//! number.
 //!
-//! Extended reliable connections (`-c XRC`) are made without `-R` only, because the programs say
-//! so. Both ends use files of fixed names in `/tmp`.
+//! With `-c XRC`, the programs do not support `-R`, and both ends use fixed file names in `/tmp`.
 //!
-//! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and
-//! `-q`, RDMA Write has no `-e`, atomics have one size and therefore no `-a`, and `-R` supports
-//! IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it, its server sends credits from a
-//! queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the memory
-//! for them. With datagrams (`-c UD`) it does not leave room for a routing header in front of the
-//! credits, with `-R` either. On a RoCE NIC it sends no credits, and moves the queue pair.
+//! The programs do not support some combinations: the latency programs have no `-b` and `-q`, RDMA
+//! Write has no `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. On
+//! an iWARP NIC, `ib_send_bw` needs `-R`: without `-R`, its server sends credits from a queue pair
+//! that it never moved from RTR to RTS, and with `-b` it does not deregister the memory of the
+//! credits. With `-c UD`, even with `-R`, it does not leave room for a GRH in front of the credits.
+//! On a RoCE NIC it sends no credits, and moves the queue pair to RTS.
 //!
-//! For each row the programs compare the processor's cycle counter with the clock. If this
-//! comparison is interrupted, they report its correlation coefficient and, with `-F`, print 0 or
-//! infinity for the row (without `-F` some of them exit with 1).
+//! For each row, the programs calibrate the processor's cycle counter with the clock. If other
+//! processes interrupt the calibration, the programs print its correlation coefficient and, with
+//! `-F`, the value 0 or infinity for the row. Without `-F`, some of them exit with 1.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -23,17 +23,17 @@ use crate::case::{Case, Verdict};
 /// A program and the options that it supports.
 struct Program {
     name: &'static str,
-    /// `true` if it measures latency, `false` for bandwidth.
+    /// The program measures latency; otherwise bandwidth.
     latency: bool,
-    /// `true` if it has `-a`.
+    /// The program supports `-a`.
     all_sizes: bool,
-    /// `true` if it has `-e`.
+    /// The program supports `-e`.
     events: bool,
-    /// `true` if it works without `-R` on an iWARP NIC.
-    by_number: bool,
-    /// `true` if it has unreliable connections, which are always made without `-R`.
+    /// The program works without `-R` on an iWARP NIC.
+    without_cm: bool,
+    /// The program supports unreliable connections (`-c UC`), only without `-R`.
     unreliable: bool,
-    /// `true` if it works with datagrams.
+    /// The program works with datagrams (`-c UD`).
     datagrams: bool,
 }
 
@@ -43,7 +43,7 @@ const fn program(name: &'static str) -> Program {
         latency: false,
         all_sizes: true,
         events: true,
-        by_number: true,
+        without_cm: true,
         unreliable: false,
         datagrams: false,
     }
@@ -57,7 +57,7 @@ const PROGRAMS: &[Program] = &[
     },
     program("ib_read_bw"),
     Program {
-        by_number: false,
+        without_cm: false,
         ..program("ib_send_bw")
     },
     Program {
@@ -90,25 +90,25 @@ const PROGRAMS: &[Program] = &[
 /// The options for extended reliable connections.
 const XRC: [&str; 2] = ["-c", "XRC"];
 
-/// Returns the options for several queue pairs. The programs count as many completed messages for
-/// every completion as `-Q` says, for the last one of a queue pair too. With small messages `-Q` is
-/// 100 by default, and unless that divides the number of messages they stop polling before the last
-/// queue pair has sent all. 3 divides the number of the rows.
+/// Returns the options for several queue pairs. For each completion, the programs count as many
+/// messages as `-Q` says, even for the last completion of a queue pair. So unless `-Q` divides the
+/// number of messages, they stop polling before the last queue pair has sent all messages. For
+/// small messages, the default is 100; 3 divides our numbers of messages.
 fn queue_pairs(count: &str) -> [&str; 4] {
     ["-q", count, "-Q", "3"]
 }
 
-/// Number of sizes of `-a`: the powers of two from 2 octets to 8 MiB.
+/// Number of sizes with `-a`: the powers of two from 2 bytes to 8 MiB.
 pub(super) const SIZES: usize = 23;
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
-    PROGRAMS.iter().flat_map(of_program).collect()
+    PROGRAMS.iter().flat_map(program_cases).collect()
 }
 
-fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
+fn program_cases(program: &'static Program) -> Vec<Case<Stage>> {
     // The latency programs get fewer messages: they spin on memory, so on a busy machine each
     // message waits for the scheduler. The numbers are odd because of a defect of `ib_send_bw` (see
-    // `by_number.rs`).
+    // `without_cm.rs`).
     let count = if program.latency { "201" } else { "501" };
     let few = if program.latency { "11" } else { "31" };
     let mut out: Vec<(&str, Vec<&'static str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
@@ -118,7 +118,8 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         ("`--as roce`, `-R`", vec!["-R", "-n", count], 1),
     ];
     if program.name.starts_with("ib_send") {
-        // These datagrams fit into the socket's buffer while the receiver waits for the processor.
+        // With 64 bytes, all datagrams fit into the socket buffer while the receiver waits for the
+        // scheduler.
         let options = vec!["-R", "-c", "UD", "-s", "64", "-n", count];
         roce.push(("`--as roce`, `-R -c UD`", options, 1));
     }
@@ -142,7 +143,7 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         out.push(("`-c UD`, IPv6 GIDs", v6, 1));
         out.push(("`-R -c UD`", vec!["-R", "-c", "UD", "-n", count], 1));
     }
-    if program.by_number {
+    if program.without_cm {
         out.push(("without `-R`", vec!["-x", "0", "-n", count], 1));
         let v6 = vec!["-x", "1", "-n", count];
         out.push(("without `-R`, IPv6 GIDs", v6, 1));
@@ -152,14 +153,14 @@ fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
         out.push(("`-c UC`", options, 1));
     }
     out.extend(roce);
-    // This limitation of iWARP NICs does not depend on the kind of connection.
-    let extended = match program.by_number {
+    // The limitation on iWARP NICs applies to XRC, too.
+    let extended = match program.without_cm {
         true => "`-c XRC`",
         false => "`--as roce`, `-c XRC`",
     };
     out.push((extended, vec![XRC[0], XRC[1], "-x", "0", "-n", count], 1));
     if !program.latency {
-        let both = match program.by_number {
+        let both = match program.without_cm {
             true => "`-c XRC -b -q 4`",
             false => "`--as roce`, `-c XRC -b -q 4`",
         };
@@ -178,8 +179,8 @@ fn case(
     options: Vec<&'static str>,
     rows: usize,
 ) -> Case<Stage> {
-    // The latency programs calibrate the processor's counter for each size, which takes seconds on
-    // a busy machine.
+    // The latency programs calibrate the cycle counter for each size, which takes seconds on a busy
+    // machine.
     let long = program.latency && rows == SIZES;
     let face = if what.starts_with("`--as roce`") {
         "roce"
@@ -190,7 +191,7 @@ fn case(
     let case = Case::new(program.name, what, move |stage| {
         run(stage, program.name, face, &options, rows)
     });
-    let case = case.needs(&["perftest"]).spins().limit(240);
+    let case = case.needs(&["perftest"]).busy_polls().limit(240);
     let case = if extended { case.own_tmp() } else { case };
     if long { case.long() } else { case }
 }
@@ -212,42 +213,44 @@ pub(super) fn run(
     let server = start(&words)?;
     stage.wait_for_port(port)?;
     words.push("127.0.0.1");
-    let said = start(&words)?.success()?;
+    let output = start(&words)?.success()?;
     server.success()?;
     let transport = if face == "roce" { "IB" } else { "IW" };
-    expect(&said, &format!("Transport type : {transport}"))?;
-    expect(&said, "Link type       : Ethernet")?;
+    expect(&output, &format!("Transport type : {transport}"))?;
+    expect(&output, "Link type       : Ethernet")?;
     let connected_by = if options.contains(&"-R") {
         "Data ex. method : rdma_cm"
     } else {
         "Data ex. method : Ethernet"
     };
-    expect(&said, connected_by)?;
-    let results = results(&said)?;
+    expect(&output, connected_by)?;
+    let results = results(&output)?;
     if results.len() != rows {
-        bail!("{} rows instead of {rows}", results.len());
+        bail!("{} result rows instead of {rows}", results.len());
     }
     for (at, (size, _)) in results.iter().enumerate() {
         if rows > 1 && *size != 2 << at {
-            bail!("row {at} is for {size} octets");
+            bail!("row {at} is for {size} bytes");
         }
     }
     let empty = without_value(&results);
-    let unmeasured = said.matches(UNMEASURED).count();
+    let unmeasured = output.matches(UNMEASURED).count();
     if empty.len() > unmeasured {
-        bail!("no value for {empty:?} octets");
+        bail!("no value for the sizes {empty:?}");
     }
     Ok(Verdict::passed(match empty.len() {
         0 => format!("{rows} rows"),
-        some => format!("{rows} rows, the clock was interrupted in {some}"),
+        some => {
+            format!("{rows} rows, {some} without a value because the calibration was interrupted")
+        }
     }))
 }
 
-/// The message of the programs when they could not calibrate the processor's counter.
+/// The message of the programs if they could not calibrate the cycle counter.
 const UNMEASURED: &str = "Correlation coefficient";
 
-/// Returns the sizes of the rows without a value. A 0 at sizes up to 4096 counts as a value: the
-/// table has only two decimals.
+/// Returns the sizes of the rows without a value. A 0 counts as a value for sizes up to 4096,
+/// because the table has only two decimals.
 fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
     results
         .iter()
@@ -256,22 +259,23 @@ fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the size and the average of each row. The heading shows which column is the average.
-fn results(said: &str) -> Result<Vec<(u64, f64)>> {
-    let head = said
+/// Returns the size and the average of each row. The position of the average column is taken from
+/// the heading.
+fn results(output: &str) -> Result<Vec<(u64, f64)>> {
+    let head = output
         .lines()
         .map(str::trim_start)
         .find(|line| line.starts_with("#bytes"))
-        .context("no table")?;
+        .context("no result table in the output")?;
     let average = head
         .replace("BW ", "BW_")
         .replace("99% percentile", "99%")
         .replace("99.9% percentile", "99.9%")
         .split_whitespace()
         .position(|word| word.contains("average") || word.contains("avg"))
-        .context("no average in the table's head")?;
+        .context("the table has no average column")?;
     let mut out = Vec::new();
-    for line in said.lines() {
+    for line in output.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (Some(Ok(size)), Some(Ok(_))) = (
             words.first().map(|word| word.parse()),
@@ -293,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_tables_have_averages() {
+    fn averages_are_parsed() {
         let bw = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
                   MsgRate[Mpps]\n \
                   65536      500              2640.92            1116.98\t\t   0.017872\n---\n";
@@ -309,17 +313,17 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_clock_rows_are_empty() {
-        let said = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
+    fn interrupted_calibrations_have_no_value() {
+        let output = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   \
                     MsgRate[Mpps]\n \
                     4096       30         0.00               0.00   \t\t   0.000001\n \
                     8192       30         0.84               0.28   \t\t   0.009290\
                     Correlation coefficient r^2: 0.89 < 0.9\n\n \
                     16384      30         0.00               0.00   \t\t   0.000000\n---\n";
-        let rows = results(said).unwrap();
+        let rows = results(output).unwrap();
         assert_eq!(rows, [(4096, 0.0), (8192, 0.28), (16384, 0.0)]);
         assert_eq!(without_value(&rows), [16384]);
-        assert_eq!(said.matches(UNMEASURED).count(), 1);
+        assert_eq!(output.matches(UNMEASURED).count(), 1);
         assert_eq!(
             without_value(&[(2, f64::INFINITY), (4, -1.0), (8, 0.5)]),
             [2, 4]

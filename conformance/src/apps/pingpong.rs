@@ -1,5 +1,5 @@
 //! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP
-//! connection of their own, without rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
+//! connection, without rdma_cm. The addresses are GIDs with `-g`, otherwise LIDs.
 //!
 //! `ibv_xsrq_pingpong` runs with one client: it expects that several clients share an XRC domain.
 
@@ -77,7 +77,7 @@ fn by_lid() -> impl Iterator<Item = Case<Stage>> {
         .map(|(program, what, options)| case(program, what, "rnic", options))
 }
 
-/// Indices 0 and 1 are 127.0.0.1, 2 and 3 are ::1.
+/// GID indices 0 and 1 are 127.0.0.1, 2 and 3 are ::1.
 fn as_roce() -> impl Iterator<Item = Case<Stage>> {
     let connections = ["0", "1", "2", "3"].map(|index| {
         let what = format!("`--as roce`, `-g {index} -c`");
@@ -91,7 +91,7 @@ fn as_roce() -> impl Iterator<Item = Case<Stage>> {
 }
 
 fn others_as_roce() -> impl Iterator<Item = Case<Stage>> {
-    // Every RoCE NIC has LID 0, which stands for the device itself.
+    // The LID of every RoCE NIC is 0, which refers to the device itself.
     let by_lid =
         [RC, SRQ, UC].map(|program| case(program, "`--as roce`, by LID", "roce", &["-c", "-e"]));
     let by_gid = [
@@ -120,14 +120,15 @@ fn extended() -> impl Iterator<Item = Case<Stage>> {
         .map(|(what, face, options)| case(XSRQ, what, face, options).own_tmp())
 }
 
-/// Runs both ends three times: these programs exit at once after the last message, and errors at
-/// that moment do not happen every time.
+/// Runs both ends three times: the programs exit immediately after the last message, and errors at
+/// that time are sporadic.
 fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Verdict> {
     let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     for _ in 0..3 {
         let port = stage.port()?;
         let number = port.to_string();
-        // Both ends of `ibv_xsrq_pingpong` spin, so each message waits for the scheduler twice.
+        // Both ends of `ibv_xsrq_pingpong` busy-poll, so each message waits for the scheduler
+        // twice.
         let count = if program == XSRQ { "100" } else { "500" };
         let mut words = vec![program, "-n", count, "-p", &number];
         words.extend(options);
@@ -135,10 +136,10 @@ fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Ver
         stage.wait_for_port(port)?;
         words.push("127.0.0.1");
         let client = start(&words)?;
-        for said in [client.success()?, server.success()?] {
+        for output in [client.success()?, server.success()?] {
             match program {
-                XSRQ => expect(&said, "success")?,
-                _ => expect(&said, "500 iters in")?,
+                XSRQ => expect(&output, "success")?,
+                _ => expect(&output, "500 iters in")?,
             }
         }
     }

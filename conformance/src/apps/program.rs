@@ -1,4 +1,4 @@
-//! A running program whose output goes to a file. Dropping it kills its process group.
+//! A running program of a case, whose output goes to a file.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Time between two checks of a program or its output.
+/// Interval between checks of a program or its output.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A running program, the leader of its process group. Dropping it kills the group.
@@ -19,7 +19,7 @@ pub(super) struct Program {
     shown: String,
     output: PathBuf,
     deadline: Instant,
-    ended: Option<ExitStatus>,
+    status: Option<ExitStatus>,
 }
 
 impl Program {
@@ -49,87 +49,93 @@ impl Program {
             shown,
             output,
             deadline,
-            ended: None,
+            status: None,
         })
     }
 
-    pub(super) fn said(&self) -> String {
+    pub(super) fn output_so_far(&self) -> String {
         let bytes = std::fs::read(&self.output).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until the output contains the text. The C library buffers output to files, so start
-    /// the program with `stdbuf -oL` unless it flushes its output itself.
+    /// Waits until the output contains the text. Start the program with `stdbuf -oL` unless it
+    /// flushes its output, because the C library buffers output to files.
     ///
-    /// Fails if the program ends without writing the text, or at the case's limit.
+    /// Fails if the program exits without printing the text, or at the time limit of the case.
     pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
         loop {
-            if self.said().contains(text) {
+            if self.output_so_far().contains(text) {
                 return Ok(());
             }
             if let Some(status) = self.poll()? {
-                if self.said().contains(text) {
+                if self.output_so_far().contains(text) {
                     return Ok(());
                 }
-                bail!("`{}` ended ({status}) without {text:?}", self.shown);
+                bail!(
+                    "`{}` exited ({status}) without printing {text:?}",
+                    self.shown
+                );
             }
             if Instant::now() >= self.deadline {
-                bail!("`{}` did not say {text:?} in time", self.shown);
+                bail!("`{}` did not print {text:?} in time", self.shown);
             }
             thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Returns the exit status if the program has ended.
+    /// Returns the exit status if the program has exited.
     ///
     /// Fails if the process cannot be queried.
     pub(super) fn poll(&mut self) -> Result<Option<ExitStatus>> {
-        if self.ended.is_none() {
-            self.ended = self.child.try_wait()?;
+        if self.status.is_none() {
+            self.status = self.child.try_wait()?;
         }
-        Ok(self.ended)
+        Ok(self.status)
     }
 
-    /// Waits for the end of the program. Returns its exit code and its output.
+    /// Waits until the program exits. Returns its exit status and its output.
     ///
-    /// Fails if the program is killed by a signal or does not end before the case's limit.
-    pub(super) fn end(mut self) -> Result<(i32, String)> {
+    /// Fails if a signal kills the program, or it does not exit before the time limit of the case.
+    pub(super) fn wait(mut self) -> Result<(i32, String)> {
         loop {
             if let Some(status) = self.poll()? {
                 let Some(code) = status.code() else {
                     let signal = status.signal().unwrap_or_default();
                     bail!(
-                        "`{}` was ended by signal {signal}: {}",
+                        "`{}` was killed by signal {signal}; its last output: {}",
                         self.shown,
-                        last(&self.said())
+                        last(&self.output_so_far())
                     );
                 };
-                return Ok((code, self.said()));
+                return Ok((code, self.output_so_far()));
             }
             if Instant::now() >= self.deadline {
                 bail!(
-                    "`{}` did not end in time: {}",
+                    "`{}` did not exit in time; its last output: {}",
                     self.shown,
-                    last(&self.said())
+                    last(&self.output_so_far())
                 );
             }
             thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Waits for the end of the program and returns its output.
+    /// Waits until the program exits successfully, and returns its output.
     ///
-    /// Fails like [`Program::end`], or if the exit code is not 0.
+    /// Fails like [`Program::wait`], or if the exit status is not 0.
     pub(super) fn success(self) -> Result<String> {
         let shown = self.shown.clone();
-        match self.end()? {
+        match self.wait()? {
             (0, said) => Ok(said),
-            (code, said) => bail!("`{shown}` exited with {code}: {}", last(&said)),
+            (code, said) => bail!(
+                "`{shown}` exited with status {code}; its last output: {}",
+                last(&said)
+            ),
         }
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        if self.ended.is_some() {
+        if self.status.is_some() {
             return;
         }
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
@@ -138,7 +144,7 @@ impl Program {
         }
     }
 
-    /// Returns the process number, as seen from outside of the namespace.
+    /// Returns the process ID outside the namespaces.
     pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -151,7 +157,7 @@ impl Drop for Program {
     }
 }
 
-/// Returns the last line that is not empty.
+/// Returns the last line of an output that is not empty.
 fn last(said: &str) -> &str {
     said.lines()
         .map(str::trim)

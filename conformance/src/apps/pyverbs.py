@@ -1,4 +1,4 @@
-"""Runs rdma-core's tests and writes a line for each of them: its result, its name, and the reason.
+"""Runs rdma-core's tests and writes a line for each test: result, name, and reason.
 
 Arguments: the directory of the tests, the output file, and the arguments of the tests' own
 run_tests.py.
@@ -7,12 +7,12 @@ import sys
 import unittest
 from importlib.machinery import SourceFileLoader
 
-folder, output = sys.argv[1:3]
+directory, output = sys.argv[1:3]
 sys.argv[1:] = sys.argv[3:]
-sys.path.insert(0, folder)
-tests = SourceFileLoader('tests', folder + '/__init__.py').load_module()
+sys.path.insert(0, directory)
+tests = SourceFileLoader('tests', directory + '/__init__.py').load_module()
 
-from args_parser import parser  # noqa: E402  (it is in the folder)
+from args_parser import parser  # noqa: E402  (it is in the directory)
 
 parser.parse_args()
 
@@ -24,23 +24,23 @@ class Report(unittest.TestResult):
         super().__init__()
         self.file = file
 
-    def tell(self, what, test, why=''):
+    def report(self, what, test, why=''):
         name = test.id().removeprefix('tests.')
         why = ' '.join(str(why).split())
         self.file.write(f'{what}\t{name}\t{why}\n')
         self.file.flush()
 
     def addSuccess(self, test):
-        self.tell('passed', test)
+        self.report('passed', test)
 
     def addSkip(self, test, reason):
-        self.tell('skipped', test, reason)
+        self.report('skipped', test, reason)
 
     def addError(self, test, err):
-        self.tell('failed', test, repr(err[1]))
+        self.report('failed', test, repr(err[1]))
 
     def addFailure(self, test, err):
-        self.tell('failed', test, repr(err[1]))
+        self.report('failed', test, repr(err[1]))
 
 
 suite = unittest.defaultTestLoader.loadTestsFromModule(tests)

@@ -1,7 +1,7 @@
-//! rdma-core's own test suite, from Debian's package python3-pyverbs.
+//! rdma-core's pyverbs test suite, from Debian's package python3-pyverbs.
 //!
-//! Every test that an RNIC with reliable connections can pass must pass. `pyverbs.toml` lists the
-//! tests that may be skipped, with their messages; any other skip is a failure.
+//! All tests must pass, except those that `pyverbs.toml` lists with their messages, which may be
+//! skipped.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,17 +14,17 @@ use super::huge_pages::HugePages;
 use super::pyverbs_skips::Expected;
 use super::stage::{Stage, WIRE_V4};
 
-/// The folder in which the package puts the tests. The larger ones are compressed.
+/// The directory of the tests in the package. Debian compresses the larger files.
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
-/// Debian's own Python, for which the package's modules are built.
+/// Debian's Python, for which the package's modules are built.
 const PYTHON: &str = "/usr/bin/python3";
-/// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends
-/// that Python has not freed yet.
+/// Number of 2 MiB pages for the tests of huge pages. A connection needs two, but Python frees
+/// those of earlier connections late.
 const HUGE_PAGES: u64 = 16;
-/// The program that runs the tests and notes their results.
+/// The program that runs the tests and records the results.
 const RUNNER: &str = include_str!("pyverbs.py");
 
-/// The tests that need not pass with our library.
+/// The tests that may be skipped with our library.
 pub(super) const EXPECTED: &str = include_str!("pyverbs.toml");
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -43,16 +43,18 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 fn suite(stage: &Stage) -> Result<Verdict> {
     match unpack(stage)? {
         Some(why) => Ok(Verdict::skipped(why)),
-        None => verdict(&run(stage, &[], &[PYTHON])?),
+        None => check_ours(&run(stage, &[], &[PYTHON])?),
     }
 }
 
-/// Copies and decompresses the tests into the stage's directory. Returns the reason if the package
-/// lacks the tests.
+/// Copies the tests to the stage's directory, and decompresses them. Returns a reason to skip the
+/// case if the tests are not installed.
 pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
-    // The tests are in a documentation directory, which some installations omit.
+    // The tests are in /usr/share/doc, which some installations omit.
     if !std::path::Path::new(TESTS).join("run_tests.py").exists() {
-        return Ok(Some("the tests are left out of this installation"));
+        return Ok(Some(
+            "the tests of python3-pyverbs are not installed (in /usr/share/doc)",
+        ));
     }
     stage.start_plain(&["cp", "-r", TESTS, "."])?.success()?;
     stage.start_plain(&["gunzip", "-rf", "tests"])?.success()?;
@@ -60,18 +62,18 @@ pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Runs the tests with the Python that `words` start. Returns the results that the runner has
-/// written.
+/// Runs the tests. `words` is the command that starts Python. Returns the results that the runner
+/// recorded.
 pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> Result<String> {
-    // Some tests check the peer's memory as soon as their own Write is complete, so Writes complete
-    // when they are placed.
+    // Some tests check the peer's memory as soon as their Write is complete, so use `--placed`:
+    // Writes complete only after they are placed.
     let mut options = vec!["--bind", WIRE_V4, "--placed"];
-    // The tests of rdma_cm look for the interface in sysfs. Where `--sysfs` is not possible, they
+    // The tests of rdma_cm search for the interface in sysfs. If `--sysfs` is not possible, they
     // skip themselves.
-    let may = stage
+    let (status, _) = stage
         .start_with(&["--sysfs"], None, &[], &["true"])?
-        .end()?;
-    if may.0 == 0 {
+        .wait()?;
+    if status == 0 {
         options.push("--sysfs");
     }
     // Without huge pages, the tests that need them skip themselves.
@@ -91,37 +93,44 @@ struct Counts<'a> {
     skipped: BTreeMap<&'a str, usize>,
 }
 
-enum Meaning<'a> {
+enum Classification<'a> {
     Passed,
     /// A test for the devices of one vendor only.
-    Foreign,
+    OtherVendor,
     Skipped(&'a str),
 }
 
-fn meaning<'a>(expected: &'a Expected, what: &str, name: &str, why: &str) -> Result<Meaning<'a>> {
-    match (what, expected.fails(name)) {
-        ("failed", Some(reason)) => Ok(Meaning::Skipped(reason)),
-        ("passed", Some(_)) => bail!("{name} passes: it is not impossible any more"),
-        ("passed", None) => Ok(Meaning::Passed),
-        ("skipped", _) if name.starts_with("test_mlx5") || name.starts_with("test_efa") => {
-            Ok(Meaning::Foreign)
+fn classify<'a>(
+    expected: &'a Expected,
+    what: &str,
+    name: &str,
+    why: &str,
+) -> Result<Classification<'a>> {
+    match (what, expected.fail_reason(name)) {
+        ("failed", Some(reason)) => Ok(Classification::Skipped(reason)),
+        ("passed", Some(_)) => {
+            bail!("{name} passes now: remove it from the list of tests that fail")
         }
-        ("skipped", _) => match expected.skipped(name, why) {
-            Some(reason) => Ok(Meaning::Skipped(reason)),
-            None => bail!("{name} is skipped for a reason that is not known: {why}"),
+        ("passed", None) => Ok(Classification::Passed),
+        ("skipped", _) if name.starts_with("test_mlx5") || name.starts_with("test_efa") => {
+            Ok(Classification::OtherVendor)
+        }
+        ("skipped", _) => match expected.skip_reason(name, why) {
+            Some(reason) => Ok(Classification::Skipped(reason)),
+            None => bail!("{name} is skipped with a message that is not listed: {why}"),
         },
         _ => bail!("{name}: {what}: {why}"),
     }
 }
 
-/// The verdict on results with our library.
-pub(super) fn verdict(results: &str) -> Result<Verdict> {
+/// Checks results with our library.
+pub(super) fn check_ours(results: &str) -> Result<Verdict> {
     check(&Expected::parse(EXPECTED)?, results).map(Verdict::passed)
 }
 
-/// Checks all results. Returns a note that counts them for each file.
+/// Checks all results. Returns a note with the counts for each file.
 ///
-/// Fails if a test that should pass fails or is skipped.
+/// Fails if a test fails or is skipped although the list does not permit it.
 pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     let mut files: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);
@@ -136,13 +145,13 @@ pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
             continue;
         }
         let file = name.split('.').next().unwrap_or(name);
-        match meaning(expected, what, name, why) {
-            Ok(Meaning::Foreign) => foreign += 1,
-            Ok(Meaning::Passed) => {
+        match classify(expected, what, name, why) {
+            Ok(Classification::OtherVendor) => foreign += 1,
+            Ok(Classification::Passed) => {
                 passed += 1;
                 files.entry(file).or_default().passed += 1;
             }
-            Ok(Meaning::Skipped(reason)) => {
+            Ok(Classification::Skipped(reason)) => {
                 skipped += 1;
                 let counts = files.entry(file).or_default();
                 *counts.skipped.entry(reason).or_default() += 1;
@@ -152,13 +161,13 @@ pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     }
     if !failures.is_empty() {
         bail!(
-            "{} of rdma-core's tests: {}",
+            "{} unexpected results of rdma-core's tests: {}",
             failures.len(),
             failures.join("; ")
         );
     }
     if total != Some(passed + skipped + foreign) {
-        bail!("not all tests have a result: {total:?} were to run");
+        bail!("some tests have no result; {total:?} should have run");
     }
     if passed == 0 {
         bail!("no test passed");
@@ -179,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_skips_are_failures() {
+    fn unlisted_skips_and_failures_fail() {
         let good = "passed\ttest_pd.PDTest.test_alloc_pd\t\n\
                      skipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\t\
                     Create QP type 8 is not supported\n\
@@ -202,7 +211,7 @@ mod tests {
             "end\t0\t\n",
             "passed\ttest_pd.A.b\t\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_pd.A.c\tnew reason\nend\t2\t\n",
-            // A known message of another test, and a known test with another message.
+            // A listed message, but of another test; and a listed test, but with another message.
             "passed\ttest_pd.A.b\t\n\
              skipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\n\

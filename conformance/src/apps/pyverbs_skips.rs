@@ -1,4 +1,4 @@
-//! Which of rdma-core's tests need not pass on a device. A data file in TOML lists them with the
+//! The tests of rdma-core that may be skipped or fail on a device. A TOML file lists them with the
 //! reasons.
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 pub(crate) struct Expected {
     #[serde(default)]
     skip: Vec<Skip>,
-    /// The tests that fail instead of skipping themselves.
+    /// The tests that fail, because they do not check whether the feature is supported.
     #[serde(default)]
     fail: Vec<Fail>,
 }
@@ -20,11 +20,10 @@ struct Skip {
     reason: String,
     #[serde(default)]
     messages: Vec<String>,
-    /// Beginnings of messages.
+    /// Prefixes of messages.
     #[serde(default)]
     beginnings: Vec<String>,
-    /// The tests, by module, class and name. If there are none, any test with such a message may be
-    /// skipped.
+    /// The tests, as `MODULE.CLASS.NAME`. If empty, any test with such a message may be skipped.
     #[serde(default)]
     tests: Vec<String>,
 }
@@ -38,38 +37,40 @@ struct Fail {
 
 impl Skip {
     fn covers(&self, test: &str, message: &str) -> bool {
-        let begins = |text: &String| message.starts_with(text.as_str());
-        let said = self.messages.iter().any(|m| m == message) || self.beginnings.iter().any(begins);
-        said && (self.tests.is_empty() || self.tests.iter().any(|name| name == test))
+        let has_prefix = |text: &String| message.starts_with(text.as_str());
+        let message_matches =
+            self.messages.iter().any(|m| m == message) || self.beginnings.iter().any(has_prefix);
+        message_matches && (self.tests.is_empty() || self.tests.iter().any(|name| name == test))
     }
 }
 
 impl Expected {
-    /// Reads a data file.
+    /// Parses a TOML file.
     ///
-    /// Fails if the format is wrong, or a row lacks a reason or a message.
+    /// Fails if the format is invalid, or an entry has no reason or no message.
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let all: Self = toml::from_str(text).context("a list of tests that need not pass")?;
+        let all: Self =
+            toml::from_str(text).context("invalid list of tests that may be skipped or fail")?;
         for row in &all.skip {
             ensure!(
                 !row.reason.is_empty() && row.messages.len() + row.beginnings.len() > 0,
-                "a row has no reason or no message: {row:?}"
+                "an entry has no reason or no message: {row:?}"
             );
         }
         for row in &all.fail {
-            ensure!(!row.reason.is_empty(), "a row has no reason: {row:?}");
+            ensure!(!row.reason.is_empty(), "an entry has no reason: {row:?}");
         }
         Ok(all)
     }
 
-    /// Returns the reason why a test may be skipped with a message.
-    pub(super) fn skipped(&self, test: &str, message: &str) -> Option<&str> {
+    /// Returns the reason why a test may be skipped with this message, if it may.
+    pub(super) fn skip_reason(&self, test: &str, message: &str) -> Option<&str> {
         let row = self.skip.iter().find(|row| row.covers(test, message))?;
         Some(&row.reason)
     }
 
-    /// Returns the reason why a test fails.
-    pub(super) fn fails(&self, test: &str) -> Option<&str> {
+    /// Returns the reason why a test may fail, if it may.
+    pub(super) fn fail_reason(&self, test: &str) -> Option<&str> {
         let row = self
             .fail
             .iter()
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_need_reason_and_message() {
+    fn entries_need_reason_and_message() {
         let row = |reason, messages| {
             Expected::parse(&format!(
                 "[[skip]]\nreason = {reason:?}\nmessages = {messages}\n"
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn our_skips_name_tests_and_messages() {
+    fn our_entries_name_exact_messages_and_tests() {
         let all = Expected::parse(super::super::pyverbs::EXPECTED).unwrap();
         assert!(all.fail.is_empty() && !all.skip.is_empty());
         for row in &all.skip {

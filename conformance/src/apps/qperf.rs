@@ -1,6 +1,6 @@
-//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests,
-//! connected by LIDs that it exchanges itself. qperf uses rdma_cm with IPv4 only. As RoCE NIC it
-//! has no datagrams: it sends them to LID 0.
+//! qperf: its tests of reliable connections with rdma_cm (`-cm1`), and all its tests without it,
+//! where qperf exchanges LIDs. With rdma_cm, qperf supports IPv4 only. On RoCE NICs, its datagram
+//! tests do not work, because it sends to LID 0.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -8,7 +8,7 @@ use crate::case::{Case, Verdict};
 
 use super::stage::Stage;
 
-/// The tests, and for each the row of its output that has the result.
+/// Tests of reliable connections, and the output row that contains the result.
 const RELIABLE: &[(&str, &str)] = &[
     ("rc_bw", "bw"),
     ("rc_bi_bw", "bw"),
@@ -74,11 +74,11 @@ fn case(
 ) -> Case<Stage> {
     Case::new("qperf", what, move |stage| all(stage, face, options, tests))
         .needs(&["qperf"])
-        .spins()
+        .busy_polls()
         .limit(150)
 }
 
-/// Runs all tests one after another against a single server.
+/// Runs all tests against one server, one after the other.
 fn all(stage: &Stage, face: &str, options: &[&str], tests: &[(&str, &str)]) -> Result<Verdict> {
     let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     let port = stage.port()?;
@@ -89,16 +89,16 @@ fn all(stage: &Stage, face: &str, options: &[&str], tests: &[(&str, &str)]) -> R
     words.extend(options);
     words.extend(["-t", "1", "127.0.0.1"]);
     words.extend(tests.iter().map(|(name, _)| *name));
-    let said = start(&words)?.success()?;
+    let output = start(&words)?.success()?;
     for (name, metric) in tests {
-        let value =
-            value_of(&said, name, metric).with_context(|| format!("{name} has no result"))?;
+        let value = value_of(&output, name, metric)
+            .with_context(|| format!("no result of {name} in the output"))?;
         if value <= 0.0 {
             bail!("{name}: {metric} is {value}");
         }
     }
-    if said.contains("errors") {
-        bail!("operations failed: {said}");
+    if output.contains("errors") {
+        bail!("qperf reports errors: {output}");
     }
     start(&["qperf", "-lp", &number, "127.0.0.1", "quit"])?.success()?;
     server.success()?;
@@ -106,9 +106,9 @@ fn all(stage: &Stage, face: &str, options: &[&str], tests: &[(&str, &str)]) -> R
 }
 
 /// Returns the number after `metric =` in the lines of a test.
-fn value_of(said: &str, test: &str, metric: &str) -> Option<f64> {
+fn value_of(output: &str, test: &str, metric: &str) -> Option<f64> {
     let heading = format!("{test}:");
-    let mut lines = said.lines().skip_while(|line| *line != heading).skip(1);
+    let mut lines = output.lines().skip_while(|line| *line != heading).skip(1);
     let line = lines
         .by_ref()
         .take_while(|line| line.starts_with(' '))
@@ -127,10 +127,10 @@ mod tests {
 
     #[test]
     fn values_belong_to_their_test() {
-        let said = "rc_bw:\n    bw  =  1.67 GB/sec\nrc_lat:\n    latency  =  21.2 us\nrc_x:\n";
-        assert_eq!(value_of(said, "rc_bw", "bw"), Some(1.67));
-        assert_eq!(value_of(said, "rc_lat", "latency"), Some(21.2));
-        assert_eq!(value_of(said, "rc_lat", "bw"), None);
-        assert_eq!(value_of(said, "rc_x", "bw"), None);
+        let output = "rc_bw:\n    bw  =  1.67 GB/sec\nrc_lat:\n    latency  =  21.2 us\nrc_x:\n";
+        assert_eq!(value_of(output, "rc_bw", "bw"), Some(1.67));
+        assert_eq!(value_of(output, "rc_lat", "latency"), Some(21.2));
+        assert_eq!(value_of(output, "rc_lat", "bw"), None);
+        assert_eq!(value_of(output, "rc_x", "bw"), None);
     }
 }

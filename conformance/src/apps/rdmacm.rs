@@ -102,29 +102,28 @@ fn rping_under(
     };
     let server = start("-s")?;
     stage.wait_for_port(port)?;
-    let said = start("-c")?.success()?;
-    expect_lines(&said, "ping data: rdma-ping-", count)?;
-    expect(&said, &format!("rdma-ping-{}", count - 1))?;
-    let said = server.success()?;
-    expect_lines(&said, "server ping data: rdma-ping-", count)?;
+    let output = start("-c")?.success()?;
+    expect_lines(&output, "ping data: rdma-ping-", count)?;
+    expect(&output, &format!("rdma-ping-{}", count - 1))?;
+    let output = server.success()?;
+    expect_lines(&output, "server ping data: rdma-ping-", count)?;
     Ok(Verdict::passed(format!("{count} pings")))
 }
 
-/// No interface has the address. rping gives 2 s for it to be resolved; TCP alone would take longer
-/// to find out.
+/// Connects to an address that no host has. rping must get an error after its address resolution
+/// time-out of 2 s, although TCP's own time-out is longer.
 fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
-    let (code, said) = client.end()?;
+    let (code, output) = client.wait()?;
     if code == 0 {
-        bail!("it reports success");
+        bail!("rping exits with status 0");
     }
-    expect(&said, "RDMA_CM_EVENT_ADDR_ERROR, error -110")?;
+    expect(&output, "RDMA_CM_EVENT_ADDR_ERROR, error -110")?;
     Ok(Verdict::passed("ADDR_ERROR"))
 }
 
-/// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server
-/// keeps only one connection request until its main thread handles it, so a second request at the
-/// same moment is lost, on every device (fixed in rdma-core 57).
+/// Connects 16 clients to one server (`-P`). The clients start one after another, because rping's
+/// server loses one of two simultaneous connection requests, on any device (fixed in rdma-core 57).
 fn persistent(stage: &Stage) -> Result<Verdict> {
     const CLIENTS: usize = 16;
     const PINGS: usize = 1500;
@@ -149,19 +148,19 @@ fn persistent(stage: &Stage) -> Result<Verdict> {
         client.wait_for("ping data: rdma-ping-0")?;
         clients.push(client);
     }
-    let mut together = 0;
+    let mut concurrent = 0;
     for client in &mut clients {
-        together += usize::from(client.poll()?.is_none());
+        concurrent += usize::from(client.poll()?.is_none());
     }
     for client in clients {
         expect_lines(&client.success()?, "ping data: rdma-ping-", PINGS)?;
     }
     // The server runs until it is killed.
     if let Some(status) = server.poll()? {
-        bail!("the server has ended: {status}");
+        bail!("the server exited: {status}");
     }
     Ok(Verdict::passed(format!(
-        "{CLIENTS} clients, {together} of them at a time"
+        "{CLIENTS} clients, {concurrent} of them concurrently"
     )))
 }
 
@@ -171,27 +170,28 @@ fn ucmatose(stage: &Stage, address: &str, options: &[&str]) -> Result<Verdict> {
     let server = stage.start(&[&["ucmatose", "-b", address, "-p", &number], options].concat())?;
     stage.wait_for_port(port)?;
     let client = stage.start(&[&["ucmatose", "-s", address, "-p", &number], options].concat())?;
-    for said in [client.success()?, server.success()?] {
-        expect(&said, "data transfers complete")?;
-        expect(&said, "return status 0")?;
+    for output in [client.success()?, server.success()?] {
+        expect(&output, "data transfers complete")?;
+        expect(&output, "return status 0")?;
     }
     Ok(Verdict::passed("10 connections"))
 }
 
-/// Measures connection set-up. cmtime's server never exits by itself, except after an error.
+/// Measures connection set-up. cmtime's server exits only after an error.
 fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
     let mut server = stage.start(&["cmtime", "-b", address, "-p", &number])?;
     stage.wait_for_port(port)?;
-    let said = stage
+    let output = stage
         .start(&["cmtime", "-s", address, "-p", &number, "-c", count])?
         .success()?;
     for failure in ["event:", "failure", "error"] {
-        if said.contains(failure) {
+        if output.contains(failure) {
             bail!(
                 "connections failed: {}",
-                said.lines()
+                output
+                    .lines()
                     .find(|line| line.contains(failure))
                     .unwrap_or_default()
             );
@@ -205,21 +205,21 @@ fn cmtime(stage: &Stage, address: &str, count: &str) -> Result<Verdict> {
         "disconnect",
         "destroy",
     ] {
-        let line = said
+        let line = output
             .lines()
             .find(|line| line.starts_with(step) && line.contains(':'))
-            .with_context(|| format!("no row for {step}"))?;
+            .with_context(|| format!("no result for {step}"))?;
         if line
             .split_whitespace()
             .filter(|word| word.parse::<f64>().is_ok())
             .count()
             != 4
         {
-            bail!("not a row of four numbers: {line}");
+            bail!("the row does not contain four numbers: {line}");
         }
     }
     if let Some(status) = server.poll()? {
-        bail!("the server has ended: {status}");
+        bail!("the server exited: {status}");
     }
     Ok(Verdict::passed(format!("{count} connections")))
 }
@@ -234,7 +234,7 @@ fn rdma_example(
     let port = stage.port()?;
     let number = port.to_string();
     let mut server = vec![server_name, "-p", &number];
-    // Only rdma_server takes an address.
+    // Only rdma_server has an option for the address.
     if server_name == "rdma_server" {
         server.extend(["-s", address]);
     }

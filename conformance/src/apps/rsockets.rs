@@ -1,4 +1,4 @@
-//! Sockets over RDMA (rsockets): rdma-core's own programs for streams and datagrams, and TCP
+//! Sockets over RDMA (rsockets): rdma-core's test programs for streams and datagrams, and TCP
 //! programs with the preload library.
 
 use std::path::Path;
@@ -11,8 +11,7 @@ use crate::case::{Case, Verdict};
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
     let rdmacm: &[&str] = &["rdmacm-utils"];
-    // Only the first case sends all sizes. The others test other ways to make the calls, with one
-    // size.
+    // Only the first case sends all sizes. The others test other kinds of calls, with one size.
     let short = ["-S", "65536", "-C", "100", "-I", "50"];
     let streams = [
         (
@@ -83,9 +82,9 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
 
 fn datagram_cases() -> Vec<Case<Stage>> {
     const V4: &str = "127.0.0.1";
-    // By default, each end spins in nonblocking calls. A client that waits for echoes repeats after
-    // 1 ms, and never ends if a late echo is lost. So its server blocks in the kernel, and the
-    // counts are small.
+    // By default, each end busy-polls with nonblocking calls. A client that waits for echoes
+    // retransmits after 1 ms, and never exits if the last echo is lost. So the servers of such
+    // clients use blocking calls, and the counts are small.
     let case = |what, address, server: &'static [&str], client: &'static [&str]| {
         Case::new("udpong", what, move |stage| {
             datagrams(stage, address, server, client)
@@ -102,7 +101,7 @@ fn datagram_cases() -> Vec<Case<Stage>> {
         &["-T", "s", "-T", "e", "-C", "100"],
     );
     vec![
-        case("`-S 1000`", V4, &[], &["-S", "1000"]).spins(),
+        case("`-S 1000`", V4, &[], &["-S", "1000"]).busy_polls(),
         case("`-T b`", V4, &["-T", "b"], &["-T", "b", "-S", "64"]),
         case("`-T b -T e`", V4, &["-T", "b"], echo),
         case("`-T a -T e`", V4, &["-T", "a"], polled),
@@ -114,9 +113,9 @@ fn datagram_cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// Runs udpong and checks that its client prints a row of results. The row shows how many datagrams
-/// arrived at the server or, in a test with echoes, came back; the client repeats each until it
-/// comes back.
+/// Runs udpong and checks that its client prints a row of results. The row contains the number of
+/// datagrams that arrived at the server or, with echoes, at the client, which retransmits each
+/// until its echo arrives.
 fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -126,18 +125,18 @@ fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> 
     let mut server = stage.start(&words)?;
     stage.wait_for_datagrams(port)?;
     let words = [&["udpong", "-s", address, "-p", &number], client].concat();
-    let said = stage.start(&words)?.success()?;
-    expect_lines(&said, "usec/xfer", 1)?;
-    let Some(row) = said.lines().find(|line| is_datagram_row(line)) else {
-        bail!("no row of results");
+    let output = stage.start(&words)?.success()?;
+    expect_lines(&output, "usec/xfer", 1)?;
+    let Some(row) = output.lines().find(|line| is_datagram_row(line)) else {
+        bail!("the client printed no result");
     };
     server.wait_for(&format!("client login from {address}"))?;
     let columns: Vec<&str> = row.split_whitespace().collect();
     Ok(Verdict::passed(format!("{} transfers", columns[2])))
 }
 
-/// Returns `true` for a row of results: name, size, transfers, total, time, rate, time of a
-/// transfer. The time of a transfer is infinite if none arrived.
+/// Returns `true` for a row of results: name, size, transfers, total, time, rate, time per
+/// transfer. The time per transfer is infinite if no datagram arrived.
 fn is_datagram_row(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.len() == 7
@@ -146,7 +145,7 @@ fn is_datagram_row(line: &str) -> bool {
             .is_ok_and(|time| time > 0.0 && time.is_finite())
 }
 
-/// Runs both ends and checks that the client prints `rows` rows, one for each size.
+/// Runs both ends and checks that the client prints `rows` result rows, one for each size.
 fn stream(
     stage: &Stage,
     program: &str,
@@ -162,18 +161,18 @@ fn stream(
     stage.wait_for_port(port)?;
     let mut client = vec![program, "-s", address, "-p", &number];
     client.extend(options);
-    let said = stage.start(&client)?.success()?;
+    let output = stage.start(&client)?.success()?;
     server.success()?;
-    expect_lines(&said, "usec/xfer", 1)?;
-    let found = said.lines().filter(|line| is_row(line)).count();
+    expect_lines(&output, "usec/xfer", 1)?;
+    let found = output.lines().filter(|line| is_row(line)).count();
     if found != rows {
-        bail!("{found} rows instead of {rows}");
+        bail!("{found} result rows instead of {rows}");
     }
     Ok(Verdict::passed(format!("{rows} rows")))
 }
 
 /// Returns `true` for a row of results: name, size, transfers, iterations, total, time, rate, time
-/// of a transfer.
+/// per transfer.
 fn is_row(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.len() == 8 && words[7].parse::<f64>().is_ok_and(|time| time > 0.0)
@@ -181,7 +180,7 @@ fn is_row(line: &str) -> bool {
 
 const SIZE: usize = 64 << 20;
 
-/// Writes a file of pseudorandom octets, so that a comparison detects swapped parts.
+/// Writes a file of pseudorandom bytes. With them, a comparison also detects swapped parts.
 fn make_file(path: &Path) -> Result<Vec<u8>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -200,11 +199,11 @@ fn make_file(path: &Path) -> Result<Vec<u8>> {
 fn compare(path: &Path, wanted: &[u8]) -> Result<()> {
     let found = std::fs::read(path).with_context(|| format!("no {}", path.display()))?;
     if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
-        bail!("the copy differs at octet {at}");
+        bail!("the copy differs at byte {at}");
     }
     if found.len() != wanted.len() {
         bail!(
-            "the copy has {} octets instead of {}",
+            "the copy has {} bytes instead of {}",
             found.len(),
             wanted.len()
         );
@@ -212,7 +211,8 @@ fn compare(path: &Path, wanted: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file over IPv4: rcopy takes the first colon for the start of the path.
+/// Copies a file over IPv4. rcopy does not support IPv6 addresses, because it parses the first
+/// colon as the start of the path.
 fn rcopy(stage: &Stage) -> Result<Verdict> {
     let (source, copy) = (stage.dir().join("source"), stage.dir().join("copy"));
     let bytes = make_file(&source)?;
@@ -248,12 +248,12 @@ fn iperf3(stage: &Stage, address: &str) -> Result<Verdict> {
         server.wait_for("Server listening")?;
         let mut client = vec!["iperf3", "-c", address, "-p", &number];
         client.extend(direction);
-        let said = stage
+        let output = stage
             .start_with(&["--rsockets"], None, &[], &client)?
             .success()?;
         server.success()?;
-        expect(&said, "receiver")?;
-        expect(&said, "iperf Done.")?;
+        expect(&output, "receiver")?;
+        expect(&output, "iperf Done.")?;
     }
     Ok(Verdict::passed("both directions"))
 }
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_told_from_heads() {
+    fn result_rows_are_recognized() {
         assert!(is_row(
             "64_lat    64      1       100k    12m         4.18s      0.02      20.88"
         ));

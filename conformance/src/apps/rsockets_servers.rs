@@ -1,5 +1,5 @@
-//! Servers for TCP, with the preload library: redis, nginx and sockperf. redis and nginx wait by
-//! `epoll`, and sockperf sends by `sendto` with an address.
+//! TCP servers with the preload library: redis, nginx and sockperf. redis and nginx use `epoll`;
+//! sockperf calls `sendto` with an address.
 
 use anyhow::{Result, bail, ensure};
 
@@ -8,7 +8,7 @@ use super::program::Program;
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// Bytes of the values that redis stores, and of the file that nginx serves.
+/// Sizes in bytes of the values that redis stores, and of the file that nginx serves.
 const VALUES: [usize; 4] = [1, 1000, 65_537, 4 << 20];
 const FILE_BYTES: usize = (16 << 20) + 4097;
 
@@ -35,9 +35,9 @@ fn start(stage: &Stage, words: &[&str]) -> Result<Program> {
 }
 
 /// Fails unless the program's connections went through our library.
-fn expect_carried(said: &str) -> Result<()> {
-    let sent: u64 = said.lines().filter_map(octets_sent).sum();
-    ensure!(sent > 0, "nothing went through our library");
+fn expect_sent(output: &str) -> Result<()> {
+    let sent: u64 = output.lines().filter_map(octets_sent).sum();
+    ensure!(sent > 0, "the program sent nothing through our library");
     Ok(())
 }
 
@@ -54,8 +54,8 @@ fn redis(stage: &Stage) -> Result<Verdict> {
         std::fs::write(&input, value)?;
         let key = format!("key.{at}");
         let words = ["redis-cli", "-p", &port, "-x", "SET", &key];
-        let said = stage.start_with(&["--rsockets"], Some(&input), &[], &words)?;
-        expect(&said.success()?, "OK")?;
+        let output = stage.start_with(&["--rsockets"], Some(&input), &[], &words)?;
+        expect(&output.success()?, "OK")?;
     }
     expect_values(stage, &port, &values)?;
     let many = [
@@ -72,12 +72,12 @@ fn redis(stage: &Stage) -> Result<Verdict> {
         "set,get",
         "--csv",
     ];
-    let said = start(stage, &many)?.success()?;
-    expect(&said, "\"GET\",")?;
-    expect_carried(&said)?;
-    // The server writes its log of changes before it exits.
+    let output = start(stage, &many)?.success()?;
+    expect(&output, "\"GET\",")?;
+    expect_sent(&output)?;
+    // Before it exits, the server writes its values to the append-only file.
     start(stage, &["redis-cli", "-p", &port, "SHUTDOWN"])?.success()?;
-    expect_carried(&server.success()?)?;
+    expect_sent(&server.success()?)?;
     let _server = redis_server(stage, &port)?;
     expect_values(stage, &port, &values)?;
     Ok(Verdict::passed(format!("{} values", values.len())))
@@ -99,9 +99,12 @@ fn expect_values(stage: &Stage, port: &str, values: &[String]) -> Result<()> {
     for (at, value) in values.iter().enumerate() {
         let key = format!("key.{at}");
         let words = ["redis-cli", "-p", port, "GET", &key];
-        let said = stage.start_with(&["--rsockets"], None, &[], &words)?;
-        let said = said.success()?;
-        ensure!(said.trim_end() == value, "{key} has another value");
+        let output = stage.start_with(&["--rsockets"], None, &[], &words)?;
+        let output = output.success()?;
+        ensure!(
+            output.trim_end() == value,
+            "{key} does not have the stored value"
+        );
     }
     Ok(())
 }
@@ -126,30 +129,30 @@ fn nginx(stage: &Stage) -> Result<Verdict> {
     stage.wait_for_port(port)?;
     let url = format!("http://127.0.0.1:{port}/file");
     for copy in ["copy.1", "copy.2"] {
-        let said = start(
+        let output = start(
             stage,
             &["curl", "--silent", "--show-error", "-o", copy, &url],
         )?;
-        expect_carried(&said.success()?)?;
+        expect_sent(&output.success()?)?;
         let found = std::fs::read(stage.dir().join(copy))?;
         ensure!(found == file, "{copy} differs from the file");
     }
     if let Some(status) = server.poll()? {
-        bail!("nginx ended: {status}");
+        bail!("nginx exited: {status}");
     }
     Ok(Verdict::passed("equal"))
 }
 
-/// Returns a configuration that keeps everything in one process and in the case's folder.
+/// Returns a configuration with one process, and with all files in the case's directory.
 fn nginx_configuration(dir: &str, port: u16) -> String {
-    let folders: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+    let temp_paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
         .map(|name| format!("{name}_temp_path {dir}/{name}; "))
         .collect();
     format!(
         "daemon off; master_process off; pid {dir}/nginx.pid; error_log stderr;\n\
          events {{ use epoll; }}\n\
-         http {{ access_log off; {folders}\n\
+         http {{ access_log off; {temp_paths}\n\
          server {{ listen 127.0.0.1:{port}; root {dir}/root; }} }}\n"
     )
 }
@@ -163,11 +166,11 @@ fn sockperf(stage: &Stage) -> Result<Verdict> {
     // The client compares each answer with what it sent.
     let options = ["-t", "2", "-m", "1000", "--data-integrity"];
     let words = [&["sockperf", "ping-pong"], &address[..], &options].concat();
-    let said = start(stage, &words)?.success()?;
+    let output = start(stage, &words)?.success()?;
     expect(
-        &said,
+        &output,
         "# dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0",
     )?;
-    expect_carried(&said)?;
+    expect_sent(&output)?;
     Ok(Verdict::passed("no message differs"))
 }

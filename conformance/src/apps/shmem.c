@@ -1,4 +1,4 @@
-/* Checks OpenSHMEM between all processes: put, get, atomics and a reduction, with their contents.
+/* Tests OpenSHMEM between all processes: put, get and atomic operations, and checks the contents.
  */
 #include <shmem.h>
 #include <stdint.h>

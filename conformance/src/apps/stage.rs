@@ -1,5 +1,5 @@
 //! The environment of a case, called its stage: namespaces, a working directory, ports, and the
-//! user that the programs run as.
+//! user ID of its programs.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -18,39 +18,39 @@ use crate::case::{Case, Verdict};
 use super::program::{POLL_INTERVAL, Program};
 use crate::needs::Need;
 
-/// The addresses of the interface that [`Case::wire`] gives.
+/// The addresses of the interface that [`Case::wire`] adds.
 pub(super) const WIRE_V4: &str = "10.77.0.1";
 pub(super) const WIRE_V6: &str = "fd77::1";
-/// The interface that has both.
+/// The name of this interface.
 pub(super) const WIRE: &str = "wire0";
 
-/// The user and group `nobody`.
+/// The user and group ID of `nobody`.
 const NOBODY: &str = "65534";
 /// Ports that cases may use.
 const PORTS: Range<u16> = 20_000..30_000;
-/// Seconds after the case's limit at which the namespaces end if this program was killed.
-const SPARE: u64 = 30;
+/// If this program is killed, the namespaces end this many seconds after the case's time limit.
+const HOLDER_EXTRA_S: u64 = 30;
 
 /// How cases are isolated from each other and from the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isolation {
     /// Root creates namespaces and runs the programs in them as `nobody`.
     Root,
-    /// An ordinary user creates them in a user namespace.
+    /// An ordinary user creates namespaces in a user namespace.
     User,
-    /// Namespaces are not allowed here: programs run on the machine's loopback.
-    Nothing,
+    /// This machine does not permit namespaces: programs run on its loopback.
+    None,
 }
 
 impl Isolation {
-    /// Probes what this machine allows.
-    pub(super) fn find() -> Self {
+    /// Tries whether this machine permits namespaces.
+    pub(super) fn probe() -> Self {
         let kind = if rustix::process::geteuid().is_root() {
             Self::Root
         } else {
             Self::User
         };
-        let works = kind
+        let permitted = kind
             .unshare()
             .args(["sh", "-c", "ip link set lo up"])
             .stdin(Stdio::null())
@@ -58,22 +58,22 @@ impl Isolation {
             .stderr(Stdio::null())
             .status()
             .is_ok_and(|status| status.success());
-        if works { kind } else { Self::Nothing }
+        if permitted { kind } else { Self::None }
     }
 
     /// Returns a description for the terminal.
     pub(super) fn about(self) -> &'static str {
         match self {
-            Self::Root => "each case runs as nobody in namespaces of its own",
-            Self::User => "each case runs in a user namespace of its own",
-            Self::Nothing => {
-                "no namespaces here: cases run on the machine's loopback, one after the other"
+            Self::Root => "each case runs as nobody in separate namespaces",
+            Self::User => "each case runs in a separate user namespace",
+            Self::None => {
+                "no namespaces permitted: cases run on the machine's loopback, one by one"
             }
         }
     }
 
-    /// Returns a command that runs its arguments in new namespaces. If it is killed, the kernel
-    /// kills all processes in them.
+    /// Returns a command that runs its arguments in new namespaces. If the command is killed, the
+    /// kernel kills all processes in the namespaces.
     fn unshare(self) -> Command {
         let mut command = Command::new("unshare");
         if self == Self::User {
@@ -91,17 +91,18 @@ impl Isolation {
     }
 }
 
-/// The directories and the kind of isolation, which all cases share.
-pub(super) struct Setting<'a> {
+/// Directories and isolation, which are the same for all cases.
+pub(super) struct Environment<'a> {
     pub(super) prefix: &'a Path,
     pub(super) home: &'a Path,
     pub(super) logs: &'a Path,
     pub(super) isolation: Isolation,
 }
 
-/// The environment of one case. Dropping it kills everything that the case started.
+/// The environment of one case. Dropping it kills all processes that the case started.
 pub(super) struct Stage {
-    /// Must be the first field, to be dropped first: its end kills all processes in the namespaces.
+    /// Must be the first field, so that it is dropped first, which kills all processes in the
+    /// namespaces.
     holder: Option<Holder>,
     isolation: Isolation,
     prefix: PathBuf,
@@ -113,24 +114,28 @@ pub(super) struct Stage {
     outputs: RefCell<Vec<(String, PathBuf)>>,
 }
 
-/// The process that holds the namespaces, and the first process inside. When that one exits, the
-/// kernel kills all processes inside, even outside their process group.
+/// The process that created the namespaces, and the PID of the first process in them (`inside`).
+/// When that process exits, the kernel kills all processes in the namespaces.
 struct Holder {
     _program: Program,
     inside: u32,
 }
 
 impl Stage {
-    pub(super) fn open(setting: &Setting<'_>, case: &Case<Self>, number: usize) -> Result<Self> {
-        let dir = setting.home.join(number.to_string());
+    pub(super) fn open(
+        environment: &Environment<'_>,
+        case: &Case<Self>,
+        number: usize,
+    ) -> Result<Self> {
+        let dir = environment.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
-        // The programs run as another user, who must be able to write here.
+        // The programs run as another user, which must be able to write to the directory.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777))?;
         let deadline = Instant::now() + case.limit;
-        let holder = match setting.isolation {
-            Isolation::Nothing => None,
+        let holder = match environment.isolation {
+            Isolation::None => None,
             kind => {
-                let keep = [setting.home, setting.prefix];
+                let keep = [environment.home, environment.prefix];
                 Some(Holder::start(kind, case, &dir, &keep, deadline)?)
             }
         };
@@ -142,10 +147,10 @@ impl Stage {
         let _ = write!(name, "-{number}.log");
         Ok(Self {
             holder,
-            isolation: setting.isolation,
-            prefix: setting.prefix.to_owned(),
+            isolation: environment.isolation,
+            prefix: environment.prefix.to_owned(),
             dir,
-            log: setting.logs.join(name),
+            log: environment.logs.join(name),
             deadline,
             count: Cell::new(0),
             port: Cell::new(first_port(number)),
@@ -153,12 +158,12 @@ impl Stage {
         })
     }
 
-    /// Returns the directory in which the programs start and to which they may write.
+    /// Returns the working directory of the programs, to which they may write.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Returns the directory with our libraries under their usual names.
+    /// Returns the directory that contains our libraries under the names of rdma-core's.
     pub(super) fn libraries(&self) -> PathBuf {
         self.prefix.join("lib/iwarp")
     }
@@ -167,15 +172,13 @@ impl Stage {
         self.prefix.join("bin/iwarp").display().to_string()
     }
 
-    /// Returns an unused port.
-    ///
-    /// It is below the ephemeral ports, and below 32768, because tgtd stores ports in signed 16-bit
-    /// integers.
+    /// Allocates a port. The port is below 32768, because tgtd stores ports in signed 16-bit
+    /// integers. Ephemeral ports are above that.
     pub(super) fn port(&self) -> Result<u16> {
         loop {
             let port = self.port.get();
             if !PORTS.contains(&port) {
-                bail!("no port is free");
+                bail!("no free port in the range for cases");
             }
             self.port.set(port + 1);
             // In a new network namespace every port is free.
@@ -185,12 +188,12 @@ impl Stage {
         }
     }
 
-    /// Starts a program with its arguments under `iwarp run`.
+    /// Starts a program with `iwarp run`.
     pub(super) fn start(&self, words: &[&str]) -> Result<Program> {
         self.start_with(&[], None, &[], words)
     }
 
-    /// Starts a program with options of `iwarp run`, a file as standard input, and environment
+    /// Starts a program with `iwarp run` and these options, standard input and environment
     /// variables.
     pub(super) fn start_with(
         &self,
@@ -209,7 +212,7 @@ impl Stage {
         self.launch(&mut command, words.join(" "), input)
     }
 
-    /// Starts a program that uses no verbs, without `iwarp run`.
+    /// Starts a program that does not use verbs, without `iwarp run`.
     pub(super) fn start_plain(&self, words: &[&str]) -> Result<Program> {
         self.launch(&mut self.command(words), words.join(" "), None)
     }
@@ -234,7 +237,7 @@ impl Stage {
         )
     }
 
-    /// Returns a command that runs inside the namespaces as the ordinary user.
+    /// Returns a command that runs in the namespaces as an ordinary user.
     fn command(&self, words: &[&str]) -> Command {
         let mut all: Vec<String> = Vec::new();
         if let Some(holder) = &self.holder {
@@ -267,7 +270,7 @@ impl Stage {
         let mut command = Command::new(&all[0]);
         command
             .args(&all[1..])
-            // Use Debian's programs, not others of the same name that a developer may have
+            // Use Debian's programs, not programs of the same name that a developer may have
             // installed.
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
             .env("HOME", &self.dir)
@@ -281,11 +284,11 @@ impl Stage {
         command
     }
 
-    /// Waits until something listens on the port, without connecting to it.
+    /// Waits until a TCP server listens on the port. Does not connect to it.
     pub(super) fn wait_for_port(&self, port: u16) -> Result<()> {
         while !self.listens(port) {
             if Instant::now() >= self.deadline {
-                bail!("nothing listens on port {port}");
+                bail!("no server listens on port {port}");
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -294,9 +297,9 @@ impl Stage {
 
     /// Waits until a UDP socket is bound to the port.
     pub(super) fn wait_for_datagrams(&self, port: u16) -> Result<()> {
-        while !self.has(&["udp", "udp6"], UNCONNECTED, port) {
+        while !self.has_socket(&["udp", "udp6"], UNCONNECTED, port) {
             if Instant::now() >= self.deadline {
-                bail!("nothing receives datagrams on port {port}");
+                bail!("no UDP socket is bound to port {port}");
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -304,11 +307,12 @@ impl Stage {
     }
 
     pub(super) fn listens(&self, port: u16) -> bool {
-        self.has(&["tcp", "tcp6"], LISTEN, port)
+        self.has_socket(&["tcp", "tcp6"], LISTEN, port)
     }
 
-    /// Returns `true` if one of these tables of the kernel has a socket in this state on the port.
-    fn has(&self, tables: &[&str], state: &str, port: u16) -> bool {
+    /// Returns `true` if one of these tables in `/proc/net` contains a socket in this state on the
+    /// port.
+    fn has_socket(&self, tables: &[&str], state: &str, port: u16) -> bool {
         let process = self
             .holder
             .as_ref()
@@ -322,7 +326,8 @@ impl Stage {
         })
     }
 
-    pub(super) fn left(&self) -> Duration {
+    /// Returns the time that is left until the case's time limit.
+    pub(super) fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
@@ -332,8 +337,12 @@ impl Stage {
         self.holder = None;
         let mut text = String::new();
         for (shown, output) in self.outputs.borrow().iter() {
-            let said = std::fs::read(output).unwrap_or_default();
-            let _ = writeln!(text, "$ {shown}\n{}", String::from_utf8_lossy(&said));
+            let output_bytes = std::fs::read(output).unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "$ {shown}\n{}",
+                String::from_utf8_lossy(&output_bytes)
+            );
         }
         let _ = match result {
             Ok(verdict) => writeln!(text, "{verdict:?}"),
@@ -345,7 +354,7 @@ impl Stage {
 }
 
 impl Holder {
-    /// `keep` are directories that the programs need besides `dir`.
+    /// Creates the namespaces. `keep` lists directories, besides `dir`, that must stay visible.
     fn start(
         kind: Isolation,
         case: &Case<Stage>,
@@ -364,12 +373,11 @@ impl Holder {
         if case.needs.contains(&Need::OwnTmp) {
             script.push_str(&own_tmp(dir, keep));
         }
-        // `sleep` exits by itself, so the namespaces do not stay for ever if this program is
-        // killed.
+        // If this program is killed, the namespaces exist only until `sleep` exits.
         let _ = write!(
             script,
             "echo ready; exec sleep {}",
-            case.limit.as_secs() + SPARE
+            case.limit.as_secs() + HOLDER_EXTRA_S
         );
         let mut command = kind.unshare();
         command.args(["sh", "-c", &script]);
@@ -391,19 +399,19 @@ impl Holder {
     }
 }
 
-/// Returns the commands that mount a directory of the case over `/tmp`. Directories of `keep` in
-/// `/tmp` stay visible.
+/// Returns the commands that mount a private directory over `/tmp`. The directories in `keep` that
+/// are below `/tmp` stay visible.
 fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     let new = dir.join("tmp");
     let mut script = format!("mkdir -m 1777 {}; ", new.display());
-    for folder in keep {
-        if let Ok(below) = folder.strip_prefix("/tmp") {
+    for path in keep {
+        if let Ok(below) = path.strip_prefix("/tmp") {
             let to = new.join(below);
             let _ = write!(
                 script,
-                "mkdir -p {to}; mount --bind {folder} {to}; ",
+                "mkdir -p {to}; mount --bind {path} {to}; ",
                 to = to.display(),
-                folder = folder.display()
+                path = path.display()
             );
         }
     }
@@ -411,8 +419,8 @@ fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     script
 }
 
-/// Returns the first port of a case. Cases do not share ports, because earlier connections may be
-/// in TIME_WAIT.
+/// Returns the first port of a case. Cases have different ports, because connections of earlier
+/// cases may be in TIME_WAIT.
 fn first_port(number: usize) -> u16 {
     const EACH: usize = 50;
     let offset = number * EACH % PORTS.len();
@@ -424,16 +432,16 @@ fn is_free(port: u16) -> bool {
         && TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).is_ok()
 }
 
-/// States in the kernel's tables: a TCP listener, and an unconnected UDP socket.
+/// Socket states in `/proc/net`: a TCP listener, and an unconnected UDP socket.
 const LISTEN: &str = "0A";
 const UNCONNECTED: &str = "07";
 
 /// Returns `true` if a line of `/proc/net/tcp` or `udp` is a socket in this state on the port.
 fn is_socket(line: &str, state: &str, port: u16) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.get(1).and_then(|local| local.rsplit_once(':'));
+    let local = words.get(1).and_then(|local| local.rsplit_once(':'));
     words.get(3) == Some(&state)
-        && at.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
+        && local.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
 }
 
 #[cfg(test)]
@@ -441,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cases_have_ports_of_their_own() {
+    fn cases_do_not_share_ports() {
         assert_eq!(first_port(0), PORTS.start);
         assert!((0..1000).all(|number| PORTS.contains(&first_port(number))));
         assert_ne!(first_port(7), first_port(8));
@@ -450,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_table_shows_listeners() {
+    fn finds_sockets_by_state_and_port() {
         let line = "   0: 0100007F:1C06 00000000:0000 0A 00000000:00000000 \
                     00:00000000 00000000     0        0 1 1";
         let is_listener = |line: &str, port| is_socket(line, LISTEN, port);

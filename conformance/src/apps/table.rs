@@ -1,5 +1,5 @@
-//! The table of programs in `docs/programs.md`. `--bless` writes it from the results of a run, and
-//! a unit test compares it with the cases.
+//! The table of programs in `docs/programs.md`. `--bless` updates it with the results of a run; a
+//! unit test compares it with the cases.
 
 use std::path::Path;
 
@@ -13,12 +13,11 @@ const FILE: &str = "docs/programs.md";
 const BEGIN: &str = "<!-- begin: cargo xtask interop apps --all --bless -->";
 const END: &str = "<!-- end -->";
 const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
-/// The mark of cases that run with `--all` only, and its explanation below the table.
+/// The mark of long cases, and the explanation below the table.
 const LONG: &str = " \\*";
 const LEGEND: &str = "\n\\* takes long: runs with `--all`, not in `cargo xtask test`.\n";
 
-/// Returns the programs in the order of their first cases, each with the descriptions of all its
-/// cases.
+/// Returns each program with the descriptions of all its cases, in the order of the first cases.
 fn programs(cases: &[Case<Stage>]) -> Vec<(&str, String)> {
     let mut out: Vec<(&str, String)> = Vec::new();
     for case in cases {
@@ -37,7 +36,7 @@ fn programs(cases: &[Case<Stage>]) -> Vec<(&str, String)> {
     out
 }
 
-/// Returns how the committed table differs from the cases, or `None` if it does not.
+/// Returns how the committed table differs from the cases, or `None` if they agree.
 #[cfg(test)]
 fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
     let Some((_, rows, _)) = split(document) else {
@@ -65,12 +64,16 @@ fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
     Some(format!("no case runs {}", extra[0]))
 }
 
-/// Writes the rows of programs whose cases all ran. Other rows stay.
+/// Replaces the rows of programs whose cases all ran. Keeps the other rows.
 ///
-/// Fails if the document has no table, or a case failed, because failures are not published.
+/// Fails if the document contains no table, or if a case failed, because failures are not
+/// published.
 pub(super) fn bless(root: &Path, cases: &[Case<Stage>], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
-        bail!("not written to {FILE}: {} failed", row.name);
+        bail!(
+            "{FILE} is not updated, because this case failed: {}",
+            row.name
+        );
     }
     let path = root.join(FILE);
     let text = std::fs::read_to_string(&path)?;

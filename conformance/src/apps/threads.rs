@@ -1,9 +1,8 @@
-//! ThreadSanitizer: the runtime and the C libraries, instrumented together with Rust's own library,
-//! under our C programs.
+//! ThreadSanitizer: runs our C programs with instrumented libraries.
 //!
-//! An uninstrumented standard library would hide the synchronization by its locks and channels, so
-//! it is compiled, too (`-Zbuild-std`), which needs a nightly toolchain with its source. The
-//! programs use the C compiler's runtime.
+//! ThreadSanitizer does not see the synchronization in an uninstrumented standard library, so
+//! Rust's standard library is instrumented, too (`-Zbuild-std`). This needs a nightly toolchain
+//! with rust-src. The programs use the C compiler's sanitizer runtime.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +15,7 @@ use super::checks::expect;
 use super::stage::Stage;
 use crate::case::{Case, Verdict};
 
-/// C programs of crates/iwarp-verbs/tests/c. Both ends are in one process, with threads of their
-/// own.
+/// C programs of crates/iwarp-verbs/tests/c. Both ends are threads of one process.
 const OWN: [&str; 7] = [
     "exchange",
     "connected_by_number",
@@ -29,19 +27,19 @@ const OWN: [&str; 7] = [
 ];
 const FLAGS: &str = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer";
 const SHIM: &str = include_str!("tsan_shim.c");
-/// False positives, with reasons.
+/// Suppressions of false positives, with reasons.
 const KNOWN: &str = include_str!("tsan.supp");
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
-        Case::new("ThreadSanitizer", "own programs", watched)
+        Case::new("ThreadSanitizer", "own programs", sanitized)
             .needs(&["libibverbs-dev", "librdmacm-dev"])
             .long()
             .limit(1800),
     ]
 }
 
-fn watched(stage: &Stage) -> Result<Verdict> {
+fn sanitized(stage: &Stage) -> Result<Verdict> {
     if !has_source()? {
         return Ok(Verdict::skipped(
             "no nightly toolchain with the component rust-src",
@@ -68,7 +66,8 @@ fn watched(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{} programs, no race", OWN.len())))
 }
 
-/// Returns a command of the nightly toolchain, which is not the toolchain that runs this program.
+/// Returns a command of the nightly toolchain. Removes the variables that select the toolchain of
+/// this program.
 fn nightly(program: &str) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", program]);
@@ -94,7 +93,7 @@ fn has_runtime() -> Result<bool> {
         .arg("-print-file-name=libtsan.so")
         .output()
         .context("the C compiler")?;
-    // If the compiler has no such library, it prints the name without a folder.
+    // If the library is not installed, the compiler prints its name without a directory.
     Ok(Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_absolute())
 }
 

@@ -1,5 +1,5 @@
-/* LLVM's instrumentation calls these functions. The runtime of older GNU compilers intercepts the
- * plain functions only. */
+/* LLVM's instrumentation calls these functions, which the runtime of older GNU compilers does not
+ * provide. */
 #include <stddef.h>
 
 void *memcpy(void *to, const void *from, size_t n);

@@ -1,6 +1,6 @@
-/* A program on UCX's upper layer (UCP) that checks its results: two processes, connected by their
- * workers' addresses, use every way to move data. A process exits with an error if a value differs
- * from the expected one. The first process prints a line for each way. */
+/* Tests UCX's upper layer (UCP): two processes, connected by worker addresses, transfer data with
+ * all kinds of operations. A process exits with an error if a value differs from the expected
+ * value. The first process prints a line for each kind that is correct. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,15 +14,16 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
-enum { AM_ID = 7, LONGEST = 1 << 20, COUNTERS = 2, ROUNDS = 20, LENGTHS = 10 };
+enum { AM_ID = 7, MAX_LENGTH = 1 << 20, COUNTERS = 2, ROUNDS = 20, LENGTHS = 10 };
 
-static const size_t lengths[LENGTHS] = { 1, 8, 64, 65, 1000, 4096, 8257, 65536, 300001, LONGEST };
+static const size_t lengths[LENGTHS] = { 1, 8, 64, 65, 1000, 4096, 8257, 65536, 300001,
+	MAX_LENGTH };
 
 /* Memory that the other process may access. */
 static struct shared {
 	uint64_t wide[COUNTERS];
 	uint32_t narrow[COUNTERS];
-	unsigned char octets[LONGEST];
+	unsigned char octets[MAX_LENGTH];
 } *shared;
 
 static int first, line;
@@ -30,13 +31,13 @@ static ucp_worker_h worker;
 static ucp_ep_h ep;
 static ucp_rkey_h rkey;
 static uint64_t remote;
-static unsigned char *here, *expected;
+static unsigned char *buffer, *expected;
 
-/* The active message that came last. */
+/* The last active message that arrived. */
 static struct {
 	size_t length;
-	int came;
-	/* Fetches its data, if they did not come with it. */
+	int arrived;
+	/* The request that fetches its data, unless they came with the message. */
 	ucs_status_ptr_t fetching;
 } am;
 
@@ -47,7 +48,7 @@ static void fail(const char *what, long at)
 	exit(1);
 }
 
-static void must(const char *what, ucs_status_t status)
+static void check_status(const char *what, ucs_status_t status)
 {
 	if (status != UCS_OK) {
 		fprintf(stderr, "%s process: %s: %s\n", first ? "first" : "second", what,
@@ -56,38 +57,38 @@ static void must(const char *what, ucs_status_t status)
 	}
 }
 
-/* Waits for a request, which may have completed at once. */
-static void finish(const char *what, ucs_status_ptr_t request)
+/* Waits until a request completes. `request` is a status if it completed immediately. */
+static void wait_for_request(const char *what, ucs_status_ptr_t request)
 {
 	ucs_status_t status;
 
 	if (!UCS_PTR_IS_PTR(request)) {
-		must(what, UCS_PTR_STATUS(request));
+		check_status(what, UCS_PTR_STATUS(request));
 		return;
 	}
 	while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS)
 		ucp_worker_progress(worker);
 	ucp_request_free(request);
-	must(what, status);
+	check_status(what, status);
 }
 
 static void flush(void)
 {
 	ucp_request_param_t none = { 0 };
 
-	finish("flush", ucp_ep_flush_nbx(ep, &none));
+	wait_for_request("flush", ucp_ep_flush_nbx(ep, &none));
 }
 
-/* Sends octets to the other process beside UCX. */
-static void tell(const void *what, size_t length)
+/* Sends octets to the other process over the socket pair. */
+static void send_control(const void *what, size_t length)
 {
 	if (write(line, what, length) != (ssize_t)length)
 		fail("write", (long)length);
 }
 
-/* Receives octets beside UCX, and meanwhile lets UCX make progress.
+/* Receives octets from the socket pair. Meanwhile, UCX makes progress.
  */
-static void hear(void *what, size_t length)
+static void receive_control(void *what, size_t length)
 {
 	size_t have = 0;
 
@@ -103,13 +104,13 @@ static void hear(void *what, size_t length)
 	}
 }
 
-/* A barrier of both processes. */
-static void meet(char step)
+/* A barrier for both processes. */
+static void barrier(char step)
 {
 	char theirs = 0;
 
-	tell(&step, 1);
-	hear(&theirs, 1);
+	send_control(&step, 1);
+	receive_control(&theirs, 1);
 	if (theirs != step)
 		fail("meet", theirs);
 }
@@ -142,12 +143,12 @@ static ucs_status_t arrived(void *arg, const void *header, size_t header_length,
 	if (header_length != sizeof length || memcmp(header, &length, sizeof length) != 0)
 		fail("header", (long)header_length);
 	am.length = length;
-	am.came = 1;
+	am.arrived = 1;
 	if (!(param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV)) {
-		memcpy(here, data, length);
+		memcpy(buffer, data, length);
 		return UCS_OK;
 	}
-	am.fetching = ucp_am_recv_data_nbx(worker, data, here, length, &none);
+	am.fetching = ucp_am_recv_data_nbx(worker, data, buffer, length, &none);
 	return UCS_PTR_IS_PTR(am.fetching) ? UCS_INPROGRESS : UCS_OK;
 }
 
@@ -177,74 +178,76 @@ static void start_worker(void)
 	void *key, *theirs;
 	size_t length;
 
-	must("init", ucp_init(&params, NULL, &context));
-	must("worker", ucp_worker_create(context, &worker_params, &worker));
-	must("handler", ucp_worker_set_am_recv_handler(worker, &handler));
+	check_status("init", ucp_init(&params, NULL, &context));
+	check_status("worker", ucp_worker_create(context, &worker_params, &worker));
+	check_status("handler", ucp_worker_set_am_recv_handler(worker, &handler));
 	map.address = shared;
-	must("map", ucp_mem_map(context, &map, &memory));
+	check_status("map", ucp_mem_map(context, &map, &memory));
 
-	must("address", ucp_worker_get_address(worker, &address, &length));
-	tell(&length, sizeof length);
-	tell(address, length);
-	hear(&length, sizeof length);
+	check_status("address", ucp_worker_get_address(worker, &address, &length));
+	send_control(&length, sizeof length);
+	send_control(address, length);
+	receive_control(&length, sizeof length);
 	theirs = malloc(length);
-	hear(theirs, length);
+	receive_control(theirs, length);
 	ep_params.address = theirs;
-	must("end point", ucp_ep_create(worker, &ep_params, &ep));
+	check_status("end point", ucp_ep_create(worker, &ep_params, &ep));
 
 	own = (uintptr_t)shared;
-	must("key", ucp_rkey_pack(context, memory, &key, &length));
-	tell(&own, sizeof own);
-	tell(&length, sizeof length);
-	tell(key, length);
-	hear(&remote, sizeof remote);
-	hear(&length, sizeof length);
+	check_status("key", ucp_rkey_pack(context, memory, &key, &length));
+	send_control(&own, sizeof own);
+	send_control(&length, sizeof length);
+	send_control(key, length);
+	receive_control(&remote, sizeof remote);
+	receive_control(&length, sizeof length);
 	theirs = malloc(length);
-	hear(theirs, length);
-	must("their key", ucp_ep_rkey_unpack(ep, theirs, &rkey));
+	receive_control(theirs, length);
+	check_status("their key", ucp_ep_rkey_unpack(ep, theirs, &rkey));
 }
 
-enum way { TAG, STREAM, AM };
+enum kind { TAG, STREAM, AM };
 
-static void send_by(enum way way, const unsigned char *from, size_t length)
+static void send_by(enum kind kind, const unsigned char *from, size_t length)
 {
 	ucp_request_param_t none = { 0 };
 
-	switch (way) {
+	switch (kind) {
 	case TAG:
-		finish("send", ucp_tag_send_nbx(ep, from, length, 42 + length, &none));
+		wait_for_request("send", ucp_tag_send_nbx(ep, from, length, 42 + length, &none));
 		break;
 	case STREAM:
-		finish("send", ucp_stream_send_nbx(ep, from, length, &none));
+		wait_for_request("send", ucp_stream_send_nbx(ep, from, length, &none));
 		break;
 	case AM:
-		finish("send", ucp_am_send_nbx(ep, AM_ID, &length, sizeof length, from, length,
+		wait_for_request("send", ucp_am_send_nbx(ep, AM_ID, &length, sizeof length, from,
+			length,
 					       &none));
 		break;
 	}
 }
 
-static void receive_by(enum way way, size_t length)
+static void receive_by(enum kind kind, size_t length)
 {
 	ucp_request_param_t none = { 0 };
 	ucp_request_param_t all = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
 				    .flags = UCP_STREAM_RECV_FLAG_WAITALL };
 	size_t had = length;
 
-	switch (way) {
+	switch (kind) {
 	case TAG:
-		finish("receive", ucp_tag_recv_nbx(worker, here, length, 42 + length, (ucp_tag_t)-1,
+		wait_for_request("receive", ucp_tag_recv_nbx(worker, buffer, length, 42 + length,
+			(ucp_tag_t)-1,
 						   &none));
 		break;
 	case STREAM:
-		finish("receive", ucp_stream_recv_nbx(ep, here, length, &had, &all));
+		wait_for_request("receive", ucp_stream_recv_nbx(ep, buffer, length, &had, &all));
 		break;
 	case AM:
-		while (!am.came)
+		while (!am.arrived)
 			ucp_worker_progress(worker);
-		finish("fetch", am.fetching);
+		wait_for_request("fetch", am.fetching);
 		had = am.length;
-		am.came = 0;
+		am.arrived = 0;
 		am.fetching = NULL;
 		break;
 	}
@@ -252,10 +255,10 @@ static void receive_by(enum way way, size_t length)
 		fail("length", (long)had);
 }
 
-/* Messages there and back. Those of the first process have even seeds. */
-static void messages(enum way way)
+/* Sends messages in both directions, alternating. Messages of the first process have even seeds. */
+static void messages(enum kind kind)
 {
-	unsigned char *text = malloc(LONGEST);
+	unsigned char *text = malloc(MAX_LENGTH);
 
 	for (unsigned round = 0; round < ROUNDS * LENGTHS; round++) {
 		size_t length = lengths[round % LENGTHS];
@@ -265,18 +268,18 @@ static void messages(enum way way)
 
 			if (turn == !first) {
 				fill(text, length, seed);
-				send_by(way, text, length);
+				send_by(kind, text, length);
 			} else {
-				receive_by(way, length);
-				check("message", here, length, seed);
+				receive_by(kind, length);
+				check("message", buffer, length, seed);
 			}
 		}
 	}
 	free(text);
 }
 
-/* Each process writes to the other's memory, which the other then checks. */
-static void puts_(void)
+/* Each process writes to the memory of the other process, which checks it. */
+static void test_put(void)
 {
 	ucp_request_param_t none = { 0 };
 	uint64_t at = remote + offsetof(struct shared, octets);
@@ -284,17 +287,17 @@ static void puts_(void)
 	for (unsigned round = 0; round < LENGTHS; round++) {
 		size_t length = lengths[round];
 
-		fill(here, length, round * 2 + !first);
-		finish("put", ucp_put_nbx(ep, here, length, at, rkey, &none));
+		fill(buffer, length, round * 2 + !first);
+		wait_for_request("put", ucp_put_nbx(ep, buffer, length, at, rkey, &none));
 		flush();
-		meet('p');
+		barrier('p');
 		check("put", shared->octets, length, round * 2 + first);
-		meet('q');
+		barrier('q');
 	}
 }
 
-/* Each process reads the other's memory. */
-static void gets_(void)
+/* Each process reads the memory of the other process, and checks it. */
+static void test_get(void)
 {
 	ucp_request_param_t none = { 0 };
 	uint64_t at = remote + offsetof(struct shared, octets);
@@ -303,16 +306,16 @@ static void gets_(void)
 		size_t length = lengths[round];
 
 		fill(shared->octets, length, round * 2 + !first);
-		meet('g');
-		memset(here, 0, length);
-		finish("get", ucp_get_nbx(ep, here, length, at, rkey, &none));
-		check("get", here, length, round * 2 + first);
-		meet('h');
+		barrier('g');
+		memset(buffer, 0, length);
+		wait_for_request("get", ucp_get_nbx(ep, buffer, length, at, rkey, &none));
+		check("get", buffer, length, round * 2 + first);
+		barrier('h');
 	}
 }
 
-/* Performs an operation on the other's counter. With `reply` its value before comes back, and for
- * compare and swap it holds what to put. */
+/* Performs an operation on a counter of the other process. With `reply`, returns the counter's
+ * previous value. For compare and swap, `*reply` is the new value. */
 static uint64_t atomic(ucp_atomic_op_t op, uint64_t operand, size_t size, size_t counter,
 		       uint64_t *reply)
 {
@@ -336,20 +339,21 @@ static uint64_t atomic(ucp_atomic_op_t op, uint64_t operand, size_t size, size_t
 		param.op_attr_mask |= UCP_OP_ATTR_FIELD_REPLY_BUFFER;
 		param.reply_buffer = &answer;
 	}
-	finish("atomic", ucp_atomic_op_nbx(ep, op, &value, 1, remote + offset + counter * size,
+	wait_for_request("atomic", ucp_atomic_op_nbx(ep, op, &value, 1,
+		remote + offset + counter * size,
 					   rkey, &param));
 	if (!reply)
 		flush();
 	return size == sizeof value.wide ? answer.wide : answer.narrow;
 }
 
-static void is(const char *what, uint64_t have, uint64_t want)
+static void expect_equal(const char *what, uint64_t have, uint64_t want)
 {
 	if (have != want)
 		fail(what, (long)have);
 }
 
-/* Each process uses every operation on the counters of the other one. */
+/* Each process performs every atomic operation on the counters of the other process. */
 static void atomics(size_t size)
 {
 	uint64_t mask = size == sizeof(uint64_t) ? UINT64_MAX : UINT32_MAX,
@@ -357,31 +361,38 @@ static void atomics(size_t size)
 
 	shared->wide[0] = shared->wide[1] = start;
 	shared->narrow[0] = shared->narrow[1] = (uint32_t)start;
-	meet('a');
-	is("fetch and add", atomic(UCP_ATOMIC_OP_ADD, 5, size, 0, &(uint64_t){ 0 }), start);
-	is("swap", atomic(UCP_ATOMIC_OP_SWAP, 0xff00ff, size, 0, &(uint64_t){ 0 }),
+	barrier('a');
+	expect_equal("fetch and add", atomic(UCP_ATOMIC_OP_ADD, 5, size, 0, &(uint64_t){ 0 }),
+		start);
+	expect_equal("swap", atomic(UCP_ATOMIC_OP_SWAP, 0xff00ff, size, 0, &(uint64_t){ 0 }),
 	   (start + 5) & mask);
 	swap = 77;
-	is("compare and swap, other", atomic(UCP_ATOMIC_OP_CSWAP, 1, size, 0, &swap), 0xff00ff);
-	is("compare and swap, same", atomic(UCP_ATOMIC_OP_CSWAP, 0xff00ff, size, 0, &swap),
+	expect_equal("compare and swap, other", atomic(UCP_ATOMIC_OP_CSWAP, 1, size, 0, &swap),
+		0xff00ff);
+	expect_equal("compare and swap, same", atomic(UCP_ATOMIC_OP_CSWAP, 0xff00ff, size, 0,
+		&swap),
 	   0xff00ff);
 	atomic(UCP_ATOMIC_OP_ADD, 3, size, 0, NULL);
-	is("fetch and or", atomic(UCP_ATOMIC_OP_OR, 0xf00, size, 0, &(uint64_t){ 0 }), 80);
-	is("fetch and and", atomic(UCP_ATOMIC_OP_AND, 0xff0, size, 0, &(uint64_t){ 0 }), 80 |
+	expect_equal("fetch and or", atomic(UCP_ATOMIC_OP_OR, 0xf00, size, 0, &(uint64_t){ 0 }),
+		80);
+	expect_equal("fetch and and", atomic(UCP_ATOMIC_OP_AND, 0xff0, size, 0, &(uint64_t){ 0 }),
+		80 |
 	   0xf00);
-	is("fetch and xor", atomic(UCP_ATOMIC_OP_XOR, 0xff, size, 0, &(uint64_t){ 0 }), 0xf50);
+	expect_equal("fetch and xor", atomic(UCP_ATOMIC_OP_XOR, 0xff, size, 0, &(uint64_t){ 0 }),
+		0xf50);
 	for (int i = 0; i < ROUNDS; i++)
 		atomic(UCP_ATOMIC_OP_ADD, 2, size, 1, i % 2 ? NULL : &(uint64_t){ 0 });
-	meet('b');
-	is("counter", size == sizeof(uint64_t) ? shared->wide[0] : shared->narrow[0], 0xf50 ^ 0xff);
-	is("sum", size == sizeof(uint64_t) ? shared->wide[1] : shared->narrow[1],
+	barrier('b');
+	expect_equal("counter", size == sizeof(uint64_t) ? shared->wide[0] : shared->narrow[0],
+		0xf50 ^ 0xff);
+	expect_equal("sum", size == sizeof(uint64_t) ? shared->wide[1] : shared->narrow[1],
 	   (start + 2 * ROUNDS) & mask);
-	meet('c');
+	barrier('c');
 }
 
 static void done(const char *what)
 {
-	meet('d');
+	barrier('d');
 	if (first) {
 		printf("%s: correct\n", what);
 		fflush(stdout);
@@ -399,10 +410,10 @@ int main(void)
 	first = other != 0;
 	line = lines[first];
 	close(lines[!first]);
-	here = malloc(LONGEST);
-	expected = malloc(LONGEST);
+	buffer = malloc(MAX_LENGTH);
+	expected = malloc(MAX_LENGTH);
 	shared = calloc(1, sizeof *shared);
-	if (!here || !expected || !shared)
+	if (!buffer || !expected || !shared)
 		fail("memory", 0);
 	start_worker();
 	fcntl(line, F_SETFL, O_NONBLOCK);
@@ -412,19 +423,19 @@ int main(void)
 	done("stream");
 	messages(AM);
 	done("active messages");
-	puts_();
+	test_put();
 	done("put");
-	gets_();
+	test_get();
 	done("get");
 	atomics(sizeof(uint32_t));
 	done("atomics of 32 bits");
 	atomics(sizeof(uint64_t));
 	done("atomics of 64 bits");
-	finish("close", ucp_ep_close_nbx(ep, &none));
-	meet('e');
+	wait_for_request("close", ucp_ep_close_nbx(ep, &none));
+	barrier('e');
 	if (!first)
 		return 0;
 	if (waitpid(other, &status, 0) != other || status != 0)
-		fail("the other process", status);
+		fail("the second process failed", status);
 	return 0;
 }

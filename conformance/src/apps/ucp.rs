@@ -1,8 +1,8 @@
-//! UCX's upper layer (UCP): programs that connect by workers' addresses, for which it uses
-//! datagrams, or by listeners of the connection manager.
+//! UCX's upper layer (UCP): programs that connect by worker addresses, which uses datagrams, or
+//! through listeners of rdma_cm.
 //!
-//! `UCX_TLS` restricts UCX to one transport: `rc` is reliable connections, which datagrams
-//! establish; `ud` is datagrams alone.
+//! `UCX_TLS` restricts UCX to one transport: `rc` for reliable connections, which UCX establishes
+//! with datagrams, or `ud` for datagrams only.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::Signal;
@@ -16,10 +16,10 @@ use crate::case::{Case, Verdict};
 const TOOLS: &[&str] = &["ucx-utils"];
 const LIBRARY: &[&str] = &["libucx-dev"];
 const ROCE: &[&str] = &["--as", "roce"];
-/// Where Debian keeps UCX's examples. Systems without documentation lack them.
+/// Debian's directory of UCX's examples. It is missing on systems without documentation.
 const EXAMPLES: &str = "/usr/share/doc/libucx-dev/examples";
 const SOURCE: &str = include_str!("ucp.c");
-/// The operations that it reports when both processes have checked them.
+/// The operations that `ucp.c` reports when both processes have checked them.
 const PARTS: [&str; 7] = [
     "tag",
     "stream",
@@ -66,24 +66,26 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
         Case::new(
             "io_demo",
             "`--as roce`, `UCX_TLS=rc`, its server is killed",
-            io_demo_loses_its_server,
+            io_demo_server_killed,
         )
         .needs(TOOLS)
-        .spins(),
+        .busy_polls(),
     );
     for tls in ["rc", "ud"] {
         let what = format!(
             "`--as roce`, `UCX_TLS={tls}`: tag, stream, active messages, put, \
              get and atomics between two processes, with their content"
         );
-        let case = Case::new("own program on UCP", what, move |stage| own(stage, tls));
-        cases.push(case.needs(LIBRARY).spins());
+        let case = Case::new("own program on UCP", what, move |stage| {
+            own_program(stage, tls)
+        });
+        cases.push(case.needs(LIBRARY).busy_polls());
     }
     cases.into_iter().map(Case::wire).collect()
 }
 
-/// Starts a program with this transport over the interface only. It listens by the connection
-/// manager only, because UCX would use the same port over TCP, too.
+/// Starts a program that uses only this transport, and only the interface `wire0`. It listens only
+/// with rdma_cm, because UCX would otherwise also use the same port over TCP.
 fn start(stage: &Stage, tls: &str, words: &[&str]) -> Result<Program> {
     let only = format!("{tls},self");
     let variables = [
@@ -120,12 +122,12 @@ fn perftests(tls: &'static str) -> impl Iterator<Item = Case<Stage>> {
                 }
                 Ok(Verdict::passed(format!("{} tests", tests.len())))
             });
-            let case = case.needs(TOOLS).spins();
+            let case = case.needs(TOOLS).busy_polls();
             if long { case.long().limit(180) } else { case }
         })
 }
 
-/// Measures with one operation. The programs end with an error if a connection fails.
+/// Measures one operation. The programs exit with an error if a connection fails.
 fn perftest(stage: &Stage, tls: &str, test: &str, size: &str, iterations: &str) -> Result<()> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -134,17 +136,17 @@ fn perftest(stage: &Stage, tls: &str, test: &str, size: &str, iterations: &str) 
     let server = start(stage, tls, &words)?;
     stage.wait_for_port(port)?;
     words.insert(1, WIRE_V4);
-    let said = start(stage, tls, &words)?.success()?;
+    let output = start(stage, tls, &words)?.success()?;
     server.success()?;
-    let last = said.lines().find(|line| line.starts_with("Final:"));
+    let last = output.lines().find(|line| line.starts_with("Final:"));
     let done = last.and_then(|line| line.split_whitespace().nth(1));
     if done != Some(iterations) {
-        bail!("not {iterations} iterations: {last:?}");
+        bail!("ucx_perftest did not complete {iterations} iterations: {last:?}");
     }
     Ok(())
 }
 
-/// Compiles an example of UCX. Returns `None` if it is not there.
+/// Compiles an example of UCX. Returns `None` if the example is not installed.
 fn example(stage: &Stage, name: &str) -> Result<Option<()>> {
     let source = format!("{EXAMPLES}/{name}.c");
     if !Path::new(&source).exists() {
@@ -165,12 +167,12 @@ fn alphabet(len: usize) -> String {
     ('A'..='Z').cycle().take(len - 1).collect()
 }
 
-/// The client sends texts, and the server prints the last one. Then the server waits for the next
-/// client, so it is killed.
+/// The client sends texts, and the server prints the last text. The server then waits for the next
+/// client, so the case kills it.
 ///
-/// The messages have no acknowledgements. If the client exits while several are in flight, UCX
-/// drops untagged messages that the server has not received, on any network. So the case sends one
-/// untagged message, short enough for one fragment.
+/// UCX does not acknowledge the messages. If the client exits while several are in flight, UCX
+/// drops untagged messages that the server has not received, on any network. So the case sends only
+/// one untagged message, which fits into one fragment.
 fn client_server(tls: &'static str, how: &'static str, address: &'static str) -> Case<Stage> {
     let lengths: &[&str] = match how {
         "-c stream" => &["16", "3000"],
@@ -198,19 +200,19 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
             let client = start(stage, tls, &words)?.success()?;
             let text = alphabet(len.parse()?);
             if !client.contains(&text) {
-                bail!("the client has not printed the text of {len} octets");
+                bail!("the client did not print the text of {len} bytes");
             }
             server
                 .wait_for(&format!("{last}{text}."))
-                .map_err(|_| anyhow!("the server has not printed the last text of {len} octets"))?;
+                .map_err(|_| anyhow!("the server did not print the last text of {len} bytes"))?;
         }
         Ok(Verdict::passed(format!("{} lengths", lengths.len())))
     });
-    case.needs(LIBRARY).spins()
+    case.needs(LIBRARY).busy_polls()
 }
 
-/// The two processes exchange their addresses over TCP. They wait in one of UCX's ways: by epoll,
-/// in UCX, or by polling.
+/// The two processes exchange their worker addresses over TCP. `how` selects how they wait: with
+/// epoll, in UCX, or by polling.
 fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
     let what = format!("`--as roce`, `UCX_TLS={tls}`, `{how}`");
     let case = Case::new("ucp_hello_world", what, move |stage| {
@@ -223,18 +225,18 @@ fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
             let server = start(stage, tls, &words)?;
             stage.wait_for_port(port.parse()?)?;
             words.extend(["-n", WIRE_V4]);
-            let said = start(stage, tls, &words)?.success()?;
+            let output = start(stage, tls, &words)?.success()?;
             server.success()?;
             let text = alphabet(len.parse()?);
-            expect_lines(&said, &text, 1)?;
+            expect_lines(&output, &text, 1)?;
         }
         Ok(Verdict::passed("2 messages"))
     });
     case.needs(LIBRARY)
 }
 
-/// Both ends check the content and the order of all transfers. Then the server waits for the next
-/// client, so it is killed.
+/// Both ends check the content and the order of all transfers. The server then waits for the next
+/// client, so the case kills it.
 fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage> {
     let shown = if how.is_empty() {
         String::new()
@@ -252,34 +254,34 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage>
         stage.wait_for_port(port.parse()?)?;
         let number = iterations.to_string();
         words.extend(["-o", "read,write", "-i", &number, WIRE_V4]);
-        let said = start(stage, tls, &words)?.success()?;
-        expect(&said, "Client exit with status 'OK'")?;
-        let moved = transfers(&said)?;
+        let output = start(stage, tls, &words)?.success()?;
+        expect(&output, "Client exit with status 'OK'")?;
+        let moved = transfers(&output)?;
         if moved != (iterations, iterations) {
-            bail!("{moved:?} instead of {iterations} transfers");
+            bail!("the client reports {moved:?} transfers instead of {iterations}");
         }
         // The server notices the client's exit and waits for the next client.
         server.wait_for("disconnection completed")?;
         if let Some(status) = server.poll()? {
-            bail!("the server ended: {status}");
+            bail!("the server exited: {status}");
         }
         Ok(Verdict::passed(format!("{iterations} transfers")))
     });
-    case.needs(TOOLS).spins()
+    case.needs(TOOLS).busy_polls()
 }
 
-/// Returns the numbers of all transfers, and of reads and writes together, from the client's
-/// reports, one per second.
-fn transfers(said: &str) -> Result<(u32, u32)> {
+/// Returns two sums over the client's reports, which it prints every second: the totals, and the
+/// reads plus the writes.
+fn transfers(output: &str) -> Result<(u32, u32)> {
     let (mut all, mut reads, mut writes) = (0, 0, 0);
-    for report in said.lines().filter(|line| line.contains("] total min:")) {
+    for report in output.lines().filter(|line| line.contains("] total min:")) {
         let totals: Vec<u32> = report
             .split("total:")
             .skip(1)
             .map_while(|rest| rest.split([' ', '|']).next()?.parse().ok())
             .collect();
         let [a, r, w] = totals[..] else {
-            bail!("no totals: {report}");
+            bail!("no totals in the client's report: {report}");
         };
         (all, reads, writes) = (all + a, reads + r, writes + w);
     }
@@ -289,8 +291,8 @@ fn transfers(said: &str) -> Result<(u32, u32)> {
     Ok((all, reads + writes))
 }
 
-/// The server is killed during transfers. The connection manager notifies the client.
-fn io_demo_loses_its_server(stage: &Stage) -> Result<Verdict> {
+/// Kills the server during transfers. rdma_cm must notify the client.
+fn io_demo_server_killed(stage: &Stage) -> Result<Verdict> {
     let port = stage.port()?.to_string();
     let mut words = vec!["io_demo", "-p", &port, "-q", "-d", "64:262144"];
     let server = start(stage, "rc", &words)?;
@@ -300,15 +302,15 @@ fn io_demo_loses_its_server(stage: &Stage) -> Result<Verdict> {
     client.wait_for("Connected to server")?;
     server.signal(Signal::KILL);
     client.wait_for("detected error: Connection reset by remote peer")?;
-    Ok(Verdict::passed("the client was told"))
+    Ok(Verdict::passed("the client was notified"))
 }
 
-fn own(stage: &Stage, tls: &str) -> Result<Verdict> {
+fn own_program(stage: &Stage, tls: &str) -> Result<Verdict> {
     std::fs::write(stage.dir().join("ucp.c"), SOURCE)?;
     compile(stage, "ucp.c", "ucp")?;
-    let said = start(stage, tls, &["./ucp"])?.success()?;
+    let output = start(stage, tls, &["./ucp"])?.success()?;
     for part in PARTS {
-        expect_lines(&said, &format!("{part}: correct"), 1)?;
+        expect_lines(&output, &format!("{part}: correct"), 1)?;
     }
-    Ok(Verdict::passed("7 ways"))
+    Ok(Verdict::passed("7 operations"))
 }

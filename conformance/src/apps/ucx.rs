@@ -1,8 +1,8 @@
-//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the
-//! addresses of queue pairs over TCP. `ucp` has the cases of the upper layer.
+//! UCX's tools: `ucx_info`, and `ucx_perftest` for the lower layer (UCT), where two processes
+//! exchange queue pair addresses over TCP. Cases of the upper layer are in `ucp`.
 //!
-//! UCX uses InfiniBand and RoCE NICs and ignores iWARP NICs. It searches `/dev/infiniband` itself.
-//! Its own table of NICs with atomics does not contain ours.
+//! UCX uses InfiniBand and RoCE NICs and ignores iWARP NICs. It searches `/dev/infiniband` without
+//! libibverbs. It uses atomics only on NICs of an internal table, which does not contain ours.
 
 use anyhow::{Result, bail};
 
@@ -12,7 +12,7 @@ use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["ucx-utils"];
 const ROCE: &[&str] = &["--as", "roce"];
-/// Runs its arguments where mounts are forbidden, as in most containers.
+/// A shell script that runs its arguments where mounts are not permitted, as in most containers.
 const WITHOUT_MOUNTS: &str = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
 
 pub(super) fn cases() -> Vec<Case<Stage>> {
@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     let perftest = tests.map(|test| {
         let what = format!("`--as roce`, `-x rc_verbs -t {}`", test.join(" "));
         let case = Case::new("ucx_perftest", what, move |stage| perftest(stage, test));
-        case.spins()
+        case.busy_polls()
     });
     [
         Case::new("ucx_info", "`--as roce`, `-d`", info),
@@ -44,13 +44,12 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Each device has the transports for reliable connections and for datagrams, and there is the
-/// connection manager.
+/// Checks that UCX lists both transports on each device, and the connection manager.
 fn info(stage: &Stage) -> Result<Verdict> {
-    let said = stage
+    let output = stage
         .start_with(ROCE, None, &[], &["ucx_info", "-d"])?
         .success()?;
-    lists_devices(&said)
+    lists_devices(&output)
 }
 
 fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
@@ -58,7 +57,7 @@ fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     let unshare = ["unshare", "--user", "--map-current-user", "--keep-caps"];
     let namespace = [&unshare[..], &["sh", "-c", WITHOUT_MOUNTS, "sh"]].concat();
     let probe = [&namespace[..], &["true"]].concat();
-    if stage.start_plain(&probe)?.end()?.0 != 0 {
+    if stage.start_plain(&probe)?.wait()?.0 != 0 {
         return Ok(Verdict::skipped("needs unprivileged user namespaces"));
     }
     let words = [
@@ -70,33 +69,33 @@ fn info_without_mounts(stage: &Stage) -> Result<Verdict> {
     lists_devices(&stage.start_plain(&words.concat())?.success()?)
 }
 
-fn lists_devices(said: &str) -> Result<Verdict> {
-    expect_lines(said, "Transport: rc_verbs", 2)?;
-    expect_lines(said, "Transport: ud_verbs", 2)?;
-    expect_lines(said, "Connection manager: rdmacm", 1)?;
+fn lists_devices(output: &str) -> Result<Verdict> {
+    expect_lines(output, "Transport: rc_verbs", 2)?;
+    expect_lines(output, "Transport: ud_verbs", 2)?;
+    expect_lines(output, "Connection manager: rdmacm", 1)?;
     for text in ["Device: iwarp0:1", "Device: iwarp1:1"] {
-        expect(said, text)?;
+        expect(output, text)?;
     }
     Ok(Verdict::passed(
         "rc_verbs and ud_verbs on 2 devices, rdmacm",
     ))
 }
 
-/// UCX does not mention iWARP NICs. The library does, once.
+/// UCX ignores iWARP NICs silently, so our library prints a hint, once.
 fn hint(stage: &Stage) -> Result<Verdict> {
-    let said = stage.start(&["ucx_info", "-d"])?.success()?;
-    if said.contains("rc_verbs") {
-        bail!("it uses an iWARP NIC");
+    let output = stage.start(&["ucx_info", "-d"])?.success()?;
+    if output.contains("rc_verbs") {
+        bail!("UCX uses an iWARP NIC");
     }
     expect_lines(
-        &said,
+        &output,
         "UCX ignores iWARP NICs; try `iwarp run --as roce`",
         1,
     )?;
     Ok(Verdict::passed("one hint"))
 }
 
-/// Measures with one operation. The programs end with an error if a queue pair fails.
+/// Measures one operation. The programs exit with an error if a queue pair fails.
 fn perftest(stage: &Stage, test: &[&str]) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -108,12 +107,12 @@ fn perftest(stage: &Stage, test: &[&str]) -> Result<Verdict> {
     let server = stage.start_with(ROCE, None, &[], &words)?;
     stage.wait_for_port(port)?;
     words.insert(1, WIRE_V4);
-    let said = stage.start_with(ROCE, None, &[], &words)?.success()?;
+    let output = stage.start_with(ROCE, None, &[], &words)?.success()?;
     server.success()?;
-    let last = said.lines().find(|line| line.starts_with("Final:"));
+    let last = output.lines().find(|line| line.starts_with("Final:"));
     let done = last.and_then(|line| line.split_whitespace().nth(1));
     if done != Some("2000") {
-        bail!("not 2000 iterations: {last:?}");
+        bail!("ucx_perftest did not complete 2000 iterations: {last:?}");
     }
     Ok(Verdict::passed("2000 iterations"))
 }

@@ -1,8 +1,9 @@
-//! Packages for RDMA from PyPI, unmodified, with programs of our own that check what is transferred
-//! (`wheels/`).
+//! Unmodified RDMA packages from PyPI, with test programs (`wheels/`) that check the transferred
+//! data.
 //!
-//! Their versions and those of their dependencies are pinned. pip downloads them into the target
-//! folder when a case runs for the first time; without the registry, the case is skipped.
+//! The versions of the packages and of their dependencies are pinned. pip downloads them into the
+//! target directory when a case runs for the first time. If PyPI is unreachable, the case is
+//! skipped.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -15,21 +16,21 @@ use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
 use crate::case::{Case, Verdict};
 
-/// Includes the download.
+/// Time limit including the download, in seconds.
 const LIMIT_S: u64 = 600;
 const NEEDS: &[&str] = &["python3-pip"];
-/// Debian's own Python, whose version the downloaded packages are built for.
+/// Debian's Python. The downloaded packages are built for its version.
 const PYTHON: &str = "/usr/bin/python3";
-/// The module that the programs share.
+/// The module that the test programs share.
 const SHARED: (&str, &str) = ("exchange.py", include_str!("wheels/exchange.py"));
-/// The port of a server, and the same as an argument.
+/// The port of a server, as a number and as an argument.
 const PORT: u16 = 22345;
 const PORT_ARGUMENT: &str = "22345";
-/// Each process of a case sends at least this many octets through our library.
-const LEAST: u64 = 8 << 20;
+/// Minimum number of bytes that the second process must send through our library.
+const MIN_BYTES_SENT: u64 = 8 << 20;
 
 struct Wheel {
-    /// The package and what it needs, with versions.
+    /// The package and its dependencies, with versions.
     requirements: &'static [&'static str],
     script: (&'static str, &'static str),
     /// The roles of the two processes, and the arguments of both.
@@ -38,7 +39,7 @@ struct Wheel {
     variables: &'static [(&'static str, &'static str)],
     /// Options of `iwarp run`.
     run: &'static [&'static str],
-    /// What the second process reports when the contents were right.
+    /// Lines that the second process prints if the data are correct.
     reports: &'static [&'static str],
 }
 
@@ -70,7 +71,8 @@ const MOONCAKE: Wheel = Wheel {
 };
 
 const INFINISTORE: Wheel = Wheel {
-    // It links libuv and uses uvloop's event loop, so both need the same version of libuv.
+    // infinistore links libuv and uses uvloop's event loop, so both must contain the same version
+    // of libuv.
     requirements: &["infinistore==0.2.35", "uvloop==0.21.0", "numpy==2.2.6"],
     script: (
         "infinistore_blocks.py",
@@ -93,7 +95,7 @@ const DLSLIME: Wheel = Wheel {
     arguments: &["iwarp0"],
     variables: &[],
     run: ROCE,
-    // The other process checks what is written and sent.
+    // The first process checks the data of Writes and Sends.
     reports: &["read: correct"],
 };
 
@@ -141,10 +143,10 @@ fn case(program: &'static str, what: impl Into<String>, wheel: Wheel) -> Case<St
         .limit(LIMIT_S)
 }
 
-/// Runs the two processes. The second one ends when everything has been checked.
+/// Runs the two processes. The second one exits when all data have been checked.
 fn transfer(stage: &Stage, wheel: &Wheel) -> Result<Verdict> {
     if !install(stage, wheel.requirements)? {
-        return Ok(Verdict::skipped("the registry PyPI is out of reach"));
+        return Ok(Verdict::skipped("PyPI is unreachable"));
     }
     for (name, text) in [SHARED, wheel.script] {
         std::fs::write(stage.dir().join(name), text)?;
@@ -156,12 +158,15 @@ fn transfer(stage: &Stage, wheel: &Wheel) -> Result<Verdict> {
         stage.wait_for_port(PORT)?;
     }
     let second = start(stage, wheel, second)?;
-    let said = second.success()?;
+    let output = second.success()?;
     for report in wheel.reports {
-        expect(&said, report)?;
+        expect(&output, report)?;
     }
-    let sent: u64 = said.lines().filter_map(octets_sent).sum();
-    ensure!(sent >= LEAST, "only {sent} octets went through our library");
+    let sent: u64 = output.lines().filter_map(octets_sent).sum();
+    ensure!(
+        sent >= MIN_BYTES_SENT,
+        "only {sent} bytes went through our library"
+    );
     // A server does not exit by itself.
     if !is_server {
         first.success()?;
@@ -189,7 +194,7 @@ fn install(stage: &Stage, requirements: &[&str]) -> Result<bool> {
     Ok(downloaded && unpack(stage, &cache, requirements)?)
 }
 
-/// Installs packages that are in the cache. Returns `false` if one is missing there.
+/// Installs packages from the cache. Returns `false` if one is missing in the cache.
 fn unpack(stage: &Stage, cache: &PathBuf, requirements: &[&str]) -> Result<bool> {
     let mut install = pip(&["install", "--no-deps", "--no-index", "--find-links"]);
     let folder = stage.dir().join("packages");

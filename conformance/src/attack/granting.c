@@ -1,24 +1,26 @@
-/* A verbs server that grants memory to every client, and its good client. `cargo xtask interop
- * hostile` attacks the server while the client runs.
+/* A verbs server that grants memory to every client, and a client that uses it correctly. `cargo
+ * xtask interop hostile` attacks the server while the client runs.
  *
- * granting serve ADDR PORT [plain] granting measure ADDR PORT ROUNDS [plain]
+ * granting serve ADDR PORT [plain]
  *
- * Each client gets memory of its own: a region with all rights, one with none, one of another
- * protection domain, and a window of type 2 that lends the right to read the second and third page
- * of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The
- * window is bound when the connection is established; then the last word but one of the region is
- * not zero any more. The message "Leave" makes the server leave at once: it destroys the queue
- * pair, whatever is in flight. At the end of a connection the server looks at what no client may
- * change: the octets around the region, the region without rights, the foreign one, and the last
- * word of its own region, which only attacks after a Terminate write to. If any has changed, it
- * exits with status 3.
+ * granting measure ADDR PORT ROUNDS [plain]
  *
- * A round of the client is a Write, a Read of what was written, which is compared, a FetchAdd,
- * whose result must be the number of the round, and a Send. At the end it prints the median and the
- * 99th percentile of a round, in microseconds.
+ * Each client gets its own memory: a region with all remote rights, a region with none, a region in
+ * another protection domain, and a type 2 window for Reads of the second and third page of the
+ * first region. The private data of the reply describe the first region and contain the keys
+ * (big-endian: address, length, four keys). The server binds the window when the connection is
+ * established. It then sets the word before the last word of the first region to a nonzero value.
+ * On the message "Leave", the server destroys the queue pair at once, even if operations are in
+ * flight. At the end of a connection, the server checks memory that no client may change: the
+ * octets around the first region, the other two regions, and the last word of the first region, to
+ * which only attacks after a Terminate write. If any has changed, it exits with status 3.
  *
- * Plain are devices for which rdma-core has neither windows nor atomics: there is no window, and no
- * FetchAdd in a round.
+ * In each round, the client posts a Write, a Read of the same memory, a FetchAdd and a Send. It
+ * checks that the Read returns the written data and the FetchAdd the number of the round. At the
+ * end it prints the median and the 99th percentile of the duration of a round, in microseconds.
+ *
+ * Use `plain` for devices that do not support memory windows and atomics: the server then has no
+ * window, and a round no FetchAdd.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -38,8 +40,8 @@
 #define RECEIVES 16
 #define MESSAGE 64
 #define READS 16
-#define PATIENCE_MS 20000
-#define BINDING RECEIVES /* The number of the request that binds the window. */
+#define TIMEOUT_MS 20000
+#define BIND_WR_ID RECEIVES /* wr_id of the request that binds the window */
 #define RIGHTS                                                                \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
 	 IBV_ACCESS_REMOTE_ATOMIC)
@@ -51,7 +53,7 @@ struct grant {
 
 static int plain;
 
-static void must(int failed, const char *what)
+static void fail_if(int failed, const char *what)
 {
 	if (!failed)
 		return;
@@ -69,9 +71,10 @@ struct client {
 	struct ibv_pd *pd, *foreign_pd;
 	struct ibv_mr *all, *local, *foreign, *inbox;
 	struct ibv_mw *window;
-	int leaves;
+	int leave_requested;
 	uint32_t window_key;
-	unsigned char *memory; /* Guard, region, guard, region without rights, foreign region. */
+	unsigned char *memory; /* Guard, first region, guard, region without rights,
+		region in another domain, guard. */
 	unsigned char received[RECEIVES][MESSAGE];
 };
 
@@ -117,7 +120,7 @@ static int prepare(struct client *client)
 	return 0;
 }
 
-static int accept_it(struct client *client)
+static int accept_client(struct client *client)
 {
 	struct grant grant = {
 		.address = htobe64((uintptr_t)client->all->addr),
@@ -139,7 +142,7 @@ static int accept_it(struct client *client)
 
 static int bind_window(struct client *client)
 {
-	struct ibv_send_wr wr = { .wr_id = BINDING, .opcode = IBV_WR_BIND_MW,
+	struct ibv_send_wr wr = { .wr_id = BIND_WR_ID, .opcode = IBV_WR_BIND_MW,
 				  .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	wr.bind_mw.mw = client->window;
@@ -151,9 +154,9 @@ static int bind_window(struct client *client)
 	return ibv_post_send(client->id->qp, &wr, &bad);
 }
 
-/* Polls completions, and reposts their receives. Returns -1 at the first failure, or at the message
- * to exit. */
-static int take(struct client *client)
+/* Polls completions, and posts consumed receives again. Returns -1 after a failure or the message
+ * "Leave". */
+static int poll_completions(struct client *client)
 {
 	struct ibv_wc wc;
 	int n;
@@ -161,20 +164,21 @@ static int take(struct client *client)
 	while ((n = ibv_poll_cq(client->cq, 1, &wc)) > 0) {
 		if (wc.status != IBV_WC_SUCCESS)
 			return -1;
-		if (wc.wr_id == BINDING) {
+		if (wc.wr_id == BIND_WR_ID) {
 			client->memory[GUARD + REGION - 9] = 1;
 			continue;
 		}
-		client->leaves = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id], "Leave",
+		client->leave_requested = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id],
+			"Leave",
 				5);
-		if (client->leaves || post_receive(client, wc.wr_id))
+		if (client->leave_requested || post_receive(client, wc.wr_id))
 			return -1;
 	}
 	return n;
 }
 
-/* Serves until the connection has ended. */
-static void serve_it(struct client *client)
+/* Serves the client until the connection ends or the client sends "Leave". */
+static void serve_connection(struct client *client)
 {
 	struct pollfd fds[] = { { client->channel->fd, POLLIN, 0 },
 				{ client->completions->fd, POLLIN, 0 } };
@@ -188,9 +192,9 @@ static void serve_it(struct client *client)
 			break;
 		if (fds[1].revents && !ibv_get_cq_event(client->completions, &cq, &context)) {
 			ibv_ack_cq_events(cq, 1);
-			if (ibv_req_notify_cq(client->cq, 0) || take(client))
+			if (ibv_req_notify_cq(client->cq, 0) || poll_completions(client))
 				fds[1].fd = -1;
-			over = client->leaves;
+			over = client->leave_requested;
 		}
 		if (fds[0].revents && !rdma_get_cm_event(client->channel, &event)) {
 			over |= event->event != RDMA_CM_EVENT_ESTABLISHED ||
@@ -198,11 +202,11 @@ static void serve_it(struct client *client)
 			rdma_ack_cm_event(event);
 		}
 	}
-	if (!client->leaves)
+	if (!client->leave_requested)
 		rdma_disconnect(client->id);
 }
 
-static void check(const struct client *client)
+static void check_memory(const struct client *client)
 {
 	const unsigned char *end = client->memory + GUARD + REGION;
 
@@ -210,37 +214,38 @@ static void check(const struct client *client)
 		if (at == client->memory + GUARD)
 			at = end - 8;
 		if (*at) {
-			fprintf(stderr, "a peer has changed octet %td, which it may not\n",
+			fprintf(stderr,
+				"a peer has changed octet %td, relative to the region, without permission\n",
 				at - client->memory - GUARD);
 			exit(3);
 		}
 	}
 }
 
-static void *serve_one(void *argument)
+static void *client_thread(void *argument)
 {
 	struct client *client = argument;
 
-	if (prepare(client) || accept_it(client))
-		fprintf(stderr, "a client is not served: %s\n", strerror(errno));
+	if (prepare(client) || accept_client(client))
+		fprintf(stderr, "cannot serve a client: %s\n", strerror(errno));
 	else
-		serve_it(client);
+		serve_connection(client);
 	if (client->id->qp)
 		rdma_destroy_qp(client->id);
 	if (client->window)
-		must(ibv_dealloc_mw(client->window), "the end of a window");
+		fail_if(ibv_dealloc_mw(client->window), "freeing a window");
 	for (struct ibv_mr **mr = &client->all; mr <= &client->inbox; mr++)
 		if (*mr)
-			must(ibv_dereg_mr(*mr), "the end of a region");
+			fail_if(ibv_dereg_mr(*mr), "deregistering a region");
 	if (client->memory)
-		check(client);
+		check_memory(client);
 	rdma_destroy_id(client->id);
 	if (client->cq)
-		must(ibv_destroy_cq(client->cq), "the end of a completion queue");
+		fail_if(ibv_destroy_cq(client->cq), "destroying a completion queue");
 	if (client->completions)
 		ibv_destroy_comp_channel(client->completions);
 	if (client->pd)
-		must(ibv_dealloc_pd(client->pd), "the end of a protection domain");
+		fail_if(ibv_dealloc_pd(client->pd), "freeing a protection domain");
 	if (client->foreign_pd)
 		ibv_dealloc_pd(client->foreign_pd);
 	rdma_destroy_event_channel(client->channel);
@@ -258,11 +263,11 @@ static void serve(struct sockaddr_in *address)
 
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	must(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	/* Many requests may arrive before this thread runs. Requests beyond the backlog are
-	 * rejected, also those of good clients. */
-	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024),
-	     "listening");
+	fail_if(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
+	/* A large backlog: many requests may arrive before this thread runs, and requests beyond the
+	 * backlog are rejected, including those of good clients. */
+	fail_if(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024),
+		"listening");
 	printf("listening on port %d\n", ntohs(rdma_get_src_port(listener)));
 	while (!rdma_get_cm_event(channel, &event)) {
 		struct rdma_cm_id *id = event->id;
@@ -274,11 +279,11 @@ static void serve(struct sockaddr_in *address)
 		if (!request)
 			continue;
 		client = calloc(1, sizeof *client);
-		must(!client, "memory");
+		fail_if(!client, "memory");
 		client->id = id;
 		client->channel = rdma_create_event_channel();
 		if (!client->channel || rdma_migrate_id(id, client->channel) ||
-		    pthread_create(&thread, &detached, serve_one, client)) {
+		    pthread_create(&thread, &detached, client_thread, client)) {
 			rdma_destroy_id(id);
 			free(client);
 		}
@@ -300,7 +305,7 @@ static void *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type 
 {
 	struct rdma_cm_event *event;
 
-	must(rdma_get_cm_event(channel, &event), "an event");
+	fail_if(rdma_get_cm_event(channel, &event), "an event");
 	if (event->event != type) {
 		fprintf(stderr, "%s instead of %s\n", rdma_event_str(event->event),
 			rdma_event_str(type));
@@ -312,15 +317,15 @@ static void *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type 
 	return NULL;
 }
 
-static void complete(struct ibv_cq *cq, int n)
+static void wait_for_completions(struct ibv_cq *cq, int n)
 {
-	double limit = now() + PATIENCE_MS * 1e3;
+	double limit = now() + TIMEOUT_MS * 1e3;
 
 	while (n) {
 		struct ibv_wc wc;
 		int got = ibv_poll_cq(cq, 1, &wc);
 
-		must(got < 0 || (!got && now() > limit), "a completion in time");
+		fail_if(got < 0 || (!got && now() > limit), "no completion within the time limit");
 		if (!got)
 			continue;
 		if (wc.status != IBV_WC_SUCCESS) {
@@ -336,7 +341,7 @@ static void complete(struct ibv_cq *cq, int n)
 
 static uint64_t memory[3 * BLOCK / 8];
 
-static void one_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct grant *grant,
+static void run_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct grant *grant,
 		      uint32_t key, uint64_t n)
 {
 	uint64_t at = be64toh(grant->address) + 4096 + n % 8 * BLOCK;
@@ -365,15 +370,15 @@ static void one_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct gra
 		wrs[1].next = &wrs[3];
 	struct ibv_sge message = { base, MESSAGE, key };
 	wrs[3].sg_list = &message;
-	must(ibv_post_send(id->qp, wrs, &bad), "posting");
-	complete(cq, plain ? 3 : 4);
+	fail_if(ibv_post_send(id->qp, wrs, &bad), "posting");
+	wait_for_completions(cq, plain ? 3 : 4);
 	if (memcmp(memory, memory + BLOCK / 8, BLOCK) || (!plain && memory[2 * BLOCK / 8] != n)) {
-		fprintf(stderr, "round %d has brought wrong data\n", (int)n);
+		fprintf(stderr, "round %d returned wrong data\n", (int)n);
 		exit(4);
 	}
 }
 
-static int less(const void *a, const void *b)
+static int compare_doubles(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;
 
@@ -392,27 +397,28 @@ static void measure(struct sockaddr_in *address, int rounds)
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;
 
-	must(!times || !channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP),
-	     "an identifier");
-	must(rdma_resolve_addr(id, NULL, (struct sockaddr *)address, PATIENCE_MS), "the address");
+	fail_if(!times || !channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP),
+		"an identifier");
+	fail_if(rdma_resolve_addr(id, NULL, (struct sockaddr *)address, TIMEOUT_MS),
+		"resolving the address");
 	expect(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-	must(rdma_resolve_route(id, PATIENCE_MS), "the route");
+	fail_if(rdma_resolve_route(id, TIMEOUT_MS), "resolving the route");
 	expect(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
 	pd = ibv_alloc_pd(id->verbs);
 	cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
-	must(!pd || !cq, "a protection domain and a completion queue");
+	fail_if(!pd || !cq, "a protection domain and a completion queue");
 	mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
 	attr.send_cq = attr.recv_cq = cq;
-	must(!mr || rdma_create_qp(id, pd, &attr) || rdma_connect(id, &param), "connecting");
+	fail_if(!mr || rdma_create_qp(id, pd, &attr) || rdma_connect(id, &param), "connecting");
 	expect(channel, RDMA_CM_EVENT_ESTABLISHED, &grant);
 	for (int n = 0; n < rounds; n++) {
 		double start = now();
 
-		one_round(id, cq, &grant, mr->lkey, (uint64_t)n);
+		run_round(id, cq, &grant, mr->lkey, (uint64_t)n);
 		times[n] = now() - start;
 	}
 	rdma_disconnect(id);
-	qsort(times, (size_t)rounds, sizeof *times, less);
+	qsort(times, (size_t)rounds, sizeof *times, compare_doubles);
 	printf("p50 %.0f p99 %.0f us\n", times[rounds / 2], times[rounds * 99 / 100]);
 }
 

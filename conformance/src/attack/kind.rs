@@ -1,62 +1,64 @@
-//! The type of an attack: what it needs of the server, what it sends, and the answer that the RFCs
-//! require; and the segments that several attacks send.
+//! The type of an attack: which servers it suits, what it sends, and the response that the RFCs
+//! require. Also builds segments that several attacks send.
 
 use anyhow::{Result, bail};
 
-use super::acts::{NOTHING, Target};
-use super::peer::{Grant, Peer, Seen};
+use super::acts::{NO_GRANT, Target};
+use super::peer::{Grant, Peer, Response};
 use super::wire::{self, Op};
 
 /// The property of a server that an attack needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
+    /// Any TCP listener.
     Port,
     /// An MPA listener.
     Mpa,
-    /// An MPA listener that accepts any number of connections, whatever their fate.
+    /// An MPA listener that keeps accepting connections after others have failed.
     Listener,
-    /// An MPA listener with short receives.
+    /// An MPA listener whose receive buffers are short.
     Short,
-    /// A program that grants memory with all rights.
+    /// A server that grants a region with all remote rights.
     Region,
-    /// A region on a device with atomics.
+    /// Such a region, on a device that supports atomics.
     Atomic,
     /// The verbs server in C, which grants and denies access to several kinds of memory.
     Grant,
     /// The verbs server in C with a memory window.
     Window,
-    /// A program that reads the memory named by a message of 16 octets, as rping does.
+    /// A server that reads the memory that a Send of 16 octets describes, as rping does.
     Reader,
     /// A listener that requests markers.
     Markers,
 }
 
+/// The required response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
-    /// A Terminate with this layer, type and code, and the end of the stream.
+    /// A Terminate with this layer, type and code, and then a FIN.
     Terminate(u16),
     /// A Terminate with one of two codes.
     Either(u16, u16),
-    /// The end of the stream, with or without a Terminate.
-    Over,
-    /// The end of the stream without a Terminate, which the RFC does not allow here.
-    Ended,
-    /// None: the attacker closes before an answer is possible.
-    Held,
-    /// Any: the server's program decides.
+    /// A FIN or reset, with or without a Terminate.
+    Closed,
+    /// A FIN or reset without a Terminate, which the RFC forbids in this case.
+    ClosedWithoutTerminate,
+    /// None: the attacker closes the connection before the server can respond.
+    NoResponse,
+    /// Any: it depends on the server program.
     Any,
 }
 
 impl Expect {
-    pub(super) fn holds(self, seen: Seen) -> bool {
+    pub(super) fn holds(self, seen: Response) -> bool {
         match self {
-            Self::Terminate(code) => seen == Seen::Terminate(code),
-            Self::Either(one, other) => {
-                seen == Seen::Terminate(one) || seen == Seen::Terminate(other)
+            Self::Terminate(code) => seen == Response::Terminate(code),
+            Self::Either(first, second) => {
+                seen == Response::Terminate(first) || seen == Response::Terminate(second)
             }
-            Self::Over => matches!(seen, Seen::Terminate(_) | Seen::Ended),
-            Self::Ended => seen == Seen::Ended,
-            Self::Held => seen == Seen::Held,
+            Self::Closed => matches!(seen, Response::Terminate(_) | Response::Closed),
+            Self::ClosedWithoutTerminate => seen == Response::Closed,
+            Self::NoResponse => seen == Response::NoResponse,
             Self::Any => true,
         }
     }
@@ -64,22 +66,22 @@ impl Expect {
     pub(super) fn name(self) -> String {
         match self {
             Self::Terminate(code) => format!("Terminate {code:04x}"),
-            Self::Either(one, other) => format!("{one:04x} or {other:04x}"),
-            Self::Over => "end".into(),
-            Self::Ended => "end, no Terminate".into(),
-            Self::Held => "-".into(),
+            Self::Either(first, second) => format!("{first:04x} or {second:04x}"),
+            Self::Closed => "end".into(),
+            Self::ClosedWithoutTerminate => "end, no Terminate".into(),
+            Self::NoResponse => "-".into(),
             Self::Any => "any".into(),
         }
     }
 }
 
-pub(super) type Run = fn(&Target) -> Result<Seen>;
-/// Builds the segment of a violation.
-pub(super) type Make = fn(&mut Peer, &Grant) -> Vec<u8>;
+pub(super) type Run = fn(&Target) -> Result<Response>;
+/// Builds the segment that violates the protocol.
+pub(super) type BuildSegment = fn(&mut Peer, &Grant) -> Vec<u8>;
 
-enum How {
-    /// Sends one segment on a connection with outstanding requests.
-    Segment(Make),
+enum Method {
+    /// Sends one segment on a connection that has outstanding requests.
+    Segment(BuildSegment),
     /// Runs a function.
     Run(Run),
 }
@@ -88,32 +90,32 @@ pub(super) struct Attack {
     pub(super) name: &'static str,
     pub(super) needs: Needs,
     pub(super) expect: Expect,
-    how: How,
+    method: Method,
 }
 
 impl Attack {
-    pub(super) fn run(&self, target: &Target) -> Result<Seen> {
-        match self.how {
-            How::Run(run) => run(target),
-            How::Segment(make) => {
+    pub(super) fn run(&self, target: &Target) -> Result<Response> {
+        match self.method {
+            Method::Run(run) => run(target),
+            Method::Segment(make) => {
                 let mut peer = Peer::set_up(target.address)?;
-                peer.busy()?;
+                peer.send_valid_requests()?;
                 let grant = match peer.grant {
                     Some(grant) => grant,
                     None if matches!(self.needs, Needs::Grant | Needs::Region) => {
-                        bail!("the server grants nothing")
+                        bail!("the server grants no memory")
                     }
-                    None => NOTHING,
+                    None => NO_GRANT,
                 };
                 let segment = make(&mut peer, &grant);
                 peer.send(&segment)?;
-                peer.answer()
+                peer.read_response()
             }
         }
     }
 }
 
-/// Codes of Terminates by layer and type (RFC 5040 section 4.8).
+/// These functions expect a Terminate of one layer and type with `code` (RFC 5040 section 4.8).
 pub(super) const fn protection(code: u16) -> Expect {
     Expect::Terminate(0x0100 | code)
 }
@@ -134,13 +136,13 @@ pub(super) const fn segment(
     name: &'static str,
     needs: Needs,
     expect: Expect,
-    make: Make,
+    make: BuildSegment,
 ) -> Attack {
     Attack {
         name,
         needs,
         expect,
-        how: How::Segment(make),
+        method: Method::Segment(make),
     }
 }
 
@@ -149,26 +151,26 @@ pub(super) const fn other(name: &'static str, needs: Needs, expect: Expect, run:
         name,
         needs,
         expect,
-        how: How::Run(run),
+        method: Method::Run(run),
     }
 }
 
 pub(super) fn read(p: &mut Peer, stag: u32, offset: u64, len: u32) -> Vec<u8> {
-    let msn = p.next(Op::Read);
+    let msn = p.next_msn(Op::Read);
     wire::untagged(Op::Read, 0, msn, &wire::read_request(stag, offset, len))
 }
 
 pub(super) fn atomic(p: &mut Peer, stag: u32, offset: u64) -> Vec<u8> {
-    let msn = p.next(Op::Atomic);
+    let msn = p.next_msn(Op::Atomic);
     wire::untagged(Op::Atomic, 0, msn, &wire::fetch_add(stag, offset))
 }
 
 pub(super) fn send(p: &mut Peer, body: &[u8]) -> Vec<u8> {
-    let msn = p.next(Op::Send);
+    let msn = p.next_msn(Op::Send);
     wire::untagged(Op::Send, 0, msn, body)
 }
 
 pub(super) fn invalidate(p: &mut Peer, stag: u32) -> Vec<u8> {
-    let msn = p.next(Op::SendInvalidate);
+    let msn = p.next_msn(Op::SendInvalidate);
     wire::untagged(Op::SendInvalidate, stag, msn, &[7; 8])
 }

@@ -1,22 +1,22 @@
-//! The list of attacks, and the attacks by a single message.
+//! The list of all attacks, and attacks with a single message.
 
-use super::acts::{self, UNKNOWN, write};
+use super::acts::{self, UNKNOWN_STAG, write};
 use super::kind::{
     Attack, Expect, Needs, atomic, invalidate, mpa, operation, other, protection, read, segment,
     send, tagged, untagged,
 };
 use super::peer::Peer;
-use super::wire::{self, Op, at};
+use super::wire::{self, Op, header_offset};
 use super::{mixed, starting};
 
-/// Returns a Send with one octet of its header changed.
+/// Returns a Send whose header octet at `offset` is replaced by `octet`.
 fn changed(p: &mut Peer, offset: usize, octet: u8) -> Vec<u8> {
     let mut out = send(p, &[7; 8]);
     out[offset] = octet;
     out
 }
 
-/// An offset at which eight octets wrap.
+/// An offset so large that an access of eight octets wraps around.
 const WRAPS: u64 = u64::MAX - 3;
 
 pub(super) fn all() -> impl Iterator<Item = &'static Attack> {
@@ -30,31 +30,31 @@ const ATTACKS: &[Attack] = &[
     other(
         "set-up: another protocol",
         Needs::Port,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| acts::first_octets(t, b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"),
     ),
     other(
         "set-up: a reply instead of a request",
         Needs::Port,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| acts::first_octets(t, &wire::frame(wire::REPLY, wire::CRC, 1, 0)),
     ),
     other(
         "set-up: revision 255",
         Needs::Listener,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 255, 0)),
     ),
     other(
         "set-up: 65535 octets of private data",
         Needs::Listener,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 1, u16::MAX)),
     ),
     other(
         "set-up: revision 2 without its data",
         Needs::Listener,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| {
             acts::first_octets(
                 t,
@@ -62,38 +62,46 @@ const ATTACKS: &[Attack] = &[
             )
         },
     ),
-    other("set-up: closed at once", Needs::Port, Expect::Ended, |t| {
-        acts::half_closed(t, 0)
-    }),
+    other(
+        "set-up: closed at once",
+        Needs::Port,
+        Expect::ClosedWithoutTerminate,
+        |t| acts::half_closed(t, 0),
+    ),
     other(
         "set-up: closed inside the request",
         Needs::Listener,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| acts::half_closed(t, 11),
     ),
     other(
         "set-up: reset at every octet",
         Needs::Port,
-        Expect::Held,
+        Expect::NoResponse,
         acts::resets_in_set_up,
     ),
     other(
         "set-up: reset before and after the reply",
         Needs::Port,
-        Expect::Held,
+        Expect::NoResponse,
         acts::resets_after_request,
     ),
-    other("set-up: silence", Needs::Port, Expect::Held, acts::silence),
+    other(
+        "set-up: silence",
+        Needs::Port,
+        Expect::NoResponse,
+        acts::silence,
+    ),
     other(
         "set-up: one octet at a time",
         Needs::Port,
-        Expect::Held,
+        Expect::NoResponse,
         acts::slow_loris,
     ),
     other(
         "set-up: half-open in a crowd",
         Needs::Port,
-        Expect::Held,
+        Expect::NoResponse,
         acts::half_open,
     ),
     // Frames (RFC 5044 sections 4 and 8).
@@ -111,19 +119,19 @@ const ATTACKS: &[Attack] = &[
     other(
         "MPA: no markers where they were agreed",
         Needs::Markers,
-        Expect::Over,
+        Expect::Closed,
         acts::no_markers,
     ),
     other(
         "MPA: closed inside an FPDU",
         Needs::Mpa,
-        Expect::Over,
+        Expect::Closed,
         acts::closed_inside,
     ),
     other(
         "MPA: reset at every octet of an FPDU",
         Needs::Listener,
-        Expect::Held,
+        Expect::NoResponse,
         acts::resets_inside,
     ),
     other(
@@ -135,16 +143,16 @@ const ATTACKS: &[Attack] = &[
     other(
         "MPA: half-close after the set-up",
         Needs::Mpa,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| {
             let mut peer = Peer::set_up(t.address)?;
             peer.half_close()?;
-            peer.answer()
+            peer.read_response()
         },
     ),
     // Segments (RFC 5041 section 7.2).
     segment("DDP: no such version", Needs::Mpa, untagged(6), |p, _| {
-        changed(p, at::DDP_CONTROL, 0x42)
+        changed(p, header_offset::DDP_CONTROL, 0x42)
     }),
     segment(
         "DDP: no such version, with a tag",
@@ -152,19 +160,19 @@ const ATTACKS: &[Attack] = &[
         tagged(4),
         |_, g| {
             let mut out = write(g.all, g.address);
-            out[at::DDP_CONTROL] = 0xc3;
+            out[header_offset::DDP_CONTROL] = 0xc3;
             out
         },
     ),
     segment("DDP: no such queue", Needs::Mpa, untagged(1), |p, _| {
-        changed(p, at::QN, 4)
+        changed(p, header_offset::QN, 4)
     }),
     segment(
         "DDP: a message number that is skipped",
         Needs::Mpa,
         untagged(3),
         |p, _| {
-            p.next(Op::Send);
+            p.next_msn(Op::Send);
             send(p, &[7; 8])
         },
     ),
@@ -172,13 +180,13 @@ const ATTACKS: &[Attack] = &[
         "DDP: a message number that is repeated",
         Needs::Mpa,
         untagged(3),
-        |p, _| changed(p, at::MSN, 0),
+        |p, _| changed(p, header_offset::MSN, 0),
     ),
     segment(
         "DDP: an offset in a first segment",
         Needs::Mpa,
         untagged(4),
-        |p, _| changed(p, at::MO, 8),
+        |p, _| changed(p, header_offset::MO, 8),
     ),
     segment(
         "DDP: a message that is too long",
@@ -193,7 +201,7 @@ const ATTACKS: &[Attack] = &[
         acts::endless_message,
     ),
     segment("DDP: no such STag", Needs::Mpa, tagged(0), |_, _| {
-        write(UNKNOWN, 0)
+        write(UNKNOWN_STAG, 0)
     }),
     segment(
         "DDP: a Write behind the end",
@@ -236,19 +244,19 @@ const ATTACKS: &[Attack] = &[
         "RDMAP: no such version",
         Needs::Mpa,
         operation(5),
-        |p, _| changed(p, at::RDMAP_CONTROL, 0x83),
+        |p, _| changed(p, header_offset::RDMAP_CONTROL, 0x83),
     ),
     segment(
         "RDMAP: no such operation",
         Needs::Mpa,
         operation(6),
-        |p, _| changed(p, at::RDMAP_CONTROL, 0x4c),
+        |p, _| changed(p, header_offset::RDMAP_CONTROL, 0x4c),
     ),
     segment(
         "RDMAP: a Write without a tag",
         Needs::Mpa,
         operation(6),
-        |p, _| changed(p, at::RDMAP_CONTROL, 0x40),
+        |p, _| changed(p, header_offset::RDMAP_CONTROL, 0x40),
     ),
     segment(
         "RDMAP: another operation's queue",
@@ -256,8 +264,8 @@ const ATTACKS: &[Attack] = &[
         operation(6),
         |p, g| {
             let queued = if g.all == 0 { 1 } else { 9 };
-            let mut out = changed(p, at::QN, 1);
-            out[at::MSN] = queued;
+            let mut out = changed(p, header_offset::QN, 1);
+            out[header_offset::MSN] = queued;
             out
         },
     ),
@@ -265,7 +273,7 @@ const ATTACKS: &[Attack] = &[
         "RDMAP: a Read of no such STag",
         Needs::Mpa,
         protection(0),
-        |p, _| read(p, UNKNOWN, 0, 8),
+        |p, _| read(p, UNKNOWN_STAG, 0, 8),
     ),
     segment(
         "RDMAP: a Read behind the end",
@@ -318,7 +326,7 @@ const ATTACKS: &[Attack] = &[
         Needs::Mpa,
         operation(6),
         |p, _| {
-            let msn = p.next(Op::AtomicResponse);
+            let msn = p.next_msn(Op::AtomicResponse);
             wire::untagged(Op::AtomicResponse, 0, msn, &[7; 12])
         },
     ),
@@ -326,7 +334,7 @@ const ATTACKS: &[Attack] = &[
         "RDMAP: an atomic at no such STag",
         Needs::Mpa,
         protection(0),
-        |p, _| atomic(p, UNKNOWN, 0),
+        |p, _| atomic(p, UNKNOWN_STAG, 0),
     ),
     segment(
         "RDMAP: an atomic without the right",
@@ -342,14 +350,14 @@ const ATTACKS: &[Attack] = &[
     ),
     segment("RDMAP: no such atomic", Needs::Mpa, operation(6), |p, g| {
         let mut out = atomic(p, g.all, g.address);
-        out[at::ATOMIC_OP] = 1;
+        out[header_offset::ATOMIC_OP] = 1;
         out
     }),
     segment(
         "RDMAP: an invalidation of no such STag",
         Needs::Mpa,
         protection(9),
-        |p, _| invalidate(p, UNKNOWN),
+        |p, _| invalidate(p, UNKNOWN_STAG),
     ),
     segment(
         "RDMAP: an invalidation of a region",
@@ -372,13 +380,13 @@ const ATTACKS: &[Attack] = &[
     other(
         "RDMAP: a storm of Terminates",
         Needs::Mpa,
-        Expect::Ended,
-        acts::terminates,
+        Expect::ClosedWithoutTerminate,
+        acts::many_terminates,
     ),
     other(
         "RDMAP: a Write after a Terminate",
         Needs::Grant,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         acts::write_after_terminate,
     ),
     other(
@@ -397,7 +405,7 @@ const ATTACKS: &[Attack] = &[
         tagged(0),
         |t| {
             acts::respond(t, |_, offset, len| {
-                wire::tagged(Op::ReadResponse, UNKNOWN, offset, &vec![7; len])
+                wire::tagged(Op::ReadResponse, UNKNOWN_STAG, offset, &vec![7; len])
             })
         },
     ),
@@ -424,7 +432,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "RDMAP: no Read Response",
         Needs::Reader,
-        Expect::Held,
+        Expect::NoResponse,
         acts::no_response,
     ),
     // Work (RFC 5042 section 6.4).
@@ -437,7 +445,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "work: a window of zero",
         Needs::Region,
-        Expect::Held,
+        Expect::NoResponse,
         acts::zero_window,
     ),
     other(
@@ -449,7 +457,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "work: connections without a pause",
         Needs::Listener,
-        Expect::Held,
+        Expect::NoResponse,
         acts::many_connections,
     ),
 ];

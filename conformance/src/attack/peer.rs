@@ -10,39 +10,39 @@ use rustix::net::sockopt;
 
 use super::wire::{self, Op};
 
-/// Time limit for the server's answer. The server closes such connections within 2 s.
-pub(super) const PATIENCE: Duration = Duration::from_secs(8);
+/// Time limit for the server's response. The server closes the connection of an attacker within 2
+/// s.
+pub(super) const RESPONSE_LIMIT: Duration = Duration::from_secs(8);
 /// Length of the largest FPDU without markers.
-const FPDU_MAX: usize = 2 + 65535 + 3 + 4;
+const MAX_FPDU: usize = 2 + 65535 + 3 + 4;
 
-/// The server's answer to an attack.
+/// The server's response to an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Seen {
-    /// A Terminate with this layer, type and code (RFC 5040 section 4.8), and then the end of the
-    /// stream.
+pub(super) enum Response {
+    /// A Terminate with this layer, type and code (RFC 5040 section 4.8), and then a FIN or reset.
     Terminate(u16),
-    /// The end of the stream or a reset, without a Terminate.
-    Ended,
+    /// A FIN or reset without a Terminate.
+    Closed,
     /// None: the connection stayed open until the peer closed it.
-    Held,
-    /// A Terminate that is followed by more octets.
+    NoResponse,
+    /// A Terminate followed by more octets.
     Garbage,
 }
 
-impl fmt::Display for Seen {
+impl fmt::Display for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Terminate(code) => write!(f, "Terminate {code:04x}"),
-            Self::Ended => f.pad("end"),
-            Self::Held => f.pad("held"),
-            Self::Garbage => f.pad("octets behind a Terminate"),
+            Self::Closed => f.pad("end"),
+            Self::NoResponse => f.pad("none"),
+            Self::Garbage => f.pad("octets after a Terminate"),
         }
     }
 }
 
 /// The memory that a server grants. The C server has a region with all rights, one without remote
-/// access, one in another protection domain, and a type 2 window for reading a part of the first.
-/// `iwarp perf` has a region with all rights.
+/// access, one in another protection domain, and a type 2 window for Reads of a part of the first
+/// region. `iwarp perf` has only a region with all rights.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Grant {
     pub(super) address: u64,
@@ -88,15 +88,15 @@ impl Grant {
     }
 }
 
-/// The private data of each request. `iwarp perf` takes them for the client's memory, which it uses
-/// only when it measures.
+/// The private data of each request. `iwarp perf` interprets them as a description of the client's
+/// memory, which it uses only for a measurement.
 const MEMORY: [u8; Grant::PERF_LEN] = [0; Grant::PERF_LEN];
 
-/// Connects by TCP only.
+/// Opens a TCP connection, without MPA.
 pub(super) fn connect(to: SocketAddr) -> Result<TcpStream> {
     let stream = TcpStream::connect(to).context("connecting to the server")?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(RESPONSE_LIMIT))?;
+    stream.set_write_timeout(Some(RESPONSE_LIMIT))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -107,25 +107,25 @@ pub(super) fn reset(stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the end of the stream, and discards data.
-pub(super) fn end_of(stream: &mut TcpStream) -> Result<Seen> {
+/// Discards data until the server closes the connection.
+pub(super) fn wait_for_close(stream: &mut TcpStream) -> Result<Response> {
     let mut sink = [0; 4096];
     loop {
         match stream.read(&mut sink) {
-            Ok(0) => return Ok(Seen::Ended),
+            Ok(0) => return Ok(Response::Closed),
             Ok(_) => {}
-            Err(e) => return kind_of_end(&e),
+            Err(e) => return classify_error(&e),
         }
     }
 }
 
-fn kind_of_end(e: &io::Error) -> Result<Seen> {
+fn classify_error(e: &io::Error) -> Result<Response> {
     match e.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
-            Ok(Seen::Ended)
+            Ok(Response::Closed)
         }
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(Seen::Held),
-        _ => bail!("the stream: {e}"),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(Response::NoResponse),
+        _ => bail!("error of the TCP stream: {e}"),
     }
 }
 
@@ -141,16 +141,16 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Connects by TCP and by MPA revision 1 with CRCs.
+    /// Connects with MPA revision 1 and CRCs.
     pub(super) fn set_up(to: SocketAddr) -> Result<Self> {
         let start = Instant::now();
-        // A full server rejects connections for a moment.
+        // A server whose backlog is full rejects connections for a moment.
         loop {
             if let Some(peer) = Self::try_set_up(to)? {
                 return Ok(peer);
             }
-            if start.elapsed() > PATIENCE {
-                bail!("the server rejects every connection");
+            if start.elapsed() > RESPONSE_LIMIT {
+                bail!("the server rejected all connections");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -159,16 +159,19 @@ impl Peer {
     fn try_set_up(to: SocketAddr) -> Result<Option<Self>> {
         let mut request = wire::frame(wire::REQUEST, wire::CRC, 1, MEMORY.len() as u16);
         request.extend(MEMORY);
-        Self::ask(connect(to)?, &request)
+        Self::request_connection(connect(to)?, &request)
     }
 
     /// Sends a request, and reads the reply. Returns `None` if the server rejects it.
-    pub(super) fn ask(mut stream: TcpStream, request: &[u8]) -> Result<Option<Self>> {
+    pub(super) fn request_connection(
+        mut stream: TcpStream,
+        request: &[u8],
+    ) -> Result<Option<Self>> {
         stream.write_all(request)?;
-        let mut head = [0; wire::FRAME];
+        let mut head = [0; wire::FRAME_LEN];
         match stream.read_exact(&mut head) {
             Ok(()) => {}
-            Err(e) if matches!(kind_of_end(&e), Ok(Seen::Ended)) => return Ok(None),
+            Err(e) if matches!(classify_error(&e), Ok(Response::Closed)) => return Ok(None),
             Err(e) => return Err(e).context("the server's MPA reply"),
         }
         if !head.starts_with(wire::REPLY) {
@@ -177,18 +180,18 @@ impl Peer {
         let len = usize::from(u16::from_be_bytes([head[18], head[19]]));
         let mut data = vec![0; len];
         stream.read_exact(&mut data)?;
-        if head[16] & wire::REJECTED != 0 {
+        if head[16] & wire::REJECT != 0 {
             return Ok(None);
         }
         if head[16] & wire::CRC == 0 {
-            bail!("the server wants no CRC");
+            bail!("the server's reply does not enable the CRC");
         }
-        // An enhanced reply starts with the depths (RFC 6581 section 9).
+        // The private data of an enhanced reply start with IRD and ORD (RFC 6581 section 9).
         let enhanced = head[17] == 2 && head[16] & wire::ENHANCED != 0;
-        let own = if enhanced { 4 } else { 0 };
+        let start = if enhanced { 4 } else { 0 };
         Ok(Some(Self {
             stream,
-            grant: data.get(own..).and_then(Grant::parse),
+            grant: data.get(start..).and_then(Grant::parse),
             markers: head[16] & wire::MARKERS != 0,
             msn: [1; 4],
             sent: 0,
@@ -196,26 +199,26 @@ impl Peer {
     }
 
     /// Returns and consumes the next message number for an operation.
-    pub(super) fn next(&mut self, op: Op) -> u32 {
+    pub(super) fn next_msn(&mut self, op: Op) -> u32 {
         let queue = match op {
             Op::Read | Op::Atomic => 1,
             Op::Terminate => 2,
             Op::AtomicResponse => 3,
             _ => 0,
         };
-        let next = self.msn[queue];
-        self.msn[queue] = next.wrapping_add(1);
-        next
+        let next_msn = self.msn[queue];
+        self.msn[queue] = next_msn.wrapping_add(1);
+        next_msn
     }
 
-    /// Sends octets. Ignores an ended connection, which the answer will show.
+    /// Sends octets. Ignores a closed connection, because the response will show it.
     pub(super) fn put(&mut self, octets: &[u8]) -> Result<()> {
         match self.stream.write_all(octets) {
             Ok(()) => {
                 self.sent += octets.len();
                 Ok(())
             }
-            Err(e) => kind_of_end(&e).map(drop),
+            Err(e) => classify_error(&e).map(drop),
         }
     }
 
@@ -228,7 +231,7 @@ impl Peer {
         }
     }
 
-    /// Sends an FPDU without markers, padded with this octet.
+    /// Sends an FPDU without markers, with `octet` as padding.
     pub(super) fn send_padded(&mut self, ulpdu: &[u8], octet: u8) -> Result<()> {
         let mut fpdu = wire::fpdu(ulpdu);
         let body = fpdu.len() - 4;
@@ -238,13 +241,13 @@ impl Peer {
         self.put(&fpdu)
     }
 
-    /// Sends an FPDU with markers. All pointers but the first are wrong by `error` (RFC 5044
-    /// section 4.3).
+    /// Sends an FPDU with markers (RFC 5044 section 4.3). Adds `error` to the pointers of all
+    /// markers inside the FPDU.
     pub(super) fn send_marked(&mut self, fpdu: &[u8], error: u16) -> Result<()> {
         let body = fpdu.len() - 4;
         let mut out: Vec<u8> = Vec::new();
-        // The CRC covers the markers, including one before the FPDU. Pointers count from the length
-        // field.
+        // The CRC covers the markers, including one before the FPDU. Marker pointers are relative
+        // to the length field.
         let before = if self.sent.is_multiple_of(512) { 4 } else { 0 };
         let mut rest = fpdu.iter().take(body);
         loop {
@@ -262,10 +265,10 @@ impl Peer {
         self.put(&out)
     }
 
-    /// Sends legal requests, so that the server is busy when the attack arrives: Writes, Reads and,
-    /// if supported, atomics. Without granted memory, sends an empty Write, because a server may
-    /// not send a Terminate before it has received an FPDU (RFC 5044 section 7.1.2).
-    pub(super) fn busy(&mut self) -> Result<()> {
+    /// Sends valid requests, so that requests are outstanding when the attack arrives: Writes,
+    /// Reads and, if supported, atomics. If no memory is granted, sends an empty Write, because a
+    /// server must not send a Terminate before it has received an FPDU (RFC 5044 section 7.1.2).
+    pub(super) fn send_valid_requests(&mut self) -> Result<()> {
         let Some(grant) = self.grant else {
             return self.send(&wire::tagged(Op::Write, 0, 0, &[]));
         };
@@ -293,12 +296,13 @@ impl Peer {
 
     /// Builds the next untagged message.
     pub(super) fn message(&mut self, op: Op, body: &[u8]) -> Vec<u8> {
-        let msn = self.next(op);
+        let msn = self.next_msn(op);
         wire::untagged(op, 0, msn, body)
     }
 
-    /// Reads until a Terminate and the end of the stream after it. Fails if a CRC is wrong.
-    pub(super) fn answer(&mut self) -> Result<Seen> {
+    /// Reads until the server closes the connection or a Terminate arrives. Fails if a CRC is
+    /// wrong.
+    pub(super) fn read_response(&mut self) -> Result<Response> {
         loop {
             let ulpdu = match self.receive()? {
                 Ok(ulpdu) => ulpdu,
@@ -309,27 +313,27 @@ impl Peer {
                     bail!("a Terminate without a code: {ulpdu:02x?}");
                 };
                 let code = u16::from_be_bytes([code[0], code[1]]);
-                return self.end_behind(code);
+                return self.read_close_after_terminate(code);
             }
         }
     }
 
-    /// Shrinks the receive buffer, so that the server's socket soon fills. Data in flight is
-    /// dropped and retransmitted.
-    pub(super) fn narrow(&self) -> Result<()> {
+    /// Shrinks the receive buffer, so that the server's send buffer soon fills. The kernel drops
+    /// data in flight, and the server retransmits it.
+    pub(super) fn shrink_receive_buffer(&self) -> Result<()> {
         Ok(sockopt::set_socket_recv_buffer_size(&self.stream, 4096)?)
     }
 
-    /// Reads an FPDU. The inner error says how the stream ended.
-    pub(super) fn receive(&mut self) -> Result<Result<Vec<u8>, Seen>> {
-        let mut buffer = vec![0; FPDU_MAX];
+    /// Reads an FPDU. The inner error says how the server closed the connection.
+    pub(super) fn receive(&mut self) -> Result<Result<Vec<u8>, Response>> {
+        let mut buffer = vec![0; MAX_FPDU];
         if let Err(e) = self.stream.read_exact(&mut buffer[..2]) {
-            return kind_of_end(&e).map(Err);
+            return classify_error(&e).map(Err);
         }
         let len = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
         let body = wire::padded(len);
         if let Err(e) = self.stream.read_exact(&mut buffer[2..body + 4]) {
-            return kind_of_end(&e).map(Err);
+            return classify_error(&e).map(Err);
         }
         let sum = wire::crc32c(&buffer[..body]);
         if buffer[body..body + 4] != sum.to_le_bytes() {
@@ -340,12 +344,12 @@ impl Peer {
         Ok(Ok(buffer))
     }
 
-    fn end_behind(&mut self, code: u16) -> Result<Seen> {
+    fn read_close_after_terminate(&mut self, code: u16) -> Result<Response> {
         match self.stream.read(&mut [0; 16]) {
-            Ok(0) => Ok(Seen::Terminate(code)),
-            Ok(_) => Ok(Seen::Garbage),
-            Err(e) => match kind_of_end(&e)? {
-                Seen::Ended => Ok(Seen::Terminate(code)),
+            Ok(0) => Ok(Response::Terminate(code)),
+            Ok(_) => Ok(Response::Garbage),
+            Err(e) => match classify_error(&e)? {
+                Response::Closed => Ok(Response::Terminate(code)),
                 other => Ok(other),
             },
         }

@@ -1,5 +1,5 @@
-//! Opens an RDMA port of `iwarp perf serve`. The server opens one for each client that requests a
-//! link, for exactly one connection.
+//! Opens an RDMA port of `iwarp perf serve`. For each client that requests a link, the server opens
+//! a port that accepts exactly one connection.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::peer::{self, PATIENCE};
+use super::peer::{self, RESPONSE_LIMIT};
 
 /// An RDMA port that the server keeps open until this value is dropped.
 pub(super) struct PerfPort {
@@ -17,15 +17,15 @@ pub(super) struct PerfPort {
 }
 
 impl PerfPort {
-    /// Requests a link, repeatedly while the server is busy with another client.
+    /// Requests a link. Retries while the server is busy with another client.
     pub(super) fn open(server: SocketAddr) -> Result<Self> {
         let start = Instant::now();
         loop {
             if let Some(perf_port) = Self::try_open(server)? {
                 return Ok(perf_port);
             }
-            if start.elapsed() > PATIENCE {
-                bail!("the server is always busy with another client");
+            if start.elapsed() > RESPONSE_LIMIT {
+                bail!("the server stayed busy with another client");
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -41,24 +41,26 @@ impl PerfPort {
         for request in [hello, json!({"type": "open", "id": 0, "link": link})] {
             writeln!(control.get_mut(), "{request}")?;
             let mut line = String::new();
-            // A rejected client may see a reset instead of an answer.
+            // A server that rejects the client may reset the connection instead of replying.
             if !matches!(control.read_line(&mut line), Ok(1..)) {
                 return Ok(None);
             }
-            let reply: Value = serde_json::from_str(&line).context("the answer of perf")?;
+            let reply: Value = serde_json::from_str(&line).context("invalid reply of perf")?;
             match reply["type"].as_str() {
                 Some("busy") => return Ok(None),
                 Some("hello") => {}
                 Some("listening") => {
-                    let port = reply["port"].as_u64().context("no port")?;
+                    let port = reply["port"]
+                        .as_u64()
+                        .context("the reply of perf contains no port")?;
                     return Ok(Some(Self {
                         address: (server.ip(), u16::try_from(port)?).into(),
                         _control: control,
                     }));
                 }
-                _ => bail!("the answer of perf: {line}"),
+                _ => bail!("unexpected reply of perf: {line}"),
             }
         }
-        bail!("perf does not listen")
+        bail!("perf opened no RDMA port")
     }
 }

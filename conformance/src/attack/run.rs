@@ -1,4 +1,4 @@
-//! Runs all attacks on one server. Records its answers, its good client's latencies, and what it
+//! Runs all attacks on one server. Records its responses, its good client's latencies, and its
 //! leaks.
 
 use std::collections::BTreeSet;
@@ -10,23 +10,23 @@ use xtask::process::Log;
 
 use super::acts::Target;
 use super::kind::Attack;
-use super::peer::Seen;
+use super::peer::Response;
 use super::perf_port::PerfPort;
 use super::server::{Figures, Kind, Programs, Server};
 
-/// Repetitions of the long form.
+/// Number of repetitions with `--long`.
 const LONG: u32 = 10;
 /// Tolerated growth of a server's resident memory at any time, in KiB.
 const GROWTH_KIB: u64 = 128 * 1024;
-/// Time limit for a server to release what attackers have left behind. Exceeds all time limits of a
+/// Time limit for a server to release the resources of attackers. It exceeds all time limits of a
 /// closing connection.
-const SETTLE: Duration = Duration::from_secs(20);
-/// Tolerated growth of descriptors and threads afterwards.
-const SPARE: usize = 8;
-/// Runs of the good client before the attacks.
-const UNDISTURBED: usize = 5;
+const RELEASE_LIMIT: Duration = Duration::from_secs(20);
+/// Tolerated growth of descriptors and threads after the attacks.
+const TOLERATED_GROWTH: usize = 8;
+/// Number of runs of the good client before the attacks.
+const BASELINE_RUNS: usize = 5;
 
-/// The thoroughness of a run.
+/// How thoroughly the attacks run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// Each attack once, while the good client runs continuously.
@@ -55,14 +55,14 @@ pub(super) struct Row {
     pub(super) runs: usize,
     /// The good client's worst latencies.
     pub(super) good: Option<Figures>,
-    /// The good client's 99th percentile relative to its undisturbed one.
+    /// The good client's 99th percentile, divided by that before the attacks.
     pub(super) ratio: Option<f64>,
     pub(super) resident_kib: u64,
     pub(super) failure: Option<String>,
 }
 
 /// Attacks one server.
-pub(super) fn against(
+pub(super) fn attack_server(
     programs: &Programs,
     kind: Kind,
     attacks: &[&Attack],
@@ -74,14 +74,14 @@ pub(super) fn against(
         return Ok(());
     }
     let mut server = Server::start(programs, kind)?;
-    let runs = UNDISTURBED * form.scale() as usize;
-    let undisturbed: Result<Vec<_>> = (0..runs)
+    let runs = BASELINE_RUNS * form.scale() as usize;
+    let baseline: Result<Vec<_>> = (0..runs)
         .map(|_| server.measure(&AtomicBool::new(true)))
         .collect();
-    let base = worst(&undisturbed?).context("no run")?;
-    let (before_kib, before) = (server.resident()?, server.holds()?);
+    let base = worst(&baseline?).context("the good client was not run")?;
+    let (before_kib, before) = (server.resident()?, server.descriptors_and_threads()?);
     log.say(format!(
-        "{}: undisturbed p50 {:.0} µs, p99 {:.0} µs; {} KiB resident",
+        "{}: before the attacks p50 {:.0} µs, p99 {:.0} µs; {} KiB resident",
         kind.name(),
         base.p50,
         base.p99,
@@ -89,21 +89,22 @@ pub(super) fn against(
     ));
     let first = rows.len();
     match form {
-        Form::Quick => together(&server, attacks, rows),
+        Form::Quick => run_quick(&server, attacks, rows),
         Form::Each | Form::Long => {
             for attack in attacks {
-                rows.push(one(&server, attack, form.scale()));
-                if server.alive().is_err() {
+                rows.push(run_repeatedly(&server, attack, form.scale()));
+                if server.check_alive().is_err() {
                     break;
                 }
             }
         }
     }
     let mut last = Trial::default();
-    // rping leaks the identifiers, and so the descriptors, of requests that it has lost.
-    let end = server.alive().and_then(|()| match kind {
+    // rping leaks the identifiers, and with them the descriptors, of connection requests that it
+    // has lost.
+    let end = server.check_alive().and_then(|()| match kind {
         Kind::Rping => Ok(()),
-        _ => leftovers(&server, before),
+        _ => check_released(&server, before),
     });
     match end {
         Ok(()) => {}
@@ -111,9 +112,9 @@ pub(super) fn against(
     }
     last.runs = 1;
     last.resident_kib = server.resident().unwrap_or(0);
-    rows.push(last.row(kind, "afterwards", "nothing is left".into(), None));
+    rows.push(last.row(kind, "afterwards", "no leaks".into(), None));
     for row in &mut rows[first..] {
-        row.judge(base, before_kib);
+        row.compare_with_baseline(base, before_kib);
         log.line(row.line());
     }
     Ok(())
@@ -127,28 +128,28 @@ fn worst(all: &[Figures]) -> Option<Figures> {
     })
 }
 
-/// The intermediate results of an attack.
+/// The results of an attack so far.
 #[derive(Default)]
 struct Trial {
-    seen: BTreeSet<Seen>,
+    seen: BTreeSet<Response>,
     runs: usize,
     resident_kib: u64,
     failure: Option<String>,
 }
 
 impl Trial {
-    /// Records a failure, unless there is one already.
+    /// Records a failure, unless one is recorded already.
     fn fail(&mut self, why: String) {
         self.failure.get_or_insert(why);
     }
 
-    /// Attacks once. Returns `false` if that failed.
+    /// Attacks once, and records the response. Returns `false` if the attack could not run.
     fn attack(&mut self, server: &Server<'_>, attack: &Attack, scale: u32) -> bool {
         self.runs += 1;
         match Self::attempt(server, attack, scale) {
             Ok(what) => {
                 if !attack.expect.holds(what) {
-                    self.fail(format!("the answer is: {what}"));
+                    self.fail(format!("unexpected response: {what}"));
                 }
                 self.seen.insert(what);
             }
@@ -161,9 +162,9 @@ impl Trial {
         true
     }
 
-    fn attempt(server: &Server<'_>, attack: &Attack, scale: u32) -> Result<Seen> {
+    fn attempt(server: &Server<'_>, attack: &Attack, scale: u32) -> Result<Response> {
         let perf_port = match server.kind {
-            Kind::Measured => Some(PerfPort::open(server.address)?),
+            Kind::PerfRdma => Some(PerfPort::open(server.address)?),
             _ => None,
         };
         let address = perf_port
@@ -176,8 +177,11 @@ impl Trial {
         })
     }
 
-    /// Takes the results of the good client's thread.
-    fn good(&mut self, joined: std::thread::Result<Result<Vec<Figures>>>) -> Option<Figures> {
+    /// Records the result of the good client's thread. Returns the latencies unless it failed.
+    fn take_client_result(
+        &mut self,
+        joined: std::thread::Result<Result<Vec<Figures>>>,
+    ) -> Option<Figures> {
         match joined {
             Ok(Ok(all)) => worst(&all),
             Ok(Err(e)) => {
@@ -208,35 +212,35 @@ impl Trial {
 }
 
 /// Repeats an attack until the good client has finished.
-fn one(server: &Server<'_>, attack: &Attack, scale: u32) -> Row {
+fn run_repeatedly(server: &Server<'_>, attack: &Attack, scale: u32) -> Row {
     let mut trial = Trial::default();
-    // rping loses one of two simultaneous requests, so no attack may run while the good client
-    // connects.
+    // rping loses one of two simultaneous connection requests, so no attack may run while the good
+    // client connects.
     let (passes, runs) = match server.kind {
         Kind::Rping => (scale, 1),
         _ => (1, scale),
     };
     let good: Vec<_> = (0..passes)
-        .map_while(|_| pass(server, attack, &mut trial, (scale, runs)))
+        .map_while(|_| attack_during_client(server, attack, &mut trial, (scale, runs)))
         .collect();
     let good = worst(&good);
     trial.row(server.kind, attack.name, attack.expect.name(), good)
 }
 
-/// Attacks during `runs` runs of the good client. Returns its latencies unless it fails.
-fn pass(
+/// Attacks while the good client runs `runs` times. Returns its latencies unless it fails.
+fn attack_during_client(
     server: &Server<'_>,
     attack: &Attack,
     trial: &mut Trial,
     (scale, runs): (u32, u32),
 ) -> Option<Figures> {
-    let begun = AtomicBool::new(server.kind != Kind::Rping);
+    let connected = AtomicBool::new(server.kind != Kind::Rping);
     let before = trial.runs;
     let good = std::thread::scope(|scope| {
         let good = scope.spawn(|| -> Result<Vec<Figures>> {
-            (0..runs).map(|_| server.measure(&begun)).collect()
+            (0..runs).map(|_| server.measure(&connected)).collect()
         });
-        while !begun.load(Ordering::Acquire) && !good.is_finished() {
+        while !connected.load(Ordering::Acquire) && !good.is_finished() {
             std::thread::sleep(Duration::from_millis(1));
         }
         while trial.runs == before || !good.is_finished() {
@@ -246,11 +250,11 @@ fn pass(
         }
         good.join()
     });
-    trial.good(good)
+    trial.take_client_result(good)
 }
 
 /// Runs each attack once, while the good client runs continuously.
-fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
+fn run_quick(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
     let over = AtomicBool::new(false);
     let mut all = Trial::default();
     let good = std::thread::scope(|scope| {
@@ -267,7 +271,7 @@ fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
             all.runs += 1;
             all.resident_kib = all.resident_kib.max(trial.resident_kib);
             rows.push(trial.row(server.kind, attack.name, attack.expect.name(), None));
-            // A server that has exited answers nothing.
+            // The server has exited.
             if server.resident().is_err() {
                 break;
             }
@@ -275,16 +279,19 @@ fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
         over.store(true, Ordering::Release);
         good.join()
     });
-    let good = all.good(good);
-    rows.push(all.row(server.kind, "all of them", "-".into(), good));
+    let good = all.take_client_result(good);
+    rows.push(all.row(server.kind, "all attacks", "-".into(), good));
 }
 
 impl Row {
-    /// Compares latencies and memory with those before the attacks.
-    fn judge(&mut self, base: Figures, before_kib: u64) {
+    /// Compares latencies and memory with the values before the attacks.
+    fn compare_with_baseline(&mut self, base: Figures, before_kib: u64) {
         self.ratio = self.good.map(|good| good.p99 / base.p99.max(1.0));
         if self.failure.is_none() && self.resident_kib > before_kib + GROWTH_KIB {
-            self.failure = Some(format!("the server has grown to {} KiB", self.resident_kib));
+            self.failure = Some(format!(
+                "the server's resident memory has grown to {} KiB",
+                self.resident_kib
+            ));
         }
     }
 
@@ -303,17 +310,18 @@ impl Row {
     }
 }
 
-/// Fails if the server has not released what attackers left behind after [`SETTLE`].
-fn leftovers(server: &Server<'_>, before: (usize, usize)) -> Result<()> {
+/// Fails if the server does not release the attackers' descriptors and threads within
+/// [`RELEASE_LIMIT`].
+fn check_released(server: &Server<'_>, before: (usize, usize)) -> Result<()> {
     let start = Instant::now();
     loop {
-        let now = server.holds()?;
-        if now.0 <= before.0 + SPARE && now.1 <= before.1 + SPARE {
+        let now = server.descriptors_and_threads()?;
+        if now.0 <= before.0 + TOLERATED_GROWTH && now.1 <= before.1 + TOLERATED_GROWTH {
             return Ok(());
         }
-        if start.elapsed() > SETTLE {
+        if start.elapsed() > RELEASE_LIMIT {
             anyhow::bail!(
-                "{} descriptors and {} threads instead of {} and {}",
+                "the server has {} descriptors and {} threads; before the attacks it had {} and {}",
                 now.0,
                 now.1,
                 before.0,

@@ -17,84 +17,88 @@ use super::kind::Needs;
 pub(super) enum Kind {
     Ping,
     Perf,
-    /// The RDMA port that `iwarp perf` opens for a client.
-    Measured,
+    /// The RDMA port that `iwarp perf serve` opens for a client.
+    PerfRdma,
     Cp,
     Rping,
     /// The verbs server in C.
-    Granting,
+    CServer,
     /// The verbs server in C with markers.
-    Marking,
+    CServerMarkers,
     /// The verbs server in C on a given RDMA device, without windows and atomics, which some
     /// devices lack.
-    Device,
+    CServerDevice,
 }
 
 impl Kind {
     /// The servers on the software RNIC.
     pub(super) const ALL: [Self; 7] = [
-        Self::Granting,
-        Self::Marking,
+        Self::CServer,
+        Self::CServerMarkers,
         Self::Ping,
         Self::Rping,
         Self::Cp,
         Self::Perf,
-        Self::Measured,
+        Self::PerfRdma,
     ];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Ping => "iwarp ping",
             Self::Perf => "iwarp perf",
-            Self::Measured => "iwarp perf, RDMA",
+            Self::PerfRdma => "iwarp perf, RDMA",
             Self::Cp => "iwarp cp",
             Self::Rping => "rping",
-            Self::Granting => "C server",
-            Self::Marking => "C server, markers",
-            Self::Device => "C server, device",
+            Self::CServer => "C server",
+            Self::CServerMarkers => "C server, markers",
+            Self::CServerDevice => "C server, device",
         }
     }
 
-    /// Returns `true` if the server has the property that an attack needs.
+    /// Returns `true` if the server suits an attack with these needs.
     pub(super) const fn has(self, needs: Needs) -> bool {
         match needs {
-            Needs::Port => !matches!(self, Self::Measured),
+            Needs::Port => !matches!(self, Self::PerfRdma),
             Needs::Mpa => !matches!(self, Self::Perf),
-            Needs::Listener | Needs::Short => !matches!(self, Self::Perf | Self::Measured),
-            Needs::Region => self.is_granting() || matches!(self, Self::Measured),
-            Needs::Atomic => self.has(Needs::Region) && !matches!(self, Self::Device),
+            Needs::Listener | Needs::Short => !matches!(self, Self::Perf | Self::PerfRdma),
+            Needs::Region => self.is_granting() || matches!(self, Self::PerfRdma),
+            Needs::Atomic => self.has(Needs::Region) && !matches!(self, Self::CServerDevice),
             Needs::Grant => self.is_granting(),
-            Needs::Window => matches!(self, Self::Granting | Self::Marking),
+            Needs::Window => matches!(self, Self::CServer | Self::CServerMarkers),
             Needs::Reader => matches!(self, Self::Ping | Self::Rping),
-            Needs::Markers => matches!(self, Self::Marking),
+            Needs::Markers => matches!(self, Self::CServerMarkers),
         }
     }
 
-    /// Returns how long the server may keep a closed connection whose peer reads nothing. The
-    /// kernel module's own limit is a minute.
+    /// Returns how long the server may keep a connection that it has closed while the peer reads
+    /// nothing. The kernel module's limit is a minute.
     pub(super) const fn release_limit(self) -> Duration {
         match self {
-            Self::Device => Duration::from_secs(75),
+            Self::CServerDevice => Duration::from_secs(75),
             _ => Duration::from_secs(15),
         }
     }
 
     const fn is_granting(self) -> bool {
-        matches!(self, Self::Granting | Self::Marking | Self::Device)
+        matches!(
+            self,
+            Self::CServer | Self::CServerMarkers | Self::CServerDevice
+        )
     }
 }
 
-/// The paths of the programs, and a directory for files.
+/// Parameters to start the programs.
 pub(super) struct Programs {
     /// The address on which servers listen.
     pub(super) address: Ipv4Addr,
     pub(super) iwarp: PathBuf,
     pub(super) granting: Option<PathBuf>,
+    /// A directory for files.
     pub(super) dir: PathBuf,
 }
 
 impl Programs {
-    /// Returns a command that the kernel kills when this program ends.
+    /// Returns a command whose process is killed when this program ends.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(words);
@@ -110,40 +114,40 @@ impl Programs {
         command
     }
 
-    /// Runs a program and returns its output. Fails if it fails.
+    /// Runs a program and returns its output. Fails if the program fails.
     fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.command(words).output().context("the good client")?;
-        succeeded(words, &output)?;
+        check_success(words, &output)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 
 impl Programs {
-    /// Does the same as [`run`](Self::run), and sets `begun` at the first line with this text.
-    fn run_and_notify(&self, words: &[&str], text: &str, begun: &AtomicBool) -> Result<String> {
+    /// Like [`run`](Self::run), but sets `connected` at the first output line that contains `text`.
+    fn run_and_notify(&self, words: &[&str], text: &str, connected: &AtomicBool) -> Result<String> {
         let mut child = self
             .command(words)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        let mut said = String::new();
+        let mut output_text = String::new();
         if let Some(stdout) = child.stdout.take() {
             for line in BufReader::new(stdout).lines() {
                 let line = line?;
                 if line.contains(text) {
-                    begun.store(true, Ordering::Release);
+                    connected.store(true, Ordering::Release);
                 } else {
-                    said.push_str(&line);
-                    said.push('\n');
+                    output_text.push_str(&line);
+                    output_text.push('\n');
                 }
             }
         }
-        succeeded(words, &child.wait_with_output()?)?;
-        Ok(said)
+        check_success(words, &child.wait_with_output()?)?;
+        Ok(output_text)
     }
 }
 
-fn succeeded(words: &[&str], output: &Output) -> Result<()> {
+fn check_success(words: &[&str], output: &Output) -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
@@ -170,24 +174,24 @@ pub(super) struct Server<'a> {
     pub(super) address: SocketAddr,
 }
 
-/// Time limit for a server to listen.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Round trips in one run of the good client.
+/// Time limit for a server to start listening.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Number of round trips in one run of the good client.
 const ROUNDS: &str = "200";
 /// Size of the file that the good client of `cp` copies, in bytes.
 const FILE: usize = 256 * 1024;
-/// Copies in one run of the good client of `cp`.
+/// Number of copies in one run of the good client of `cp`.
 const COPIES: usize = 4;
 
 fn command_line(programs: &Programs, kind: Kind, port: &str) -> Result<Vec<String>> {
     let line = match kind {
         Kind::Ping => format!("ping serve -a 127.0.0.1 -p {port}"),
-        Kind::Perf | Kind::Measured => format!("perf serve --bind 127.0.0.1:{port}"),
+        Kind::Perf | Kind::PerfRdma => format!("perf serve --bind 127.0.0.1:{port}"),
         Kind::Cp => format!("cp serve --port {port}"),
         Kind::Rping => format!("run -- rping -s -P -a 127.0.0.1 -p {port}"),
-        Kind::Granting => "run --".to_owned(),
-        Kind::Marking => "run --markers on --".to_owned(),
-        Kind::Device => return granting(programs, &["serve", port, "plain"]),
+        Kind::CServer => "run --".to_owned(),
+        Kind::CServerMarkers => "run --markers on --".to_owned(),
+        Kind::CServerDevice => return granting(programs, &["serve", port, "plain"]),
     };
     let mut words = vec![programs.iwarp.display().to_string()];
     words.extend(line.split(' ').map(String::from));
@@ -199,13 +203,13 @@ fn command_line(programs: &Programs, kind: Kind, port: &str) -> Result<Vec<Strin
             std::fs::write(served.join("file"), content())?;
             words.push(served.display().to_string());
         }
-        Kind::Granting | Kind::Marking => words.extend(granting(programs, &["serve", port])?),
-        Kind::Ping | Kind::Perf | Kind::Measured | Kind::Rping | Kind::Device => {}
+        Kind::CServer | Kind::CServerMarkers => words.extend(granting(programs, &["serve", port])?),
+        Kind::Ping | Kind::Perf | Kind::PerfRdma | Kind::Rping | Kind::CServerDevice => {}
     }
     Ok(words)
 }
 
-/// Returns the command line of the program in C. Its second argument is the address.
+/// Returns the command line of the program in C. Inserts the address after the first of `words`.
 fn granting(programs: &Programs, words: &[&str]) -> Result<Vec<String>> {
     let path = programs.granting.as_ref().context("needs a C compiler")?;
     let mut all = vec![path.display().to_string()];
@@ -238,16 +242,17 @@ impl<'a> Server<'a> {
         };
         let start = Instant::now();
         while !server.listens()? {
-            server.alive()?;
-            if start.elapsed() > PATIENCE {
-                bail!("{} does not listen", kind.name());
+            server.check_alive()?;
+            if start.elapsed() > START_LIMIT {
+                bail!("{} did not start listening", kind.name());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(server)
     }
 
-    /// Checks the kernel's table, because a connection would count as the first client.
+    /// Returns `true` if the server listens. Reads the kernel's table, because the server would
+    /// treat a connection as its first client.
     fn listens(&self) -> Result<bool> {
         let wanted = format!(":{:04X} ", self.address.port());
         let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
@@ -265,12 +270,12 @@ impl<'a> Server<'a> {
     }
 
     /// Fails if the server has exited.
-    pub(super) fn alive(&mut self) -> Result<()> {
+    pub(super) fn check_alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            let said = std::fs::read_to_string(&self.output).unwrap_or_default();
-            let last = said.lines().rfind(|line| !line.trim().is_empty());
+            let output_text = std::fs::read_to_string(&self.output).unwrap_or_default();
+            let last = output_text.lines().rfind(|line| !line.trim().is_empty());
             bail!(
-                "the server has ended: {status}: {}",
+                "the server exited: {status}; its last output: {}",
                 last.unwrap_or("no output")
             );
         }
@@ -287,8 +292,8 @@ impl<'a> Server<'a> {
             .context("no VmRSS")
     }
 
-    /// Returns the numbers of the server's descriptors and threads.
-    pub(super) fn holds(&self) -> Result<(usize, usize)> {
+    /// Returns the server's number of descriptors and of threads.
+    pub(super) fn descriptors_and_threads(&self) -> Result<(usize, usize)> {
         let count = |what: &str| -> Result<usize> {
             let path = format!("/proc/{}/{what}", self.child.id());
             Ok(std::fs::read_dir(path)?.count())
@@ -296,8 +301,9 @@ impl<'a> Server<'a> {
         Ok((count("fd")?, count("task")?))
     }
 
-    /// Runs the good client once, which checks its data. Sets `begun` when the client is connected.
-    pub(super) fn measure(&self, begun: &AtomicBool) -> Result<Figures> {
+    /// Runs the good client once. The client checks its data. Sets `connected` when it is
+    /// connected.
+    pub(super) fn measure(&self, connected: &AtomicBool) -> Result<Figures> {
         let iwarp = self.programs.iwarp.display().to_string();
         let port = self.address.port().to_string();
         match self.kind {
@@ -313,10 +319,14 @@ impl<'a> Server<'a> {
                     "-V",
                     "-v",
                 ];
-                ping_figures(&self.programs.run_and_notify(&words, "ping data", begun)?)
+                ping_figures(
+                    &self
+                        .programs
+                        .run_and_notify(&words, "ping data", connected)?,
+                )
             }
             Kind::Ping => {
-                let said = self.programs.run(&[
+                let output_text = self.programs.run(&[
                     &iwarp,
                     "ping",
                     "127.0.0.1",
@@ -326,29 +336,29 @@ impl<'a> Server<'a> {
                     ROUNDS,
                     "-V",
                 ])?;
-                ping_figures(&said)
+                ping_figures(&output_text)
             }
-            Kind::Granting | Kind::Marking => {
+            Kind::CServer | Kind::CServerMarkers => {
                 let mut words = [&iwarp, "run", "--"].map(String::from).to_vec();
                 words.extend(granting(self.programs, &["measure", &port, ROUNDS])?);
-                self.grants(&words)
+                self.run_c_client(&words)
             }
-            Kind::Device => self.grants(&granting(
+            Kind::CServerDevice => self.run_c_client(&granting(
                 self.programs,
                 &["measure", &port, ROUNDS, "plain"],
             )?),
-            Kind::Cp => self.copies(&iwarp, &port),
-            Kind::Perf => self.performs(&iwarp, &port),
-            Kind::Measured => self.performs_in_turn(&iwarp, &port),
+            Kind::Cp => self.run_cp_clients(&iwarp, &port),
+            Kind::Perf => self.run_perf_client(&iwarp, &port),
+            Kind::PerfRdma => self.run_perf_client_retrying(&iwarp, &port),
         }
     }
 
-    fn grants(&self, words: &[String]) -> Result<Figures> {
+    fn run_c_client(&self, words: &[String]) -> Result<Figures> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         granting_figures(&self.programs.run(&words)?)
     }
 
-    fn performs(&self, iwarp: &str, port: &str) -> Result<Figures> {
+    fn run_perf_client(&self, iwarp: &str, port: &str) -> Result<Figures> {
         let server = format!("127.0.0.1:{port}");
         let mut words = vec![iwarp, "perf", "connect", &server, "--iters", ROUNDS];
         words.extend(
@@ -358,17 +368,18 @@ impl<'a> Server<'a> {
     }
 
     /// Retries while the server is busy with another client.
-    fn performs_in_turn(&self, iwarp: &str, port: &str) -> Result<Figures> {
+    fn run_perf_client_retrying(&self, iwarp: &str, port: &str) -> Result<Figures> {
         let start = Instant::now();
         loop {
-            match self.performs(iwarp, port) {
-                Err(e) if start.elapsed() < PATIENCE && format!("{e:#}").contains("try again") => {}
+            match self.run_perf_client(iwarp, port) {
+                Err(e)
+                    if start.elapsed() < START_LIMIT && format!("{e:#}").contains("try again") => {}
                 other => return other,
             }
         }
     }
 
-    fn copies(&self, iwarp: &str, port: &str) -> Result<Figures> {
+    fn run_cp_clients(&self, iwarp: &str, port: &str) -> Result<Figures> {
         let target = self.programs.dir.join("copied");
         let mut times = Vec::new();
         for _ in 0..COPIES {
@@ -404,7 +415,7 @@ impl Drop for Server<'_> {
     }
 }
 
-/// Returns the copied data: bytes that depend on their offset.
+/// Returns the content of the file to copy: bytes that depend on their offset.
 fn content() -> Vec<u8> {
     (0..FILE).map(|n| (n * 7 + n / 251) as u8).collect()
 }
@@ -415,38 +426,38 @@ fn free_port() -> Result<u16> {
 }
 
 /// `…, round trip min/avg/p50/p99/max 34/40/38/70/90 us`
-fn ping_figures(said: &str) -> Result<Figures> {
+fn ping_figures(output_text: &str) -> Result<Figures> {
     let find = || {
-        let (_, rest) = said.split_once("min/avg/p50/p99/max ")?;
+        let (_, rest) = output_text.split_once("min/avg/p50/p99/max ")?;
         let mut fields = rest.split(['/', ' ']).map(|field| field.parse().ok());
         Some(Figures {
             p50: fields.nth(2)??,
             p99: fields.next()??,
         })
     };
-    find().with_context(|| format!("no figures of ping in: {said}"))
+    find().with_context(|| format!("no latencies in the output of ping: {output_text}"))
 }
 
 /// `p50 38 p99 70 us`
-fn granting_figures(said: &str) -> Result<Figures> {
-    let mut words = said.split_whitespace();
+fn granting_figures(output_text: &str) -> Result<Figures> {
+    let mut words = output_text.split_whitespace();
     let mut after = |name| {
         words.find(|word| *word == name)?;
         words.next()?.parse().ok()
     };
     let find = after("p50").zip(after("p99"));
-    let (p50, p99) = find.with_context(|| format!("no figures in: {said}"))?;
+    let (p50, p99) = find.with_context(|| format!("no latencies in the output: {output_text}"))?;
     Ok(Figures { p50, p99 })
 }
 
-fn perf_figures(said: &str) -> Result<Figures> {
-    let json: serde_json::Value = serde_json::from_str(said)?;
+fn perf_figures(output_text: &str) -> Result<Figures> {
+    let json: serde_json::Value = serde_json::from_str(output_text)?;
     let mut found = None;
     search(&json, &mut found);
     found.context("no latency in the report of perf")
 }
 
-/// Finds the first object with a median and a 99th percentile.
+/// Finds the first JSON object with a median and a 99th percentile.
 fn search(json: &serde_json::Value, found: &mut Option<Figures>) {
     if found.is_some() {
         return;
@@ -464,7 +475,7 @@ fn search(json: &serde_json::Value, found: &mut Option<Figures>) {
     }
 }
 
-/// Compiles the verbs server. The error says why that is impossible, such as missing headers.
+/// Compiles the verbs server in C. The error is the compiler's message.
 pub(super) fn compile(source: &Path, to: &Path) -> std::result::Result<(), String> {
     let output = Command::new("cc")
         .args(["-O2", "-o"])
@@ -485,12 +496,12 @@ mod tests {
 
     #[test]
     fn figures_are_parsed() {
-        let said = "10 pings, 64 octets, round trip min/avg/p50/p99/max 34/40/38/70/90 us\n";
+        let output_text = "10 pings, 64 octets, round trip min/avg/p50/p99/max 34/40/38/70/90 us\n";
         let want = Figures {
             p50: 38.0,
             p99: 70.0,
         };
-        assert_eq!(ping_figures(said).unwrap(), want);
+        assert_eq!(ping_figures(output_text).unwrap(), want);
         assert_eq!(granting_figures("p50 38 p99 70 us\n").unwrap(), want);
         let json = r#"{"points": [{"latency": {"lat_us_p50": 38, "lat_us_p99": 70.0}}]}"#;
         assert_eq!(perf_figures(json).unwrap(), want);

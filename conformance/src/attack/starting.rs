@@ -1,5 +1,5 @@
-//! Attacks by start-up frames (RFC 5044 section 7.1, RFC 6581 section 9) and by the first FPDUs of
-//! a stream.
+//! Attacks with MPA start-up frames (RFC 5044 section 7.1, RFC 6581 section 9) and with the first
+//! FPDUs of a stream.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,20 +8,20 @@ use anyhow::{Context as _, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use super::acts::{self, Target, UNKNOWN, write};
+use super::acts::{self, Target, UNKNOWN_STAG, write};
 use super::kind::{Attack, Expect, Needs, mpa, other, tagged, untagged};
-use super::peer::{self, Peer, Seen};
+use super::peer::{self, Peer, Response};
 use super::wire::{self, Op};
 
-/// Flags of the first word of an enhanced request's private data: A (peer to peer) and B (Send),
-/// and of the second: C (Write) and D (Read).
+/// Flags in the private data of an enhanced request. First word: A (peer to peer) and B (RTR by
+/// Send); second word: C (RTR by Write) and D (RTR by Read).
 const PEER_TO_PEER: u16 = 0x8000;
-const BY_SEND: u16 = 0x4000;
-const BY_WRITE: u16 = 0x8000;
-const BY_READ: u16 = 0x4000;
-/// The largest Read depth.
-const DEPTH: u16 = 0x3ffe;
-/// The depth that requests no negotiation.
+const RTR_SEND: u16 = 0x4000;
+const RTR_WRITE: u16 = 0x8000;
+const RTR_READ: u16 = 0x4000;
+/// The largest IRD or ORD.
+const MAX_DEPTH: u16 = 0x3ffe;
+/// The IRD or ORD value that means "not negotiated".
 const NO_DEPTH: u16 = 0x3fff;
 
 /// Returns a request whose private data begin with IRD and ORD, as in revision 2.
@@ -33,34 +33,36 @@ fn request(flags: u8, revision: u8, ird: u16, ord: u16) -> Vec<u8> {
     out
 }
 
-/// Connects by a legal request, and sends ULPDUs.
-fn set_up(t: &Target, request: &[u8], ulpdus: &[Vec<u8>]) -> Result<Seen> {
-    let peer = Peer::ask(peer::connect(t.address)?, request)?;
-    let mut peer = peer.context("the server refuses a request that is legal")?;
+/// Connects with a valid request, and sends ULPDUs.
+fn set_up(t: &Target, request: &[u8], ulpdus: &[Vec<u8>]) -> Result<Response> {
+    let peer = Peer::request_connection(peer::connect(t.address)?, request)?;
+    let mut peer = peer.context("the server rejected a valid request")?;
     for ulpdu in ulpdus {
         peer.send(ulpdu)?;
     }
-    peer.answer()
+    peer.read_response()
 }
 
 fn empty_write() -> Vec<u8> {
     wire::tagged(Op::Write, 0, 0, &[])
 }
 
-/// Appends an invalid Write to legal messages. Its answer shows that the server has processed them.
-fn legal(messages: &[Vec<u8>]) -> Vec<Vec<u8>> {
+/// Appends an invalid Write to valid messages. Its Terminate shows that the server has accepted the
+/// messages.
+fn then_invalid_write(messages: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut all = messages.to_vec();
-    all.push(write(UNKNOWN, 0));
+    all.push(write(UNKNOWN_STAG, 0));
     all
 }
 
-/// Returns the first untagged message of its queue.
+/// Returns an untagged message with message number 1.
 fn first(op: Op, body: &[u8]) -> Vec<u8> {
     wire::untagged(op, 0, 1, body)
 }
 
-/// Sends an enhanced peer-to-peer request, and messages.
-fn peer_to_peer(t: &Target, send: u16, others: u16, messages: &[Vec<u8>]) -> Result<Seen> {
+/// Connects with an enhanced peer-to-peer request, and sends messages. `send` and `others` are the
+/// RTR flags.
+fn peer_to_peer(t: &Target, send: u16, others: u16, messages: &[Vec<u8>]) -> Result<Response> {
     let request = request(
         wire::CRC | wire::ENHANCED,
         2,
@@ -70,67 +72,67 @@ fn peer_to_peer(t: &Target, send: u16, others: u16, messages: &[Vec<u8>]) -> Res
     set_up(t, &request, messages)
 }
 
-fn private_data(t: &Target, octets: u16) -> Result<Seen> {
+fn private_data(t: &Target, octets: u16) -> Result<Response> {
     let mut all = wire::frame(wire::REQUEST, wire::CRC, 1, octets);
-    all.resize(wire::FRAME + usize::from(octets), 0);
+    all.resize(wire::FRAME_LEN + usize::from(octets), 0);
     acts::first_octets(t, &all)
 }
 
-/// Requests the largest depths, and then sends more Reads than any device supports.
-fn absurd_depths(t: &Target) -> Result<Seen> {
-    let request = request(wire::CRC | wire::ENHANCED, 2, DEPTH, DEPTH);
-    let peer = Peer::ask(peer::connect(t.address)?, &request)?;
-    let mut peer = peer.context("the server refuses large depths")?;
-    let grant = peer.grant.unwrap_or(acts::NOTHING);
-    acts::many_at_once(&mut peer, u32::from(DEPTH) + 100, |peer| {
-        vec![peer.message(Op::Read, &acts::little(&grant))]
+/// Requests the largest IRD and ORD, and then sends more Reads than any device supports.
+fn largest_depths(t: &Target) -> Result<Response> {
+    let request = request(wire::CRC | wire::ENHANCED, 2, MAX_DEPTH, MAX_DEPTH);
+    let peer = Peer::request_connection(peer::connect(t.address)?, &request)?;
+    let mut peer = peer.context("the server rejected a request with large depths")?;
+    let grant = peer.grant.unwrap_or(acts::NO_GRANT);
+    acts::many_at_once(&mut peer, u32::from(MAX_DEPTH) + 100, |peer| {
+        vec![peer.message(Op::Read, &acts::short_read(&grant))]
     })?;
-    peer.answer()
+    peer.read_response()
 }
 
-/// Sends request and FPDUs without waiting for the reply (RFC 5044 section 7.1.2).
-fn without_waiting(t: &Target) -> Result<Seen> {
+/// Sends a request and FPDUs without waiting for the reply, which RFC 5044 section 7.1.2 forbids.
+fn without_waiting(t: &Target) -> Result<Response> {
     let mut stream = peer::connect(t.address)?;
     let mut all = request(wire::CRC, 1, 0, 0);
-    for ulpdu in legal(&[empty_write()]) {
+    for ulpdu in then_invalid_write(&[empty_write()]) {
         all.extend(wire::fpdu(&ulpdu));
     }
     stream.write_all(&all)?;
-    peer::end_of(&mut stream)
+    peer::wait_for_close(&mut stream)
 }
 
-fn two_requests(t: &Target) -> Result<Seen> {
+fn two_requests(t: &Target) -> Result<Response> {
     let mut stream = peer::connect(t.address)?;
     stream.write_all(&request(wire::CRC, 1, 0, 0).repeat(2))?;
     // The server parses the second request as the start of a long FPDU.
     stream.shutdown(std::net::Shutdown::Write)?;
-    peer::end_of(&mut stream)
+    peer::wait_for_close(&mut stream)
 }
 
-/// Sends more concurrent requests than the listener has slots for, and reads no reply.
-fn many_requests(t: &Target) -> Result<Seen> {
-    let mut streams = acts::crowd(t, 200)?;
+/// Sends more concurrent requests than the listener's limit, and reads no replies.
+fn many_requests(t: &Target) -> Result<Response> {
+    let mut streams = acts::open_connections(t, 200)?;
     for stream in &mut streams {
         stream.write_all(&request(wire::CRC, 1, 0, 0))?;
     }
     std::thread::sleep(acts::pause(t));
     drop(streams);
-    Ok(Seen::Held)
+    Ok(Response::NoResponse)
 }
 
-/// Opens more silent connections than a listener has slots for. On loopback each has its own source
-/// address, so that a limit per address does not apply.
-fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
+/// Opens more silent connections than the listener's limit. On loopback, each has a different
+/// source address, so that the limit per address does not apply.
+fn half_open_from_many_addresses(t: &Target) -> Result<Response> {
     let before = getrlimit(Resource::Nofile);
     let mut all = before;
     all.current = all.maximum;
     setrlimit(Resource::Nofile, all)?;
-    let held = hold_from_everywhere(t);
+    let held = hold_from_many_addresses(t);
     setrlimit(Resource::Nofile, before)?;
-    held.map(|()| Seen::Held)
+    held.map(|()| Response::NoResponse)
 }
 
-fn hold_from_everywhere(t: &Target) -> Result<()> {
+fn hold_from_many_addresses(t: &Target) -> Result<()> {
     let mut streams = Vec::new();
     for n in 0..1200_u32 {
         let own = Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 1).to_bits() + n);
@@ -147,7 +149,7 @@ fn hold_from_everywhere(t: &Target) -> Result<()> {
 }
 
 /// Opens and closes connections from several threads.
-fn storm(t: &Target) -> Result<Seen> {
+fn open_and_close_from_threads(t: &Target) -> Result<Response> {
     let rounds = 20 * t.scale;
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..8)
@@ -166,40 +168,40 @@ fn storm(t: &Target) -> Result<Seen> {
                 })
             })
             .collect();
-        for one in all {
-            let joined = one.join();
+        for thread in all {
+            let joined = thread.join();
             joined.unwrap_or_else(|_| anyhow::bail!("a thread has panicked"))?;
         }
-        Ok(Seen::Held)
+        Ok(Response::NoResponse)
     })
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
-    // The receiver must ignore reserved bits: it accepts the connection, and answers an invalid
+    // The receiver must ignore reserved bits: it accepts the connection, and responds to an invalid
     // Write as usual.
     other("set-up: reserved bits", Needs::Mpa, tagged(0), |t| {
         let request = request(wire::CRC | 0x1f, 1, 0, 0);
-        set_up(t, &request, &legal(&[empty_write()]))
+        set_up(t, &request, &then_invalid_write(&[empty_write()]))
     }),
     other(
         "set-up: a request that rejects",
         Needs::Mpa,
         tagged(0),
         |t| {
-            let request = request(wire::CRC | wire::REJECTED, 1, 0, 0);
-            set_up(t, &request, &legal(&[empty_write()]))
+            let request = request(wire::CRC | wire::REJECT, 1, 0, 0);
+            set_up(t, &request, &then_invalid_write(&[empty_write()]))
         },
     ),
     other(
         "set-up: 513 octets of private data",
         Needs::Listener,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| private_data(t, 513),
     ),
     other(
         "set-up: revision 2, three octets of private data",
         Needs::Listener,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| {
             let mut all = wire::frame(wire::REQUEST, wire::CRC | wire::ENHANCED, 2, 3);
             all.extend([0; 3]);
@@ -210,7 +212,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         "set-up: more Reads than the largest depths",
         Needs::Region,
         untagged(2),
-        absurd_depths,
+        largest_depths,
     ),
     other(
         "set-up: depths that are not negotiated",
@@ -218,14 +220,14 @@ pub(super) const ATTACKS: &[Attack] = &[
         tagged(0),
         |t| {
             let request = request(wire::CRC | wire::ENHANCED, 2, NO_DEPTH, NO_DEPTH);
-            set_up(t, &request, &legal(&[empty_write()]))
+            set_up(t, &request, &then_invalid_write(&[empty_write()]))
         },
     ),
     other(
         "set-up: an RTR message of no kind",
         Needs::Mpa,
         tagged(0),
-        |t| peer_to_peer(t, 0, 0, &legal(&[empty_write()])),
+        |t| peer_to_peer(t, 0, 0, &then_invalid_write(&[empty_write()])),
     ),
     other(
         "set-up: another RTR message than the agreed one",
@@ -233,7 +235,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         tagged(0),
         |t| {
             let read = first(Op::Read, &wire::read_request(0, 0, 0));
-            peer_to_peer(t, 0, BY_WRITE, &legal(&[read]))
+            peer_to_peer(t, 0, RTR_WRITE, &then_invalid_write(&[read]))
         },
     ),
     other(
@@ -242,7 +244,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         tagged(0),
         |t| {
             let all = vec![empty_write(); 1000];
-            peer_to_peer(t, BY_SEND, BY_WRITE | BY_READ, &legal(&all))
+            peer_to_peer(t, RTR_SEND, RTR_WRITE | RTR_READ, &then_invalid_write(&all))
         },
     ),
     other(
@@ -250,8 +252,8 @@ pub(super) const ATTACKS: &[Attack] = &[
         Needs::Mpa,
         Expect::Terminate(0x0100),
         |t| {
-            let read = first(Op::Read, &wire::read_request(UNKNOWN, 0, 8));
-            peer_to_peer(t, 0, BY_READ, &[empty_write(), read])
+            let read = first(Op::Read, &wire::read_request(UNKNOWN_STAG, 0, 8));
+            peer_to_peer(t, 0, RTR_READ, &[empty_write(), read])
         },
     ),
     other(
@@ -259,34 +261,35 @@ pub(super) const ATTACKS: &[Attack] = &[
         Needs::Mpa,
         mpa(2),
         |t| {
-            let peer = Peer::ask(peer::connect(t.address)?, &request(0, 1, 0, 0))?;
-            let mut peer = peer.context("the server refuses a request without CRC")?;
+            let peer = Peer::request_connection(peer::connect(t.address)?, &request(0, 1, 0, 0))?;
+            let mut peer = peer.context("the server rejected a request without CRC")?;
             peer.send(&empty_write())?;
             let mut fpdu = wire::fpdu(&empty_write());
             let body = fpdu.len() - 4;
             fpdu[body..].fill(0);
             peer.put(&fpdu)?;
-            peer.answer()
+            peer.read_response()
         },
     ),
-    // Before a responder has received a whole FPDU it may send nothing, not even a Terminate (RFC
-    // 5044 section 7.1.2).
+    // Before a responder has received a valid FPDU it must not send anything, not even a Terminate
+    // (RFC 5044 section 7.1.2).
     other(
         "set-up: the first FPDU is wrong",
         Needs::Mpa,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| {
-            let peer = Peer::ask(peer::connect(t.address)?, &request(wire::CRC, 1, 0, 0))?;
-            let mut peer = peer.context("refused")?;
+            let peer =
+                Peer::request_connection(peer::connect(t.address)?, &request(wire::CRC, 1, 0, 0))?;
+            let mut peer = peer.context("the server rejected a valid request")?;
             peer.put(&[0xff; 64])?;
             peer.half_close()?;
-            peer.answer()
+            peer.read_response()
         },
     ),
     other(
         "set-up: the first FPDU is a Terminate",
         Needs::Mpa,
-        Expect::Ended,
+        Expect::ClosedWithoutTerminate,
         |t| {
             let terminate = first(Op::Terminate, &[0x20, 2, 0, 0]);
             set_up(t, &request(wire::CRC, 1, 0, 0), &[terminate])
@@ -295,31 +298,31 @@ pub(super) const ATTACKS: &[Attack] = &[
     other(
         "set-up: FPDUs without waiting for the reply",
         Needs::Mpa,
-        Expect::Over,
+        Expect::Closed,
         without_waiting,
     ),
     other(
         "set-up: two requests",
         Needs::Mpa,
-        Expect::Over,
+        Expect::Closed,
         two_requests,
     ),
     other(
         "set-up: requests in a crowd, and nobody reads the replies",
         Needs::Listener,
-        Expect::Held,
+        Expect::NoResponse,
         many_requests,
     ),
     other(
         "set-up: half-open from more addresses than there are places",
         Needs::Port,
-        Expect::Held,
-        half_open_from_everywhere,
+        Expect::NoResponse,
+        half_open_from_many_addresses,
     ),
     other(
         "set-up: requests from many threads, which leave at once",
         Needs::Listener,
-        Expect::Held,
-        storm,
+        Expect::NoResponse,
+        open_and_close_from_threads,
     ),
 ];

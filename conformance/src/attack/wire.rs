@@ -1,7 +1,7 @@
 //! Encodes and decodes what a hostile peer sends and receives: MPA frames and FPDUs (RFC 5044), DDP
 //! segments (RFC 5041), and RDMAP headers (RFC 5040, RFC 7306).
 //!
-//! Does not use the product's codecs, so that their mistakes are found.
+//! It does not use the codecs under test, so that it finds their mistakes.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -29,8 +29,8 @@ impl Op {
     }
 }
 
-/// Offsets of header octets that attacks change.
-pub(super) mod at {
+/// Offsets of header fields that attacks change (of the last octet of longer fields).
+pub(super) mod header_offset {
     pub(in super::super) const DDP_CONTROL: usize = 0;
     pub(in super::super) const RDMAP_CONTROL: usize = 1;
     pub(in super::super) const QN: usize = 9;
@@ -89,7 +89,7 @@ pub(super) fn crc32c(octets: &[u8]) -> u32 {
     !sum
 }
 
-/// Returns the length of an FPDU up to its CRC.
+/// Returns the length of an FPDU without its CRC, for a ULPDU of this length.
 pub(super) const fn padded(ulpdu: usize) -> usize {
     (2 + ulpdu).next_multiple_of(4)
 }
@@ -109,18 +109,19 @@ pub(super) fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
 pub(super) const REQUEST: &[u8; 16] = b"MPA ID Req Frame";
 /// The key of an MPA reply.
 pub(super) const REPLY: &[u8; 16] = b"MPA ID Rep Frame";
-/// Length of a frame without private data.
-pub(super) const FRAME: usize = 20;
+/// Length of a start-up frame without private data.
+pub(super) const FRAME_LEN: usize = 20;
 /// The flag that requests CRCs.
 pub(super) const CRC: u8 = 0x40;
 /// The flag that rejects a request.
-pub(super) const REJECTED: u8 = 0x20;
-/// The flag of revision 2: the private data begin with the depths (RFC 6581 section 9).
+pub(super) const REJECT: u8 = 0x20;
+/// The flag of revision 2: the private data begin with IRD and ORD (RFC 6581 section 9).
 pub(super) const ENHANCED: u8 = 0x10;
 /// The flag that requests markers.
 pub(super) const MARKERS: u8 = 0x80;
 
-/// Returns a frame without private data.
+/// Returns the fixed part of a start-up frame. `private` is the length of the private data that the
+/// caller appends.
 pub(super) fn frame(key: &[u8; 16], flags: u8, revision: u8, private: u16) -> Vec<u8> {
     let mut out = key.to_vec();
     out.extend([flags, revision]);
@@ -147,6 +148,6 @@ mod tests {
         assert_eq!(read_request(1, 2, 3).len(), 28);
         assert_eq!(fetch_add(1, 2).len(), 52);
         assert_eq!(fpdu(&[0; 5]).len(), 12);
-        assert_eq!(frame(REQUEST, CRC, 1, 0).len(), FRAME);
+        assert_eq!(frame(REQUEST, CRC, 1, 0).len(), FRAME_LEN);
     }
 }

@@ -12,33 +12,33 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// Archives everything below `root` as owned by root.
+/// Archives all files below `root`. In the archive, they belong to the user root.
 pub(crate) fn write(root: &Path, file: &Path) -> Result<()> {
     let out = std::fs::File::create(file).with_context(|| file.display().to_string())?;
     let mut out = BufWriter::new(out);
     let mut inode = 0;
-    tree(root, root, &mut out, &mut inode)?;
-    entry(&mut out, 0, "TRAILER!!!", 0, &[])?;
+    write_dir(root, root, &mut out, &mut inode)?;
+    write_entry(&mut out, 0, "TRAILER!!!", 0, &[])?;
     out.flush()?;
     Ok(())
 }
 
-fn tree(root: &Path, dir: &Path, out: &mut impl Write, inode: &mut u32) -> Result<()> {
+fn write_dir(root: &Path, dir: &Path, out: &mut impl Write, inode: &mut u32) -> Result<()> {
     let mut paths: Vec<_> = std::fs::read_dir(dir)?
-        .map(|entry| entry.map(|entry| entry.path()))
+        .map(|write_entry| write_entry.map(|write_entry| write_entry.path()))
         .collect::<std::io::Result<_>>()?;
     paths.sort();
     for path in paths {
-        let about: Metadata = path.symlink_metadata()?;
+        let metadata: Metadata = path.symlink_metadata()?;
         let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
-        let permissions = about.permissions().mode() & 0o7777;
+        let permissions = metadata.permissions().mode() & 0o7777;
         *inode += 1;
-        if about.is_dir() {
-            entry(out, *inode, &name, DIRECTORY | permissions, &[])?;
-            tree(root, &path, out, inode)?;
-        } else if about.is_symlink() {
+        if metadata.is_dir() {
+            write_entry(out, *inode, &name, DIRECTORY | permissions, &[])?;
+            write_dir(root, &path, out, inode)?;
+        } else if metadata.is_symlink() {
             let target = std::fs::read_link(&path)?;
-            entry(
+            write_entry(
                 out,
                 *inode,
                 &name,
@@ -46,8 +46,8 @@ fn tree(root: &Path, dir: &Path, out: &mut impl Write, inode: &mut u32) -> Resul
                 target.to_string_lossy().as_bytes(),
             )?;
         } else {
-            debug_assert!(about.mode() & REGULAR != 0);
-            entry(
+            debug_assert!(metadata.mode() & REGULAR != 0);
+            write_entry(
                 out,
                 *inode,
                 &name,
@@ -61,7 +61,7 @@ fn tree(root: &Path, dir: &Path, out: &mut impl Write, inode: &mut u32) -> Resul
 
 /// Writes one entry: magic, thirteen hexadecimal fields, the name with NUL, and the data. Name and
 /// data are padded to four bytes.
-fn entry(
+fn write_entry(
     out: &mut impl Write,
     inode: u32,
     name: &str,
@@ -90,10 +90,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_aligned() {
+    fn entries_are_aligned() {
         let mut out = Vec::new();
-        entry(&mut out, 1, "bin/x", REGULAR | 0o755, b"hello").unwrap();
-        entry(&mut out, 0, "TRAILER!!!", 0, &[]).unwrap();
+        write_entry(&mut out, 1, "bin/x", REGULAR | 0o755, b"hello").unwrap();
+        write_entry(&mut out, 0, "TRAILER!!!", 0, &[]).unwrap();
         assert_eq!(&out[..6], b"070701");
         assert_eq!(&out[14..22], b"000081ED");
         assert_eq!(&out[110..116], b"bin/x\0");

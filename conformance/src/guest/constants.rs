@@ -1,7 +1,7 @@
-//! Turns constants in siw's source into module parameters.
+//! Edits siw's source: turns constants into module parameters.
 //!
-//! siw has constants instead of module parameters. With parameters, one guest can act as every kind
-//! of peer. With default values, the driver behaves like the unmodified one.
+//! With parameters, one guest can act as every kind of peer. With default values, the driver
+//! behaves like the unmodified one.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ const SWITCHES: &[&str] = &[
 
 /// Edits the source in `dir`.
 ///
-/// Fails if a constant does not occur exactly once, because the edits do not fit this version of
-/// the driver.
+/// Fails unless each constant occurs exactly once, because the edits do not apply to such a version
+/// of the driver.
 pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw.h"), |text| {
         SWITCHES.iter().try_fold(text, |text, name| {
-            once(
+            replace_once(
                 &text,
                 &format!("extern const bool {name};"),
                 &format!("extern bool {name};"),
@@ -31,9 +31,9 @@ pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw_main.c"), |text| {
         let text = SWITCHES
             .iter()
-            .try_fold(text, |text, name| switch(&text, name))?;
+            .try_fold(text, |text, name| bool_to_parameter(&text, name))?;
         let revision = "u_char mpa_version = MPA_REVISION_2;";
-        once(
+        replace_once(
             &text,
             revision,
             &format!("{revision}\nmodule_param(mpa_version, byte, 0444);"),
@@ -41,14 +41,14 @@ pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     })?;
     edit(&dir.join("siw_cm.c"), |text| {
         // Bit 0: zero-length Read, bit 1: zero-length Write.
-        let text = once(
+        let text = replace_once(
             &text,
             "static __be16 rtr_type = MPA_V2_RDMA_READ_RTR | MPA_V2_RDMA_WRITE_RTR;",
             "static unsigned int rtr = 3;\nmodule_param(rtr, uint, 0444);\n\
              #define rtr_type ((rtr & 1 ? MPA_V2_RDMA_READ_RTR : 0) | \
              (rtr & 2 ? MPA_V2_RDMA_WRITE_RTR : 0))",
         )?;
-        once(
+        replace_once(
             &text,
             "static const bool relaxed_ird_negotiation = true;",
             "static bool relaxed_ird_negotiation = true;\n\
@@ -57,25 +57,25 @@ pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     })
 }
 
-/// Turns a `bool` constant into a parameter with the same default. A constant without a value is
-/// false.
-fn switch(text: &str, name: &str) -> Result<String> {
+/// Turns a `bool` constant into a parameter with the same default, which is false if the constant
+/// has no initializer.
+fn bool_to_parameter(text: &str, name: &str) -> Result<String> {
     let parameter = format!("module_param({name}, bool, 0444);");
     let set = format!("const bool {name} = true;");
     if text.contains(&set) {
-        return once(text, &set, &format!("bool {name} = true;\n{parameter}"));
+        return replace_once(text, &set, &format!("bool {name} = true;\n{parameter}"));
     }
-    once(
+    replace_once(
         text,
         &format!("const bool {name};"),
         &format!("bool {name};\n{parameter}"),
     )
 }
 
-fn once(text: &str, from: &str, to: &str) -> Result<String> {
+fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {
     match text.matches(from).count() {
         1 => Ok(text.replacen(from, to, 1)),
-        n => bail!("{n} times instead of once: {from}"),
+        n => bail!("found {n} times instead of once in siw's source: {from}"),
     }
 }
 
@@ -91,16 +91,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn switches_keep_defaults() {
+    fn parameters_keep_default_values() {
         assert_eq!(
-            switch("a\nconst bool x = true;\n", "x").unwrap(),
+            bool_to_parameter("a\nconst bool x = true;\n", "x").unwrap(),
             "a\nbool x = true;\nmodule_param(x, bool, 0444);\n"
         );
         assert_eq!(
-            switch("const bool x;\nconst bool xy;\n", "x").unwrap(),
+            bool_to_parameter("const bool x;\nconst bool xy;\n", "x").unwrap(),
             "bool x;\nmodule_param(x, bool, 0444);\nconst bool xy;\n"
         );
-        assert!(switch("const bool y;", "x").is_err());
-        assert!(once("aa", "a", "b").is_err());
+        assert!(bool_to_parameter("const bool y;", "x").is_err());
+        assert!(replace_once("aa", "a", "b").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Finds, downloads and unpacks Debian packages for guests. Installs nothing on this machine.
+//! Finds, downloads and unpacks Debian packages for guests. It installs nothing on this machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use xtask::debian::{fetch, fields};
 use xtask::kernel::headers::Release;
 use xtask::process::Log;
 
-/// The Linux series whose siw is tested: the newest in bookworm, and trixie's own.
+/// The Linux series that is tested by default: the newest in bookworm, and the default in trixie.
 pub(crate) const NEWER: &str = "6.12";
-/// The Linux series of bookworm.
+/// The default Linux series of bookworm.
 pub(crate) const OLDER: &str = "6.1";
 
-/// Packages of the guest's programs. apt finds the packages of their libraries.
+/// Packages of the guest's programs. apt determines the packages of their libraries.
 const PROGRAM_PACKAGES: &[&str] = &[
     "rdma-core",
     "rdmacm-utils",
@@ -54,7 +54,7 @@ const UNWANTED: &[&str] = &[
 ];
 
 pub(crate) struct Kernel {
-    /// Its packages. Image, headers and source have the same version.
+    /// The kernel's packages. Image, headers and source have the same version.
     pub(crate) release: Release,
     series: &'static str,
 }
@@ -72,19 +72,19 @@ impl Kernel {
             }
         }
         bail!(
-            "apt knows no kernel {series} with its source; \
-             is bookworm-security or trixie in its sources?"
+            "apt finds no kernel {series} with matching source; \
+             add bookworm-security or trixie to its sources"
         );
     }
 
-    /// Downloads image and headers, and unpacks them into `dir`.
+    /// Downloads the kernel image and headers, and unpacks them into `dir`.
     pub(crate) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
         let Release { name, version, .. } = &self.release;
         let image = format!("linux-image-{name}={version}");
         self.release.fetch(dir, &[image], log)
     }
 
-    /// Returns the omitted modules that are built for this kernel.
+    /// Returns the modules that Debian omits and that are built for this kernel.
     fn omitted(&self) -> &'static [Omitted] {
         match self.series {
             NEWER => &[omitted::SIW, omitted::STORAGE],
@@ -92,8 +92,8 @@ impl Kernel {
         }
     }
 
-    /// Downloads the kernel's source, and unpacks into `dir` the parts from which modules are
-    /// built.
+    /// Downloads the kernel's source, and unpacks the parts from which modules are built into
+    /// `dir`.
     pub(crate) fn fetch_source(&self, dir: &Path, log: &mut Log) -> Result<()> {
         let tree = format!("linux-source-{}", self.series);
         let parts: Vec<String> = self
@@ -102,7 +102,7 @@ impl Kernel {
             .flat_map(Omitted::source)
             .map(|part| format!("{tree}/{part}"))
             .collect();
-        // tar reads the whole source, which takes half a minute, so it runs once for all parts.
+        // tar reads the whole archive, which takes half a minute, so unpack all parts in one run.
         let stamp = dir.join("unpacked");
         let state = format!("{}\n{}", self.release.version, parts.join("\n"));
         if std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {

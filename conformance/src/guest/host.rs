@@ -1,4 +1,4 @@
-//! Programs on this machine. For cases over the TAP device, they run in its network namespace.
+//! Runs programs on this machine. For cases over the TAP device, they run in its network namespace.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use xtask::context::Context;
 use xtask::process::{Log, cargo};
 
 use super::image::sbin;
-use super::{Guest, Net, Output, tied};
+use super::{Guest, Net, Output, killed_with_parent};
 
-/// The paths of the built programs.
+/// The paths of the programs and libraries that were built for this machine.
 pub(crate) struct Host {
     pub(crate) iwarp: PathBuf,
     /// `guest/peer.c`, compiled for this machine.
@@ -38,7 +38,7 @@ impl Host {
             "iwarp-verbs",
         ]))?;
         let release = context.target.join("release");
-        // Unmodified programs load the library by these names.
+        // Unmodified programs load our library under these names.
         let libraries = cache.join("libraries");
         std::fs::create_dir_all(&libraries)?;
         let library = release
@@ -66,7 +66,7 @@ impl Host {
         })
     }
 
-    /// Returns the path of one of our programs, or of an installed one.
+    /// Returns the path of one of our programs, or of an installed program.
     pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
         match name {
             "iwarp" => Ok(self.iwarp.clone()),
@@ -86,22 +86,22 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts a program with these environment variables.
+    /// Starts a program with the environment variables `env`.
     pub(crate) fn start(
         guest: &Guest,
         net: Net,
         program: &Path,
         args: &[String],
-        settings: &[(&str, &str)],
+        env: &[(&str, &str)],
     ) -> Result<Self> {
         let mut command = match (net, guest.namespace()) {
-            (Net::User, _) => tied(program),
+            (Net::User, _) => killed_with_parent(program),
             (Net::Tap, Some(namespace)) => {
-                let mut command = tied(sbin("ip"));
+                let mut command = killed_with_parent(sbin("ip"));
                 command.args(["netns", "exec", namespace]).arg(program);
                 command
             }
-            (Net::Tap, None) => bail!("there is no TAP device"),
+            (Net::Tap, None) => bail!("the guest has no TAP device"),
         };
         let name = program
             .file_name()
@@ -110,7 +110,7 @@ impl Program {
             .into_owned();
         let mut child = command
             .args(args)
-            .envs(settings.iter().copied())
+            .envs(env.iter().copied())
             .env(
                 "RUST_LOG",
                 std::env::var("RUST_LOG").unwrap_or_else(|_| "warn".to_owned()),
@@ -145,11 +145,15 @@ impl Program {
 
     /// Waits at most `limit` seconds for a line that contains `text`. Returns the line.
     pub(crate) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
-        let end = Instant::now() + Duration::from_secs(limit);
+        let deadline = Instant::now() + Duration::from_secs(limit);
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             let Ok(line) = self.lines.recv_timeout(left) else {
-                bail!("{}: no {text:?} in: {}", self.name, self.seen.trim());
+                bail!(
+                    "{}: no {text:?} within {limit} s in the output: {}",
+                    self.name,
+                    self.seen.trim()
+                );
             };
             self.seen.push_str(&line);
             self.seen.push('\n');
@@ -159,8 +163,8 @@ impl Program {
         }
     }
 
-    /// Waits at most `limit` seconds for the program to exit. After that, the exit code in the
-    /// result is 124.
+    /// Waits for the program to exit. If it does not exit within `limit` seconds, the returned exit
+    /// code is 124.
     pub(crate) fn wait(mut self, limit: u64) -> Result<Output> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -188,12 +192,12 @@ impl Program {
 
     /// Waits until the program listens on a port.
     ///
-    /// Fails if the program does not listen in time, or has ended.
+    /// Fails if the program exits, or does not listen in time.
     pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let wanted = format!(":{port:04X}");
         while start.elapsed() < limit {
-            // The tables of the program's network namespace.
+            // Read the tables of the program's network namespace.
             let listening = ["tcp", "tcp6"].iter().any(|table| {
                 let table = format!("/proc/{}/net/{table}", self.id());
                 let text = std::fs::read_to_string(table).unwrap_or_default();
@@ -205,12 +209,15 @@ impl Program {
             if listening {
                 return Ok(());
             }
-            if self.has_ended()? {
+            if self.has_exited()? {
                 break;
             }
             thread::sleep(Duration::from_millis(20));
         }
-        bail!("our server does not listen: {}", self.said())
+        bail!(
+            "the server on this machine does not listen; its output: {}",
+            self.output_so_far()
+        )
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -228,12 +235,12 @@ impl Program {
     /// Returns `true` if the program has exited.
     ///
     /// Fails if the process cannot be queried.
-    pub(crate) fn has_ended(&mut self) -> Result<bool> {
+    pub(crate) fn has_exited(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
     /// Returns the output so far.
-    pub(crate) fn said(&mut self) -> &str {
+    pub(crate) fn output_so_far(&mut self) -> &str {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
             self.seen.push_str(&line);
             self.seen.push('\n');

@@ -1,9 +1,9 @@
-//! Builds a guest's files: Debian's kernel, siw from Debian's source in two variants, and a small
-//! file system.
+//! Builds the image of a guest: Debian's kernel, siw in two variants, and a small file system.
 //!
-//! To add a kernel module, add a line to [`MODULES`]; its dependencies follow. To add a program,
-//! add a line to [`PROGRAMS`], and its package to `debian.rs`; its libraries follow. `cargo xtask
-//! interop siw --exec 'modprobe ib_iser && lsmod'` tries a module in the guest.
+//! To add a kernel module, add a line to [`MODULES`]; its dependencies are added automatically. To
+//! add a program, add a line to [`PROGRAMS`], and its package to `debian.rs`; its libraries are
+//! added automatically. `cargo xtask interop siw --exec 'modprobe ib_iser && lsmod'` tests a module
+//! in the guest.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -20,8 +20,8 @@ use super::python;
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
-/// Kernel modules of every guest.
-const FIRST_MODULES: &[&str] = &[
+/// Kernel modules that every guest contains.
+const BASE_MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_net",
     "crc32c_generic",
@@ -94,7 +94,7 @@ const PROGRAMS: &[&str] = &[
 /// The name of the guest's iSCSI initiator.
 pub(crate) const GUEST_NAME: &str = "iqn.2024-01.example:guest";
 
-/// Additional files of a guest for storage.
+/// Additional files of guests for storage tests.
 const STORAGE: Extra = Extra {
     modules: &[
         "nvme-tcp",
@@ -140,7 +140,7 @@ const STORAGE: Extra = Extra {
         "iser-disk",
         "mixed-load",
     ],
-    settings: &[
+    config_files: &[
         "etc/netconfig",
         "etc/rpc",
         "etc/services",
@@ -151,13 +151,14 @@ const STORAGE: Extra = Extra {
     ],
 };
 
-/// Files that only some guests have, because they double the size of the file system.
+/// Additional files of some guests. Not all guests contain them, because they double the size of
+/// the file system.
 #[derive(Default)]
 struct Extra {
     modules: &'static [&'static str],
     programs: &'static [&'static str],
     scripts: &'static [&'static str],
-    settings: &'static [&'static str],
+    config_files: &'static [&'static str],
 }
 
 /// The files from which a guest boots.
@@ -169,8 +170,8 @@ pub(crate) struct Image {
 }
 
 impl KernelFiles {
-    /// Combines the kernel with a file system.
-    fn booting(&self, initramfs: PathBuf) -> Image {
+    /// Returns the image of this kernel with a file system.
+    fn into_image(&self, initramfs: PathBuf) -> Image {
         Image {
             kernel: self.image.clone(),
             initramfs,
@@ -179,7 +180,7 @@ impl KernelFiles {
     }
 }
 
-/// Builds the guest with siw. Reuses files of an earlier run.
+/// Builds the guest for the siw suite. Reuses files of an earlier run.
 pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Image> {
     let kernel_dir = cache.join("kernel");
     let programs_dir = cache.join("programs");
@@ -207,16 +208,16 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
         programs: &programs_dir,
         log,
     };
-    stage.skeleton()?;
+    stage.create_directories()?;
     stage.siw_modules(&siw)?;
     stage.kernel_modules(&files, MODULES)?;
     let source = context.root.join("conformance/guest");
-    stage.first_programs(&source, cache)?;
+    stage.init_and_agent(&source, cache)?;
     stage.siw_files(&source, cache)?;
     stage.user_space(PROGRAMS)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(files.booting(initramfs))
+    Ok(files.into_image(initramfs))
 }
 
 /// Builds a guest without RDMA programs, with one of our kernel modules in `/lib/iwarp`.
@@ -236,14 +237,16 @@ pub(crate) fn small(
         programs: &kernel.modules,
         log,
     };
-    stage.skeleton()?;
-    let name = module.file_name().context("a module has a name")?;
+    stage.create_directories()?;
+    let name = module
+        .file_name()
+        .context("the module's path has no file name")?;
     stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
-    stage.kernel_modules(kernel, FIRST_MODULES)?;
-    stage.first_programs(&context.root.join("conformance/guest"), cache)?;
+    stage.kernel_modules(kernel, BASE_MODULES)?;
+    stage.init_and_agent(&context.root.join("conformance/guest"), cache)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(kernel.booting(initramfs))
+    Ok(kernel.into_image(initramfs))
 }
 
 /// Builds a guest with RDMA programs, our modules in `/lib/iwarp`, and siw, which is not loaded, in
@@ -274,21 +277,25 @@ pub(crate) fn device(
         programs: programs_dir,
         log,
     };
-    stage.skeleton()?;
+    stage.create_directories()?;
     stage.siw_modules(&siw)?;
     for module in modules {
-        let name = module.file_name().context("a module has a name")?;
+        let name = module
+            .file_name()
+            .context("the module's path has no file name")?;
         stage.copy(module, &format!("usr/lib/iwarp/{}", name.to_string_lossy()))?;
     }
     for module in modules.iter().chain(&rebuilt) {
-        let name = module.file_name().context("a module has a name")?;
+        let name = module
+            .file_name()
+            .context("the module's path has no file name")?;
         // modprobe prefers this directory.
         let updates = format!("usr/lib/modules/{}/updates", kernel.name);
         stage.copy(module, &format!("{updates}/{}", name.to_string_lossy()))?;
     }
     stage.kernel_modules(kernel, &[MODULES, extra.modules].concat())?;
     let files = context.root.join("conformance/guest");
-    stage.first_programs(&files, cache)?;
+    stage.init_and_agent(&files, cache)?;
     for program in [
         "peer",
         "hostile",
@@ -306,20 +313,20 @@ pub(crate) fn device(
     stage.hostile_peer(&context.root, cache)?;
     stage.scripts(&files, extra.scripts)?;
     stage.user_space(&[PROGRAMS, extra.programs].concat())?;
-    for settings in extra.settings {
-        stage.copy(&programs_dir.join(settings), settings)?;
+    for config_files in extra.config_files {
+        stage.copy(&programs_dir.join(config_files), config_files)?;
     }
     python::add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(kernel.booting(initramfs))
+    Ok(kernel.into_image(initramfs))
 }
 
-/// Builds siw unmodified and with module parameters.
+/// Builds siw in two variants: unmodified, and with module parameters instead of constants.
 fn siw(kernel: &KernelFiles, cache: &Path, log: &mut Log) -> Result<[(&'static str, PathBuf); 2]> {
     let mut build = |name: &str, variant| -> Result<PathBuf> {
         let mut modules = SIW.build(kernel, &cache.join(name), variant, log)?;
-        modules.pop().context("siw is one module")
+        modules.pop().context("no siw module was built")
     };
     Ok([
         ("siw", build("siw", Variant::Stock)?),
@@ -330,10 +337,10 @@ fn siw(kernel: &KernelFiles, cache: &Path, log: &mut Log) -> Result<[(&'static s
     ])
 }
 
-/// A file system that is being assembled.
+/// The guest's file system while it is being assembled.
 pub(crate) struct Stage<'a> {
     pub(crate) root: &'a Path,
-    /// The directory of Debian's unpacked programs.
+    /// The directory into which Debian's packages are unpacked.
     pub(crate) programs: &'a Path,
     pub(crate) log: &'a mut Log,
 }
@@ -354,7 +361,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn skeleton(&mut self) -> Result<()> {
+    fn create_directories(&mut self) -> Result<()> {
         for dir in [
             "usr/bin",
             "usr/lib",
@@ -406,14 +413,15 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Copies kernel modules and their dependencies, decompressed, and creates their index.
+    /// Copies kernel modules and their dependencies, decompresses them, and creates the module
+    /// index.
     fn kernel_modules(&mut self, kernel: &KernelFiles, names: &[&str]) -> Result<()> {
         let (dir, release) = (&kernel.modules, kernel.name.as_str());
         self.log
             .run(Command::new(sbin("depmod")).arg("-b").arg(dir).arg(release))?;
         let modules = dir.join("lib/modules").join(release);
         for wanted in names {
-            let shown =
+            let tool_output =
                 self.log
                     .run_and_read(Command::new(sbin("modprobe")).arg("-d").arg(dir).args([
                         "-S",
@@ -421,10 +429,12 @@ impl Stage<'_> {
                         "--show-depends",
                         wanted,
                     ]));
-            // The module may be built into the kernel. If it does not exist, the case that needs it
-            // fails.
-            let Ok(shown) = shown else { continue };
-            for line in shown.lines() {
+            // Ignore errors: the module may be built into the kernel. If it does not exist at all,
+            // the case that needs it fails.
+            let Ok(tool_output) = tool_output else {
+                continue;
+            };
+            for line in tool_output.lines() {
                 let Some(path) = line.strip_prefix("insmod ").map(str::trim) else {
                     continue;
                 };
@@ -460,12 +470,12 @@ impl Stage<'_> {
     }
 
     /// Copies `init`, and builds the agent that runs commands.
-    fn first_programs(&mut self, source: &Path, cache: &Path) -> Result<()> {
+    fn init_and_agent(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.executable(&source.join("init"), "init")?;
         self.compile("agent", source, cache, &["-static"])
     }
 
-    /// Copies siw, which modprobe must not find.
+    /// Copies siw to a directory in which modprobe does not find it.
     fn siw_modules(&self, modules: &[(&str, PathBuf)]) -> Result<()> {
         for (name, module) in modules {
             self.copy(module, &format!("usr/lib/siw/{name}.ko"))?;
@@ -473,7 +483,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Copies the scripts of the cases with siw, and builds `peer`.
+    /// Copies the scripts of the siw suite, and builds `peer`.
     fn siw_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.scripts(source, &["siw-load", "iser-disk", "iser-target"])?;
         self.compile("peer", source, cache, &["-lrdmacm", "-libverbs"])
@@ -504,7 +514,7 @@ impl Stage<'_> {
         self.executable(&binary, &format!("usr/bin/{program}"))
     }
 
-    /// Adds this program, stripped, and the server that it attacks.
+    /// Adds this program (stripped), which is the hostile peer, and the server that it attacks.
     fn hostile_peer(&mut self, root: &Path, cache: &Path) -> Result<()> {
         let small = cache.join("iwarp-conformance");
         let own = std::env::current_exe()?;
@@ -529,9 +539,11 @@ impl Stage<'_> {
                 .iter()
                 .map(|dir| self.programs.join(dir).join(name))
                 .find(|path| path.exists());
-            let found = found.with_context(|| format!("no package has the program {name}"))?;
+            let found = found
+                .with_context(|| format!("no unpacked package contains the program {name}"))?;
             let to = format!("usr/bin/{name}");
-            // A copy through busybox's link of the same name would overwrite busybox.
+            // Remove busybox's link of the same name first: the copy would follow it and overwrite
+            // busybox.
             let _ = std::fs::remove_file(self.root.join(&to));
             self.executable(&found, &to)?;
             queue.push_back(found);
@@ -542,15 +554,15 @@ impl Stage<'_> {
                 queue.push_back(own);
             }
         }
-        for settings in ["etc/iscsi/iscsid.conf", "etc/mke2fs.conf"] {
-            self.copy(&self.programs.join(settings), settings)?;
+        for config_files in ["etc/iscsi/iscsid.conf", "etc/mke2fs.conf"] {
+            self.copy(&self.programs.join(config_files), config_files)?;
         }
         std::fs::write(
             self.root.join("etc/iscsi/initiatorname.iscsi"),
             format!("InitiatorName={}\n", GUEST_NAME),
         )?;
         let provider = find(self.programs, |name| name.starts_with("libsiw-rdmav"))
-            .context("rdma-core has no provider for siw")?;
+            .context("no unpacked package contains rdma-core's provider for siw")?;
         let name = provider
             .file_name()
             .unwrap_or_default()
@@ -563,14 +575,16 @@ impl Stage<'_> {
         )?;
         queue.push_back(provider);
 
-        // The C library loads libgcc_s when a thread exits, so no program lists it.
-        let unwinder = find(self.programs, |name| name == "libgcc_s.so.1").context("no libgcc")?;
+        // glibc loads libgcc_s at run time when a thread exits, so no program lists it as needed.
+        let unwinder = find(self.programs, |name| name == "libgcc_s.so.1")
+            .context("no unpacked package contains libgcc_s.so.1")?;
         self.executable(&unwinder, &format!("{LIBRARIES}/libgcc_s.so.1"))?;
 
         self.libraries(queue)?;
-        // Programs refer to their loader by its path.
+        // Programs refer to the dynamic loader by this path.
         let loader = "ld-linux-x86-64.so.2";
-        let library = find(self.programs, |file| file == loader).context("no loader")?;
+        let library = find(self.programs, |file| file == loader)
+            .context("no unpacked package contains the dynamic loader")?;
         self.executable(&library, &format!("usr/lib64/{loader}"))
     }
 
@@ -578,17 +592,18 @@ impl Stage<'_> {
     pub(crate) fn libraries(&mut self, mut queue: VecDeque<PathBuf>) -> Result<()> {
         let mut seen = BTreeSet::new();
         while let Some(file) = queue.pop_front() {
-            let shown = self
+            let tool_output = self
                 .log
                 .run_and_read(Command::new("readelf").arg("-dW").arg(&file))?;
-            for name in needed(&shown) {
+            for name in needed(&tool_output) {
                 if !seen.insert(name.to_owned()) {
                     continue;
                 }
-                // If several packages provide a library, its link is created at installation.
+                // Some library links are created only at installation, so search for the versioned
+                // file, too.
                 let library = find(self.programs, |file| file == name)
                     .or_else(|| find(self.programs, |file| is_version_of(file, name)))
-                    .with_context(|| format!("no package has the library {name}"))?;
+                    .with_context(|| format!("no unpacked package contains the library {name}"))?;
                 self.executable(&library, &format!("{LIBRARIES}/{name}"))?;
                 queue.push_back(library);
             }
@@ -597,38 +612,38 @@ impl Stage<'_> {
     }
 }
 
-/// The default directory of Debian's dynamic loader.
+/// The directory in which Debian's dynamic loader searches libraries.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// Finds a file below `dir`. Ignores dangling links.
-pub(crate) fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
-    let mut later = Vec::new();
+/// Finds a file below `dir` by its name. Ignores dangling links.
+pub(crate) fn find(dir: &Path, matches: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
+    let mut subdirs = Vec::new();
     for entry in std::fs::read_dir(dir).ok()?.flatten() {
         let path = entry.path();
         if entry.file_type().ok()?.is_dir() {
-            later.push(path);
-        } else if is_it(&entry.file_name().to_string_lossy()) && path.exists() {
+            subdirs.push(path);
+        } else if matches(&entry.file_name().to_string_lossy()) && path.exists() {
             return Some(path);
         }
     }
-    later.iter().find_map(|dir| find(dir, is_it))
+    subdirs.iter().find_map(|dir| find(dir, matches))
 }
 
-/// Returns `true` for a version of a library, such as `libx.so.1.16` of `libx.so.1`.
+/// Returns `true` if `file` is a version of `library`, as `libx.so.1.16` is of `libx.so.1`.
 fn is_version_of(file: &str, library: &str) -> bool {
     file.strip_prefix(library)
         .is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// Returns the libraries that `readelf -d` lists as needed.
-fn needed(shown: &str) -> impl Iterator<Item = &str> {
-    shown
+fn needed(tool_output: &str) -> impl Iterator<Item = &str> {
+    tool_output
         .lines()
         .filter(|line| line.contains("(NEEDED)"))
         .filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0))
 }
 
-/// Returns the path of an administrator's program, whose directory may be missing from `PATH`.
+/// Returns the path of a program that may be in `/usr/sbin`, which may be missing from `PATH`.
 pub(crate) fn sbin(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }
@@ -646,8 +661,8 @@ mod tests {
 
     #[test]
     fn needed_libraries_are_read() {
-        let shown = " 0x1 (NEEDED)   Shared library: [libc.so.6]\n\
+        let tool_output = " 0x1 (NEEDED)   Shared library: [libc.so.6]\n\
                       0xe (SONAME) Library soname: [libx.so.1]\n";
-        assert_eq!(needed(shown).collect::<Vec<_>>(), ["libc.so.6"]);
+        assert_eq!(needed(tool_output).collect::<Vec<_>>(), ["libc.so.6"]);
     }
 }

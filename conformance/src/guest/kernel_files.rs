@@ -1,4 +1,4 @@
-//! The files of a kernel that a guest boots, and that modules for it are built from.
+//! The files of a kernel: what a guest boots, and what modules are built from.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ impl From<DebugKernel> for KernelFiles {
             modules: kernel.modules,
             headers: kernel.source.clone(),
             source: kernel.source,
-            // These modules are tested with Debian's kernel only.
+            // The storage modules are tested only with Debian's kernel.
             storage: false,
         }
     }

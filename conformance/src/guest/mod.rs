@@ -1,7 +1,7 @@
-//! Runs the guest: QEMU, its networks, and shell commands inside.
+//! Runs guests: QEMU, the guest's networks, and shell commands in the guest.
 //!
-//! Kills only processes that this program has started, by their ids, and deletes only namespaces
-//! whose names contain its process id.
+//! It kills only processes that this program started, by id, and deletes only network namespaces
+//! whose names contain its process id or that of a process that no longer exists.
 
 pub(crate) mod archive;
 mod constants;
@@ -26,21 +26,22 @@ use xtask::process::Log;
 
 use image::{Image, sbin};
 
-/// Time limit of the boot of an emulated guest on a busy machine.
+/// Time limit for booting a guest on a busy machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time limit for a started server to listen.
+/// Time limit for a server to start listening.
 pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// On a busy host the emulated timer is late, so the kernel's timer check would panic. The kernel
-/// would also distrust the cycle counter, and use a clock whose reads take microseconds.
+/// On a busy host the emulated timer is late. Without `no_timer_check`, the kernel would panic;
+/// without `tsc=reliable`, it would not trust the TSC, and use a clock whose reads take
+/// microseconds.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable \
                                 rdinit=/init net.ifnames=0";
 
-/// The guest's addresses.
+/// The guest's address in the user-mode network.
 pub(crate) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 pub(crate) const GUEST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-/// The guest's address for this machine's 127.0.0.1.
+/// The address by which the guest reaches 127.0.0.1 of this machine.
 const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 pub(crate) const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub(crate) const HOST_TAP_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
@@ -52,9 +53,9 @@ pub(crate) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
 /// The network between the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Net {
-    /// QEMU's user-mode network. QEMU terminates TCP on both sides, so segments are not preserved.
+    /// QEMU's user-mode network. QEMU terminates TCP, so segment boundaries are not preserved.
     User,
-    /// A TAP device in a network namespace: TCP from end to end, MSS 1460, no offloads.
+    /// A TAP device in a network namespace: end-to-end TCP, MSS 1460, no offloads.
     Tap,
 }
 
@@ -67,8 +68,8 @@ impl Net {
     }
 }
 
-/// One end of a cable between two guests. Each frame is a datagram between the QEMUs. A TCP
-/// connection could stop in the middle of a frame when an end disappears.
+/// One end of a virtual cable between two guests. The QEMU processes exchange each frame in a UDP
+/// datagram. With TCP, the stream could stop in the middle of a frame when a guest is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cable {
     /// The last byte of the card's MAC address: 4 for the first end, 5 for the second.
@@ -97,10 +98,10 @@ impl Cable {
 
     /// Returns QEMU's options for a card at this end.
     fn options(self) -> [String; 4] {
-        let [here, there] = self.ports;
+        let [own, peer] = self.ports;
         [
             "-netdev".to_owned(),
-            format!("socket,id=cable,udp=127.0.0.1:{there},localaddr=127.0.0.1:{here}"),
+            format!("socket,id=cable,udp=127.0.0.1:{peer},localaddr=127.0.0.1:{own}"),
             "-device".to_owned(),
             card("cable", self.card),
         ]
@@ -109,11 +110,11 @@ impl Cable {
 
 /// The configuration of a guest.
 pub(crate) struct Machine {
-    /// Adds the TAP device. Needs root.
+    /// Adds the TAP device, which needs root.
     pub(crate) tap: bool,
     /// Adds a card that is connected to another guest.
     pub(crate) cable: Option<Cable>,
-    /// Adds this file as the disk `/dev/vda`. It keeps the guest's writes when QEMU is killed.
+    /// Adds this file as the disk `/dev/vda`. The guest's writes survive a kill of QEMU.
     pub(crate) disk: Option<PathBuf>,
     /// Records the packets of the user-mode network.
     pub(crate) record: bool,
@@ -124,9 +125,9 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Returns QEMU's command line without the networks.
+    /// Returns QEMU's command line without networks and disk.
     fn command(&self, image: &Image, console: &Path) -> Command {
-        let mut command = tied("qemu-system-x86_64");
+        let mut command = killed_with_parent("qemu-system-x86_64");
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-machine", "q35"])
@@ -154,7 +155,7 @@ impl Machine {
         command
     }
 
-    /// Adds the options of the optional devices.
+    /// Adds the options for TAP device, cable, disk and recording.
     fn add_options(&self, command: &mut Command, device: &str, cache: &Path) {
         if self.tap {
             // Without offloads, each packet of the device is one TCP segment.
@@ -208,7 +209,7 @@ impl Guest {
         let console = cache.join("console.log");
         let mut ports = free_ports(GUEST_PORTS.len() + 2)?.into_iter();
         let mut here = || -> Result<SocketAddr> {
-            let port = ports.next().context("no port")?;
+            let port = ports.next().context("too few free ports")?;
             Ok((Ipv4Addr::LOCALHOST, port).into())
         };
         let (agent, monitor) = (here()?, here()?);
@@ -253,7 +254,7 @@ impl Guest {
         if machine.tap {
             guest.tap(&format!("iwarp{id}"), &device, log)?;
         }
-        guest.wait(&console)?;
+        guest.wait_until_up(&console)?;
         Ok(guest)
     }
 
@@ -262,7 +263,7 @@ impl Guest {
         let start = Instant::now();
         while !Path::new("/sys/class/net").join(device).exists() {
             if start.elapsed() > Duration::from_secs(20) || self.qemu.try_wait()?.is_some() {
-                bail!("QEMU made no TAP device");
+                bail!("QEMU did not create the TAP device");
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -292,7 +293,7 @@ impl Guest {
         log.run(ip().args(["-n", namespace, "link", "set", "lo", "up"]))
     }
 
-    fn wait(&mut self, console: &Path) -> Result<()> {
+    fn wait_until_up(&mut self, console: &Path) -> Result<()> {
         let start = Instant::now();
         loop {
             if let Ok(out) = self.run("true", 20)
@@ -302,12 +303,12 @@ impl Guest {
             }
             if let Some(status) = self.qemu.try_wait()? {
                 bail!(
-                    "QEMU has ended: {status}; see {}",
+                    "QEMU exited: {status}; see {}",
                     console.with_file_name("qemu.log").display()
                 );
             }
             if start.elapsed() > BOOT_LIMIT {
-                bail!("the guest does not answer; see {}", console.display());
+                bail!("the guest did not boot in time; see {}", console.display());
             }
             thread::sleep(Duration::from_millis(300));
         }
@@ -318,8 +319,8 @@ impl Guest {
         self.start_command(command, limit)?.wait()
     }
 
-    /// Runs a shell command, and fails if it fails.
-    pub(crate) fn must(&self, command: &str, limit: u64) -> Result<String> {
+    /// Runs a shell command and returns its output. Fails if the command fails.
+    pub(crate) fn run_checked(&self, command: &str, limit: u64) -> Result<String> {
         let out = self.run(command, limit)?;
         if out.code != 0 {
             bail!(
@@ -342,7 +343,7 @@ impl Guest {
         })
     }
 
-    /// Waits until a program in the guest listens.
+    /// Waits until a server in the guest listens on `port`.
     pub(crate) fn listens(&self, port: u16, server: &mut Running) -> Result<()> {
         let command = format!(
             "for i in $(seq 200); do
@@ -351,7 +352,10 @@ impl Guest {
             done; exit 1"
         );
         if self.run(&command, LISTEN_LIMIT.as_secs())?.code != 0 {
-            bail!("the guest's server does not listen: {}", server.said());
+            bail!(
+                "the server in the guest does not listen; its output: {}",
+                server.output_so_far()
+            );
         }
         Ok(())
     }
@@ -361,8 +365,8 @@ impl Guest {
         self.namespace.as_deref()
     }
 
-    /// Returns the address at which programs on this machine reach a port of the guest. Fails if
-    /// the port is not forwarded.
+    /// Returns the address to which programs on this machine connect to reach a port of the guest.
+    /// Fails if the port is not forwarded.
     pub(crate) fn reach(&self, net: Net, port: u16) -> Result<SocketAddr> {
         match net {
             Net::Tap => Ok((GUEST_TAP, port).into()),
@@ -382,8 +386,8 @@ impl Guest {
         }
     }
 
-    /// Returns the address on which programs of this machine listen, and the guest's address for
-    /// it.
+    /// Returns the address on which servers of this machine listen, and the address by which the
+    /// guest reaches it.
     pub(crate) const fn host(net: Net) -> (Ipv4Addr, Ipv4Addr) {
         match net {
             Net::User => (Ipv4Addr::LOCALHOST, HOST_USER),
@@ -391,12 +395,13 @@ impl Guest {
         }
     }
 
-    /// Reloads siw with these module parameters, or the unmodified driver if there are none.
+    /// Reloads siw with these module parameters, or the unmodified driver if `parameters` is empty.
     pub(crate) fn load_siw(&self, parameters: &str) -> Result<()> {
-        self.must(&format!("siw-load {parameters}"), 60).map(drop)
+        self.run_checked(&format!("siw-load {parameters}"), 60)
+            .map(drop)
     }
 
-    /// Returns the messages of the guest's kernel since the last call.
+    /// Returns the kernel's messages since the last call.
     pub(crate) fn kernel_messages(&self) -> String {
         self.run("dmesg -c", 20)
             .map(|out| out.text)
@@ -405,14 +410,13 @@ impl Guest {
 }
 
 impl Guest {
-    /// Plugs the cable in, or unplugs it.
-    pub(crate) fn plug(&self, is_in: bool) -> Result<()> {
-        let word = if is_in { "on" } else { "off" };
+    /// Plugs the cable in or unplugs it.
+    pub(crate) fn plug(&self, plugged: bool) -> Result<()> {
+        let word = if plugged { "on" } else { "off" };
         let mut stream = TcpStream::connect_timeout(&self.monitor, Duration::from_secs(10))?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut prompts = BufReader::new(stream.try_clone()?);
-        // QEMU prints a prompt before the command, echoes the command, and prints a prompt after
-        // it.
+        // QEMU prints a prompt, which ends with `)`, before and after each command.
         for command in [Some(format!("set_link cable {word}\n")), None] {
             prompts.read_until(b')', &mut Vec::new())?;
             stream.write_all(command.unwrap_or_default().as_bytes())?;
@@ -442,7 +446,7 @@ impl Drop for Guest {
 pub(crate) struct Output {
     /// Exit status; 124 if the command was killed at its time limit.
     pub(crate) code: i32,
-    /// Its output.
+    /// Standard output and standard error.
     pub(crate) text: String,
 }
 
@@ -455,26 +459,26 @@ pub(crate) struct Running {
 impl Running {
     /// Waits until the command exits.
     pub(crate) fn wait(self) -> Result<Output> {
-        self.finish(None)
+        self.wait_until(None)
     }
 
     /// Waits at most `seconds` for the command to exit. After that, kills it and returns status
     /// 124.
     pub(crate) fn wait_at_most(self, seconds: u64) -> Result<Output> {
-        self.finish(Some(Instant::now() + Duration::from_secs(seconds)))
+        self.wait_until(Some(Instant::now() + Duration::from_secs(seconds)))
     }
 
-    fn finish(mut self, end: Option<Instant>) -> Result<Output> {
-        if end.is_some() {
+    fn wait_until(mut self, deadline: Option<Instant>) -> Result<Output> {
+        if deadline.is_some() {
             self.stream
                 .set_read_timeout(Some(Duration::from_millis(200)))?;
         }
         loop {
-            match self.more() {
+            match self.receive() {
                 Ok(true) => {}
                 Ok(false) => break,
-                Err(error) => match end {
-                    Some(end) if Instant::now() < end => {}
+                Err(error) => match deadline {
+                    Some(deadline) if Instant::now() < deadline => {}
                     Some(_) => {
                         return Ok(Output {
                             code: 124,
@@ -485,39 +489,39 @@ impl Running {
                 },
             }
         }
-        let at = self
+        let status_start = self
             .seen
             .iter()
             .rposition(|octet| *octet == 0)
-            .context("the guest's answer has no end")?;
-        let code = std::str::from_utf8(&self.seen[at + 1..])?.parse()?;
-        self.seen.truncate(at);
+            .context("the agent sent no exit status")?;
+        let code = std::str::from_utf8(&self.seen[status_start + 1..])?.parse()?;
+        self.seen.truncate(status_start);
         Ok(Output {
             code,
             text: String::from_utf8_lossy(&self.seen).into_owned(),
         })
     }
 
-    /// Returns the output so far. Waits at most 0.3 s for more.
-    pub(crate) fn said(&mut self) -> String {
+    /// Returns the output so far, including what arrives within 0.3 s.
+    pub(crate) fn output_so_far(&mut self) -> String {
         let _ = self
             .stream
             .set_read_timeout(Some(Duration::from_millis(300)));
-        while matches!(self.more(), Ok(true)) {}
+        while matches!(self.receive(), Ok(true)) {}
         String::from_utf8_lossy(&self.seen).trim().to_owned()
     }
 
-    /// Returns `true` if [`said`](Self::said) has read the command's exit status.
+    /// Returns `true` if the exit status of the command has been received.
     pub(crate) fn is_over(&self) -> bool {
         self.seen.contains(&0)
     }
 
-    fn more(&mut self) -> Result<bool> {
+    fn receive(&mut self) -> Result<bool> {
         let mut buffer = [0; 4096];
         let n = self
             .stream
             .read(&mut buffer)
-            .context("the guest does not answer")?;
+            .context("the guest's agent does not respond")?;
         self.seen.extend_from_slice(&buffer[..n]);
         Ok(n > 0)
     }
@@ -530,15 +534,15 @@ impl Drop for Running {
     }
 }
 
-/// Returns a command that the kernel kills when this program exits or is killed.
-pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
+/// Returns a command whose process is killed when this program exits or is killed.
+pub(crate) fn killed_with_parent(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// Deletes namespaces of killed runs, whose names contain the id of a process that no longer
-/// exists.
+/// Deletes namespaces that killed runs left behind: their names contain the id of a process that no
+/// longer exists.
 fn remove_stale_namespaces() {
     let Ok(out) = ip().args(["netns", "list"]).output() else {
         return;
@@ -564,7 +568,7 @@ fn ip() -> Command {
     Command::new(sbin("ip"))
 }
 
-/// Returns ports of 127.0.0.1 that are free now.
+/// Returns ports of 127.0.0.1 that are currently free.
 fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners: Vec<_> = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
@@ -591,7 +595,7 @@ pub(crate) fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(14)..].join(" / ")
 }
 
-/// Replaces `{addr}` and `{port}`.
+/// Replaces `{addr}` and `{port}` in a command line.
 pub(crate) fn fill(words: &str, address: impl ToString, port: u16) -> String {
     words
         .replace("{addr}", &address.to_string())

@@ -1,7 +1,7 @@
-//! Builds kernel modules that Debian omits, and modules that Debian builds without RDMA, from
-//! Debian's source of the kernel.
+//! Builds kernel modules that Debian's kernel package omits, or contains without RDMA support, from
+//! Debian's kernel source.
 //!
-//! To add a module, add its directory, its options and its files to a row below.
+//! To add a module, add its directory, its options and its path to one of the constants below.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,15 +12,15 @@ use super::constants;
 use super::kernel_files::KernelFiles;
 use xtask::process::Log;
 
-/// Modules that are built together. Paths are relative to the root of the kernel's source.
+/// A set of modules that are built together. Paths are relative to the root of the kernel source.
 pub(crate) struct Omitted {
     /// The directories of the modules.
-    folders: &'static [&'static str],
-    /// Files elsewhere that the modules and tools include.
-    besides: &'static [&'static str],
-    /// Build tools that Debian does not ship, without `.c`.
+    dirs: &'static [&'static str],
+    /// Files outside these directories that the modules and tools include.
+    headers: &'static [&'static str],
+    /// Build tools that Debian does not ship: their paths without `.c`.
     tools: &'static [&'static str],
-    /// Configuration options for the kernel's build and for the source.
+    /// Kconfig options, which are passed to `make` and to the compiler.
     options: &'static [&'static str],
     modules: &'static [&'static str],
 }
@@ -28,22 +28,22 @@ pub(crate) struct Omitted {
 const SIW_DIR: &str = "drivers/infiniband/sw/siw";
 /// siw, which Debian omits.
 pub(crate) const SIW: Omitted = Omitted {
-    folders: &[SIW_DIR],
-    besides: &[],
+    dirs: &[SIW_DIR],
+    headers: &[],
     tools: &[],
     options: &["CONFIG_RDMA_SIW=m"],
     modules: &["drivers/infiniband/sw/siw/siw.ko"],
 };
 
-/// SMB, which Debian builds without SMB Direct, and rnbd with rtrs. Kernel 6.1 has SMB in other
-/// directories.
+/// SMB, which Debian builds without SMB Direct, and rnbd with rtrs. Not for kernel 6.1, which has
+/// SMB in other directories.
 pub(crate) const STORAGE: Omitted = Omitted {
-    folders: &[
+    dirs: &[
         "fs/smb",
         "drivers/infiniband/ulp/rtrs",
         "drivers/block/rnbd",
     ],
-    besides: &[
+    headers: &[
         "fs/nls/nls_ucs2_data.h",
         "fs/nls/nls_ucs2_utils.h",
         "include/linux/asn1.h",
@@ -73,19 +73,19 @@ pub(crate) const STORAGE: Omitted = Omitted {
     ],
 };
 
-/// A modification of the source.
+/// Whether the source is modified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
     /// The unmodified source.
     Stock,
-    /// Constants of siw become module parameters.
+    /// The constants of siw are turned into module parameters.
     Parameters,
 }
 
 impl Omitted {
-    /// Returns the needed parts of the kernel's source.
+    /// Returns the parts of the kernel source that the build needs.
     pub(crate) fn source(&self) -> impl Iterator<Item = String> {
-        let files = self.folders.iter().chain(self.besides);
+        let files = self.dirs.iter().chain(self.headers);
         let tools = self.tools.iter().map(|tool| format!("{tool}.c"));
         files.map(|&file| file.to_owned()).chain(tools)
     }
@@ -100,9 +100,9 @@ impl Omitted {
     ) -> Result<Vec<PathBuf>> {
         let modules: Vec<PathBuf> = self.modules.iter().map(|name| dir.join(name)).collect();
         let stamp = dir.join("built-for");
-        let wanted = self.wanted(&kernel.name, variant);
+        let stamp_content = self.stamp_content(&kernel.name, variant);
         if modules.iter().all(|module| module.exists())
-            && std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted)
+            && std::fs::read_to_string(&stamp).is_ok_and(|text| text == stamp_content)
         {
             return Ok(modules);
         }
@@ -115,16 +115,16 @@ impl Omitted {
         }
         self.build_tools(kernel, &dir.join("include"), log)?;
         log.run(&mut self.make(&kernel.headers, dir)?)
-            .with_context(|| format!("{} does not build", self.folders.join(" ")))?;
+            .with_context(|| format!("{} does not build", self.dirs.join(" ")))?;
         for module in &modules {
             log.run(Command::new("strip").arg("--strip-debug").arg(module))?;
         }
-        std::fs::write(stamp, wanted)?;
+        std::fs::write(stamp, stamp_content)?;
         Ok(modules)
     }
 
-    /// Returns the content of a build's stamp: all inputs of the build.
-    fn wanted(&self, kernel: &str, variant: Variant) -> String {
+    /// Returns the content of the stamp file: all inputs of the build.
+    fn stamp_content(&self, kernel: &str, variant: Variant) -> String {
         let source: Vec<String> = self.source().collect();
         let changes = match variant {
             Variant::Stock => "",
@@ -140,23 +140,20 @@ impl Omitted {
         .join("\n")
     }
 
-    /// Copies the source, because a build writes next to it, and lists all directories in one file,
-    /// so that modules find each other's symbols.
+    /// Copies the source, because the build writes files next to it. Lists all directories in one
+    /// Kbuild file, so that modules find each other's symbols.
     fn copy_source(&self, source: &Path, dir: &Path, log: &mut Log) -> Result<()> {
-        for name in self.folders.iter().chain(self.besides) {
+        for name in self.dirs.iter().chain(self.headers) {
             let to = dir.join(name);
-            std::fs::create_dir_all(to.parent().context("a path below a folder")?)?;
+            std::fs::create_dir_all(to.parent().context("the path has no parent directory")?)?;
             log.run(Command::new("cp").arg("-r").arg(source.join(name)).arg(to))?;
         }
-        let folders: Vec<String> = self.folders.iter().map(|name| format!("{name}/")).collect();
-        std::fs::write(
-            dir.join("Kbuild"),
-            format!("obj-y += {}\n", folders.join(" ")),
-        )?;
+        let dirs: Vec<String> = self.dirs.iter().map(|name| format!("{name}/")).collect();
+        std::fs::write(dir.join("Kbuild"), format!("obj-y += {}\n", dirs.join(" ")))?;
         Ok(())
     }
 
-    /// Builds the tools in the unpacked package, where the kernel's build expects them.
+    /// Builds the tools in the unpacked headers package, where the kernel build expects them.
     fn build_tools(&self, kernel: &KernelFiles, include: &Path, log: &mut Log) -> Result<()> {
         for tool in self.tools {
             let program = kernel.headers.join(tool);
@@ -180,11 +177,13 @@ impl Omitted {
     fn make(&self, headers: &Path, dir: &Path) -> Result<Command> {
         let mut flags = String::new();
         for option in self.options {
-            flags += &define(option).with_context(|| format!("{option} is no option"))?;
+            flags += &define(option).with_context(|| {
+                format!("{option} is not a Kconfig option with the value y or m")
+            })?;
         }
-        // rnbd includes rtrs's headers by their path in the kernel's source.
-        for folder in self.folders {
-            flags += &format!(" -I{}", dir.join(folder).display());
+        // rnbd includes headers of rtrs by their path in the kernel source.
+        for dir_name in self.dirs {
+            flags += &format!(" -I{}", dir.join(dir_name).display());
         }
         let mut command = Command::new("make");
         command
@@ -199,8 +198,8 @@ impl Omitted {
     }
 }
 
-/// Returns the compiler option for a configuration option. `include/generated/autoconf.h` has only
-/// the options of the kernel's own build.
+/// Returns the compiler option that defines a Kconfig option. `include/generated/autoconf.h`
+/// defines only the options of Debian's build.
 fn define(option: &str) -> Option<String> {
     match option.split_once('=')? {
         (name, "y") => Some(format!(" -D{name}=1")),
@@ -225,19 +224,22 @@ mod tests {
     fn modules_are_in_built_directories() {
         for omitted in [SIW, STORAGE] {
             for module in omitted.modules {
-                assert!(omitted.folders.iter().any(|dir| module.starts_with(dir)));
+                assert!(omitted.dirs.iter().any(|dir| module.starts_with(dir)));
             }
         }
     }
 
     #[test]
     fn stamps_differ_between_builds() {
-        let stamp = |variant| SIW.wanted("6.12.1", variant);
+        let stamp = |variant| SIW.stamp_content("6.12.1", variant);
         assert_ne!(stamp(Variant::Stock), stamp(Variant::Parameters));
         assert_ne!(
             stamp(Variant::Stock),
-            STORAGE.wanted("6.12.1", Variant::Stock)
+            STORAGE.stamp_content("6.12.1", Variant::Stock)
         );
-        assert_ne!(stamp(Variant::Stock), SIW.wanted("6.12.2", Variant::Stock));
+        assert_ne!(
+            stamp(Variant::Stock),
+            SIW.stamp_content("6.12.2", Variant::Stock)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Python and rdma-core's own tests for a guest, from Debian's package python3-pyverbs.
+//! Adds Python and rdma-core's pyverbs tests, from Debian's package python3-pyverbs, to a guest.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result};
 
 use super::image::{Stage, find};
 
-/// The program that runs the tests and notes their results.
+/// The program that runs the tests and records the results.
 const RUNNER: &str = include_str!("../apps/pyverbs.py");
-/// The directory of the tests in the package, where the larger ones are compressed.
+/// The directory of the tests in the package. Debian compresses the larger files.
 const PACKAGED: &str = "usr/share/doc/rdma-core/tests";
 /// The directory of the tests in the guest.
 pub(crate) const TESTS: &str = "usr/share/tests";
@@ -18,7 +18,8 @@ const PYVERBS: &str = "usr/lib/python3/dist-packages/pyverbs";
 
 /// Adds Python, the tests and their runner to a guest's files.
 pub(super) fn add(stage: &mut Stage<'_>) -> Result<()> {
-    let python = find(&stage.programs.join("usr/bin"), is_python).context("no Python")?;
+    let python = find(&stage.programs.join("usr/bin"), is_python)
+        .context("no unpacked package contains Python")?;
     let version = python
         .file_name()
         .unwrap_or_default()
@@ -26,9 +27,9 @@ pub(super) fn add(stage: &mut Stage<'_>) -> Result<()> {
         .into_owned();
     stage.executable(&python, "usr/bin/python3")?;
     let modules = format!("usr/lib/{version}");
-    copy_folder(stage, &modules, &modules)?;
-    copy_folder(stage, PYVERBS, PYVERBS)?;
-    copy_folder(stage, PACKAGED, TESTS)?;
+    copy_dir(stage, &modules, &modules)?;
+    copy_dir(stage, PYVERBS, PYVERBS)?;
+    copy_dir(stage, PACKAGED, TESTS)?;
     let tests = stage.root.join(TESTS);
     stage
         .log
@@ -47,9 +48,9 @@ fn is_python(name: &str) -> bool {
         .is_some_and(|minor| minor.bytes().all(|c| c.is_ascii_digit()))
 }
 
-fn copy_folder(stage: &mut Stage<'_>, from: &str, to: &str) -> Result<()> {
+fn copy_dir(stage: &mut Stage<'_>, from: &str, to: &str) -> Result<()> {
     let to = stage.root.join(to);
-    std::fs::create_dir_all(to.parent().context("a folder in the guest")?)?;
+    std::fs::create_dir_all(to.parent().context("the path has no parent directory")?)?;
     stage.log.run(
         Command::new("cp")
             .arg("-r")
@@ -58,7 +59,7 @@ fn copy_folder(stage: &mut Stage<'_>, from: &str, to: &str) -> Result<()> {
     )
 }
 
-/// Appends the extension modules below `dir`.
+/// Appends the shared objects below `dir` to `files`.
 fn shared_objects(dir: &Path, files: &mut VecDeque<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

@@ -1,9 +1,9 @@
-//! `cargo xtask kernel bench`: the module against the kernel's siw, and plain TCP beside them, in
-//! one guest.
+//! `cargo xtask kernel bench`: compares the performance of the module with the kernel's siw, and
+//! with plain TCP, in one guest.
 //!
 //! Both drivers run the same programs, with both ends in the guest. The order of the drivers
-//! alternates from round to round, and a figure is the median of the rounds. The guest's processors
-//! are emulated, so figures can only be compared with each other.
+//! alternates from round to round, and each result is the median of all rounds. The guest's
+//! processors are emulated, so results can only be compared with each other.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,25 +26,25 @@ use crate::programs::{self, Program, Rules};
 /// Arguments of `cargo xtask kernel bench`.
 #[derive(Args)]
 pub(crate) struct BenchArgs {
-    /// How often each is measured
+    /// Number of measurements of each row
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
     /// Measure only rows whose names contain one of these
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Measure kernel storage (NVMe and NFS), over RDMA and over TCP
+    /// Measure kernel storage (NVMe and NFS) instead, over RDMA and over TCP
     #[arg(long)]
     storage: bool,
     #[command(flatten)]
     boot: Boot,
 }
 
-/// Limit of the whole run, which only ends a hang.
+/// Time limit of the whole run. It is long, and only stops a run that hangs.
 const LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// Time limit of one program, in seconds.
 const PROGRAM_LIMIT: u64 = 120;
 
-/// Attempts at a row.
+/// Maximum number of attempts to measure a row.
 const ATTEMPTS: usize = 4;
 
 /// Programs of perftest: name, message size in bytes, number of messages.
@@ -65,21 +65,23 @@ const PERFTEST: &[(&str, u32, u32)] = &[
 
 const CONNECTIONS: &str = "1,000 connections";
 const TCP: &str = "plain TCP, 64 KiB";
-/// The server, and clients with 50 connections each, because cmtime cannot create more queue pairs.
-/// The client prints the guest's clock before and after, in seconds.
+/// The server's and the client's command lines. cmtime cannot create more than about 50 queue
+/// pairs, so 20 clients run one after the other. The client prints the uptime in seconds before and
+/// after.
 const CMTIME: (&str, &str) = (
     "cmtime -b {addr} -p {port}",
     "cut -d' ' -f1 /proc/uptime\nfor i in $(seq 20)\ndo cmtime -s {addr} -p {port} -c 50\ndone\n\
      cut -d' ' -f1 /proc/uptime",
 );
-/// The server, and a client that sends 64 KiB at a time over the kernel's TCP.
+/// The server's and the client's command lines. The client sends 64 KiB at a time over the kernel's
+/// TCP.
 const QPERF: (&str, &str) = (
     "qperf -lp {port}",
     "qperf -lp {port} -t 2 -m 64K {addr} tcp_bw",
 );
 
-/// Storage measurements: a name, the client's command, and the word and the unit of the figure. The
-/// disk discards data and answers immediately.
+/// Storage measurements: name, client's command line, the word before the result in its output, and
+/// the unit. The disk discards data and answers immediately.
 const STORAGE: &[(&str, &str, &str, &str)] = &[
     (
         "NVMe, random reads of 4 KiB, one at a time",
@@ -118,7 +120,8 @@ const STORAGE: &[(&str, &str, &str, &str)] = &[
         "s",
     ),
 ];
-/// The suffix of the rows over TCP, which use neither driver, and the prefix of their commands.
+/// Rows over TCP, which use neither driver: the suffix of their names, and the prefix of their
+/// commands.
 const OVER_TCP: (&str, &str) = (" (TCP)", "TRANSPORT=tcp ");
 
 fn storage() -> Vec<Program> {
@@ -141,7 +144,7 @@ fn storage_row(
     STORAGE.iter().find(|row| row.0 == name)
 }
 
-/// A driver: its name, and the commands that load it without and with CRC and unload it.
+/// A driver. `kind` is its link type; `load` has the commands that load it without and with CRC.
 struct Driver {
     name: &'static str,
     kind: &'static str,
@@ -171,7 +174,7 @@ const DRIVERS: [Driver; 2] = [
 ];
 const CRC: [&str; 2] = ["no CRC", "CRC"];
 
-/// Figures by row, driver and setting.
+/// Results by row, driver and CRC setting.
 type Figures = BTreeMap<(String, &'static str, &'static str), Vec<f64>>;
 
 pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
@@ -206,7 +209,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
                     args.rounds,
                     driver.name
                 ));
-                guest.must(driver.load[crc], 60)?;
+                guest.run_checked(driver.load[crc], 60)?;
                 USER.link(&guest, driver.kind)?;
                 for row in &rows {
                     measure(
@@ -218,7 +221,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
                         &mut log,
                     );
                 }
-                guest.must(driver.unload, 120)?;
+                guest.run_checked(driver.unload, 120)?;
             }
         }
     }
@@ -226,23 +229,23 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the programs that are measured on each driver.
+/// Returns the programs to measure on each driver.
 fn rows() -> Vec<Program> {
     let mut rows: Vec<Program> = PERFTEST
         .iter()
         .map(|&(name, size, rounds)| programs::measurement(name, size, rounds))
         .collect();
-    let all_well = Rules {
-        never: &["event:", "failure", "error"],
+    let no_errors = Rules {
+        forbidden: &["event:", "failure", "error"],
         ..programs::STAYS
     };
-    rows.push(Program::new(CONNECTIONS, CMTIME, all_well));
+    rows.push(Program::new(CONNECTIONS, CMTIME, no_errors));
     rows.push(Program::new(TCP, QPERF, programs::STAYS));
     rows
 }
 
-/// Runs a row until it yields a figure. Failures are only reported: siw fails now and then, and
-/// perftest prints no figure if it has misjudged the processor's clock.
+/// Runs a row, up to [`ATTEMPTS`] times, until it yields a result. Failures are only logged: siw
+/// fails sporadically, and perftest prints no result if it could not measure the CPU frequency.
 fn measure(
     guest: &Guest,
     ports: &Ports,
@@ -254,8 +257,9 @@ fn measure(
     let end = USER.end(guest);
     let limit = PROGRAM_LIMIT.max(row.rules.limit);
     for _ in 0..ATTEMPTS {
-        let result = matrix::talk(ports, &end, &end, row, Family::V4, limit, log)
-            .and_then(|(note, said)| figure(row, &note, &said).context("no figure"));
+        let result = matrix::run_program(ports, &end, &end, row, Family::V4, limit, log).and_then(
+            |(note, output)| figure(row, &note, &output).context("no result in the output"),
+        );
         match result {
             Ok(figure) => {
                 figures
@@ -273,28 +277,28 @@ fn measure(
     }
 }
 
-/// Finds the figure in a client's output, or in the note for perftest.
-fn figure(row: &Program, note: &str, said: &str) -> Option<f64> {
+/// Returns the result from a client's output, or from the note if the row is of perftest.
+fn figure(row: &Program, note: &str, output: &str) -> Option<f64> {
     let number = |text: &str| {
         text.parse::<f64>()
             .ok()
             .filter(|value| value.is_finite() && *value > 0.0)
     };
     if let Some((_, _, word, _)) = storage_row(&row.name) {
-        let mut words = said.split_whitespace();
+        let mut words = output.split_whitespace();
         words.find(|found| found == word)?;
         return number(words.next()?);
     }
     match row.name.as_str() {
         CONNECTIONS => {
-            let times: Vec<f64> = said
+            let times: Vec<f64> = output
                 .lines()
                 .filter_map(|line| number(line.trim()))
                 .collect();
             Some(times.last()? - times.first()?)
         }
         TCP => {
-            let row = said
+            let row = output
                 .lines()
                 .find_map(|line| line.trim().strip_prefix("bw"))?;
             let words: Vec<&str> = row.split_whitespace().collect();
@@ -320,7 +324,7 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-/// Prints a Markdown table. A ratio is the module's figure divided by siw's.
+/// Logs a Markdown table. A ratio is the module's result divided by siw's.
 fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
     let mut text = String::from(
         "| | unit | siw, no CRC | module, no CRC | ratio | siw, CRC | module, CRC | ratio |\n\
@@ -329,20 +333,25 @@ fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
     for row in rows {
         let _ = write!(text, "| {} | {} |", row.name, unit(&row.name));
         for setting in CRC {
-            let of = |driver| {
+            let median = |driver| {
                 figures
                     .get(&(row.name.clone(), driver, setting))
                     .and_then(|values| Spread::of(values.clone()))
                     .map(|spread| spread.median)
             };
-            let (siw, module) = (of("siw"), of("module"));
-            let show =
+            let (siw, module) = (median("siw"), median("module"));
+            let format_value =
                 |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1}"));
             let ratio = match (siw, module) {
                 (Some(siw), Some(module)) => format!("{:.2}", module / siw),
                 _ => "–".to_owned(),
             };
-            let _ = write!(text, " {} | {} | {ratio} |", show(siw), show(module));
+            let _ = write!(
+                text,
+                " {} | {} | {ratio} |",
+                format_value(siw),
+                format_value(module)
+            );
         }
         text.push('\n');
     }
@@ -354,31 +363,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_found() {
+    fn results_are_parsed() {
         let row = |name| Program::new(name, CMTIME, programs::STAYS);
         assert_eq!(
             figure(&row(CONNECTIONS), "", "10.50\ncreate id : 1 2\n12.75\n"),
             Some(2.25)
         );
-        for (said, value) in [("1.5 GB", 1500.0), ("92.5 MB", 92.5)] {
-            let said = format!("tcp_bw:\n    bw  =  {said}/sec\n");
-            assert_eq!(figure(&row(TCP), "", &said), Some(value));
+        for (output, value) in [("1.5 GB", 1500.0), ("92.5 MB", 92.5)] {
+            let output = format!("tcp_bw:\n    bw  =  {output}/sec\n");
+            assert_eq!(figure(&row(TCP), "", &output), Some(value));
         }
         assert_eq!(
             figure(&row("ib_write_bw-4096"), "12.5 MB/s", ""),
             Some(12.5)
         );
         assert_eq!(figure(&row("ib_write_lat-64"), "inf us", ""), None);
-        let said = "disk\nbandwidth 1.5 operations 300 latency 22.5\n";
+        let output = "disk\nbandwidth 1.5 operations 300 latency 22.5\n";
         for row in storage() {
-            let (said, figure) = (said, figure(&row, "", said));
+            let (output, figure) = (output, figure(&row, "", output));
             let wanted = match unit(&row.name) {
                 "µs" => Some(22.5),
                 "1/s" => Some(300.0),
                 "MB/s" => Some(1.5),
                 _ => None,
             };
-            assert_eq!(figure, wanted, "{} in {said}", row.name);
+            assert_eq!(figure, wanted, "{} in {output}", row.name);
         }
         let copied = storage().pop().unwrap();
         assert_eq!(figure(&copied, "", "seconds 3.5\n"), Some(3.5));

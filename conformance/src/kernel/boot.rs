@@ -1,4 +1,4 @@
-//! The kernel that a guest boots for our module: Debian's own, or one built from its source with
+//! The kernel that a guest boots: Debian's kernel, or one built from Debian's source with
 //! sanitizers.
 
 use std::path::{Path, PathBuf};
@@ -16,10 +16,11 @@ use crate::guest::image::{self, Image};
 use crate::guest::kernel_files::KernelFiles;
 use crate::guest::{Guest, Machine};
 
-/// The kernel, and how it is booted.
+/// Options that select the kernel and its boot parameters.
 #[derive(Args)]
 pub(crate) struct Boot {
-    /// Debian's kernel 6.12, its older one, or one built with sanitizers (see `debug-kernel`)
+    /// Debian's kernel 6.12, the kernel 6.1 of Debian 12, or one built with sanitizers (see
+    /// `debug-kernel`)
     #[arg(long, value_enum, default_value_t = Flavour::Debian)]
     kernel: Flavour,
     /// The kernel's preemption model: none, voluntary or full
@@ -34,11 +35,11 @@ enum Flavour {
     /// The kernel of Debian 12.
     #[value(name = "6.1")]
     Older,
-    /// With sanitizers and lock checks, several times slower.
+    /// A kernel with sanitizers and lock checks, which is several times slower.
     Debug,
 }
 
-/// The parts of a guest with our module.
+/// The files from which a guest with our module is built.
 pub(crate) struct Parts {
     pub(crate) kernel: KernelFiles,
     /// The engine's object file for this kernel.
@@ -50,8 +51,8 @@ pub(crate) struct Parts {
 }
 
 impl Boot {
-    /// Builds the engine, and fetches or builds the kernel. The inner error says why this machine
-    /// cannot do that.
+    /// Builds the engine, and fetches or builds the kernel. The inner error is the reason if this
+    /// machine cannot build the engine.
     pub(crate) fn parts(&self, context: &Context, log: &mut Log) -> Result<Result<Parts, String>> {
         log.say("building the engine");
         let kind = match self.kernel {
@@ -67,10 +68,10 @@ impl Boot {
         // The kernel's build needs absolute paths.
         let cache = cache.canonicalize()?;
         let (kernel, dir) = match self.kernel {
-            Flavour::Debian => (shipped(NEWER, &cache, log)?, cache.clone()),
+            Flavour::Debian => (fetch_debian_kernel(NEWER, &cache, log)?, cache.clone()),
             Flavour::Older => {
                 let dir = cache.join("older");
-                (shipped(OLDER, &dir, log)?, dir)
+                (fetch_debian_kernel(OLDER, &dir, log)?, dir)
             }
             Flavour::Debug => (
                 debug::build(context, log)?.into(),
@@ -93,10 +94,10 @@ impl Boot {
             cable: None,
             disk: None,
             record: false,
-            // With these two features the kernel copies by `rep movsb`, which the emulator executes
-            // byte by byte.
+            // Without `-erms,-fsrm`, the kernel copies with `rep movsb`, which the emulator
+            // executes byte by byte.
             cpu: "max,-erms,-fsrm",
-            // The mitigations stay on, because they patch the module, too.
+            // CPU mitigations stay enabled, because they also patch the module's code.
             arguments: self
                 .preempt
                 .as_ref()
@@ -105,7 +106,7 @@ impl Boot {
         }
     }
 
-    /// Scales a time limit, in seconds, from Debian's kernel to this one.
+    /// Converts a time limit for Debian's kernel, in seconds, to one for this kernel.
     pub(crate) fn limit(&self, seconds: u64) -> u64 {
         match self.kernel {
             Flavour::Debian | Flavour::Older => seconds,
@@ -118,16 +119,16 @@ impl Boot {
         self.kernel == Flavour::Debug
     }
 
-    /// Returns `true` if the guest has the modules of
-    /// [`omitted::STORAGE`](crate::guest::omitted::STORAGE).
-    pub(crate) fn rebuilds(&self) -> bool {
+    /// Returns `true` if the guest contains the modules that Debian omits and we build
+    /// ([`omitted::STORAGE`](crate::guest::omitted::STORAGE)).
+    pub(crate) fn has_rebuilt_modules(&self) -> bool {
         self.kernel == Flavour::Debian
     }
 
-    /// Makes kmemleak forget what the boot has leaked.
+    /// Clears kmemleak's list of leaks from the boot.
     pub(crate) fn forget_leaks(&self, guest: &Guest) -> Result<()> {
         if self.is_debug() {
-            guest.must(
+            guest.run_checked(
                 &format!(
                     "mount -t debugfs debugfs /sys/kernel/debug; {SCAN}; echo clear > {LEAKS}"
                 ),
@@ -138,16 +139,17 @@ impl Boot {
     }
 
     /// Fails if kmemleak has found leaked memory.
-    pub(crate) fn look_for_leaks(&self, guest: &Guest, log: &mut Log) -> Result<()> {
+    pub(crate) fn check_leaks(&self, guest: &Guest, log: &mut Log) -> Result<()> {
         if !self.is_debug() {
             return Ok(());
         }
         // kmemleak reports recently allocated blocks in a later scan only.
-        let found = guest.must(&format!("{SCAN}; sleep 6; {SCAN}; cat {LEAKS}"), SCAN_LIMIT)?;
+        let found =
+            guest.run_checked(&format!("{SCAN}; sleep 6; {SCAN}; cat {LEAKS}"), SCAN_LIMIT)?;
         log.line(&found);
         if !found.trim().is_empty() {
             bail!(
-                "memory is lost: {}",
+                "kmemleak found leaked memory: {}",
                 found.lines().next().unwrap_or_default()
             );
         }
@@ -158,8 +160,8 @@ impl Boot {
     }
 }
 
-/// Builds the guest's files, optionally with those for storage. The inner error says why this
-/// machine cannot do that.
+/// Builds the guest's image, optionally with the storage tools. The inner error is the reason if
+/// this machine cannot build it.
 pub(super) fn prepare(
     context: &Context,
     boot: &Boot,
@@ -177,10 +179,10 @@ pub(super) fn prepare(
     };
     log.say(format!("building the module for {}", kernel.name));
     let mut modules = Vec::new();
-    for (module, folder) in [(DEVICE, "device"), (CLIENT, "client")] {
-        let (headers, folder) = (&kernel.headers, dir.join(folder));
+    for (module, dir_name) in [(DEVICE, "device"), (CLIENT, "client")] {
+        let (headers, dir_name) = (&kernel.headers, dir.join(dir_name));
         modules.push(module::build(
-            context, module, &object, headers, &folder, log,
+            context, module, &object, headers, &dir_name, log,
         )?);
     }
     log.say("building the file system");
@@ -188,8 +190,8 @@ pub(super) fn prepare(
     Ok(Ok((image, dir)))
 }
 
-/// Fetches Debian's kernel into `cache`.
-fn shipped(series: &'static str, cache: &Path, log: &mut Log) -> Result<KernelFiles> {
+/// Fetches a kernel of Debian and its source into `cache`.
+fn fetch_debian_kernel(series: &'static str, cache: &Path, log: &mut Log) -> Result<KernelFiles> {
     log.say("fetching Debian's kernel");
     let dir = cache.join("kernel");
     std::fs::create_dir_all(&dir)?;

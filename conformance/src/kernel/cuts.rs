@@ -1,8 +1,9 @@
-//! Kernel storage on the module when the network between two machines fails, or the server crashes.
+//! Kernel storage on the module while the network between two machines is cut, or the server
+//! crashes.
 //!
-//! Server and client are two guests with a cable between them, because traffic inside one guest
-//! never reaches a card. The server's disk is a file, so data that the server has acknowledged must
-//! survive its crash and restart.
+//! Server and client are two guests with a virtual cable between them, because traffic inside one
+//! guest never passes a network card. The server's disk is a file of this machine, so data that the
+//! server has acknowledged must survive a crash of the server.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,7 +13,7 @@ use anyhow::{Result, bail};
 use xtask::process::Log;
 
 use super::boot::Boot;
-use super::script::{verdict, whole};
+use super::script::{check_messages, full_script};
 use crate::case::{Verdict, is_chosen};
 use crate::excuses;
 use crate::guest::image::Image;
@@ -20,30 +21,31 @@ use crate::guest::{Cable, Guest, Machine, Output, Running};
 use crate::rows::Rows;
 
 /// A scenario for the two machines.
-struct Cut {
+struct Scenario {
     name: &'static str,
     /// The server's first script.
     server: &'static str,
     /// The client's script.
     client: &'static str,
-    /// The server's script after it was killed and restarted.
-    again: &'static str,
+    /// The server's script after the server was killed and booted again.
+    restarted: &'static str,
     /// The server's last script.
     end: &'static str,
 }
 
-/// Lines by which the client's script makes requests to this program.
-const PULL: &str = "@pull the cable";
-const PUT: &str = "@put the cable back";
+/// Lines that the client's script prints to request actions from this program.
+const UNPLUG: &str = "@unplug the cable";
+const PLUG: &str = "@plug the cable in";
 const KILL: &str = "@kill the server";
 /// Size of the server's disk in bytes.
 const DISK: u64 = 64 << 20;
-/// Time limit of one cut, in seconds.
+/// Time limit of one scenario, in seconds.
 const LIMIT: u64 = 300;
 
-/// Begins all scripts. `loaded` loads the module and adds a link for the cable. `down N` unplugs
-/// the cable for N seconds under load, and `killed` kills the server under load. Connections that
-/// end while the cable is unplugged may take another minute.
+/// The first lines of each script. `loaded` loads the module and adds a link for the cable. `down
+/// N` requests that the cable be unplugged for N seconds, and `killed` that the server be killed,
+/// both while `$load` is running. `TRIES` allows for connections that end while the cable is
+/// unplugged, which may take another minute.
 const PRELUDE: &str = "
 TRIES=700
 loaded() {
@@ -54,10 +56,10 @@ loaded() {
 down() {
     sleep 2
     kill -0 $load
-    echo '@pull the cable'
+    echo '@unplug the cable'
     sleep $1
     kill -0 $load
-    echo '@put the cable back'
+    echo '@plug the cable in'
 }
 killed() {
     sleep 2
@@ -66,8 +68,8 @@ killed() {
 }
 ";
 
-const CUTS: &[Cut] = &[
-    Cut {
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
         name: "NVMe over RDMA: the network is down for 5 s under load",
         server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
         client: "loaded
@@ -79,10 +81,10 @@ const CUTS: &[Cut] = &[
             nvme-disk disconnect
             unused
             rmmod iwarp_rnic",
-        again: "",
+        restarted: "",
         end: "nvme-target down one; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NVMe over RDMA: the network is down for 60 s under load",
         server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
         client: "loaded
@@ -96,10 +98,10 @@ const CUTS: &[Cut] = &[
             nvme-disk disconnect
             unused
             rmmod iwarp_rnic",
-        again: "",
+        restarted: "",
         end: "nvme-target down one; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NVMe over RDMA: the server is killed under load and comes back with its disk",
         server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
         client: "loaded
@@ -112,10 +114,10 @@ const CUTS: &[Cut] = &[
             nvme-disk disconnect
             unused
             rmmod iwarp_rnic",
-        again: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
+        restarted: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
         end: "nvme-target down one; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NVMe over RDMA: the server is killed under load and has no target any more",
         server: "loaded; nvme-target up one 10.78.0.2 4420 /dev/vda",
         client: "loaded
@@ -127,10 +129,10 @@ const CUTS: &[Cut] = &[
             rmmod nvme_rdma
             unused
             rmmod iwarp_rnic",
-        again: "loaded",
+        restarted: "loaded",
         end: "rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NFS 4.2 over RDMA: the network is down for 5 s under load",
         server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
         client: "loaded
@@ -141,10 +143,10 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: "",
+        restarted: "",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NFS 3 over RDMA: the network is down for 60 s under load",
         server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
         client: "loaded
@@ -155,10 +157,10 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: "",
+        restarted: "",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NFS 3 over RDMA: the server is killed under load and comes back with its disk",
         server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
         client: "loaded
@@ -169,10 +171,10 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: "loaded; nfs-server up 20049 /dev/vda",
+        restarted: "loaded; nfs-server up 20049 /dev/vda",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "NFS 4.2 over RDMA: the server is killed under load and comes back with its disk",
         server: "loaded; mkfs.ext4 -q -F /dev/vda; nfs-server up 20049 /dev/vda",
         client: "loaded
@@ -183,10 +185,10 @@ const CUTS: &[Cut] = &[
             nfs-disk unmount
             unused
             rmmod iwarp_rnic",
-        again: "loaded; nfs-server up 20049 /dev/vda",
+        restarted: "loaded; nfs-server up 20049 /dev/vda",
         end: "nfs-server down; unused; rmmod iwarp_rnic",
     },
-    Cut {
+    Scenario {
         name: "iSER: the network is down for 60 s under load",
         server: "loaded; iser-target up iqn.2024-01.example:target 10.78.0.2 3260 96",
         client: "loaded
@@ -203,12 +205,12 @@ const CUTS: &[Cut] = &[
             wait $daemon || true
             unused
             rmmod iwarp_rnic",
-        again: "",
+        restarted: "",
         end: "iser-target down iqn.2024-01.example:target; unused; rmmod iwarp_rnic",
     },
 ];
 
-/// The two machines, and what they are booted from.
+/// The two machines, and the parameters to boot them.
 struct Pair<'a> {
     image: &'a Image,
     cache: &'a Path,
@@ -220,7 +222,7 @@ struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// Boots both.
+    /// Boots both machines.
     fn start(image: &'a Image, cache: &'a Path, boot: &'a Boot, log: &mut Log) -> Result<Self> {
         let [end, cable] = Cable::ends()?;
         let machine = Machine {
@@ -239,7 +241,7 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// Boots a server with the existing disk.
+    /// Boots a server. Uses the disk of the previous server if there is one.
     fn server(
         image: &Image,
         cache: &Path,
@@ -262,59 +264,63 @@ impl<'a> Pair<'a> {
         guest(image, &cache.join("cut-server"), boot, &machine, log)
     }
 
-    /// Runs a cut, and checks the data and the messages of both ends.
+    /// Runs a scenario, and checks the data and the kernel messages of both machines.
     ///
-    /// Fails if a command fails, data differ, a kernel complains, or a module leaves memory.
-    fn cut(&mut self, cut: &Cut, log: &mut Log) -> Result<()> {
+    /// Fails if a command fails, data differ, a kernel reports a fault, or a module leaks memory.
+    fn scenario(&mut self, scenario: &Scenario, log: &mut Log) -> Result<()> {
         let limit = self.boot.limit(LIMIT);
-        log.line(on(&self.server, cut.server, limit)?);
-        let running = self.client.start_command(&script(cut.client), limit)?;
-        let out = self.attend(running, cut, limit, log)?;
+        log.line(run_on_server(&self.server, scenario.server, limit)?);
+        let running = self.client.start_command(&script(scenario.client), limit)?;
+        let out = self.execute_requests(running, scenario, limit, log)?;
         log.line(&out.text);
         if out.code != 0 {
             log.line(self.client.kernel_messages());
             bail!("client: {}", failure(&out));
         }
-        log.line(on(&self.server, cut.end, limit)?);
+        log.line(run_on_server(&self.server, scenario.end, limit)?);
         for guest in [&self.server, &self.client] {
-            let said = guest.kernel_messages();
-            log.line(&said);
-            verdict(&said)?;
+            let output = guest.kernel_messages();
+            log.line(&output);
+            check_messages(&output)?;
         }
         Ok(())
     }
 
-    /// Carries out the client's requests until its script has ended.
-    fn attend(
+    /// Executes the requests of the client's script until the script ends.
+    fn execute_requests(
         &mut self,
         mut running: Running,
-        cut: &Cut,
+        scenario: &Scenario,
         limit: u64,
         log: &mut Log,
     ) -> Result<Output> {
-        // The guest itself ends the script at its limit, unless it hangs.
-        let end = Instant::now() + Duration::from_secs(limit + 30);
-        let mut done = 0;
+        // The guest's agent kills the script at its time limit, unless the guest hangs.
+        let deadline = Instant::now() + Duration::from_secs(limit + 30);
+        let mut executed = 0;
         while !running.is_over() {
-            if Instant::now() > end {
-                bail!("the client does not answer");
+            if Instant::now() > deadline {
+                bail!("the client's guest does not respond");
             }
-            let said = running.said();
-            for request in said.lines().filter(|line| line.starts_with('@')).skip(done) {
-                done += 1;
+            let output = running.output_so_far();
+            for request in output
+                .lines()
+                .filter(|line| line.starts_with('@'))
+                .skip(executed)
+            {
+                executed += 1;
                 log.line(request);
                 match request {
-                    PULL => self.client.plug(false)?,
-                    PUT => self.client.plug(true)?,
+                    UNPLUG => self.client.plug(false)?,
+                    PLUG => self.client.plug(true)?,
                     KILL => {
-                        // The old machine must have ended before the new one uses the disk and the
+                        // The old machine must be gone before a new one uses the same disk and
                         // cable.
                         self.server.kill();
                         self.server =
                             Self::server(self.image, self.cache, self.boot, self.cable, log)?;
-                        log.line(on(&self.server, cut.again, limit)?);
+                        log.line(run_on_server(&self.server, scenario.restarted, limit)?);
                     }
-                    _ => bail!("an unknown request: {request}"),
+                    _ => bail!("unknown request of the client's script: {request}"),
                 }
             }
         }
@@ -322,7 +328,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Boots a machine, and discards the messages of the boot.
+/// Boots a machine, and discards the kernel messages of the boot.
 fn guest(
     image: &Image,
     cache: &Path,
@@ -337,13 +343,13 @@ fn guest(
     Ok(guest)
 }
 
-/// Returns a script as the guest runs it.
+/// Returns the whole script that the guest runs, with the preludes.
 fn script(lines: &str) -> String {
-    whole(&format!("{PRELUDE}{lines}"))
+    full_script(&format!("{PRELUDE}{lines}"))
 }
 
 /// Runs a script on the server, and returns its output.
-fn on(server: &Guest, lines: &str, limit: u64) -> Result<String> {
+fn run_on_server(server: &Guest, lines: &str, limit: u64) -> Result<String> {
     let out = server.run(&script(lines), limit)?;
     if out.code != 0 {
         bail!("server: {}", failure(&out));
@@ -357,7 +363,7 @@ fn failure(out: &Output) -> String {
     format!("exit {}: {last}", out.code)
 }
 
-/// Runs the cuts that `only` chooses.
+/// Runs the scenarios that `only` selects.
 pub(super) fn run(
     image: &Image,
     cache: &Path,
@@ -367,24 +373,27 @@ pub(super) fn run(
     log: &mut Log,
 ) -> Result<()> {
     let mut pair = None;
-    for cut in CUTS.iter().filter(|cut| is_chosen(cut.name, only)) {
+    for scenario in SCENARIOS
+        .iter()
+        .filter(|scenario| is_chosen(scenario.name, only))
+    {
         let once = |log: &mut Log| {
             let mut both = match pair.take() {
                 Some(both) => both,
                 None => Pair::start(image, cache, boot, log)?,
             };
-            let result = both.cut(cut, log);
-            // After a failure the next cut gets new machines.
+            let result = both.scenario(scenario, log);
+            // After a failure, the next scenario gets new machines.
             if result.is_ok() {
                 pair = Some(both);
             }
             Ok((result.map(|()| Verdict::passed("")), String::new()))
         };
-        let excuse = |_: &str, error: &str| excuses::of_programs(error);
-        rows.run(cut.name.to_owned(), log, once, excuse, |_| None)?;
+        let excuse = |_: &str, error: &str| excuses::known_fault(error);
+        rows.run(scenario.name.to_owned(), log, once, excuse, |_| None)?;
     }
     for guest in pair.iter().flat_map(|pair| [&pair.server, &pair.client]) {
-        boot.look_for_leaks(guest, log)?;
+        boot.check_leaks(guest, log)?;
     }
     Ok(())
 }

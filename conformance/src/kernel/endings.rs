@@ -1,10 +1,11 @@
-//! The module when something in use ends: peers, programs, links, network devices, memory.
+//! The module when something that is in use goes away: peers, programs, links, network devices,
+//! memory.
 
 use super::script::Script;
 
 pub(super) const CASES: &[Script] = &[
     (
-        "a peer that never closes, or resets, does not keep a program that leaves",
+        "programs exit although their peers never close, or reset the connection",
         "insmod $MODULE; links
         echo N > /sys/module/iwarp_rnic/parameters/peer_to_peer
         stubborn 10.0.2.15 7300
@@ -12,7 +13,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "programs whose peers read nothing keep no other program from sending",
+        "programs whose peers do not read do not block other programs",
         "insmod $MODULE; links
         echo N > /sys/module/iwarp_rnic/parameters/peer_to_peer
         rping -s -a 10.0.2.15 -p 7100 -C 20 -S 60000 & server=$!
@@ -30,7 +31,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a connection ends though megabytes of it are unread",
+        "a connection ends while megabytes of its data are unread",
         "echo 4096 4194304 6291456 > /proc/sys/net/ipv4/tcp_rmem
         insmod $MODULE rnr_wait_ms=500; links
         unread 10.0.2.15 7300
@@ -96,7 +97,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "more idle clients than a listener has room for do not shut out others",
+        "a client connects although idle clients exceed the listener's backlog",
         "insmod $MODULE; links
         ucmatose -b 10.0.2.15 -c 1 & server=$!
         listening 1D2F
@@ -108,7 +109,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a thousand connections come and go",
+        "a thousand connections are opened and closed",
         "insmod $MODULE; links
         for i in $(seq 10); do
             pair 'ucmatose -b 10.0.2.15 -c 100' 'ucmatose -s 10.0.2.15 -c 100'

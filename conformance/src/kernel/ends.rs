@@ -1,4 +1,4 @@
-//! An end of a connection: our library on this machine, or a device in a guest.
+//! An endpoint on which programs run: our library on this machine, or a device in a guest.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -24,8 +24,8 @@ impl Display for Family {
     }
 }
 
-/// An end at which programs run.
-pub(crate) enum End<'a> {
+/// An endpoint on which programs run.
+pub(crate) enum Endpoint<'a> {
     /// On this machine, on our library, in the network namespace of a guest's TAP device.
     Library { host: &'a Host, guest: &'a Guest },
     /// In a guest, on a device that has these addresses.
@@ -37,30 +37,32 @@ pub(crate) enum End<'a> {
     },
 }
 
-/// A running program at one end. Dropping it kills the program.
+/// A running program. Dropping the value kills the program.
 pub(crate) enum Process {
-    Here(host::Program),
-    There(Running),
+    OnHost(host::Program),
+    InGuest(Running),
 }
 
 impl Process {
-    /// Waits at most `limit` seconds for the exit. After that, the exit code in the result is 124.
+    /// Waits for the program to exit. If it does not exit within `limit` seconds, the returned exit
+    /// code is 124.
     pub(crate) fn wait(self, limit: u64) -> Result<Output> {
         match self {
-            Self::Here(program) => program.wait(limit),
-            Self::There(running) => running.wait_at_most(limit),
+            Self::OnHost(program) => program.wait(limit),
+            Self::InGuest(running) => running.wait_at_most(limit),
         }
     }
 
-    pub(crate) fn said(&mut self) -> String {
+    pub(crate) fn output_so_far(&mut self) -> String {
         match self {
-            Self::Here(program) => program.said().to_owned(),
-            Self::There(running) => running.said(),
+            Self::OnHost(program) => program.output_so_far().to_owned(),
+            Self::InGuest(running) => running.output_so_far(),
         }
     }
 }
 
-/// Ports for servers, in turn, so that a case does not meet leftover connections of an earlier one.
+/// Allocates ports for servers. Consecutive servers get different ports, because connections of an
+/// earlier server may still be open.
 #[derive(Default)]
 pub(crate) struct Ports(Cell<u16>);
 
@@ -69,14 +71,14 @@ impl Ports {
     const COUNT: u16 = 1000;
 
     fn next(&self) -> u16 {
-        let turn = self.0.get();
-        self.0.set((turn + 1) % Self::COUNT);
-        Self::FIRST + turn
+        let offset = self.0.get();
+        self.0.set((offset + 1) % Self::COUNT);
+        Self::FIRST + offset
     }
 }
 
-impl End<'_> {
-    /// Returns the address at which the other end reaches this one.
+impl Endpoint<'_> {
+    /// Returns the address to which the other end connects.
     pub(crate) fn address(&self, family: Family) -> IpAddr {
         match (self, family) {
             (Self::Library { .. }, Family::V4) => HOST_TAP.into(),
@@ -86,7 +88,7 @@ impl End<'_> {
         }
     }
 
-    /// Returns a port for a server at this end.
+    /// Returns a port for a server on this endpoint.
     pub(crate) fn port(&self, ports: &Ports) -> Result<u16> {
         match self {
             Self::Library { .. } => Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
@@ -96,8 +98,8 @@ impl End<'_> {
         }
     }
 
-    /// Starts a program. Replaces `{addr}`, `{port}`, and `{device}` by the option that names the
-    /// device.
+    /// Starts a program. Replaces `{addr}` and `{port}` in its command line, and `{device}` by the
+    /// option that selects the device.
     pub(crate) fn start(
         &self,
         words: &str,
@@ -116,27 +118,27 @@ impl End<'_> {
                 let settings = [("LD_LIBRARY_PATH", &*libraries)];
                 let words: Vec<String> = words.collect();
                 host::Program::start(guest, Net::Tap, &program, &words, &settings)
-                    .map(Process::Here)
+                    .map(Process::OnHost)
             }
             Self::Device { guest, device, .. } => {
                 let words = words.replace("{device}", &format!("-d {device}"));
-                // The guest's agent passes the line to a shell.
+                // The guest's agent passes the command line to a shell.
                 let words = words.replace(';', "\\;");
-                guest.start_command(&words, limit).map(Process::There)
+                guest.start_command(&words, limit).map(Process::InGuest)
             }
         }
     }
 
-    /// Waits until a program listens.
+    /// Waits until a server listens on `port`.
     pub(crate) fn listens(&self, server: &mut Process, port: u16) -> Result<()> {
         match (self, server) {
-            (Self::Library { .. }, Process::Here(program)) => program.listens(port, LISTEN_LIMIT),
-            (Self::Device { guest, .. }, Process::There(running)) => guest.listens(port, running),
-            _ => bail!("a program of another end"),
+            (Self::Library { .. }, Process::OnHost(program)) => program.listens(port, LISTEN_LIMIT),
+            (Self::Device { guest, .. }, Process::InGuest(running)) => guest.listens(port, running),
+            _ => bail!("the program does not run on this endpoint"),
         }
     }
 
-    /// Runs a shell script at this end. Fails if the script fails.
+    /// Runs a shell script on the endpoint's machine. Fails if the script fails.
     pub(crate) fn shell(&self, script: &str) -> Result<()> {
         match self {
             Self::Library { .. } => {
@@ -148,7 +150,7 @@ impl End<'_> {
                 }
                 Ok(())
             }
-            Self::Device { guest, .. } => guest.must(script, 60).map(drop),
+            Self::Device { guest, .. } => guest.run_checked(script, 60).map(drop),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! `cargo xtask kernel engine`: the engine in a Linux kernel.
+//! `cargo xtask kernel engine`: tests the protocol engine in a Linux kernel.
 //!
-//! Builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated
-//! machine, loads the module, and reads its messages. The module runs two queue pairs over memory
-//! and over a TCP connection of the kernel, and unloads itself.
+//! Builds the module of `kernel/test` for Debian's kernel, boots that kernel in a virtual machine,
+//! loads the module, and reads its kernel messages. The module runs tests with two queue pairs,
+//! connected through memory or through TCP, and unloads itself.
 
 use std::time::Duration;
 
@@ -22,19 +22,19 @@ use crate::needs::{self, Suite};
 /// Arguments of `cargo xtask kernel engine`.
 #[derive(Args)]
 pub(crate) struct EngineArgs {
-    /// Show all messages of the guest's kernel
+    /// Print all messages of the guest's kernel
     #[arg(long)]
     messages: bool,
-    /// Run only the tests whose names begin like this
+    /// Run only the tests whose names begin with this text
     #[arg(long, value_name = "TEST", default_value = "")]
     only: String,
     #[command(flatten)]
     boot: Boot,
 }
 
-/// Limit of the whole run, which only ends a hang.
+/// Time limit of the whole run. It is long, and only stops a run that hangs.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Time limit of all tests in the emulated guest, in seconds.
+/// Time limit of all tests together, in seconds.
 const TESTS_LIMIT: u64 = 1200;
 
 /// Builds the module, boots the guest, runs the tests and reports them.
@@ -70,37 +70,37 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     );
     let after = guest.run(&load, args.boot.limit(TESTS_LIMIT))?;
     log.line(&after.text);
-    let said = guest.kernel_messages();
-    log.line(&said);
+    let output = guest.kernel_messages();
+    log.line(&output);
     if args.messages {
-        println!("{said}");
+        println!("{output}");
     }
-    let verdict = verdict(&said, &after.text);
-    for line in said.lines().filter_map(own) {
+    let check_log = check_log(&output, &after.text);
+    for line in output.lines().filter_map(module_text) {
         log.say(line);
-        if verdict.is_ok() && line.contains(" tests, ") {
+        if check_log.is_ok() && line.contains(" tests, ") {
             break;
         }
     }
-    verdict?;
-    args.boot.look_for_leaks(&guest, &mut log)?;
+    check_log?;
+    args.boot.check_leaks(&guest, &mut log)?;
     Ok(Outcome::Passed)
 }
 
-/// Returns the module's text in a line of the kernel log.
-fn own(line: &str) -> Option<&str> {
+/// Returns the text of a log line that the module wrote.
+fn module_text(line: &str) -> Option<&str> {
     line.split_once(&format!("{MODULE}: "))
         .map(|(_, text)| text)
-        // The kernel's remark that the module is out of tree and unsigned.
+        // The kernel itself logs that an unsigned, out-of-tree module taints it.
         .filter(|text| !text.contains("taint"))
 }
 
 /// Fails unless all tests passed and the kernel reported no fault.
 ///
-/// If the kernel does not keep the module, busybox tries to load it in a second way, so all tests
-/// may run twice.
-fn verdict(said: &str, modules: &str) -> Result<()> {
-    if let Some(line) = complaints::first(said) {
+/// All tests may run twice: if a module unloads itself, busybox's insmod tries to load it again
+/// with another system call.
+fn check_log(output: &str, modules: &str) -> Result<()> {
+    if let Some(line) = complaints::first(output) {
         bail!("the guest's kernel: {line}");
     }
     if modules.lines().any(|line| line.starts_with(MODULE)) {
@@ -108,7 +108,7 @@ fn verdict(said: &str, modules: &str) -> Result<()> {
     }
     let (mut passed, mut counted) = (0, 0);
     let mut last = "";
-    for line in said.lines().filter_map(own) {
+    for line in output.lines().filter_map(module_text) {
         last = line;
         passed += usize::from(line.starts_with("passed "));
         if let Some((count, failed)) = line.split_once(" tests, ") {
@@ -139,26 +139,26 @@ mod tests {
 ";
 
     #[test]
-    fn all_tests_pass_and_count() {
-        assert!(verdict(GOOD, "virtio_net 1 0\n").is_ok());
-        let fails = |said: &str| verdict(said, "").unwrap_err().to_string();
+    fn only_complete_success_passes() {
+        assert!(check_log(GOOD, "virtio_net 1 0\n").is_ok());
+        let fails = |output: &str| check_log(output, "").unwrap_err().to_string();
         assert!(fails(&GOOD.replace("2 tests, 0", "2 tests, 1")).contains("1 failed"));
         assert!(fails(&GOOD.replace("passed two", "FAILED two: -5")).contains("1 passed"));
-        assert!(verdict(&GOOD.repeat(2), "").is_ok());
+        assert!(check_log(&GOOD.repeat(2), "").is_ok());
         assert!(fails(&format!("{GOOD}{}", GOOD.replace("passed two", ""))).contains("3 passed"));
         assert!(fails(&GOOD.replace("2 tests, 0 failed", "")).contains("last message"));
         assert!(fails("").contains("last message"));
     }
 
     #[test]
-    fn kernel_complaint_fails() {
+    fn kernel_fault_or_loaded_module_fails() {
         for word in [
             "BUG: sleeping function",
             "WARNING: CPU: 1 PID: 7",
             "iwarp: panic at a.rs:7",
         ] {
-            assert!(verdict(&format!("{GOOD}[ 5.5] {word}\n"), "").is_err());
+            assert!(check_log(&format!("{GOOD}[ 5.5] {word}\n"), "").is_err());
         }
-        assert!(verdict(GOOD, "iwarp_engine_test 1 0\n").is_err());
+        assert!(check_log(GOOD, "iwarp_engine_test 1 0\n").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Runs the commands of `docs/storage.md` unmodified, in two guests with a cable between them.
+//! Runs the commands of `docs/storage.md` unmodified, in two guests connected by a virtual cable.
 
 use std::path::Path;
 
@@ -12,26 +12,26 @@ use crate::guest::{Cable, Guest, Machine};
 
 const GUIDE: &str = include_str!("../../../docs/storage.md");
 pub(crate) const NAME: &str = "the commands of the guide to storage";
-/// Time limit for one machine's commands of a section, in seconds.
+/// Time limit of one block of commands, in seconds.
 const LIMIT: u64 = 180;
 
-/// Sets up what the guide expects: an address, a card named `eth0`, configfs, and an NVMe host
-/// name.
-const MACHINE: &str = "ip addr add ADDRESS/24 dev cable0
+/// Prepares a machine as the guide assumes: an address, a card named `eth0`, configfs, and an NVMe
+/// host name.
+const PREPARE_MACHINE: &str = "ip addr add ADDRESS/24 dev cable0
 /usr/bin/ip link property add dev cable0 altname eth0
 modprobe configfs
 grep -q ' configfs ' /proc/mounts || mount -t configfs configfs /sys/kernel/config
 nvme-disk host";
 
-/// A section: its heading, how the server is prepared, how the client uses the result, and how the
-/// server shuts down.
+/// A section of the guide, with scripts: `before` prepares the server, `use_it` tests the result on
+/// the client, and `end` shuts the server down.
 struct Section {
     heading: &'static str,
     before: &'static str,
     use_it: &'static str,
     end: &'static str,
-    /// Needs modules that are not built for all kernels.
-    rebuilt: bool,
+    /// The section needs modules that Debian omits and that we do not build for all kernels.
+    needs_rebuilt_modules: bool,
 }
 
 const SECTIONS: [Section; 5] = [
@@ -41,7 +41,7 @@ const SECTIONS: [Section; 5] = [
         use_it: "for i in $(seq 100); do [ -b /dev/nvme0n1 ] && break; sleep 0.1; done
             nvme-disk verify /dev/nvme0n1; nvme disconnect -n disk; rmmod nvme_rdma iwarp_rnic",
         end: "nvme-target down disk; rmmod iwarp_rnic",
-        rebuilt: false,
+        needs_rebuilt_modules: false,
     },
     Section {
         heading: "NVMe with a secret",
@@ -51,7 +51,7 @@ const SECTIONS: [Section; 5] = [
             if nvme connect -t rdma -a 192.0.2.1 -s 4420 -n disk; then exit 1; fi
             rmmod nvme_rdma iwarp_rnic",
         end: "nvme-target down disk; rmmod iwarp_rnic",
-        rebuilt: false,
+        needs_rebuilt_modules: false,
     },
     Section {
         heading: "NFS over RDMA in eight commands",
@@ -59,53 +59,53 @@ const SECTIONS: [Section; 5] = [
         use_it: "grep ' /mnt nfs4 .*vers=4.2.*proto=rdma' /proc/mounts
             nfs-disk tree; nfs-disk unmount; rmmod iwarp_rnic",
         end: "nfs-server down; rmmod rpcrdma iwarp_rnic",
-        rebuilt: false,
+        needs_rebuilt_modules: false,
     },
     Section {
         heading: "SMB Direct in eight commands",
         before: "mkdir -p /etc/ksmbd /srv; mount -t tmpfs tmpfs /srv",
         use_it: "smb-disk direct; nfs-disk tree; smb-disk unmount; rmmod iwarp_rnic",
         end: "smb-server down; rmmod iwarp_rnic",
-        rebuilt: true,
+        needs_rebuilt_modules: true,
     },
     Section {
         heading: "rnbd in five commands",
         before: "modprobe brd rd_nr=1 rd_size=32768",
         use_it: "nvme-disk verify /dev/rnbd0; rnbd-disk unmap; rmmod iwarp_rnic",
         end: "rnbd-server down; rmmod iwarp_rnic",
-        rebuilt: true,
+        needs_rebuilt_modules: true,
     },
 ];
 
-/// The machine that runs a block of commands.
+/// The machine on which a block of commands runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum MachineRole {
     Server,
     Client,
 }
 
-/// Returns the blocks of commands below a heading, in order.
-fn blocks(text: &str, heading: &str) -> Result<Vec<(End, String)>> {
+/// Returns the command blocks of a section, in order.
+fn blocks(text: &str, heading: &str) -> Result<Vec<(MachineRole, String)>> {
     let (_, rest) = text
         .split_once(&format!("\n## {heading}\n"))
         .with_context(|| format!("the guide has no section {heading}"))?;
     let section = rest.split("\n## ").next().unwrap_or_default();
     let mut blocks = Vec::new();
-    let mut who = None;
+    let mut role = None;
     let mut block: Option<String> = None;
     for line in section.lines() {
         match &mut block {
             Some(commands) if line == "```" => {
                 blocks.push((
-                    who.context("no line before the block names the machine")?,
+                    role.context("no line before the block says on which machine it runs")?,
                     commands.clone(),
                 ));
                 block = None;
             }
             Some(commands) => *commands += &format!("{line}\n"),
             None if line == "```sh" => block = Some(String::new()),
-            None if line.starts_with("On the server") => who = Some(End::Server),
-            None if line.starts_with("On the client") => who = Some(End::Client),
+            None if line.starts_with("On the server") => role = Some(MachineRole::Server),
+            None if line.starts_with("On the client") => role = Some(MachineRole::Client),
             None => {}
         }
     }
@@ -125,7 +125,7 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
             ..boot.machine()
         };
         let guest = Guest::start(image, &cache, &machine, log)?;
-        guest.must(&MACHINE.replace("ADDRESS", address), LIMIT)?;
+        guest.run_checked(&PREPARE_MACHINE.replace("ADDRESS", address), LIMIT)?;
         guest.kernel_messages();
         Ok(guest)
     };
@@ -134,23 +134,23 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
     let limit = boot.limit(LIMIT);
     for section in SECTIONS
         .iter()
-        .filter(|section| boot.rebuilds() || !section.rebuilt)
+        .filter(|section| boot.has_rebuilt_modules() || !section.needs_rebuilt_modules)
     {
-        server.must(section.before, limit)?;
-        for (who, commands) in blocks(GUIDE, section.heading)? {
-            let guest = match who {
-                End::Server => &server,
-                End::Client => &client,
+        server.run_checked(section.before, limit)?;
+        for (role, commands) in blocks(GUIDE, section.heading)? {
+            let guest = match role {
+                MachineRole::Server => &server,
+                MachineRole::Client => &client,
             };
-            guest.must(&format!("set -ex\n{commands}"), limit)?;
+            guest.run_checked(&format!("set -ex\n{commands}"), limit)?;
         }
-        let said = client.must(&format!("set -ex\n{}", section.use_it), limit)?;
-        log.line(&said);
-        server.must(&format!("set -ex\n{}", section.end), limit)?;
+        let output = client.run_checked(&format!("set -ex\n{}", section.use_it), limit)?;
+        log.line(&output);
+        server.run_checked(&format!("set -ex\n{}", section.end), limit)?;
         for guest in [&server, &client] {
-            let said = guest.kernel_messages();
-            log.line(&said);
-            if let Some(line) = complaints::first(&said) {
+            let output = guest.kernel_messages();
+            log.line(&output);
+            if let Some(line) = complaints::first(&output) {
                 bail!("{}: {line}", section.heading);
             }
         }
@@ -163,11 +163,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headings_count_commands_correctly() {
+    fn headings_give_right_number_of_commands() {
         for (section, commands) in SECTIONS.iter().zip([10, 7, 8, 8, 5]) {
             let blocks = blocks(GUIDE, section.heading).unwrap();
-            let who: Vec<End> = blocks.iter().map(|(who, _)| *who).collect();
-            assert_eq!(who, [End::Server, End::Client]);
+            let role: Vec<MachineRole> = blocks.iter().map(|(role, _)| *role).collect();
+            assert_eq!(role, [MachineRole::Server, MachineRole::Client]);
             // Indented lines continue a command.
             let begins = |line: &&str| !line.starts_with(' ') && *line != "done";
             let lines = blocks.iter().flat_map(|(_, text)| text.lines());
@@ -187,7 +187,7 @@ mod tests {
         let text = "\n## A\nOn the client, now:\n```sh\nls\n```\n## B\n```sh\nrm\n```\n";
         assert_eq!(
             blocks(text, "A").unwrap(),
-            [(End::Client, "ls\n".to_owned())]
+            [(MachineRole::Client, "ls\n".to_owned())]
         );
     }
 }

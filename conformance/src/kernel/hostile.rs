@@ -13,7 +13,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "hostile processes that are killed in the middle",
+        "hostile processes are killed while they run",
         "insmod $MODULE; links
         for seed in 11 12 13 14; do
         hostile 10.0.2.15 7100 1000000000 $seed & hostile=$!
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "peers that break each rule get the Terminate for it, and others go on",
+        "each protocol violation gets its Terminate, and other connections continue",
         "insmod $MODULE; links
         rping -s -a 10.0.2.15 -p 7200 -C 2000 -S 4096 & server=$!
         listening 1C20
@@ -43,7 +43,7 @@ pub(super) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "no memory for the engine, at any of its allocations",
+        "each of the engine's memory allocations fails once",
         "insmod $MODULE; links
         failing 10.0.2.15 7100 /sys/module/iwarp_rnic/parameters/fail_allocation
         rdma link delete iwarp1

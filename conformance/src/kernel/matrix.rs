@@ -1,6 +1,6 @@
-//! The distribution's programs between our module in a guest and a peer: the module itself, our
-//! library on this machine, or the kernel's siw in a second guest. Each program runs in both
-//! directions, and over IPv4 and IPv6 if it supports both.
+//! Runs the distribution's programs between our module in a guest and a peer: the module itself,
+//! our library on this machine, or the kernel's siw in a second guest. Each program runs in both
+//! directions, over IPv4 and, if it supports IPv6, over IPv6.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -11,7 +11,7 @@ use xtask::context::Context;
 use xtask::process::Log;
 
 use super::boot::Boot;
-use super::ends::{End, Family, Ports};
+use super::ends::{Endpoint, Family, Ports};
 use super::script;
 use super::suite;
 use crate::case::Verdict;
@@ -22,10 +22,10 @@ use crate::guest::image::Image;
 use crate::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine, Output, last_lines};
 use crate::needs::{self, Suite};
 use crate::programs::{self, Program};
-use crate::rows::{Once, Rows};
+use crate::rows::{Attempt, Rows};
 use crate::siw;
 
-/// The module's peer.
+/// The other end of the module's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// Both ends on the module, in one guest
@@ -36,7 +36,7 @@ pub(crate) enum Peer {
     Siw,
 }
 
-/// The rows of `--few`.
+/// The programs that `--few` runs.
 const FEW: &[&str] = &[
     "rping",
     "ucmatose",
@@ -46,10 +46,10 @@ const FEW: &[&str] = &[
     "ib_send_bw-4096",
 ];
 
-/// The choice of rows.
-pub(crate) struct Choice<'a> {
+/// Selects the rows to run.
+pub(crate) struct Selection<'a> {
     pub(crate) peers: &'a [Peer],
-    /// If there are any, only rows whose titles contain one of these.
+    /// If not empty, only rows whose titles contain one of these texts.
     pub(crate) only: &'a [String],
     /// Only [`FEW`].
     pub(crate) few: bool,
@@ -57,15 +57,15 @@ pub(crate) struct Choice<'a> {
     pub(crate) storage: bool,
 }
 
-impl Choice<'_> {
-    /// Returns `true` if a row runs. `name` is its title without the ends.
-    fn wants(&self, name: &str, title: &str) -> bool {
+impl Selection<'_> {
+    /// Returns `true` if a row runs. `name` is the program, `title` also names the ends.
+    fn selects(&self, name: &str, title: &str) -> bool {
         (!self.few || FEW.contains(&name))
             && (self.only.is_empty() || self.only.iter().any(|text| title.contains(text)))
     }
 }
 
-/// A network card of a guest, the device on it, and their addresses.
+/// A network card of a guest, its RDMA device, and its addresses.
 pub(crate) struct Card {
     netdev: &'static str,
     device: &'static str,
@@ -103,6 +103,7 @@ const SIW: Card = Card {
 };
 
 impl Card {
+    /// Adds the RDMA device to the card.
     pub(crate) fn link(&self, guest: &Guest, kind: &str) -> Result<()> {
         let Self {
             netdev, device, v6, ..
@@ -113,11 +114,11 @@ impl Card {
             for i in $(seq 50); do [ -e /dev/infiniband/rdma_cm ] && exit 0; sleep 0.1; done
             exit 1"
         );
-        guest.must(&script, 60).map(drop)
+        guest.run_checked(&script, 60).map(drop)
     }
 
-    pub(crate) const fn end<'a>(&self, guest: &'a Guest) -> End<'a> {
-        End::Device {
+    pub(crate) const fn end<'a>(&self, guest: &'a Guest) -> Endpoint<'a> {
+        Endpoint::Device {
             guest,
             device: self.device,
             v4: self.v4,
@@ -126,21 +127,21 @@ impl Card {
     }
 }
 
-/// Boots the guests, runs the rows, and prints the table. Returns the number of failures.
+/// Boots the guests, runs the rows, and prints the table. Returns the number of failed rows.
 ///
 /// Fails if a guest does not start, or the module leaks memory.
 pub(crate) fn run(
     context: &Context,
-    choice: &Choice<'_>,
+    selection: &Selection<'_>,
     boot: &Boot,
     image: &Image,
     cache: &Path,
     log: &mut Log,
 ) -> Result<usize> {
-    let wants = |peer| choice.peers.contains(&peer);
-    let host = if wants(Peer::Library) {
+    let selects = |peer| selection.peers.contains(&peer);
+    let host = if selects(Peer::Library) {
         if !rustix::process::geteuid().is_root() {
-            bail!("the TAP device needs root");
+            bail!("`--with library` needs root, for the TAP device");
         }
         needs::require_packages(Suite::Siw, log)?;
         Some(Host::build(context, cache, log)?)
@@ -149,51 +150,51 @@ pub(crate) fn run(
     };
     let [first, second] = Cable::ends()?;
     let machine = Machine {
-        tap: wants(Peer::Library),
-        cable: wants(Peer::Siw).then_some(first),
+        tap: selects(Peer::Library),
+        cable: selects(Peer::Siw).then_some(first),
         disk: None,
         ..boot.machine()
     };
     log.say(format!("booting Linux {}", image.release));
     let guest = Guest::start(image, cache, &machine, log)?;
     boot.forget_leaks(&guest)?;
-    guest.must("insmod /lib/iwarp/iwarp_rnic.ko", 60)?;
+    guest.run_checked("insmod /lib/iwarp/iwarp_rnic.ko", 60)?;
     USER.link(&guest, "iwarp")?;
-    let other = if wants(Peer::Siw) {
+    let other = if selects(Peer::Siw) {
         CABLE.link(&guest, "iwarp")?;
         Some(siw_guest(boot, image, cache, second, log)?)
     } else {
         None
     };
-    if wants(Peer::Library) {
+    if selects(Peer::Library) {
         TAP.link(&guest, "iwarp")?;
     }
     guest.kernel_messages();
     let mut matrix = Matrix {
         guest: &guest,
         boot,
-        choice,
+        selection,
         ports: Ports::default(),
         rows: Rows::default(),
     };
-    matrix.all(host.as_ref(), other.as_ref(), log)?;
+    matrix.run(host.as_ref(), other.as_ref(), log)?;
     let mut failed = matrix.rows.print(log);
     drop(other);
     let guest = match host {
-        Some(host) if choice.storage => {
-            let wants = |title: &str| choice.wants("", title);
-            let (guest, more) = siw::iser(guest, host, cache, wants, log)?;
+        Some(host) if selection.storage => {
+            let selects = |title: &str| selection.selects("", title);
+            let (guest, more) = siw::iser(guest, host, cache, selects, log)?;
             failed += more;
             guest
         }
         _ => guest,
     };
     script::unload(&guest, boot.limit(60))?;
-    boot.look_for_leaks(&guest, log)?;
+    boot.check_leaks(&guest, log)?;
     Ok(failed)
 }
 
-/// Boots the second guest, with siw.
+/// Boots the second guest, and loads siw.
 fn siw_guest(
     boot: &Boot,
     image: &Image,
@@ -210,7 +211,7 @@ fn siw_guest(
     };
     log.say("booting the guest with siw");
     let guest = Guest::start(image, &cache, &machine, log)?;
-    guest.must("insmod /lib/siw/siw.ko", 60)?;
+    guest.run_checked("insmod /lib/siw/siw.ko", 60)?;
     SIW.link(&guest, "siw")?;
     guest.kernel_messages();
     Ok(guest)
@@ -219,43 +220,43 @@ fn siw_guest(
 struct Matrix<'a> {
     guest: &'a Guest,
     boot: &'a Boot,
-    choice: &'a Choice<'a>,
+    selection: &'a Selection<'a>,
     ports: Ports,
     rows: Rows,
 }
 
 impl Matrix<'_> {
-    /// Runs all programs with all chosen peers.
-    fn all(&mut self, host: Option<&Host>, siw: Option<&Guest>, log: &mut Log) -> Result<()> {
+    /// Runs all selected rows.
+    fn run(&mut self, host: Option<&Host>, siw: Option<&Guest>, log: &mut Log) -> Result<()> {
         let guest = self.guest;
-        if self.choice.peers.contains(&Peer::Itself) {
+        if self.selection.peers.contains(&Peer::Itself) {
             let end = USER.end(guest);
-            self.between(&end, &end, "module->module", None, log)?;
+            self.run_direction(&end, &end, "module->module", None, log)?;
             self.suite(log)?;
         }
-        if let (Some(host), false) = (host, self.choice.storage) {
-            let (ours, library) = (TAP.end(guest), End::Library { host, guest });
-            self.between(&ours, &library, "module->library", None, log)?;
-            self.between(&library, &ours, "library->module", None, log)?;
+        if let (Some(host), false) = (host, self.selection.storage) {
+            let (ours, library) = (TAP.end(guest), Endpoint::Library { host, guest });
+            self.run_direction(&ours, &library, "module->library", None, log)?;
+            self.run_direction(&library, &ours, "library->module", None, log)?;
         }
         if let Some(other) = siw {
             let (ours, theirs) = (CABLE.end(guest), SIW.end(other));
-            self.between(&ours, &theirs, "module->siw", siw, log)?;
-            self.between(&theirs, &ours, "siw->module", siw, log)?;
+            self.run_direction(&ours, &theirs, "module->siw", siw, log)?;
+            self.run_direction(&theirs, &ours, "siw->module", siw, log)?;
         }
         Ok(())
     }
 
-    /// Runs all programs from one end to the other.
-    fn between(
+    /// Runs all programs in one direction.
+    fn run_direction(
         &mut self,
-        client: &End<'_>,
-        server: &End<'_>,
+        client: &Endpoint<'_>,
+        server: &Endpoint<'_>,
         direction: &str,
         siw: Option<&Guest>,
         log: &mut Log,
     ) -> Result<()> {
-        let programs = if self.choice.storage {
+        let programs = if self.selection.storage {
             programs::storage()
         } else {
             programs::all(true)
@@ -263,25 +264,26 @@ impl Matrix<'_> {
         for program in programs {
             for family in [Family::V4, Family::V6] {
                 let title = format!("{} {direction} {family}", program.name);
-                let can = (family == Family::V4 || program.rules.v6)
+                let supported = (family == Family::V4 || program.rules.ipv6)
                     && (siw.is_none() || program.rules.siw)
-                    && (self.boot.rebuilds() || !program.rules.rebuilt);
-                if !can || !self.choice.wants(&program.name, &title) {
+                    && (self.boot.has_rebuilt_modules() || !program.rules.needs_rebuilt_modules);
+                if !supported || !self.selection.selects(&program.name, &title) {
                     continue;
                 }
                 let guest = self.guest;
                 let (ports, limit) = (&self.ports, self.boot.limit(program.rules.limit));
-                let said = self.rows.run(
+                let kernel_log = self.rows.run(
                     title,
                     log,
                     |log| {
-                        let result = talk(ports, client, server, &program, family, limit, log);
-                        once(guest, siw, result.map(|(note, _)| note))
+                        let result =
+                            run_program(ports, client, server, &program, family, limit, log);
+                        attempt(guest, siw, result.map(|(note, _)| note))
                     },
-                    |_, error| excuses::of_programs(error),
+                    |_, error| excuses::known_fault(error),
                     complaints::first,
                 )?;
-                can_go_on(&said)?;
+                check_not_crashed(&kernel_log)?;
             }
         }
         Ok(())
@@ -289,42 +291,45 @@ impl Matrix<'_> {
 
     fn suite(&mut self, log: &mut Log) -> Result<()> {
         let title = "rdma-core's own tests (pyverbs) module->module".to_owned();
-        if self.choice.storage || !self.choice.wants("pyverbs", &title) {
+        if self.selection.storage || !self.selection.selects("pyverbs", &title) {
             return Ok(());
         }
         let (guest, limit) = (self.guest, self.boot.limit(suite::LIMIT));
-        let said = self.rows.run(
+        let kernel_log = self.rows.run(
             title,
             log,
             |_| {
                 let result = suite::run(guest, USER.device, USER.netdev, limit);
-                once(guest, None, result)
+                attempt(guest, None, result)
             },
             |_, _| None,
             complaints::first,
         )?;
-        can_go_on(&said)
+        check_not_crashed(&kernel_log)
     }
 }
 
 /// Fails if the guest's kernel has crashed.
-fn can_go_on(said: &str) -> Result<()> {
-    if complaints::first(said).is_some_and(|line| line.contains("BUG:")) {
-        bail!("the guest's kernel cannot go on");
+fn check_not_crashed(kernel_log: &str) -> Result<()> {
+    if complaints::first(kernel_log).is_some_and(|line| line.contains("BUG:")) {
+        bail!("the guest's kernel has crashed");
     }
     Ok(())
 }
 
-/// Returns the result of a row and the kernel messages. siw's kernel may print warnings but must
-/// not crash.
-fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Once> {
+/// Returns an attempt's result with the kernel messages of the module's guest. siw's kernel may log
+/// warnings, but must not crash.
+fn attempt(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Attempt> {
     if let Some(other) = siw {
-        let said = other.kernel_messages();
-        if let Some(line) = complaints::fatal(&said) {
-            bail!("siw's kernel cannot go on: {line}");
+        let siw_log = other.kernel_messages();
+        if let Some(line) = complaints::fatal(&siw_log) {
+            bail!("siw's kernel has crashed: {line}");
         }
-        if let (Err(error), false) = (&result, said.is_empty()) {
-            result = Err(anyhow::anyhow!("{error:#} | siw's kernel: {}", said.trim()));
+        if let (Err(error), false) = (&result, siw_log.is_empty()) {
+            result = Err(anyhow::anyhow!(
+                "{error:#} | siw's kernel: {}",
+                siw_log.trim()
+            ));
         }
     }
     Ok((result.map(Verdict::Passed), guest.kernel_messages()))
@@ -332,56 +337,56 @@ fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Resul
 
 /// Runs both ends of a program, and checks their output. Returns the note for the table, and the
 /// client's output.
-pub(crate) fn talk(
+pub(crate) fn run_program(
     ports: &Ports,
-    client: &End<'_>,
-    server: &End<'_>,
+    client: &Endpoint<'_>,
+    server: &Endpoint<'_>,
     program: &Program,
     family: Family,
     limit: u64,
     log: &mut Log,
 ) -> Result<(String, String)> {
-    client.shell(program.rules.before)?;
-    let result = talk_once(ports, client, server, program, family, limit, log);
+    client.shell(program.rules.before_client)?;
+    let result = run_both_ends(ports, client, server, program, family, limit, log);
     server.shell(program.rules.after)?;
     result
 }
 
-/// Does the same as [`talk`] without the scripts before and after.
-fn talk_once(
+/// Like [`run_program`], but without the scripts before and after.
+fn run_both_ends(
     ports: &Ports,
-    client: &End<'_>,
-    server: &End<'_>,
+    client: &Endpoint<'_>,
+    server: &Endpoint<'_>,
     program: &Program,
     family: Family,
     limit: u64,
     log: &mut Log,
 ) -> Result<(String, String)> {
     let (port, address) = (server.port(ports)?, server.address(family));
-    let mut serving = server.start(&program.server, address, port, limit)?;
-    server.listens(&mut serving, port)?;
-    let asked = client
+    let mut server_process = server.start(&program.server, address, port, limit)?;
+    server.listens(&mut server_process, port)?;
+    let client_output = client
         .start(&program.client, address, port, limit)?
         .wait(limit)?;
-    let answered = if program.rules.stays {
-        let text = serving.said();
-        drop(serving);
+    let server_output = if program.rules.server_stays {
+        let text = server_process.output_so_far();
+        drop(server_process);
         Output { code: 0, text }
     } else {
-        // If the client has failed, the server may wait for ever.
-        serving.wait(if asked.code == 0 { limit } else { 5 })?
+        // If the client failed, the server may wait for ever.
+        server_process.wait(if client_output.code == 0 { limit } else { 5 })?
     };
-    log.line(&answered.text);
-    log.line(&asked.text);
-    if (asked.code, answered.code) != (0, 0) {
+    log.line(&server_output.text);
+    log.line(&client_output.text);
+    if (client_output.code, server_output.code) != (0, 0) {
         bail!(
-            "client ended with {}: {} | server with {}: {}",
-            asked.code,
-            last_lines(&asked.text),
-            answered.code,
-            last_lines(&answered.text),
+            "exit status of the client {}: {} | of the server {}: {}",
+            client_output.code,
+            last_lines(&client_output.text),
+            server_output.code,
+            last_lines(&server_output.text),
         );
     }
-    let note = program.judge(&answered, &asked)?;
-    Ok((note, asked.text))
+    let note = program.check(&server_output, &client_output)?;
+    Ok((note, client_output.text))
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask kernel`: the kernel module and the engine in a Linux kernel.
+//! `cargo xtask kernel`: builds and tests the kernel module, in a virtual machine.
 
 mod bench;
 mod boot;
@@ -32,42 +32,43 @@ use test::TestArgs;
 #[derive(Args)]
 pub(crate) struct KernelArgs {
     #[command(subcommand)]
-    what: What,
+    command: Command,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Command {
     /// Build the module iwarp_rnic for Debian's kernels, and the source package for DKMS
     Build(BuildArgs),
     /// Build a kernel from Debian's source with sanitizers, for `engine` and `test` with `--kernel
     /// debug`
     DebugKernel,
-    /// Run two of our queue pairs in a kernel, in an emulated machine
+    /// Test the protocol engine alone in a kernel, in a virtual machine
     Engine(EngineArgs),
-    /// Run programs on the module, in an emulated machine
+    /// Test the module with unmodified programs, in a virtual machine
     Test(TestArgs),
-    /// Measure the module against the kernel's siw, in an emulated machine
+    /// Compare the performance of the module and the kernel's siw, in a virtual machine
     Bench(BenchArgs),
 }
 
 /// Arguments of `cargo xtask kernel build`.
 #[derive(Args)]
 struct BuildArgs {
-    /// Build only for this kernel of Debian, such as 6.12
+    /// Build only for this series of Debian's kernels, such as 6.12
     #[arg(long, value_name = "VERSION")]
     kernel: Option<String>,
 }
 
-/// Limit of fetching and building for all kernels, which only ends a hang.
+/// Time limit for fetching and building for all kernels. It is long, and only stops a run that
+/// hangs.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
-    match &args.what {
-        What::Build(args) => build(args),
-        What::DebugKernel => debug_kernel(),
-        What::Engine(args) => engine::command(args),
-        What::Test(args) => test::command(args),
-        What::Bench(args) => bench::command(args),
+    match &args.command {
+        Command::Build(args) => build(args),
+        Command::DebugKernel => debug_kernel(),
+        Command::Engine(args) => engine::command(args),
+        Command::Test(args) => test::command(args),
+        Command::Bench(args) => bench::command(args),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Cases that are shell scripts for a guest with our module: what they all begin with, how one
-//! runs, and how it is judged.
+//! Cases that are shell scripts for a guest with our module: their common prelude, how they run,
+//! and how the result is checked.
 
 use std::cell::RefCell;
 
@@ -10,16 +10,17 @@ use crate::case::{Case, Verdict};
 use crate::guest::Guest;
 use crate::{complaints, excuses};
 
-/// The module's message about leaked memory when it is unloaded.
+/// Part of the message that the module logs on unloading if it leaked memory.
 const LEAKED: &str = "were not freed";
-/// The module's message when it is unloaded and nothing has leaked.
-const GONE: &str = "no allocation of the engine is left";
+/// Part of the message that the module logs on unloading if it leaked nothing.
+const NO_LEAK: &str = "no allocation of the engine is left";
 
-/// Begins all scripts. They end at the first command that fails; `MODULE` is the module's file.
-/// `links` creates two devices. `listening` waits until a server listens on a port (in
-/// hexadecimal). `pair` runs a server and its client, and repeats them after an excused failure.
-/// `unused` waits, for at least 10 s or `TRIES` tenths of a second, until clients in the kernel
-/// have released the device. The device keeps the completion queues that these clients share.
+/// The first lines of each script. A script ends at the first command that fails. `MODULE` is the
+/// path of the module. `links` creates two RDMA devices. `listening` waits until a server listens
+/// on a port (given in hexadecimal). `pair` runs a server and its client, and retries them after a
+/// known sporadic fault. `unused` waits until clients in the kernel have released the device, for
+/// 10 s or `TRIES` tenths of a second. It ignores completion queues, because the kernel keeps those
+/// that such clients share.
 const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
 links() {
     rdma link add iwarp0 type iwarp netdev user0
@@ -54,58 +55,59 @@ unused() {
 }
 ";
 
-/// Returns what all scripts begin with.
+/// Returns the first lines of each script.
 pub(super) fn prelude() -> String {
     format!("{}{PRELUDE}", excuses::as_shell())
 }
 
-/// A case's name, and what runs in the guest, where it loads and unloads the module. The shell
-/// prefers busybox's programs to Debian's, unless they are named by their paths.
+/// The name of a case, and its script, which loads and unloads the module itself. The shell prefers
+/// busybox's commands to Debian's programs, unless they are given by path.
 pub(super) type Script = (&'static str, &'static str);
 
-/// A guest, and what the last script and the kernel wrote.
+/// A guest, and the output of the last script with the kernel's messages.
 pub(super) struct Bench {
     pub(super) guest: Guest,
-    pub(super) written: RefCell<String>,
+    pub(super) last_output: RefCell<String>,
 }
 
-/// Returns the case of a script, which gets `settings` as its first lines and `limit` seconds.
-pub(super) fn case(&(name, script): &Script, settings: &str, limit: u64) -> Case<Bench> {
-    let script = format!("{settings}\n{script}");
+/// Returns the case that runs a script. `variables` are shell assignments before the script;
+/// `limit` is in seconds.
+pub(super) fn case(&(name, script): &Script, variables: &str, limit: u64) -> Case<Bench> {
+    let script = format!("{variables}\n{script}");
     Case::named(name, move |bench: &Bench| {
         run(bench, &script, limit).map(|()| Verdict::passed(""))
     })
 }
 
-/// Returns a script as the guest runs it.
-pub(super) fn whole(lines: &str) -> String {
-    // `set -e` ignores a command after `!`, so such a line gets a failure of its own.
+/// Returns the whole script that the guest runs: the prelude and `lines`.
+pub(super) fn full_script(lines: &str) -> String {
+    // `set -e` ignores the status of a command after `!`, so such lines are rewritten.
     let lines: String = lines.lines().map(expect_failure).collect();
     format!("{}set -x\n{lines}", prelude())
 }
 
 fn run(bench: &Bench, script: &str, limit: u64) -> Result<()> {
     let guest = &bench.guest;
-    let out = guest.run(&whole(script), limit)?;
+    let out = guest.run(&full_script(script), limit)?;
     let loaded = guest.run(&format!("grep -q '^{DEVICE} ' /proc/modules"), 20)?;
     if loaded.code == 0 {
         guest.run(&format!("rmmod {DEVICE}"), limit)?;
     }
-    let said = guest.kernel_messages();
-    *bench.written.borrow_mut() = format!("{}\n{said}", out.text);
+    let output = guest.kernel_messages();
+    *bench.last_output.borrow_mut() = format!("{}\n{output}", out.text);
     if out.code != 0 {
         let last = out.text.lines().last().context("no output")?;
         bail!("exit {}: {last}", out.code);
     }
-    verdict(&said)
+    check_messages(&output)
 }
 
 /// Unloads the module.
 ///
 /// Fails if the module is in use, or leaks memory.
 pub(super) fn unload(guest: &Guest, limit: u64) -> Result<()> {
-    guest.must(&format!("rmmod {DEVICE}"), limit)?;
-    verdict(&guest.kernel_messages())
+    guest.run_checked(&format!("rmmod {DEVICE}"), limit)?;
+    check_messages(&guest.kernel_messages())
 }
 
 /// Turns `! command` into a command that fails if `command` succeeds.
@@ -117,13 +119,13 @@ fn expect_failure(line: &str) -> String {
 }
 
 /// Fails if the kernel reported a fault, or the module leaked memory or was not unloaded.
-pub(super) fn verdict(said: &str) -> Result<()> {
-    let leaked = || said.lines().find(|line| line.contains(LEAKED));
-    if let Some(line) = complaints::first(said).or_else(leaked) {
+pub(super) fn check_messages(output: &str) -> Result<()> {
+    let leaked = || output.lines().find(|line| line.contains(LEAKED));
+    if let Some(line) = complaints::first(output).or_else(leaked) {
         bail!("the guest's kernel: {line}");
     }
-    if !said.contains(GONE) {
-        bail!("the module did not say that its memory is free");
+    if !output.contains(NO_LEAK) {
+        bail!("the module was not unloaded: its message {NO_LEAK:?} is missing");
     }
     Ok(())
 }
@@ -134,12 +136,13 @@ mod tests {
 
     #[test]
     fn leaking_or_loaded_module_fails() {
-        let good = format!("[ 1.0] iwarp_rnic: unloaded, {GONE}\n");
-        assert!(verdict(&good).is_ok());
-        assert!(verdict("").is_err());
-        assert!(verdict(&format!("[ 0.9] WARNING: CPU: 0\n{good}")).is_err());
+        let good = format!("[ 1.0] iwarp_rnic: unloaded, {NO_LEAK}\n");
+        assert!(check_messages(&good).is_ok());
+        assert!(check_messages("").is_err());
+        assert!(check_messages(&format!("[ 0.9] WARNING: CPU: 0\n{good}")).is_err());
         assert!(
-            verdict("[ 1.0] iwarp_rnic: 3 allocations of the engine were not freed\n").is_err()
+            check_messages("[ 1.0] iwarp_rnic: 3 allocations of the engine were not freed\n")
+                .is_err()
         );
     }
 

@@ -1,10 +1,10 @@
-//! Kernel storage on the module when targets, links or the module go away under load, and what the
-//! matrices do not cover.
+//! Kernel storage on the module while targets, links or the module are removed under load, and
+//! storage features that the matrices do not cover.
 //!
-//! Client and server share one guest; `cuts` has the cases that need two. The scripts
+//! Client and server run in one guest; the cases that need two are in `cuts`. The guest's scripts
 //! `nvme-target`, `nvme-disk`, `nfs-server`, `nfs-disk`, `iser-target` and `iser-disk` perform the
-//! steps, and compare data by checksums. Disks and files between the module and its peers are rows
-//! of `programs`.
+//! steps, and compare data by checksums. Storage between the module and other implementations is in
+//! `programs`.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use xtask::process::Log;
 use super::script::{Script, prelude, unload};
 use crate::guest::Guest;
 
-/// Time limits of a mixed load, in seconds: for start and end together, and for each minute of
-/// load, because a round waits for its running programs.
-const LOAD_ENDS: u64 = 600;
-const LOAD_MINUTE: u64 = 240;
+/// Time limits of a mixed load, in seconds: for start and end together, and for each round of a
+/// minute. A round lasts longer than a minute, because it waits for running programs.
+const LOAD_START_AND_END: u64 = 600;
+const LOAD_ROUND: u64 = 240;
 
-/// Returns the time limit of a load of `minutes`.
-pub(crate) fn longest_load(minutes: u64) -> Duration {
-    Duration::from_secs(LOAD_ENDS + minutes * LOAD_MINUTE)
+/// Returns the time limit of a mixed load of `minutes`.
+pub(crate) fn load_limit(minutes: u64) -> Duration {
+    Duration::from_secs(LOAD_START_AND_END + minutes * LOAD_ROUND)
 }
 
 /// Runs NVMe, NFS and perftest concurrently for `minutes`. Prints a table of free memory and open
@@ -34,7 +34,7 @@ pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
         rdma link add iwarp0 type iwarp netdev user0; mixed-load {minutes}",
         prelude()
     );
-    let out = guest.run(&script, longest_load(minutes).as_secs())?;
+    let out = guest.run(&script, load_limit(minutes).as_secs())?;
     log.line(&out.text);
     for row in out.text.lines().filter(|line| line.starts_with('|')) {
         log.say(row);
@@ -43,12 +43,12 @@ pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
         let last = out.text.lines().last().context("no output")?;
         bail!("exit {}: {last}", out.code);
     }
-    unload(guest, LOAD_ENDS)
+    unload(guest, LOAD_START_AND_END)
 }
 
 pub(crate) const CASES: &[Script] = &[
     (
-        "NVMe over RDMA: IPv6, and receives that queues share",
+        "NVMe over RDMA: IPv6 and a shared receive queue",
         "insmod $MODULE; links
         /usr/bin/ip -6 addr add fd00::1/64 dev user0 nodad || true
         modprobe nvmet-rdma use_srq=1
@@ -61,10 +61,10 @@ pub(crate) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "NVMe over RDMA: host and target have to know each other's secret",
-        // After a failed attempt, a work item of the target ends the connection. If it runs before
-        // the target answers the last message, the host waits for the answer: five times the value
-        // of this parameter.
+        "NVMe over RDMA: host and target authenticate each other",
+        // After a failed attempt, a work item of the target closes the connection. If it runs
+        // before the target's last response, the host waits for the response five times as long as
+        // `admin_timeout`.
         "insmod $MODULE; links
         modprobe nvme_core
         echo 10 > /sys/module/nvme_core/parameters/admin_timeout
@@ -86,7 +86,7 @@ pub(crate) const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "NVMe over RDMA: the target leaves and comes back under load",
+        "NVMe over RDMA: the target's port is removed and restored under load",
         "insmod $MODULE; links
         nvme-target up one 10.0.2.15 4420 32
         disk=$(nvme-disk connect 10.0.2.15 4420 one --reconnect-delay=1 --ctrl-loss-tmo=60)

@@ -1,7 +1,8 @@
-//! rdma-core's own tests, from Debian's package python3-pyverbs, in a guest.
+//! rdma-core's pyverbs tests, from Debian's package python3-pyverbs, in a guest.
 //!
-//! They connect a device to itself. A test may be skipped or fail only for a reason that
-//! `suite.toml` lists: what siw's user interface cannot carry. siw itself has the same results.
+//! Both ends of each test use the same device. A test may be skipped or fail only for a reason that
+//! `suite.toml` lists: the feature is missing in siw's user ABI, which the module uses. siw has the
+//! same results.
 
 use anyhow::Result;
 
@@ -10,15 +11,15 @@ use crate::apps::pyverbs_skips::Expected;
 use crate::guest::Guest;
 use crate::guest::python::TESTS;
 
-/// Time limit in an emulated machine, in seconds.
+/// Time limit in a virtual machine, in seconds.
 pub(crate) const LIMIT: u64 = 300;
 
-/// Tests that need not pass, because siw's interface cannot carry what they use.
+/// Tests that may be skipped or fail, because they use features that siw's user ABI lacks.
 const EXPECTED: &str = include_str!("suite.toml");
 
-/// Runs the tests on a device, and returns the note for the table. Some tests read the network
-/// device's name in sysfs, in the directory of the PCI device. A software device has no such
-/// directory, so one with that name is mounted over its own.
+/// Runs the tests on a device, and returns the note for the table. Some tests read the name of the
+/// network device from the directory of the PCI device in sysfs. A software device has no such
+/// directory, so the script mounts a copy of the sysfs directory that contains it.
 ///
 /// Fails if a test fails, or is skipped for an unknown reason.
 pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Result<String> {
@@ -33,7 +34,7 @@ pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Resu
         cat /tmp/results",
         tests = format_args!("/{TESTS}"),
     );
-    let results = guest.must(&script, limit)?;
+    let results = guest.run_checked(&script, limit)?;
     let note = pyverbs::check(&Expected::parse(EXPECTED)?, &results)?;
     Ok(note.lines().next().unwrap_or_default().to_owned())
 }
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expectations_parse() {
+    fn suite_file_parses() {
         Expected::parse(EXPECTED).unwrap();
     }
 }

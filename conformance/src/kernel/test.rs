@@ -1,8 +1,9 @@
 //! `cargo xtask kernel test`: the module `iwarp_rnic` in a Linux kernel, with the distribution's
 //! programs on it.
 //!
-//! A case is a shell script for the guest ([`script`]). It fails if the guest's
-//! kernel reports a fault, or if the module is still loaded afterwards or has leaked memory.
+//! A case is a shell script that runs in the guest ([`script`]). The case fails if a command fails,
+//! the guest's kernel reports a fault, the module is still loaded after the script, or the module
+//! leaked memory.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -15,7 +16,7 @@ use xtask::outcome::Outcome;
 use xtask::process::Log;
 
 use super::boot::{self, Boot};
-use super::matrix::{self, Choice, Peer};
+use super::matrix::{self, Peer, Selection};
 use super::script::{self, Bench, Script};
 use super::{cuts, endings, guide, hostile, storage};
 use crate::case::{Case, Verdict, is_chosen};
@@ -31,19 +32,19 @@ pub(crate) struct TestArgs {
     /// Run only the cases whose names contain one of these
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Run this command in the guest instead of the cases, with the module loaded
+    /// Load the module and run this command in the guest, instead of the cases
     #[arg(long, value_name = "COMMAND")]
     exec: Option<String>,
     /// Run programs between the module and these peers instead of the cases
     #[arg(long, value_enum, value_name = "PEER", num_args = 1..)]
     with: Vec<Peer>,
-    /// Run kernel storage (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with peers
-    /// disks and files between them
+    /// Test kernel storage (NVMe, NFS, SMB, iSER and rnbd) instead. With `--with`, test it between
+    /// the module and the peers
     #[arg(long, conflicts_with = "few")]
     storage: bool,
-    /// With storage: run NVMe, NFS and perftest concurrently for this many minutes instead, and
-    /// check that memory and descriptors do not grow. NFS registers more regions in its first
-    /// minutes
+    /// With --storage: run NVMe, NFS and perftest concurrently for this many minutes instead, and
+    /// check that memory and descriptors do not grow. At least 30, because NFS registers more
+    /// regions in its first minutes
     #[arg(
         long,
         value_name = "MINUTES",
@@ -52,14 +53,14 @@ pub(crate) struct TestArgs {
         value_parser = clap::value_parser!(u64).range(30..=1440)
     )]
     load: Option<u64>,
-    /// With peers: only a few programs
+    /// With --with: run only a few of the programs
     #[arg(long, requires = "with")]
     few: bool,
-    /// Exit with 77 if this machine lacks what a guest needs, instead of installing it (for a step
-    /// of `cargo xtask test`)
+    /// Exit with 77 if packages for the guest are missing, instead of installing them (for `cargo
+    /// xtask test`)
     #[arg(long, hide = true)]
     step: bool,
-    /// How many entries of its rings a hostile process writes
+    /// Number of ring entries that the hostile process writes
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     entries: u64,
     #[command(flatten)]
@@ -73,22 +74,22 @@ impl TestArgs {
         } else {
             &[CASES, endings::CASES, hostile::CASES]
         };
-        let settings = format!("ENTRIES={}", self.entries);
+        let variables = format!("ENTRIES={}", self.entries);
         let limit = self
             .boot
             .limit(CASE_LIMIT + self.entries / ENTRIES_PER_SECOND);
         let rows = lists.iter().flat_map(|rows| rows.iter());
         rows.filter(|(name, _)| is_chosen(name, &self.only))
-            .map(|row| script::case(row, &settings, limit))
+            .map(|row| script::case(row, &variables, limit))
             .collect()
     }
 }
 
-/// Limit of the whole run, which only ends a hang.
+/// Time limit of the whole run. It is long, and only stops a run that hangs.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Time limit of one case in the emulated guest, in seconds.
+/// Time limit of one case, in seconds.
 const CASE_LIMIT: u64 = 400;
-/// Entries per second that a hostile process writes at least.
+/// Number of ring entries that the hostile process writes per second on a slow machine.
 const ENTRIES_PER_SECOND: u64 = 2000;
 const CASES: &[Script] = &[
     (
@@ -98,7 +99,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "does not load beside siw, nor siw beside it",
+        "the module and siw refuse to load together",
         "insmod /lib/siw/siw.ko
         ! insmod $MODULE
         dmesg | grep 'iwarp_rnic: not loaded: siw is'
@@ -109,7 +110,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a link for a card and one for the loopback device",
+        "a link on a network card and one on the loopback device",
         "insmod $MODULE
         rdma link add iwarp0 type iwarp netdev user0
         rdma link add iwarp1 type iwarp netdev lo
@@ -154,7 +155,7 @@ const CASES: &[Script] = &[
         ip link delete br7",
     ),
     (
-        "a network device that moves to another namespace leaves its link behind",
+        "a link is deleted when its network device moves to another namespace",
         "insmod $MODULE
         /usr/bin/ip netns add other
         ip link add link user0 name vlan7 type vlan id 7
@@ -175,7 +176,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a peer that knows MPA revision 1 only, and peers that give no answer",
+        "a peer that supports MPA revision 1 only, and peers that do not reply",
         "insmod $MODULE; links
         elder 10.0.2.15 7300
         rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
@@ -191,10 +192,10 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "rping between two programs, with both families",
+        "rping over IPv4 and IPv6",
         "insmod $MODULE; links
-        here='-a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
-        pair \"rping -s $here\" \"rping -c $here\"
+        options='-a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
+        pair \"rping -s $options\" \"rping -c $options\"
         /usr/bin/ip -6 addr add fd00::1/64 dev user0 nodad
         pair 'rping -s -a fd00::1 -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
         pair 'rping -s -a :: -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
@@ -202,7 +203,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "perftest: Writes, Reads and Sends, one way and both ways",
+        "perftest: Writes, Reads and Sends, in one direction and in both",
         "insmod $MODULE; links
         for test in ib_write_lat ib_read_lat ib_send_lat; do
         pair \"$test -R -p 7100 -n 50\" \"$test -R -p 7100 -n 50 10.0.2.15\"
@@ -215,7 +216,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "many connections, one after the other and at a time",
+        "many connections, concurrently and one after the other",
         "insmod $MODULE; links
         pair 'ucmatose -b 10.0.2.15 -c 20' 'ucmatose -s 10.0.2.15 -c 20 -C 10'
         rping -s -P -a 10.0.2.15 -p 7100 & server=$!
@@ -229,7 +230,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "ports that rdma_cm chooses may be taken by TCP",
+        "TCP sockets use some of the ports that rdma_cm chooses",
         "insmod $MODULE; links
         range=$(cat /proc/sys/net/ipv4/ip_local_port_range)
         echo 40000 40063 > /proc/sys/net/ipv4/ip_local_port_range
@@ -248,7 +249,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "requests come in the order of the calls, on a busy machine",
+        "connection requests arrive in the order of the calls, on a busy machine",
         "insmod $MODULE; links
         (set +x; while :; do :; done) & first=$!
         (set +x; while :; do :; done) & second=$!
@@ -260,7 +261,7 @@ const CASES: &[Script] = &[
         rmmod iwarp_rnic",
     ),
     (
-        "a program that is killed in the middle, on either side",
+        "the client, and then the server, is killed under load",
         "insmod $MODULE; links
         rping -s -P -a 10.0.2.15 -p 7100 -S 60000 & server=$!
         listening 1BBC
@@ -280,10 +281,10 @@ const CASES: &[Script] = &[
 /// Builds the module, boots the guest, and runs the cases.
 pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
-    let limit = LIMIT + storage::longest_load(args.load.unwrap_or(0));
+    let limit = LIMIT + storage::load_limit(args.load.unwrap_or(0));
     let mut log = Log::create(&context.log_dir().join("kernel-device.log"), limit)?;
     if args.step
-        && let Some(why) = unable(&mut log)
+        && let Some(why) = missing_requirement(&mut log)
     {
         return Ok(Outcome::Skipped(why));
     }
@@ -293,15 +294,15 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
     if !args.with.is_empty() {
-        let choice = Choice {
+        let selection = Selection {
             peers: &args.with,
             only: &args.only,
             few: args.few,
             storage: args.storage,
         };
-        return match matrix::run(&context, &choice, &args.boot, &image, &cache, &mut log)? {
+        return match matrix::run(&context, &selection, &args.boot, &image, &cache, &mut log)? {
             0 => Ok(Outcome::Passed),
-            failed => bail!("{failed} rows failed"),
+            failed => bail!("{failed} rows of the matrix failed"),
         };
     }
     log.say(format!("booting Linux {}", image.release));
@@ -314,19 +315,19 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     }
     if let Some(minutes) = args.load {
         storage::load(&bench.guest, minutes, &mut log)?;
-        args.boot.look_for_leaks(&bench.guest, &mut log)?;
+        args.boot.check_leaks(&bench.guest, &mut log)?;
         return Ok(Outcome::Passed);
     }
     let mut rows = Rows::default();
-    let none = |_: &str, _: &str| None;
+    let no_excuse = |_: &str, _: &str| None;
     for case in args.cases() {
         let once = |_: &mut Log| {
             let result = (case.run)(&bench);
-            Ok((result, bench.written.take()))
+            Ok((result, bench.last_output.take()))
         };
-        rows.run(case.name.clone(), &mut log, once, none, |_| None)?;
+        rows.run(case.name.clone(), &mut log, once, no_excuse, |_| None)?;
         if rows.last_failed() {
-            // It may have left a module that cannot be unloaded, so the next case gets a new guest.
+            // The module may still be loaded, so boot a new guest for the next case.
             drop(bench);
             bench = start(&image, &cache, &args.boot, &mut log)?;
         }
@@ -339,18 +340,18 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
             let result = guide::run(&image, &cache, &args.boot, log);
             Ok((result.map(|()| Verdict::passed("")), String::new()))
         };
-        rows.run(guide::NAME.to_owned(), &mut log, once, none, |_| None)?;
+        rows.run(guide::NAME.to_owned(), &mut log, once, no_excuse, |_| None)?;
     }
     let failed = rows.print(&mut log);
     if failed > 0 {
         bail!("{failed} cases failed");
     }
-    args.boot.look_for_leaks(&bench.guest, &mut log)?;
+    args.boot.check_leaks(&bench.guest, &mut log)?;
     Ok(Outcome::Passed)
 }
 
-/// Returns why no guest can run on this machine without installing anything.
-fn unable(log: &mut Log) -> Option<String> {
+/// Returns why no guest can run without installing packages, or `None` if one can.
+fn missing_requirement(log: &mut Log) -> Option<String> {
     let missing = needs::missing_for_guests();
     if missing.is_some() {
         return missing;
@@ -360,13 +361,13 @@ fn unable(log: &mut Log) -> Option<String> {
         .map(|error| format!("{error:#}"))
 }
 
-/// Boots a guest, and discards the messages of the boot.
+/// Boots a guest, and discards the kernel messages of the boot.
 fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Bench> {
     let guest = Guest::start(image, cache, &boot.machine(), log)?;
     boot.forget_leaks(&guest)?;
     guest.kernel_messages();
     Ok(Bench {
         guest,
-        written: RefCell::default(),
+        last_output: RefCell::default(),
     })
 }

@@ -2,13 +2,14 @@
 
 use anyhow::{Result, bail};
 
-use super::lab::{Lab, NETS, ROLES, Settings, Setup, We};
+use super::lab::{Lab, NETS, OurRole, ROLES, Settings, Setup};
 use super::{iser, operations, programs};
 use crate::case::Case;
 use crate::needs::Need;
 
-/// Combinations of settings: a name, siw's module parameters, and our settings.
-const KINDS: &[(&str, &str, Settings)] = &[
+/// Configurations of the ping cases: a name, siw's module parameters, and our environment
+/// variables.
+const CONFIGURATIONS: &[(&str, &str, Settings)] = &[
     ("crc", "", &[]),
     ("no-crc", "", &[("IWARP_CRC", "off")]),
     ("client-server", "", &[("IWARP_PEER_TO_PEER", "off")]),
@@ -26,11 +27,11 @@ const KINDS: &[(&str, &str, Settings)] = &[
 /// Returns all cases, ordered by driver parameters.
 pub(super) fn all() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
-    for (name, driver, settings) in KINDS {
+    for (name, driver, settings) in CONFIGURATIONS {
         for net in NETS {
             for we in ROLES {
-                // As initiator, siw always uses revision 2 and never falls back to 1.
-                if *name == "revision-1" && we == We::Serve {
+                // As MPA initiator, siw always uses revision 2 and never falls back to revision 1.
+                if *name == "revision-1" && we == OurRole::Serve {
                     continue;
                 }
                 for size in [64, 65000] {
@@ -42,7 +43,7 @@ pub(super) fn all() -> Vec<Case<Lab>> {
                         we,
                     };
                     let run = match *name {
-                        "revision-1" => operations::everything,
+                        "revision-1" => operations::all_operations,
                         _ => ping,
                     };
                     cases.push(setup.case(move |lab, setup| run(lab, setup, size)));
@@ -64,7 +65,7 @@ pub(super) fn all() -> Vec<Case<Lab>> {
     cases
 }
 
-/// Returns the module parameters of siw that a case needs; empty for the unchanged driver.
+/// Returns the module parameters of siw that a case needs; empty for the unmodified driver.
 pub(super) fn driver(case: &Case<Lab>) -> &'static str {
     let driver = case.needs.iter().find_map(|need| match need {
         Need::Siw(parameters) => Some(*parameters),
@@ -76,21 +77,22 @@ pub(super) fn driver(case: &Case<Lab>) -> &'static str {
 /// Time limit for five pings on a busy machine, in seconds.
 const PING_LIMIT: u64 = 40;
 
-/// Runs `iwarp ping` with `rping`, which uses Send, RDMA Read and RDMA Write and compares the data.
+/// Runs `iwarp ping` against `rping`, which use Send, RDMA Read and RDMA Write, and compare the
+/// data.
 fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
     let theirs = match setup.we {
-        We::Connect => {
-            lab.talk(
+        OurRole::Connect => {
+            lab.run_both(
                 setup,
                 &format!("iwarp ping {{addr}} -p {{port}} -C 5 -S {size} -V"),
                 &format!("rping -s -a {{addr}} -p {{port}} -C 5 -S {size}"),
                 PING_LIMIT,
             )?
-            .succeeded()?
+            .expect_success()?
             .theirs
         }
-        We::Serve => {
-            // Our server does not close, so rping closes first. rping hangs if it receives the
+        OurRole::Serve => {
+            // `iwarp ping serve` does not close first, because rping hangs if it receives the
             // disconnect event before it has handled the last message.
             let mut pair = lab.start(
                 setup,
@@ -101,10 +103,10 @@ fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
             let theirs = pair.theirs.wait()?;
             if theirs.code != 0 {
                 bail!(
-                    "rping ended with {}: {} | ours: {}",
+                    "rping exited with status {}: {} | output of iwarp ping: {}",
                     theirs.code,
                     theirs.text.trim(),
-                    pair.ours.said()
+                    pair.ours.output_so_far()
                 );
             }
             theirs

@@ -1,9 +1,9 @@
-//! Measures us with siw, and siw with itself, in the same guest. Its processors are emulated, so
-//! the figures can only be compared with each other.
+//! Measures our library with siw, and siw with itself, in one guest. The guest's processors are
+//! emulated, so the results can only be compared with each other.
 
 use anyhow::{Context as _, Result};
 
-use super::lab::{Lab, Settings, Setup, We};
+use super::lab::{Lab, OurRole, Settings, Setup};
 use super::programs;
 use crate::guest::{Guest, Net};
 use crate::programs as common;
@@ -17,29 +17,29 @@ const PROGRAMS: &[(&str, u32, u32)] = &[
     ("ib_send_lat", 64, 500),
 ];
 
-/// The columns between us and siw: heading, our role, our settings.
-const PAIRS: &[(&str, We, Settings)] = &[
-    ("us->siw", We::Connect, &[]),
-    ("no CRC", We::Connect, &[("IWARP_CRC", "off")]),
-    ("siw->us", We::Serve, &[]),
-    ("no CRC", We::Serve, &[("IWARP_CRC", "off")]),
+/// The columns for our library with siw: heading, our role, our environment variables.
+const COLUMNS: &[(&str, OurRole, Settings)] = &[
+    ("us->siw", OurRole::Connect, &[]),
+    ("no CRC", OurRole::Connect, &[("IWARP_CRC", "off")]),
+    ("siw->us", OurRole::Serve, &[]),
+    ("no CRC", OurRole::Serve, &[("IWARP_CRC", "off")]),
 ];
 
-/// Runs of which each figure is the median.
+/// Number of runs. Each result is their median.
 const ROUNDS: usize = 3;
 
 pub(super) fn table(lab: &Lab) -> Result<String> {
     let mut text = format!("{:20}", "TAP, MSS 1460");
-    for (title, ..) in PAIRS {
+    for (title, ..) in COLUMNS {
         text.push_str(&format!("{title:>14}"));
     }
     text.push_str(&format!("{:>14}\n", "siw->siw"));
-    // siw reaches its own address over the loopback device, which gets the MTU of the TAP device to
-    // make the columns comparable.
-    lab.guest.must("ip link set lo mtu 1500", 20)?;
+    // siw with itself uses the loopback device. Set its MTU to that of the TAP device, so that the
+    // columns are comparable.
+    lab.guest.run_checked("ip link set lo mtu 1500", 20)?;
     for &(name, size, rounds) in PROGRAMS {
         text.push_str(&format!("{:20}", format!("{name} {size}")));
-        for (_, we, settings) in PAIRS {
+        for (_, we, settings) in COLUMNS {
             let setup = Setup {
                 name: String::new(),
                 driver: "",
@@ -51,11 +51,11 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
                 .map(|_| programs::measure(lab, &setup, &common::measurement(name, size, rounds)));
             text.push_str(&column(all));
         }
-        let all = (0..ROUNDS).map(|round| alone(lab, name, size, rounds, round));
+        let all = (0..ROUNDS).map(|round| measure_siw_with_itself(lab, name, size, rounds, round));
         text.push_str(&column(all));
         text.push('\n');
     }
-    lab.guest.must("ip link set lo mtu 65536", 20)?;
+    lab.guest.run_checked("ip link set lo mtu 65536", 20)?;
     Ok(text)
 }
 
@@ -71,7 +71,13 @@ fn column(all: impl Iterator<Item = Result<String>>) -> String {
 }
 
 /// Runs one measurement with both ends in the guest.
-fn alone(lab: &Lab, name: &str, size: u32, rounds: u32, round: usize) -> Result<String> {
+fn measure_siw_with_itself(
+    lab: &Lab,
+    name: &str,
+    size: u32,
+    rounds: u32,
+    round: usize,
+) -> Result<String> {
     let address = Guest::address(Net::Tap);
     let port = 7200 + u16::try_from(round)?;
     let words = common::perftest_words(name, size, rounds)
@@ -83,5 +89,5 @@ fn alone(lab: &Lab, name: &str, size: u32, rounds: u32, round: usize) -> Result<
         .guest
         .run(&format!("{words} {address}"), common::LIMIT)?;
     let _ = server.wait_at_most(5)?;
-    common::value(&client.text, name, size).with_context(|| client.text.clone())
+    common::perftest_result(&client.text, name, size).with_context(|| client.text.clone())
 }

@@ -1,10 +1,9 @@
-//! Disks over iSER: the kernel's initiator (`ib_iser` on siw) with tgt on our library, and
-//! libiscsi's programs on our library with the kernel's target (`ib_isert` on siw). The scripts
+//! Disks over iSER. tgt on our library serves the kernel's initiator (`ib_iser` on siw), and the
+//! kernel's target (`ib_isert` on siw) serves libiscsi's programs on our library. The scripts
 //! `iser-disk` and `iser-target` run in the guest.
 //!
-//! libiscsi's `iscsi-test-cu` is omitted: it frees connections without destroying their
-//! identifiers, and writes to freed memory when the kernel's target disconnects them. tgt waits for
-//! the initiator to disconnect.
+//! libiscsi's `iscsi-test-cu` is not used: it frees connections without destroying their rdma_cm
+//! identifiers, and writes to freed memory when the kernel's target disconnects.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::lab::{Lab, NETS, Settings, Setup, We};
+use super::lab::{Lab, NETS, OurRole, Settings, Setup};
 use crate::case::Case;
 use crate::guest::host::Program;
 use crate::guest::image::{GUEST_NAME, sbin};
 use crate::guest::{Guest, LISTEN_LIMIT, Net};
 
-/// Time limit of a step that moves tens of megabytes in an emulated machine, in seconds.
+/// Time limit of a step that transfers tens of megabytes, in seconds.
 const LIMIT: u64 = 180;
 
 const DISK_NAME: &str = "iqn.2024-01.example:disk";
@@ -35,32 +34,32 @@ const PORT: u16 = 3260;
 /// Time limit for tgt to free its sessions after a logout.
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
 
-/// Size of tgt's disk in bytes. It holds a file system with 28 MiB of files.
+/// Size of tgt's disk in bytes. It has room for a file system with 28 MiB of files.
 const DISK: u64 = 96 << 20;
 /// Size of the kernel's disk, in MiB.
 const TARGET_MIB: usize = 32;
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
 
-/// A test with the kernel's target. Returns the note for the table.
-type AtTarget = fn(&Lab, &Setup, &Target) -> Result<String>;
+/// A test against the kernel's target. Returns the note for the table.
+type TargetTest = fn(&Lab, &Setup, &Target) -> Result<String>;
 
 pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
-    // During discovery, tgt sends its own address, which the guest can reach over the TAP network
-    // only.
+    // During discovery, tgt sends its own address, which the guest can reach only over the TAP
+    // network.
     for (name, settings) in [("iser-tgt", &[][..]), ("iser-tgt-no-crc", NO_CRC)] {
         let setup = Setup {
             name: name.to_owned(),
             driver: "",
             settings,
             net: Net::Tap,
-            we: We::Serve,
+            we: OurRole::Serve,
         };
         cases.push(setup.case(kernel_initiator));
     }
     for net in NETS {
-        let programs: [(&str, AtTarget); 3] = [
+        let programs: [(&str, TargetTest); 3] = [
             ("iser-lio-inquiry", inquiry),
             ("iser-lio-perf", perf),
             ("iser-lio-qemu-img", images),
@@ -69,11 +68,11 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
             let setup = Setup {
                 name: name.to_owned(),
                 driver: "",
-                // siw cannot read a CRC that is split over segments, and the user-mode network
-                // segments the stream anew.
+                // siw cannot read a CRC that is split across segments, and the user-mode network
+                // re-segments the stream.
                 settings: if net == Net::User { NO_CRC } else { &[] },
                 net,
-                we: We::Connect,
+                we: OurRole::Connect,
             };
             cases.push(setup.case(move |lab, setup| Target::with(lab, setup, run)));
         }
@@ -81,7 +80,7 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
     cases
 }
 
-/// A directory of one setup. It is removed when the value is dropped.
+/// A temporary directory. Dropping the value removes it.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -103,7 +102,7 @@ impl Drop for Dir {
     }
 }
 
-/// tgt's daemon on our library with one disk.
+/// tgt's daemon on our library, with one disk.
 struct Tgt {
     daemon: Program,
     dir: Dir,
@@ -138,7 +137,7 @@ impl Tgt {
     }
 
     fn admin(&self, words: &[&str]) -> Result<String> {
-        succeeds(
+        run_successfully(
             Command::new(sbin("tgtadm"))
                 .env("TGT_IPC_SOCKET", self.dir.file("tgtd"))
                 .args(["--lld", "iser"])
@@ -158,18 +157,18 @@ fn daemon(lab: &Lab, setup: &Setup, dir: &Dir, address: Ipv4Addr) -> Result<Prog
     let mut settings = setup.settings.to_vec();
     settings.push(("TGT_IPC_SOCKET", &socket));
     let iser = format!("port={PORT},pool_sz_mb=64");
-    // tgt always serves iSCSI over TCP, too, which needs another port.
+    // tgt always serves iSCSI over TCP as well, which needs another port.
     let iscsi = format!("portal={address}:{}", PORT + 1);
     let words = ["tgtd", "-f", "--iser", &iser, "--iscsi", &iscsi];
     lab.on_our_library(setup, &words, &settings)
 }
 
-/// The guest discovers tgt, creates a file system and files, and checks them after a new login.
-/// Then this machine checks the disk's file.
+/// The guest logs in to tgt's disk, creates a file system and files, and verifies them after a new
+/// login. Then this machine checks the file that contains the disk.
 fn kernel_initiator(lab: &Lab, setup: &Setup) -> Result<String> {
     let mut tgt = Tgt::start(lab, setup)?;
     let result = login_and_use(lab, setup, &tgt);
-    let result = result.with_context(|| format!("tgtd: {}", tail(tgt.daemon.said())));
+    let result = result.with_context(|| format!("tgtd: {}", tail(tgt.daemon.output_so_far())));
     tgt.daemon.kill();
     result
 }
@@ -179,13 +178,13 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
     let (_, address) = Guest::host(setup.net);
     // Dropping the value kills the daemon.
     let daemon = guest.start_command("exec iser-disk daemon", 5 * LIMIT)?;
-    let found = guest.must(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
+    let found = guest.run_checked(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
     expect(&found, &format!("{address}:{},1 {DISK_NAME}", PORT))?;
     let disk = login(guest)?;
-    let sums = guest.must(&format!("iser-disk fill {disk}"), LIMIT)?;
-    guest.must("iser-disk logout", LIMIT)?;
+    let sums = guest.run_checked(&format!("iser-disk fill {disk}"), LIMIT)?;
+    guest.run_checked("iser-disk logout", LIMIT)?;
     let disk = login(guest)?;
-    let checked = guest.must(&format!("iser-disk check {disk}"), LIMIT)?;
+    let checked = guest.run_checked(&format!("iser-disk check {disk}"), LIMIT)?;
     let files = sums.lines().count();
     if files < 2
         || checked
@@ -196,25 +195,28 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
     {
         bail!("{checked}");
     }
-    guest.must("iser-disk logout", LIMIT)?;
-    // tgt frees a session when our connection manager reports the end of its connection's TIME_WAIT
-    // state.
+    guest.run_checked("iser-disk logout", LIMIT)?;
+    // tgt frees a session when it gets the event RDMA_CM_EVENT_TIMEWAIT_EXIT.
     let start = Instant::now();
     while tgt.sessions()? > 0 {
         if start.elapsed() > SESSION_LIMIT {
-            bail!("tgt still has sessions");
+            bail!("tgt did not free its sessions after the logout");
         }
         thread::sleep(Duration::from_millis(200));
     }
-    guest.must("iser-disk forget", LIMIT)?;
+    guest.run_checked("iser-disk forget", LIMIT)?;
     drop(daemon);
-    quiet(guest)?;
+    check_no_disk_errors(guest)?;
 
     // tgt's disk must contain a valid file system with the guest's files.
     let image = tgt.dir.file("disk");
-    succeeds(Command::new(sbin("e2fsck")).args(["-f", "-n", &image]))?;
+    run_successfully(Command::new(sbin("e2fsck")).args(["-f", "-n", &image]))?;
     let copy = tgt.dir.file("noise");
-    succeeds(Command::new(sbin("debugfs")).args(["-R", &format!("dump /noise {copy}"), &image]))?;
+    run_successfully(Command::new(sbin("debugfs")).args([
+        "-R",
+        &format!("dump /noise {copy}"),
+        &image,
+    ]))?;
     let sum = checksum(Path::new(&copy))?;
     expect(&sums, &format!("{sum}  noise"))?;
     Ok(format!("{files} files, the same in tgt's disk"))
@@ -222,15 +224,15 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
 
 /// Logs in, and returns the disk's name in the guest.
 fn login(guest: &Guest) -> Result<String> {
-    let said = guest.must("iser-disk login", LIMIT)?;
+    let said = guest.run_checked("iser-disk login", LIMIT)?;
     expect(&said, "iser: [")?;
     let disk = said.lines().find_map(|line| line.strip_prefix("disk "));
     Ok(disk.context("no disk")?.to_owned())
 }
 
-/// Fails if the guest's kernel reported errors of its disk. Leaves the messages for the log.
-fn quiet(guest: &Guest) -> Result<()> {
-    let said = guest.must("dmesg", 20)?;
+/// Fails if the guest's kernel reported disk errors. Does not consume the kernel messages.
+fn check_no_disk_errors(guest: &Guest) -> Result<()> {
+    let said = guest.run_checked("dmesg", 20)?;
     for words in [
         "I/O error",
         "iser: ",
@@ -244,25 +246,25 @@ fn quiet(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's target in the guest with one disk of random data.
+/// The kernel's target in the guest, with one disk of random data.
 struct Target {
     /// The address and port at which this machine reaches the target.
     portal: String,
 }
 
 impl Target {
-    fn with(lab: &Lab, setup: &Setup, run: AtTarget) -> Result<String> {
+    fn with(lab: &Lab, setup: &Setup, run: TargetTest) -> Result<String> {
         let port = lab.next_port();
         let address = Guest::address(setup.net);
         let up = format!("iser-target up {TARGET_NAME} {address} {port} {TARGET_MIB}");
-        lab.guest.must(&up, LIMIT)?;
+        lab.guest.run_checked(&up, LIMIT)?;
         let target = Self {
             portal: lab.guest.reach(setup.net, port)?.to_string(),
         };
         let result = run(lab, setup, &target);
         let down = lab
             .guest
-            .must(&format!("iser-target down {TARGET_NAME}"), LIMIT);
+            .run_checked(&format!("iser-target down {TARGET_NAME}"), LIMIT);
         let note = result?;
         down?;
         Ok(note)
@@ -272,8 +274,8 @@ impl Target {
         format!("iser://{}/{TARGET_NAME}/0", self.portal)
     }
 
-    /// Returns QEMU's options for the disk. They limit commands to 256 KiB, because libiscsi's iSER
-    /// supports 512 KiB only, and QEMU would use 2 MiB.
+    /// Returns QEMU's options for the disk. They limit commands to 256 KiB: QEMU would use 2 MiB,
+    /// but libiscsi's iSER supports at most 512 KiB.
     fn image(&self) -> String {
         format!(
             "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
@@ -286,11 +288,16 @@ impl Target {
 /// Runs a program on our library and returns its output. Fails unless the exit code is 0.
 fn tool(lab: &Lab, setup: &Setup, words: &[&str]) -> Result<String> {
     let mut settings = setup.settings.to_vec();
-    // libiscsi 1.19 relies on zeroed heap memory. With this value, the C library zeroes it.
+    // libiscsi 1.19 relies on zeroed heap memory. With this setting, glibc zeroes it.
     settings.push(("MALLOC_PERTURB_", "255"));
     let out = lab.on_our_library(setup, words, &settings)?.wait(LIMIT)?;
     if out.code != 0 {
-        bail!("{} ended with {}: {}", words[0], out.code, tail(&out.text));
+        bail!(
+            "{} exited with status {}: {}",
+            words[0],
+            out.code,
+            tail(&out.text)
+        );
     }
     Ok(out.text)
 }
@@ -321,11 +328,13 @@ fn perf(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
         let words = [&common[..], order, &[&url]].concat();
         let said = tool(lab, setup, &words)?;
         expect(&said, "finished.")?;
-        let (_, rest) = said.rsplit_once("iops average ").context("no average")?;
+        let (_, rest) = said
+            .rsplit_once("iops average ")
+            .context("no average in the output of iscsi-perf")?;
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        let number: u64 = number.parse().context("the average is no number")?;
+        let number: u64 = number.parse().context("the average is not a number")?;
         if number == 0 {
-            bail!("nothing was read {name}");
+            bail!("iscsi-perf read nothing ({name})");
         }
         notes.push(format!("{number} reads/s {name}"));
     }
@@ -335,8 +344,10 @@ fn perf(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
 fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let dir = Dir::new()?;
     let (copy, new) = (dir.file("copy"), dir.file("new"));
-    let there = || -> Result<String> {
-        let said = lab.guest.must("sha256sum </tmp/iser-target", LIMIT)?;
+    let target_checksum = || -> Result<String> {
+        let said = lab
+            .guest
+            .run_checked("sha256sum </tmp/iser-target", LIMIT)?;
         Ok(said
             .split_whitespace()
             .next()
@@ -346,7 +357,7 @@ fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let image = target.image();
     #[rustfmt::skip]
     tool(lab, setup, &["qemu-img", "convert", "--image-opts", &image, "-O", "raw", &copy])?;
-    same("read", &checksum(Path::new(&copy))?, &there()?)?;
+    same("read", &checksum(Path::new(&copy))?, &target_checksum()?)?;
     noise(Path::new(&new), TARGET_MIB << 20)?;
     let convert = ["qemu-img", "convert", "-n", "-f", "raw", &new];
     tool(
@@ -354,7 +365,7 @@ fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
         setup,
         &[&convert[..], &["--target-image-opts", &image]].concat(),
     )?;
-    same("written", &checksum(Path::new(&new))?, &there()?)?;
+    same("written", &checksum(Path::new(&new))?, &target_checksum()?)?;
     let file = format!("driver=raw,file.filename={new}");
     #[rustfmt::skip]
     let said = tool(lab, setup, &["qemu-img", "compare", "--image-opts", &image, &file])?;
@@ -362,16 +373,18 @@ fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     Ok(format!("{TARGET_MIB} MiB each way"))
 }
 
-fn same(what: &str, here: &str, there: &str) -> Result<()> {
-    if here != there {
-        bail!("the data that was {what} differs: SHA-256 {here} here, {there} in the guest");
+fn same(what: &str, host_sum: &str, guest_sum: &str) -> Result<()> {
+    if host_sum != guest_sum {
+        bail!(
+            "the data that was {what} differs: SHA-256 {host_sum} here, {guest_sum} in the guest"
+        );
     }
     Ok(())
 }
 
 fn expect(said: &str, words: &str) -> Result<()> {
     if !said.contains(words) {
-        bail!("no {words:?} in: {}", tail(said));
+        bail!("no {words:?} in the output: {}", tail(said));
     }
     Ok(())
 }
@@ -382,7 +395,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(6)..].join(" / ")
 }
 
-fn succeeds(command: &mut Command) -> Result<String> {
+fn run_successfully(command: &mut Command) -> Result<String> {
     let out = command
         .output()
         .with_context(|| format!("cannot start {command:?}"))?;
@@ -395,7 +408,7 @@ fn succeeds(command: &mut Command) -> Result<String> {
 }
 
 fn checksum(file: &Path) -> Result<String> {
-    let said = succeeds(Command::new("sha256sum").arg(file))?;
+    let said = run_successfully(Command::new("sha256sum").arg(file))?;
     Ok(said
         .split_whitespace()
         .next()

@@ -1,4 +1,4 @@
-//! Connects a program on this machine with one in the guest.
+//! Runs a program on this machine and its peer in the guest.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
@@ -15,38 +15,38 @@ use crate::guest::{Guest, LISTEN_LIMIT, Net, Output, Running, fill, last_lines};
 use crate::needs::Need;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum We {
+pub(super) enum OurRole {
     Connect,
     Serve,
 }
 
-/// Environment variables (`IWARP_*`) of our end.
+/// Environment variables (`IWARP_*`) of the program on this machine.
 pub(super) type Settings = &'static [(&'static str, &'static str)];
 
 pub(super) const NETS: [Net; 2] = [Net::User, Net::Tap];
-pub(super) const ROLES: [We; 2] = [We::Connect, We::Serve];
+pub(super) const ROLES: [OurRole; 2] = [OurRole::Connect, OurRole::Serve];
 
-/// How both ends of a case are set up.
+/// The setup of both ends of a case.
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
     pub(super) name: String,
-    /// Module parameters of siw; empty for the unchanged driver.
+    /// Module parameters of siw; empty for the unmodified driver.
     pub(super) driver: &'static str,
     pub(super) settings: Settings,
     pub(super) net: Net,
-    pub(super) we: We,
+    pub(super) we: OurRole,
 }
 
 impl Setup {
     pub(super) fn title(&self) -> String {
         let direction = match self.we {
-            We::Connect => "us->siw",
-            We::Serve => "siw->us",
+            OurRole::Connect => "us->siw",
+            OurRole::Serve => "siw->us",
         };
         format!("{} {direction} {}", self.name, self.net.name())
     }
 
-    /// Returns the case that calls `run`, which returns a note for the table.
+    /// Returns a case with this setup. `run` runs it and returns a note for the table.
     pub(super) fn case(
         self,
         run: impl Fn(&Lab, &Self) -> Result<String> + Send + Sync + 'static,
@@ -75,7 +75,7 @@ pub(super) struct Lab {
     pub(super) host: Host,
     port: Cell<u16>,
     captures: PathBuf,
-    /// Captures all cases, not only those that examine their packets.
+    /// Capture the packets of all cases, not only of those that check packets.
     pub(super) record: bool,
 }
 
@@ -97,7 +97,7 @@ impl Pair {
         let ours = self.ours.wait(limit)?;
         let theirs = match ours.code {
             0 => self.theirs.wait()?,
-            // If our program has failed, the other one may wait for ever.
+            // If our program failed, its peer may wait for ever.
             _ => self.theirs.wait_at_most(10)?,
         };
         Ok(Both { ours, theirs })
@@ -106,15 +106,17 @@ impl Pair {
 
 impl Both {
     /// Fails unless both exit codes are 0.
-    pub(super) fn succeeded(self) -> Result<Self> {
-        self.ended(0, 0)
+    pub(super) fn expect_success(self) -> Result<Self> {
+        self.expect_status(0, 0)
     }
 
-    /// Fails unless the exit codes are these. The error contains the end of both outputs.
-    pub(super) fn ended(self, ours: i32, theirs: i32) -> Result<Self> {
+    /// Fails unless the exit codes are `ours` and `theirs`. The error contains the last lines of
+    /// both outputs.
+    pub(super) fn expect_status(self, ours: i32, theirs: i32) -> Result<Self> {
         if (self.ours.code, self.theirs.code) != (ours, theirs) {
             bail!(
-                "ours ended with {} ({ours} expected): {} | theirs with {} ({theirs} expected): {}",
+                "our program exited with {} ({ours} expected): {} | \
+                 siw's with {} ({theirs} expected): {}",
                 self.ours.code,
                 last_lines(&self.ours.text),
                 self.theirs.code,
@@ -137,8 +139,8 @@ impl Lab {
         })
     }
 
-    /// Starts a program on this machine and one in the guest, the server first. Replaces `{addr}`
-    /// and `{port}` in their command lines.
+    /// Starts a program on this machine and its peer in the guest, the server first. Replaces
+    /// `{addr}` and `{port}` in their command lines.
     pub(super) fn start(
         &self,
         setup: &Setup,
@@ -147,7 +149,7 @@ impl Lab {
         limit: u64,
     ) -> Result<Pair> {
         match setup.we {
-            We::Connect => {
+            OurRole::Connect => {
                 let port = self.next_port();
                 let theirs = fill(theirs, Guest::address(setup.net), port);
                 let mut theirs = self.guest.start_command(&theirs, limit)?;
@@ -156,7 +158,7 @@ impl Lab {
                 let ours = self.our_program(setup, &fill(ours, at.ip(), at.port()))?;
                 Ok(Pair { ours, theirs })
             }
-            We::Serve => {
+            OurRole::Serve => {
                 let (bind, reach) = Guest::host(setup.net);
                 let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
                     .local_addr()?
@@ -172,24 +174,30 @@ impl Lab {
     }
 
     /// Starts both programs and waits for their exit.
-    pub(super) fn talk(&self, setup: &Setup, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
+    pub(super) fn run_both(
+        &self,
+        setup: &Setup,
+        ours: &str,
+        theirs: &str,
+        limit: u64,
+    ) -> Result<Both> {
         self.start(setup, ours, theirs, limit)?.wait(limit)
     }
 
-    /// Returns the path of a case's capture, without extension.
-    fn file(&self, title: &str) -> PathBuf {
+    /// Returns the path of a case's capture file, without extension.
+    fn capture_path(&self, title: &str) -> PathBuf {
         self.captures
             .join(title.replace(' ', "-").replace("->", "-to-"))
     }
 
     /// Captures TCP packets on the TAP device.
     pub(super) fn capture(&self, title: &str) -> Result<Capture> {
-        self.capture_of(title, "tcp")
+        self.capture_filtered(title, "tcp")
     }
 
     /// Captures packets that match a filter of tcpdump.
-    pub(super) fn capture_of(&self, title: &str, filter: &str) -> Result<Capture> {
-        let file = self.file(title).with_extension("pcap");
+    pub(super) fn capture_filtered(&self, title: &str, filter: &str) -> Result<Capture> {
+        let file = self.capture_path(title).with_extension("pcap");
         let words: Vec<String> = ["-i", "any", "-s", "0", "--immediate-mode", "-U", "-w"]
             .iter()
             .map(|word| (*word).to_owned())
@@ -209,17 +217,18 @@ impl Lab {
         if name != "iwarp" {
             settings.push(("LD_LIBRARY_PATH", &libraries));
         }
-        // tcpdump cannot see the packets of the user-mode network, so our library captures them.
+        // tcpdump cannot capture the packets of the user-mode network, so our library captures
+        // them.
         let record;
         if self.record && setup.net == Net::User {
-            record = format!("{}-%p.pcapng", self.file(&setup.title()).display());
+            record = format!("{}-%p.pcapng", self.capture_path(&setup.title()).display());
             settings.push(("IWARP_CAPTURE", &record));
         }
         let args: Vec<String> = words.collect();
         Program::start(&self.guest, setup.net, &program, &args, &settings)
     }
 
-    /// Starts a program of this machine under `iwarp run`.
+    /// Starts a program on this machine with `iwarp run`.
     pub(super) fn on_our_library(
         &self,
         setup: &Setup,
@@ -233,19 +242,19 @@ impl Lab {
         let mut settings = settings.to_vec();
         let record;
         if self.record && setup.net == Net::User {
-            record = format!("{}-%p.pcapng", self.file(&setup.title()).display());
+            record = format!("{}-%p.pcapng", self.capture_path(&setup.title()).display());
             settings.push(("IWARP_CAPTURE", &record));
         }
         Program::start(&self.guest, setup.net, &self.host.iwarp, &args, &settings)
     }
 
-    /// Returns the guest's next port, so that a case does not meet leftover connections of an
-    /// earlier one.
+    /// Returns a different port of the guest for each server, because connections of an earlier
+    /// case may still be open.
     pub(super) fn next_port(&self) -> u16 {
         let ports = crate::guest::GUEST_PORTS;
-        let turn = self.port.get();
-        self.port.set((turn + 1) % (ports.end - ports.start));
-        ports.start + turn
+        let offset = self.port.get();
+        self.port.set((offset + 1) % (ports.end - ports.start));
+        ports.start + offset
     }
 }
 
@@ -255,14 +264,14 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Ends the capture after all packets are written, and returns the file.
+    /// Stops the capture when all packets are written, and returns the file.
     pub(super) fn finish(self) -> Result<PathBuf> {
-        // The last packets reach tcpdump with a delay.
+        // tcpdump gets the last packets with a delay.
         thread::sleep(Duration::from_millis(300));
         self.tcpdump.interrupt()?;
         let out = self.tcpdump.wait(20)?;
         if out.code == 124 {
-            bail!("tcpdump does not end");
+            bail!("tcpdump does not exit");
         }
         Ok(self.file)
     }

@@ -1,15 +1,15 @@
-//! Unmodified programs of rdma-core and perftest. On this machine they use our C library, in the
-//! guest siw.
+//! Unmodified programs of rdma-core and perftest. On this machine they use our C library; in the
+//! guest they use siw.
 
 use anyhow::Result;
 
-use super::lab::{Both, Lab, NETS, ROLES, Settings, Setup, We};
+use super::lab::{Both, Lab, NETS, OurRole, ROLES, Settings, Setup};
 use crate::case::Case;
 use crate::guest::Net;
 use crate::programs::{self, Program};
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
-/// Message size in bytes from which a program counts as bulk traffic.
+/// Message size from which traffic counts as bulk, in bytes.
 const BULK: u32 = 4096;
 
 pub(super) fn cases() -> Vec<Case<Lab>> {
@@ -17,14 +17,14 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
     for net in NETS {
         for we in ROLES {
             for program in programs::all(false) {
-                // siw cannot read a CRC that is split over segments, and the user-mode network
-                // segments the stream anew. Bulk traffic with CRCs would nearly always fail there.
-                let much =
+                // siw cannot read a CRC that is split across segments, and the user-mode network
+                // re-segments the stream. Bulk traffic with CRCs would nearly always fail on it.
+                let is_bulk =
                     program.name == "rstream" || program.sizes.iter().any(|size| *size >= BULK);
                 let setup = Setup {
                     name: program.name.clone(),
                     driver: "",
-                    settings: if much && net == Net::User {
+                    settings: if is_bulk && net == Net::User {
                         NO_CRC
                     } else {
                         &[]
@@ -46,13 +46,13 @@ pub(super) const fn device(net: Net) -> &'static str {
     }
 }
 
-fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
+fn run_both(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
     let (ours, theirs) = match setup.we {
-        We::Connect => (&program.client, &program.server),
-        We::Serve => (&program.server, &program.client),
+        OurRole::Connect => (&program.client, &program.server),
+        OurRole::Serve => (&program.server, &program.client),
     };
     let theirs = theirs.replace("{device}", &format!("-d {}", device(setup.net)));
-    lab.talk(
+    lab.run_both(
         setup,
         &ours.replace("{device}", ""),
         &theirs,
@@ -60,33 +60,33 @@ fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
     )
 }
 
-/// Judges both outputs, and returns the note for the table.
-fn note(both: &Both, program: &Program, we: We) -> Result<String> {
+/// Checks both outputs, and returns the note for the table.
+fn note(both: &Both, program: &Program, we: OurRole) -> Result<String> {
     match we {
-        We::Connect => program.judge(&both.theirs, &both.ours),
-        We::Serve => program.judge(&both.ours, &both.theirs),
+        OurRole::Connect => program.check(&both.theirs, &both.ours),
+        OurRole::Serve => program.check(&both.ours, &both.theirs),
     }
 }
 
-/// Runs a program, and returns what the client measured.
+/// Runs a program, and returns the client's result.
 pub(super) fn measure(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
-    note(&talk(lab, setup, program)?, program, setup.we)
+    note(&run_both(lab, setup, program)?, program, setup.we)
 }
 
 fn run(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
-    let both = talk(lab, setup, program)?;
+    let both = run_both(lab, setup, program)?;
     // If our FIN arrives while siw processes its last Send, siw reports that Send as failed.
-    let quirk = both.theirs.code == 1
+    let siw_send_failed = both.theirs.code == 1
         && both.theirs.text.contains("Bad wc status 2")
         && both.theirs.text.contains("Failed to close connection");
-    let both = if quirk {
-        both.ended(0, 1)?
+    let both = if siw_send_failed {
+        both.expect_status(0, 1)?
     } else {
-        both.succeeded()?
+        both.expect_success()?
     };
     let note = note(&both, program, setup.we)?;
-    Ok(if quirk {
-        format!("{note}; siw: last Send failed by our FIN")
+    Ok(if siw_send_failed {
+        format!("{note}; siw reported its last Send as failed because of our FIN")
     } else {
         note
     })

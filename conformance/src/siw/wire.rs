@@ -1,4 +1,4 @@
-//! Reads captures with tshark.
+//! Finds Terminate messages and fields in packet captures, with tshark.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,22 +14,24 @@ pub(super) struct Terminate {
     pub(super) layer: u8,
     pub(super) kind: u8,
     pub(super) code: u8,
-    /// siw's layout: layer and type are swapped, and the flags are the low bits of their octet.
+    /// The message has siw's layout: layer and type are swapped, and the flags are the low bits of
+    /// their octet.
     pub(super) siw_layout: bool,
-    /// The four octets and their meaning, as text.
+    /// The four octets of the control word and their meaning, as text.
     pub(super) shown: String,
 }
 
 /// Returns the Terminate messages in a capture.
 pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
-    // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18
-    // octets of header.
+    // A Terminate is an untagged segment with opcode 7. Its control word follows the 18 octets of
+    // the header.
     let payloads = fields(file, "iwarp_rdma.opcode == 7", "tcp.payload")?;
     payloads
         .iter()
         .map(|payload| {
             let octets = octets(payload)?;
-            let at = position(&octets).with_context(|| format!("no Terminate in {payload}"))?;
+            let at =
+                terminate_offset(&octets).with_context(|| format!("no Terminate in {payload}"))?;
             Ok(decode([
                 octets[at],
                 octets[at + 1],
@@ -72,8 +74,8 @@ fn octets(hex: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
-/// Returns the offset of the Terminate's control word in a payload of whole FPDUs.
-fn position(octets: &[u8]) -> Option<usize> {
+/// Returns the offset of a Terminate's control word in a payload that consists of whole FPDUs.
+fn terminate_offset(octets: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
         let len = usize::from(u16::from_be_bytes([*octets.get(at)?, *octets.get(at + 1)?]));
@@ -129,7 +131,7 @@ mod tests {
         octets.extend([0, 22, 0x41, 0x47]);
         octets.resize(24 + 2 + 18, 0);
         octets.extend([0x11, 0, 0xc0, 0]);
-        assert_eq!(position(&octets), Some(44));
-        assert_eq!(position(&octets[..24]), None);
+        assert_eq!(terminate_offset(&octets), Some(44));
+        assert_eq!(terminate_offset(&octets[..24]), None);
     }
 }

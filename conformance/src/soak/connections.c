@@ -1,4 +1,4 @@
-/* Connections: set up, kept, closed gracefully, or lost and torn down. */
+/* Connections: set-up, graceful close, loss, and tear-down. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,9 +8,9 @@
 #include "soak.h"
 
 enum {
-	AGAIN = 300, /* milliseconds until a connection is tried again */
-	/* milliseconds after which a connection that is torn down must have all its completions */
-	HANGS = 60000,
+	RETRY_MS = 300, /* milliseconds until a connection is tried again */
+	/* milliseconds within which all completions of a failed connection must arrive */
+	DRAIN_LIMIT_MS = 60000,
 };
 
 static struct rdma_event_channel *channel;
@@ -33,8 +33,7 @@ static void enter(struct pair *p, enum state state)
 	p->since = now_ms();
 }
 
-/* Creates the objects that all connections share. Returns 0, or -1 if resources such as descriptors
- * are lacking. */
+/* Creates the objects that all connections share. Returns 0. */
 int open_common(struct ibv_context *verbs)
 {
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = SHARED, .max_sge = 1 } };
@@ -45,12 +44,12 @@ int open_common(struct ibv_context *verbs)
 	pd = ibv_alloc_pd(verbs);
 	completions = ibv_create_comp_channel(verbs);
 	if (!pd || !completions)
-		wrong("a domain and a channel: %s", strerror(errno));
+		wrong("creating a protection domain and a completion channel: %s", strerror(errno));
 	for (int i = 0; i < 2; i++)
 		queues[i] = ibv_create_cq(verbs, PLACES * (DEPTH + RECEIVES), NULL, completions, 0);
 	srq = ibv_create_srq(pd, &attr);
 	if (!queues[0] || !queues[1] || !srq)
-		wrong("queues: %s", strerror(errno));
+		wrong("creating the queues: %s", strerror(errno));
 	fcntl(completions->fd, F_SETFL, O_NONBLOCK);
 	fcntl(verbs->async_fd, F_SETFL, O_NONBLOCK);
 	for (int i = 0; i < SHARED; i++)
@@ -82,8 +81,8 @@ static void tear_down(struct pair *p)
 	memset(p, 0, sizeof(*p));
 }
 
-/* Creates the queue pair and its memory. Returns 0, or -1 with errno. */
-static int furnish(struct pair *p)
+/* Creates the queue pair and its memory. Returns 0, or -1 and sets errno. */
+static int create_resources(struct pair *p)
 {
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
@@ -115,13 +114,14 @@ static struct rdma_conn_param parameters(const struct pair *p, struct hello *hel
 {
 	struct rdma_conn_param param = { .responder_resources = 8, .initiator_depth = 8 };
 
-	*hello = (struct hello){ (uintptr_t)&p->arena->reach, p->mine, p->mr->rkey, (uint32_t)p->index };
+	*hello = (struct hello){ (uintptr_t)&p->arena->exposed, p->mine, p->mr->rkey,
+				(uint32_t)p->index };
 	param.private_data = hello;
 	param.private_data_len = sizeof(*hello);
 	return param;
 }
 
-static void learn(struct pair *p, const struct rdma_cm_event *event)
+static void read_hello(struct pair *p, const struct rdma_cm_event *event)
 {
 	struct hello hello;
 
@@ -135,7 +135,7 @@ static void learn(struct pair *p, const struct rdma_cm_event *event)
 	p->index = (int)hello.index;
 }
 
-/* A failed attempt is not a loss. */
+/* Gives up a connection attempt, which does not count as a lost connection. */
 static void give_up(struct pair *p, const char *why)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
@@ -143,9 +143,9 @@ static void give_up(struct pair *p, const char *why)
 	totals.attempts_failed++;
 	say("failed index=%d why=%s", p->index, why);
 	if (!listener)
-		try_again[p->index] = now_ms() + AGAIN + number() % AGAIN;
+		try_again[p->index] = now_ms() + RETRY_MS + number() % RETRY_MS;
 	rdma_disconnect(p->id);
-	/* Receives of a queue pair that was never connected are flushed as well. */
+	/* Flush the receives, also if the queue pair was never connected. */
 	if (p->id->qp)
 		ibv_modify_qp(p->id->qp, &attr, IBV_QP_STATE);
 	p->disconnected = 1;
@@ -160,7 +160,7 @@ void lose(struct pair *p, const char *why)
 	}
 	if (p->state != LIVE)
 		return;
-	if (p->farewell && p->heard_farewell && idle(p)) {
+	if (p->farewell_sent && p->farewell_received && idle(p)) {
 		/* The client has closed the connection gracefully. */
 		totals.closed++;
 		rdma_disconnect(p->id);
@@ -170,7 +170,7 @@ void lose(struct pair *p, const char *why)
 	totals.lost++;
 	say("lost index=%d why=%s", p->index, why);
 	if (!listener)
-		try_again[p->index] = now_ms() + AGAIN + number() % AGAIN;
+		try_again[p->index] = now_ms() + RETRY_MS + number() % RETRY_MS;
 	rdma_disconnect(p->id);
 	enter(p, DRAINING);
 }
@@ -189,15 +189,16 @@ static void request_arrived(struct rdma_cm_event *event)
 	memset(p, 0, sizeof(*p));
 	p->id = event->id;
 	p->id->context = p;
-	learn(p, event);
-	/* A connection that is being closed gracefully ends by itself; its last completions may not
-	 * have been polled yet. */
+	read_hello(p, event);
+	/* Not a connection that is being closed gracefully: its last completions may not have been polled
+	 * yet. */
 	for (int i = 0; i < PLACES; i++)
-		if (pairs[i].state == LIVE && pairs[i].index == p->index && !pairs[i].farewell &&
+		if (pairs[i].state == LIVE && pairs[i].index ==
+			p->index && !pairs[i].farewell_sent &&
 		    &pairs[i] != p)
-			lose(&pairs[i], "the client has connected anew");
+			lose(&pairs[i], "the client has connected again");
 	enter(p, CONNECTING);
-	if (furnish(p) == 0) {
+	if (create_resources(p) == 0) {
 		param = parameters(p, &hello);
 		status = rdma_accept(p->id, &param);
 	}
@@ -210,14 +211,14 @@ static void established(struct pair *p, const struct rdma_cm_event *event)
 	if (p->state != CONNECTING)
 		return;
 	if (!listener)
-		learn(p, event);
+		read_hello(p, event);
 	totals.made++;
 	enter(p, LIVE);
 }
 
 static void disconnected(struct pair *p)
 {
-	while (reap())
+	while (poll_completions())
 		;
 	p->disconnected = 1;
 	lose(p, "disconnected");
@@ -233,7 +234,7 @@ static void resolved(struct pair *p, enum rdma_cm_event_type type)
 			give_up(p, strerror(errno));
 		return;
 	}
-	if (furnish(p)) {
+	if (create_resources(p)) {
 		give_up(p, strerror(errno));
 		return;
 	}
@@ -281,7 +282,7 @@ int connection_events(void)
 		struct rdma_cm_event copy = *event;
 		char data[256] = { 0 };
 
-		/* The event is acknowledged first, because identifiers with open events cannot be
+		/* Acknowledge the event before handling it, because identifiers with open events cannot be
 		 * destroyed. */
 		if (copy.event == RDMA_CM_EVENT_CONNECT_REQUEST ||
 		    copy.event == RDMA_CM_EVENT_ESTABLISHED)
@@ -330,7 +331,7 @@ int async_fd(void)
 	return common ? common->async_fd : -1;
 }
 
-static struct sockaddr_in place(const char *address, int port)
+static struct sockaddr_in socket_address(const char *address, int port)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
 
@@ -340,7 +341,7 @@ static struct sockaddr_in place(const char *address, int port)
 
 void listen_at(const char *address, int port)
 {
-	struct sockaddr_in at = place(address, port);
+	struct sockaddr_in at = socket_address(address, port);
 
 	open_channel();
 	if (rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
@@ -353,7 +354,7 @@ static void open_one(int index, struct sockaddr_in at)
 {
 	struct pair *p = free_place();
 
-	try_again[index] = now_ms() + AGAIN + number() % AGAIN;
+	try_again[index] = now_ms() + RETRY_MS + number() % RETRY_MS;
 	if (!p)
 		return;
 	memset(p, 0, sizeof(*p));
@@ -371,16 +372,16 @@ static void open_one(int index, struct sockaddr_in at)
 
 void keep_connected(const char *address, int port)
 {
-	char there[PAIRS] = { 0 };
+	char open[PAIRS] = { 0 };
 
 	if (!channel)
 		open_channel();
 	for (int i = 0; i < PLACES; i++)
 		if (pairs[i].state != NONE && pairs[i].state != DRAINING)
-			there[pairs[i].index] = 1;
+			open[pairs[i].index] = 1;
 	for (int i = 0; i < PAIRS; i++)
-		if (!there[i] && now_ms() >= try_again[i])
-			open_one(i, place(address, port));
+		if (!open[i] && now_ms() >= try_again[i])
+			open_one(i, socket_address(address, port));
 }
 
 void churn(int most)
@@ -389,14 +390,14 @@ void churn(int most)
 
 	for (int i = 0; i < PLACES && most > 0; i++) {
 		struct pair *p = &pairs[(first + i) % PLACES];
-		if (p->state == LIVE && !p->farewell && p->in_flight < DEPTH) {
+		if (p->state == LIVE && !p->farewell_sent && p->in_flight < DEPTH) {
 			say_farewell(p);
 			most--;
 		}
 	}
 }
 
-/* All completions of a queue pair in error have arrived. */
+/* Returns whether all completions of a queue pair in the error state have arrived. */
 static int has_drained(const struct pair *p)
 {
 	return p->in_flight == 0 && p->received_posted == 0 &&
@@ -404,27 +405,28 @@ static int has_drained(const struct pair *p)
 	       (!p->shared || p->last_receive || !p->id->qp);
 }
 
-void tend(void)
+void advance_connections(void)
 {
 	for (int i = 0; i < PLACES; i++) {
 		struct pair *p = &pairs[i];
 
-		if (p->state == LIVE && p->heard_farewell && !p->farewell && idle(p))
+		if (p->state == LIVE && p->farewell_received && !p->farewell_sent && idle(p))
 			say_farewell(p);
-		/* The client closes. */
-		if (p->state == LIVE && !listener && p->farewell && p->heard_farewell && idle(p)) {
+		/* The client disconnects when both have said farewell. */
+		if (p->state ==
+			LIVE && !listener && p->farewell_sent && p->farewell_received && idle(p)) {
 			totals.closed++;
 			try_again[p->index] = 0;
 			rdma_disconnect(p->id);
 			enter(p, DRAINING);
 		}
 		if (p->state == DRAINING && has_drained(p)) {
-			while (reap())
+			while (poll_completions())
 				;
 			tear_down(p);
-		} else if (p->state == DRAINING && now_ms() - p->since > HANGS) {
+		} else if (p->state == DRAINING && now_ms() - p->since > DRAIN_LIMIT_MS) {
 			wrong("connection %d: completions of %d requests and %d receives, "
-			      "or the last receive's event (%d), never come",
+			      "or the last-WQE event (%d), did not arrive in time",
 			      p->index, p->in_flight, p->received_posted, p->last_receive);
 		}
 	}

@@ -1,4 +1,4 @@
-/* Data that depends only on its seed and offset, so that the receiver can verify it. */
+/* Generates data that depend only on a seed and an offset, so that the receiver can verify them. */
 #include <string.h>
 
 #include "soak.h"

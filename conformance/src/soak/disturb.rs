@@ -1,4 +1,4 @@
-//! The disturbances of the two ends and of the network between them.
+//! Disturbances of the two processes and of the network between them.
 
 use std::time::{Duration, Instant};
 
@@ -10,78 +10,79 @@ use super::network::{Network, Side};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    StopServer,
-    StopClient,
+    SuspendServer,
+    SuspendClient,
     ShortCut,
     ChangedMtu,
     NoDescriptorsAtServer,
     NoDescriptorsAtClient,
-    AddressAway,
+    AddressRemovedBriefly,
     LongCut,
-    AddressGone,
+    AddressRemovedLong,
     KillServer,
     KillClient,
 }
 
-/// Duration of a short disturbance, in milliseconds: below the peers' time-out.
-const SHORT: u64 = 700;
-/// A short disturbance may take longer on a busy machine. Above this limit it may end connections.
-const NOT_SHORT: Duration = Duration::from_secs(2);
+/// Longest duration of a brief disturbance, in milliseconds. It is below the peers' time-out.
+const BRIEF_MS: u64 = 700;
+/// On a busy machine, a brief disturbance may take longer than intended. If it takes longer than
+/// this, it may end connections.
+const BRIEF_LIMIT: Duration = Duration::from_secs(2);
 /// Duration of a long disturbance, above the peers' time-out.
 const LONG: Duration = Duration::from_secs(7);
-/// Longest stop of a process, in milliseconds.
-const STOPPED: u64 = 2500;
+/// Longest suspension of a process, in milliseconds.
+const SUSPENDED_MS: u64 = 2500;
 /// MTUs that replace 1500 for a while.
 const MTUS: [u32; 4] = [576, 1280, 4000, 9000];
 
 impl Kind {
     pub(super) const ALL: &[Self] = &[
-        Self::StopServer,
-        Self::StopClient,
+        Self::SuspendServer,
+        Self::SuspendClient,
         Self::ShortCut,
         Self::ChangedMtu,
         Self::NoDescriptorsAtServer,
         Self::NoDescriptorsAtClient,
-        Self::AddressAway,
+        Self::AddressRemovedBriefly,
         Self::KillServer,
         Self::KillClient,
         Self::LongCut,
-        Self::AddressGone,
+        Self::AddressRemovedLong,
     ];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::StopServer => "server stopped (SIGSTOP)",
-            Self::StopClient => "client stopped (SIGSTOP)",
+            Self::SuspendServer => "server suspended (SIGSTOP)",
+            Self::SuspendClient => "client suspended (SIGSTOP)",
             Self::ShortCut => "link down, briefly",
             Self::ChangedMtu => "MTU changed",
             Self::NoDescriptorsAtServer => "server without descriptors",
             Self::NoDescriptorsAtClient => "client without descriptors",
-            Self::AddressAway => "address removed, briefly",
+            Self::AddressRemovedBriefly => "address removed, briefly",
             Self::LongCut => "link down for long",
-            Self::AddressGone => "address removed for long",
+            Self::AddressRemovedLong => "address removed for long",
             Self::KillServer => "server killed (SIGKILL)",
             Self::KillClient => "client killed (SIGKILL)",
         }
     }
 
-    /// Returns `true` if connections may be lost.
+    /// Returns `true` if disturbances of this kind may end connections.
     pub(super) const fn ends_connections(self) -> bool {
         matches!(
             self,
-            Self::LongCut | Self::AddressGone | Self::KillServer | Self::KillClient
+            Self::LongCut | Self::AddressRemovedLong | Self::KillServer | Self::KillClient
         )
     }
 
-    /// Returns `true` if no packet passes meanwhile and neither end is notified.
+    /// Returns `true` if no packets pass during the disturbance, and neither process is notified.
     pub(super) const fn is_cut(self) -> bool {
         matches!(
             self,
-            Self::ShortCut | Self::AddressAway | Self::LongCut | Self::AddressGone
+            Self::ShortCut | Self::AddressRemovedBriefly | Self::LongCut | Self::AddressRemovedLong
         )
     }
 
-    /// Runs the disturbance. Returns `true` if connections may be lost.
+    /// Causes the disturbance. Returns `true` if it may have ended connections.
     pub(super) fn run(
         self,
         network: &Network,
@@ -89,46 +90,46 @@ impl Kind {
         random: &mut Random,
     ) -> Result<bool> {
         let begin = Instant::now();
-        self.go(network, ends, random)?;
-        let long = self.is_cut() && begin.elapsed() > NOT_SHORT;
+        self.disturb(network, ends, random)?;
+        let long = self.is_cut() && begin.elapsed() > BRIEF_LIMIT;
         Ok(self.ends_connections() || long)
     }
 
-    fn go(self, network: &Network, ends: &mut [End; 2], random: &mut Random) -> Result<()> {
-        let brief = Duration::from_millis(100 + random.below(SHORT));
+    fn disturb(self, network: &Network, ends: &mut [End; 2], random: &mut Random) -> Result<()> {
+        let brief = Duration::from_millis(100 + random.below(BRIEF_MS));
         let [server, client] = ends;
         match self {
-            Self::StopServer => stop(server, random),
-            Self::StopClient => stop(client, random),
+            Self::SuspendServer => suspend(server, random),
+            Self::SuspendClient => suspend(client, random),
             Self::ShortCut => cut(network, brief),
             Self::LongCut => cut(network, LONG),
             Self::ChangedMtu => {
                 let index = random.below(MTUS.len() as u64) as usize;
-                network.mtu(MTUS.get(index).copied().unwrap_or(576))?;
+                network.set_mtu(MTUS.get(index).copied().unwrap_or(576))?;
                 std::thread::sleep(brief * 2);
-                network.mtu(1500)
+                network.set_mtu(1500)
             }
             Self::NoDescriptorsAtServer | Self::NoDescriptorsAtClient => {
-                exhaust(ends, self == Self::NoDescriptorsAtServer)
+                exhaust_descriptors(ends, self == Self::NoDescriptorsAtServer)
             }
-            Self::AddressAway => without_address(network, random, brief),
-            Self::AddressGone => without_address(network, random, LONG),
+            Self::AddressRemovedBriefly => without_address(network, random, brief),
+            Self::AddressRemovedLong => without_address(network, random, LONG),
             Self::KillServer => server.replace(network),
             Self::KillClient => client.replace(network),
         }
     }
 }
 
-fn stop(end: &End, random: &mut Random) -> Result<()> {
+fn suspend(end: &End, random: &mut Random) -> Result<()> {
     end.signal(Signal::STOP)?;
-    std::thread::sleep(Duration::from_millis(100 + random.below(STOPPED)));
+    std::thread::sleep(Duration::from_millis(100 + random.below(SUSPENDED_MS)));
     end.signal(Signal::CONT)
 }
 
 fn cut(network: &Network, time: Duration) -> Result<()> {
-    network.cable(false)?;
+    network.set_link(false)?;
     std::thread::sleep(time);
-    network.cable(true)
+    network.set_link(true)
 }
 
 fn without_address(network: &Network, random: &mut Random, time: Duration) -> Result<()> {
@@ -137,19 +138,20 @@ fn without_address(network: &Network, random: &mut Random, time: Duration) -> Re
     } else {
         Side::Client
     };
-    network.address(side, false)?;
+    network.set_address(side, false)?;
     std::thread::sleep(time);
-    network.address(side, true)
+    network.set_address(side, true)
 }
 
-/// Deprives an end of free descriptors while the client reopens connections.
-fn exhaust(ends: &mut [End; 2], at_server: bool) -> Result<()> {
+/// Lets a process run out of file descriptors while the client closes and opens connections.
+fn exhaust_descriptors(ends: &mut [End; 2], at_server: bool) -> Result<()> {
     let pid = ends[usize::from(!at_server)].pid()?;
     let old = prlimit(
         Some(pid),
         Resource::Nofile,
         Rlimit {
-            // Open descriptors stay usable, but a new one would exceed this number.
+            // Open descriptors stay usable, but the process has more than 8, so it cannot open
+            // another.
             current: Some(8),
             maximum: hard_limit(pid)?,
         },
@@ -167,7 +169,7 @@ fn hard_limit(pid: rustix::process::Pid) -> Result<Option<u64>> {
     Ok(hard.and_then(|word| word.parse().ok()))
 }
 
-/// Random numbers from a seed (SplitMix64).
+/// A random number generator (SplitMix64).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -188,17 +190,17 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// Returns a kind. Kinds that end connections are rarer, so that processes and connections also
-    /// grow old.
+    /// Returns a random kind. Kinds that end connections are rarer, so that some processes and
+    /// connections live long.
     pub(super) fn kind(&mut self) -> Kind {
-        let gentle = self.below(6) != 0;
-        let of: Vec<Kind> = Kind::ALL
+        let keeps_connections = self.below(6) != 0;
+        let kinds: Vec<Kind> = Kind::ALL
             .iter()
             .copied()
-            .filter(|kind| kind.ends_connections() != gentle)
+            .filter(|kind| kind.ends_connections() != keeps_connections)
             .collect();
-        let index = self.below(of.len() as u64) as usize;
-        of.get(index).copied().unwrap_or(Kind::StopServer)
+        let index = self.below(kinds.len() as u64) as usize;
+        kinds.get(index).copied().unwrap_or(Kind::SuspendServer)
     }
 }
 

@@ -1,4 +1,5 @@
-//! One end: a process that may be stopped, killed and restarted, and its output.
+//! One end of the connections: the current server or client process, which may be stopped, killed
+//! and replaced, and its output.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,24 +18,26 @@ const PAIRS: u64 = 64;
 struct Running {
     child: Child,
     lines: Receiver<String>,
-    /// Its latest counters.
+    /// Counters of the latest `stat` line.
     counters: BTreeMap<String, u64>,
 }
 
-/// An end, with the results of its processes so far.
+/// An end: its current process, and the results of all its processes.
 pub(super) struct End {
     side: Side,
     seed: u64,
+    /// Number of processes started.
     starts: u64,
     running: Option<Running>,
     /// Counters of earlier processes.
-    past: BTreeMap<String, u64>,
-    /// Losses since [`forget_losses`](Self::forget_losses), with reasons.
+    earlier_counters: BTreeMap<String, u64>,
+    /// The `lost` lines since [`forget_losses`](Self::forget_losses).
     lost: Vec<String>,
-    /// Counts of the reasons for losses and failed attempts since [`reasons`](Self::reasons) was
-    /// called.
+    /// Counts of the reasons for losses and failed attempts since the last
+    /// [`take_reasons`](Self::take_reasons).
     reasons: BTreeMap<String, u64>,
-    last: String,
+    /// The last line of output.
+    last_line: String,
 }
 
 impl End {
@@ -44,10 +47,10 @@ impl End {
             seed: seed.wrapping_mul(2) + u64::from(side == Side::Client),
             starts: 0,
             running: None,
-            past: BTreeMap::new(),
+            earlier_counters: BTreeMap::new(),
             lost: Vec::new(),
             reasons: BTreeMap::new(),
-            last: String::new(),
+            last_line: String::new(),
         }
     }
 
@@ -59,11 +62,11 @@ impl End {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let out = child.stdout.take().context("a pipe")?;
-        let (tell, lines) = channel();
+        let stdout = child.stdout.take().context("the output is not a pipe")?;
+        let (sender, lines) = channel();
         std::thread::spawn(move || {
-            for line in BufReader::new(out).lines().map_while(Result::ok) {
-                if tell.send(line).is_err() {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
                     return;
                 }
             }
@@ -79,11 +82,11 @@ impl End {
     pub(super) fn pid(&self) -> Result<Pid> {
         let id = self.running.as_ref().map(|running| running.child.id());
         id.and_then(|id| Pid::from_raw(id as i32))
-            .context("the process does not run")
+            .context("the process is not running")
     }
 
-    /// Returns the number of the running process, from 1.
-    pub(super) const fn incarnation(&self) -> u64 {
+    /// Returns the number of the current process, counted from 1.
+    pub(super) const fn process_number(&self) -> u64 {
         self.starts
     }
 
@@ -95,13 +98,14 @@ impl End {
         Ok(kill_process(self.pid()?, signal)?)
     }
 
+    /// Kills the process and starts a new one.
     pub(super) fn replace(&mut self, network: &Network) -> Result<()> {
         self.read_lines()?;
-        let mut old = self.running.take().context("the process does not run")?;
+        let mut old = self.running.take().context("the process is not running")?;
         old.child.kill()?;
         old.child.wait()?;
         for (name, count) in old.counters {
-            *self.past.entry(name).or_default() += count;
+            *self.earlier_counters.entry(name).or_default() += count;
         }
         self.start(network)
     }
@@ -120,7 +124,7 @@ impl End {
 
     /// Reads the output of the process.
     ///
-    /// Fails if the process reports an error or has exited.
+    /// Fails if the process reported an error or exited.
     pub(super) fn read_lines(&mut self) -> Result<()> {
         loop {
             let Some(running) = &mut self.running else {
@@ -129,10 +133,10 @@ impl End {
             match running.lines.try_recv() {
                 Ok(line) => self.handle_line(line)?,
                 Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Disconnected) if self.last == "end" => return Ok(()),
+                Err(TryRecvError::Disconnected) if self.last_line == "end" => return Ok(()),
                 Err(TryRecvError::Disconnected) => {
                     let status = running.child.wait()?;
-                    bail!("the {} has ended: {status}", self.side.name());
+                    bail!("the {} process exited: {status}", self.side.name());
                 }
             }
         }
@@ -158,7 +162,7 @@ impl End {
             }
             *self.reasons.entry(why).or_default() += 1;
         }
-        self.last = line;
+        self.last_line = line;
         Ok(())
     }
 
@@ -168,34 +172,34 @@ impl End {
             return Ok(());
         }
         bail!(
-            "the {} lost {} connections that nothing had disturbed: {}",
+            "the {} lost {} connections without a disturbance: {}",
             self.side.name(),
             self.lost.len(),
             self.lost.join("; ")
         )
     }
 
-    /// Discards losses that were expected.
+    /// Discards the recorded losses.
     pub(super) fn forget_losses(&mut self) {
         self.lost.clear();
     }
 
-    /// Takes the counts of reasons for losses and failed attempts.
-    pub(super) fn reasons(&mut self) -> BTreeMap<String, u64> {
+    /// Returns and resets the counts of reasons for losses and failed attempts.
+    pub(super) fn take_reasons(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.reasons)
     }
 
-    /// Returns `true` if all connections, and no others, are up.
+    /// Returns `true` if all connections are up, and none is being set up or torn down.
     pub(super) fn has_all_connections(&self) -> bool {
         let Some(running) = &self.running else {
             return false;
         };
-        let is = |name: &str, count| running.counters.get(name) == Some(&count);
-        is("live", PAIRS) && is("draining", 0) && is("others", 0)
+        let equals = |name: &str, count| running.counters.get(name) == Some(&count);
+        equals("live", PAIRS) && equals("draining", 0) && equals("others", 0)
     }
 
     pub(super) fn last_line(&self) -> &str {
-        &self.last
+        &self.last_line
     }
 
     /// Returns a counter of the running process.
@@ -210,26 +214,30 @@ impl End {
     /// Returns a counter, summed over all processes of this end.
     pub(super) fn total(&self, name: &str) -> u64 {
         let now = self.running.iter().filter_map(|r| r.counters.get(name));
-        now.chain(self.past.get(name)).sum()
+        now.chain(self.earlier_counters.get(name)).sum()
     }
 
     /// Waits until the process exits by itself.
     ///
-    /// Fails if it does not exit, or reports an error.
-    pub(super) fn wait_for_success(&mut self, patience: Duration) -> Result<()> {
-        let end = Instant::now() + patience;
-        while self.last != "end" {
+    /// Fails if the process does not exit in time, or reports an error.
+    pub(super) fn wait_for_success(&mut self, timeout: Duration) -> Result<()> {
+        let end = Instant::now() + timeout;
+        while self.last_line != "end" {
             self.read_lines()?;
             self.check_no_loss()?;
             if Instant::now() > end {
-                bail!("the {} does not end: {}", self.side.name(), self.last);
+                bail!(
+                    "the {} process does not exit; its last output: {}",
+                    self.side.name(),
+                    self.last_line
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         let running = self.running.as_mut().context("the process does not run")?;
         let status = running.child.wait()?;
         if !status.success() {
-            bail!("the {} ended with {status}", self.side.name());
+            bail!("the {} process exited: {status}", self.side.name());
         }
         Ok(())
     }

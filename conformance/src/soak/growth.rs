@@ -1,5 +1,5 @@
-//! Memory, descriptors and threads of both ends, sampled between disturbances. They must not grow
-//! while a process runs.
+//! Samples memory, descriptors and threads of both processes between disturbances, and checks that
+//! they do not grow.
 
 use std::collections::BTreeMap;
 
@@ -8,51 +8,54 @@ use anyhow::{Context as _, Result, bail};
 use super::end::End;
 use super::network::Side;
 
-/// One measurement of a process.
+/// Resource usage of a process at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sample {
     /// Resident memory, in KiB.
     pub(super) rss: u64,
-    /// Allocated bytes that the process reports, without blocks of 64 KiB and more.
+    /// Bytes allocated with malloc, as the process reports, without blocks of 64 KiB and more.
     pub(super) heap: u64,
     pub(super) descriptors: u64,
     pub(super) threads: u64,
 }
 
-/// Initial measurements that do not count, because queues and pools still grow.
+/// Number of initial samples that are ignored, because queues and pools still grow.
 const WARM_UP: usize = 4;
-/// Tolerated growth of resident memory, in KiB: pools that many concurrent connections have filled,
-/// and memory that the allocator keeps.
+/// Tolerated growth of resident memory, in KiB. Pools keep their largest size, and the allocator
+/// keeps freed memory.
 const SLACK_KIB: u64 = 16 << 10;
-/// Tolerated growth of allocated bytes: lists that many concurrent connections have extended.
+/// Tolerated growth of allocated bytes. Lists keep their largest capacity.
 const SLACK_HEAP: u64 = 128 << 10;
-/// Tolerated growth of descriptors: connections that end in the background.
+/// Tolerated growth of descriptors. Some connections close in the background.
 const SLACK_DESCRIPTORS: u64 = 4;
 
-/// All measurements, by end and process.
+/// All samples, by side and process number.
 #[derive(Default)]
 pub(super) struct Growth(BTreeMap<(&'static str, u64), Vec<Sample>>);
 
 impl Growth {
     pub(super) fn measure(&mut self, ends: &[End; 2]) -> Result<()> {
         for end in ends {
-            let key = (end.side().name(), end.incarnation());
+            let key = (end.side().name(), end.process_number());
             self.0.entry(key).or_default().push(sample(end)?);
         }
         Ok(())
     }
 
-    /// Fails if a process has grown.
-    pub(super) fn verdict(&self) -> Result<()> {
+    /// Fails if the resource usage of a process has grown.
+    pub(super) fn check(&self) -> Result<()> {
         for ((side, number), samples) in &self.0 {
             let Some(more) = grown(samples) else { continue };
             let heap: Vec<_> = samples.iter().map(|s| s.heap >> 10).collect();
-            bail!("the {side}'s process {number} has grown: {more}; allocated, KiB: {heap:?}");
+            bail!(
+                "{side} process {number}: resource usage has grown: {more}; \
+                 allocated KiB over time: {heap:?}"
+            );
         }
         Ok(())
     }
 
-    /// Returns the measurements of this end's longest-lived process.
+    /// Returns the samples of this side's longest-lived process.
     pub(super) fn longest(&self, side: Side) -> &[Sample] {
         let of_side = self.0.iter().filter(|((name, _), _)| *name == side.name());
         of_side
@@ -62,36 +65,41 @@ impl Growth {
     }
 }
 
-/// Returns what has grown between the first measurements that count and the last.
+/// Returns a description of the first value that has grown between the first and the last samples.
 fn grown(samples: &[Sample]) -> Option<String> {
-    let samples = samples.get(WARM_UP..).filter(|rest| rest.len() >= 8)?;
+    let samples = samples
+        .get(WARM_UP..)
+        .filter(|samples| samples.len() >= 8)?;
     let ends = |n: usize| (&samples[..n], &samples[samples.len() - n..]);
-    let largest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).max().unwrap_or(0);
-    let smallest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).min().unwrap_or(0);
-    // Largest of the first three and smallest of the last three: a peak is not growth.
-    let compare = |of: fn(&Sample) -> u64| {
+    let largest =
+        |from: &[Sample], value: fn(&Sample) -> u64| from.iter().map(value).max().unwrap_or(0);
+    let smallest =
+        |from: &[Sample], value: fn(&Sample) -> u64| from.iter().map(value).min().unwrap_or(0);
+    // Compares the largest of the first three samples with the smallest of the last three, so that
+    // a peak does not count as growth.
+    let without_peaks = |value: fn(&Sample) -> u64| {
         let (first, last) = ends(3);
-        (largest(first, of), smallest(last, of))
+        (largest(first, value), smallest(last, value))
     };
-    // For values that fluctuate, the minima of the first and the last third reveal even slow
-    // growth.
-    let minima = |of: fn(&Sample) -> u64| {
+    // For values that fluctuate, compares the minima of the first and the last third, which reveal
+    // even slow growth.
+    let minima = |value: fn(&Sample) -> u64| {
         let (first, last) = ends((samples.len() / 3).max(3));
-        (smallest(first, of), smallest(last, of))
+        (smallest(first, value), smallest(last, value))
     };
-    let (was, is) = compare(|sample| sample.rss);
+    let (was, is) = without_peaks(|sample| sample.rss);
     if is > was + SLACK_KIB {
         return Some(format!("{was} to {is} KiB of memory"));
     }
     let (was, is) = minima(|sample| sample.heap);
     if is > was + SLACK_HEAP {
-        return Some(format!("{was} to {is} octets allocated"));
+        return Some(format!("{was} to {is} bytes allocated"));
     }
     let (was, is) = minima(|sample| sample.descriptors);
     if is > was + SLACK_DESCRIPTORS {
         return Some(format!("{was} to {is} descriptors"));
     }
-    let (was, is) = compare(|sample| sample.threads);
+    let (was, is) = without_peaks(|sample| sample.threads);
     (is > was).then(|| format!("{was} to {is} threads"))
 }
 
@@ -117,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_fails_and_peaks_pass() {
+    fn only_steady_growth_is_reported() {
         let at = |rss, descriptors, threads| Sample {
             rss,
             heap: 1 << 20,
@@ -133,18 +141,18 @@ mod tests {
         assert!(grown(&leak).is_some_and(|more| more.contains("KiB")));
         let open: Vec<Sample> = (0..20).map(|i| at(50_000, 80 + i, 3)).collect();
         assert!(grown(&open).is_some_and(|more| more.contains("descriptors")));
-        // A leak of one descriptor for 100 connections, and of 64 bytes for each, at 20 connections
-        // between two measurements.
+        // With 20 connections between two samples: a leak of one descriptor per 100 connections,
+        // and then a leak of 64 bytes per connection.
         let slow: Vec<Sample> = (0..40).map(|i| at(50_000, 80 + i / 5, 3)).collect();
         assert!(grown(&slow).is_some_and(|more| more.contains("descriptors")));
         let mut octets = vec![at(50_000, 80, 3); 400];
         for (i, sample) in octets.iter_mut().enumerate() {
-            // Data are in flight at most of the samples.
+            // Two of three samples include buffers of data in flight.
             sample.heap += (i * 20 * 64 + i % 3 * 100_000) as u64;
         }
-        assert!(grown(&octets).is_some_and(|more| more.contains("octets allocated")));
+        assert!(grown(&octets).is_some_and(|more| more.contains("bytes allocated")));
         octets.truncate(40);
-        assert_eq!(grown(&octets), None, "too little to differ from noise");
+        assert_eq!(grown(&octets), None, "below the tolerated growth");
         let threads: Vec<Sample> = (0..20).map(|i| at(50_000, 80, 3 + i / 10)).collect();
         assert!(grown(&threads).is_some_and(|more| more.contains("threads")));
         // Pools fill while connections come and go, and then stop growing.
@@ -152,7 +160,7 @@ mod tests {
         filling[..4].fill(at(46_000, 77, 3));
         filling[4..8].fill(at(57_000, 77, 3));
         assert_eq!(grown(&filling), None);
-        // A short-lived process proves nothing.
+        // There are too few samples of a short-lived process.
         assert_eq!(grown(&leak[..11]), None);
     }
 }

@@ -1,8 +1,8 @@
-/* One end of the soak test: `worker server|client ADDRESS PORT SEED`.
+/* The server or client of the soak test: `worker server|client ADDRESS PORT SEED`.
  *
- * Commands come as lines on standard input: `churn N` closes N connections gracefully, `rest`
- * stops new connections and operations and closes everything. Events go to standard output, one per
- * line; `stat` twice a second. */
+ * Reads commands from standard input, one per line: `churn N` closes N connections gracefully;
+ * `rest` stops new connections and operations, and closes all connections. Writes events to
+ * standard output, one per line, with a `stat` line twice a second. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <poll.h>
@@ -50,7 +50,7 @@ static void print(const char *format, va_list list)
 	vprintf(format, list);
 	putchar('\n');
 	if (fflush(stdout))
-		_exit(4); /* nobody listens any more */
+		_exit(4); /* the supervisor no longer reads */
 }
 
 void say(const char *format, ...)
@@ -130,7 +130,7 @@ static void wait_for_work(void)
 		fds[3].fd = completions->fd;
 		for (int q = 0; q < 2; q++)
 			ibv_req_notify_cq(queues[q], 0);
-		if (reap())
+		if (poll_completions())
 			return;
 	}
 	poll(fds, 4, 50);
@@ -138,7 +138,7 @@ static void wait_for_work(void)
 		ibv_ack_cq_events(cq, 1);
 }
 
-/* Closes the library's objects. All connections are gone. */
+/* Destroys the shared objects. All connections must have been torn down. */
 static void close_all(void)
 {
 	if (!srq)
@@ -156,9 +156,9 @@ int main(int argc, char **argv)
 	if (argc != 5)
 		return 2;
 	random_state = strtoull(argv[4], NULL, 0);
-	/* Plans and staging buffers are large, and pools keep the largest number ever needed. The
-	 * remaining memory belongs to connections, so that a leak of a few bytes for each is
-	 * detected. */
+	/* Allocate the library's large buffers with mmap, because pools keep as many of them as were ever
+	 * needed. The heap then contains memory of connections only, so that a leak of a few bytes per
+	 * connection is detected. */
 	mallopt(M_MMAP_THRESHOLD, 64 << 10);
 	fcntl(0, F_SETFL, O_NONBLOCK);
 	if (server)
@@ -171,13 +171,13 @@ int main(int argc, char **argv)
 			keep_connected(argv[2], atoi(argv[3]));
 		busy += connection_events();
 		asynchronous_events();
-		busy += reap();
-		judge();
+		busy += poll_completions();
+		handle_failures();
 		commands();
 		for (int i = 0; i < PLACES; i++)
 			if (pairs[i].state == LIVE)
 				issue(&pairs[i]);
-		tend();
+		advance_connections();
 		if (resting && !server)
 			churn(PAIRS);
 		if (resting && count(NONE) == PLACES)

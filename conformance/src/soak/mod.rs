@@ -1,11 +1,12 @@
-//! `cargo xtask soak`: two processes keep 64 connections busy with all operations, while the
-//! network and the processes are disturbed.
+//! `cargo xtask soak`: two processes issue operations of all kinds on 64 connections, while this
+//! program disturbs the network and the processes.
 //!
-//! Both ends run a C program on our libraries (`main.c` and the files beside it). It verifies all
-//! data, and that each request has exactly one completion, in order. This program causes one
-//! disturbance at a time ([`disturb`]). Connections may be lost only by disturbances that end
-//! connections, and all of them must be up again afterwards. Between disturbances, memory,
-//! descriptors and threads of both processes are measured ([`growth`]).
+//! The two processes, server and client, run a C program on our libraries (`main.c` and the other C
+//! files of this directory). It verifies all data, and that each request has exactly one
+//! completion, in order. This program causes one disturbance at a time ([`disturb`]). Only some
+//! kinds of disturbance may end connections, and after each disturbance all connections must come
+//! up again. Between disturbances, it samples memory, descriptors and threads of both processes
+//! ([`growth`]).
 
 mod disturb;
 mod end;
@@ -33,13 +34,13 @@ use report::Report;
 /// Arguments of `cargo xtask soak`.
 #[derive(Args)]
 pub(crate) struct SoakArgs {
-    /// How long the disturbances last
+    /// Duration of the run, in minutes
     #[arg(long, value_name = "N", default_value_t = 20)]
     minutes: u64,
-    /// Seed of the disturbances and of the ends' operations [default: random]
+    /// Seed of the disturbances and of the operations [default: random]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// The short form for `cargo xtask test`: each kind of disturbance once
+    /// Short run for `cargo xtask test`: each kind of disturbance once
     #[arg(long, conflicts_with = "minutes")]
     step: bool,
     /// Set by this program when it restarts itself in new namespaces
@@ -49,24 +50,26 @@ pub(crate) struct SoakArgs {
 
 /// Time limit for all connections to come back, also on a busy machine.
 const RECOVERY: Duration = Duration::from_secs(120);
-/// Quiet time between two disturbances.
-const QUIET: Duration = Duration::from_millis(1500);
-/// Quiet time in the short form.
-const SHORT_QUIET: Duration = Duration::from_millis(500);
-/// Time after a cut in which connections may still end: 1.5 times the peers' time-out.
-const SILENCE: Duration = Duration::from_secs(6);
+/// Undisturbed time between two disturbances.
+const UNDISTURBED: Duration = Duration::from_millis(1500);
+/// Undisturbed time between two disturbances with `--step`.
+const SHORT_UNDISTURBED: Duration = Duration::from_millis(500);
+/// How long after a cut connections may still time out: 1.5 times the peers' time-out.
+const TIMEOUT_WAIT: Duration = Duration::from_secs(6);
 
 /// Runs the command.
 ///
-/// Fails if anything was lost, corrupted, completed twice or not at all, or has grown.
+/// Fails if a connection was lost without cause, data was corrupted, a request completed twice or
+/// never, or the resource usage of a process has grown.
 pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(prefix) = &args.inside {
         return soak(args, prefix).map(|()| Outcome::Passed);
     }
-    if let Some(why) = needs::missing_of(&["libibverbs-dev", "librdmacm-dev", "iproute2"]) {
+    if let Some(why) = needs::missing_packages_of(&["libibverbs-dev", "librdmacm-dev", "iproute2"])
+    {
         return Ok(Outcome::Skipped(why));
     }
-    if let Some(why) = network::obstacle(geteuid().is_root()) {
+    if let Some(why) = network::namespaces_unavailable(geteuid().is_root()) {
         return Ok(Outcome::Skipped(format!("no network namespaces: {why}")));
     }
     let context = Context::new(false, false)?;
@@ -86,7 +89,7 @@ pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
         .arg(&prefix)
         .status()?;
     if !status.success() {
-        bail!("the soak of seed {seed} failed");
+        bail!("the soak test with seed {seed} failed");
     }
     Ok(Outcome::Passed)
 }
@@ -98,7 +101,7 @@ struct Soak {
     report: Report,
 }
 
-/// Runs inside the namespaces, where this process and its children are alone.
+/// Runs the test. The process is in new network and PID namespaces.
 fn soak(args: &SoakArgs, prefix: &std::path::Path) -> Result<()> {
     let seed = args.seed.unwrap_or(1);
     let mut random = Random::new(seed);
@@ -121,17 +124,21 @@ fn soak(args: &SoakArgs, prefix: &std::path::Path) -> Result<()> {
 impl Soak {
     fn run(&mut self, args: &SoakArgs, random: &mut Random) -> Result<()> {
         self.recover(true)?;
-        let quiet = if args.step { SHORT_QUIET } else { QUIET };
-        let end = Instant::now() + Duration::from_secs(args.minutes * 60);
+        let undisturbed = if args.step {
+            SHORT_UNDISTURBED
+        } else {
+            UNDISTURBED
+        };
+        let deadline = Instant::now() + Duration::from_secs(args.minutes * 60);
         let mut all = Kind::ALL.iter().copied();
         loop {
             let next = if args.step {
                 all.next()
             } else {
-                (Instant::now() < end).then(|| random.kind())
+                (Instant::now() < deadline).then(|| random.kind())
             };
             let Some(kind) = next else { break };
-            self.run_undisturbed(quiet)?;
+            self.run_undisturbed(undisturbed)?;
             self.growth.measure(&self.ends)?;
             self.report.begin(kind);
             let may_end = kind.run(&self.network, &mut self.ends, random)?;
@@ -141,13 +148,15 @@ impl Soak {
             self.recover(may_end)?;
             self.report.recovered(kind, &mut self.ends);
         }
-        self.run_undisturbed(quiet)?;
+        self.run_undisturbed(undisturbed)?;
         self.growth.measure(&self.ends)?;
         self.finish()?;
-        self.growth.verdict()
+        self.growth.check()
     }
 
-    /// Waits until all connections are up. Losses are an error unless they are `expected`.
+    /// Waits until all connections are up.
+    ///
+    /// Fails if one was lost, unless losses are `expected`.
     fn recover(&mut self, expected: bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -175,10 +184,10 @@ impl Soak {
         Ok(())
     }
 
-    /// Waits until silent connections have resumed or timed out. After a cut, TCP retransmits only
-    /// seconds later, and until then the peer's time-out runs.
+    /// Waits until each connection has either resumed or timed out after a cut. TCP may retransmit
+    /// only seconds after the cut, and the peer time-out may expire before that.
     fn wait_for_timeouts(&mut self) -> Result<()> {
-        let end = Instant::now() + SILENCE;
+        let end = Instant::now() + TIMEOUT_WAIT;
         while Instant::now() < end {
             for one in &mut self.ends {
                 one.read_lines()?;
@@ -188,9 +197,11 @@ impl Soak {
         Ok(())
     }
 
-    /// Lets the ends work undisturbed. No connection may be lost.
+    /// Lets both processes work undisturbed for a while.
+    ///
+    /// Fails if a connection is lost.
     fn run_undisturbed(&mut self, time: Duration) -> Result<()> {
-        // Closing and opening connections is part of ordinary work.
+        // A few connections are closed and opened again, as in ordinary work.
         self.ends[1].send_command("churn 3");
         let end = Instant::now() + time;
         while Instant::now() < end {

@@ -1,4 +1,4 @@
-//! Two network namespaces with a virtual cable between them, one for each end. They and their
+//! Two network namespaces, one for each end, connected by a veth pair. The namespaces and their
 //! processes end with this program.
 
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ impl Side {
 
 const SERVER: (&str, &str) = ("10.77.1.1", "7471");
 const CLIENT: &str = "10.77.1.2";
-/// Time-out of a silent peer, in seconds. Disturbances are shorter or much longer.
+/// Time-out of a silent peer, in seconds. A disturbance is either much shorter or much longer.
 const PEER_TIMEOUT: &str = "4";
 
 const PROGRAM: &str = "soak-worker";
@@ -49,8 +49,8 @@ pub(super) fn namespaces(root: bool) -> Command {
     command
 }
 
-/// Returns why such namespaces are impossible, or `None` if they are possible.
-pub(super) fn obstacle(root: bool) -> Option<String> {
+/// Returns why the namespaces cannot be created, or `None` if they can.
+pub(super) fn namespaces_unavailable(root: bool) -> Option<String> {
     let probe = "ip link add near type veth peer name far && unshare --net true";
     match namespaces(root).args(["sh", "-c", probe]).output() {
         Ok(out) if out.status.success() => None,
@@ -78,7 +78,7 @@ pub(super) fn compile(context: &Context, prefix: &Path) -> Result<()> {
 
 pub(super) struct Network {
     prefix: PathBuf,
-    /// An idle process that holds the client's namespace.
+    /// An idle process that keeps the client's namespace alive.
     holder: Child,
 }
 
@@ -90,7 +90,8 @@ impl Drop for Network {
 }
 
 impl Network {
-    /// Creates the client's namespace and the cable. This process is in the server's namespace.
+    /// Creates the client's namespace and the veth pair. The calling process is in the server's
+    /// namespace.
     pub(super) fn new(prefix: &Path) -> Result<Self> {
         let holder = Command::new("unshare")
             .args(["--net", "--", "sh", "-c", "echo in; exec sleep infinity"])
@@ -101,8 +102,14 @@ impl Network {
             holder,
         };
         // The process writes a line when the namespace exists.
-        let mut said = std::io::BufReader::new(network.holder.stdout.take().context("a pipe")?);
-        std::io::BufRead::read_line(&mut said, &mut String::new())?;
+        let mut output = std::io::BufReader::new(
+            network
+                .holder
+                .stdout
+                .take()
+                .context("the output is not a pipe")?,
+        );
+        std::io::BufRead::read_line(&mut output, &mut String::new())?;
         let pid = network.holder.id();
         ip(&format!(
             "link add server type veth peer name client netns {pid}"
@@ -115,39 +122,39 @@ impl Network {
     }
 
     fn attach(&self, side: Side) -> Result<()> {
-        self.address(side, true)?;
+        self.set_address(side, true)?;
         self.ip(side, &format!("link set {} up", side.name()))
     }
 
     /// Adds or removes the address of an end.
-    pub(super) fn address(&self, side: Side, there: bool) -> Result<()> {
-        let what = if there { "add" } else { "del" };
-        let address = match side {
+    pub(super) fn set_address(&self, side: Side, present: bool) -> Result<()> {
+        let what = if present { "add" } else { "del" };
+        let set_address = match side {
             Side::Server => SERVER.0,
             Side::Client => CLIENT,
         };
         self.ip(
             side,
-            &format!("addr {what} {address}/24 dev {}", side.name()),
+            &format!("addr {what} {set_address}/24 dev {}", side.name()),
         )
     }
 
-    /// Plugs the cable in, or unplugs it.
-    pub(super) fn cable(&self, there: bool) -> Result<()> {
+    /// Sets the link up or down.
+    pub(super) fn set_link(&self, up: bool) -> Result<()> {
         self.ip(
             Side::Server,
-            &format!("link set server {}", if there { "up" } else { "down" }),
+            &format!("link set server {}", if up { "up" } else { "down" }),
         )
     }
 
-    pub(super) fn mtu(&self, octets: u32) -> Result<()> {
+    pub(super) fn set_mtu(&self, octets: u32) -> Result<()> {
         for side in [Side::Server, Side::Client] {
             self.ip(side, &format!("link set {} mtu {octets}", side.name()))?;
         }
         Ok(())
     }
 
-    /// Runs the command `ip` at an end.
+    /// Runs `ip` in the namespace of a side.
     fn ip(&self, side: Side, words: &str) -> Result<()> {
         match side {
             Side::Server => ip(words),
@@ -158,7 +165,7 @@ impl Network {
         }
     }
 
-    /// Returns the command that an end runs.
+    /// Returns the command that starts the process of a side.
     pub(super) fn command(&self, side: Side, seed: u64) -> Command {
         let program = self.prefix.join(PROGRAM);
         let mut command = match side {
@@ -174,7 +181,8 @@ impl Network {
             .args([side.name(), SERVER.0, SERVER.1, &seed.to_string()])
             .env("LD_LIBRARY_PATH", self.prefix.join("lib/iwarp"))
             .env("IWARP_PEER_TIMEOUT_S", PEER_TIMEOUT)
-            // Blocks in a thread's cache, up to 230 KiB for each thread, would count as allocated.
+            // Without this, free blocks in a thread's cache, up to 230 KiB per thread, count as
+            // allocated.
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         command
     }

@@ -1,4 +1,4 @@
-/* Operations of both ends: posting, the expected completions, and their effects. */
+/* Operations: posts them, and checks their completions and effects. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stddef.h>
@@ -15,8 +15,8 @@ struct message {
 	uint64_t sequence;
 };
 
-/* Tags in the upper octet of a wr_id. The rest is a number, the connection's index, and the
- * request's or receive's index. */
+/* Tags in the top octet of a wr_id. The other bits are the request's number, the index of the
+ * connection, and the index of the request or receive. */
 enum { OUR_REQUEST = 1, OUR_RECEIVE = 2, SHARED_RECEIVE = 3 };
 
 static char shared_in[SHARED][MESSAGE];
@@ -66,16 +66,16 @@ void post_shared(int place)
 	shared_posted[place] = 1;
 }
 
-/* Prepares a connection whose queue pair exists. */
+/* Initializes the memory and posts the receives of a connection whose queue pair exists. */
 void start_operations(struct pair *p)
 {
-	fill(p->arena->reach.read, SLOT, p->mine, 0);
+	fill(p->arena->exposed.read, SLOT, p->mine, 0);
 	for (int i = 0; i < RECEIVES && !p->shared; i++)
 		post_receive(p, i);
 }
 
-/* Takes a free request. The caller has checked that there is one. */
-static struct request *take(struct pair *p, enum kind kind, int signaled)
+/* Allocates a request. The caller has checked that one is free. */
+static struct request *allocate_request(struct pair *p, enum kind kind, int signaled)
 {
 	int place = 0;
 
@@ -106,7 +106,7 @@ static void post(struct pair *p, struct request *r, struct ibv_send_wr wr, uint3
 	status = ibv_post_send(p->id->qp, &wr, &bad);
 	if (!status)
 		return;
-	/* The queue pair may have failed a moment ago, before its completions were polled. */
+	/* The queue pair may have failed, but its completions were not polled yet. */
 	r->posted = 0;
 	p->in_flight--;
 	if (status != EINVAL && status != ENOTCONN)
@@ -114,11 +114,11 @@ static void post(struct pair *p, struct request *r, struct ibv_send_wr wr, uint3
 	lose(p, "post");
 }
 
-/* Posts a Send. All but acknowledgements consume a credit. */
+/* Posts a Send. It consumes a credit, unless it is an acknowledgement. */
 static void send_message(struct pair *p, uint32_t kind, uint32_t word, uint32_t length,
 			 uint32_t invalidate)
 {
-	struct request *r = take(p, invalidate ? SEND_INV : SEND, 1);
+	struct request *r = allocate_request(p, invalidate ? SEND_INV : SEND, 1);
 	struct message m = { .kind = kind, .word = word, .length = length,
 			     .sequence = kind == ACK ? 0 : ++p->sent };
 	struct ibv_send_wr wr = { .opcode = invalidate ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND,
@@ -142,7 +142,7 @@ static struct ibv_send_wr remote(const struct pair *p, enum ibv_wr_opcode opcode
 
 static uint32_t random_length(uint32_t most)
 {
-	/* Short messages are frequent. */
+	/* Three of four messages are short. */
 	return 1 + (uint32_t)(number() % (number() % 4 ? 512 : most));
 }
 
@@ -159,29 +159,29 @@ static void write_and_read_back(struct pair *p)
 	if (slot == SLOTS || p->in_flight + 2 > DEPTH)
 		return;
 	p->slot_busy[slot] = 1;
-	r = take(p, WRITE, number() % 2 == 0);
+	r = allocate_request(p, WRITE, number() % 2 == 0);
 	fill(buffer(p, r), length, seed, 0);
-	post(p, r, remote(p, IBV_WR_RDMA_WRITE, offsetof(struct reach, written[slot])), length);
+	post(p, r, remote(p, IBV_WR_RDMA_WRITE, offsetof(struct exposed, written[slot])), length);
 	if (p->state != LIVE)
 		return;
-	r = take(p, READ_BACK, 1);
+	r = allocate_request(p, READ_BACK, 1);
 	r->seed = seed;
 	r->slot = slot;
 	memset(buffer(p, r), 0x55, length);
-	post(p, r, remote(p, IBV_WR_RDMA_READ, offsetof(struct reach, written[slot])), length);
+	post(p, r, remote(p, IBV_WR_RDMA_READ, offsetof(struct exposed, written[slot])), length);
 }
 
 static void write_with_immediate(struct pair *p)
 {
 	int slot = (int)(number() % SLOTS);
 	struct ibv_send_wr wr = remote(p, IBV_WR_RDMA_WRITE_WITH_IMM,
-				       offsetof(struct reach, announced[slot]));
+				       offsetof(struct exposed, announced[slot]));
 	uint32_t length = random_length(SLOT);
 	struct request *r;
 
 	if (p->announced_until[slot] > p->acknowledged)
 		return;
-	r = take(p, WRITE_IMM, 1);
+	r = allocate_request(p, WRITE_IMM, 1);
 	p->announced_until[slot] = ++p->sent;
 	fill(buffer(p, r), length, seed_of(p->mine, p->sent, WRITE_IMM), 0);
 	wr.imm_data = htonl((uint32_t)(p->sent << 2) | (uint32_t)slot);
@@ -191,11 +191,11 @@ static void write_with_immediate(struct pair *p)
 static void read_remote(struct pair *p)
 {
 	uint32_t length = random_length(SLOT / 2), offset = (uint32_t)(number() % (SLOT / 2)) & ~7u;
-	struct request *r = take(p, READ, 1);
+	struct request *r = allocate_request(p, READ, 1);
 
 	r->seed = offset;
 	memset(buffer(p, r), 0x55, length);
-	post(p, r, remote(p, IBV_WR_RDMA_READ, offsetof(struct reach, read) + offset), length);
+	post(p, r, remote(p, IBV_WR_RDMA_READ, offsetof(struct exposed, read) + offset), length);
 }
 
 static void atomic(struct pair *p, int swap)
@@ -203,11 +203,11 @@ static void atomic(struct pair *p, int swap)
 	struct ibv_send_wr wr = {
 		.opcode = swap ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD,
 	};
-	struct request *r = take(p, swap ? COMPARE_SWAP : FETCH_ADD, 1);
+	struct request *r = allocate_request(p, swap ? COMPARE_SWAP : FETCH_ADD, 1);
 	uint64_t operand = number();
 
 	r->expected = p->counter;
-	wr.wr.atomic.remote_addr = p->remote + offsetof(struct reach, counter);
+	wr.wr.atomic.remote_addr = p->remote + offsetof(struct exposed, counter);
 	wr.wr.atomic.rkey = p->rkey;
 	wr.wr.atomic.compare_add = operand;
 	if (!swap) {
@@ -223,7 +223,7 @@ static void atomic(struct pair *p, int swap)
 	post(p, r, wr, 8);
 }
 
-/* Binds the window, and offers it to the peer, or invalidates it again. */
+/* Binds the window, and then offers it to the peer or invalidates it. */
 static void bind_window(struct pair *p)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW };
@@ -231,11 +231,12 @@ static void bind_window(struct pair *p)
 
 	if (p->window_open || p->in_flight + 2 > DEPTH)
 		return;
-	r = take(p, BIND, 1);
+	r = allocate_request(p, BIND, 1);
 	p->window_key = ibv_inc_rkey(p->window_key);
 	wr.bind_mw.mw = p->mw;
 	wr.bind_mw.rkey = p->window_key;
-	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ p->mr, (uintptr_t)p->arena->reach.window,
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ p->mr,
+		(uintptr_t)p->arena->exposed.window,
 							  WINDOW, IBV_ACCESS_REMOTE_WRITE };
 	post(p, r, wr, 0);
 	if (p->state != LIVE)
@@ -245,19 +246,19 @@ static void bind_window(struct pair *p)
 		send_message(p, OFFER, p->window_key, 0, 0);
 		return;
 	}
-	r = take(p, LOCAL_INV, 1);
+	r = allocate_request(p, LOCAL_INV, 1);
 	post(p, r, (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV,
 					 .invalidate_rkey = p->window_key }, 0);
 }
 
-/* Answers an offer: a Write through the window, and a Send that invalidates it. */
+/* Responds to an offer: writes through the window, and invalidates it with a Send. */
 static void use_window(struct pair *p, uint32_t key)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE };
-	struct request *r = take(p, WRITE_WINDOW, 1);
+	struct request *r = allocate_request(p, WRITE_WINDOW, 1);
 
 	fill(buffer(p, r), WINDOW, seed_of(p->mine, key, WRITE_WINDOW), 0);
-	wr.wr.rdma.remote_addr = p->remote + offsetof(struct reach, window);
+	wr.wr.rdma.remote_addr = p->remote + offsetof(struct exposed, window);
 	wr.wr.rdma.rkey = key;
 	post(p, r, wr, WINDOW);
 	if (p->state == LIVE)
@@ -266,13 +267,13 @@ static void use_window(struct pair *p, uint32_t key)
 
 static int may_send(const struct pair *p)
 {
-	/* Keeps one credit for the answer to an offer. */
+	/* Reserves one credit for the response to an offer. */
 	return p->in_flight + 1 < DEPTH && p->sent - p->acknowledged + 2 < CREDITS;
 }
 
 void say_farewell(struct pair *p)
 {
-	p->farewell = 1;
+	p->farewell_sent = 1;
 	send_message(p, BYE, 0, 0, 0);
 }
 
@@ -289,8 +290,8 @@ void issue(struct pair *p)
 
 	if (!p->may_speak)
 		return;
-	/* Towards the end each message is acknowledged. */
-	if (p->unacknowledged >= (p->farewell || p->heard_farewell ? 1 : ACKNOWLEDGE) &&
+	/* After a farewell, acknowledge every message. */
+	if (p->unacknowledged >= (p->farewell_sent || p->farewell_received ? 1 : ACKNOWLEDGE) &&
 	    p->in_flight < DEPTH) {
 		uint32_t n = (uint32_t)p->unacknowledged;
 		p->unacknowledged = 0;
@@ -301,7 +302,8 @@ void issue(struct pair *p)
 		p->offer = 0;
 		use_window(p, key);
 	}
-	for (int tries = 0; tries < 3 && p->state == LIVE && !p->farewell && !p->heard_farewell &&
+	for (int tries = 0; tries < 3 && p->state ==
+		LIVE && !p->farewell_sent && !p->farewell_received &&
 	     may_send(p); tries++) {
 		switch (choice[number() % (sizeof(choice) / sizeof(*choice))]) {
 		case SEND:
@@ -326,7 +328,7 @@ void issue(struct pair *p)
 	}
 }
 
-/* Checks the effect of a completed request. */
+/* Checks the result of a completed request. */
 static void completed(struct pair *p, const struct request *r)
 {
 	const char *b = buffer(p, r);
@@ -353,8 +355,8 @@ static void completed(struct pair *p, const struct request *r)
 	}
 }
 
-/* Checks a completion: its request must be the oldest signaled one. Earlier unsignaled requests are
- * then complete as well. */
+/* Checks a completion: it must be for the oldest signaled request. Earlier unsignaled requests are
+ * then complete, too. */
 static void request_completed(const struct ibv_wc *wc)
 {
 	struct pair *p = &pairs[wc->wr_id >> 16 & 0xffff];
@@ -373,7 +375,7 @@ static void request_completed(const struct ibv_wc *wc)
 	}
 	if (wc->status == IBV_WC_SUCCESS) {
 		if (!r->signaled)
-			wrong("connection %d: a completion of a request that wants none", p->index);
+			wrong("connection %d: a completion of an unsignaled request", p->index);
 		completed(p, r);
 	}
 	r->posted = 0;
@@ -405,7 +407,7 @@ static void message_arrived(struct pair *p, const char *in, const struct ibv_wc 
 		if (!p->window_open || wc->invalidated_rkey != p->window_key)
 			wrong("connection %d: %x was invalidated instead of %x", p->index,
 			      wc->invalidated_rkey, p->window_key);
-		verify(p->arena->reach.window, WINDOW,
+		verify(p->arena->exposed.window, WINDOW,
 		       seed_of(p->theirs, p->window_key, WRITE_WINDOW), 0, p,
 			       "a Write through a window");
 		p->window_open = 0;
@@ -413,7 +415,7 @@ static void message_arrived(struct pair *p, const char *in, const struct ibv_wc 
 	} else if (m.kind == OFFER) {
 		p->offer = m.word;
 	} else if (m.kind == BYE) {
-		p->heard_farewell = 1;
+		p->farewell_received = 1;
 	}
 }
 
@@ -429,7 +431,7 @@ static void arrived(struct pair *p, const char *in, const struct ibv_wc *wc)
 	if (imm >> 2 != (uint32_t)p->received << 2 >> 2)
 		wrong("connection %d: immediate data %x instead of message %lu", p->index, imm,
 		      p->received);
-	verify(p->arena->reach.announced[imm % SLOTS], wc->byte_len,
+	verify(p->arena->exposed.announced[imm % SLOTS], wc->byte_len,
 	       seed_of(p->theirs, p->received, WRITE_IMM), 0, p,
 	       "a Write with immediate data");
 	p->unacknowledged++;
@@ -442,7 +444,7 @@ static struct pair *by_number(uint32_t qp_num)
 		if (pairs[i].state >= CONNECTING && pairs[i].id->qp &&
 		    pairs[i].id->qp->qp_num == qp_num)
 			return &pairs[i];
-	wrong("a completion of a queue pair that is not there");
+	wrong("a completion of an unknown queue pair");
 }
 
 static void failed(struct pair *p, const struct ibv_wc *wc)
@@ -462,7 +464,8 @@ static void failed(struct pair *p, const struct ibv_wc *wc)
 	case IBV_WC_GENERAL_ERR:
 		break;
 	default:
-		wrong("connection %d: a %s fails: %s", p->index, what[wc->wr_id >> 56],
+		wrong("connection %d: a %s failed with an unexpected status: %s", p->index,
+			what[wc->wr_id >> 56],
 		      ibv_wc_status_str(wc->status));
 	}
 	if (!p->failure)
@@ -472,12 +475,14 @@ static void failed(struct pair *p, const struct ibv_wc *wc)
 static void take_completion(const struct ibv_wc *wc)
 {
 	int tag = (int)(wc->wr_id >> 56), place = wc->wr_id & 0xffff;
-	struct pair *p = tag == SHARED_RECEIVE ? by_number(wc->qp_num) : &pairs[wc->wr_id >> 16 & 0xffff];
+	struct pair *p = tag ==
+		SHARED_RECEIVE ? by_number(wc->qp_num) : &pairs[wc->wr_id >> 16 & 0xffff];
 
 	if (tag == OUR_REQUEST) {
 		request_completed(wc);
 	} else {
-		unsigned char *posted = tag == SHARED_RECEIVE ? &shared_posted[place] : &p->receive_posted[place];
+		unsigned char *posted = tag ==
+			SHARED_RECEIVE ? &shared_posted[place] : &p->receive_posted[place];
 
 		if (!*posted)
 			wrong("connection %d: receive %d has two completions", p->index, place);
@@ -498,7 +503,7 @@ static void take_completion(const struct ibv_wc *wc)
 		failed(p, wc);
 }
 
-int reap(void)
+int poll_completions(void)
 {
 	struct ibv_wc wc[32];
 	int all = 0;
@@ -514,17 +519,17 @@ int reap(void)
 	return all;
 }
 
-void judge(void)
+void handle_failures(void)
 {
-	int some = 0;
+	int any_failed = 0;
 
 	for (int i = 0; i < PLACES; i++)
-		some |= pairs[i].state >= CONNECTING && pairs[i].failure;
+		any_failed |= pairs[i].state >= CONNECTING && pairs[i].failure;
 	/* The requests of a failed connection complete in another queue than its receives, so some
-	 * successes may not have been read yet. */
-	while (some && reap())
+	 * successful completions may still be pending. */
+	while (any_failed && poll_completions())
 		;
-	for (int i = 0; some && i < PLACES; i++) {
+	for (int i = 0; any_failed && i < PLACES; i++) {
 		const char *why = pairs[i].failure;
 
 		pairs[i].failure = NULL;

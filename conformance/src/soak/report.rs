@@ -1,4 +1,4 @@
-//! The report of a run.
+//! The report of a soak run.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use super::end::End;
 use super::growth::{Growth, Sample};
 use super::network::Side;
 
-/// Counters of both ends, and their meaning.
+/// Counters that both processes report, and their labels in the report.
 const OPERATIONS: [(&str, &str); 13] = [
     ("send", "Sends, with acknowledgements"),
     ("write", "Writes, read back"),
@@ -25,7 +25,7 @@ const OPERATIONS: [(&str, &str); 13] = [
     ("announced", "immediate data received and verified"),
 ];
 const CONNECTIONS: [(&str, &str); 6] = [
-    ("made", "connections made"),
+    ("made", "connections established"),
     ("closed", "closed gracefully"),
     ("lost", "lost"),
     ("failed", "attempts that failed"),
@@ -70,7 +70,7 @@ impl Report {
     pub(super) fn recovered(&mut self, kind: Kind, ends: &mut [End; 2]) {
         let row = self.rows.entry(kind).or_default();
         row.longest_recovery = row.longest_recovery.max(self.disturbance_start.elapsed());
-        for (reason, count) in ends.iter_mut().flat_map(End::reasons) {
+        for (reason, count) in ends.iter_mut().flat_map(End::take_reasons) {
             *row.reasons.entry(reason).or_default() += count;
         }
     }
@@ -125,8 +125,8 @@ impl Report {
 fn print_samples(samples: &[Sample]) {
     let step = samples.len().div_ceil(10).max(1);
     let chosen: Vec<&Sample> = samples.iter().step_by(step).chain(samples.last()).collect();
-    let line = |name: &str, of: fn(&Sample) -> u64| {
-        let values: Vec<String> = chosen.iter().map(|s| of(s).to_string()).collect();
+    let line = |name: &str, value: fn(&Sample) -> u64| {
+        let values: Vec<String> = chosen.iter().map(|s| value(s).to_string()).collect();
         println!("  {name:<12} {}", values.join(" "));
     };
     line("RSS, KiB", |sample| sample.rss);

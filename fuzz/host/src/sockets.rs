@@ -1,4 +1,4 @@
-//! Two connected rsockets, and calls of both programs with any arguments.
+//! Two connected rsockets, and calls on both with arbitrary arguments.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -10,7 +10,7 @@ use iwarp_rsocket as rs;
 /// Flags that make calls non-blocking.
 const DONTWAIT: i32 = 0x40;
 const PEEK: i32 = 2;
-/// The most calls of one input.
+/// Maximum number of calls of one input.
 const CALLS_MAX: usize = 60;
 /// `AF_INET` and `SOCK_STREAM`.
 const INET: i32 = 2;
@@ -31,26 +31,27 @@ fn listener() -> RawFd {
     })
 }
 
-/// One end of the connection.
+/// One endpoint of the connection.
 struct End {
     fd: RawFd,
-    /// Bytes that the peer has sent and this end has not read.
+    /// Bytes that the peer has sent and this endpoint has not read.
     to_read: VecDeque<u8>,
-    /// This end has shut down its sending direction.
-    shut: bool,
-    /// This end has shut down its receiving direction. What it can still read is unspecified.
-    deaf: bool,
+    /// This endpoint has shut down its sending direction.
+    send_shut: bool,
+    /// This endpoint has shut down its receiving direction. It is unspecified which data it can
+    /// still read.
+    receive_shut: bool,
 }
 
-/// The first byte of the input selects options before the connection. Then each call has a byte
-/// that selects the call and the end, and three bytes of arguments. Each end reads exactly what the
-/// other one has written.
+/// The input: a byte of socket options that are set before the connection, and calls of four bytes
+/// each. The first byte of a call selects the call and the endpoint; the others are arguments. Each
+/// endpoint must read exactly the data that its peer has sent.
 pub fn calls(data: &[u8]) {
     let Some((&how, calls)) = data.split_first() else {
         return;
     };
     let client = rs::socket(INET, STREAM, 0).expect("a socket");
-    // Small queues and buffers fill up sooner.
+    // Small queues and buffers become full sooner.
     for (bit, (level, name, value)) in [
         (1, (rs::SOL_RDMA, rs::RDMA_SQSIZE, 4)),
         (2, (rs::SOL_RDMA, rs::RDMA_RQSIZE, 4)),
@@ -68,21 +69,21 @@ pub fn calls(data: &[u8]) {
         Ok(()) => {}
         Err(error) => assert_eq!(error.0, IN_PROGRESS, "connect"),
     }
-    let (server, _) = rs::accept(listener()).expect("a client is coming");
+    let (server, _) = rs::accept(listener()).expect("the client is connecting");
     rs::control(server, SETFL, NONBLOCK).expect("a socket");
-    // Its connection is complete when it is writable.
+    // Wait until the client's connection is established.
     let mut ready = [rs_poll(client, 4)];
     let _ = rs::poll(&mut ready, Some(Duration::from_secs(5)));
     let mut ends = [client, server].map(|fd| End {
         fd,
         to_read: VecDeque::new(),
-        shut: false,
-        deaf: false,
+        send_shut: false,
+        receive_shut: false,
     });
     let mut sent = 0_u32;
-    for call in calls.chunks_exact(4).take(CALLS_MAX) {
-        if let [what, a, b, c] = *call {
-            one(&mut ends, what, [a, b, c], &mut sent);
+    for arguments in calls.chunks_exact(4).take(CALLS_MAX) {
+        if let [what, a, b, c] = *arguments {
+            call(&mut ends, what, [a, b, c], &mut sent);
         }
     }
     finish(&mut ends);
@@ -96,7 +97,7 @@ fn rs_poll(fd: RawFd, events: i16) -> libc::pollfd {
     }
 }
 
-/// Returns bytes that differ from those before and after them.
+/// Returns the next `len` bytes of a pseudorandom stream. `sent` is the position in the stream.
 fn content(sent: &mut u32, len: usize) -> Vec<u8> {
     let data = (0..len as u32).map(|i| (*sent + i).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]);
     let data = data.collect();
@@ -104,7 +105,7 @@ fn content(sent: &mut u32, len: usize) -> Vec<u8> {
     data
 }
 
-fn one(ends: &mut [End; 2], what: u8, [a, b, c]: [u8; 3], sent: &mut u32) {
+fn call(ends: &mut [End; 2], what: u8, [a, b, c]: [u8; 3], sent: &mut u32) {
     let side = usize::from(what >> 7);
     let len = usize::from(u16::from_be_bytes([a, b])) % 20_000;
     let flags = DONTWAIT | i32::from(c & 4);
@@ -118,7 +119,7 @@ fn one(ends: &mut [End; 2], what: u8, [a, b, c]: [u8; 3], sent: &mut u32) {
                 _ => rs::send_vectored(fd, &[head, &[], tail], flags),
             };
             if let Ok(n) = taken {
-                assert!(n <= len && !ends[side].shut, "sent after the end");
+                assert!(n <= len && !ends[side].send_shut, "sent after the shutdown");
                 ends[side ^ 1].to_read.extend(&data[..n]);
             }
         }
@@ -149,9 +150,9 @@ fn one(ends: &mut [End; 2], what: u8, [a, b, c]: [u8; 3], sent: &mut u32) {
         13 if c < 32 => {
             let how = i32::from(a % 4);
             if rs::shutdown(ends[side].fd, how).is_ok() && how != 0 {
-                ends[side].shut = true;
+                ends[side].send_shut = true;
             }
-            ends[side].deaf |= how != 1;
+            ends[side].receive_shut |= how != 1;
         }
         14 => {
             let _ = rs::iowrite(
@@ -167,7 +168,7 @@ fn one(ends: &mut [End; 2], what: u8, [a, b, c]: [u8; 3], sent: &mut u32) {
     }
 }
 
-/// Reads, and compares with what the peer has sent.
+/// Reads, and compares the data with those that the peer has sent.
 fn read(end: &mut End, len: usize, how: u8) {
     let mut out = vec![0; len];
     let peek = how & 8 != 0;
@@ -175,24 +176,28 @@ fn read(end: &mut End, len: usize, how: u8) {
     let Ok(n) = rs::recv(end.fd, &mut out, flags) else {
         return;
     };
-    if end.deaf || end.to_read.is_empty() && n == 0 {
+    if end.receive_shut || end.to_read.is_empty() && n == 0 {
         return;
     }
     let wanted: Vec<u8> = end.to_read.iter().copied().take(n).collect();
-    assert_eq!(out[..n], wanted, "what was read is not what was sent");
+    assert_eq!(
+        out[..n],
+        wanted,
+        "the received data differ from the sent data"
+    );
     if !peek {
         end.to_read.drain(..n);
     }
 }
 
-/// Reads everything, then closes both.
+/// Reads all data that were sent, then closes both sockets.
 fn finish(ends: &mut [End; 2]) {
-    let both_open = ends.iter().all(|end| !end.shut && !end.deaf);
+    let both_open = ends.iter().all(|end| !end.send_shut && !end.receive_shut);
     for turn in 0.. {
         if !both_open || ends.iter().all(|end| end.to_read.is_empty()) {
             break;
         }
-        assert!(turn < 2000, "octets do not arrive");
+        assert!(turn < 2000, "sent octets do not arrive");
         for end in ends.iter_mut() {
             let mut polled = [rs_poll(end.fd, 1)];
             let pause = match end.to_read.is_empty() {

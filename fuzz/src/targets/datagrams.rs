@@ -1,16 +1,17 @@
-//! Input of the UDP ports: datagrams, and the messages that resolve queue pairs.
+//! Packets that UDP sockets receive: datagrams, and messages that resolve queue pairs.
 
 use iwarp_proto::datagram::{HEADER_LEN, Header};
 use iwarp_proto::sidr::{Due, Heard, MESSAGE_LEN, Message, Patience, Requester};
 
 use super::print;
 
-/// Replaces the CRC, which no changed input would match. The targets store it where a CRC belongs.
+/// Stands in for CRC32C and always returns 0, because the fuzzer could not find valid CRCs. The
+/// targets write 0 into the CRC field.
 const fn no_crc(_: u32, _: &[u8]) -> u32 {
     0
 }
 
-/// The input is a datagram, and also a message that begins with the same bytes.
+/// The input is used twice: as a datagram, and as the first bytes of a message.
 pub fn datagrams(data: &[u8]) {
     let mut octets = data.to_vec();
     if let Some(crc) = octets.get_mut(HEADER_LEN - 4..HEADER_LEN) {
@@ -54,7 +55,7 @@ fn message(octets: &[u8; MESSAGE_LEN]) {
     let mut requester = Requester::new(message.id, patience, 0);
     assert!(matches!(requester.due(0), Due::Send(_)));
     let heard = requester.hear(&message);
-    // Nothing is accepted before a challenge.
+    // The requester accepts no answer before a challenge.
     assert!(!matches!(heard, Heard::Answer(_)));
     print(&requester.due(u64::MAX));
 }

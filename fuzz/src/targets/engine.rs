@@ -1,4 +1,4 @@
-//! A whole queue pair that receives any bytes from its peer. RFC 5040, 5041, 5044, 7306.
+//! A whole queue pair that receives arbitrary bytes from its peer. RFC 5040, 5041, 5044, 7306.
 //!
 //! No input may cause a panic or change memory that was not granted.
 
@@ -14,31 +14,31 @@ use iwarp_rnic::tags::TaggedBuffer;
 use iwarp_rnic::{Access, Bind, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time};
 use std::time::Duration;
 
-use super::pool::{self, Lent};
+use super::pool::{self, PooledBuffers};
 use super::print;
 
-// Bits of the first byte of the input, the options.
+// Bits of the option byte, the first byte of the input.
 const RESPONDER: u8 = 1;
 const CRC: u8 = 2;
 const MARKERS: u8 = 4;
-/// Bytes are read into the runs of a receive plan, not from a copy.
+/// Received bytes are placed directly by a receive plan, not copied from a buffer.
 const DIRECT: u8 = 8;
-/// A Send without a receive ends the stream; otherwise it is held.
+/// A Send that finds no receive ends the stream. Without this bit, the Send is held.
 const TERMINATE: u8 = 16;
 const RTR: u8 = 32;
-/// The input is a list of ULPDUs, each after a length of two bytes. The target frames them as valid
-/// FPDUs.
+/// The input is a list of ULPDUs, each preceded by a length of two bytes. The target frames them as
+/// valid FPDUs.
 const FRAMED: u8 = 64;
 /// Receives come from a shared receive queue.
 const SHARED: u8 = 128;
 
 const ARENA: usize = 64 << 10;
 const PD: u32 = 1;
-/// Ranges of memory that may change, as offset and length: one for the peer's access, one for the
-/// sinks of our own requests, and one in a memory window.
+/// Memory that may change, as offset and length: the region that the peer may write, the sinks of
+/// local requests, and a memory window.
 const GRANTED: [(usize, usize); 3] = [(4096, 4096), (20480, 16384), (61440, 64)];
 
-/// All timers are enabled. The input controls the time: it passes when the program lets it.
+/// All timers are enabled. Time advances only by actions in the input.
 const TIMES: StreamTimes = StreamTimes {
     reminders: [
         Some(Duration::from_millis(50)),
@@ -53,6 +53,7 @@ const TIMES: StreamTimes = StreamTimes {
 struct FuzzHost {
     sends: Vec<u64>,
     completions: usize,
+    /// Whether the last call of `take_shared_receive` returned a receive.
     shared: bool,
     /// The shared receive queue, if it matches tags.
     queue: Option<SharedReceiveQueue>,
@@ -76,8 +77,8 @@ impl Host for FuzzHost {
         if let Some(queue) = &mut self.queue {
             return queue.take(taken).0;
         }
-        // Every second call gets a receive without elements, so that some Sends are held and others
-        // proceed.
+        // Every second call returns a receive (without elements), so that some Sends are held and
+        // others proceed.
         self.shared = !self.shared;
         self.shared
     }
@@ -96,32 +97,31 @@ struct Engine {
     table: MemoryTable,
     crc32c: Crc32cFn,
     memory: Vec<u64>,
-    buffers: Lent,
-    /// Bytes that were offered and not taken.
-    lent: Vec<u8>,
+    buffers: PooledBuffers,
+    /// Received bytes that the queue pair has not consumed.
+    unconsumed: Vec<u8>,
     rx: RxPlan,
     direct: bool,
-    next: u64,
+    last_wr_id: u64,
     now: Time,
     sink: Sge,
     /// Handles of tagged buffers.
     handles: Vec<u32>,
 }
 
-/// The first byte of the input selects the options, and the second the size of the pieces in which
-/// the stream arrives. The next eight select what the program does after each piece. The rest is
-/// the stream that the peer sends.
+/// The input: a byte of options, a byte that selects the size of the pieces in which the stream
+/// arrives, eight bytes that select the program's actions after each piece, and the peer's stream.
 pub fn engine(data: &[u8]) {
     run(data, false);
 }
 
-/// As [`engine`], with a shared receive queue that matches tags.
+/// Like [`engine`], but with a shared receive queue that matches tags.
 pub fn matching(data: &[u8]) {
     run(data, true);
 }
 
 fn run(data: &[u8], matches: bool) {
-    let Some((&[options, piece, ref acts @ ..], stream)) = data.split_first_chunk::<10>() else {
+    let Some((&[options, piece, ref actions @ ..], stream)) = data.split_first_chunk::<10>() else {
         return;
     };
     let mut engine = Engine::new(options, matches);
@@ -133,10 +133,10 @@ fn run(data: &[u8], matches: bool) {
         stream
     };
     let pieces = stream.chunks(usize::from(piece).max(1) * 4);
-    for (octets, act) in pieces.zip(acts.iter().cycle()) {
+    for (octets, perform) in pieces.zip(actions.iter().cycle()) {
         engine.receive(octets);
-        engine.act(*act);
-        engine.transmit(usize::from(*act));
+        engine.perform(*perform);
+        engine.transmit(usize::from(*perform));
     }
     engine.finish();
 }
@@ -151,13 +151,13 @@ fn frame(mut stream: &[u8], options: u8) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some((len, rest)) = stream.split_first_chunk::<2>() {
         let len = usize::from(u16::from_be_bytes(*len)).min(rest.len());
-        let (ulpdu, later) = rest.split_at(len);
-        stream = later;
-        let at = all.len();
-        all.resize(at + len + 16 + len / 100, 0);
-        match encode_fpdu(ulpdu, &fpdu, &mut clock, &mut all[at..]) {
-            Ok(n) => all.truncate(at + n),
-            Err(_) => all.truncate(at),
+        let (ulpdu, following) = rest.split_at(len);
+        stream = following;
+        let start = all.len();
+        all.resize(start + len + 16 + len / 100, 0);
+        match encode_fpdu(ulpdu, &fpdu, &mut clock, &mut all[start..]) {
+            Ok(n) => all.truncate(start + n),
+            Err(_) => all.truncate(start),
         }
     }
     all
@@ -173,8 +173,7 @@ fn configuration(options: u8, matches: bool) -> QpConfig {
         max_ord: 3,
         shared_receive: is(SHARED) || matches,
         match_tags: matches,
-        // The policy does not depend on the source of receives, so both bits together select a
-        // third one.
+        // The two bits together select a third policy.
         receiver_not_ready: match (is(TERMINATE), is(SHARED) && !matches) {
             (true, true) => ReceiverNotReady::Drop,
             (true, false) => ReceiverNotReady::Terminate,
@@ -210,9 +209,9 @@ impl Engine {
     fn new(options: u8, matches: bool) -> Self {
         let is = |bit| options & bit != 0;
         let memory = vec![0x5a5a_5a5a_5a5a_5a5a; ARENA / 8];
-        // If the input has its own framing, the CRC function always returns 0, which the fuzzer can
-        // match. Our framing has real CRCs.
-        let broken: Crc32cFn = |_, _| 0;
+        // If the input contains whole FPDUs, use a CRC function that always returns 0, so that the
+        // fuzzer finds valid CRCs. FPDUs that this target frames have real CRCs.
+        let zero_crc: Crc32cFn = |_, _| 0;
         let mut engine = Self {
             qp: QueuePair::new(configuration(options, matches)).expect("sizes within limits"),
             host: FuzzHost {
@@ -226,13 +225,13 @@ impl Engine {
                 }),
             },
             table: MemoryTable::new(),
-            crc32c: if is(FRAMED) { crc32c::append } else { broken },
+            crc32c: if is(FRAMED) { crc32c::append } else { zero_crc },
             memory,
-            buffers: pool::take(),
-            lent: Vec::new(),
+            buffers: pool::acquire(),
+            unconsumed: Vec::new(),
             rx: RxPlan::new(6),
             direct: is(DIRECT),
-            next: 1,
+            last_wr_id: 1,
             now: Time::ZERO,
             sink: Sge::default(),
             handles: Vec::new(),
@@ -243,18 +242,18 @@ impl Engine {
             .start(stream(options), engine.now)
             .expect("a fresh queue pair");
         for _ in 0..2 {
-            engine.act(0);
+            engine.perform(0);
         }
-        engine.act(1);
-        engine.act(2);
+        engine.perform(1);
+        engine.perform(2);
         engine
     }
 
     fn range(&mut self, (off, len): (usize, usize)) -> HostRange {
         assert!(off + len <= ARENA);
         let addr = self.memory.as_mut_ptr() as u64 + off as u64;
-        // SAFETY: the range is inside `memory`, which stays allocated as long as the table exists
-        // and is not used during calls of the RNIC.
+        // SAFETY: the range is inside `memory`, which outlives the table and is not accessed
+        // through references during calls of the RNIC.
         unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
     }
 
@@ -302,10 +301,10 @@ impl Engine {
         assert_eq!(bound, Ok(()));
     }
 
-    /// Performs an action that a program may take at any time. The queue pair may refuse it.
-    fn act(&mut self, what: u8) {
-        self.next += 1;
-        let wr_id = self.next;
+    /// Performs an action of the program. The queue pair may refuse it.
+    fn perform(&mut self, what: u8) {
+        self.last_wr_id += 1;
+        let wr_id = self.last_wr_id;
         let sges = [self.sink];
         let host = &mut self.host;
         let mut post = |op, sges: &[Sge]| {
@@ -325,7 +324,7 @@ impl Engine {
                 if self.qp.post_recv(&wr, &mut self.host).is_ok()
                     && self.qp.rx_interest() == RxInterest::Held
                 {
-                    self.again();
+                    self.process_held();
                 }
             }
             1 => post(SendOp::Read { remote_addr, rkey }, &sges),
@@ -363,9 +362,9 @@ impl Engine {
         }
     }
 
-    /// Performs an action on the queue that matches tags, and resumes what waited for it.
+    /// Performs an action on the tag-matching queue, and then processes held bytes.
     fn tags(&mut self, number: u8, what: u8) {
-        let wr_id = self.next;
+        let wr_id = self.last_wr_id;
         let sge = self.sink;
         let sges = [
             Sge { len: 100, ..sge },
@@ -394,7 +393,7 @@ impl Engine {
             }
         }
         if self.qp.rx_interest() == RxInterest::Held {
-            self.again();
+            self.process_held();
         }
     }
 
@@ -403,18 +402,22 @@ impl Engine {
         if let Some(at) = self.qp.poll_at() {
             self.now = self.now.max(at);
             self.qp.on_time(self.now, &mut self.host);
-            assert!(self.qp.poll_at().is_none_or(|next| next > self.now));
+            assert!(
+                self.qp
+                    .poll_at()
+                    .is_none_or(|last_wr_id| last_wr_id > self.now)
+            );
         }
     }
 
     /// Processes held bytes after a receive was posted.
-    fn again(&mut self) {
-        while !self.direct && self.offer() == RxStatus::More {}
-        while self.direct && self.filled(0) == RxStatus::More {}
+    fn process_held(&mut self) {
+        while !self.direct && self.process_unconsumed() == RxStatus::More {}
+        while self.direct && self.process_filled(0) == RxStatus::More {}
     }
 
-    /// Processes bytes that were read into the plan.
-    fn filled(&mut self, n: usize) -> RxStatus {
+    /// Processes `n` bytes that were placed according to the plan.
+    fn process_filled(&mut self, n: usize) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
             crc32c: Crc32c::new(self.crc32c),
@@ -424,8 +427,8 @@ impl Engine {
             .rx_filled(self.buffers.both().0, &mut self.rx, n, &mut env)
     }
 
-    /// Offers bytes that are in memory.
-    fn offer(&mut self) -> RxStatus {
+    /// Passes the unconsumed bytes to the queue pair.
+    fn process_unconsumed(&mut self) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
             crc32c: Crc32c::new(self.crc32c),
@@ -433,17 +436,20 @@ impl Engine {
         };
         let (n, status) = self
             .qp
-            .rx_input(&self.lent, self.buffers.both().0, &mut env);
-        self.lent.drain(..n);
+            .rx_input(&self.unconsumed, self.buffers.both().0, &mut env);
+        self.unconsumed.drain(..n);
         let all = matches!(status, RxStatus::Ok | RxStatus::Failed);
-        assert!(!all || self.lent.is_empty(), "{status:?} leaves octets");
+        assert!(
+            !all || self.unconsumed.is_empty(),
+            "{status:?}, but not all octets were consumed"
+        );
         status
     }
 
     fn receive(&mut self, mut octets: &[u8]) {
         if !self.direct && self.qp.rx_interest() == RxInterest::Read {
-            self.lent.extend_from_slice(octets);
-            self.again();
+            self.unconsumed.extend_from_slice(octets);
+            self.process_held();
             return;
         }
         while !octets.is_empty() && self.qp.rx_interest() == RxInterest::Read {
@@ -453,16 +459,16 @@ impl Engine {
                 .rx_plan(self.buffers.both().0, &self.table, &mut self.rx, visit);
             let n = self.rx.room().min(octets.len());
             read_into(&runs, &octets[..n]);
-            assert!(n > 0, "no room for octets");
+            assert!(n > 0, "the receive plan has no room");
             octets = &octets[n..];
-            if self.filled(n) == RxStatus::More {
-                self.again();
+            if self.process_filled(n) == RxStatus::More {
+                self.process_held();
             }
         }
     }
 
-    /// Takes the bytes that the queue pair sends, a few at a time, and fulfils its wish for the
-    /// stream.
+    /// Takes bytes that the queue pair sends, and then shuts down or closes the stream if the queue
+    /// pair requests it.
     fn transmit(&mut self, most: usize) {
         let mut out = vec![0; 1 + most * 64];
         let (_, tx) = self.buffers.both();
@@ -478,7 +484,10 @@ impl Engine {
                 };
                 match self.qp.tx_fill(tx, &mut env) {
                     TxFill::Idle => {
-                        assert!(!self.qp.wants_tx(), "wants to send, and has nothing");
+                        assert!(
+                            !self.qp.wants_tx(),
+                            "wants_tx() is set, but there is nothing to send"
+                        );
                         break;
                     }
                     TxFill::Memory => {
@@ -525,8 +534,8 @@ impl Engine {
         let counters = self.qp.counters();
         assert_eq!(counters.completions as usize, self.host.completions);
         assert!(counters.terminates_sent <= 1);
-        // The table is dropped first, so that no registered range overlaps the references to the
-        // memory below.
+        // Drop the table first, so that no registered range overlaps the references to `memory`
+        // below.
         drop(self.table);
         for (i, word) in self.memory.iter().enumerate() {
             let granted = GRANTED
@@ -545,7 +554,7 @@ impl Engine {
 fn read_into(runs: &[Run<'_>], mut octets: &[u8]) {
     for fragment in runs.iter().map(|run| run.fragment) {
         let n = fragment.len().min(octets.len());
-        // SAFETY: the caller has just created the plan, so its runs are writable over their whole
+        // SAFETY: the caller has just created the plan, so each run is writable over its whole
         // length.
         unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), fragment.as_ptr(), n) };
         octets = &octets[n..];
@@ -556,8 +565,8 @@ fn read_into(runs: &[Run<'_>], mut octets: &[u8]) {
 mod tests {
     use super::*;
 
-    /// A Write like that of the seeds changes memory. Otherwise the seeds would be refused early
-    /// and test nothing.
+    /// Checks that a Write like those in the seeds is accepted. If it were refused, the seeds would
+    /// cover little.
     #[test]
     fn framed_writes_change_memory() {
         for options in [

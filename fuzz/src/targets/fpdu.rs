@@ -1,4 +1,4 @@
-//! A stream of FPDUs: framing, markers, CRC, and the ULPDUs inside. RFC 5044 section 4.
+//! A stream of FPDUs: framing, markers, CRC, and the contained ULPDUs. RFC 5044 section 4.
 
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::mpa::framing::{FpduOptions, FramingError, MarkerClock, decode_fpdu, encode_fpdu};
@@ -7,19 +7,19 @@ use super::print;
 
 const MARKERS: u8 = 1;
 const CRC: u8 = 2;
-const CRC_BROKEN: u8 = 4;
+const CRC_ZERO: u8 = 4;
 
-/// The longest ULPDU that the length field can announce.
+/// Length of the longest ULPDU: the maximum of the length field.
 const ULPDU_MAX: usize = u16::MAX as usize;
 
-/// The first byte of the input selects the options: bit 0 markers, bit 1 CRC, bit 2 a CRC function
-/// that always returns 0, with which the fuzzer finds FPDUs that pass the check. The next two bytes
-/// are the position in the stream. The rest is the stream.
+/// The input: a byte of options (bit 0 markers, bit 1 CRC, bit 2 a CRC function that always returns
+/// 0, so that the fuzzer finds valid FPDUs), two bytes for the position in the stream, and the
+/// stream.
 pub fn fpdu(data: &[u8]) {
     let Some((&[choice, high, low], mut stream)) = data.split_first_chunk() else {
         return;
     };
-    let crc: Option<Crc32cFn> = match choice & (CRC | CRC_BROKEN) {
+    let crc: Option<Crc32cFn> = match choice & (CRC | CRC_ZERO) {
         0 => None,
         CRC => Some(crc32c::append),
         _ => Some(|_, _| 0),
@@ -28,7 +28,7 @@ pub fn fpdu(data: &[u8]) {
         markers: choice & MARKERS != 0,
         crc,
     };
-    // An FPDU begins at a multiple of four bytes.
+    // FPDUs begin at multiples of four bytes.
     let mut clock = MarkerClock::at(u64::from(u16::from_be_bytes([high, low])) * 4);
     let mut ulpdu = vec![0; ULPDU_MAX];
     loop {
@@ -37,14 +37,14 @@ pub fn fpdu(data: &[u8]) {
             Ok(decoded) => {
                 assert!(decoded.consumed > 0 && decoded.consumed <= stream.len());
                 let content = &ulpdu[..decoded.ulpdu_len];
-                again(content, &options, before, decoded.consumed);
+                check_reencoding(content, &options, before, decoded.consumed);
                 super::ulpdu(content);
                 stream = &stream[decoded.consumed..];
             }
             Err(error) => {
                 assert_eq!(clock, before, "the clock moved on an error");
                 if let FramingError::Incomplete { needed } = error {
-                    assert!(needed > stream.len(), "asks for octets that it already has");
+                    assert!(needed > stream.len(), "requests fewer octets than it has");
                 }
                 print(&error);
                 let _ = error.to_string();
@@ -57,12 +57,12 @@ pub fn fpdu(data: &[u8]) {
 
 /// Checks that a decoded ULPDU can be encoded at the same position of the stream, to the same
 /// length, and decoded again.
-fn again(ulpdu: &[u8], options: &FpduOptions, mut clock: MarkerClock, length: usize) {
+fn check_reencoding(ulpdu: &[u8], options: &FpduOptions, mut clock: MarkerClock, length: usize) {
     let mut reader = clock;
     let mut wire = vec![0xa5; length];
     match encode_fpdu(ulpdu, options, &mut clock, &mut wire) {
         Ok(written) => assert_eq!(written, length),
-        // With markers, the longest ULPDUs can be received, but not sent.
+        // With markers, the longest ULPDUs can be decoded, but not encoded.
         Err(error) => {
             assert_eq!(error, FramingError::UlpduTooLong);
             return;

@@ -1,19 +1,18 @@
-//! Messages above the wire protocol that come from a peer: rsockets, port mappers, `iwarp ping`,
-//! and tag-matching headers.
+//! Messages of protocols above iWARP: rsockets, port mapper, `iwarp ping`, and tag-matching
+//! headers.
 
 use iwarp_proto::tag_matching::{Rvh, Tmh};
 
 use super::print;
 use crate::{ping, portmap, rsocket};
 
-/// The private data of an rsocket's connection set-up, a message, and entries of the two
-/// directories.
+/// The input as rsocket private data, as a message, and as entries of the two directories.
 pub fn rsockets(data: &[u8]) {
     match rsocket::Hello::decode(data) {
         Ok(hello) => {
             print(&hello);
             assert!(hello.credits > 0 && hello.buffer.len > 0 && hello.directory.len >= 2);
-            // The number of mappings is encoded with a loss that does not grow.
+            // Encoding rounds the number of mappings; rounding again must not change it.
             assert_eq!(rsocket::round_mappings(hello.mappings), hello.mappings);
             assert_eq!(rsocket::Hello::decode(&hello.encode()), Ok(hello));
         }
@@ -38,7 +37,7 @@ pub fn rsockets(data: &[u8]) {
     }
 }
 
-/// A message of a port mapper.
+/// A port mapper message.
 pub fn portmap(data: &[u8]) {
     let Some(message) = portmap::Message::parse(data) else {
         return;
@@ -46,21 +45,25 @@ pub fn portmap(data: &[u8]) {
     print(&message);
     let octets = message.octets();
     assert!(octets.len() <= portmap::REQUEST_LEN);
-    // Both addresses are of the version in the first octet, so nothing is lost.
+    // Both addresses have the IP version in the first octet, so encoding loses nothing.
     assert_eq!(portmap::Message::parse(&octets), Some(message));
 }
 
-/// A buffer that a peer of `iwarp ping` announces, and the text in it.
+/// A buffer description from a peer of `iwarp ping`, and the text in the buffer.
 pub fn ping(data: &[u8]) {
     if let Some(octets) = data.first_chunk() {
         let info = ping::Info::decode(*octets);
         print(&info);
         assert_eq!(info.encode(), *octets);
     }
-    let shown = ping::printable(data);
-    let harmless = |c: char| !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}');
-    assert!(shown.chars().all(harmless), "{shown:?}");
-    assert_eq!(crate::text::printable(&shown), shown, "twice");
+    let text = ping::printable(data);
+    let is_harmless = |c: char| !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}');
+    assert!(text.chars().all(is_harmless), "{text:?}");
+    assert_eq!(
+        crate::text::printable(&text),
+        text,
+        "`printable` changes its own output"
+    );
 }
 
 /// The headers of a tag-matched message.

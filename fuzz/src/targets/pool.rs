@@ -1,5 +1,4 @@
-//! Large buffers that are reused for the next input, because creating them would take longer than
-//! most inputs.
+//! Reuses large buffers for the next input, because allocating them takes longer than most inputs.
 
 use std::cell::RefCell;
 
@@ -16,30 +15,33 @@ struct Buffers {
     tx: Box<TxPlan>,
 }
 
-/// An empty buffer and an empty plan, which are returned on drop.
+/// An empty buffer and an empty plan. Dropping the value returns them to the pool.
 #[derive(Debug)]
-pub(super) struct Lent(Option<Buffers>);
+pub(super) struct PooledBuffers(Option<Buffers>);
 
-/// Takes a pair, or creates one.
-pub(super) fn take() -> Lent {
+/// Takes buffers from the pool, or allocates new ones.
+pub(super) fn acquire() -> PooledBuffers {
     let found = POOL.with_borrow_mut(Vec::pop);
-    Lent(Some(found.unwrap_or_else(|| Buffers {
+    PooledBuffers(Some(found.unwrap_or_else(|| Buffers {
         rx: RxBuffer::new().expect("memory"),
         tx: TxPlan::new().expect("memory"),
     })))
 }
 
-impl Lent {
-    /// Returns both, as separate borrows.
+impl PooledBuffers {
+    /// Returns separate borrows of the buffer and the plan.
     pub(super) fn both(&mut self) -> (&mut RxBuffer, &mut TxPlan) {
-        let buffers = self.0.as_mut().expect("there until it is dropped");
+        let buffers = self
+            .0
+            .as_mut()
+            .expect("the buffers are present until the drop");
         (&mut buffers.rx, &mut buffers.tx)
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffers {
     fn drop(&mut self) {
-        // After a panic they may be in any state.
+        // After a panic, the buffers may be in any state, so do not reuse them.
         if std::thread::panicking() {
             return;
         }

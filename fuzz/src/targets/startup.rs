@@ -1,5 +1,5 @@
-//! MPA Request and Reply frames, read in portions of any size, and how the responder and the
-//! initiator answer them. RFC 5044 section 7.1, RFC 6581 sections 6 and 9.
+//! MPA Request and Reply frames, read in portions of any size, and the reactions of responder and
+//! initiator. RFC 5044 section 7.1, RFC 6581 sections 6 and 9.
 
 use iwarp_proto::mpa::negotiate::{Agreed, Initiator, LocalParams, Outcome, Responder, RtrSet};
 use iwarp_proto::mpa::startup::{
@@ -8,8 +8,8 @@ use iwarp_proto::mpa::startup::{
 
 use super::print;
 
-/// The first byte of the input selects our role and parameters, the second the size of the
-/// portions. The rest is the stream.
+/// The input: a byte that selects our role and parameters, a byte for the size of the portions, and
+/// the stream.
 pub fn startup(data: &[u8]) {
     let Some((&[choice, portion], stream)) = data.split_first_chunk() else {
         return;
@@ -30,19 +30,19 @@ pub fn startup(data: &[u8]) {
                 Ok(Some(frame)),
                 "the frame depends on the portions in which it is read"
             );
-            header(&frame);
+            check_header(&frame);
             match kind {
-                FrameKind::Request => answer(&frame, &params),
-                FrameKind::Reply => judge(&frame, params),
+                FrameKind::Request => on_request(&frame, &params),
+                FrameKind::Reply => on_reply_frame(&frame, params),
             }
         }
         Ok(false) => assert!(
             !matches!(whole, Ok(Some(_))),
-            "the reader waits for more than the frame"
+            "the reader waits although the frame is complete"
         ),
         Err(()) => assert!(
             !matches!(&whole, Ok(Some(frame)) if frame.header().kind == kind),
-            "the reader refuses a good frame"
+            "the reader refuses a valid frame"
         ),
     }
 }
@@ -64,23 +64,23 @@ fn params(choice: u8) -> LocalParams {
     }
 }
 
-/// Reads the stream in portions of this size (0: all at once). Returns `true` if it contains a
-/// complete frame, and an error if it is refused.
+/// Reads the stream in portions of this size (0: all at once). Returns `true` if the stream
+/// contains a complete frame, and an error if the reader refuses it.
 fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool, ()> {
-    let mut taken = 0;
-    while taken < stream.len() {
+    let mut consumed_len = 0;
+    while consumed_len < stream.len() {
         let size = if portion == 0 { stream.len() } else { portion };
-        let input = &stream[taken..stream.len().min(taken + size)];
+        let input = &stream[consumed_len..stream.len().min(consumed_len + size)];
         match reader.push(input) {
-            Ok(Progress::NeedMore) => taken += input.len(),
+            Ok(Progress::NeedMore) => consumed_len += input.len(),
             Ok(Progress::Frame { consumed }) => {
                 assert!(consumed <= input.len());
                 assert_eq!(reader.missing(), Ok(0));
                 let length = reader.frame().map(|frame| frame.header().frame_len());
                 assert_eq!(
                     length,
-                    Some(taken + consumed),
-                    "the reader takes octets from behind the frame"
+                    Some(consumed_len + consumed),
+                    "the reader consumes octets after the frame"
                 );
                 return Ok(true);
             }
@@ -94,8 +94,8 @@ fn read(reader: &mut FrameReader, stream: &[u8], portion: usize) -> Result<bool,
     Ok(false)
 }
 
-/// Checks that the header and the prefix can be written and parsed again.
-fn header(frame: &Frame<'_>) {
+/// Checks that the header and the enhanced prefix can be encoded and parsed again.
+fn check_header(frame: &Frame<'_>) {
     print(frame);
     let mut out = [0xa5; 20];
     assert_eq!(frame.header().emit(&mut out), out.len());
@@ -108,8 +108,8 @@ fn header(frame: &Frame<'_>) {
     }
 }
 
-/// Answers a request as the responder, and checks that each answer is a valid reply.
-fn answer(frame: &Frame<'_>, params: &LocalParams) {
+/// Handles a request as the responder, and checks that each reply is valid.
+fn on_request(frame: &Frame<'_>, params: &LocalParams) {
     let pending = match Responder::on_request(frame, params) {
         Ok(pending) => pending,
         Err(error) => return print(&error),
@@ -124,7 +124,7 @@ fn answer(frame: &Frame<'_>, params: &LocalParams) {
     let (length, agreed) = pending
         .accept(params, data, &mut out)
         .expect("private data of the request's length fits into the reply");
-    plausible(&agreed, params);
+    check_limits(&agreed, params);
     let reply = Frame::parse(&out[..length])
         .expect("our reply is valid")
         .expect("and complete");
@@ -150,33 +150,33 @@ fn answer(frame: &Frame<'_>, params: &LocalParams) {
 }
 
 /// Handles a reply as the initiator.
-fn judge(frame: &Frame<'_>, params: LocalParams) {
+fn on_reply_frame(frame: &Frame<'_>, params: LocalParams) {
     let initiator = Initiator::new(params, b"fuzz").expect("the parameters are valid");
     match initiator.on_reply(frame) {
         Ok(Outcome::Accepted(agreed)) => {
             assert!(!frame.header().flags.has(Flags::REJECT));
-            plausible(&agreed, &params);
+            check_limits(&agreed, &params);
         }
         Ok(rejected @ Outcome::Rejected { .. }) => print(&rejected),
         Err(error) => print(&(error, error.terminate())),
     }
 }
 
-/// Checks that the negotiated values are within our own limits, whatever the peer asks for.
-fn plausible(agreed: &Agreed, params: &LocalParams) {
+/// Checks that the negotiated values are within our limits.
+fn check_limits(agreed: &Agreed, params: &LocalParams) {
     print(agreed);
     assert!(
         agreed.ird <= params.max_ird.max(1),
-        "IRD {} of {}",
+        "IRD {} exceeds {}",
         agreed.ird,
         params.max_ird
     );
     assert!(
         agreed.ord <= params.max_ord,
-        "ORD {} of {}",
+        "ORD {} exceeds {}",
         agreed.ord,
         params.max_ord
     );
-    assert!(agreed.crc || !params.crc, "the peer switched the CRC off");
+    assert!(agreed.crc || !params.crc, "the peer disabled the CRC");
     assert_eq!(agreed.markers_rx, params.markers_rx);
 }

@@ -1,12 +1,11 @@
-//! The printer of one direction of a connection: start-up frame, FPDUs and the messages inside,
+//! The pretty printer for one direction of a connection: start-up frame, FPDUs and their messages,
 //! including invalid ones.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::mpa::framing::FpduOptions;
 use iwarp_proto::mpa::pretty::Stream;
 
-/// The first byte of the input selects the options: bit 0 markers, bit 1 CRC. The rest is the
-/// stream.
+/// The input: a byte of options (bit 0 markers, bit 1 CRC), and the stream.
 pub fn stream(data: &[u8]) {
     let Some((&choice, octets)) = data.split_first() else {
         return;
@@ -16,7 +15,7 @@ pub fn stream(data: &[u8]) {
         crc: (choice & 2 != 0).then_some(crc32c::append),
     };
     let text = Stream::new(octets, options).to_string();
-    // The shortest FPDU has 8 bytes, so the input bounds the number of lines.
+    // The shortest FPDU has 8 bytes, which limits the number of lines.
     assert!(
         text.lines().count() <= octets.len() / 8 + 2,
         "more lines than FPDUs"

@@ -21,7 +21,7 @@ pub fn terminate(data: &[u8]) {
         "the message does not fit into `MAX_LEN` octets"
     );
     // The error code may be parsed in the other layout this time, so compare only the headers.
-    let (again, _) = Terminate::parse(&out[..written]).expect("what was written can be read");
+    let (again, _) = Terminate::parse(&out[..written]).expect("an encoded message can be parsed");
     assert_eq!(again.ddp_header, message.ddp_header);
     assert_eq!(again.read_request, message.read_request);
 }

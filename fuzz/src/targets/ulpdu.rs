@@ -1,4 +1,4 @@
-//! One ULPDU: the DDP and RDMAP headers, and its payload as a message of every kind. RFC 5041
+//! A ULPDU: the DDP and RDMAP headers, and the payload, parsed as every kind of message. RFC 5041
 //! section 4, RFC 5040 section 4, RFC 7306 sections 5 and 6.
 
 use iwarp_proto::ddp::Header;
@@ -6,7 +6,7 @@ use iwarp_proto::rdmap::{AtomicRequest, AtomicResponse, Immediate, ReadRequest};
 
 use super::print;
 
-/// The input is the ULPDU, as an FPDU carries it.
+/// The input is the ULPDU.
 pub fn ulpdu(data: &[u8]) {
     match Header::parse(data) {
         Ok(header) => assert_eq!(
@@ -26,7 +26,7 @@ pub fn ulpdu(data: &[u8]) {
         header.opcode().queue_number(),
         header.opcode().is_tagged(),
     ));
-    same(
+    check_reencoding(
         data,
         &header,
         header.len(),
@@ -41,12 +41,12 @@ pub fn ulpdu(data: &[u8]) {
     super::terminate(payload);
 }
 
-/// Parses the payload as each kind of message, because a sender can combine any payload with any
+/// Parses the payload as each kind of message, because peers may combine any payload with any
 /// opcode.
 fn messages(payload: &[u8]) {
     if let Some(request) = ReadRequest::parse(payload) {
         print(&request);
-        same(
+        check_reencoding(
             payload,
             &request,
             ReadRequest::LEN,
@@ -56,7 +56,7 @@ fn messages(payload: &[u8]) {
     }
     if let Some(request) = AtomicRequest::parse(payload) {
         print(&request);
-        same(
+        check_reencoding(
             payload,
             &request,
             payload.len(),
@@ -66,7 +66,7 @@ fn messages(payload: &[u8]) {
     }
     if let Some(response) = AtomicResponse::parse(payload) {
         print(&response);
-        same(
+        check_reencoding(
             payload,
             &response,
             payload.len(),
@@ -76,7 +76,7 @@ fn messages(payload: &[u8]) {
     }
     if let Some(immediate) = Immediate::parse(payload) {
         print(&immediate);
-        same(
+        check_reencoding(
             payload,
             &immediate,
             payload.len(),
@@ -86,9 +86,9 @@ fn messages(payload: &[u8]) {
     }
 }
 
-/// Checks that a parsed value can be written to `room` bytes, the length that it was parsed from,
-/// and that parsing it again returns the same value.
-fn same<T: PartialEq + std::fmt::Debug>(
+/// Checks that a parsed value can be encoded into `room` bytes, the length from which it was
+/// parsed, and that parsing it again returns the same value.
+fn check_reencoding<T: PartialEq + std::fmt::Debug>(
     input: &[u8],
     value: &T,
     room: usize,
@@ -100,7 +100,7 @@ fn same<T: PartialEq + std::fmt::Debug>(
     let written = emit(&mut out);
     assert!(
         written > 0 && written <= room,
-        "{value:?} does not fit into the octets that it was parsed from"
+        "the encoding of {value:?} is longer than its original encoding"
     );
     assert_eq!(parse(&out[..written]).as_ref(), Some(value));
 }

@@ -1,4 +1,4 @@
-"""Two endpoints of DLSlime, each in a process of its own: every operation that they have."""
+"""Two endpoints of DLSlime, in separate processes: all operations that endpoints support."""
 
 import json
 import sys

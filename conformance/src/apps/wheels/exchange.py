@@ -1,4 +1,7 @@
-"""What the test programs of this folder share: contents, and files for what both ends must know."""
+"""Shared by the test programs of this directory: memory with known contents, and files.
+
+The two processes of a test exchange data through the files.
+"""
 
 import ctypes
 import os
@@ -15,7 +18,7 @@ def noise(seed, size):
 
 
 class Memory:
-    """Memory whose address is known, filled with `content`."""
+    """A memory buffer with a known address, initialized with `content`."""
 
     def __init__(self, content):
         self.size = len(content)
@@ -26,7 +29,7 @@ class Memory:
         return self._buffer.raw
 
     def check(self, wanted, what):
-        """Ends the program unless the memory has the wanted content."""
+        """Exits with an error unless the memory contains `wanted`."""
         found = self.content()
         if found != wanted:
             at = next(i for i in range(self.size) if found[i] != wanted[i])
@@ -35,21 +38,21 @@ class Memory:
 
 
 def publish(name, content):
-    """Writes a file that appears whole."""
+    """Creates a file atomically, for `await_file` of the other process."""
     with open(name + ".new", "wb") as file:
         file.write(content)
     os.rename(name + ".new", name)
 
 
 def await_file(name):
-    """Returns the content of a file that the other end publishes."""
-    wait_until(lambda: os.path.exists(name), f"no {name}")
+    """Waits until the other process publishes a file, and returns its content."""
+    wait_until(lambda: os.path.exists(name), f"the other process did not publish the file {name}")
     with open(name, "rb") as file:
         return file.read()
 
 
 def wait_until(condition, problem):
-    """Ends the program if the condition does not become true."""
+    """Waits until the condition is true. Exits with `problem` after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""InfiniStore's server, and a client that writes blocks, reads them again and checks them."""
+"""InfiniStore's server, and a client that writes blocks, reads them back and checks them."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ BLOCKS = 256
 
 
 def server(device, port):
-    """Serves until killed. The wheel's own server needs root to lower its OOM score."""
+    """Serves until killed. The server program of the wheel would need root."""
     import uvloop
 
     config = infinistore.ServerConfig(
@@ -52,7 +52,7 @@ def client(device, port):
     reader = connect(device, port)
     copy = Memory(bytes(len(content)))
     reader.register_mr(copy.address, copy.size)
-    # The blocks come back in the opposite order.
+    # Read the blocks in reverse order.
     backwards = [(name, (BLOCKS - 1) * BLOCK - offset) for name, offset in blocks]
     asyncio.run(reader.rdma_read_cache_async(backwards, BLOCK, copy.address))
     wanted = b"".join(content[at : at + BLOCK] for _, at in reversed(blocks))

@@ -1,4 +1,4 @@
-"""Two transfer engines of Mooncake, each in a process of its own: Reads and Writes in batches."""
+"""Two transfer engines of Mooncake, in separate processes: batches of Reads and Writes."""
 
 import sys
 
@@ -45,7 +45,7 @@ def initiator(address, device):
     remote = [int(word) for word in remote]
     local = [part.address for part in memory]
     if engine.batch_transfer_sync_read(name, local, remote, SIZES) != 0:
-        sys.exit("the Read fails")
+        sys.exit("the Read failed")
     for part, wanted in zip(memory, content(1)):
         part.check(wanted, f"read, {part.size}")
     sources = [Memory(part) for part in content(2)]
@@ -53,7 +53,7 @@ def initiator(address, device):
         register(engine, part)
     local = [part.address for part in sources]
     if engine.batch_transfer_sync_write(name, local, remote, SIZES) != 0:
-        sys.exit("the Write fails")
+        sys.exit("the Write failed")
     publish("written", b"")
     await_file("checked")
     publish("ended", b"")

@@ -1,4 +1,4 @@
-"""Two NIXL agents, each in a process of its own: a Read and a Write with a notification."""
+"""Two NIXL agents, in separate processes: a Read, and a Write with a notification."""
 
 import sys
 
@@ -34,7 +34,7 @@ def target():
         notified.extend(agent.get_new_notifs().get("initiator", []))
         return DONE in notified
 
-    wait_until(is_notified, "no notification")
+    wait_until(is_notified, "the notification did not arrive")
     for part, wanted in zip(memory, content(2)):
         part.check(wanted, f"written, {part.size}")
     publish("checked", b"")
@@ -50,7 +50,7 @@ def transfer(agent, operation, local, remote, notification=b""):
             state[0] = agent.check_xfer_state(handle)
         return state[0] != "PROC"
 
-    wait_until(is_done, f"{operation} does not end")
+    wait_until(is_done, f"{operation} does not complete")
     if state[0] != "DONE":
         sys.exit(f"{operation}: {state[0]}")
     agent.release_xfer_handle(handle)

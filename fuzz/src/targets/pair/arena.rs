@@ -1,5 +1,5 @@
-//! The memory of an end, accessed only through raw pointers, because the RNIC writes to it without
-//! borrowing it.
+//! The memory of an endpoint. It is accessed only through raw pointers, because the RNIC writes to
+//! it without borrowing it.
 
 use std::sync::OnceLock;
 
@@ -15,23 +15,23 @@ pub(super) struct Arena {
     len: usize,
 }
 
-/// The initial byte at offset `at`.
-pub(super) const fn pattern(at: usize) -> u8 {
-    (at as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]
+/// Returns the initial byte at an offset.
+pub(super) const fn pattern(offset: usize) -> u8 {
+    (offset as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]
 }
 
-/// The initial memory of an end: [`pattern`] everywhere.
+/// Returns the initial content of the memory, which is [`pattern`].
 pub(super) fn template() -> &'static [u8] {
     static TEMPLATE: OnceLock<Vec<u8>> = OnceLock::new();
     TEMPLATE.get_or_init(|| (0..ARENA).map(pattern).collect())
 }
 
 impl Arena {
-    /// Creates a block that contains [`pattern`].
+    /// Allocates a block that contains [`pattern`].
     pub(super) fn new() -> Self {
         let block: Box<[u64]> = vec![0; ARENA / 8].into();
         let at: *mut u8 = Box::into_raw(block).cast();
-        // SAFETY: both have this length, and the block is new.
+        // SAFETY: both are `ARENA` bytes long, and the new block does not overlap the template.
         unsafe { std::ptr::copy_nonoverlapping(template().as_ptr(), at, ARENA) };
         Self { at, len: ARENA }
     }
@@ -39,8 +39,8 @@ impl Arena {
     /// Returns a part of the block for registration.
     pub(super) fn range(&self, at: usize, len: usize) -> HostRange {
         assert!(at + len <= self.len);
-        // SAFETY: the range is inside the block, which stays allocated as long as the table of the
-        // same end exists, and is accessed only through raw pointers.
+        // SAFETY: the range is inside the block, which outlives the table of the same endpoint and
+        // is accessed only through raw pointers.
         unsafe { HostRange::new(self.at as u64 + at as u64, len as u64) }
             .expect("an allocation does not wrap")
     }
@@ -49,7 +49,7 @@ impl Arena {
     pub(super) fn copy(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len);
         let mut out = vec![0; len];
-        // SAFETY: the range is inside the block, and nothing else accesses it now.
+        // SAFETY: the range is inside the block, and the RNIC does not access it during this call.
         unsafe { std::ptr::copy_nonoverlapping(self.at.add(at), out.as_mut_ptr(), len) };
         out
     }
@@ -58,8 +58,8 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         let block = std::ptr::slice_from_raw_parts_mut(self.at.cast::<u64>(), self.len / 8);
-        // SAFETY: created by `new` from a box of this length. Tables do not access memory when they
-        // are dropped.
+        // SAFETY: `new` created the pointer from a box of this length. The table, which may be
+        // dropped later, does not access memory when it is dropped.
         drop(unsafe { Box::from_raw(block) });
     }
 }
@@ -68,7 +68,7 @@ impl Drop for Arena {
 pub(super) fn read_into(runs: &[Run<'_>], mut octets: &[u8]) {
     for fragment in runs.iter().map(|run| run.fragment) {
         let n = fragment.len().min(octets.len());
-        // SAFETY: the caller has just created the plan, so its runs are writable over their whole
+        // SAFETY: the caller has just created the plan, so each run is writable over its whole
         // length.
         unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), fragment.as_ptr(), n) };
         octets = &octets[n..];

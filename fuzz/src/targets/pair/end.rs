@@ -1,4 +1,5 @@
-//! One end of the connection: a queue pair, its driver, its memory, and its program's knowledge.
+//! One endpoint of the connection: a queue pair, its driver, its memory, and the state of its
+//! program.
 
 use std::collections::VecDeque;
 
@@ -13,28 +14,28 @@ use iwarp_rnic::{Access, Cqe, Time};
 
 use super::arena::Arena;
 use super::program::Program;
-use crate::targets::pool::{self, Lent};
+use crate::targets::pool::{self, PooledBuffers};
 
-/// Bytes of memory of an end.
+/// Size of an endpoint's memory in bytes. The ranges below are offset and length in it.
 pub(super) const ARENA: usize = 24 << 10;
-/// Requests send from here, and the peer reads it. It never changes.
+/// The source of requests and of the peer's Reads. It never changes.
 pub(super) const SOURCE: (usize, usize) = (0x0200, 0x1000);
-/// The peer writes here.
+/// The target of the peer's Writes.
 pub(super) const EXPOSED: (usize, usize) = (0x1400, 0x0800);
-/// Words for the peer's atomics.
+/// The words for the peer's atomic operations.
 pub(super) const WORDS: (usize, usize) = (0x1e00, 0x40);
-/// Responses are placed here, in slots.
+/// The slots for responses.
 pub(super) const SINKS: (usize, usize) = (0x2000, SLOT * SLOTS);
-/// Messages are placed here, in slots.
+/// The slots for received messages.
 pub(super) const RECEIVES: (usize, usize) = (0x4000, SLOT * SLOTS);
-/// Bytes of a slot, and so the longest message.
+/// Size of a slot, which limits the length of messages.
 pub(super) const SLOT: usize = 0x400;
-/// Slots of each kind.
+/// Number of slots of each kind.
 pub(super) const SLOTS: usize = 7;
 
 /// The only protection domain.
 const PD: u32 = 1;
-/// Random numbers for the STags, the same at both ends and in every run.
+/// The random numbers for STags: the same at both endpoints and in every run.
 const RANDOM: [u32; 5] = [
     0x1000_0101,
     0x1000_0202,
@@ -43,7 +44,7 @@ const RANDOM: [u32; 5] = [
     0x1000_0505,
 ];
 
-/// The STags of an end.
+/// The STags of an endpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Keys {
     pub(super) source: u32,
@@ -53,7 +54,7 @@ pub(super) struct Keys {
     pub(super) receives: u32,
 }
 
-/// Stores completions, which are checked after the call.
+/// Stores completions until they are checked after the call.
 #[derive(Debug, Default)]
 pub(super) struct Completions(VecDeque<(Direction, Cqe)>);
 
@@ -69,9 +70,9 @@ impl Host for Completions {
     }
 }
 
-/// One end.
+/// One endpoint.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct Endpoint {
     pub(super) qp: QueuePair,
     pub(super) host: Completions,
     pub(super) table: MemoryTable,
@@ -80,20 +81,22 @@ pub(super) struct End {
     /// FPDUs have CRCs.
     pub(super) crc: bool,
     pub(super) program: Program,
-    /// Bytes that the peer has written and this end has not read.
+    /// Bytes that the peer has sent and this endpoint has not read.
     pub(super) wire: VecDeque<u8>,
-    /// The peer has shut down its direction after those bytes.
+    /// The peer has shut down its direction; a FIN follows the bytes in `wire`.
     pub(super) fin: bool,
-    pub(super) gone: bool,
+    /// The stream is closed.
+    pub(super) closed: bool,
+    /// This endpoint has shut down its direction.
     shut: bool,
-    buffers: Lent,
+    buffers: PooledBuffers,
     rx: RxPlan,
-    /// Bytes that were offered and not taken.
-    lent: Vec<u8>,
+    /// Received bytes that the queue pair has not consumed.
+    unconsumed: Vec<u8>,
     now: Time,
 }
 
-impl End {
+impl Endpoint {
     pub(super) fn new(config: QpConfig, stream: StreamConfig) -> Self {
         let mut end = Self {
             qp: QueuePair::new(QpConfig { pd: PD, ..config }).expect("sizes within limits"),
@@ -105,11 +108,11 @@ impl End {
             program: Program::new(),
             wire: VecDeque::new(),
             fin: false,
-            gone: false,
+            closed: false,
             shut: false,
-            buffers: pool::take(),
+            buffers: pool::acquire(),
             rx: RxPlan::new(6),
-            lent: Vec::new(),
+            unconsumed: Vec::new(),
             now: Time::ZERO,
         };
         end.register();
@@ -144,7 +147,7 @@ impl End {
         };
     }
 
-    /// Returns the next completion that was not checked.
+    /// Returns the next unchecked completion.
     pub(super) fn next_completion(&mut self) -> Option<(Direction, Cqe)> {
         self.host.0.pop_front()
     }
@@ -157,14 +160,15 @@ impl End {
         }
     }
 
-    /// Writes at most `most` bytes. Returns them.
+    /// Returns the next bytes that the queue pair sends, at most `most`.
     pub(super) fn transmit(&mut self, most: usize) -> Vec<u8> {
         let mut out = vec![0; most];
         let mut len = 0;
         let (_, plan) = self.buffers.both();
-        // Each turn fills the plan or writes from it, and neither can repeat forever.
+        // Each iteration either fills the plan or takes bytes from it. The limit detects endless
+        // loops.
         for _ in 0..10_000 {
-            if self.gone || len == most && plan.is_done() {
+            if self.closed || len == most && plan.is_done() {
                 break;
             }
             if plan.is_done() {
@@ -176,7 +180,10 @@ impl End {
                     .tx_fill(plan, &mut Self::env(&self.table, &mut self.host));
                 match filled {
                     TxFill::Idle => {
-                        assert!(!self.qp.wants_tx(), "wants to send, and has nothing");
+                        assert!(
+                            !self.qp.wants_tx(),
+                            "wants_tx() is set, but there is nothing to send"
+                        );
                         break;
                     }
                     TxFill::Memory => self.qp.tx_memory(&mut self.table, &mut self.host),
@@ -197,105 +204,109 @@ impl End {
         out
     }
 
-    /// Fulfils the queue pair's wish for its stream. Returns what the peer sees of it.
-    pub(super) fn serve(&mut self) -> Seen {
+    /// Shuts down or closes the stream if the queue pair requests it. Returns the effect on the
+    /// peer.
+    pub(super) fn apply_stream_wish(&mut self) -> StreamEvent {
         while self.qp.completions_due() {
             let _ = self.qp.complete_due(&mut self.host);
         }
-        if self.gone {
-            return Seen::Nothing;
+        if self.closed {
+            return StreamEvent::None;
         }
         match self.qp.stream_wish() {
             StreamWish::Keep if self.shut && self.qp.rx_interest() == RxInterest::None => {
-                self.leave();
-                Seen::Nothing
+                self.close_stream();
+                StreamEvent::None
             }
-            StreamWish::Keep => Seen::Nothing,
+            StreamWish::Keep => StreamEvent::None,
             StreamWish::ShutdownWrite => {
                 self.shut = true;
                 self.qp.shutdown_done(&mut self.host);
-                Seen::Fin
+                StreamEvent::Fin
             }
             StreamWish::Leave { cut: false, .. } => {
-                self.leave();
-                Seen::Fin
+                self.close_stream();
+                StreamEvent::Fin
             }
             StreamWish::Leave { cut: true, .. } | StreamWish::Abort => {
-                self.leave();
-                Seen::Reset
+                self.close_stream();
+                StreamEvent::Reset
             }
         }
     }
 
-    fn leave(&mut self) {
-        self.gone = true;
+    fn close_stream(&mut self) {
+        self.closed = true;
         self.qp.stream_gone(&mut self.host);
         let (buffer, plan) = self.buffers.both();
         buffer.clear();
         plan.clear();
     }
 
-    /// The peer or the network has reset the stream.
+    /// Handles a reset of the stream by the peer or the network.
     pub(super) fn reset(&mut self) {
-        if !self.gone {
-            self.gone = true;
+        if !self.closed {
+            self.closed = true;
             self.qp.stream_failed(&mut self.host);
-            self.leave();
+            self.close_stream();
         }
     }
 
-    /// Reads at most `most` bytes from the wire, in place or from a copy. Returns `true` if
-    /// something happened.
+    /// Reads at most `most` bytes from the wire, placing them directly or through a copy. Returns
+    /// `true` if there was something to read.
     pub(super) fn receive(&mut self, most: usize, direct: bool) -> bool {
-        if self.gone {
+        if self.closed {
             return false;
         }
-        let here = self.wire.len().min(most);
+        let available = self.wire.len().min(most);
         match self.qp.rx_interest() {
             RxInterest::None | RxInterest::Held | RxInterest::Waits => return false,
-            _ if here == 0 && self.fin => {
+            _ if available == 0 && self.fin => {
                 let (buffer, _) = self.buffers.both();
                 let open = !self.qp.is_ending();
                 self.qp.rx_eof(buffer, &mut self.host);
                 self.fin = false;
                 return open;
             }
-            _ if here == 0 => return false,
+            _ if available == 0 => return false,
             RxInterest::Discard => {
-                self.lent.clear();
-                self.wire.drain(..here);
+                self.unconsumed.clear();
+                self.wire.drain(..available);
             }
-            RxInterest::Read if direct => self.read_to_places(here),
+            RxInterest::Read if direct => self.read_directly(available),
             RxInterest::Read => {
-                self.lent.extend(self.wire.drain(..here));
-                self.offer();
+                self.unconsumed.extend(self.wire.drain(..available));
+                self.process_unconsumed();
             }
         }
         true
     }
 
-    /// Offers the bytes that were read, including held ones.
-    pub(super) fn offer(&mut self) {
+    /// Passes the unconsumed bytes, including held ones, to the queue pair.
+    pub(super) fn process_unconsumed(&mut self) {
         loop {
             let (buffer, _) = self.buffers.both();
             let mut env = Self::env(&self.table, &mut self.host);
-            let (n, status) = self.qp.rx_input(&self.lent, buffer, &mut env);
-            self.lent.drain(..n);
+            let (n, status) = self.qp.rx_input(&self.unconsumed, buffer, &mut env);
+            self.unconsumed.drain(..n);
             let all = matches!(status, RxStatus::Ok | RxStatus::Failed);
-            assert!(!all || self.lent.is_empty(), "{status:?} leaves octets");
+            assert!(
+                !all || self.unconsumed.is_empty(),
+                "{status:?}, but not all octets were consumed"
+            );
             if status != RxStatus::More {
                 return;
             }
         }
     }
 
-    fn read_to_places(&mut self, here: usize) {
+    fn read_directly(&mut self, available: usize) {
         let mut runs: Vec<Run<'_>> = Vec::new();
         let (buffer, _) = self.buffers.both();
         self.qp
             .rx_plan(buffer, &self.table, &mut self.rx, |run| runs.push(run));
-        let mut n = self.rx.room().min(here);
-        assert!(n > 0, "no room for octets");
+        let mut n = self.rx.room().min(available);
+        assert!(n > 0, "the receive plan has no room");
         let octets: Vec<u8> = self.wire.drain(..n).collect();
         super::arena::read_into(&runs, &octets);
         loop {
@@ -308,11 +319,11 @@ impl End {
         }
     }
 
-    /// Advances the time until a timer expires. Returns `true` if a held Send has reached its
-    /// limit.
+    /// Advances the time until a timer expires. Returns `true` if the timer ended the wait of a
+    /// held Send.
     pub(super) fn time_passes(&mut self) -> bool {
         let held = self.qp.rx_interest() == RxInterest::Held;
-        if let Some(at) = self.qp.poll_at().filter(|_| !self.gone) {
+        if let Some(at) = self.qp.poll_at().filter(|_| !self.closed) {
             self.now = self.now.max(at);
             self.qp.on_time(self.now, &mut self.host);
             assert!(self.qp.poll_at().is_none_or(|next| next > self.now));
@@ -321,12 +332,12 @@ impl End {
     }
 }
 
-/// What the peer sees of an end's stream.
+/// An event on the stream, as the peer observes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// Nothing new.
-    Nothing,
-    /// The end of the stream.
+pub(super) enum StreamEvent {
+    /// No event.
+    None,
+    /// A FIN.
     Fin,
     /// A reset.
     Reset,

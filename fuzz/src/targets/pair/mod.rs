@@ -1,9 +1,10 @@
-//! Two connected queue pairs whose streams arrive in pieces of any size. RFC 5040, 5041, 5044,
+//! Two connected queue pairs, whose streams arrive in pieces of any size. RFC 5040, 5041, 5044,
 //! 7306.
 //!
 //! The input controls the two programs and the network. For every input, each request and each
-//! receive completes exactly once and in order, memory contains what a completion promises, and
-//! nothing else changes. If no fault was injected, everything completes in the end.
+//! receive must complete exactly once and in order. Memory must contain the data of completed
+//! operations, and must not change elsewhere. If no fault was injected, all operations must
+//! succeed.
 
 mod arena;
 mod end;
@@ -16,23 +17,23 @@ use iwarp_rnic::{PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode};
 use std::time::Duration;
 
 use arena::{pattern, template};
-use end::{ARENA, EXPOSED, End, RECEIVES, SINKS, SLOT, SOURCE, Seen, WORDS};
+use end::{ARENA, EXPOSED, Endpoint, RECEIVES, SINKS, SLOT, SOURCE, StreamEvent, WORDS};
 use program::{Message, Request};
 
-/// The longest list of commands, so that no input takes long.
+/// Maximum number of commands, so that no input takes long.
 const COMMANDS_MAX: usize = 400;
-/// Bytes that arrive in one piece when everything has to complete.
+/// Number of bytes that arrive in one piece while the pair completes its operations at the end.
 const PIECE: usize = 4096;
 
-/// The connection and its events.
+/// The connection.
 struct Pair {
-    ends: [End; 2],
-    /// A command may have ended the connection, or may end it before everything completes.
-    broken: bool,
+    endpoints: [Endpoint; 2],
+    /// A fault was injected, so operations may fail.
+    fault_injected: bool,
 }
 
-/// The first four bytes of the input are the options of the connection. The rest are commands: a
-/// byte that selects the command and the end, and three bytes of parameters.
+/// The input: four bytes of options for the connection, and commands of four bytes each. The first
+/// byte of a command selects the command and the endpoint; the others are parameters.
 pub fn pair(data: &[u8]) {
     let Some((options, commands)) = data.split_first_chunk::<4>() else {
         return;
@@ -66,7 +67,7 @@ impl Pair {
             3 => 65483,
             _ => 128 + u32::from(emss),
         };
-        let ends = [0, 1].map(|side: usize| {
+        let endpoints = [0, 1].map(|side: usize| {
             let initiator = side == 0;
             let stream = StreamConfig {
                 initiator,
@@ -104,15 +105,15 @@ impl Pair {
                 },
                 ..QpConfig::default()
             };
-            let mut end = End::new(config, stream);
+            let mut end = Endpoint::new(config, stream);
             if bit(how, 7) {
                 end.qp.complete_when_placed();
             }
             end
         });
         Self {
-            ends,
-            broken: false,
+            endpoints,
+            fault_injected: false,
         }
     }
 
@@ -124,52 +125,52 @@ impl Pair {
             12..=14 => drop(self.post_receive(side)),
             15..=18 => drop(self.transmit(side, len % 3000)),
             19..=22 => {
-                self.ends[side].receive(len % 3000, bit(c, 0));
+                self.endpoints[side].receive(len % 3000, bit(c, 0));
             }
-            23 => self.broken |= self.ends[side].time_passes(),
+            23 => self.fault_injected |= self.endpoints[side].time_passes(),
             24 => drop(self.modify(side, State::Sqd)),
             25 => drop(self.modify(side, State::Rts)),
-            26 => self.ends[side].qp.set_emss(128 + u32::from(a) * 8),
-            27 => self.ends[side].qp.complete_when_placed(),
+            26 => self.endpoints[side].qp.set_emss(128 + u32::from(a) * 8),
+            27 => self.endpoints[side].qp.complete_when_placed(),
             28 => {
-                self.broken = true;
-                let end = &mut self.ends[side];
+                self.fault_injected = true;
+                let end = &mut self.endpoints[side];
                 end.qp.close(&mut end.host);
             }
             29 => {
-                self.broken = true;
-                let end = &mut self.ends[side];
+                self.fault_injected = true;
+                let end = &mut self.endpoints[side];
                 match a % 3 {
                     0 => end.qp.abort(&mut end.host),
                     1 => drop(end.qp.modify(State::Error, &mut end.host)),
                     _ => end.reset(),
                 }
             }
-            30 => self.wrong(side, [a, b, c]),
-            // A bit is flipped in transit. Only the CRC can detect that.
+            30 => self.post_invalid(side, [a, b, c]),
+            // Flip a bit in transit. Only the CRC can detect this.
             _ => {
-                let end = &mut self.ends[side];
+                let end = &mut self.endpoints[side];
                 let at = len % end.wire.len().max(1);
                 if end.crc
                     && let Some(octet) = end.wire.get_mut(at)
                 {
                     *octet ^= 1 << (c & 7);
-                    self.broken = true;
+                    self.fault_injected = true;
                 }
             }
         }
-        self.look();
+        self.check_completions();
     }
 
     fn modify(&mut self, side: usize, to: State) -> bool {
-        let end = &mut self.ends[side];
-        !end.gone && end.qp.modify(to, &mut end.host).is_ok()
+        let end = &mut self.endpoints[side];
+        !end.closed && end.qp.modify(to, &mut end.host).is_ok()
     }
 
-    /// Posts a request of some kind, unless there is no room for it.
+    /// Posts a valid request of this kind, if there is room.
     fn post(&mut self, side: usize, kind: u8, [a, b, c]: [u8; 3]) {
-        let peer = self.ends[side ^ 1].keys;
-        let keys = self.ends[side].keys;
+        let peer = self.endpoints[side ^ 1].keys;
+        let keys = self.endpoints[side].keys;
         let flags = flags(c);
         let len = usize::from(u16::from_be_bytes([a & 7, b])) % (SLOT + 1);
         let from = SOURCE.0 + usize::from(a >> 3) * 64;
@@ -180,7 +181,7 @@ impl Pair {
         let target = target.min(EXPOSED.0 + EXPOSED.1 - len);
         let (imm, sink) = (
             u32::from(c) << 8 | u32::from(b),
-            self.ends[side].program.sink(),
+            self.endpoints[side].program.sink(),
         );
         let (remote_addr, rkey) = (target as u64, peer.exposed);
         let source = Source {
@@ -239,13 +240,13 @@ impl Pair {
                 self.atomic(side, kind == 10, (word, value, is_equal))
             }
         };
-        let _ = self.carry_out(side, plan, flags, &data);
+        let _ = self.post_plan(side, plan, flags, &data);
     }
 
-    /// Returns the expected result of a Fetch and Add, or of a Compare and Swap with the word's own
-    /// value or another value.
+    /// Plans a Fetch and Add, or a Compare and Swap that compares with the word's current value
+    /// (`is_equal`) or another value.
     fn atomic(&self, side: usize, adds: bool, (word, value, is_equal): (usize, u64, bool)) -> Plan {
-        let (end, peer) = (&self.ends[side], &self.ends[side ^ 1]);
+        let (end, peer) = (&self.endpoints[side], &self.endpoints[side ^ 1]);
         let old: [u8; 8] = std::array::from_fn(|i| peer.program.model[word + i]);
         let old = u64::from_ne_bytes(old);
         let (remote_addr, rkey) = (word as u64, peer.keys.words);
@@ -279,15 +280,15 @@ impl Pair {
     }
 
     /// Posts a request, and records its expected result. Returns `true` if it was posted.
-    fn carry_out(&mut self, side: usize, plan: Plan, flags: SendFlags, data: &[u8]) -> bool {
-        let end = &mut self.ends[side];
+    fn post_plan(&mut self, side: usize, plan: Plan, flags: SendFlags, data: &[u8]) -> bool {
+        let end = &mut self.endpoints[side];
         if plan.needs_sink && plan.answer.is_none() {
             return false;
         }
-        let wr_id = end.program.number();
+        let wr_id = end.program.next_wr_id();
         let (mut flags, mut inline) = (flags, &[][..]);
         if flags.contains(SendFlags::INLINE) {
-            // Only requests with data of their own.
+            // Only requests that send data support inline.
             match plan.needs_sink
                 || plan.sges.is_empty()
                 || matches!(plan.op, SendOp::AtomicWrite { .. })
@@ -310,7 +311,7 @@ impl Pair {
             Err(PostError::QueueFull | PostError::InvalidState | PostError::InlineTooLong) => {
                 return false;
             }
-            // Without responses there are no such requests.
+            // Invalid only if the Read depth is 0.
             Err(PostError::InvalidRequest) => {
                 assert!(
                     plan.needs_sink || matches!(plan.op, SendOp::AtomicWrite { .. }),
@@ -332,7 +333,7 @@ impl Pair {
             byte_len,
             answer: plan.answer,
         });
-        let peer = &mut self.ends[side ^ 1].program;
+        let peer = &mut self.endpoints[side ^ 1].program;
         if let Some((at, new)) = plan.change {
             peer.model[at..at + new.len()].copy_from_slice(&new);
         }
@@ -352,10 +353,10 @@ impl Pair {
         true
     }
 
-    /// Posts a request that the peer or the queue pair must refuse.
-    fn wrong(&mut self, side: usize, [a, b, c]: [u8; 3]) {
-        let (keys, peer) = (self.ends[side].keys, self.ends[side ^ 1].keys);
-        let end = &mut self.ends[side];
+    /// Posts an invalid request, which the peer or the queue pair must refuse.
+    fn post_invalid(&mut self, side: usize, [a, b, c]: [u8; 3]) {
+        let (keys, peer) = (self.endpoints[side].keys, self.endpoints[side ^ 1].keys);
+        let end = &mut self.endpoints[side];
         let local = |key: u32| Sge {
             addr: SOURCE.0 as u64,
             len: 8,
@@ -398,7 +399,7 @@ impl Pair {
                 },
             ),
         };
-        let wr_id = end.program.number();
+        let wr_id = end.program.next_wr_id();
         let wr = SendWr {
             wr_id,
             op,
@@ -407,7 +408,7 @@ impl Pair {
             inline: &[],
         };
         if end.qp.post_send(&wr, &mut end.host).is_ok() {
-            self.broken = true;
+            self.fault_injected = true;
             let (opcode, byte_len) = (op.wc_opcode(), sge.len);
             end.program.requests.push_back(Request {
                 wr_id,
@@ -421,12 +422,12 @@ impl Pair {
 
     /// Posts a receive. Returns `true` if a held message proceeds.
     fn post_receive(&mut self, side: usize) -> bool {
-        let end = &mut self.ends[side];
+        let end = &mut self.endpoints[side];
         let Some(slot) = end.program.receive() else {
             return false;
         };
-        let wr_id = end.program.number();
-        // Two elements; the second begins in the middle of a word.
+        let wr_id = end.program.next_wr_id();
+        // Two elements, of which the second is not aligned.
         let at = (RECEIVES.0 + slot * SLOT) as u64;
         let lkey = end.keys.receives;
         let sges = [
@@ -448,29 +449,29 @@ impl Pair {
         {
             end.program.use_receive();
             end.program.receives.push_back((wr_id, slot));
-            if end.qp.rx_interest() == RxInterest::Held && !end.gone {
-                end.offer();
+            if end.qp.rx_interest() == RxInterest::Held && !end.closed {
+                end.process_unconsumed();
                 return true;
             }
         }
         false
     }
 
-    /// Writes bytes of one end to the wire.
+    /// Transfers bytes that an endpoint sends to the wire. Returns `true` if there were any.
     fn transmit(&mut self, side: usize, most: usize) -> bool {
-        let octets = self.ends[side].transmit(most);
-        let peer = &mut self.ends[side ^ 1];
+        let octets = self.endpoints[side].transmit(most);
+        let peer = &mut self.endpoints[side ^ 1];
         peer.wire.extend(&octets);
         !octets.is_empty()
     }
 
-    /// Fulfils both ends' wishes and checks all completions.
-    fn look(&mut self) {
+    /// Applies shutdowns and closes of both streams, and checks all completions.
+    fn check_completions(&mut self) {
         for side in [0, 1] {
-            match self.ends[side].serve() {
-                Seen::Nothing => {}
-                Seen::Fin => self.ends[side ^ 1].fin = true,
-                Seen::Reset => self.ends[side ^ 1].reset(),
+            match self.endpoints[side].apply_stream_wish() {
+                StreamEvent::None => {}
+                StreamEvent::Fin => self.endpoints[side ^ 1].fin = true,
+                StreamEvent::Reset => self.endpoints[side ^ 1].reset(),
             }
         }
         for side in [0, 1] {
@@ -479,32 +480,33 @@ impl Pair {
     }
 
     fn completions(&mut self, side: usize) {
-        let end = &mut self.ends[side];
+        let end = &mut self.endpoints[side];
         while let Some((direction, cqe)) = end.next_completion() {
             let arena = &end.arena;
             let octets = |at, len| arena.copy(at, len);
             let ok = match direction {
-                Direction::Send => end.program.sent(&cqe, octets),
-                Direction::Recv => end.program.received(&cqe, octets),
+                Direction::Send => end.program.check_send_completion(&cqe, octets),
+                Direction::Recv => end.program.check_receive_completion(&cqe, octets),
             };
             assert!(
-                ok || self.broken,
-                "fails without a reason: {cqe:?} {:?}",
+                ok || self.fault_injected,
+                "an error without an injected fault: {cqe:?} {:?}",
                 end.qp.fault()
             );
         }
     }
 
-    /// Lets everything complete, then checks both ends.
+    /// Lets all operations complete, closes the connection, and checks both endpoints.
     fn finish(&mut self) {
         for side in [0, 1] {
             self.modify(side, State::Rts);
         }
-        // The last request of each end completes the silent ones before it. There is room for it
-        // once those are sent, and the responder sends nothing before the initiator.
+        // At the end, each endpoint posts a signaled request, which completes the unsignaled ones
+        // before it. Try it several times: the queue may be full, and the responder may not send
+        // before the initiator.
         let mut last = [false; 2];
         for _ in 0..3 {
-            self.work();
+            self.transfer_all();
             for side in [0, 1] {
                 let source = Source {
                     from: SOURCE.0,
@@ -512,87 +514,87 @@ impl Pair {
                     key: 0,
                 };
                 let plan = Plan::sends(SendOp::Send, source, None);
-                last[side] = last[side] || self.carry_out(side, plan, SendFlags::SIGNALED, &[]);
+                last[side] = last[side] || self.post_plan(side, plan, SendFlags::SIGNALED, &[]);
             }
         }
-        self.work();
-        for end in &self.ends {
-            let left = (end.program.requests.len(), end.program.inbound.len());
+        self.transfer_all();
+        for end in &self.endpoints {
+            let unfinished = (end.program.requests.len(), end.program.inbound.len());
             assert!(
-                self.broken || left == (0, 0),
-                "{left:?} are left: {:?}",
+                self.fault_injected || unfinished == (0, 0),
+                "{unfinished:?} requests and messages did not complete: {:?}",
                 end.qp.fault()
             );
         }
-        if !self.broken {
+        if !self.fault_injected {
             self.compare(&[]);
         }
-        self.end();
-        // Whatever went wrong, memory that nothing may write is unchanged.
+        self.close();
+        // Even after a fault, memory outside these ranges is unchanged.
         self.compare(&[EXPOSED, WORDS, SINKS, RECEIVES]);
     }
 
-    /// Transfers bytes and posts receives until nothing happens any more.
-    fn work(&mut self) {
+    /// Transfers bytes and posts receives until both endpoints are idle.
+    fn transfer_all(&mut self) {
         let mut moved = true;
         let mut turns = 0;
         while moved {
             moved = false;
             for side in [0, 1] {
                 moved |= self.post_receive(side);
-                self.look();
+                self.check_completions();
                 moved |= self.transmit(side, PIECE);
-                self.look();
-                moved |= self.ends[side ^ 1].receive(PIECE, turns % 2 == 0);
-                self.look();
+                self.check_completions();
+                moved |= self.endpoints[side ^ 1].receive(PIECE, turns % 2 == 0);
+                self.check_completions();
             }
             turns += 1;
-            assert!(turns < 10_000, "the two do not come to an end");
+            assert!(turns < 10_000, "the endpoints do not become idle");
         }
     }
 
-    /// Ends the connection: everything that was posted completes.
-    fn end(&mut self) {
-        self.broken = true;
+    /// Closes the connection, and checks that all posted requests and receives have completed.
+    fn close(&mut self) {
+        self.fault_injected = true;
         for side in [0, 1] {
-            let end = &mut self.ends[side];
+            let end = &mut self.endpoints[side];
             end.qp.close(&mut end.host);
-            self.look();
+            self.check_completions();
         }
-        self.work();
+        self.transfer_all();
         for side in [0, 1] {
-            self.ends[side].reset();
-            self.look();
-            let end = &self.ends[side];
+            self.endpoints[side].reset();
+            self.check_completions();
+            let end = &self.endpoints[side];
             assert_eq!(end.qp.state(), State::Error);
-            let left = (end.qp.sends_outstanding(), end.qp.receives_posted());
-            assert_eq!(left, (0, 0), "not flushed");
+            let outstanding = (end.qp.sends_outstanding(), end.qp.receives_posted());
+            assert_eq!(outstanding, (0, 0), "not flushed");
             assert!(
                 end.program.receives.is_empty(),
                 "receives without a completion"
             );
-            let silent = end.program.requests.iter().all(|request| !request.signaled);
+            let all_unsignaled = end.program.requests.iter().all(|request| !request.signaled);
             assert!(
-                silent,
+                all_unsignaled,
                 "requests without a completion: {:?}",
                 end.program.requests
             );
         }
     }
 
-    /// Compares the memory of both ends with its expected contents, except for the ranges in
-    /// `open`.
-    fn compare(&self, open: &[(usize, usize)]) {
-        for (side, end) in self.ends.iter().enumerate() {
+    /// Compares the memory of both endpoints with the expected contents, except for the ranges in
+    /// `ignored`.
+    fn compare(&self, ignored: &[(usize, usize)]) {
+        for (side, end) in self.endpoints.iter().enumerate() {
             let (mut now, must) = (end.arena.copy(0, ARENA), &end.program.model);
-            for &(at, len) in open {
+            for &(at, len) in ignored {
                 now[at..at + len].copy_from_slice(&must[at..at + len]);
             }
             if now != *must {
                 let differs = (0..ARENA).find(|&at| now[at] != must[at]);
-                let at = differs.expect("they are not the same");
+                let at = differs.expect("the contents differ");
                 panic!(
-                    "octet {at:#x} of end {side} is {:#x}, not {:#x}",
+                    "octet {at:#x} of endpoint {side} is {:#x} instead of {:#x}",
                     now[at], must[at]
                 );
             }
@@ -610,7 +612,7 @@ fn flags(octet: u8) -> SendFlags {
     flags
 }
 
-/// Bytes that a request sends.
+/// The source of a request's data.
 #[derive(Clone, Copy)]
 struct Source {
     from: usize,
@@ -619,7 +621,7 @@ struct Source {
 }
 
 impl Source {
-    /// Returns none, one or two elements with the bytes.
+    /// Returns zero, one or two elements that cover the bytes.
     fn sges(self) -> Vec<Sge> {
         let sge = |from: usize, len: usize| Sge {
             addr: from as u64,
@@ -641,13 +643,13 @@ impl Source {
 struct Plan {
     op: SendOp,
     sges: Vec<Sge>,
-    /// It has a response, which needs a free slot.
+    /// The request has a response, which needs a free slot.
     needs_sink: bool,
-    /// The slot, and its expected contents.
+    /// The slot for the response, and the expected response.
     answer: Option<(usize, Vec<u8>)>,
-    /// What it changes in the peer's memory.
+    /// The change in the peer's memory: offset and new content.
     change: Option<(usize, Vec<u8>)>,
-    /// The opcode of the receive that it completes.
+    /// The opcode of the peer's receive completion, if the request consumes a receive.
     message: Option<WcOpcode>,
     imm: Option<u32>,
 }
@@ -685,7 +687,7 @@ impl Plan {
         };
         Self {
             op,
-            // An atomic has one element.
+            // An atomic operation has one element.
             sges: if data.len() == 8 {
                 sges.into_iter().take(1).collect()
             } else {

@@ -1,4 +1,5 @@
-//! An end's program: its requests and receives in order, and the expected contents of its memory.
+//! The program at one endpoint: its posted requests and receives in order, and the expected
+//! contents of its memory.
 
 use std::collections::VecDeque;
 
@@ -7,18 +8,18 @@ use iwarp_rnic::{Cqe, WcFlags, WcOpcode, WcStatus};
 use super::arena::template;
 use super::end::{RECEIVES, SINKS, SLOT, SLOTS};
 
-/// A posted request whose completion was not seen.
+/// A posted request that has not completed.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) wr_id: u64,
     pub(super) signaled: bool,
     pub(super) opcode: WcOpcode,
     pub(super) byte_len: u32,
-    /// The slot of its response, and the response.
+    /// The slot in which the response is placed, and its expected content.
     pub(super) answer: Option<(usize, Vec<u8>)>,
 }
 
-/// A message that the peer has posted.
+/// A message that the peer has posted and this endpoint has not received.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) data: Vec<u8>,
@@ -32,11 +33,11 @@ pub(super) struct Message {
 pub(super) struct Program {
     /// Requests, oldest first.
     pub(super) requests: VecDeque<Request>,
-    /// Receives, oldest first: number and slot.
+    /// Posted receives, oldest first: `wr_id` and slot.
     pub(super) receives: VecDeque<(u64, usize)>,
     /// Expected messages, oldest first.
     pub(super) inbound: VecDeque<Message>,
-    /// The expected contents of this end's memory.
+    /// The expected contents of this endpoint's memory.
     pub(super) model: Vec<u8>,
     free_sinks: Vec<usize>,
     free_receives: Vec<usize>,
@@ -60,28 +61,28 @@ impl Program {
         }
     }
 
-    /// Returns a new number for a request.
-    pub(super) const fn number(&mut self) -> u64 {
+    /// Returns a new `wr_id`.
+    pub(super) const fn next_wr_id(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Returns a free slot for a response, which stays free until [`Self::use_sink`].
+    /// Returns a free slot for a response. [`Self::use_sink`] marks it as used.
     pub(super) fn sink(&self) -> Option<usize> {
         self.free_sinks.last().copied()
     }
 
-    /// Takes the slot that [`Self::sink`] returns.
+    /// Marks the slot that [`Self::sink`] returns as used.
     pub(super) fn use_sink(&mut self) {
         self.free_sinks.pop();
     }
 
-    /// Returns a free slot for a receive, which stays free until [`Self::use_receive`].
+    /// Returns a free slot for a receive. [`Self::use_receive`] marks it as used.
     pub(super) fn receive(&self) -> Option<usize> {
         self.free_receives.last().copied()
     }
 
-    /// Takes the slot that [`Self::receive`] returns.
+    /// Marks the slot that [`Self::receive`] returns as used.
     pub(super) fn use_receive(&mut self) {
         self.free_receives.pop();
     }
@@ -90,35 +91,46 @@ impl Program {
         self.model[at..at + data.len()].copy_from_slice(data);
     }
 
-    /// Checks a completion of the send queue: each request completes once, in order, unless it is
-    /// silent. `octets` reads this end's memory. Returns `false` for a failure.
-    pub(super) fn sent(&mut self, cqe: &Cqe, octets: impl Fn(usize, usize) -> Vec<u8>) -> bool {
+    /// Checks a completion of the send queue: each signaled request completes once and in order.
+    /// `octets` reads this endpoint's memory. Returns `false` if the completion has an error
+    /// status.
+    pub(super) fn check_send_completion(
+        &mut self,
+        cqe: &Cqe,
+        octets: impl Fn(usize, usize) -> Vec<u8>,
+    ) -> bool {
         let ok = cqe.status == WcStatus::Success;
         loop {
             let request = self.requests.pop_front();
             let request = request.expect("a completion of a request that was not posted");
-            let this = request.wr_id == cqe.wr_id;
-            assert!(this || !request.signaled, "{request:?} has no completion");
-            assert!(!ok || !self.send_failed, "success behind a failure");
+            let is_completed = request.wr_id == cqe.wr_id;
+            assert!(
+                is_completed || !request.signaled,
+                "{request:?} has no completion"
+            );
+            assert!(!ok || !self.send_failed, "success after an error");
             if let Some((slot, data)) = request.answer {
-                // Requests before a failed one may have been answered or not.
+                // The responses of requests before a failed one may or may not have arrived.
                 if ok {
                     let at = SINKS.0 + slot * SLOT;
-                    assert_eq!(octets(at, data.len()), data, "wrong answer");
+                    assert_eq!(octets(at, data.len()), data, "wrong response");
                     self.store(at, &data);
                 }
                 self.free_sinks.push(slot);
             }
-            if this {
+            if is_completed {
                 if ok {
-                    assert!(request.signaled, "a silent request completes");
+                    assert!(
+                        request.signaled,
+                        "an unsignaled request completes successfully"
+                    );
                     assert_eq!(
                         (cqe.opcode, cqe.byte_len),
                         (request.opcode, request.byte_len)
                     );
                 } else {
                     let flushed = cqe.status == WcStatus::Flushed;
-                    assert!(flushed || !self.send_failed, "a second failure: {cqe:?}");
+                    assert!(flushed || !self.send_failed, "a second error: {cqe:?}");
                     self.send_failed |= !flushed;
                 }
                 return ok;
@@ -126,9 +138,13 @@ impl Program {
         }
     }
 
-    /// Checks a completion of the receive queue: each receive completes once, in order, with the
-    /// next message. Returns `false` for a failure.
-    pub(super) fn received(&mut self, cqe: &Cqe, octets: impl Fn(usize, usize) -> Vec<u8>) -> bool {
+    /// Checks a completion of the receive queue: each receive completes once and in order, with the
+    /// next message. Returns `false` if the completion has an error status.
+    pub(super) fn check_receive_completion(
+        &mut self,
+        cqe: &Cqe,
+        octets: impl Fn(usize, usize) -> Vec<u8>,
+    ) -> bool {
         let receive = self.receives.pop_front();
         let (wr_id, slot) = receive.expect("a completion of a receive that was not posted");
         assert_eq!(wr_id, cqe.wr_id, "receives complete out of order");
@@ -137,11 +153,11 @@ impl Program {
             self.receive_failed = true;
             return false;
         }
-        assert!(!self.receive_failed, "success behind a failure");
+        assert!(!self.receive_failed, "success after an error");
         let message = self
             .inbound
             .pop_front()
-            .expect("a message that was not sent");
+            .expect("a receive completes without a message");
         assert_eq!(
             (cqe.opcode, cqe.byte_len),
             (message.opcode, message.byte_len)
