@@ -266,7 +266,7 @@ impl QueuePair {
         };
         let directory = addressable.then(|| ctx.directory()).transpose()?;
         let number = |taken: &dyn Fn(u32) -> bool| match &directory {
-            Some(directory) => directory.number(taken),
+            Some(directory) => directory.reserve_number(taken),
             None => Ok(ctx.any_number(taken)),
         };
         let qp = Self::create_as(ctx, a, target.map(|target| Box::new(target) as _), number)?;

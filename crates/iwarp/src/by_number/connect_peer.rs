@@ -20,7 +20,9 @@ impl Context {
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
         let directory = self.inner.directory()?;
-        QueuePair::create_with(&self.inner, attributes, |taken| directory.number(taken))
+        QueuePair::create_with(&self.inner, attributes, |taken| {
+            directory.reserve_number(taken)
+        })
     }
 
     /// Creates a queue pair. It can be connected by its number if the device can listen on a TCP
@@ -31,7 +33,7 @@ impl Context {
     pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         let directory = self.inner.directory().ok();
         QueuePair::create_with(&self.inner, attributes, |taken| {
-            let number = directory.and_then(|directory| directory.number(taken).ok());
+            let number = directory.and_then(|directory| directory.reserve_number(taken).ok());
             Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
         })
     }
@@ -79,7 +81,9 @@ impl QueuePair {
     pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
         let ip = Ipv6Addr::from(gid).to_canonical();
         if ip.is_unspecified() || ip.is_multicast() {
-            return Err(Error::InvalidArgument("the peer's GID is not the address of a host"));
+            return Err(Error::InvalidArgument(
+                "the peer's GID is not the address of a host",
+            ));
         }
         let directory = self.inner.ctx.directory()?;
         let epoch = {

@@ -275,7 +275,7 @@ impl Directory {
         let named = {
             let state = self.state.lock();
             let named = state.partners.get(&num).and_then(Partner::named);
-            let named = named.filter(|named| named.begins_limit(restart));
+            let named = named.filter(|named| named.starts_limit(restart));
             named.map(|named| (Weak::clone(&named.qp), named.epoch))
         };
         let Some((qp, epoch)) = named else { return };

@@ -69,7 +69,7 @@ fn timer_starts_another_attempt() {
     };
     let connector = Connector {
         own,
-        limit_start: now_ns(),
+        since: now_ns(),
     };
     let named = named(&qp, peer);
     insert(&directory, &qp, Partner::Pausing { named, connector });
@@ -90,7 +90,7 @@ fn reset_queue_pair_does_not_connect() {
     let (directory, qp) = rig();
     let connector = Connector {
         own: IpAddr::from([127, 0, 0, 1]),
-        limit_start: now_ns(),
+        since: now_ns(),
     };
     let named = named(&qp, FRIEND);
     insert(&directory, &qp, Partner::Pausing { named, connector });
@@ -260,7 +260,7 @@ fn expired_request_is_destroyed() {
         let request = Request {
             id: id.clone(),
             from: FRIEND,
-            limit_start,
+            since: limit_start,
             _counted: Arc::clone(&directory.kept),
         };
         let mut state = directory.state.lock();

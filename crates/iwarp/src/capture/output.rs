@@ -92,7 +92,7 @@ impl Output {
         if let Some(packet) = self.buffer.get_mut(start..) {
             addresses.finish_checksums(packet);
         }
-        pcapng::end_packet(&mut self.buffer, block);
+        pcapng::end_block(&mut self.buffer, block);
         self.packets += 1;
         if self.buffer.len() >= BUFFER {
             self.flush()?;
