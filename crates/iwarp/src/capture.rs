@@ -158,7 +158,8 @@ impl Recorder {
         if self.shared.is_child() {
             return;
         }
-        if let Some(mut output) = fork::try_for(EXIT_LOCK_TIMEOUT, || self.shared.output.try_lock()) {
+        if let Some(mut output) = fork::try_for(EXIT_LOCK_TIMEOUT, || self.shared.output.try_lock())
+        {
             let result = output.flush();
             self.shared.report_lost_tail(result);
         }
@@ -355,7 +356,7 @@ enum Stage {
 
 /// One direction of the synthetic TCP stream.
 struct Direction {
-/// Next sequence number.
+    /// Next sequence number.
     next: u32,
     unacknowledged: u32,
     /// Splits a stream with markers into segments of one FPDU each.

@@ -275,7 +275,10 @@ fn full_disk_stops_only_recording() {
     recorder.shared.output.lock().file = File::create(full).expect("full");
     let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
     flow.opened(true);
-    assert!(recorder.is_recording(), "the packets are still in the buffer");
+    assert!(
+        recorder.is_recording(),
+        "the packets are still in the buffer"
+    );
     flow.sent(&[IoSlice::new(&vec![0; BUFFER])]);
     assert!(!recorder.is_recording());
     flow.sent(&[IoSlice::new(b"ignored")]);
