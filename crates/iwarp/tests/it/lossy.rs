@@ -1,8 +1,8 @@
-//! Datagrams over a link that drops, duplicates, reorders and corrupts packets: nothing corrupt is
-//! delivered, nothing is delivered twice, and the connection manager finds queue pairs
-//! nevertheless.
+//! Tests of datagrams over a link that drops, duplicates, reorders and corrupts packets. No corrupt
+//! datagram is delivered, none is delivered twice, and the connection manager still finds queue
+//! pairs.
 //!
-//! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and print
+//! `common::lossy` provides the link. Without network namespaces the tests are skipped, and print
 //! what is missing; with `IWARP_REQUIRE_NAMESPACES=1` they fail. Without `/dev/net/tun`, as in many
 //! containers, they are always skipped.
 
@@ -88,7 +88,7 @@ impl End {
         (self.cq.poll(&mut cqe).unwrap() == 1).then_some(cqe[0])
     }
 
-    /// Sends the message with this number, which determines its words, and waits until the socket
+    /// Sends the message with this number, which determines its contents. Waits until the socket
     /// has accepted it.
     fn send(&self, number: u64, source: IpAddr, (to, num): (IpAddr, u32)) {
         let words = length_of(number);
@@ -115,7 +115,7 @@ impl End {
     }
 }
 
-/// Most messages fit one packet.
+/// Returns the length of a message. Most messages fit into one packet.
 const fn length_of(number: u64) -> usize {
     match number % 8 {
         0 => WORDS,
@@ -194,7 +194,7 @@ fn lossy_link_only_loses_datagrams() {
             &fates.overtaken,
             &fates.spoiled,
         ] {
-            assert!(of(fate) > 50, "the link does not do what it should");
+            assert!(of(fate) > 50, "the link has affected too few packets");
         }
         // Corruption is detected by the CRC, duplicates by the number.
         assert!(drops.crc > 50 && drops.copies > 50);
@@ -247,7 +247,7 @@ fn numbered_peer_found_despite_loss() {
         for _ in 0..COUNT {
             let request = expect(&server, CmEventKind::ConnectRequest);
             let n = request.private_data[0];
-            assert!(asked.insert(n), "{n} asks twice");
+            assert!(asked.insert(n), "{n} sends two requests");
             request
                 .id
                 .accept_datagrams(1000 + u32::from(n), QKEY, &[n])
