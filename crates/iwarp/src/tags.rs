@@ -44,7 +44,7 @@ impl Context {
     /// queue pairs have to be reliable connections.
     ///
     /// # Errors
-    /// Those of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if `max_tags` is 0
+    /// The errors of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if `max_tags` is 0
     /// or above 1024.
     pub fn create_tag_srq(
         &self,

@@ -108,7 +108,7 @@ impl Context {
     /// domain that cannot be opened again.
     ///
     /// # Errors
-    /// The same as with the kernel:
+    /// As with the kernel:
     /// - [`Error::InvalidArgument`]: the domain exists and `exclusive` is `true`, or `file` is
     ///   `None` and `create` is `false`.
     /// - [`Error::Io`] with `EAGAIN`: the domain does not exist and `create` is `false`.
@@ -149,7 +149,7 @@ impl Context {
     /// `IBV_SRQT_XRC`). Its receives complete in `cq`.
     ///
     /// # Errors
-    /// Those of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if the domain
+    /// The errors of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if the domain
     /// belongs to another device.
     pub fn create_xrc_srq(
         &self,
@@ -190,7 +190,7 @@ impl Context {
     /// attributes of receives are ignored.
     ///
     /// # Errors
-    /// Those of [`create_qp`](Self::create_qp) and, with `addressable`, of
+    /// The errors of [`create_qp`](Self::create_qp) and, with `addressable`, of
     /// [`create_addressable_qp`](Self::create_addressable_qp).
     pub fn create_xrc_initiator(
         &self,
@@ -210,7 +210,7 @@ impl Context {
     /// Creates the target of an extended reliable connection (`IBV_QPT_XRC_RECV`).
     ///
     /// # Errors
-    /// Those of [`create_xrc_initiator`](Self::create_xrc_initiator), and
+    /// The errors of [`create_xrc_initiator`](Self::create_xrc_initiator), and
     /// [`Error::InvalidArgument`] if the domain belongs to another device.
     pub fn create_xrc_target(
         &self,
@@ -293,7 +293,7 @@ impl QueuePair {
     /// the peer.
     ///
     /// # Errors
-    /// Those of [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
@@ -302,7 +302,7 @@ impl QueuePair {
     /// queue of the peer.
     ///
     /// # Errors
-    /// Those of [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }

@@ -15,7 +15,7 @@ impl Context {
     /// it listens on a TCP port at each of its addresses. The queue pair numbers contain this port.
     ///
     /// # Errors
-    /// Those of [`create_qp`](Self::create_qp), and [`Error::Io`] if no file descriptor or port is
+    /// The errors of [`create_qp`](Self::create_qp), and [`Error::Io`] if no file descriptor or port is
     /// left.
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();

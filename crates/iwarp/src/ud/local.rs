@@ -199,7 +199,7 @@ mod tests {
         for none in [&[][..], &["192.0.2.1"]] {
             assert!(matches!(bound(none), Err(Error::NoDevice)), "{none:?}");
         }
-        // The same address twice: the port is in use at the second.
+        // One address twice: the port is in use at the second.
         assert!(bound(&["127.0.0.1", "127.0.0.1"]).unwrap().is_none());
         // Other errors are returned. A bind to a link-local address without a scope fails with
         // EINVAL.

@@ -314,7 +314,7 @@ impl UdQueuePair {
     /// none.
     ///
     /// # Errors
-    /// Those of [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_send_all(&self, wrs: &[UdSendWr<'_>]) -> Result<(), PostFailed> {
         let result = self.inner.post(wrs, true);
         self.inner.drive_tx();
@@ -325,7 +325,7 @@ impl UdQueuePair {
     /// routing header.
     ///
     /// # Errors
-    /// Those of [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let qp = &self.inner;
         let mut effects = UdEffects::default();

@@ -390,7 +390,7 @@ fn maximum_duration_is_valid_timeout() {
         assert!(matches!(event.kind, AsyncEventKind::QpAccessError(_)));
         connection.disconnect().unwrap();
     });
-    // The same timeout for events of an unconnected identifier.
+    // This timeout is also valid for events of an unconnected identifier.
     let events = create_event_channel().unwrap();
     let pd = ctx.allocate_pd();
     let cq = ctx.create_cq(1, None).unwrap();
