@@ -44,8 +44,8 @@ impl Context {
     /// queue pairs have to be reliable connections.
     ///
     /// # Errors
-    /// The errors of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if `max_tags` is 0
-    /// or above 1024.
+    /// The errors of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if `max_tags`
+    /// is 0 or above 1024.
     pub fn create_tag_srq(
         &self,
         cq: &CompletionQueue,

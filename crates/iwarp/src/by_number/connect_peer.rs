@@ -15,8 +15,8 @@ impl Context {
     /// it listens on a TCP port at each of its addresses. The queue pair numbers contain this port.
     ///
     /// # Errors
-    /// The errors of [`create_qp`](Self::create_qp), and [`Error::Io`] if no file descriptor or port is
-    /// left.
+    /// The errors of [`create_qp`](Self::create_qp), and [`Error::Io`] if no file descriptor or
+    /// port is left.
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
         let directory = self.inner.directory()?;
