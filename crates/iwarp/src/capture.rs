@@ -1,5 +1,6 @@
 //! An unprivileged recorder of RDMA traffic. It writes the data of sockets to a pcapng file with
 //! synthetic TCP/IP headers, so that Wireshark decodes it as iWARP (RFC 5044 section 4, RFC 793).
+//!
 //! The recording contains the real data of each direction in order, the real addresses, and the
 //! time of each system call. Sequence numbers, acknowledgements, segment boundaries and the
 //! handshake are synthetic, as on a perfect network. On a connection with markers each segment
@@ -70,10 +71,11 @@ impl RecorderLimits {
     }
 }
 
-/// Records the traffic of connections in a pcapng file, which Wireshark and `tshark` decode. A
-/// clone writes to the same file. The file is complete after [`flush`](Self::flush), and after the
-/// last clone and the last recorded connection are dropped. A recorder never disturbs the traffic:
-/// an error of the file stops the recording and is reported once, as in
+/// Records the traffic of connections in a pcapng file, which Wireshark and `tshark` decode.
+///
+/// A clone writes to the same file. The file is complete after [`flush`](Self::flush), and after
+/// the last clone and the last recorded connection are dropped. A recorder never disturbs the
+/// traffic: an error of the file stops the recording and is reported once, as in
 /// [`Config::from_env`](crate::Config::from_env). A child of `fork` does not record.
 ///
 /// If both ends of a connection are in this process and record to the same file, each octet is

@@ -4,12 +4,14 @@
 //! or `/tmp` if the socket cannot be created there. Its name is `iwarp-stat.PID.RANDOM` and its
 //! mode is 0600, so only the same user and root can connect. Other users who can write to `/tmp`
 //! cannot interfere:
+//!
 //! * the name cannot be guessed, so no other user can create it first;
 //! * a client opens the directory entry without following symbolic links, checks the opened entry,
 //!   and connects to it, and not to its name;
 //! * a client skips entries of other users, unless it is root, and sockets whose process runs as
-//!   another user than the entry's owner. A killed process leaves its entry behind. The next client
-//!   removes it, because no process listens.
+//!   another user than the entry's owner.
+//!
+//! A killed process leaves its entry behind. The next client removes it, because no process listens.
 
 use crate::sys::sockopt::{PeerCredentials, peer_credentials};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, openat, unlinkat};

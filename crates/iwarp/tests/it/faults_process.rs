@@ -552,7 +552,7 @@ fn destroyed_connection_closes_without_peer() {
 
 #[test]
 fn no_descriptors_are_leaked() {
-    alone("no_descriptors_are_left_behind", || {
+    alone("no_descriptors_are_leaked", || {
         // The engine keeps its descriptors after the last connection, so it is started before
         // counting.
         Healthy::new(V4).check();

@@ -1,5 +1,6 @@
 //! Tests of connections that end during a network outage: messages of completed requests still
 //! arrive, and the peer is notified of the end. A peer that never comes back is detected.
+//!
 //! `common::net` provides the network.
 
 use crate::common::net::{FAR, NEAR, Net, inside, ip};
