@@ -458,7 +458,6 @@ impl Flow {
         }
     }
 
-    /// Returns `true` while recording.
     #[inline]
     pub(crate) fn is_recording(&self) -> bool {
         !self.muted && self.shared.is_recording()

@@ -130,7 +130,6 @@ fn with(base: Config, name: &str, value: &str) -> (Config, Vec<String>) {
     base.with_lookup(|asked| (asked == name).then(|| value.into()))
 }
 
-/// A variable changes only its own setting, regardless of the settings before.
 #[test]
 fn variable_changes_only_its_setting() {
     for &(name, value, change) in ROWS {

@@ -337,7 +337,6 @@ const STEM_MAX: usize = 48;
 /// The rule of [`Device::is_stem`], for messages.
 const STEM_RULE: &str = "letters, digits, '_', '-' and '.', at most 48";
 
-/// An entry of `IWARP_BIND`.
 struct BindEntry<'a> {
     text: &'a str,
     /// Parsed, because an address can be written in several ways.

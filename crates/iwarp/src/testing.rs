@@ -146,7 +146,6 @@ pub(crate) fn connected_for(
     attached(qp, epoch, true)
 }
 
-/// Connects `qp` as the responder.
 pub(crate) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
     attached(qp, None, false).unwrap()
 }

@@ -116,7 +116,6 @@ fn completion_queues_drive_a_target_once() {
     assert_eq!([drivers(), b.queue_pairs()], [0; 2]);
 }
 
-/// An initiator ignores the attributes of receives and inbound Reads.
 #[test]
 fn initiator_ignores_receive_attributes() {
     let ctx = context();

@@ -43,7 +43,6 @@ struct State {
 }
 
 impl State {
-    /// Passes an event to the partner of the queue pair `num`.
     fn step(&mut self, num: u32, event: Event) -> Effects {
         let (next, effects) = step(self.partners.remove(&num), event);
         if let Some(next) = next {

@@ -12,7 +12,6 @@ const FRIEND: Address = Address {
     num: 7,
 };
 
-/// A device, its directory, and a queue pair.
 fn rig() -> (Arc<Directory>, QueuePair) {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
@@ -100,7 +99,6 @@ fn reset_queue_pair_does_not_connect() {
     qp.destroy();
 }
 
-/// An identifier is destroyed when its own connection ends, and not when another connection ends.
 #[test]
 fn identifier_is_destroyed_with_its_connection() {
     let ctx = context();
@@ -274,7 +272,6 @@ fn expired_request_is_destroyed() {
     qp.destroy();
 }
 
-/// Closing the device closes its listeners and connections.
 #[test]
 fn closed_device_ends_its_connections() {
     let (directory, qp) = rig();
@@ -526,7 +523,6 @@ fn ends_connect_in_either_order() {
     }
 }
 
-/// A timer or an event of an earlier epoch must not fail requests of the current epoch.
 #[test]
 fn earlier_epoch_fails_nothing() {
     let (directory, qp) = without_peer(true);

@@ -140,7 +140,6 @@ pub(super) enum Partner {
 
 /// An event. Times are in nanoseconds.
 pub(super) enum Event {
-    /// The queue pair has named its peer.
     Named(Named, Role),
     /// A connection request has arrived.
     Asked {
@@ -252,7 +251,6 @@ impl Partner {
         }
     }
 
-    /// Returns the kept request.
     const fn kept(&self) -> Option<&Request> {
         match self {
             Self::Early(request) => Some(request),

@@ -14,7 +14,6 @@ const PORT_ATTEMPTS: usize = 16;
 
 /// A port on which the device listens.
 struct Port {
-    /// One listener for each address.
     listeners: Vec<(IpAddr, CmId)>,
     port: u16,
     used: [bool; PER_PORT],

@@ -152,7 +152,6 @@ fn checksum(mut sum: u64) -> u16 {
 mod tests {
     use super::*;
 
-    /// The example of RFC 1071 section 3.
     #[test]
     fn checksum_matches_rfc_example() {
         let data = [0x00, 0x01, 0xF2, 0x03, 0xF4, 0xF5, 0xF6, 0xF7];

@@ -35,7 +35,6 @@ pub(super) fn file_header(out: &mut Vec<u8>) {
     end_block(out, start);
 }
 
-/// Returns the size of the block for a packet of `packet_len` octets.
 pub(super) fn block_len(packet_len: usize) -> usize {
     PACKET_OVERHEAD + packet_len.next_multiple_of(4)
 }

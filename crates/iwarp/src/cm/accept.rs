@@ -36,7 +36,6 @@ impl CmId {
         self.attach_stream(replied, &qp)
     }
 
-    /// Sends the accepting MPA reply.
     pub(super) fn send_reply(
         &self,
         parameters: &ConnectionParameters,
@@ -111,7 +110,6 @@ impl CmId {
         }
     }
 
-    /// Passes the stream to the queue pair.
     pub(super) fn attach_stream(&self, replied: Replied, qp: &QueuePair) -> Result<()> {
         //= rfc5044 section 7.1.2
         //# If the MPA Request Frame is properly formatted and the Private Data is

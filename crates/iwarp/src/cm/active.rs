@@ -98,7 +98,6 @@ enum End {
 enum Next {
     Wait,
     End(End),
-    /// The peer has accepted.
     Accepted(Box<AcceptingReply>),
 }
 struct AcceptingReply {

@@ -354,7 +354,6 @@ pub(crate) mod tests {
         qp.destroy();
     }
 
-    /// The listener stops counting a pending connection, however it ends.
     #[test]
     fn ended_connection_is_not_counted() {
         type End = fn(&CmId, std::net::TcpStream);

@@ -167,7 +167,6 @@ fn kernel_queues_many_connections() {
     assert_eq!(all.unwrap().len(), count as usize);
 }
 
-/// If the peer resets the connection after its request, the event still has the peer's address.
 #[test]
 fn reset_request_has_peer_address() {
     let ctx = testing::context();
@@ -425,7 +424,6 @@ fn backlog_ignores_connections() {
     half_open.connections.fetch_sub(count, Ordering::Relaxed);
 }
 
-/// A connection stops counting when it ends, for each way to end.
 #[test]
 fn ended_connections_are_not_counted() {
     use crate::conn::qp::CmSink;
@@ -472,7 +470,6 @@ fn ended_connections_are_not_counted() {
     }
 }
 
-/// If the peer resets before the program accepts, the request fails and stops counting.
 #[test]
 fn accept_fails_after_peer_reset() {
     use iwarp_rnic::qp::State;

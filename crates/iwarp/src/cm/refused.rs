@@ -185,7 +185,6 @@ mod tests {
         }
     }
 
-    /// Octets from the initiator do not end the connection; its reset does.
     #[test]
     fn initiator_ends_the_connection() {
         let list = RefusedList::default();

@@ -28,7 +28,6 @@ pub(super) struct Starting {
 
 /// The result of reading a frame.
 pub(super) enum Read<T> {
-    /// The frame is complete.
     Frame(T),
     /// The frame is not complete.
     NeedMore,

@@ -46,7 +46,6 @@ use std::str::FromStr;
 /// `"seed=7;reset,bytes=64K"`. [`Spec::help`] lists the faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// The text as parsed.
     text: String,
     /// Seed of random choices; `None` chooses one per process.
     pub(crate) seed: Option<u64>,

@@ -128,7 +128,6 @@ struct Options {
     times: Option<u64>,
     directions: Option<Directions>,
     errno: Option<i32>,
-    /// Position of the option `op`.
     ops_at: Option<Range<usize>>,
 }
 
@@ -259,7 +258,6 @@ fn target(name: Piece<'_>, value: Option<Piece<'_>>, o: &mut Options) -> Result<
     }
 }
 
-/// Parses an option of [`When`].
 fn frequency(name: Piece<'_>, value: Option<Piece<'_>>, o: &mut Options) -> Result<()> {
     match name.text {
         "nth" => {

@@ -251,7 +251,6 @@ proptest! {
         }
     }
 
-    /// Random sequences of valid fragments.
     #[test]
     fn random_fragments_do_not_panic(pieces in proptest::collection::vec(prop_oneof![
         Just("reset"), Just("crc"), Just("delay=1ms"), Just(",nth=2"), Just(",p=1"), Just(";"),

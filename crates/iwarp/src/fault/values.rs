@@ -124,7 +124,6 @@ const fn width(ip: IpAddr) -> u8 {
     }
 }
 
-/// Returns the first `count` bits of an address.
 fn bits(ip: IpAddr, count: u8) -> u128 {
     let all = match ip {
         IpAddr::V4(ip) => u128::from(u32::from(ip)),

@@ -100,7 +100,6 @@ impl Plan {
         all
     }
 
-    /// Injects the fault of a timed rule.
     fn apply_timed_rule(self: &Arc<Self>, index: usize) {
         let Some(rule) = self.spec.rules.get(index) else {
             return;

@@ -61,7 +61,6 @@ impl Plan {
         refuses
     }
 
-    /// Takes the port down for `time` nanoseconds.
     pub(super) fn port_down(self: &Arc<Self>, time: u64) {
         let until = self.wake_port_after(time);
         let before = self.port_down_until.swap(until, Ordering::Relaxed);

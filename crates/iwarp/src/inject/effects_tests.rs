@@ -677,7 +677,6 @@ fn log_contains_faults_without_queue_pair() {
     assert_eq!(rules.collect::<Vec<_>>(), expected);
 }
 
-/// The pause after a step of a slow connection does not shorten a longer delay.
 #[test]
 fn slow_step_keeps_longer_delay() {
     let faults = faults("seed=230;slow=6400,dir=out", true);

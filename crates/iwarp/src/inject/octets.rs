@@ -160,7 +160,6 @@ impl QpInjector {
     }
 }
 
-/// Shortens a list to `max` octets.
 fn shorten(runs: &mut Vec<RawSlice>, mut max: usize) {
     for run in runs.iter_mut() {
         *run = run.first(max);
@@ -219,7 +218,6 @@ mod tests {
         assert!(places.len() > FLIP_RANGE.len() / 2, "{places:?}");
     }
 
-    /// The chosen bit depends on the rule's number, and not on later rules.
     #[test]
     fn flipped_bit_depends_on_rule() {
         let places = |rules: &str| -> Vec<usize> {

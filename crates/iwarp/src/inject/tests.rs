@@ -253,7 +253,6 @@ fn refused_request_fails_once() {
     qp.destroy();
 }
 
-/// A timed fault hits the queue pairs that are connected at its time, without a request.
 #[test]
 fn timed_fault_needs_no_request() {
     // On a busy machine the time may pass before the connection is up. Then a later time is tried.
@@ -311,7 +310,6 @@ fn timed_rule_hits_connected_queue_pairs() {
     }
 }
 
-/// A fault of a request that waits for its connection also waits for it.
 #[test]
 fn actions_wait_for_the_connection() {
     for (text, reset) in [
@@ -338,7 +336,6 @@ fn actions_wait_for_the_connection() {
     }
 }
 
-/// Returns a device with faults and three queue pairs.
 fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePair; 3]) {
     let ctx = testing::context_with(Config {
         fault: Some(text.parse().unwrap()),
@@ -349,7 +346,6 @@ fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePai
     (ctx, all)
 }
 
-/// DEVICE_FATAL ends the device's connections. Other events of the device do not.
 #[test]
 fn only_device_fatal_ends_connections() {
     use crate::fault::Event::{DeviceFatal, LidChange, PortError};
@@ -417,7 +413,6 @@ fn actions_precede_their_request() {
     qp.destroy();
 }
 
-/// A timed fault of a device needs no queue pair, and occurs once.
 #[test]
 fn timed_device_fault_needs_no_opportunity() {
     use crate::objects::events::PortEvent::{Active, Error, LidChange};

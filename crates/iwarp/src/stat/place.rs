@@ -11,7 +11,8 @@
 //! * a client skips entries of other users, unless it is root, and sockets whose process runs as
 //!   another user than the entry's owner.
 //!
-//! A killed process leaves its entry behind. The next client removes it, because no process listens.
+//! A killed process leaves its entry behind. The next client removes it, because no process
+//! listens.
 
 use crate::sys::sockopt::{PeerCredentials, peer_credentials};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, openat, unlinkat};

@@ -56,7 +56,6 @@ pub(crate) struct LinkReport {
 pub(crate) struct DeviceReport {
     pub(crate) name: String,
     pub(crate) address: IpAddr,
-    /// Number of open contexts.
     pub(crate) opened: u32,
     pub(crate) queue_pairs: usize,
     pub(crate) completion_queues: u32,
@@ -349,7 +348,6 @@ mod tests {
         }
     }
 
-    /// A device that was opened twice has one entry with the objects of both contexts.
     #[test]
     fn device_opened_twice_reported_once() {
         const NAME: &str = "device of the report test";

@@ -125,7 +125,6 @@ struct Pieces {
     /// Current piece, including octets that were written already.
     piece: Vec<u8>,
     written: usize,
-    /// Time of the last progress.
     last_progress: Instant,
 }
 

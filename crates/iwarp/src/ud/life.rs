@@ -254,7 +254,6 @@ impl Drop for UdInner {
     }
 }
 
-/// Returns a completion with this status.
 pub(super) fn completion(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
     Cqe {
         wr_id,

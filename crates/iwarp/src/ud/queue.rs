@@ -107,7 +107,6 @@ impl SendQueue {
         self.position
     }
 
-    /// Returns the request at offset `offset` from the oldest.
     pub(super) fn get(&self, offset: usize) -> Option<&Waiting> {
         self.ring.get(offset)
     }

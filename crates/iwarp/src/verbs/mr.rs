@@ -203,7 +203,6 @@ impl MemoryRegion {
         Ok((start, end - start))
     }
 
-    /// Returns `true` if the region was registered in this protection domain.
     pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
         self.inner.pd == pd.number() && self.inner.ctx.is_same(pd.context())
     }

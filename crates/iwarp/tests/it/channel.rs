@@ -34,7 +34,6 @@ fn streams() -> (Stream, Stream) {
     (a.into(), b.into())
 }
 
-/// Returns a message of `len` bytes whose contents depend on `n`.
 fn message(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (n * 31 + i) as u8).collect()
 }

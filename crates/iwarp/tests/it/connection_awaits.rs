@@ -281,7 +281,6 @@ fn finish<T>(mut future: Pin<&mut impl Future<Output = Result<T, Error>>>) -> T 
     }
 }
 
-/// A panicking waker does not affect other waiters for the same event.
 #[test]
 fn panicking_waker_affects_no_waiters() {
     let panics = Arc::new(Panics(AtomicU64::new(0)));
@@ -485,7 +484,6 @@ async fn streams_are_cancelled_at_every_await() {
     assert!(got.len() == 20_000 && got.iter().enumerate().all(|(n, o)| *o == (n % 251) as u8));
 }
 
-/// A message goes to the first waiter, not to a later caller.
 #[test]
 fn message_goes_to_first_waiter() {
     let (a, b) = pair();

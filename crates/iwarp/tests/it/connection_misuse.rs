@@ -71,7 +71,6 @@ fn drops_in_any_order() {
     }
 }
 
-/// A message outlives its connection.
 #[test]
 fn message_outlives_connection() {
     let (a, b) = pair();
@@ -127,7 +126,6 @@ fn cancellation_at_every_await() {
     }
 }
 
-/// Cancelled receives lose no message, and the order is kept.
 #[test]
 fn cancelled_receives_lose_nothing() {
     let (a, b) = pair();
@@ -167,7 +165,6 @@ impl Wake for Panics {
     }
 }
 
-/// A panicking waker does not affect others.
 #[test]
 fn panicking_waker_affects_no_others() {
     let (a, b) = pair();
@@ -194,7 +191,6 @@ fn panicking_waker_affects_no_others() {
     assert!(panics.0.load(Ordering::Relaxed) > 0);
 }
 
-/// A forked child cannot use or damage a connection.
 #[test]
 fn forked_child_does_not_use_connection() {
     alone("forked_child_does_not_use_connection", || {
@@ -316,7 +312,6 @@ fn many_threads_and_little_room() {
     }
 }
 
-/// Many tasks share a connection; some are cancelled at random.
 #[test]
 fn many_tasks_some_cancelled() {
     let runtime = tokio::runtime::Builder::new_multi_thread();
@@ -475,7 +470,6 @@ fn every_call_refuses_lengths_alike() {
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
-/// Lost completions end the connection for all current and later users.
 #[test]
 fn lost_completions_end_the_connection() {
     let (a, _b) = faulty(Options::new(), "seed=7;cq-overflow,nth=3,op=send");

@@ -115,7 +115,6 @@ impl End {
         }
     }
 
-    /// Returns the contents of a slot.
     fn octets(&self, slot: usize, len: usize) -> Vec<u8> {
         (0..len)
             // SAFETY: the test owns the memory. The RNIC writes to it only before a receive

@@ -17,7 +17,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 use std::time::{Duration, Instant};
 
-/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the structure is valid to write, and all zeros are a valid value.

@@ -24,7 +24,6 @@ fn wrong_stag_ends_connection_and_counts() {
     }
 }
 
-/// All bits of an STag are random, except the four that select a part of the memory table.
 #[test]
 fn stags_are_random_except_four_bits() {
     const REGIONS: usize = 2048;

@@ -325,7 +325,6 @@ fn absent_peer_times_out_on_schedule() {
     b.destroy();
 }
 
-/// The time limit of a waiting request restarts when the queue pair's limit changes.
 #[test]
 fn new_limit_applies_to_waiting_requests() {
     let retry = |timeout| Retry {

@@ -67,7 +67,6 @@ impl Place {
         unsafe { self.word(at).read_volatile() }
     }
 
-    /// Fills the first `words` words with values derived from `seed`.
     fn fill(&self, words: usize, seed: u64) {
         (0..words).for_each(|at| self.set(at, seed << 32 | at as u64));
     }
@@ -266,7 +265,6 @@ fn peer_is_refused_unmapped_memory() {
     });
 }
 
-/// A request with unmapped local memory fails with a local error.
 #[test]
 fn local_unmapped_memory_fails_request() {
     others_are_served(|| {

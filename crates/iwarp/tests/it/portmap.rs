@@ -11,7 +11,6 @@ const ACCEPT: u8 = 0x14;
 const ACK: u8 = 0x24;
 const REJECT: u8 = 0x34;
 
-/// Returns the socket and the port of a port mapper.
 fn mapper() -> (UdpSocket, u16) {
     let socket = UdpSocket::bind(SocketAddr::new(V4, 0)).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();

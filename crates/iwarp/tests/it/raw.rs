@@ -509,7 +509,6 @@ fn polling_makes_room_for_long_lists() {
     }
 }
 
-/// Destroying a completion queue drops its own events only.
 #[test]
 fn destroyed_queue_drops_its_events() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();

@@ -242,7 +242,6 @@ impl Stage {
     }
 }
 
-/// Returns all segments of the message that begins at index `at`.
 fn message(segments: &[(bool, Header, Vec<u8>)], at: usize) -> Vec<(Header, Vec<u8>)> {
     let (side, first, _) = &segments[at];
     let mut out = Vec::new();

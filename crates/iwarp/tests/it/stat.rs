@@ -243,7 +243,6 @@ fn stalled_clients_block_and_leak_nothing() {
     });
 }
 
-/// Returns the path of the only entry in a directory.
 fn entry_of(dir: &Path) -> PathBuf {
     let mut entries = std::fs::read_dir(dir).unwrap();
     let entry = entries.next().expect("an entry").unwrap().path();

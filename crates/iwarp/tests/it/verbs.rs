@@ -154,7 +154,6 @@ fn sq_sig_all_signals_every_request() {
     assert_eq!((next(&cq).wr_id, a.state()), (7, State::Rts));
 }
 
-/// Each kind of event refers to its object.
 #[test]
 fn events_of_each_kind_arrive() {
     let kinds = [

@@ -30,7 +30,6 @@ impl Wake for Panics {
     }
 }
 
-/// A waker that sends a message when it is called.
 struct SendingWaker(Sender<()>);
 
 impl Wake for SendingWaker {

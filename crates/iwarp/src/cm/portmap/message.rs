@@ -7,7 +7,6 @@ pub(crate) const MESSAGE_LEN: usize = 48;
 /// Octets of a request, the longest message.
 pub(crate) const REQUEST_LEN: usize = 64;
 
-/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Request,
@@ -16,7 +15,6 @@ pub(crate) enum Kind {
     Reject,
 }
 
-/// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) kind: Kind,

@@ -210,7 +210,6 @@ impl Asking {
 }
 
 impl CmId {
-    /// Adds the event at the end of an attempt.
     fn attempt_ended(&self, asking: &Asking, end: End) {
         let (phase, event) = match end {
             End::Answered(Answer::QueuePair { num, qkey }, private_data) => {

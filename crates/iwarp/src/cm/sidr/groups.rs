@@ -22,7 +22,6 @@ pub(super) struct Membership {
     group: SocketAddr,
     /// The program's value for events of the group.
     user: u64,
-    /// `true` if the identifier only sends to the group.
     send_only: bool,
 }
 
@@ -31,7 +30,6 @@ impl Membership {
         canonical(self.group).ip()
     }
 
-    /// Attaches a queue pair to the group.
     pub(super) fn attach(&self, qp: &UdQueuePair) -> Result<()> {
         match self.send_only {
             true => Ok(()),

@@ -28,7 +28,6 @@ pub(super) type Reply = Box<[u8; MESSAGE_LEN]>;
 pub(super) enum Advice {
     /// Send a challenge with this cookie.
     Challenge(u64),
-    /// Ignore the request.
     Ignore,
     /// Send this reply again.
     Resend(Reply),

@@ -94,7 +94,6 @@ fn groups_have_limits() {
     a.qp.attach_group(group(32)).unwrap();
 }
 
-/// A queue pair that blocks its own datagrams still receives those of others.
 #[test]
 fn loopback_off_still_receives_others() {
     let [a, b] = attached(&[group(1)]);

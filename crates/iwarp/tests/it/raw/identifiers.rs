@@ -241,7 +241,6 @@ fn reuseaddr_shares_address_one_listens() {
     assert!(in_use(id(true).bind(alone.addresses().0.unwrap())));
 }
 
-/// An identifier connects from its bound port, also at the second attempt.
 #[test]
 fn identifier_connects_from_bound_port() {
     let channel = create_event_channel().unwrap();
