@@ -140,6 +140,7 @@ pub(super) enum Partner {
 
 /// An event. Times are in nanoseconds.
 pub(super) enum Event {
+    /// The queue pair has named its peer.
     Named(Named, Role),
     /// A connection request has arrived.
     Asked {
