@@ -22,16 +22,17 @@ impl Scratch {
     /// Returns the packets of the file, from the IP header on.
     fn packets(&self) -> Vec<Vec<u8>> {
         let bytes = std::fs::read(&self.0).expect("file");
-        let word =
-            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("word")) as usize;
-        let (mut at, mut packets) = (0, Vec::new());
-        while at < bytes.len() {
-            if word(at) == 6 {
-                packets.push(bytes[at + 28..at + 28 + word(at + 20)].to_vec());
+        let word = |offset: usize| {
+            u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("word")) as usize
+        };
+        let (mut offset, mut packets) = (0, Vec::new());
+        while offset < bytes.len() {
+            if word(offset) == 6 {
+                packets.push(bytes[offset + 28..offset + 28 + word(offset + 20)].to_vec());
             }
-            at += word(at + 4);
+            offset += word(offset + 4);
         }
-        assert_eq!(at, bytes.len(), "the last block is complete");
+        assert_eq!(offset, bytes.len(), "the last block is complete");
         packets
     }
 }
@@ -48,7 +49,8 @@ fn address(text: &str) -> SocketAddr {
 
 /// Returns flags, sequence, acknowledgement and payload of an IPv4 packet.
 fn tcp(packet: &[u8]) -> (u8, u32, u32, &[u8]) {
-    let word = |at: usize| u32::from_be_bytes(packet[at..at + 4].try_into().expect("word"));
+    let word =
+        |offset: usize| u32::from_be_bytes(packet[offset..offset + 4].try_into().expect("word"));
     let head = usize::from(packet[32] >> 4) * 4;
     (packet[33], word(24), word(28), &packet[20 + head..])
 }

@@ -109,18 +109,19 @@ mod tests {
             end_block(&mut out, start);
             assert_eq!(out.len() - before, block_len(len));
         }
-        let word = |at: usize| u32::from_le_bytes(out[at..at + 4].try_into().expect("word"));
-        let (mut at, mut kinds) = (0, Vec::new());
-        while at < out.len() {
-            let len = word(at + 4) as usize;
+        let word =
+            |offset: usize| u32::from_le_bytes(out[offset..offset + 4].try_into().expect("word"));
+        let (mut offset, mut kinds) = (0, Vec::new());
+        while offset < out.len() {
+            let len = word(offset + 4) as usize;
             assert_eq!(len % 4, 0);
-            assert_eq!(word(at + len - 4) as usize, len);
-            assert_eq!(first_block_len(&out[at..]), Some(len));
-            kinds.push(word(at));
-            at += len;
+            assert_eq!(word(offset + len - 4) as usize, len);
+            assert_eq!(first_block_len(&out[offset..]), Some(len));
+            kinds.push(word(offset));
+            offset += len;
         }
-        assert_eq!(at, out.len());
-        assert_eq!(first_block_len(&out[at..]), None);
+        assert_eq!(offset, out.len());
+        assert_eq!(first_block_len(&out[offset..]), None);
         assert_eq!(kinds[..2], [SECTION_HEADER, INTERFACE_DESCRIPTION]);
         assert_eq!(kinds[2..], [ENHANCED_PACKET; 9]);
     }

@@ -272,8 +272,9 @@ fn retries_use_the_mapped_port() {
         },
     ];
     for retry in retries {
-        let at = named.local_addr().unwrap();
-        let active = Active::new(&id, &ctx, (qp.clone(), None), at, None, &parameters).unwrap();
+        let address = named.local_addr().unwrap();
+        let active =
+            Active::new(&id, &ctx, (qp.clone(), None), address, None, &parameters).unwrap();
         active.state.lock().target = mapped.local_addr().unwrap();
         retry(&active);
         testing::until("no attempt", || mapped.accept().is_ok());

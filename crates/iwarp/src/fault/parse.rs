@@ -12,20 +12,20 @@ use std::path::PathBuf;
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     text: &'a str,
-    at: usize,
+    offset: usize,
 }
 
 impl<'a> Piece<'a> {
     fn range(self) -> Range<usize> {
-        self.at..self.at + self.text.len()
+        self.offset..self.offset + self.text.len()
     }
 
     /// Splits the piece at each `separator`, and trims the parts.
     fn split(self, separator: char) -> impl Iterator<Item = Self> {
-        let mut at = self.at;
+        let mut offset = self.offset;
         self.text.split(separator).map(move |text| {
-            let piece = Piece { text, at };
-            at += text.len() + separator.len_utf8();
+            let piece = Piece { text, offset };
+            offset += text.len() + separator.len_utf8();
             piece.trim()
         })
     }
@@ -37,11 +37,11 @@ impl<'a> Piece<'a> {
         };
         let value = Piece {
             text: value,
-            at: self.at + name.len() + 1,
+            offset: self.offset + name.len() + 1,
         };
         let name = Piece {
             text: name,
-            at: self.at,
+            offset: self.offset,
         };
         (name.trim(), Some(value.trim()))
     }
@@ -50,7 +50,7 @@ impl<'a> Piece<'a> {
         let start = self.text.len() - self.text.trim_start().len();
         Self {
             text: self.text.trim(),
-            at: self.at + start,
+            offset: self.offset + start,
         }
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn spec(text: &str) -> std::result::Result<Spec, SpecError> {
 }
 
 fn read(text: &str) -> Result<Spec> {
-    let all = Piece { text, at: 0 };
+    let all = Piece { text, offset: 0 };
     let mut spec = Spec {
         text: text.trim().to_owned(),
         seed: None,
@@ -144,14 +144,15 @@ fn rule(item: Piece<'_>) -> Result<Rule> {
     if let (Kind::Create(object), Some(errno)) = (&mut kind, options.errno) {
         object.errno = errno;
     }
-    if let (Kind::RemoteAccess, Some(ops), Some(at)) = (kind, options.select.ops, options.ops_at) {
+    if let (Kind::RemoteAccess, Some(ops), Some(range)) = (kind, options.select.ops, options.ops_at)
+    {
         // A rule that never injects its fault is an error.
         if ![Ops::WRITE, Ops::READ, Ops::ATOMIC]
             .iter()
             .any(|op| ops.has(*op))
         {
             return Err((
-                at,
+                range,
                 Mistake::Value("write, read or atomic, because other operations have no rkey"),
             ));
         }

@@ -25,8 +25,10 @@ impl QpInjector {
     pub(super) fn limit_octets(&self, direction: StreamDirection, runs: &mut Vec<RawSlice>) {
         let state = self.state.lock();
         let passed = state.octets[direction.index()];
-        let thresholds = self.thresholds(&state, direction).map(|(_, at)| at);
-        let to_threshold = thresholds.min().map(|at| at.saturating_sub(passed).max(1));
+        let thresholds = self.thresholds(&state, direction).map(|(_, count)| count);
+        let to_threshold = thresholds
+            .min()
+            .map(|count| count.saturating_sub(passed).max(1));
         // A slow connection moves data in small steps, not in bursts.
         let step =
             state.rate[direction.index()].map(|rate| (rate / STEPS_PER_SECOND).max(STEP_MIN));
@@ -65,7 +67,7 @@ impl QpInjector {
         state.octets[direction.index()] = passed;
         let due: Vec<(usize, u64)> = self
             .thresholds(&state, direction)
-            .filter(|(_, at)| *at <= passed)
+            .filter(|(_, count)| *count <= passed)
             .collect();
         for (i, _) in due {
             if let Some(reached) = state.reached.get_mut(i) {
@@ -153,8 +155,8 @@ impl QpInjector {
             state.octets[direction.index()],
             "bit",
         );
-        let at = FLIP_RANGE.start + (random >> 3) as usize % FLIP_RANGE.len();
-        if let Some(octet) = octets.get_mut(at) {
+        let offset = FLIP_RANGE.start + (random >> 3) as usize % FLIP_RANGE.len();
+        if let Some(octet) = octets.get_mut(offset) {
             *octet ^= 1 << (random & 7);
         }
     }
@@ -185,11 +187,11 @@ mod tests {
         let differ: Vec<_> = (0..before.len())
             .filter(|i| before[*i] != after[*i])
             .collect();
-        let [at] = differ[..] else {
+        let [offset] = differ[..] else {
             panic!("{differ:?}");
         };
-        assert!((before[at] ^ after[at]).is_power_of_two());
-        at
+        assert!((before[offset] ^ after[offset]).is_power_of_two());
+        offset
     }
 
     #[test]
@@ -214,7 +216,7 @@ mod tests {
             assert_eq!(runs, all);
         }
         // The flipped bits are within the range, and spread over it.
-        assert!(places.iter().all(|at| FLIP_RANGE.contains(at)));
+        assert!(places.iter().all(|offset| FLIP_RANGE.contains(offset)));
         assert!(places.len() > FLIP_RANGE.len() / 2, "{places:?}");
     }
 

@@ -24,8 +24,8 @@ pub(super) struct Local {
 
 impl Local {
     fn bind(device: &Device, ip: IpAddr, port: u16, engine: &Engine) -> io::Result<Self> {
-        let at = Bind::Address(device.socket_addr(ip, port));
-        let socket = DatagramSocket::bind(at, device.interface_index(), SOCKET_BUFFER)?;
+        let address = Bind::Address(device.socket_addr(ip, port));
+        let socket = DatagramSocket::bind(address, device.interface_index(), SOCKET_BUFFER)?;
         let token = engine.token();
         Ok(Self { ip, socket, token })
     }
@@ -187,8 +187,8 @@ mod tests {
         let (list, port) = bound(&["127.0.0.1", "127.0.0.2"]).unwrap().unwrap();
         assert_eq!(list.len(), 2);
         for local in &list {
-            let at = local.socket.local_addr().unwrap();
-            assert_eq!(at, (local.ip, port).into());
+            let address = local.socket.local_addr().unwrap();
+            assert_eq!(address, (local.ip, port).into());
         }
         // An address that the device has lost is skipped.
         for addresses in [["192.0.2.1", "127.0.0.1"], ["127.0.0.1", "192.0.2.1"]] {

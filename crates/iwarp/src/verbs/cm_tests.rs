@@ -103,8 +103,8 @@ fn dropped_connection_destroys_identifier() {
 #[test]
 fn dropped_listener_rejects_pending_requests() {
     let listener = ListeningId::bind(&testing::context(), ([127, 0, 0, 1], 0).into()).unwrap();
-    let at = listener.local_addr();
-    let mut peer = TcpStream::connect(at).unwrap();
+    let address = listener.local_addr();
+    let mut peer = TcpStream::connect(address).unwrap();
     peer.set_read_timeout(Some(LIMIT)).unwrap();
     peer.write_all(REQUEST).unwrap();
     wait_until("no request arrives", || !listener.channel.is_empty());
@@ -113,7 +113,7 @@ fn dropped_listener_rejects_pending_requests() {
     peer.read_exact(&mut reply).unwrap();
     assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
     wait_until("the listener still listens", || {
-        TcpStream::connect(at).is_err()
+        TcpStream::connect(address).is_err()
     });
 }
 
@@ -127,9 +127,9 @@ fn attempt_has_source_and_is_cancelled() {
     let named = connector.clone().source(([127, 0, 0, 6], 0).into());
     for (connector, from) in [(connector, [127, 0, 0, 5]), (named, [127, 0, 0, 6])] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listener.local_addr().unwrap();
+        let address = listener.local_addr().unwrap();
         let (mut peer, source) = {
-            let mut attempt = pin!(connector.connect_async(at, queue_pair(&ctx)));
+            let mut attempt = pin!(connector.connect_async(address, queue_pair(&ctx)));
             assert!(poll_once(attempt.as_mut()).is_pending());
             listener.accept().unwrap()
         };

@@ -125,9 +125,9 @@ impl End {
 
     fn fill(&self, slot: usize, octets: &[u8]) {
         for (i, octet) in octets.iter().enumerate() {
-            let at = self.memory.as_ptr().cast_mut();
+            let start = self.memory.as_ptr().cast_mut();
             // SAFETY: the test owns the memory, and no receive is pending.
-            unsafe { at.add(slot * SLOT + i).write_volatile(*octet) };
+            unsafe { start.add(slot * SLOT + i).write_volatile(*octet) };
         }
     }
 
@@ -525,9 +525,9 @@ fn unready_qp_drops_datagrams() {
         b.qp.modify(to).unwrap();
     }
     b.receive(0, 100);
-    for came in 1..4 {
+    for count in 1..4 {
         a.send_to(&b, b"too early");
-        b.poll_until(|b| b.qp.drops().state == came);
+        b.poll_until(|b| b.qp.drops().state == count);
     }
     b.qp.modify(State::Rtr).unwrap();
     a.send_to(&b, b"in time");
@@ -545,12 +545,12 @@ fn qp_is_reached_at_each_address() {
         b.receive(slot, 100);
     }
     let pieces: [&[u8]; 1] = [b"here"];
-    let wrs = order.map(|at: usize| UdSendWr {
-        to: UdAddress::new(own[at], own[at], 0, 0).unwrap(),
+    let wrs = order.map(|index: usize| UdSendWr {
+        to: UdAddress::new(own[index], own[index], 0, 0).unwrap(),
         ..request(&b, &pieces)
     });
     a.qp.post_send(&wrs).unwrap();
-    let mut came = [0; 2];
+    let mut received = [0; 2];
     for _ in order {
         let got = b.next();
         assert_eq!((got.status, got.byte_len), (WcStatus::Success, 44));
@@ -561,9 +561,9 @@ fn qp_is_reached_at_each_address() {
             0 => assert_eq!(octets[32..40], [127, 0, 0, 1, 127, 0, 0, 1]),
             _ => assert_eq!([&octets[8..24], &octets[24..40]], [own[1], own[1]]),
         }
-        came[v6] += 1;
+        received[v6] += 1;
     }
-    assert_eq!(came, [4, 4]);
+    assert_eq!(received, [4, 4]);
 }
 
 /// A loopback address cannot send to other networks. The request completes even so, and later
@@ -842,8 +842,9 @@ fn flood_only_loses_datagrams() {
             assert_eq!(cqe.status, WcStatus::Success);
             let slot = cqe.wr_id as usize;
             let octets = b.octets(slot, cqe.byte_len as usize);
-            let number = |at: usize| {
-                u32::from_be_bytes(octets[GRH + at..GRH + at + 4].try_into().unwrap()) as usize
+            let number = |offset: usize| {
+                u32::from_be_bytes(octets[GRH + offset..GRH + offset + 4].try_into().unwrap())
+                    as usize
             };
             let (sender, i) = (number(0), number(4));
             assert!(

@@ -78,10 +78,13 @@ fn end_within_fpdu_resets_after_data() {
             let (end, mut wire, _mem) = stalled(LIMIT);
             end_it(&end.qp);
             let sent = end.qp.counters().tx_bytes;
-            let (came, reset) = read_all(&mut wire);
+            let (received, reset) = read_all(&mut wire);
             assert!(reset, "a FIN instead of a reset");
-            // `responder` has read the RTR message, so `came` is a little smaller.
-            assert!(came > 0 && came + 100 >= sent, "{came} of {sent}");
+            // `responder` has read the RTR message, so `received` is a little smaller.
+            assert!(
+                received > 0 && received + 100 >= sent,
+                "{received} of {sent}"
+            );
 
             // A peer that does not read is reset after the linger time, if its TCP still answers;
             // without an answer it could be an outage. Linux leaves the first window probes
@@ -92,8 +95,8 @@ fn end_within_fpdu_resets_after_data() {
                 let error = wire.socket.take_error().unwrap();
                 error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
             });
-            let (came, _) = read_all(&mut wire);
-            assert!(came < 50 << 20);
+            let (received, _) = read_all(&mut wire);
+            assert!(received < 50 << 20);
         }
     });
 }
@@ -109,12 +112,12 @@ fn memory_may_change_during_send() {
         let (end, mut wire, mem) = stall(end, wire);
         let waits = end.qp.counters().tx_bytes;
         (0..(1 << 20) / 8).for_each(|i| mem.set(i, u64::MAX));
-        let (mut came, mut values) = (0, Vec::new());
+        let (mut received, mut values) = (0, Vec::new());
         // The data in the sockets, the waiting plan, and some more.
-        while came < waits + (2 << 20) {
+        while received < waits + (2 << 20) {
             // `recv` checks the CRC.
             let payload = wire.expect(Opcode::SEND);
-            came += payload.len() as u64;
+            received += payload.len() as u64;
             values.extend(payload);
             values.dedup();
         }

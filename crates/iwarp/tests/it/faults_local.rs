@@ -177,8 +177,12 @@ fn every_state_can_be_ended() {
                 match act {
                     "destroy" => end.qp.destroy(),
                     "disconnect" => {
-                        let told = end.id.disconnect();
-                        assert_eq!(told.is_ok(), reached("connected"), "{stage}: {told:?}");
+                        let disconnected = end.id.disconnect();
+                        assert_eq!(
+                            disconnected.is_ok(),
+                            reached("connected"),
+                            "{stage}: {disconnected:?}"
+                        );
                         end.qp.disconnect();
                     }
                     "abort" => end.qp.abort(),

@@ -92,8 +92,8 @@ impl End {
     /// has accepted it.
     fn send(&self, number: u64, source: IpAddr, (to, num): (IpAddr, u32)) {
         let words = length_of(number);
-        for at in 0..words {
-            self.slots[0].set(at, word_of(number, at));
+        for index in 0..words {
+            self.slots[0].set(index, word_of(number, index));
         }
         let gid = |ip| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -123,10 +123,10 @@ const fn length_of(number: u64) -> usize {
     }
 }
 
-const fn word_of(number: u64, at: usize) -> u64 {
-    match at {
+const fn word_of(number: u64, index: usize) -> u64 {
+    match index {
         0 => number,
-        _ => number.wrapping_mul(0x9e37_79b9) ^ at as u64,
+        _ => number.wrapping_mul(0x9e37_79b9) ^ index as u64,
     }
 }
 
@@ -152,13 +152,17 @@ fn lossy_link_only_loses_datagrams() {
                 };
                 assert_eq!(cqe.status, WcStatus::Success);
                 let slot = cqe.wr_id as usize;
-                let word = |at| receiver.slots[slot].word(GRH_WORDS + at);
+                let word = |index| receiver.slots[slot].word(GRH_WORDS + index);
                 let number = word(0);
                 assert!(number < COUNT * SENDERS, "{number:#x} was not sent");
                 let words = length_of(number);
                 assert_eq!(cqe.byte_len as usize, (GRH_WORDS + words) * 8);
-                for at in 0..words {
-                    assert_eq!(word(at), word_of(number, at), "word {at} of {number}");
+                for index in 0..words {
+                    assert_eq!(
+                        word(index),
+                        word_of(number, index),
+                        "word {index} of {number}"
+                    );
                 }
                 let sender = &senders[(number / COUNT) as usize];
                 assert_eq!(cqe.src_qp(), sender.qp.num());

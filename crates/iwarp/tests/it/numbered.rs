@@ -368,12 +368,12 @@ fn numbers_of_a_port_are_reused() {
         qp.destroy();
     }
     // When the last queue pair of a port is destroyed, its listener is closed.
-    let at = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
-    assert!(std::net::TcpListener::bind(at).is_err());
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
+    assert!(std::net::TcpListener::bind(address).is_err());
     first.destroy();
     // Another test may use the port for a moment.
     let end = Instant::now() + WAIT.unwrap();
-    while std::net::TcpListener::bind(at).is_err() {
+    while std::net::TcpListener::bind(address).is_err() {
         assert!(Instant::now() < end, "the port is not free");
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -28,8 +28,8 @@ fn receive(mapper: &UdpSocket, kind: u8, len: usize) -> (Vec<u8>, SocketAddr) {
     (octets, from)
 }
 
-fn port_at(octets: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([octets[at], octets[at + 1]])
+fn port_at(octets: &[u8], offset: usize) -> u16 {
+    u16::from_be_bytes([octets[offset], octets[offset + 1]])
 }
 
 /// Returns an end that is configured with this port of the port mapper.

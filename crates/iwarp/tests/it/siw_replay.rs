@@ -221,12 +221,12 @@ impl Stage {
         }
     }
 
-    /// Writes octets to our memory at offset `at`.
-    fn fill(&mut self, at: usize, octets: &[u8]) {
+    /// Writes octets to our memory at offset `index`.
+    fn fill(&mut self, index: usize, octets: &[u8]) {
         for (i, word) in octets.chunks(8).enumerate() {
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
-            self.memory.set(at / 8 + i, u64::from_ne_bytes(bytes));
+            self.memory.set(index / 8 + i, u64::from_ne_bytes(bytes));
         }
     }
 
@@ -242,10 +242,10 @@ impl Stage {
     }
 }
 
-fn message(segments: &[(bool, Header, Vec<u8>)], at: usize) -> Vec<(Header, Vec<u8>)> {
-    let (side, first, _) = &segments[at];
+fn message(segments: &[(bool, Header, Vec<u8>)], index: usize) -> Vec<(Header, Vec<u8>)> {
+    let (side, first, _) = &segments[index];
     let mut out = Vec::new();
-    for (by, header, payload) in &segments[at..] {
+    for (by, header, payload) in &segments[index..] {
         if by == side && header.opcode() == first.opcode() {
             out.push((*header, payload.clone()));
             if is_last(header) {
@@ -270,8 +270,8 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
     let mut sink_at = 0;
     // Number of segments of our place that were compared.
     let mut compared = vec![false; script.segments.len()];
-    for at in 0..script.segments.len() {
-        let (by, header, payload) = script.segments[at].clone();
+    for index in 0..script.segments.len() {
+        let (by, header, payload) = script.segments[index].clone();
         if by != we {
             if header.opcode() == Opcode::READ_RESPONSE && !payload.is_empty() {
                 let (stag, to) = *sinks
@@ -289,12 +289,12 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                 stage.play(header, payload, sink);
             } else {
                 if header.opcode() == Opcode::READ_REQUEST {
-                    let found = script.segments[at..]
+                    let found = script.segments[index..]
                         .iter()
                         .position(|(by, h, _)| *by == we && h.opcode() == Opcode::READ_RESPONSE);
                     // There is no response if siw refused the request.
                     if let Some(next) = found {
-                        let parts = message(&script.segments, at + next);
+                        let parts = message(&script.segments, index + next);
                         let octets: Vec<u8> = parts.into_iter().flat_map(|(_, p)| p).collect();
                         stage.fill(SERVED, &octets);
                     }
@@ -303,7 +303,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             }
             continue;
         }
-        if compared[at] {
+        if compared[index] {
             continue;
         }
         if header.opcode() == Opcode::TERMINATE {
@@ -311,9 +311,9 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             return Some(Terminate::parse(&octets).unwrap().0);
         }
         stage.wait_until_taken();
-        let parts = message(&script.segments, at);
+        let parts = message(&script.segments, index);
         let mut left = parts.len();
-        for (i, (other, h, _)) in script.segments.iter().enumerate().skip(at) {
+        for (i, (other, h, _)) in script.segments.iter().enumerate().skip(index) {
             if *other == we && h.opcode() == header.opcode() && left > 0 {
                 compared[i] = true;
                 left -= 1;
@@ -348,14 +348,14 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
         }
         for (recorded, theirs) in parts {
             let (sent, ours) = stage.recv(&recorded);
-            assert_eq!(sent, recorded, "segment {at}: {ours:02x?}");
+            assert_eq!(sent, recorded, "segment {index}: {ours:02x?}");
             if header.opcode() == Opcode::READ_REQUEST {
                 let (mine, siw) = (
                     ReadRequest::parse(&ours).unwrap(),
                     ReadRequest::parse(&theirs).unwrap(),
                 );
                 sinks.push_back((mine.sink_stag, mine.sink_to));
-                assert_eq!(mine.size, siw.size, "segment {at}");
+                assert_eq!(mine.size, siw.size, "segment {index}");
                 if mine.size > 0 {
                     assert_eq!(
                         (mine.source_stag, mine.source_to),
@@ -364,7 +364,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                 }
                 continue;
             }
-            assert_eq!(ours, theirs, "segment {at}");
+            assert_eq!(ours, theirs, "segment {index}");
         }
     }
     None

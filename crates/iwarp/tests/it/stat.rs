@@ -238,8 +238,8 @@ fn stalled_clients_block_and_leak_nothing() {
         let document =
             serde_json::from_slice::<Value>(&question.ask().unwrap().remove(0).document.unwrap())
                 .unwrap();
-        let told = document["queue_pairs"].as_array().unwrap().len();
-        assert_eq!(told, crowd.len() + 2);
+        let count = document["queue_pairs"].as_array().unwrap().len();
+        assert_eq!(count, crowd.len() + 2);
     });
 }
 
@@ -269,9 +269,9 @@ fn busy_polling_program_answers() {
                 }
             });
             // `ask` has a time limit, so the polling thread is stopped even if there is no answer.
-            let told: Vec<_> = (0..10).map(|_| ask(std::process::id())).collect();
+            let all: Vec<_> = (0..10).map(|_| ask(std::process::id())).collect();
             over.store(true, std::sync::atomic::Ordering::Relaxed);
-            for answers in told {
+            for answers in all {
                 let document = answers[0].document.as_ref().unwrap();
                 let document: Value = serde_json::from_slice(document).unwrap();
                 let all = document["queue_pairs"].as_array().unwrap();

@@ -521,7 +521,7 @@ fn flushed_requests_keep_their_kind() {
     datagrams.modify(State::Error).unwrap();
     let mut out = [Default::default(); 4];
     let n = cq.poll(&mut out).unwrap();
-    let told: Vec<_> = out[..n]
+    let reported: Vec<_> = out[..n]
         .iter()
         .map(|c| (c.wr_id, c.status, c.opcode, c.qp_num))
         .collect();
@@ -531,7 +531,7 @@ fn flushed_requests_keep_their_kind() {
         (4, flushed, WcOpcode::Read, qp.num()),
         (3, flushed, WcOpcode::Recv, datagrams.num()),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }
 
 /// An identifier that is bound to a wildcard address gets its source address when it resolves the

@@ -168,7 +168,7 @@ fn events_of_each_kind_arrive() {
         ("LID_CHANGE", "Port(LidChange)"),
         ("GID_CHANGE", "Port(GidChange)"),
     ];
-    for (name, told) in kinds {
+    for (name, event_name) in kinds {
         let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
         let mut config = Config::from_env();
         config.fault = Some(
@@ -192,9 +192,9 @@ fn events_of_each_kind_arrive() {
             &[],
         );
         a.post_send(&[nothing.signaled()]).unwrap();
-        let wanted = match told.starts_with("Port") {
-            true => told.to_owned(),
-            false => format!("{told}(EventQp({}))", a.num()),
+        let wanted = match event_name.starts_with("Port") {
+            true => event_name.to_owned(),
+            false => format!("{event_name}(EventQp({}))", a.num()),
         };
         // Other events may precede it, such as `CommunicationEstablished`.
         while format!("{:?}", ctx.async_event(LIMIT).unwrap().kind) != wanted {}

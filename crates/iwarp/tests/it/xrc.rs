@@ -497,9 +497,9 @@ fn managed(client: &QueuePair, server: &Context) -> (CmId, [CmEventChannel; 2], 
         .bind(SocketAddr::from(([127, 0, 0, 1], 0)))
         .unwrap();
     listener.listen(4).unwrap();
-    let at = listener.addresses().0.unwrap();
+    let address = listener.addresses().0.unwrap();
     let id = CmId::create(&channels[0], Some(&client.context()));
-    id.resolve_addr(None, at).unwrap();
+    id.resolve_addr(None, address).unwrap();
     expect(&channels[0], CmEventKind::AddrResolved);
     id.resolve_route().unwrap();
     expect(&channels[0], CmEventKind::RouteResolved);

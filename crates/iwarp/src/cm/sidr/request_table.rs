@@ -94,8 +94,8 @@ impl RequestTable {
         self.waiting = self.waiting.saturating_sub(1);
         self.entries.insert(key, Entry::Answered(reply));
         self.answered.push_back((key, now));
-        while let Some((oldest, at)) = self.answered.front() {
-            let is_expired = now.saturating_sub(*at) >= REPLY_LIFE_NS;
+        while let Some((oldest, replied)) = self.answered.front() {
+            let is_expired = now.saturating_sub(*replied) >= REPLY_LIFE_NS;
             if self.answered.len() <= REPLIES_MAX && !is_expired {
                 break;
             }

@@ -105,12 +105,12 @@ fn qp_reports_its_attributes() {
     let pds = [(); 3].map(|()| ctx.allocate_pd());
     let qps = pds.map(|pd| ctx.create_ud_qp(&attributes(pd, &cq)).unwrap());
     assert_eq!(qps.each_ref().map(UdQueuePair::pd), pds);
-    for (at, qp) in qps.iter().enumerate() {
+    for (index, qp) in qps.iter().enumerate() {
         assert_eq!((qp.user_data(), qp.qkey()), (0, 0));
-        qp.set_user_data(70 + at as u64);
-        qp.set_qkey(90 + at as u32);
+        qp.set_user_data(70 + index as u64);
+        qp.set_qkey(90 + index as u32);
         assert!(format!("{qp:?}").contains(&qp.num().to_string()));
-        assert!(qp.is_same(&qp.clone()) && !qp.is_same(&qps[(at + 1) % 3]));
+        assert!(qp.is_same(&qp.clone()) && !qp.is_same(&qps[(index + 1) % 3]));
     }
     assert_eq!(qps.each_ref().map(UdQueuePair::user_data), [70, 71, 72]);
     assert_eq!(qps.each_ref().map(UdQueuePair::qkey), [90, 91, 92]);

@@ -117,9 +117,9 @@ fn identifiers_have_numbers_and_user_values() {
         assert_eq!(id.user_data(), 0);
         id.set_user_data(value);
     }
-    let values = [0, 1, 2].map(|at: usize| ids[at].user_data());
+    let values = [0, 1, 2].map(|index: usize| ids[index].user_data());
     assert_eq!(values, [5, 6, 7]);
-    let mut numbers = [0, 1, 2].map(|at: usize| ids[at].serial());
+    let mut numbers = [0, 1, 2].map(|index: usize| ids[index].serial());
     assert_eq!(numbers[0], ids[0].clone().serial());
     let text = format!("{:?}", ids[1]);
     assert!(text.contains(&numbers[1].to_string()), "{text}");
@@ -167,10 +167,10 @@ fn dropped_listener_frees_its_port() {
     let id = CmId::create(&channel, None);
     id.bind(on_loopback(0)).unwrap();
     id.listen(0).unwrap();
-    let at = id.addresses().0.unwrap();
+    let address = id.addresses().0.unwrap();
     drop(id);
     let end = Instant::now() + Duration::from_secs(20);
-    while std::net::TcpStream::connect(at).is_ok() {
+    while std::net::TcpStream::connect(address).is_ok() {
         assert!(Instant::now() < end, "the listener still accepts");
     }
 }
