@@ -12,7 +12,7 @@ struct Network {
 
 impl Network {
     fn contains(self, ip: IpAddr) -> bool {
-        // A prefix of zero means all addresses, and a shift by all bits is not defined.
+        // A prefix of zero matches all addresses; the shift by all bits would overflow.
         match (self.base, ip) {
             (IpAddr::V4(base), IpAddr::V4(ip)) => {
                 let differ = base.to_bits() ^ ip.to_bits();
@@ -29,23 +29,23 @@ impl Network {
         }
     }
 
-    /// Returns the address with all bits behind the prefix cleared.
+    /// Returns the address with all bits after the prefix cleared.
     fn first(self) -> IpAddr {
-        let behind = |all: u32| all - u32::from(self.prefix);
+        let host_bits = |all: u32| all - u32::from(self.prefix);
         match self.base {
             IpAddr::V4(ip) => {
-                let mask = u32::MAX.checked_shl(behind(32)).unwrap_or(0);
+                let mask = u32::MAX.checked_shl(host_bits(32)).unwrap_or(0);
                 Ipv4Addr::from_bits(ip.to_bits() & mask).into()
             }
             IpAddr::V6(ip) => {
-                let mask = u128::MAX.checked_shl(behind(128)).unwrap_or(0);
+                let mask = u128::MAX.checked_shl(host_bits(128)).unwrap_or(0);
                 Ipv6Addr::from_bits(ip.to_bits() & mask).into()
             }
         }
     }
 
-    /// Converts a network of IPv4-mapped addresses to an IPv4 network, because the addresses of
-    /// peers are converted, too.
+    /// Converts a network of IPv4-mapped addresses to an IPv4 network, as the addresses of peers
+    /// are converted.
     fn canonical(self) -> Self {
         match (self.base.to_canonical(), self.prefix) {
             (base @ IpAddr::V4(_), 96..) if self.base.is_ipv6() => Self {
@@ -71,10 +71,10 @@ impl FromStr for Network {
         };
         let base: IpAddr = address
             .parse()
-            .map_err(|_| error("not an address, and no network such as 192.0.2.0/24"))?;
+            .map_err(|_| error("not an address or a network such as 192.0.2.0/24"))?;
         let bits = if base.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
-            // `u8::from_str` accepts a plus sign, which is not usual here.
+            // `u8::from_str` would accept a plus sign.
             Some(digits) if digits.bytes().all(|d| d.is_ascii_digit()) => {
                 digits.parse().ok().filter(|prefix| *prefix <= bits)
             }
@@ -82,19 +82,17 @@ impl FromStr for Network {
             None => Some(bits),
         };
         let prefix = prefix.ok_or_else(|| {
-            error("the prefix is no number from 0 to the address's bits (32 or 128)")
+            error("the prefix length must be a number from 0 to 32 (IPv4) or 128 (IPv6)")
         })?;
         let network = Self { base, prefix };
         if network.first() != base {
-            return Err(error(
-                "bits of the address are set behind the prefix, so it is not clear what is meant",
-            ));
+            return Err(error("the address has bits set after the prefix"));
         }
         Ok(network.canonical())
     }
 }
 
-/// The error of a text that is no list of networks.
+/// The error of an invalid list of networks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworksError {
     text: String,
@@ -109,10 +107,10 @@ impl std::fmt::Display for NetworksError {
 
 impl std::error::Error for NetworksError {}
 
-/// A set of peers by their addresses: all, or those of some networks.
+/// A set of peers: all peers, or those with addresses in certain networks.
 ///
-/// An address is no proof of who the peer is where others can send packets with that address, or
-/// reply in its place (RFC 5042 section 5.1.1).
+/// An address does not prove the peer's identity if others can send packets with that address, or
+/// receive its packets (RFC 5042 section 5.1.1).
 ///
 /// ```
 /// let peers: iwarp::Networks = "10.0.0.0/8,2001:db8::/32,192.0.2.7".parse()?;
@@ -129,8 +127,8 @@ impl Networks {
     /// No peers.
     pub const NONE: Self = Self(Some(Vec::new()));
 
-    /// Returns `true` if a peer with this address is in the set. An IPv4-mapped IPv6 address counts
-    /// as the IPv4 address.
+    /// Returns `true` if a peer with this address is in the set. An IPv4-mapped IPv6 address is
+    /// treated as the IPv4 address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         self.0
@@ -139,7 +137,7 @@ impl Networks {
     }
 }
 
-/// The set of peers with this address.
+/// Returns the set of peers with this address.
 impl From<IpAddr> for Networks {
     fn from(ip: IpAddr) -> Self {
         let base = ip.to_canonical();
@@ -158,24 +156,25 @@ impl FromStr for Networks {
     }
 }
 
-/// Limits of each listener of a device, so that peers cannot use up the resources of the process.
+/// Limits of each listener of a device, so that peers cannot exhaust the resources of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Admission {
-    /// Peers that are admitted (`IWARP_ALLOW`; default all). Connections of others are reset before
-    /// an octet is read.
+    /// Peers that are admitted (`IWARP_ALLOW`; default all). Connections of other peers are reset
+    /// immediately.
     pub peers: Networks,
-    /// Connections whose MPA request has not come yet (`IWARP_HALF_OPEN`; 1 to 65,536; default
-    /// 1024), but at most a quarter of the process's descriptors, or 16 if that is more. Each has
-    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are more, the
-    /// oldest is reset: an honest peer sends its request immediately.
+    /// Maximum number of connections whose MPA request has not arrived yet (`IWARP_HALF_OPEN`; 1 to
+    /// 65,536; default 1024). It is limited to a quarter of the process's file descriptors, but not
+    /// to fewer than 16 connections. The time limit of each connection is
+    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout). If there are too many, the
+    /// oldest is reset, because an honest peer sends its request immediately.
     pub half_open: u32,
-    /// This limit for the peers of one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default 256), so
-    /// that one host cannot cause resets of others. IPv6 addresses with the same first 64 bits
-    /// count as one.
+    /// Maximum number of such connections from one address (`IWARP_HALF_OPEN_PER_ADDRESS`; default
+    /// 256), so that one host cannot cause resets of others. IPv6 addresses with the same first 64
+    /// bits count as one address.
     pub half_open_per_address: u32,
-    /// Connections, and requests that wait for the program (`IWARP_CONNECTIONS`; from 1; default
-    /// 65,536). Further requests are rejected with a reason, without asking the program.
+    /// Maximum number of connections and unanswered requests (`IWARP_CONNECTIONS`; from 1; default
+    /// 65,536). Further requests are rejected with a reason, and the program gets no event.
     pub connections: u32,
 }
 
@@ -190,8 +189,8 @@ impl Default for Admission {
     }
 }
 
-/// Returns the address by which peers are counted. A host with one IPv6 address usually has all
-/// addresses of its /64, so these count as one.
+/// Returns the address for which connections are counted. A host usually controls all addresses of
+/// its IPv6 /64 network, so these count as one address.
 pub(crate) fn counted(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn all_none_and_one_family() {
+    fn networks_of_all_none_and_one_family() {
         assert!(Networks::ALL.contains(ip("::")) && Networks::default() == Networks::ALL);
         assert!(!Networks::NONE.contains(ip("127.0.0.1")));
         let v4 = networks("0.0.0.0/0");

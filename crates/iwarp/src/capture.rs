@@ -1,13 +1,14 @@
 //! An unprivileged recorder of RDMA traffic. It writes the data of sockets to a pcapng file with
 //! synthetic TCP/IP headers, so that Wireshark decodes it as iWARP (RFC 5044 section 4, RFC 793).
 //!
-//! Real: the data of each direction, its order, the addresses, the time of each system call.
-//! Synthetic: sequence numbers, acknowledgements, segment boundaries and the handshake, as on a
-//! perfect network. On a connection with markers each segment is one FPDU, because Wireshark cannot
-//! find markers otherwise; it is recorded when it is complete.
+//! The recording contains the real data of each direction in order, the real addresses, and the
+//! time of each system call. Sequence numbers, acknowledgements, segment boundaries and the
+//! handshake are synthetic, as on a perfect network. On a connection with markers each segment
+//! contains exactly one FPDU, because Wireshark finds markers only then. An FPDU is recorded when
+//! it is complete.
 //!
-//! Lock order: a flow's state, then the file. Packets of a flow are in the file in the order of
-//! their sequence numbers.
+//! Lock order: a flow's state, then the file. The flow's lock is held until its packet is in the
+//! file, so the packets of a flow are recorded in the order of their sequence numbers.
 
 mod framing;
 mod output;
@@ -34,17 +35,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Maximum payload of a synthetic segment, as on a loopback with an MTU of 65536 and timestamps.
+/// Maximum payload of a synthetic segment, as on a loopback interface with an MTU of 65536.
 const MAX_SEGMENT: usize = 65_483;
-/// Data in one direction after which the other side acknowledges, so that the window never seems
-/// full.
+/// Octets in one direction after which a synthetic acknowledgement is recorded. Wireshark would
+/// report a full window if there were none.
 const ACK_EVERY: u32 = 256 << 10;
 /// Approximate size of writes to the file.
 const BUFFER: usize = 128 << 10;
-/// How long the end of the process waits for a thread that is writing to the file.
-const EXIT_PATIENCE: Duration = Duration::from_millis(500);
+/// How long the exit of the process waits for a thread that is writing to the file.
+const EXIT_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// When a [`Recorder`] stops by itself; by default never.
+/// Limits at which a [`Recorder`] stops; none by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RecorderLimits {
@@ -72,9 +73,9 @@ impl RecorderLimits {
 
 /// Records the traffic of connections in a pcapng file, which Wireshark and `tshark` decode.
 ///
-/// A clone writes to the same file. The file is complete after [`flush`](Self::flush), and when the
-/// last clone and the last recording connection are dropped. A recorder never disturbs the traffic:
-/// an error of the file stops the recording and is reported once, as in
+/// A clone writes to the same file. The file is complete after [`flush`](Self::flush), and after
+/// the last clone and the last recorded connection are dropped. A recorder never disturbs the
+/// traffic: an error of the file stops the recording and is reported once, as in
 /// [`Config::from_env`](crate::Config::from_env). A child of `fork` does not record.
 ///
 /// If both ends of a connection are in this process and record to the same file, each octet is
@@ -97,11 +98,11 @@ pub struct Recorder {
 
 struct Shared {
     path: PathBuf,
-    /// `false` after a limit or an error; then a call costs one load.
+    /// `false` after a limit or an error.
     active: AtomicBool,
     generation: u32,
     next_sequence: AtomicU32,
-    /// Recording connections, as (local, peer).
+    /// Recorded connections, as (local, peer).
     flows: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     output: Mutex<Output>,
 }
@@ -115,22 +116,23 @@ impl Recorder {
         Self::create_with(path, RecorderLimits::default())
     }
 
-    /// Creates or overwrites the file at `path`, and stops at `limits`. The file remains valid.
+    /// Creates or overwrites the file at `path`, and stops at `limits`. The file is valid even
+    /// then.
     ///
     /// # Errors
     /// The file cannot be created or written.
     pub fn create_with(path: impl AsRef<Path>, limits: RecorderLimits) -> io::Result<Self> {
         let path = path.as_ref().to_path_buf();
         Self::start(&path, limits).inspect_err(|error| {
-            // A C program gets only an error number, which names no file.
+            // A C program gets only an error number, so the message names the file.
             complain::once(format!("cannot record to {}: {error}", path.display()));
         })
     }
 
     fn start(path: &Path, limits: RecorderLimits) -> io::Result<Self> {
         let mut output = Output::new(File::create(path)?, limits);
-        pcapng::file_head(&mut output.buffer);
-        // Written now, to report a full or read-only file system to the caller instead of the log.
+        pcapng::file_header(&mut output.buffer);
+        // Written now, so that the caller gets the error of a full or read-only file system.
         output.flush()?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -147,19 +149,21 @@ impl Recorder {
     /// Writes all recorded data to the file.
     ///
     /// # Errors
-    /// The file cannot be written; the recording has stopped then.
+    /// The file cannot be written. Recording stops in that case.
     pub fn flush(&self) -> io::Result<()> {
         self.shared.flush()
     }
 
-    /// Writes all recorded data to the file, but does not wait long for other threads.
+    /// Writes all recorded data to the file. Waits for other threads at most for
+    /// [`EXIT_LOCK_TIMEOUT`].
     fn flush_at_exit(&self) {
         if self.shared.is_child() {
             return;
         }
-        if let Some(mut output) = fork::try_for(EXIT_PATIENCE, || self.shared.output.try_lock()) {
+        if let Some(mut output) = fork::try_for(EXIT_LOCK_TIMEOUT, || self.shared.output.try_lock())
+        {
             let result = output.flush();
-            self.shared.tell_of_the_end(result);
+            self.shared.report_lost_tail(result);
         }
     }
 
@@ -177,14 +181,15 @@ impl Recorder {
 
     /// Starts to record a connection. Dropping the result stops it.
     pub(crate) fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Flow {
-        // Two different numbers far apart, so that a reused port does not look like a continuation.
+        // Far from the numbers of earlier connections, so that a reused port does not look like a
+        // continuation.
         let base = self
             .shared
             .next_sequence
             .fetch_add(0x0102_0304, Ordering::Relaxed);
         let muted = {
             let mut flows = self.shared.flows.lock();
-            // The other end is in this process and records both directions.
+            // If the other end is in this process, it records both directions.
             flows.contains(&(peer, local)) || !flows.insert((local, peer))
         };
         Flow {
@@ -205,7 +210,8 @@ impl Recorder {
 static RECORDERS: ProcessLock<Vec<(PathBuf, Recorder)>> =
     ProcessLock::new("capture::RECORDERS", Vec::new());
 
-/// Returns the recorder of a file, shared by all devices. `%p` in the name becomes the process ID.
+/// Returns the recorder of a file, which all devices share. `%p` in the name is replaced by the
+/// process ID.
 pub(crate) fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> io::Result<Recorder> {
     static FLUSH: AtExit = AtExit::new(flush_recorders);
     let name = path
@@ -221,13 +227,13 @@ pub(crate) fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> io::Result
     });
     let recorder = Recorder::create_with(&path, limits)?;
     recorders.push((path, recorder.clone()));
-    // Recorders are kept for the next device, so their drop does not flush them.
+    // `RECORDERS` is never dropped, so the recorders have to be flushed at exit.
     FLUSH.plan();
     Ok(recorder)
 }
 
 fn flush_recorders() {
-    // A program may end in a signal handler on a thread that holds the lock.
+    // The program may exit in a signal handler, on a thread that holds the lock.
     if let Some(recorders) = RECORDERS.try_lock() {
         for (_, recorder) in recorders.iter() {
             recorder.flush_at_exit();
@@ -276,20 +282,20 @@ impl Shared {
         result
     }
 
-    /// Reports that the end of a recording could not be written.
-    fn tell_of_the_end(&self, result: io::Result<()>) {
+    /// Reports, once, that buffered packets could not be written.
+    fn report_lost_tail(&self, result: io::Result<()>) {
         if let Err(error) = result
             && self.active.swap(false, Ordering::Relaxed)
         {
             complain::once(format!(
-                "the end of the recording in {} is lost: {error}",
+                "the last packets of the recording in {} are lost: {error}",
                 self.path.display()
             ));
         }
     }
 
-    /// Records a segment whose payload `fill` appends. A segment beyond the limit ends the
-    /// recording.
+    /// Records a segment; `fill` appends its payload. A segment that would exceed a limit is not
+    /// recorded and stops the recording.
     fn segment(
         &self,
         addresses: &Addresses,
@@ -322,7 +328,7 @@ impl Drop for Shared {
             return;
         }
         let result = self.output.get_mut().flush();
-        self.tell_of_the_end(result);
+        self.report_lost_tail(result);
     }
 }
 
@@ -332,7 +338,7 @@ pub(crate) struct Flow {
     local: SocketAddr,
     peer: SocketAddr,
     addresses: Addresses,
-    /// Whether the other end records the connection.
+    /// `true` if the other end of the connection is in this process and records it.
     muted: bool,
     state: Mutex<FlowState>,
 }
@@ -350,11 +356,12 @@ enum Stage {
     Closed,
 }
 
-/// One direction of the synthetic TCP.
+/// One direction of the synthetic TCP stream.
 struct Direction {
+    /// Next sequence number.
     next: u32,
     unacknowledged: u32,
-    /// Cuts the stream into segments of one FPDU.
+    /// Splits a stream with markers into segments of one FPDU each.
     framing: Option<Framing>,
 }
 
@@ -390,7 +397,7 @@ impl Observer for Flow {
     fn sent(&self, parts: &[IoSlice<'_>]) {
         if self.is_recording() {
             let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
-            // SAFETY: the slices are borrowed during the call.
+            // SAFETY: `parts` borrows the slices for the whole call.
             unsafe { self.data(true, &list, usize::MAX) };
         }
     }
@@ -398,7 +405,7 @@ impl Observer for Flow {
     fn received(&self, parts: &[&[u8]]) {
         if self.is_recording() {
             let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
-            // SAFETY: the slices are borrowed during the call.
+            // SAFETY: `parts` borrows the slices for the whole call.
             unsafe { self.data(false, &list, usize::MAX) };
         }
     }
@@ -426,7 +433,7 @@ impl Observer for Flow {
             for outgoing in [true, false] {
                 let framing = state.direction(outgoing).framing.take();
                 if let Some(mut framing) = framing {
-                    self.segments(&mut state, outgoing, &framing.rest());
+                    self.payload_in_segments(&mut state, outgoing, &framing.take_fragment());
                 }
             }
             if reset {
@@ -438,20 +445,19 @@ impl Observer for Flow {
             }
         }
         state.stage = Stage::Closed;
-        // If the program is killed later, the file has whole connections.
+        // If the program is killed later, the file contains this connection completely.
         let _ = self.shared.flush();
     }
 }
 
 impl Flow {
-    /// Records a handshake. `active` is `true` if this end connected.
+    /// Records a TCP handshake. `active` is `true` if this end connected.
     pub(crate) fn opened(&self, active: bool) {
         if self.is_recording() {
             self.open(&mut self.state.lock(), active);
         }
     }
 
-    /// Returns `true` while recording.
     #[inline]
     pub(crate) fn is_recording(&self) -> bool {
         !self.muted && self.shared.is_recording()
@@ -467,7 +473,7 @@ impl Flow {
         self.control(state, active, ACK);
     }
 
-    /// Records a segment without payload. SYN and FIN take a sequence number.
+    /// Records a segment without payload. SYN and FIN consume a sequence number.
     fn control(&self, state: &mut FlowState, outgoing: bool, flags: u8) {
         self.emit(state, outgoing, flags, 0, |_| ());
         if flags & (SYN | FIN) != 0 {
@@ -506,7 +512,7 @@ impl Flow {
     /// See [`Flow::sent_raw`].
     unsafe fn data(&self, outgoing: bool, list: &[RawSlice], count: usize) {
         let mut state = self.state.lock();
-        // A connection recorded from the middle also needs a handshake for Wireshark.
+        // Wireshark needs a handshake, even if the recording starts in the middle of a connection.
         self.open(&mut state, outgoing);
         if state.stage != Stage::Open {
             return;
@@ -525,7 +531,7 @@ impl Flow {
                         None => return,
                     }
                 }
-                // SAFETY: a part of the caller's list, which is readable.
+                // SAFETY: `part` is part of the caller's list, whose memory is readable.
                 let copied = unsafe { part.append_to(out, room) };
                 part = part.after(copied);
                 room -= copied;
@@ -533,27 +539,27 @@ impl Flow {
         };
         if let Some(mut framing) = state.direction(outgoing).framing.take() {
             copy(framing.input(), left);
-            framing.cut(|fpdu| self.segments(&mut state, outgoing, fpdu));
+            framing.split(|fpdu| self.payload_in_segments(&mut state, outgoing, fpdu));
             state.direction(outgoing).framing = Some(framing);
             return;
         }
         while left > 0 {
             let len = left.min(MAX_SEGMENT);
-            self.payload(&mut state, outgoing, len, |out| copy(out, len));
+            self.payload_segment(&mut state, outgoing, len, |out| copy(out, len));
             left -= len;
         }
     }
 
-    fn segments(&self, state: &mut FlowState, outgoing: bool, octets: &[u8]) {
+    fn payload_in_segments(&self, state: &mut FlowState, outgoing: bool, octets: &[u8]) {
         for piece in octets.chunks(MAX_SEGMENT) {
-            self.payload(state, outgoing, piece.len(), |out| {
+            self.payload_segment(state, outgoing, piece.len(), |out| {
                 out.extend_from_slice(piece);
             });
         }
     }
 
-    /// Records a segment with payload, and from time to time its acknowledgement.
-    fn payload(
+    /// Records a segment with payload, and an acknowledgement after each [`ACK_EVERY`] octets.
+    fn payload_segment(
         &self,
         state: &mut FlowState,
         outgoing: bool,

@@ -1,22 +1,22 @@
-//! Warnings about the environment's settings. They go to the log, or to standard error in a program
-//! without a log, such as a C program.
+//! Warnings, for example about settings in the environment. They are written to the log, or to
+//! standard error in a program without a log, such as a C program.
 
 use crate::sys::process_lock::ProcessLock;
 
-/// The reported texts. Settings are read again for each device that is opened.
-static SAID: ProcessLock<Vec<String>> = ProcessLock::new("complain::SAID", Vec::new());
-/// The largest number of different texts. Further ones are not reported.
-const MANY: usize = 64;
+/// The reported warnings. Each is reported once, although settings are read for each opened device.
+static REPORTED: ProcessLock<Vec<String>> = ProcessLock::new("complain::REPORTED", Vec::new());
+/// Maximum number of warnings. Further warnings are not reported.
+const REPORTED_MAX: usize = 64;
 
 /// Reports `text` once per process: by a `tracing` warning, or on standard error in a program
 /// without a subscriber.
 pub fn once(text: String) {
     {
-        let mut said = SAID.lock();
-        if said.len() >= MANY || said.contains(&text) {
+        let mut reported = REPORTED.lock();
+        if reported.len() >= REPORTED_MAX || reported.contains(&text) {
             return;
         }
-        said.push(text.clone());
+        reported.push(text.clone());
     }
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
@@ -25,8 +25,10 @@ pub fn once(text: String) {
     }
 }
 
-/// Writes to standard error in one call, so that the output of other processes is not mixed in.
+/// Writes to standard error with one system call, so that lines of several processes are not
+/// interleaved.
 pub(crate) fn stderr(text: &str) {
-    // Without the standard library's lock, which a thread of the parent may have held at a fork.
+    // Does not use the standard library's lock, which a thread of the parent may have held at a
+    // fork.
     let _ = rustix::io::write(std::io::stderr(), text.as_bytes());
 }

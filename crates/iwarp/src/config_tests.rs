@@ -1,4 +1,4 @@
-//! Settings from code and from the environment, and both together.
+//! Tests of settings from code, from the environment, and from both.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn lookup(vars: &[(&str, &str)]) -> (Config, Vec<String>) {
     })
 }
 
-/// Settings from code, none of which has its default.
+/// Settings from code; each differs from its default.
 fn other() -> Config {
     Config {
         crc: false,
@@ -45,10 +45,10 @@ fn other() -> Config {
     }
 }
 
-/// What a value of a variable does to the settings.
+/// A variable, a value, and the change of the settings that it causes.
 type Row = (&'static str, &'static str, fn(&mut Config));
 
-/// Each variable with two values at least, so that one of them is no default.
+/// Each variable, usually with two values, so that one of them is not the default.
 const ROWS: &[Row] = &[
     ("IWARP_CRC", "on", |c| c.crc = true),
     ("IWARP_CRC", "no", |c| c.crc = false),
@@ -130,7 +130,6 @@ fn with(base: Config, name: &str, value: &str) -> (Config, Vec<String>) {
     base.with_lookup(|asked| (asked == name).then(|| value.into()))
 }
 
-/// A variable changes its own setting to the same value, whatever the settings were before.
 #[test]
 fn variable_changes_only_its_setting() {
     for &(name, value, change) in ROWS {
@@ -159,7 +158,7 @@ fn unset_and_empty_variables_keep_settings() {
     assert_eq!(other().with_lookup(|_| Some("".into())), (other(), vec![]));
 }
 
-/// The complaint names the value that stays.
+/// The warning contains the value that remains in effect.
 #[test]
 fn wrong_values_keep_settings() {
     for (name, used) in [

@@ -10,7 +10,7 @@ use crate::sys::address::canonical;
 use crate::sys::interfaces::{self, InterfaceAddress};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Limits of a device, equal for all devices of this crate.
+/// Limits of a device. All devices of this crate have the same limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -50,10 +50,10 @@ pub const LIMITS: Limits = Limits {
 pub struct DeviceAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Scope ID of a link-local IPv6 address; otherwise zero.
+    /// Scope ID of a link-local IPv6 address; zero for other addresses.
     pub scope_id: u32,
-    /// Its position among the addresses with GIDs, stable within a process. `None` if all
-    /// [`MAX_GID_ADDRESSES`] positions are taken: the address is usable, but has no GID.
+    /// Position among the addresses with GIDs; it does not change within a process. `None` if all
+    /// [`MAX_GID_ADDRESSES`] positions are in use: the address is usable, but has no GID.
     pub place: Option<u32>,
 }
 
@@ -74,15 +74,15 @@ pub(crate) const fn gid_of(ip: IpAddr) -> [u8; 16] {
 
 /// A software RNIC on one network interface of this host.
 ///
-/// Devices need no privileges and no configuration: they are derived from the interfaces that are
-/// up and have an address. A value is a snapshot of the interface; [`current`](Self::current)
-/// returns a new one.
+/// Devices need no privileges and no configuration: each interface that is up and has an address is
+/// a device. A `Device` is a snapshot of the interface; [`current`](Self::current) returns a new
+/// one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// `iwarp0`, `iwarp1` …, in the order of the interfaces; those with only link-local addresses
-    /// come last. `IWARP_DEVICE_NAME` replaces the stem. Names are stable within a process; an
-    /// interface that appears later gets a new one.
+    /// `iwarp0`, `iwarp1` …, in the order of the interfaces. Interfaces with only link-local
+    /// addresses come last. `IWARP_DEVICE_NAME` replaces the stem `iwarp`. Names do not change
+    /// within a process; an interface that appears later gets the next number.
     pub name: String,
     /// The number in the name.
     pub index: u32,
@@ -92,17 +92,17 @@ pub struct Device {
     pub interface: String,
     /// MTU of the interface in octets.
     pub mtu: u32,
-    /// Whether it is a loopback interface.
+    /// `true` if the interface is a loopback interface.
     pub loopback: bool,
-    /// EUI-64 of the interface's MAC. If it has none, or shares it with another interface as VLANs
-    /// do, a hash of names.
+    /// EUI-64 of the interface's MAC address. If the interface has no MAC address, or shares it
+    /// with another interface as VLANs do, a hash of names.
     pub guid: u64,
 }
 
 impl Device {
     /// Lists all devices in a stable order. `IWARP_BIND` (addresses or interface names, separated
-    /// by commas) restricts their addresses. An entry that is neither is reported as by
-    /// [`Config::from_env`](crate::Config::from_env).
+    /// by commas) restricts their addresses. An unknown entry is reported as
+    /// [`Config::from_env`](crate::Config::from_env) reports errors.
     ///
     /// # Errors
     /// [`Error::Io`] if the interfaces cannot be listed.
@@ -114,14 +114,14 @@ impl Device {
         Self::list_as(&value("IWARP_DEVICE_NAME"), &value("IWARP_BIND"))
     }
 
-    /// Lists devices as [`list`](Self::list) does, with these values in place of
-    /// `IWARP_DEVICE_NAME` and `IWARP_BIND`. An empty value means the default.
+    /// Lists devices as [`list`](Self::list) does, with `stem` and `bind` in place of
+    /// `IWARP_DEVICE_NAME` and `IWARP_BIND`. Empty strings select the defaults.
     ///
     /// # Errors
     /// See [`list`](Self::list).
     pub fn list_as(stem: &str, bind: &str) -> Result<Vec<Self>> {
         let stem = usable_stem(stem);
-        let wanted = wanted(bind);
+        let wanted = parse_bind(bind);
         let mut addresses = interfaces::addresses()?;
         for unknown in wanted
             .iter()
@@ -134,14 +134,14 @@ impl Device {
             ));
         }
         addresses.retain(|a| wanted.is_empty() || wanted.iter().any(|w| w.matches(a)));
-        // Link-local addresses appear a second or two after their interface. Listed last, they do
-        // not renumber other devices.
+        // Link-local addresses appear a second or two after their interface. They are listed last,
+        // so that they do not renumber other devices.
         addresses.sort_by_key(|a| a.scope_id() != 0);
         Ok(known::devices(stem, bind, &addresses))
     }
 
-    /// Returns `true` if `text` is a valid stem of device names. A number follows the stem, and C
-    /// programs have room for 63 bytes.
+    /// Returns `true` if `text` is a valid stem of device names. The length is limited, because a
+    /// number follows the stem, and device names have at most 63 bytes in the C API.
     pub fn is_stem(text: &str) -> bool {
         let usual = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
         (1..=STEM_MAX).contains(&text.len()) && text.bytes().all(usual)
@@ -150,7 +150,8 @@ impl Device {
     /// Returns the device with this name.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] or [`Error::Io`].
+    /// [`Error::NoDevice`] if there is no such device; [`Error::Io`] if the interfaces cannot be
+    /// listed.
     pub fn by_name(name: &str) -> Result<Self> {
         Self::list()?
             .into_iter()
@@ -158,12 +159,13 @@ impl Device {
             .ok_or(Error::NoDevice)
     }
 
-    /// Returns the device with this address. Other addresses of a loopback network (127.0.0.2)
-    /// belong to the loopback device, or to the first device if `IWARP_BIND` excludes loopback:
-    /// every device reaches its own host.
+    /// Returns the device with this address. For another address of the loopback network, such as
+    /// 127.0.0.2, returns the loopback device, or the first device if `IWARP_BIND` excludes
+    /// loopback.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if it is not an address of this host; [`Error::Io`].
+    /// [`Error::NoDevice`] if no device has the address; [`Error::Io`] if the interfaces cannot be
+    /// listed.
     pub fn by_address(ip: IpAddr) -> Result<Self> {
         let ip = ip.to_canonical();
         let list = Self::list()?;
@@ -173,16 +175,17 @@ impl Device {
                 .iter()
                 .any(|a| a.ip.is_ipv4() == ip.is_ipv4() && a.ip.is_loopback())
         };
-        let at = exact.or_else(|| {
+        let index = exact.or_else(|| {
             list.iter()
                 .position(|d| ip.is_loopback() && d.loopback && of_kind(d))
         });
-        let at = at.or_else(|| (ip.is_loopback() && !list.is_empty()).then_some(0));
-        at.and_then(|i| list.into_iter().nth(i))
+        let index = index.or_else(|| (ip.is_loopback() && !list.is_empty()).then_some(0));
+        index
+            .and_then(|i| list.into_iter().nth(i))
             .ok_or(Error::NoDevice)
     }
 
-    /// Returns the device that the host's routes select for `peer`.
+    /// Returns the device whose address the host's routes select as the source for `peer`.
     ///
     /// # Errors
     /// [`Error::Io`] if there is no route; [`Error::NoDevice`] if the source address has no device.
@@ -227,9 +230,10 @@ impl Device {
         interfaces::index_of(&self.interface).unwrap_or(0)
     }
 
-    /// Returns the local address for a connection to `peer`: of the peer's family, loopback if the
-    /// peer is, link-local if the peer is. Among several it is the kernel's choice, or else the
-    /// first. Returns `None` if there is none.
+    /// Returns the device's source address for a connection to `peer`. Only addresses of the peer's
+    /// kind are considered: the same family, loopback or not, link-local or not. If there are
+    /// several, returns the one that the kernel would choose, or else the first. Returns `None` if
+    /// there is none.
     pub fn source_for(&self, peer: SocketAddr) -> Option<IpAddr> {
         let kind = |ip: IpAddr| (ip.is_ipv4(), ip.is_loopback(), is_link_local(ip));
         let wanted = kind(peer.ip().to_canonical());
@@ -244,8 +248,8 @@ impl Device {
         Some(chosen.filter(|ip| rest.contains(ip)).unwrap_or(first))
     }
 
-    /// Returns the GID table as seen with `face`, without empty entries. An RNIC has one entry per
-    /// address, a RoCE NIC has two: RoCE v1 and RoCE v2.
+    /// Returns the non-empty entries of the GID table. An RNIC has one entry per address; a RoCE
+    /// NIC has two, for RoCE v1 and RoCE v2.
     pub fn gids(&self, face: Face) -> Vec<GidEntry> {
         let of_address = |a: &DeviceAddress| {
             let place = a.place?;
@@ -284,7 +288,7 @@ pub struct GidEntry {
     pub kind: GidKind,
 }
 
-/// Type of a GID, which selects the encapsulation on a RoCE NIC. Here all connections are iWARP.
+/// Type of a GID. On a RoCE NIC it selects the encapsulation; here all connections are iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -297,7 +301,7 @@ pub enum GidKind {
 }
 
 impl Face {
-    /// Returns the types under which each address is listed.
+    /// Returns the types of the GIDs of each address.
     const fn gid_kinds(self) -> &'static [GidKind] {
         match self {
             Self::Rnic => &[GidKind::Ib],
@@ -321,7 +325,7 @@ fn usable_stem(stem: &str) -> &str {
     }
     if !stem.is_empty() {
         complain::once(format!(
-            "IWARP_DEVICE_NAME={stem}: not a name for devices ({STEM_RULE}); it is {STEM}"
+            "IWARP_DEVICE_NAME={stem}: not a valid device name ({STEM_RULE}); using {STEM}"
         ));
     }
     STEM
@@ -330,25 +334,25 @@ fn usable_stem(stem: &str) -> &str {
 /// Default stem of device names.
 const STEM: &str = "iwarp";
 const STEM_MAX: usize = 48;
-/// [`Device::is_stem`], described for messages.
+/// The rule of [`Device::is_stem`], for messages.
 const STEM_RULE: &str = "letters, digits, '_', '-' and '.', at most 48";
 
-struct Wanted<'a> {
+struct BindEntry<'a> {
     text: &'a str,
     /// Parsed, because an address can be written in several ways.
     ip: Option<IpAddr>,
 }
 
-impl Wanted<'_> {
+impl BindEntry<'_> {
     fn matches(&self, a: &InterfaceAddress) -> bool {
         self.ip == Some(a.ip) || self.text == a.name
     }
 }
 
-fn wanted(bind: &str) -> Vec<Wanted<'_>> {
+fn parse_bind(bind: &str) -> Vec<BindEntry<'_>> {
     let entries = bind.split(',').map(str::trim).filter(|s| !s.is_empty());
     entries
-        .map(|text| Wanted {
+        .map(|text| BindEntry {
             text,
             ip: text.parse().ok(),
         })
@@ -363,7 +367,7 @@ pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let probe = std::net::UdpSocket::bind(any)?;
-    // Connecting a datagram socket only looks up the route. Port 0 cannot be connected to.
+    // Connecting a UDP socket only looks up the route. A connect to port 0 fails, so use port 9.
     let port = if peer.port() == 0 { 9 } else { peer.port() };
     let mut target = peer;
     target.set_port(port);
@@ -389,7 +393,7 @@ mod tests {
             shares_mac: false,
             loopback: false,
         };
-        let found = |bind: &str| wanted(bind).iter().any(|w| w.matches(&a));
+        let found = |bind: &str| parse_bind(bind).iter().any(|w| w.matches(&a));
         for bind in ["eth0", "lo, eth0", "2001:db8::1", "2001:DB8:0:0::0001,,"] {
             assert!(found(bind), "{bind}");
         }
@@ -446,8 +450,8 @@ mod tests {
     #[test]
     fn interfaces_have_unique_guids() {
         let list = Device::list().unwrap();
-        for (at, device) in list.iter().enumerate() {
-            for other in &list[..at] {
+        for (index, device) in list.iter().enumerate() {
+            for other in &list[..index] {
                 assert_ne!(other.interface, device.interface);
                 assert_ne!(other.guid, device.guid, "{other:?} {device:?}");
             }
@@ -457,14 +461,14 @@ mod tests {
         assert_eq!(count, all.len());
     }
 
-    /// Returns a device with these addresses; its interface has index 7.
-    fn with(addresses: &[&str]) -> Device {
-        let address = |(at, text): (usize, &&str)| {
+    /// Returns a device with these addresses, on an interface with index 7.
+    fn device_with(addresses: &[&str]) -> Device {
+        let address = |(index, text): (usize, &&str)| {
             let ip = text.parse().unwrap();
             DeviceAddress {
                 ip,
                 scope_id: if is_link_local(ip) { 7 } else { 0 },
-                place: Some(at as u32),
+                place: Some(index as u32),
             }
         };
         Device {
@@ -480,7 +484,7 @@ mod tests {
 
     #[test]
     fn source_has_family_of_peer() {
-        let device = with(&["192.0.2.1", "2001:db8::1", "fe80::1"]);
+        let device = device_with(&["192.0.2.1", "2001:db8::1", "fe80::1"]);
         for (peer, source) in [
             ("192.0.2.9:1", Some("192.0.2.1")),
             ("[::ffff:192.0.2.9]:1", Some("192.0.2.1")),
@@ -494,15 +498,15 @@ mod tests {
         }
         let local = device.socket_addr("fe80::1".parse().unwrap(), 9);
         assert_eq!(local, "[fe80::1%7]:9".parse().unwrap());
-        // The first address, because the kernel would choose neither.
-        let device = with(&["198.51.100.1", "198.51.100.2"]);
+        // The kernel would choose neither address, so the first is returned.
+        let device = device_with(&["198.51.100.1", "198.51.100.2"]);
         let source = device.source_for("198.51.100.9:1".parse().unwrap());
         assert_eq!(source, Some("198.51.100.1".parse().unwrap()));
     }
 
     #[test]
     fn roce_lists_each_address_twice() {
-        let mut device = with(&["192.0.2.1", "2001:db8::1"]);
+        let mut device = device_with(&["192.0.2.1", "2001:db8::1"]);
         let table = |device: &Device, face| -> Vec<(u32, GidKind, [u8; 16])> {
             let table = device.gids(face).into_iter();
             table.map(|e| (e.index, e.kind, e.gid)).collect()

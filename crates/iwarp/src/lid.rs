@@ -2,19 +2,19 @@
 //! GIDs, as on InfiniBand.
 //!
 //! On InfiniBand a subnet manager assigns LIDs, which are valid within the subnet. Here a LID is
-//! the low half of the device's first IPv4 address, and the high half stands for the subnet. A peer
-//! can be reached by its LID if the high halves of both addresses are equal, so no table is needed.
+//! the low half of the device's first IPv4 address, and the high half corresponds to the subnet. A
+//! peer can be reached by its LID if the high halves of both addresses are equal.
 //!
-//! LID 0 means "no LID", and many programs for Ethernet exchange it unchecked. It stands for the
-//! device itself, so that such programs reach each other on one host.
+//! LID 0 means "no LID", but many programs for Ethernet exchange it without a check. Here it refers
+//! to the device itself, so that such programs can connect on one host.
 
 use crate::config::Face;
 use crate::device::{Device, gid_of};
 use std::net::{IpAddr, Ipv4Addr};
 
 impl Device {
-    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address, or 0 if it
-    /// has none or is a RoCE NIC.
+    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address. Returns 0
+    /// if there is no IPv4 address, and for a RoCE NIC.
     pub fn lid(&self, face: Face) -> u16 {
         match (face, self.first_v4()) {
             (Face::Rnic, Some(ip)) => {
@@ -25,9 +25,9 @@ impl Device {
         }
     }
 
-    /// Returns the GIDs of the path to the port with this LID, ours first. The port's IPv4 address
-    /// has the high half of ours and `lid` as its low half; LID 0 is this device. Returns `None` if
-    /// this device has no LIDs. Does not check whether the port exists.
+    /// Returns the GIDs of this device and of the port with this LID. The port's IPv4 address
+    /// consists of the high half of this device's address and `lid`; LID 0 is this device. Returns
+    /// `None` if this device has no IPv4 address. Does not check whether the port exists.
     pub fn path_to_lid(&self, lid: u16) -> Option<([u8; 16], [u8; 16])> {
         if lid == 0 {
             return Some((gid_of(self.ip()), gid_of(self.ip())));

@@ -1,4 +1,4 @@
-//! Opens devices: combines the objects with the hooks that the settings ask for.
+//! Opens devices, with the hooks (captures, faults) that the settings select.
 
 use crate::capture;
 use crate::cm::{self, CmEventChannel};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Creates an event channel (`rdma_create_event_channel(3)`).
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io): no file descriptors left.
+/// [`Error::Io`](crate::Error::Io): no file descriptor is left.
 pub fn create_event_channel() -> Result<CmEventChannel> {
     engine::at_start(stat::start);
     cm::create_event_channel()
@@ -25,7 +25,7 @@ impl Context {
     /// Opens a device (`ibv_open_device(3)`).
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io): no file descriptors left, or the capture file cannot be
+    /// [`Error::Io`](crate::Error::Io): no file descriptor is left, or the capture file cannot be
     /// created.
     pub fn open(device: &Device, config: Config) -> Result<Self> {
         engine::at_start(stat::start);

@@ -1,7 +1,8 @@
 //! Shared receive queues that match messages with tags (`IBV_SRQT_TM`, `ibv_post_srq_ops(3)`).
 //!
-//! [`iwarp_rnic::tags`] has the rules. Here the list is protected by the lock of its queue, and its
-//! buffers complete in one completion queue, whichever queue pair receives a message.
+//! [`iwarp_rnic::tags`] implements the matching. Here the list of tagged buffers is protected by
+//! the lock of its shared receive queue. Its buffers complete in one completion queue, regardless
+//! of the queue pair that receives the message.
 
 use crate::conn::effects::overflowed;
 use crate::error::{Error, Result};
@@ -18,32 +19,33 @@ pub enum TagOperation<'a> {
     Add(TaggedBuffer<'a>),
     /// Remove the buffer with this handle (`IBV_WR_TAG_DEL`).
     Remove(u32),
-    /// Only report [`TagRequest::handled`] (`IBV_WR_TAG_SYNC`).
+    /// Only pass on [`TagRequest::handled`] (`IBV_WR_TAG_SYNC`).
     Synchronize,
 }
 
 /// A request to the list of tagged buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct TagRequest<'a> {
-    /// The program's identifier of the request, which its completion contains.
+    /// The program's value, which is returned in the completion.
     pub wr_id: u64,
     /// The operation.
     pub operation: TagOperation<'a>,
-    /// Writes a completion. Errors write one in any case.
+    /// `true` to write a completion on success. Errors always write one.
     pub signaled: bool,
-    /// How many messages without a matching buffer the program has handled since the queue was
-    /// created, modulo 2^32. Until it has handled all of them, buffers that it posts are not
-    /// matched.
+    /// Number of messages without a matching buffer that the program has handled since the queue
+    /// was created, modulo 2^32. Posted buffers are not matched until the program has handled all
+    /// such messages.
     pub handled: Option<u32>,
 }
 
 impl Context {
     /// Creates a shared receive queue that matches messages with up to `max_tags` tagged buffers.
-    /// Messages to its queue pairs complete in `cq`, whichever completion queue these have for
-    /// receives. The queue pairs have to be reliable connections.
+    /// Messages complete in `cq`, regardless of the receive completion queue of the queue pair. The
+    /// queue pairs have to be reliable connections.
     ///
     /// # Errors
-    /// As [`create_srq`](Self::create_srq).
+    /// The errors of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if `max_tags`
+    /// is 0 or above 1024.
     pub fn create_tag_srq(
         &self,
         cq: &CompletionQueue,
@@ -53,9 +55,7 @@ impl Context {
         max_tags: u32,
     ) -> Result<SharedReceiveQueue> {
         if max_tags == 0 || max_tags > MAX_TAGS {
-            return Err(Error::InvalidArgument(
-                "a list has from 1 to 1024 tagged buffers",
-            ));
+            return Err(Error::InvalidArgument("max_tags must be from 1 to 1024"));
         }
         SharedReceiveQueue::create_for(
             &self.inner,
@@ -69,7 +69,7 @@ impl Context {
 
 /// Tag matching.
 impl SharedReceiveQueue {
-    /// Returns its completion queue if it matches tags.
+    /// Returns the completion queue of a queue that matches tags; `None` for other queues.
     pub fn tag_cq(&self) -> Option<&CompletionQueue> {
         self.inner.tags.as_ref()
     }
@@ -78,10 +78,14 @@ impl SharedReceiveQueue {
     /// Returns the handle of a posted buffer.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the list is full; [`Error::InvalidArgument`] for more elements
-    /// than [`MAX_TAG_SGE`](iwarp_rnic::tags::MAX_TAG_SGE), for an unknown handle, and for a queue
-    /// that does not match tags. If a message has already taken the buffer, the call succeeds and
-    /// the completion has the error [`WcStatus::TagMatching`].
+    /// - [`Error::OutOfMemory`]: the list is full.
+    /// - [`Error::InvalidArgument`]: the buffer has more elements than
+    ///   [`MAX_TAG_SGE`](iwarp_rnic::tags::MAX_TAG_SGE), the handle is unknown, or the queue does
+    ///   not match tags.
+    /// - [`Error::InvalidState`]: the queue was destroyed.
+    ///
+    /// If a message has already consumed a buffer that is to be removed, the call succeeds, and the
+    /// completion has the status [`WcStatus::TagMatching`].
     pub fn post_tag(&self, request: &TagRequest<'_>) -> Result<Option<u32>> {
         let Some(cq) = self.tag_cq() else {
             return Err(Error::InvalidArgument("the queue does not match tags"));
@@ -91,7 +95,7 @@ impl SharedReceiveQueue {
         // the buffer earlier.
         let result = self.inner.with_queue(|queue| {
             let tags = queue.tags()?;
-            Some(carry_out(tags, request).map(|(handle, cqe)| {
+            Some(perform(tags, request).map(|(handle, cqe)| {
                 if request.signaled || cqe.status != WcStatus::Success {
                     cq.inner.push(&mut cq.inner.ring.lock(), cqe, &mut owed);
                 }
@@ -105,15 +109,15 @@ impl SharedReceiveQueue {
             Some(Ok(handle)) => Ok(handle),
             Some(Err(TagError::Full)) => Err(Error::OutOfMemory),
             Some(Err(_)) => Err(Error::InvalidArgument(
-                "no such tagged buffer, or one of too many elements",
+                "unknown tagged buffer, or a buffer with too many elements",
             )),
             None => Err(Error::InvalidState("the queue is destroyed")),
         }
     }
 }
 
-/// Performs a request, and creates its completion.
-fn carry_out(
+/// Performs a request. Returns the new buffer's handle and the completion.
+fn perform(
     tags: &mut TagList,
     request: &TagRequest<'_>,
 ) -> std::result::Result<(Option<u32>, Cqe), TagError> {
@@ -161,7 +165,7 @@ mod tests {
         for (tags, fits) in [(0, false), (1, true), (1024, true), (1025, false)] {
             match ctx.create_tag_srq(&cq, 1, 4, 1, tags) {
                 Ok(queue) => assert!(fits && queue.tag_cq().is_some_and(|own| own.is_same(&cq))),
-                // The error names the wrong size.
+                // The error contains the valid range.
                 Err(error) => assert!(!fits && error.to_string().contains("1 to 1024"), "{error}"),
             }
         }

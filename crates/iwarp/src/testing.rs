@@ -22,11 +22,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits until `is_so` returns `true`.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits until `is_so` returns `true`. Panics with `failure` after 20 seconds.
+pub(crate) fn until(failure: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
-        assert!(Instant::now() < end, "{what}");
+        assert!(Instant::now() < end, "{failure}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -41,7 +41,7 @@ pub(crate) fn context_with(config: Config) -> Context {
     Context::open(&device, config).unwrap()
 }
 
-/// Returns the loopback device, pretending that it has these addresses.
+/// Returns the loopback device with these addresses instead of its own.
 pub(crate) fn device_at(addresses: &[&str]) -> Device {
     let mut device = Device::by_address([127, 0, 0, 1].into()).unwrap();
     let address = |(place, text): (u32, &&str)| DeviceAddress {
@@ -111,7 +111,7 @@ pub(crate) fn datagram_queue_pair_of(ctx: &Context) -> UdQueuePair {
     qp
 }
 
-/// Posts `count` datagrams of four octets to itself, from and to `ip`.
+/// Posts `count` datagrams of four octets from the queue pair to itself, from and to `ip`.
 pub(crate) fn post_to_itself(qp: &UdQueuePair, ip: IpAddr, flags: SendFlags, count: usize) {
     let wr = UdSendWr {
         wr_id: 1,
@@ -126,19 +126,19 @@ pub(crate) fn post_to_itself(qp: &UdQueuePair, ip: IpAddr, flags: SendFlags, cou
     qp.post_send(&vec![wr; count]).unwrap();
 }
 
-/// Connects `qp` as the initiator, in full operation without CRCs. Returns the peer.
+/// Connects `qp` as the initiator, without CRCs, to a TCP socket. Returns the socket.
 pub(crate) fn connected(qp: &QueuePair) -> std::net::TcpStream {
     connected_for(qp, None).unwrap()
 }
 
-/// An FPDU without CRC: an empty Send, the peer's first.
+/// The peer's first FPDU: an empty Send without CRC.
 pub(crate) const EMPTY_SEND: [u8; 24] = {
     let mut octets = [0; 24];
     (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
     octets
 };
 
-/// Like [`connected`], with a stream that was set up for `epoch`.
+/// Connects `qp` as [`connected`] does, with a stream for `epoch`.
 pub(crate) fn connected_for(
     qp: &QueuePair,
     epoch: Option<u64>,
@@ -146,7 +146,6 @@ pub(crate) fn connected_for(
     attached(qp, epoch, true)
 }
 
-/// Connects `qp` as the responder.
 pub(crate) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
     attached(qp, None, false).unwrap()
 }
@@ -161,7 +160,7 @@ fn attached(
     Ok(peer)
 }
 
-/// Returns an unwatched stream for a queue pair, and its peer.
+/// Returns a stream that can be attached to a queue pair, and the peer's socket.
 pub(crate) fn unattached(epoch: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -209,7 +208,7 @@ pub(crate) fn link(qp: &QueuePair) -> Arc<Socket> {
         .expect("a connection")
 }
 
-/// Returns the socket, removed from the progress thread.
+/// Returns the queue pair's socket. The progress thread does not watch it any more.
 pub(crate) fn unwatched_link(qp: &QueuePair) -> Arc<Socket> {
     let link = link(qp);
     link.engine.pause(&link.stream);
@@ -221,16 +220,16 @@ pub(crate) fn break_off(link: &Socket, peer: std::net::TcpStream) {
     let end = socket2::SockRef::from(&peer);
     end.set_linger(Some(Duration::ZERO)).unwrap();
     drop(peer);
-    until("it is not reset", || link.stream.is_hung_up());
+    until("the connection is not reset", || link.stream.is_hung_up());
 }
 
-/// Returns an FPDU without CRC: the stream's first Send, with this payload (a multiple of four
-/// octets).
+/// Returns the stream's first FPDU: a Send without CRC. The payload's length is a multiple of four
+/// octets.
 pub(crate) fn send_fpdu(payload: &[u8]) -> Vec<u8> {
     send_fpdu_of(1, payload)
 }
 
-/// Like [`send_fpdu`], with this message sequence number.
+/// Returns the FPDU of [`send_fpdu`] with this message sequence number.
 pub(crate) fn send_fpdu_of(msn: u32, payload: &[u8]) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -245,7 +244,7 @@ pub(crate) fn send_fpdu_of(msn: u32, payload: &[u8]) -> Vec<u8> {
     octets[..2].copy_from_slice(&(len as u16).to_be_bytes());
     header.emit(&mut octets[2..]);
     octets.extend_from_slice(payload);
-    assert_eq!(octets.len() % 4, 0, "no padding");
+    assert_eq!(octets.len() % 4, 0, "padding is needed");
     octets.extend_from_slice(&[0; 4]);
     octets
 }

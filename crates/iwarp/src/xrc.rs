@@ -1,11 +1,11 @@
-//! XRC domains, and the targets of extended reliable connections (`IBV_QPT_XRC_RECV`), which take
-//! receives from any shared receive queue of their domain.
+//! XRC domains, and the targets of extended reliable connections (`IBV_QPT_XRC_RECV`). A target
+//! takes receives from any shared receive queue of its domain; each message names the queue.
 //!
-//! A domain belongs to one opened device of one process, because processes do not share their
-//! memory. Opening the same file again on that device returns the same domain.
+//! A domain belongs to one opened device of one process. Opening the same file again on that device
+//! returns the same domain. Domains are not shared between processes.
 //!
-//! Locks: the register of a device's domains and the selected queue of a target are used with the
-//! state of a queue pair locked. Their locks are taken last, and no other lock is taken under them.
+//! Locks: the locks of a device's register of domains and of a target's selected queue are
+//! innermost. They may be taken while a queue pair's state is locked.
 
 use crate::conn::effects::{DriveHost, Due, Effects};
 use crate::conn::post::Request;
@@ -39,30 +39,29 @@ impl Registry for Domains {}
 struct Register {
     by_file: HashMap<(u64, u64), Weak<DomainInner>>,
     queues: HashMap<u32, Entry>,
-    /// The last number that was used; 0 if there was none.
+    /// The last number that was assigned; 0 if there was none.
     last: u32,
 }
 
-/// A shared receive queue. The reference is weak and upgraded only for use, because the end of the
-/// queue takes the register's lock.
+/// A shared receive queue. The reference is weak, because dropping the queue locks the register.
 struct Entry {
     queue: Weak<SrqInner>,
-    /// The domain's address. The domain lives as long as the queue.
+    /// The domain's address, which identifies it as long as the queue exists.
     domain: usize,
     pd: u32,
 }
 
 struct DomainInner {
     ctx: Arc<ContextInner>,
-    /// Keeps the file open, so that its inode is not reused while the domain lives.
+    /// Keeps the file open, so that its inode is not reused while the domain exists.
     _file: Option<File>,
-    /// A queue pair needs completion queues, but a target completes nothing in its own. This one
-    /// stands for them.
+    /// The completion queue of targets. It stays empty, because receives complete in the queues of
+    /// the shared receive queues.
     unused: CompletionQueue,
 }
 
 /// A domain of extended reliable connections (`ibv_open_xrcd(3)`): targets, and the shared receive
-/// queues that the targets' peers may name.
+/// queues that their peers may use.
 #[derive(Clone)]
 pub struct XrcDomain {
     inner: Arc<DomainInner>,
@@ -74,8 +73,8 @@ pub struct XrcSendWr<'a> {
     /// The request.
     pub wr: SendWr<'a>,
     /// Number of the peer's shared receive queue ([`SharedReceiveQueue::num`]). It may be 0 for
-    /// RDMA Writes, Reads and atomics, which need no queue; the target then accesses memory with
-    /// the protection domain of the last queue that was named.
+    /// RDMA Writes, Reads and atomics, which need no receive. The target then uses the protection
+    /// domain of the last queue that a request has named.
     pub srq: u32,
 }
 
@@ -97,9 +96,9 @@ impl Request for XrcSendWr<'_> {
 /// The sizes of a target.
 #[derive(Debug, Clone, Copy)]
 pub struct XrcTargetAttributes {
-    /// The largest number of inbound RDMA Reads and atomics that it serves at a time.
+    /// Maximum number of inbound RDMA Reads and atomics in flight (IRD).
     pub max_ird: u16,
-    /// It can be connected by GID and number ([`QueuePair::connect_peer`]).
+    /// `true` if the target can be connected by GID and number ([`QueuePair::connect_peer`]).
     pub addressable: bool,
 }
 
@@ -109,9 +108,11 @@ impl Context {
     /// domain that cannot be opened again.
     ///
     /// # Errors
-    /// As the kernel: [`Error::InvalidArgument`] if the domain exists and `exclusive` is `true`, or
-    /// without a file if `create` is not; `EAGAIN` if it does not exist and `create` is `false`;
-    /// the operating system's error if the descriptor is invalid.
+    /// As with the kernel:
+    /// - [`Error::InvalidArgument`]: the domain exists and `exclusive` is `true`, or `file` is
+    ///   `None` and `create` is `false`.
+    /// - [`Error::Io`] with `EAGAIN`: the domain does not exist and `create` is `false`.
+    /// - [`Error::Io`]: the descriptor is invalid.
     pub fn open_xrc_domain(
         &self,
         file: Option<BorrowedFd<'_>>,
@@ -121,7 +122,7 @@ impl Context {
         let Some(file) = file else {
             if !create {
                 return Err(Error::InvalidArgument(
-                    "a domain without a file has to be created",
+                    "without a file, `create` has to be set",
                 ));
             }
             return DomainInner::new(&self.inner, None);
@@ -148,8 +149,8 @@ impl Context {
     /// `IBV_SRQT_XRC`). Its receives complete in `cq`.
     ///
     /// # Errors
-    /// As [`create_srq`](Self::create_srq); [`Error::InvalidArgument`] if the domain belongs to
-    /// another device.
+    /// The errors of [`create_srq`](Self::create_srq), and [`Error::InvalidArgument`] if the domain
+    /// belongs to another device.
     pub fn create_xrc_srq(
         &self,
         domain: &XrcDomain,
@@ -164,7 +165,7 @@ impl Context {
         let mut register = domains.0.lock();
         let number = register.number(random).ok_or(Error::OutOfMemory)?;
         let address = domain.address();
-        // The queue keeps its domain, whose address identifies the domain of an entry.
+        // The queue holds its domain, so that the address in the register's entry stays unique.
         let (registered, domain) = (Arc::clone(&domains), domain.clone());
         let xrc = XrcMembership {
             number,
@@ -189,7 +190,7 @@ impl Context {
     /// attributes of receives are ignored.
     ///
     /// # Errors
-    /// As [`create_qp`](Self::create_qp) and, if it is `addressable`,
+    /// The errors of [`create_qp`](Self::create_qp) and, with `addressable`, of
     /// [`create_addressable_qp`](Self::create_addressable_qp).
     pub fn create_xrc_initiator(
         &self,
@@ -209,8 +210,8 @@ impl Context {
     /// Creates the target of an extended reliable connection (`IBV_QPT_XRC_RECV`).
     ///
     /// # Errors
-    /// As [`create_xrc_initiator`](Self::create_xrc_initiator); [`Error::InvalidArgument`] if the
-    /// domain belongs to another device.
+    /// The errors of [`create_xrc_initiator`](Self::create_xrc_initiator), and
+    /// [`Error::InvalidArgument`] if the domain belongs to another device.
     pub fn create_xrc_target(
         &self,
         domain: &XrcDomain,
@@ -219,7 +220,7 @@ impl Context {
         self.check(domain)?;
         let unused = domain.inner.unused.clone();
         let sizes = QpAttributes {
-            // Applies until the peer names a queue. No protection domain has this number.
+            // Used until a request names a queue. No protection domain has this number.
             pd: 0,
             send_cq: unused.clone(),
             recv_cq: unused,
@@ -246,14 +247,17 @@ impl Context {
     fn check(&self, domain: &XrcDomain) -> Result<()> {
         match Arc::ptr_eq(&domain.inner.ctx, &self.inner) {
             true => Ok(()),
-            false => Err(Error::InvalidArgument("the domain is another device's")),
+            false => Err(Error::InvalidArgument(
+                "the domain belongs to another device",
+            )),
         }
     }
 }
 
 /// Extended reliable connections.
 impl QueuePair {
-    /// Creates one end of an extended reliable connection: a target, or an initiator without one.
+    /// Creates an end of an extended reliable connection: a target if `target` is given, else an
+    /// initiator.
     pub(crate) fn create_xrc(
         ctx: &Arc<ContextInner>,
         a: &QpAttributes,
@@ -266,7 +270,7 @@ impl QueuePair {
         };
         let directory = addressable.then(|| ctx.directory()).transpose()?;
         let number = |taken: &dyn Fn(u32) -> bool| match &directory {
-            Some(directory) => directory.number(taken),
+            Some(directory) => directory.reserve_number(taken),
             None => Ok(ctx.any_number(taken)),
         };
         let qp = Self::create_as(ctx, a, target.map(|target| Box::new(target) as _), number)?;
@@ -274,7 +278,8 @@ impl QueuePair {
         Ok(qp)
     }
 
-    /// Returns its end of an extended reliable connection; `None` for an ordinary queue pair.
+    /// Returns which end of an extended reliable connection the queue pair is; `None` for other
+    /// queue pairs.
     pub fn xrc_end(&self) -> Option<XrcEnd> {
         self.inner.state.lock().machine.xrc_end()
     }
@@ -284,19 +289,20 @@ impl QueuePair {
         Some(&Target::of(&self.inner)?.domain)
     }
 
-    /// As [`post_send`](Self::post_send), for requests that name shared receive queues of the peer.
+    /// Posts requests as [`post_send`](Self::post_send) does. Each names a shared receive queue of
+    /// the peer.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
-    /// As [`post_send_all`](Self::post_send_all), for requests that name shared receive queues of
-    /// the peer.
+    /// Posts requests as [`post_send_all`](Self::post_send_all) does. Each names a shared receive
+    /// queue of the peer.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }
@@ -305,7 +311,8 @@ impl QueuePair {
 impl Register {
     fn number(&mut self, random: u32) -> Option<u32> {
         if self.last == 0 {
-            // A random start keeps stale numbers from reaching new queues.
+            // Start at a random number, so that requests with a number from an earlier process most
+            // likely reach no queue.
             self.last = random & NUMBER_MASK;
         }
         if self.queues.len() >= NUMBER_MASK as usize {
@@ -321,7 +328,7 @@ impl Register {
 }
 
 impl DomainInner {
-    // Programs share the handle, not this value.
+    // Returns a handle, because handles share the value.
     #[expect(clippy::new_ret_no_self)]
     fn new(ctx: &Arc<ContextInner>, file: Option<File>) -> Result<XrcDomain> {
         let inner = Self {
@@ -355,7 +362,7 @@ impl XrcDomain {
         }
     }
 
-    /// Returns the protection domain of its shared receive queue with the lowest number.
+    /// Returns the protection domain of the domain's shared receive queue with the lowest number.
     fn default_pd(&self) -> Option<u32> {
         let domains = self.inner.ctx.registry::<Domains>();
         let register = domains.0.lock();
@@ -369,11 +376,11 @@ impl XrcDomain {
 /// The additional state of a queue pair that is a target.
 pub(crate) struct Target {
     domain: XrcDomain,
-    /// The queue that the peer has named last, if it exists.
+    /// The queue that the last request has named, if it exists.
     selected: Mutex<Option<Arc<SrqInner>>>,
-    /// Effects on the queues that it has used, applied when all locks are dropped.
+    /// Effects on the used queues, which are applied after all locks are released.
     delivered: Mutex<Delivered>,
-    /// The completion queues that have got completions. Their polls drive the socket.
+    /// The completion queues that have received completions. Polling them drives the socket.
     drivers: Mutex<Vec<Weak<CqInner>>>,
 }
 
@@ -403,7 +410,7 @@ impl XrcTarget for Target {
 
     fn complete(&self, cqe: Cqe, effects: &mut Effects) {
         let queue = self.selected.lock().clone();
-        // Without a queue no receive was taken, so there is nothing to complete.
+        // Without a queue, no receive was taken.
         let Some(cq) = queue.as_ref().and_then(|q| q.xrc.as_ref()).map(|q| &q.cq) else {
             return;
         };
@@ -414,7 +421,7 @@ impl XrcTarget for Target {
     }
 
     fn raise_due(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
-        // Taken one by one, so that the lists keep their memory.
+        // The entries are removed one by one, so that the lists keep their memory.
         while let Some(queue) = self.next_limit() {
             queue.raise_limit_event();
         }
@@ -470,7 +477,7 @@ impl Target {
     }
 }
 
-/// The effects of a target on the queues that it has used.
+/// The effects of a target on the queues that it uses.
 #[derive(Default)]
 struct Delivered {
     owed: Vec<(CompletionQueue, Owed)>,
@@ -479,14 +486,14 @@ struct Delivered {
 
 impl Delivered {
     fn owed(&mut self, cq: &CompletionQueue) -> &mut Owed {
-        let at = match self.owed.iter().position(|(other, _)| other.is_same(cq)) {
-            Some(at) => at,
+        let index = match self.owed.iter().position(|(other, _)| other.is_same(cq)) {
+            Some(index) => index,
             None => {
                 self.owed.push((cq.clone(), Owed::default()));
                 self.owed.len() - 1
             }
         };
-        &mut self.owed[at].1
+        &mut self.owed[index].1
     }
 }
 

@@ -1,4 +1,5 @@
-//! XRC domains and targets: numbers, look-ups, and the completion queues that drive a target.
+//! Tests of XRC domains and targets: numbers, look-ups, and the completion queues that drive a
+//! target.
 
 use super::*;
 use crate::objects::events::AsyncEventKind;
@@ -19,7 +20,11 @@ fn domain(ctx: &Context) -> XrcDomain {
 fn numbers_are_unique() {
     let mut register = Register::default();
     assert_eq!(register.number(0xab12_3456), Some(0x12_3457));
-    assert_eq!(register.number(7), Some(0x12_3458), "random is the first");
+    assert_eq!(
+        register.number(7),
+        Some(0x12_3458),
+        "only the first number is random"
+    );
     let taken = |register: &mut Register, number| {
         let entry = Entry {
             queue: Weak::new(),
@@ -52,7 +57,7 @@ fn domain_finds_its_queues() {
     ctx.inner.registry::<Domains>().0.lock().last = 100;
     let [foreign, first, second] = [(&other, 6), (&ours, 7), (&ours, 8)].map(|(domain, pd)| {
         ctx.create_xrc_srq(domain, &cq, pd, 4, 1)
-            .expect("there is room")
+            .expect("the queue is created")
     });
     let numbers = [&foreign, &first, &second].map(SharedReceiveQueue::num);
     assert_eq!(numbers, [Some(101), Some(102), Some(103)]);
@@ -60,7 +65,7 @@ fn domain_finds_its_queues() {
     assert_eq!(found(), [None, Some(7), Some(8), None]);
     assert_eq!(default_pd(), (Some(7), 7));
     first.destroy();
-    // There is still a handle, but the queue was destroyed.
+    // A destroyed queue is not found, even if a handle exists.
     assert_eq!(found(), [None, None, Some(8), None]);
     assert_eq!(default_pd(), (Some(8), 8));
     second.destroy();
@@ -69,9 +74,9 @@ fn domain_finds_its_queues() {
     target.destroy();
 }
 
-/// Domains that have ended leave no entries, however many files a program opens.
+/// Entries of dropped domains are removed, so the register does not grow.
 #[test]
-fn register_forgets_ended_domains() {
+fn register_drops_unused_domains() {
     let ctx = context();
     let open = |path| {
         let file = File::open(path).unwrap();
@@ -86,8 +91,8 @@ fn register_forgets_ended_domains() {
     assert!(open("/dev/null").is_same(&kept));
 }
 
-/// Polls of the queues in which a target has completed receives drive its socket, until it is
-/// destroyed.
+/// Polling a completion queue in which a target has completed receives drives the target's socket,
+/// until the target is destroyed.
 #[test]
 fn completion_queues_drive_a_target_once() {
     let ctx = context();
@@ -111,7 +116,6 @@ fn completion_queues_drive_a_target_once() {
     assert_eq!([drivers(), b.queue_pairs()], [0; 2]);
 }
 
-/// An initiator receives and serves nothing, whatever its attributes are.
 #[test]
 fn initiator_ignores_receive_attributes() {
     let ctx = context();
@@ -138,7 +142,7 @@ fn initiator_ignores_receive_attributes() {
     }
 }
 
-/// Each of several queues that a target has used gets its effects.
+/// The effects are applied to each queue that a target has used.
 #[test]
 fn each_used_queue_gets_its_effects() {
     let ctx = context();
@@ -154,7 +158,7 @@ fn each_used_queue_gets_its_effects() {
     let mut effects = Effects::default();
     for queue in &queues {
         target.select(queue.num().unwrap()).unwrap();
-        // More completions than the queue has room for.
+        // One completion more than the queue can hold.
         for _ in 0..2 {
             target.complete(Cqe::default(), &mut effects);
         }

@@ -1,5 +1,5 @@
-//! Operations of a connection in use do not allocate: counts the allocations of the calling thread.
-//! A separate program, because it replaces the allocator.
+//! Checks that operations of an established connection do not allocate, by counting the calling
+//! thread's allocations. This is a separate program, because it replaces the allocator.
 
 use iwarp::{Access, Options};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,11 +13,11 @@ thread_local! {
 }
 
 fn count() {
-    // The counter of an ending thread may already be destroyed.
+    // While a thread exits, its counter may be destroyed already.
     let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
 }
 
-// SAFETY: every call is passed on to the system's allocator. The counter needs no allocation.
+// SAFETY: each call is forwarded to the system's allocator. Counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -42,8 +42,8 @@ static COUNTING: Counting = Counting;
 
 /// Number of operations of one kind.
 const TIMES: u64 = 2000;
-/// Allowance for lists that grow when two threads first route at the same time. Independent of the
-/// number of operations.
+/// Allowed number of allocations, for lists that grow when two threads route completions at the
+/// same time for the first time. It does not depend on the number of operations.
 const GROWTH: u64 = 16;
 
 fn steady(what: &str, mut operation: impl FnMut()) {

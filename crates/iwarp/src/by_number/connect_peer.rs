@@ -1,4 +1,4 @@
-//! The calls that create queue pairs which can be connected by number, and that connect them.
+//! The calls that create a queue pair for a connection by number, and that connect it.
 
 use super::partner::Address;
 use crate::conn::qp::{QpAttributes, QueuePair, is_unreliable};
@@ -11,26 +11,29 @@ use std::net::{Ipv6Addr, SocketAddr};
 
 impl Context {
     /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for
-    /// programs that exchange GIDs and numbers themselves. As long as there are such queue pairs,
-    /// the device listens on a free TCP port of its address, which their numbers contain.
+    /// programs that exchange GIDs and numbers themselves. While the device has such queue pairs,
+    /// it listens on a TCP port at each of its addresses. The queue pair numbers contain this port.
     ///
     /// # Errors
-    /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
+    /// The errors of [`create_qp`](Self::create_qp), and [`Error::Io`] if no file descriptor or
+    /// port is left.
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
         let directory = self.inner.directory()?;
-        QueuePair::create_with(&self.inner, attributes, |taken| directory.number(taken))
+        QueuePair::create_with(&self.inner, attributes, |taken| {
+            directory.reserve_number(taken)
+        })
     }
 
-    /// Creates a queue pair that can be connected by its number if the device can listen for its
-    /// peers, and one that cannot otherwise.
+    /// Creates a queue pair. It can be connected by its number if the device can listen on a TCP
+    /// port; if the device cannot listen, the queue pair is created nevertheless.
     ///
     /// # Errors
     /// As [`create_qp`](Self::create_qp).
     pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         let directory = self.inner.directory().ok();
         QueuePair::create_with(&self.inner, attributes, |taken| {
-            let number = directory.and_then(|directory| directory.number(taken).ok());
+            let number = directory.and_then(|directory| directory.reserve_number(taken).ok());
             Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
         })
     }
@@ -38,21 +41,21 @@ impl Context {
 
 /// Queue pairs that are connected by GID and number.
 impl QueuePair {
-    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address
-    /// does. If it is INIT, it becomes RTR immediately, without waiting for the peer: requests that
-    /// are posted in RTS are sent when the connection is up. The peer has to do the same, at any
-    /// time; [`set_retry`](Self::set_retry) says how long a request waits for it. Does nothing if
-    /// there is a connection already.
+    /// Connects the queue pair to a peer known by GID and queue pair number, as `ibv_modify_qp(3)`
+    /// to RTR with an address does. A queue pair in INIT becomes RTR immediately, without waiting
+    /// for the peer. Requests that are posted in RTS are sent when the connection is up. The peer
+    /// has to call this function, too, at any time; [`set_retry`](Self::set_retry) sets how long a
+    /// request waits for the peer. If the queue pair is connected already, the call has no effect.
     ///
-    /// The peer may be another queue pair of this process, or the queue pair itself, whose Sends
-    /// then arrive in its own receives.
+    /// The peer may be another queue pair of this process, or the queue pair itself. A queue pair
+    /// that is its own peer receives its own Sends.
     ///
     /// The peer has to know this end by the GID of the address that
     /// [`Device::source_for`](crate::Device::source_for) chooses.
     /// [`connect_peer_from`](Self::connect_peer_from) chooses another.
     ///
-    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such
-    /// programs expect. Those of an unreliable one complete when they are sent.
+    /// Sends and Writes complete when the peer has placed them, as programs for InfiniBand expect.
+    /// On an unreliable queue pair they complete when they are sent.
     ///
     /// # Errors
     /// As [`connect_peer_from`](Self::connect_peer_from); also [`Error::InvalidArgument`] if the
@@ -71,14 +74,16 @@ impl QueuePair {
     /// the device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the peer's GID is that of no host, the device does not have the
-    /// GID `own`, or an end of an extended reliable connection is to be its own peer.
-    /// [`Error::InvalidState`]: not INIT, RTR or RTS. If the peer is the queue pair itself, also
-    /// the operating system's: no descriptors or ports left.
+    /// - [`Error::InvalidArgument`]: the peer's GID is not the address of a host, the device does
+    ///   not have the GID `own`, or an end of an extended reliable connection is its own peer.
+    /// - [`Error::InvalidState`]: the queue pair is not INIT, RTR or RTS.
+    /// - [`Error::Io`]: the peer is the queue pair itself, and no file descriptor or port is left.
     pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
         let ip = Ipv6Addr::from(gid).to_canonical();
         if ip.is_unspecified() || ip.is_multicast() {
-            return Err(Error::InvalidArgument("the peer's GID is that of no host"));
+            return Err(Error::InvalidArgument(
+                "the peer's GID is not the address of a host",
+            ));
         }
         let directory = self.inner.ctx.directory()?;
         let epoch = {
@@ -89,11 +94,11 @@ impl QueuePair {
             let own_peer = self.is_known_as(gid, num);
             if own_peer && g.machine.xrc_end().is_some() {
                 return Err(Error::InvalidArgument(
-                    "an end of an extended reliable connection is not its own peer",
+                    "an end of an extended reliable connection cannot be its own peer",
                 ));
             }
             g.machine.await_stream().map_err(|_| {
-                Error::InvalidState("a peer is named at the change from INIT to RTR")
+                Error::InvalidState("a peer can only be set at the change from INIT to RTR")
             })?;
             if !is_unreliable(&g.machine) {
                 g.machine.complete_when_placed();
@@ -105,33 +110,33 @@ impl QueuePair {
         directory.connect((self, epoch), own, Address { gid, num })
     }
 
-    /// Returns `true` if a peer with this GID and number is this queue pair, under any GID of its
-    /// device.
+    /// Returns `true` if `num` is the number of this queue pair and `gid` is any GID of its device.
     pub(super) fn is_known_as(&self, gid: [u8; 16], num: u32) -> bool {
         let ip = Ipv6Addr::from(gid).to_canonical();
         num == self.num() && self.inner.ctx.device.address(ip).is_some()
     }
 
-    /// Returns `true` if it is connected by GID and number.
+    /// Returns `true` if the queue pair is connected by GID and number.
     pub fn is_by_number(&self) -> bool {
         self.inner.state.lock().machine.is_by_number()
     }
 
-    /// Returns how long its requests wait for a peer that is known by number.
+    /// Returns how long requests wait for a peer that is known by number.
     pub fn retry(&self) -> Retry {
         self.inner.state.lock().retry
     }
 
-    /// Sets how long its requests wait for a peer that is known by number
-    /// ([`connect_peer`](Self::connect_peer)). The time of requests that wait already begins anew.
-    /// A request that is never answered completes with
+    /// Sets how long requests wait for a peer that is known by number
+    /// ([`connect_peer`](Self::connect_peer)). For requests that wait already, the time starts
+    /// again. A request that is never answered completes with
     /// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded), a Send
     /// for which the peer posts no receive with
     /// [`WcStatus::ReceiverNotReady`](iwarp_rnic::WcStatus::ReceiverNotReady), and the queue pair
-    /// is then in the error state. It has no effect on connections of the connection manager.
+    /// is then in the error state. The values have no effect on connections of the connection
+    /// manager.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: a value is out of its range.
+    /// [`Error::InvalidArgument`]: a value is out of range.
     pub fn set_retry(&self, retry: Retry) -> Result<()> {
         if !retry.is_valid() {
             return Err(Error::InvalidArgument(
@@ -161,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn gid_of_no_host_is_refused() {
+    fn unusable_gid_is_refused() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = ctx

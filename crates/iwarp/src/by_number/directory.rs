@@ -1,8 +1,7 @@
-//! The partners of all queue pairs of a device that are connected by number. See the room's
-//! [module](super).
+//! The partners of all queue pairs of a device that are connected by number ([overview](super)).
 //!
 //! Events of the connection manager, timers, and calls of queue pairs become events of a
-//! [`Partner`]. What it decides is carried out without locks.
+//! [`Partner`]. The directory releases its lock before it applies the effects of an event.
 
 use super::partner::{
     Address, Connector, EARLY_LIMIT, Effects, Event, Named, Partner, Request, Role, Then,
@@ -29,12 +28,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 const MAGIC: [u8; 8] = *b"iwarp-qp";
-/// Requests that are kept for queue pairs which have not named their peer.
+/// Maximum number of connection requests kept for queue pairs that have not named their peer yet.
 const EARLY_MAX: usize = 1024;
-/// The timer that refuses requests which were kept for too long. The other timers are queue pair
-/// numbers, with or without [`TIMER_REQUESTS`]: it is time for the next attempt, or the time of
-/// requests may be over. These numbers have 24 bits and are never 0.
+/// Timer that refuses connection requests which were kept for too long. Each other timer is a queue
+/// pair number (24 bits, never 0) and starts the next attempt to connect.
 const TIMER_EXPIRE: u32 = 0;
+/// Set in the timer of a queue pair whose work requests may have reached their time limit.
 const TIMER_REQUESTS: u32 = 1 << 24;
 
 #[derive(Default)]
@@ -44,7 +43,6 @@ struct State {
 }
 
 impl State {
-    /// Passes an event to the partner of the queue pair `num`.
     fn step(&mut self, num: u32, event: Event) -> Effects {
         let (next, effects) = step(self.partners.remove(&num), event);
         if let Some(next) = next {
@@ -54,12 +52,12 @@ impl State {
     }
 }
 
-/// The directory of a device in this process. It starts with the first queue pair that needs it.
+/// The directory of a device, if this process has started it. The first use starts it.
 #[derive(Default)]
 pub(crate) struct Registered(Mutex<Option<Arc<Directory>>>);
 
 impl Registered {
-    /// Returns the directory if it was started by this process, and not by one that forked it.
+    /// Returns the directory, unless a parent process started it before a fork.
     fn ours(&self) -> Option<Arc<Directory>> {
         let directory = self.0.lock().clone();
         directory.filter(|directory| directory.is_ours())
@@ -108,7 +106,7 @@ impl ContextInner {
         }
     }
 
-    /// Starts the time of requests anew that wait for the peer of the queue pair `num`.
+    /// Restarts the time limit of work requests that wait for the peer of the queue pair `num`.
     pub(super) fn restart_requests(&self, num: u32) {
         if let Some(directory) = self.registry::<Registered>().ours() {
             directory.requests_wait(num, true);
@@ -122,7 +120,7 @@ pub(crate) struct Directory {
     channel: CmEventChannel,
     engine: Arc<Engine>,
     token: u64,
-    /// Each request that is kept has a clone of it.
+    /// Counts the connection requests: each one holds a clone.
     kept: Arc<()>,
     state: Mutex<State>,
 }
@@ -161,32 +159,33 @@ impl Directory {
         })
     }
 
-    /// Reserves a queue pair number whose port is ours. `taken` returns `true` for numbers in use.
-    pub(crate) fn number(&self, taken: impl Fn(u32) -> bool) -> Result<u32> {
+    /// Reserves a queue pair number that contains a port of this device. `taken` returns `true` for
+    /// numbers in use.
+    pub(crate) fn reserve_number(&self, taken: impl Fn(u32) -> bool) -> Result<u32> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
         let mut state = self.state.lock();
         state.ports.reserve(&self.channel, &ctx, taken)
     }
 
-    /// Handles the end of a queue pair.
+    /// Handles a destroyed queue pair.
     fn forget(&self, num: u32) {
         let unused = self.state.lock().ports.release(num);
         drop(unused);
         self.give_up(num, None);
     }
 
-    /// Handles a queue pair that does not want its peer any more; with an epoch, unless it was
-    /// reset since.
+    /// Removes the partner of a queue pair. If `epoch` is given, removes it only if the queue pair
+    /// is still in that epoch, so that it was not reset in between.
     fn give_up(&self, num: u32, epoch: Option<u64>) {
         let effects = self.state.lock().step(num, Event::GivenUp { epoch });
         destroy_all(effects.destroy);
     }
 
-    /// Connects a queue pair that has become RTR in this epoch to its peer, which knows it by the
-    /// GID `own`.
+    /// Connects a queue pair, which has become RTR in this epoch, to its peer. `own` is the GID by
+    /// which the peer knows the queue pair.
     ///
     /// # Errors
-    /// This end cannot listen at that address, or not connect to itself.
+    /// The device cannot listen at that address, or the queue pair cannot be connected to itself.
     pub(super) fn connect(
         self: &Arc<Self>,
         (qp, epoch): (&QueuePair, u64),
@@ -222,18 +221,18 @@ impl Directory {
             requests_since: None,
         };
         self.pass(num, Event::Named(named, role));
-        // Another thread may have posted requests before there was a partner.
+        // Another thread may have posted work requests before the partner existed.
         self.requests_wait(num, false);
         result
     }
 
-    /// Passes an event to the partner of the queue pair `num`, and does what follows from it.
+    /// Passes an event to the partner of the queue pair `num`, and applies the effects.
     fn pass(self: &Arc<Self>, num: u32, event: Event) {
         let effects = self.state.lock().step(num, event);
         self.apply(num, effects);
     }
 
-    /// Does what a partner has decided. The caller holds no lock.
+    /// Applies the effects of an event. The caller holds no lock.
     fn apply(self: &Arc<Self>, num: u32, effects: Effects) {
         destroy_all(effects.destroy);
         match effects.then {
@@ -241,7 +240,7 @@ impl Directory {
             Then::Connect => self.attempt(num),
             Then::ConnectAfter(pause) => self.engine.after(pause, self.token, num),
             Then::Accept { id, qp, epoch } => self.accept(num, &id, &qp, epoch),
-            // The event of a new identifier is passed by `attempt`, which has the identifier.
+            // `attempt` handles this effect itself, because it has the identifier.
             Then::Ask { .. } => {}
             Then::SetTimer => {
                 if let Some(limit) = self.limit(num) {
@@ -263,18 +262,19 @@ impl Directory {
         self.engine.after(limit, self.token, timer);
     }
 
-    /// Returns how long requests of a queue pair wait for its peer.
+    /// Returns how long work requests of a queue pair wait for its peer.
     fn limit(&self, num: u32) -> Option<Duration> {
         let qp = self.context()?.queue_pair(num)?;
         absent_after(qp.retry().gone_after())
     }
 
-    /// Starts the time of requests that wait for the peer of a queue pair; with `restart`, anew.
+    /// Starts the time limit of work requests that wait for the peer of a queue pair. If the limit
+    /// is running already, only `restart` starts it again.
     fn requests_wait(self: &Arc<Self>, num: u32, restart: bool) {
         let named = {
             let state = self.state.lock();
             let named = state.partners.get(&num).and_then(Partner::named);
-            let named = named.filter(|named| named.begins_limit(restart));
+            let named = named.filter(|named| named.starts_limit(restart));
             named.map(|named| (Weak::clone(&named.qp), named.epoch))
         };
         let Some((qp, epoch)) = named else { return };
@@ -284,7 +284,7 @@ impl Directory {
         }
     }
 
-    /// Accepts the request `id` for the queue pair `num`.
+    /// Accepts the connection request `id` for the queue pair `num`.
     fn accept(self: &Arc<Self>, num: u32, id: &CmId, qp: &Weak<QpInner>, epoch: u64) {
         let accepted = match qp.upgrade() {
             None => Err(Error::Closed),
@@ -292,8 +292,8 @@ impl Directory {
                 id.set_user_data(num.into());
                 id.set_queue_pair_of(Some(&QueuePair { inner }), Some(epoch));
                 match id.requester_is_gone() {
-                    // The peer's queue pair was reset since it asked. It asks again, and could not
-                    // if this request were connected.
+                    // The peer's queue pair was reset after it sent the request, and it will send
+                    // another. If this request were accepted, the next one would be refused.
                     true => Err(Error::Closed),
                     false => id.accept_at_first_fpdu(&ConnectionParameters::default()),
                 }
@@ -305,7 +305,7 @@ impl Directory {
         }
     }
 
-    /// Handles a request that was refused or broken off.
+    /// Handles a connection request that was refused or aborted.
     fn lose(self: &Arc<Self>, num: u32, id: &CmId) {
         let lost = Event::Lost {
             id: id.clone(),
@@ -316,7 +316,7 @@ impl Directory {
         self.apply(num, effects);
     }
 
-    /// Makes the next attempt to connect a queue pair, unless it is not the time for one.
+    /// Starts the next attempt to connect a queue pair, if its partner is `Pausing`.
     fn attempt(self: &Arc<Self>, num: u32) {
         let Some(ctx) = self.context() else { return };
         let id = CmId::create(&self.channel, Some(&ctx));
@@ -339,12 +339,12 @@ impl Directory {
             return;
         };
         if matches!(qp.state(), QpState::Reset | QpState::Error) {
-            // It has failed by itself, and does not want its peer any more.
+            // The queue pair has failed or was reset, so it no longer needs its peer.
             return self.give_up(num, Some(epoch));
         }
         id.set_queue_pair_of(Some(&qp), Some(epoch));
         if let Err(error) = ask(&ctx, &id, num, own, peer) {
-            // There may be no route now, or no descriptor.
+            // There may be no route at the moment, or no file descriptor.
             tracing::debug!(qp = num, %error, "cannot connect to the peer");
             self.lose(num, &id);
         }
@@ -355,7 +355,7 @@ impl Directory {
         let num = id.user_data() as u32;
         let id = id.clone();
         match kind {
-            CmEventKind::ConnectRequest => self.asked(&event),
+            CmEventKind::ConnectRequest => self.connect_request(&event),
             CmEventKind::Established => self.pass(num, Event::Established { id }),
             CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::ConnectError => {
                 tracing::debug!(qp = num, status = event.status, "no connection to the peer");
@@ -370,8 +370,8 @@ impl Directory {
         }
     }
 
-    /// Handles the request of a peer.
-    fn asked(self: &Arc<Self>, event: &CmEvent) {
+    /// Handles the connection request of a peer.
+    fn connect_request(self: &Arc<Self>, event: &CmEvent) {
         let id = &event.id;
         let Some((from, num)) = sender(event) else {
             return id.destroy();
@@ -401,13 +401,14 @@ impl Directory {
             state.step(num, asked)
         };
         if matches!(effects.then, Then::Nothing) {
-            // It is kept, or was refused, and then the timer finds nothing.
+            // The request is kept and needs a timer. If it was refused instead, the timer has no
+            // effect.
             self.engine.after(EARLY_LIMIT, self.token, TIMER_EXPIRE);
         }
         self.apply(num, effects);
     }
 
-    /// Refuses requests that were kept for too long.
+    /// Refuses connection requests that were kept for too long.
     fn expire(&self) {
         let now = now_ns();
         let expired: Vec<CmId> = {
@@ -426,11 +427,12 @@ fn destroy_all(ids: Vec<CmId>) {
     ids.iter().for_each(CmId::destroy);
 }
 
-/// Asks the peer of the queue pair `num`, which knows it by the address `own`, for a connection.
+/// Sends a connection request for the queue pair `num` to `peer`, which knows it by the address
+/// `own`.
 fn ask(ctx: &Context, id: &CmId, num: u32, own: IpAddr, peer: Address) -> Result<()> {
     let own = ctx.device().socket_addr(own, 0);
     let mut address = SocketAddr::new(Ipv6Addr::from(peer.gid).to_canonical(), peer.num as u16);
-    // A GID has no scope: a link-local peer is on the network of the address that it knows.
+    // A GID has no scope. A link-local peer is on the network of our address that it knows.
     if let (SocketAddr::V6(to), SocketAddr::V6(own)) = (&mut address, own) {
         to.set_scope_id(own.scope_id());
     }
@@ -445,8 +447,8 @@ fn ask(ctx: &Context, id: &CmId, num: u32, own: IpAddr, peer: Address) -> Result
     })
 }
 
-/// Returns the sender of a request and the queue pair that it names; `None` if its private data is
-/// not that of [`ask`].
+/// Returns the sender of a connection request and the number of the requested queue pair; `None` if
+/// [`ask`] did not write the private data.
 fn sender(event: &CmEvent) -> Option<(Address, u32)> {
     let rest = event.private_data.strip_prefix(&MAGIC)?;
     let (from, rest) = rest.split_first_chunk()?;

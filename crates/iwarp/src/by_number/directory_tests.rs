@@ -1,4 +1,4 @@
-//! Partners of real queue pairs: their identifiers, timers and ends.
+//! Tests of the directory with real queue pairs: identifiers, timers, and how partners are removed.
 
 use super::*;
 use crate::cm::{accepted, requested};
@@ -12,7 +12,6 @@ const FRIEND: Address = Address {
     num: 7,
 };
 
-/// A device, its directory, and a queue pair.
 fn rig() -> (Arc<Directory>, QueuePair) {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
@@ -41,7 +40,7 @@ fn insert(directory: &Directory, qp: &QueuePair, partner: Partner) {
     directory.state.lock().partners.insert(qp.num(), partner);
 }
 
-/// Lets the queue pair have accepted `id` of `FRIEND`.
+/// Adds a partner that has accepted the request `id` of `FRIEND`.
 fn accept(directory: &Directory, qp: &QueuePair, id: &CmId) {
     id.set_user_data(qp.num().into());
     let partner = Partner::Accepted {
@@ -56,9 +55,9 @@ fn has_partner(directory: &Directory, qp: &QueuePair) -> bool {
     directory.state.lock().partners.contains_key(&qp.num())
 }
 
-/// The first attempt of a queue pair may come before the peer's host listens.
+/// The first attempt of a queue pair may fail because the peer's host does not listen yet.
 #[test]
-fn timer_begins_another_attempt() {
+fn timer_starts_another_attempt() {
     let (directory, qp) = rig();
     qp.modify(QpState::Init).unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -75,18 +74,18 @@ fn timer_begins_another_attempt() {
     insert(&directory, &qp, Partner::Pausing { named, connector });
     Arc::clone(&directory).timer(qp.num());
     listener.set_nonblocking(true).unwrap();
-    // The peer closes instead of replying. Each attempt asks twice, the second time with the older
-    // MPA revision.
+    // The peer closes each connection without a reply. Each attempt connects twice, the second time
+    // with the older MPA revision, so five connections need three attempts.
     for _ in 0..5 {
-        until("no attempt", || listener.accept().is_ok());
+        until("no further attempt", || listener.accept().is_ok());
     }
     directory.give_up(qp.num(), None);
     qp.destroy();
 }
 
-/// A queue pair that has failed by itself makes no attempt.
+/// A queue pair that is not awaiting its peer any more does not connect.
 #[test]
-fn failed_queue_pair_does_not_connect() {
+fn reset_queue_pair_does_not_connect() {
     let (directory, qp) = rig();
     let connector = Connector {
         own: IpAddr::from([127, 0, 0, 1]),
@@ -100,9 +99,8 @@ fn failed_queue_pair_does_not_connect() {
     qp.destroy();
 }
 
-/// An identifier is kept until its connection is over, and then destroyed. Others are left alone.
 #[test]
-fn identifier_lives_as_long_as_its_connection() {
+fn identifier_is_destroyed_with_its_connection() {
     let ctx = context();
     let directory = ctx.inner.directory().unwrap();
     let cq = ctx.create_cq(4, None).unwrap();
@@ -135,7 +133,7 @@ fn identifier_lives_as_long_as_its_connection() {
     qps[0].destroy();
 }
 
-/// A request that fails is destroyed, and the queue pair waits for the next one.
+/// If a connection request fails, it is destroyed, and the queue pair waits for the next request.
 #[test]
 fn failed_request_is_destroyed() {
     let (directory, qp) = rig();
@@ -151,7 +149,8 @@ fn failed_request_is_destroyed() {
     qp.destroy();
 }
 
-/// Gives the directory the request `id` of this peer as the listener does.
+/// Passes a connection request `id` of the queue pair number `from` to the directory, as the
+/// listener does.
 fn ask_for(directory: &Arc<Directory>, id: &CmId, qp: &QueuePair, from: u32) {
     let mut data = MAGIC.to_vec();
     data.extend_from_slice(&from.to_be_bytes());
@@ -162,8 +161,9 @@ fn ask_for(directory: &Arc<Directory>, id: &CmId, qp: &QueuePair, from: u32) {
     });
 }
 
-/// A peer whose queue pair was reset asks again. Nothing has come on the stream of its earlier
-/// request, so the new one takes its place, unless that was given up, too.
+/// A peer whose queue pair was reset sends another connection request. No FPDU has arrived on the
+/// stream of the first request, so the new request replaces it. A new request whose peer has closed
+/// the stream is kept, but replaces nothing.
 #[test]
 fn new_request_replaces_a_silent_one() {
     let (directory, qp) = rig();
@@ -173,10 +173,10 @@ fn new_request_replaces_a_silent_one() {
         num: 7,
     };
     for given_up in [false, true] {
-        let (before, _silent) = accepted(&qp, qp.epoch());
+        let (first, _silent) = accepted(&qp, qp.epoch());
         let partner = Partner::Accepted {
             named: named(&qp, peer),
-            id: before.clone(),
+            id: first.clone(),
             kept: None,
         };
         insert(&directory, &qp, partner);
@@ -184,28 +184,28 @@ fn new_request_replaces_a_silent_one() {
         let open = match given_up {
             true => {
                 drop(socket);
-                until("its end is not seen", || id.requester_is_gone());
+                until("the request is still open", || id.requester_is_gone());
                 None
             }
             false => Some(socket),
         };
         ask_for(&directory, &id, &qp, peer.num);
-        assert_eq!(is_destroyed(&before), !given_up);
+        assert_eq!(is_destroyed(&first), !given_up);
         let present = {
             let state = directory.state.lock();
             state.partners[&qp.num()].accepted().cloned().unwrap()
         };
-        assert!(present.is_same(if given_up { &before } else { &id }));
+        assert!(present.is_same(if given_up { &first } else { &id }));
         drop(open);
         directory.give_up(qp.num(), None);
-        assert!(is_destroyed(&before) && is_destroyed(&id));
+        assert!(is_destroyed(&first) && is_destroyed(&id));
     }
     qp.destroy();
 }
 
-/// A request that its peer has given up is not accepted when the queue pair names that peer.
+/// The peer closed its connection request before the queue pair named that peer.
 #[test]
-fn request_of_a_gone_peer_is_not_accepted() {
+fn closed_request_is_not_accepted() {
     let (directory, qp) = rig();
     qp.modify(QpState::Init).unwrap();
     let (id, socket) = requested(&qp);
@@ -226,7 +226,7 @@ fn request_of_a_gone_peer_is_not_accepted() {
     qp.destroy();
 }
 
-/// Requests for queue pairs that have not named their peers are bounded.
+/// The number of connection requests for queue pairs that have not named their peer is limited.
 #[test]
 fn early_requests_are_limited() {
     let (directory, qp) = rig();
@@ -250,7 +250,7 @@ fn expired_request_is_destroyed() {
     let (directory, qp) = rig();
     let ids = [(); 2].map(|()| identifier());
     let now = now_ns();
-    for ((id, num), since) in ids
+    for ((id, num), limit_start) in ids
         .iter()
         .zip(1..)
         .zip([now - EARLY_LIMIT.as_nanos() as u64, now])
@@ -258,7 +258,7 @@ fn expired_request_is_destroyed() {
         let request = Request {
             id: id.clone(),
             from: FRIEND,
-            since,
+            since: limit_start,
             _counted: Arc::clone(&directory.kept),
         };
         let mut state = directory.state.lock();
@@ -272,13 +272,12 @@ fn expired_request_is_destroyed() {
     qp.destroy();
 }
 
-/// No listener and no connection outlives the device.
 #[test]
 fn closed_device_ends_its_connections() {
     let (directory, qp) = rig();
-    let num = directory.number(|_| false).unwrap();
-    let at = SocketAddr::from(([127, 0, 0, 1], num as u16));
-    assert!(std::net::TcpStream::connect(at).is_ok());
+    let num = directory.reserve_number(|_| false).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], num as u16));
+    assert!(std::net::TcpStream::connect(address).is_ok());
     let up = identifier();
     let partner = Partner::Connected {
         id: up.clone(),
@@ -287,13 +286,13 @@ fn closed_device_ends_its_connections() {
     insert(&directory, &qp, partner);
     directory.stop();
     assert!(is_destroyed(&up) && !has_partner(&directory, &qp));
-    until("it still listens", || {
-        std::net::TcpStream::connect(at).is_err()
+    until("the device still listens", || {
+        std::net::TcpStream::connect(address).is_err()
     });
     qp.destroy();
 }
 
-/// A queue pair that is reset, in error or destroyed waits for no peer.
+/// A queue pair that is reset, failed or destroyed no longer waits for its peer.
 #[test]
 fn ended_queue_pair_gives_up_its_peer() {
     type End = fn(&QueuePair);
@@ -311,15 +310,15 @@ fn ended_queue_pair_gives_up_its_peer() {
         let num = qp.num();
         qp.destroy();
         drop(qp);
-        until("its peer is not given up", || {
+        until("the partner still exists", || {
             !directory.state.lock().partners.contains_key(&num)
         });
         assert!(is_destroyed(&id));
     }
 }
 
-/// A forked child starts a directory of its own. It does not use the parent's, whose locks other
-/// threads may have held at the time of the fork.
+/// A forked child does not use its parent's directory, because threads of the parent may have held
+/// its locks at the time of the fork.
 #[test]
 fn directory_belongs_to_its_process() {
     let (directory, qp) = rig();
@@ -330,9 +329,9 @@ fn directory_belongs_to_its_process() {
     qp.destroy();
 }
 
-/// A queue pair in RTS without a stream, whose peer connects. `by_number`: it is connected by
-/// number.
-fn lonely(by_number: bool) -> (Arc<Directory>, QueuePair) {
+/// Creates a queue pair in RTS that waits for its peer to connect, by number if `by_number` is
+/// `true`.
+fn without_peer(by_number: bool) -> (Arc<Directory>, QueuePair) {
     let (directory, qp) = rig();
     qp.modify(QpState::Init).unwrap();
     qp.inner.state.lock().machine.await_stream().unwrap();
@@ -344,13 +343,13 @@ fn lonely(by_number: bool) -> (Arc<Directory>, QueuePair) {
     (directory, qp)
 }
 
-fn since(directory: &Directory, qp: &QueuePair) -> Option<u64> {
+fn limit_start(directory: &Directory, qp: &QueuePair) -> Option<u64> {
     let state = directory.state.lock();
     let partner = state.partners.get(&qp.num());
     partner.and_then(Partner::named)?.requests_since
 }
 
-fn set_since(directory: &Directory, qp: &QueuePair, to: u64) {
+fn set_limit_start(directory: &Directory, qp: &QueuePair, to: u64) {
     let named = Named {
         requests_since: Some(to),
         ..named(qp, FRIEND)
@@ -363,70 +362,71 @@ fn post(qp: &QueuePair) {
     qp.post_send(&[wr]).unwrap();
 }
 
-fn time_over(directory: &Arc<Directory>, qp: &QueuePair) {
+fn limit_timer_expires(directory: &Arc<Directory>, qp: &QueuePair) {
     Arc::clone(directory).timer(TIMER_REQUESTS | qp.num());
 }
 
-/// Until a request is posted no time runs, nor for a connection that the program makes itself.
+/// The time limit starts with the first posted request. A connection that the program makes itself
+/// has no limit.
 #[test]
-fn time_begins_with_the_first_request() {
+fn first_request_starts_time_limit() {
     for by_number in [false, true] {
-        let (directory, qp) = lonely(by_number);
+        let (directory, qp) = without_peer(by_number);
         directory.requests_wait(qp.num(), false);
-        assert_eq!(since(&directory, &qp), None, "nothing is posted");
+        assert_eq!(limit_start(&directory, &qp), None, "nothing is posted");
         post(&qp);
-        assert_eq!(since(&directory, &qp).is_some(), by_number);
+        assert_eq!(limit_start(&directory, &qp).is_some(), by_number);
         qp.destroy();
     }
 }
 
-/// Timers are not cancelled, so each may come too early, or too late.
+/// Timers are not cancelled, so a timer may expire although its limit has changed.
 #[test]
 fn unanswered_request_fails() {
-    let (directory, qp) = lonely(true);
-    time_over(&directory, &qp);
+    let (directory, qp) = without_peer(true);
+    limit_timer_expires(&directory, &qp);
     assert_eq!(qp.state(), QpState::Rts, "no request waits");
     let now = now_ns();
     post(&qp);
-    time_over(&directory, &qp);
-    assert_eq!(qp.state(), QpState::Rts, "there is time");
+    limit_timer_expires(&directory, &qp);
+    assert_eq!(qp.state(), QpState::Rts, "the limit is not reached");
     let retry = Retry {
         timeout: 0,
         ..Retry::default()
     };
     qp.set_retry(retry).unwrap();
-    set_since(&directory, &qp, 1);
-    time_over(&directory, &qp);
+    set_limit_start(&directory, &qp, 1);
+    limit_timer_expires(&directory, &qp);
     assert_eq!(qp.state(), QpState::Rts, "there is no limit");
     qp.set_retry(Retry::default()).unwrap();
     assert!(
-        since(&directory, &qp).unwrap() >= now,
-        "the time begins anew"
+        limit_start(&directory, &qp).unwrap() >= now,
+        "the limit starts again"
     );
-    set_since(&directory, &qp, 1);
-    time_over(&directory, &qp);
+    set_limit_start(&directory, &qp, 1);
+    limit_timer_expires(&directory, &qp);
     assert_eq!(qp.state(), QpState::Error);
     assert!(!has_partner(&directory, &qp));
     qp.destroy();
 }
 
-/// The timer of a request may run out before the directory learns that the connection is up.
+/// The timer of a request may expire before the directory learns that the connection is up.
 #[test]
 fn connected_peer_is_not_absent() {
     let (directory, qp) = rig();
     let _peer = connected(&qp);
     qp.inner.state.lock().machine.set_by_number();
-    set_since(&directory, &qp, 1);
-    time_over(&directory, &qp);
+    set_limit_start(&directory, &qp, 1);
+    limit_timer_expires(&directory, &qp);
     assert_eq!(qp.state(), QpState::Rts);
     assert!(has_partner(&directory, &qp));
     qp.destroy();
 }
 
-/// A request that is posted before the peer is registered has its time, too.
+/// A request that was posted before the peer was registered also has a time limit.
 #[test]
 fn earlier_request_has_a_time_limit() {
-    let (directory, qp) = lonely(true);
+    let (directory, qp) = without_peer(true);
     directory.give_up(qp.num(), None);
     post(&qp);
     let peer = Address {
@@ -435,11 +435,11 @@ fn earlier_request_has_a_time_limit() {
     };
     let own = gid_of(IpAddr::from([127, 0, 0, 1]));
     directory.connect((&qp, qp.epoch()), own, peer).unwrap();
-    assert!(since(&directory, &qp).is_some());
+    assert!(limit_start(&directory, &qp).is_some());
     qp.destroy();
 }
 
-/// A request to a peer for which this end cannot listen fails as one to an absent peer does.
+/// If this end cannot listen for the peer, requests fail as if the peer were absent.
 #[test]
 fn unreachable_peer_has_a_time_limit() {
     let ctx = context();
@@ -453,9 +453,9 @@ fn unreachable_peer_has_a_time_limit() {
     assert!(qp.connect_peer_from(foreign, gid, 7).is_err());
     qp.modify(QpState::Rts).unwrap();
     post(&qp);
-    assert!(since(&directory, &qp).is_some());
-    set_since(&directory, &qp, 1);
-    time_over(&directory, &qp);
+    assert!(limit_start(&directory, &qp).is_some());
+    set_limit_start(&directory, &qp, 1);
+    limit_timer_expires(&directory, &qp);
     assert_eq!(qp.state(), QpState::Error);
     qp.destroy();
 }
@@ -475,7 +475,7 @@ fn addressable_pair() -> (Arc<Directory>, [QueuePair; 2]) {
     (ctx.inner.directory().unwrap(), qps)
 }
 
-/// Both ends have to agree on their roles, also if they are of different versions.
+/// Both ends have to agree on their roles, even if they run different versions.
 #[test]
 fn smaller_number_connects() {
     let (directory, [small, large]) = addressable_pair();
@@ -499,9 +499,9 @@ fn smaller_number_connects() {
     large.destroy();
 }
 
-/// The ends meet whichever of them names the other first.
+/// The ends connect, whichever end names its peer first.
 #[test]
-fn ends_meet_in_either_order() {
+fn ends_connect_in_either_order() {
     let gid = gid_of(IpAddr::from([127, 0, 0, 1]));
     for is_small_first in [true, false] {
         let (directory, [small, large]) = addressable_pair();
@@ -511,7 +511,7 @@ fn ends_meet_in_either_order() {
         };
         first.connect_peer_from(gid, gid, second.num()).unwrap();
         second.connect_peer_from(gid, gid, first.num()).unwrap();
-        until("they do not meet", || {
+        until("the ends are not connected", || {
             let state = directory.state.lock();
             [&small, &large].iter().all(|qp| {
                 let partner = state.partners.get(&qp.num());
@@ -523,10 +523,9 @@ fn ends_meet_in_either_order() {
     }
 }
 
-/// A timer or an event of an earlier epoch does not concern requests of the present one.
 #[test]
 fn earlier_epoch_fails_nothing() {
-    let (directory, qp) = lonely(true);
+    let (directory, qp) = without_peer(true);
     post(&qp);
     let epoch = qp.epoch();
     let earlier = epoch.wrapping_sub(1);

@@ -1,8 +1,9 @@
-//! The partner of a queue pair: what this end knows of the peer, and what it does to meet it.
+//! The partner of a queue pair: what this end knows about the peer, and how far the connection to
+//! it has come.
 //!
-//! There is one value per queue pair number, and no I/O: [`step`] takes an event and returns the
-//! next state and what the directory has to do. Events about a connection request carry its
-//! identifier; an identifier of an earlier attempt changes nothing.
+//! There is one [`Partner`] per queue pair number. It performs no I/O: [`step`] takes an event, and
+//! returns the next state and the effects, which the directory applies. Events of a connection
+//! request carry its identifier. An event with the identifier of an earlier attempt has no effect.
 //!
 //! Transitions. "None" is a queue pair without a partner. A dash means that nothing changes.
 //!
@@ -11,27 +12,27 @@
 //! | `Named`, the peer connects | `Expected` | `Accepted` (1) | (2) | (2) | (2) | (2) | `Expected` | `Expected` (1) |
 //! | `Named`, we connect | `Pausing` | `Pausing` | (2) | (2) | (2) | (2) | `Pausing` | `Pausing` |
 //! | `Named`, unreachable | `Unreachable` | `Unreachable` | (2) | (2) | (2) | (2) | `Unreachable` | `Unreachable` |
-//! | `Asked` | `Early` | `Early` | `Accepted` (3) | `Accepted` (3, 4) | refused | refused | refused | keeps it |
+//! | `Asked` | `Early` | `Early` | `Accepted` (3) | `Accepted` (3, 4) | refused | refused | refused | keeps the request |
 //! | `Begin` | – | – | – | – | `Asking` | – | – | – |
 //! | `Lost` | – | – | – | `Accepted` (5), `Expected` | – | `Pausing` | – | – |
 //! | `Established` | – | – | – | `Connected` | – | `Connected` | – | – |
 //! | `Disconnected` | – | – | – | – | – | – | – | `Early` (5), None |
-//! | `RequestsWait` | – | – | begins | begins | begins | begins | begins | – |
+//! | `RequestsWait` | – | – | starts the limit | starts the limit | starts the limit | starts the limit | starts the limit | – |
 //! | `TimeOver` | – | – | (6) | (6) | (6) | (6) | (6) | – |
 //! | `Expire` | – | None | – | drops (5) | – | – | – | drops (5) |
 //! | `GivenUp` | – | None | None | None | None | None | None | None |
 //!
-//! 1. If the request that was kept is the peer's. Any other is refused, and the state is
-//!    `Expected`.
-//! 2. Nothing changes if the queue pair has named this peer in this epoch already. Otherwise as in
-//!    the column None; a request that was kept is treated as in the column `Early`.
+//! 1. If the kept request is from the named peer. Any other request is refused, and the next state
+//!    is `Expected`.
+//! 2. Nothing changes if the queue pair has already named this peer in this epoch. If it has not,
+//!    the column None applies, or the column `Early` if a request is kept.
 //! 3. A request of any other peer is refused.
-//! 4. A peer asks again only after it has given up its earlier request. If nothing has come on the
-//!    stream of the earlier one, the new one is accepted in its place. Otherwise the new one is
-//!    kept until the end of the earlier one is noticed.
-//! 5. With the request that is kept, if there is one.
-//! 6. The queue pair fails if its requests have waited for the limit. Otherwise a timer is set for
-//!    the rest of it.
+//! 4. A peer sends a new request only after it has given up the first one. If no octet has arrived
+//!    on the stream of the first request, the new request is accepted instead. If octets have
+//!    arrived, the new request is kept until the first connection ends.
+//! 5. If a request is kept; that request is accepted, kept or dropped.
+//! 6. The queue pair fails if its work requests have reached the time limit. If not, a timer is set
+//!    for the remaining time.
 
 use crate::cm::CmId;
 use crate::conn::qp::QpInner;
@@ -39,15 +40,15 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a request of the peer is kept for a queue pair that has not named the peer. The peer
-/// asks again afterwards.
+/// How long a connection request is kept for a queue pair that has not named its peer yet. After
+/// that it is refused, and the peer sends another.
 pub(super) const EARLY_LIMIT: Duration = Duration::from_secs(30);
 /// The pause before the next attempt is an eighth of the time that the attempts have taken so far,
 /// within these limits.
-const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
-/// The least time after which a peer that has not come counts as absent. Programs need processor
-/// time to connect, which hardware does not. It is about four times what most programs set, and
-/// InfiniBand's timers may take four times what is set.
+const PAUSE_LIMITS: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(250)];
+/// Minimum time that work requests wait for the peer. Hardware answers without processor time, but
+/// here the peer's process has to run first. The value is about four times what most programs set;
+/// InfiniBand allows a timer to take up to four times its value.
 const ABSENT_MIN: Duration = Duration::from_secs(2);
 
 /// The GID and number of a queue pair.
@@ -61,26 +62,25 @@ pub(super) struct Address {
 pub(super) struct Request {
     pub(super) id: CmId,
     pub(super) from: Address,
-    /// When it came, in nanoseconds.
+    /// When it arrived, in nanoseconds.
     pub(super) since: u64,
     /// Shared by all requests that a directory keeps, so that it can count them.
     pub(super) _counted: Arc<()>,
 }
 
-/// What a queue pair has named, until it is connected.
+/// A queue pair that is not connected yet, and the peer it has named.
 pub(super) struct Named {
     pub(super) qp: Weak<QpInner>,
-    /// The epoch of the queue pair that the connection is for. A reset ends it.
+    /// Epoch of the queue pair when it named the peer. A reset starts a new epoch.
     pub(super) epoch: u64,
     pub(super) peer: Address,
-    /// When the time limit of its requests began, in nanoseconds; `None` if none is posted.
+    /// When the time limit of its work requests started, in nanoseconds; `None` if none is posted.
     pub(super) requests_since: Option<u64>,
 }
 
 impl Named {
-    /// Returns `true` if the time limit of requests begins now: it has not begun, or it is to
-    /// `restart`.
-    pub(super) const fn begins_limit(&self, restart: bool) -> bool {
+    /// Returns `true` if the time limit of work requests has not started yet, or is to `restart`.
+    pub(super) const fn starts_limit(&self, restart: bool) -> bool {
         restart || self.requests_since.is_none()
     }
 
@@ -89,86 +89,88 @@ impl Named {
     }
 }
 
-/// The part of the end that connects.
+/// State of the end that connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Connector {
-    /// The address by which the peer knows this end.
+    /// Our address, as the peer knows it.
     pub(super) own: IpAddr,
     /// When the first attempt began, in nanoseconds.
     pub(super) since: u64,
 }
 
-/// Who connects.
+/// Which end connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     Peer,
     Us(Connector),
-    /// Neither end: this one could not listen for the peer, or not connect to itself.
+    /// Neither end, because this end can neither listen for the peer nor connect to itself.
     Unreachable,
 }
 
-/// The state of a partner. See the module.
+/// The state of a partner. The module describes the transitions.
 pub(super) enum Partner {
-    /// A peer has asked, and the queue pair has not named its peer.
+    /// A connection request has arrived before the queue pair named its peer.
     Early(Request),
     /// The peer will connect.
     Expected(Named),
-    /// The peer's request was accepted.
+    /// The peer's connection request was accepted.
     Accepted {
         named: Named,
         id: CmId,
-        /// The peer has asked again.
+        /// A later connection request of the peer.
         kept: Option<Request>,
     },
-    /// We connect after a pause.
+    /// This end connects after a pause.
     Pausing { named: Named, connector: Connector },
-    /// We have asked the peer.
+    /// This end has sent a connection request.
     Asking {
         named: Named,
         connector: Connector,
         id: CmId,
     },
-    /// No attempt is made. Requests fail when their time is over.
+    /// Neither end connects. Work requests fail after their time limit.
     Unreachable(Named),
     /// The connection is up.
     Connected {
         id: CmId,
-        /// A peer has asked since.
+        /// A connection request that arrived after this one.
         kept: Option<Request>,
     },
 }
 
-/// What happens to a partner. Times are nanoseconds.
+/// An event. Times are in nanoseconds.
 pub(super) enum Event {
     /// The queue pair has named its peer.
     Named(Named, Role),
-    /// A connection request has come.
+    /// A connection request has arrived.
     Asked {
         request: Request,
-        /// The peer has not given it up.
+        /// The peer has not closed the connection request.
         is_live: bool,
-        /// Nothing has come on the stream of the request that was accepted before.
+        /// Nothing has arrived on the stream of the request that was accepted before.
         is_silent: bool,
     },
     /// The pause is over, and this identifier is for the next attempt.
     Begin { id: CmId },
-    /// A request was refused or broken off.
+    /// A connection request was refused or aborted.
     Lost { id: CmId, now: u64 },
     /// The connection is up.
     Established { id: CmId },
     /// The connection is over.
     Disconnected { id: CmId },
-    /// Requests are posted. `restart`: their time begins anew.
+    /// Work requests are posted. `restart`: their time limit starts again.
     RequestsWait { now: u64, restart: bool },
-    /// The time of requests may be over; `limit` is what the queue pair allows now.
+    /// The timer of the work requests has expired. `limit` is the queue pair's current time limit.
     TimeOver { now: u64, limit: Option<Duration> },
-    /// Requests that were kept for too long are refused.
+    /// Connection requests that were kept for too long are to be refused.
     Expire { now: u64 },
-    /// The queue pair does not want its peer any more. With an epoch, only in that epoch.
+    /// The queue pair no longer needs its peer. If `epoch` is given, this applies only to a partner
+    /// of that epoch.
     GivenUp { epoch: Option<u64> },
 }
 
-/// What the directory has to do after a transition, without locks: first destroy, then the rest.
+/// What the directory has to do after a transition, without locks: destroy identifiers first, then
+/// execute `then`.
 #[derive(Default)]
 pub(super) struct Effects {
     pub(super) destroy: Vec<CmId>,
@@ -183,36 +185,35 @@ pub(super) enum Then {
     Connect,
     /// Begin an attempt after this pause.
     ConnectAfter(Duration),
-    /// Ask this peer from this address, with the identifier of [`Event::Begin`].
+    /// Send a connection request to `peer` from `own`, with the identifier of [`Event::Begin`].
     Ask {
         qp: Weak<QpInner>,
         epoch: u64,
         own: IpAddr,
         peer: Address,
     },
-    /// Accept this request.
+    /// Accept this connection request.
     Accept {
         id: CmId,
         qp: Weak<QpInner>,
         epoch: u64,
     },
-    /// Set a timer for the limit of the queue pair's requests.
+    /// Set a timer for the time limit of the queue pair's work requests.
     SetTimer,
-    /// Set a timer for the rest of the limit.
+    /// Set a timer for the remaining time.
     SetTimerFor(Duration),
     /// Fail the queue pair if it still has no stream in this epoch.
     Fail { qp: Weak<QpInner>, epoch: u64 },
 }
 
-/// Returns how long requests wait for a peer that has not come, if the queue pair's own limit is
-/// `limit`.
+/// Returns how long work requests wait for the peer. `limit` is the queue pair's own limit.
 pub(super) fn absent_after(limit: Option<Duration>) -> Option<Duration> {
     Some(limit?.max(ABSENT_MIN))
 }
 
 /// Returns the pause after attempts that have taken `elapsed` so far.
 fn pause_after(elapsed: Duration) -> Duration {
-    (elapsed / 8).clamp(PAUSES[0], PAUSES[1])
+    (elapsed / 8).clamp(PAUSE_LIMITS[0], PAUSE_LIMITS[1])
 }
 
 const fn elapsed(since: u64, now: u64) -> Duration {
@@ -220,7 +221,7 @@ const fn elapsed(since: u64, now: u64) -> Duration {
 }
 
 impl Partner {
-    /// Returns what the queue pair has named, until it is connected.
+    /// Returns the named peer; `None` if the queue pair has not named one or is connected.
     pub(super) const fn named(&self) -> Option<&Named> {
         match self {
             Self::Early(_) | Self::Connected { .. } => None,
@@ -243,7 +244,7 @@ impl Partner {
         }
     }
 
-    /// Returns the identifier of the request that was accepted.
+    /// Returns the identifier of the accepted request.
     pub(super) const fn accepted(&self) -> Option<&CmId> {
         match self {
             Self::Accepted { id, .. } => Some(id),
@@ -251,7 +252,6 @@ impl Partner {
         }
     }
 
-    /// Returns the request that is kept.
     const fn kept(&self) -> Option<&Request> {
         match self {
             Self::Early(request) => Some(request),
@@ -260,7 +260,7 @@ impl Partner {
         }
     }
 
-    /// Takes it apart: its identifier, and the request that is kept.
+    /// Returns the partner's identifier and the kept request.
     fn into_parts(self) -> (Option<CmId>, Option<Request>) {
         match self {
             Self::Early(request) => (None, Some(request)),
@@ -270,14 +270,14 @@ impl Partner {
         }
     }
 
-    /// Returns all identifiers of it.
+    /// Returns all identifiers of the partner.
     pub(super) fn into_ids(self) -> impl Iterator<Item = CmId> {
         let (id, kept) = self.into_parts();
         id.into_iter().chain(kept.map(|request| request.id))
     }
 }
 
-/// Takes an event. Returns the next state, and what the directory has to do.
+/// Handles an event. Returns the next state and the effects.
 pub(super) fn step(partner: Option<Partner>, event: Event) -> (Option<Partner>, Effects) {
     let mut effects = Effects::default();
     let next = match event {
@@ -298,7 +298,7 @@ pub(super) fn step(partner: Option<Partner>, event: Event) -> (Option<Partner>, 
         }
         Event::Expire { now } => expire(partner, now, &mut effects),
         Event::GivenUp { epoch } => match partner {
-            Some(partner) if !is_of(&partner, epoch) => Some(partner),
+            Some(partner) if !is_in_epoch(&partner, epoch) => Some(partner),
             partner => {
                 effects
                     .destroy
@@ -310,8 +310,8 @@ pub(super) fn step(partner: Option<Partner>, event: Event) -> (Option<Partner>, 
     (next, effects)
 }
 
-/// Returns `true` if the queue pair has named its peer in this epoch, or any epoch will do.
-fn is_of(partner: &Partner, epoch: Option<u64>) -> bool {
+/// Returns `true` if the queue pair has named its peer in `epoch`, or if `epoch` is `None`.
+fn is_in_epoch(partner: &Partner, epoch: Option<u64>) -> bool {
     epoch.is_none_or(|epoch| partner.named().is_some_and(|named| named.epoch == epoch))
 }
 
@@ -346,8 +346,6 @@ fn name(partner: Option<Partner>, named: Named, role: Role, effects: &mut Effect
         }
     }
 }
-
-/// Accepts a request.
 fn accept(named: Named, request: Request, kept: Option<Request>, effects: &mut Effects) -> Partner {
     effects.then = Then::Accept {
         id: request.id.clone(),
@@ -361,7 +359,7 @@ fn accept(named: Named, request: Request, kept: Option<Request>, effects: &mut E
     }
 }
 
-/// Handles a request. `replaces`: it takes the place of the one that was accepted before.
+/// Handles a connection request. `replaces`: the request replaces the one that was accepted before.
 fn ask(
     partner: Option<Partner>,
     request: Request,
@@ -457,7 +455,7 @@ fn wait(
     effects: &mut Effects,
 ) -> Option<Partner> {
     if let Some(named) = partner.as_mut().and_then(Partner::named_mut)
-        && named.begins_limit(restart)
+        && named.starts_limit(restart)
     {
         named.requests_since = Some(now);
         effects.then = Then::SetTimer;
@@ -465,7 +463,8 @@ fn wait(
     partner
 }
 
-/// Timers are not cancelled, so this one may have been set for an earlier time.
+/// Handles an expired timer. Timers are not cancelled, so the limit may have changed since it was
+/// set.
 fn time_over(partner: Option<&Partner>, now: u64, limit: Option<Duration>, effects: &mut Effects) {
     let Some(named) = partner.and_then(Partner::named) else {
         return;

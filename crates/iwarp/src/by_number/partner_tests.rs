@@ -16,13 +16,13 @@ const CONNECTOR: Connector = Connector {
     since: 5 * SECOND,
 };
 
-/// The identifiers of one cell of the table.
+/// The identifiers in one test of a state and an event.
 struct Ids {
-    /// Of the state.
+    /// The identifier of the state.
     id: CmId,
-    /// Of the request that the state keeps.
+    /// The identifier of the kept request.
     kept: CmId,
-    /// Of the event.
+    /// The identifier in the event.
     new: CmId,
 }
 
@@ -32,9 +32,9 @@ impl Ids {
         Self { id, kept, new }
     }
 
-    fn name(&self, of: &CmId) -> &'static str {
+    fn name(&self, wanted: &CmId) -> &'static str {
         let all = [(&self.id, "id"), (&self.kept, "kept"), (&self.new, "new")];
-        let found = all.iter().find(|(id, _)| id.is_same(of));
+        let found = all.iter().find(|(id, _)| id.is_same(wanted));
         found.map_or("?", |(_, name)| name)
     }
 
@@ -75,15 +75,16 @@ const STATES: [&str; 11] = [
     "Connected+",
 ];
 
-/// Returns a partner in one of [`STATES`]. The peer is `FRIEND`, except in `Early/other`.
-fn state(at: usize, ids: &Ids) -> Option<Partner> {
+/// Returns a partner in the state `STATES[index]`; `+` means with a kept request. The peer is
+/// `FRIEND`, except in `Early/other`.
+fn state(index: usize, ids: &Ids) -> Option<Partner> {
     let id = ids.id.clone();
-    let kept = STATES[at]
+    let kept = STATES[index]
         .ends_with('+')
         .then(|| request(&ids.kept, FRIEND));
     let named = named(EPOCH, FRIEND);
     let connector = CONNECTOR;
-    Some(match at {
+    Some(match index {
         0 => return None,
         1 => Partner::Early(request(&ids.kept, FRIEND)),
         2 => Partner::Early(request(&ids.kept, STRANGER)),
@@ -113,7 +114,8 @@ fn kind(partner: Option<&Partner>) -> &'static str {
     }
 }
 
-/// Describes a state by its kind, its identifier and what it keeps, and what has to be done.
+/// Describes a state and effects as text: the state's name and identifier, `+` and the kept
+/// request, `-` and each destroyed identifier, and the action.
 fn describe(ids: &Ids, partner: Option<&Partner>, effects: &Effects) -> String {
     let mut text = kind(partner).to_owned();
     if let Some(
@@ -153,13 +155,14 @@ fn describe(ids: &Ids, partner: Option<&Partner>, effects: &Effects) -> String {
     text
 }
 
-/// Returns what becomes of each state with this event. A dash means that nothing changes.
+/// Returns, for each state, the description of its successor after this event. A dash means that
+/// nothing changes.
 fn row(event: impl Fn(&Ids) -> Event) -> [String; STATES.len()] {
     let channel = create_event_channel().unwrap();
-    std::array::from_fn(|at| {
+    std::array::from_fn(|index| {
         let ids = Ids::new(&channel);
-        let before = describe(&ids, state(at, &ids).as_ref(), &Effects::default());
-        let (next, effects) = step(state(at, &ids), event(&ids));
+        let before = describe(&ids, state(index, &ids).as_ref(), &Effects::default());
+        let (next, effects) = step(state(index, &ids), event(&ids));
         let after = describe(&ids, next.as_ref(), &effects);
         match after == before {
             true => "–".to_owned(),
@@ -176,7 +179,7 @@ fn assert_row(name: &str, event: impl Fn(&Ids) -> Event, expected: [&str; STATES
 }
 
 #[test]
-fn named_peer_connects() {
+fn peer_connects_after_named() {
     let now = |_: &Ids| Event::Named(named(EPOCH, FRIEND), Role::Peer);
     assert_row(
         "named",
@@ -234,7 +237,7 @@ fn named_peer_connects() {
 }
 
 #[test]
-fn named_we_connect() {
+fn we_connect_after_named() {
     let us = |_: &Ids| Event::Named(named(EPOCH + 1, FRIEND), Role::Us(CONNECTOR));
     assert_row(
         "named, we connect",
@@ -274,7 +277,7 @@ fn named_we_connect() {
 }
 
 #[test]
-fn asked() {
+fn connection_request_by_state() {
     let asks = |from, is_live, is_silent| {
         move |ids: &Ids| Event::Asked {
             request: request(&ids.new, from),
@@ -295,22 +298,22 @@ fn asked() {
         "Connected(id) +new",
         "Connected(id) +new -kept",
     ];
-    assert_row("asked", asks(FRIEND, true, true), replaced);
+    assert_row("request", asks(FRIEND, true, true), replaced);
     let mut kept = replaced;
     kept[4] = "Accepted(id) +new";
     kept[5] = "Accepted(id) +new -kept";
     for (is_live, is_silent) in [(true, false), (false, true), (false, false)] {
-        assert_row("asked again", asks(FRIEND, is_live, is_silent), kept);
+        assert_row("second request", asks(FRIEND, is_live, is_silent), kept);
     }
     let mut refused = replaced;
     refused[3] = "Expected -new";
     refused[4] = "Accepted(id) -new";
     refused[5] = "Accepted(id) +kept -new";
-    assert_row("asked by another", asks(STRANGER, true, true), refused);
+    assert_row("request of a stranger", asks(STRANGER, true, true), refused);
 }
 
 #[test]
-fn attempts() {
+fn attempt_by_state() {
     let begin = |ids: &Ids| Event::Begin {
         id: ids.new.clone(),
     };
@@ -354,7 +357,7 @@ fn attempts() {
     assert_row("disconnected", over, expected);
 }
 
-/// Events of identifiers that were given up come late.
+/// An event may arrive after its identifier was given up.
 #[test]
 fn former_attempts_change_nothing() {
     let nothing = ["–"; STATES.len()];
@@ -371,13 +374,14 @@ fn former_attempts_change_nothing() {
 
 const HAS_NAMED: std::ops::RangeInclusive<usize> = 3..=8;
 
-/// Returns a row in which each partner that waits for its connection does this, and no other.
+/// Returns a row in which every partner that has named its peer has the action `does`, and no other
+/// state changes.
 fn waiting(does: &str) -> [String; STATES.len()] {
     let channel = create_event_channel().unwrap();
-    std::array::from_fn(|at| {
+    std::array::from_fn(|index| {
         let ids = Ids::new(&channel);
-        let before = describe(&ids, state(at, &ids).as_ref(), &Effects::default());
-        match HAS_NAMED.contains(&at) {
+        let before = describe(&ids, state(index, &ids).as_ref(), &Effects::default());
+        match HAS_NAMED.contains(&index) {
             true => format!("{before} {does}"),
             false => "–".to_owned(),
         }
@@ -406,12 +410,12 @@ fn requests_have_a_time_limit() {
         now: 12 * SECOND,
         restart: false,
     };
-    assert_row("the time runs already", again, nothing);
-    // The time of the first request counts, and without a request there is none.
+    assert_row("the limit runs already", again, nothing);
+    // The limit starts with the first request. Without a request there is no limit.
     let channel = create_event_channel().unwrap();
-    for at in HAS_NAMED {
+    for index in HAS_NAMED {
         let ids = Ids::new(&channel);
-        let mut partner = state(at, &ids);
+        let mut partner = state(index, &ids);
         partner
             .as_mut()
             .unwrap()
@@ -435,22 +439,22 @@ fn requests_have_a_time_limit() {
 
 #[test]
 fn kept_requests_expire() {
-    let at = |seconds| {
+    let index = |seconds| {
         move |_: &Ids| Event::Expire {
             now: seconds * SECOND,
         }
     };
-    assert_row("in time", at(39), ["–"; STATES.len()]);
+    assert_row("in time", index(39), ["–"; STATES.len()]);
     let mut expected = ["–"; STATES.len()];
     expected[1] = "None -kept";
     expected[2] = "None -kept";
     expected[5] = "Accepted(id) -kept";
     expected[10] = "Connected(id) -kept";
-    assert_row("overdue", at(40), expected);
+    assert_row("overdue", index(40), expected);
 }
 
 #[test]
-fn given_up() {
+fn give_up_by_state() {
     let gone = [
         "–",
         "None -kept",
@@ -465,19 +469,19 @@ fn given_up() {
         "None -id -kept",
     ];
     assert_row("given up", |_| Event::GivenUp { epoch: None }, gone);
-    let mut of_epoch = gone;
-    for at in [1, 2, 9, 10] {
-        of_epoch[at] = "–";
+    let mut in_epoch = gone;
+    for index in [1, 2, 9, 10] {
+        in_epoch[index] = "–";
     }
     let epoch = Some(EPOCH);
-    assert_row("in its epoch", |_| Event::GivenUp { epoch }, of_epoch);
+    assert_row("in its epoch", |_| Event::GivenUp { epoch }, in_epoch);
     let epoch = Some(EPOCH - 1);
     let nothing = ["–"; STATES.len()];
     assert_row("in an earlier epoch", |_| Event::GivenUp { epoch }, nothing);
 }
 
 #[test]
-fn attempts_become_rare() {
+fn pause_between_attempts_grows() {
     for (waited, pause) in [
         (0, 50),
         (399, 50),
@@ -494,7 +498,7 @@ fn attempts_become_rare() {
 }
 
 #[test]
-fn absent_peer_has_two_seconds() {
+fn requests_wait_two_seconds_at_least() {
     let seconds = Duration::from_secs;
     assert_eq!(absent_after(None), None);
     assert_eq!(absent_after(Some(seconds(1))), Some(seconds(2)));

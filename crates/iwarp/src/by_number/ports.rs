@@ -7,21 +7,20 @@ use crate::error::{Error, Result};
 use crate::objects::context::{Context, random_u32};
 use std::net::IpAddr;
 
-/// Queue pair numbers per port. They differ in the 8 of 24 bits that are not the port.
+/// Queue pair numbers per port. They differ in the upper 8 of 24 bits; the lower 16 are the port.
 const PER_PORT: usize = 256;
 /// How many ports are tried until one is free at all addresses.
 const PORT_ATTEMPTS: usize = 16;
 
 /// A port on which the device listens.
 struct Port {
-    /// One listener for each address.
     listeners: Vec<(IpAddr, CmId)>,
     port: u16,
     used: [bool; PER_PORT],
 }
 
 impl Port {
-    /// Opens a port that is free at all addresses of the device that have GIDs.
+    /// Opens a port that is free at each address of the device that has a GID.
     fn open(channel: &CmEventChannel, ctx: &Context) -> Result<Self> {
         let device = ctx.device().current()?.ok_or(Error::NoDevice)?;
         until_free(|| Self::open_at_all(channel, ctx, &device))
@@ -45,7 +44,7 @@ impl Port {
         }
     }
 
-    /// Listens at one more address. The first one chooses the port.
+    /// Listens at one more address. The operating system chooses the port at the first call.
     fn listen(
         &mut self,
         channel: &CmEventChannel,
@@ -54,8 +53,8 @@ impl Port {
         ip: IpAddr,
     ) -> Result<()> {
         let id = CmId::create(channel, Some(ctx));
-        let at = device.socket_addr(ip, self.port);
-        if let Err(e) = id.bind(at).and_then(|()| id.listen(0)) {
+        let address = device.socket_addr(ip, self.port);
+        if let Err(e) = id.bind(address).and_then(|()| id.listen(0)) {
             id.destroy();
             return Err(e);
         }
@@ -69,8 +68,8 @@ impl Port {
     }
 }
 
-/// A port that no queue pair uses any more. Its listeners are closed when it is dropped, which is
-/// done without locks.
+/// A port that no queue pair uses any more. Dropping it closes its listeners; the caller holds no
+/// lock then.
 pub(super) struct Unused(Port);
 
 impl Drop for Unused {
@@ -79,13 +78,13 @@ impl Drop for Unused {
     }
 }
 
-/// The ports of a device. Its listeners are closed when it is dropped.
+/// The ports of a device. Dropping them closes their listeners.
 #[derive(Default)]
 pub(super) struct Ports(Vec<Port>);
 
 impl Ports {
-    /// Reserves a queue pair number that contains one of the ports, and opens another port if
-    /// there is none. `taken` returns `true` for numbers in use.
+    /// Reserves a queue pair number that contains one of the ports. If no number is free, opens
+    /// another port. `taken` returns `true` for numbers in use.
     pub(super) fn reserve(
         &mut self,
         channel: &CmEventChannel,
@@ -111,8 +110,7 @@ impl Ports {
         Err(Error::OutOfMemory)
     }
 
-    /// Returns a number. Returns its port if no other queue pair uses that, because peers should
-    /// not be able to connect to it any more.
+    /// Releases a number. If no other queue pair uses its port, removes the port and returns it.
     pub(super) fn release(&mut self, num: u32) -> Option<Unused> {
         let port = num as u16;
         if let Some(p) = self.0.iter_mut().find(|p| p.port == port) {
@@ -122,12 +120,11 @@ impl Ports {
         Some(Unused(self.0.swap_remove(unused)))
     }
 
-    /// Listens for the peers of the queue pair `num` at one more address, if the device has got it
-    /// since the port was opened.
+    /// Listens for the peers of the queue pair `num` at the address `ip`. Has no effect if its port
+    /// is already open at that address, or if the number contains none of the ports.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the device does not have the address; else the operating
-    /// system's.
+    /// [`Error::InvalidArgument`] if the device does not have the address; [`Error::Io`].
     pub(super) fn listen_at(
         &mut self,
         channel: &CmEventChannel,
@@ -141,7 +138,7 @@ impl Ports {
         };
         let device = ctx.device().current()?.ok_or(Error::NoDevice)?;
         if device.address(ip).is_none() {
-            return Err(Error::InvalidArgument("the GID is none of this device"));
+            return Err(Error::InvalidArgument("the device does not have this GID"));
         }
         port.listen(channel, ctx, &device, ip)
     }
@@ -153,8 +150,8 @@ impl Drop for Ports {
     }
 }
 
-/// Calls `attempt`, and again as long as it fails because a port is taken. Each call gets another
-/// port.
+/// Calls `attempt` until it does not fail with `EADDRINUSE`, at most [`PORT_ATTEMPTS`] times. Each
+/// call tries another port.
 fn until_free<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let mut result = attempt();
     for _ in 1..PORT_ATTEMPTS {
@@ -178,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn one_port_for_all_addresses() {
+    fn port_is_same_at_all_addresses() {
         let (ctx, channel) = (context(), create_event_channel().unwrap());
         let opened = |addresses: &[&str]| Port::open_at_all(&channel, &ctx, &device_at(addresses));
         let port = opened(&["127.0.0.1", "127.0.0.2"]).unwrap();
-        for (at, (ip, id)) in port.listeners.iter().enumerate() {
-            assert_eq!(*ip, IpAddr::from([127, 0, 0, 1 + at as u8]));
+        for (index, (ip, id)) in port.listeners.iter().enumerate() {
+            assert_eq!(*ip, IpAddr::from([127, 0, 0, 1 + index as u8]));
             assert_eq!(id.addresses().0, Some((*ip, port.port).into()));
         }
         assert_eq!(port.listeners.len(), 2);
@@ -196,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn taken_port_is_retried() {
+    fn only_taken_port_is_retried() {
         let error = |errno| Error::from(std::io::Error::from_raw_os_error(errno));
         for (result, attempts, wanted) in [
             (libc::EADDRINUSE, PORT_ATTEMPTS, libc::EADDRINUSE),
@@ -220,33 +217,33 @@ mod tests {
         assert_eq!((made, third.unwrap()), (3, "free"));
     }
 
-    /// A number is given once. When all numbers of a port are given, another port is opened.
+    /// No number is reserved twice. If no number of a port is free, another port is opened.
     #[test]
-    fn numbers_are_given_once() {
+    fn numbers_are_reserved_once() {
         let (ctx, channel) = (context(), create_event_channel().unwrap());
         let mut ports = Ports::default();
-        let mut given = Vec::new();
+        let mut reserved = Vec::new();
         for _ in 0..PER_PORT {
-            let taken = |num| given.contains(&num);
+            let taken = |num| reserved.contains(&num);
             let num = ports.reserve(&channel, &ctx, taken).unwrap();
-            assert!(!given.contains(&num) && num >> 24 == 0);
-            given.push(num);
+            assert!(!reserved.contains(&num) && num >> 24 == 0);
+            reserved.push(num);
         }
         let port = |num: &u32| *num as u16;
-        assert!(given.iter().all(|num| port(num) == port(&given[0])));
+        assert!(reserved.iter().all(|num| port(num) == port(&reserved[0])));
         let reserve = |ports: &mut Ports, taken: Option<u32>| {
             let is_taken = |num| Some(num) == taken;
             ports.reserve(&channel, &ctx, is_taken).unwrap()
         };
         let other = reserve(&mut ports, None);
-        assert_ne!(port(&other), port(&given[0]));
+        assert_ne!(port(&other), port(&reserved[0]));
         assert_eq!(ports.0.len(), 2);
-        // A number that is free here may belong to another kind of queue pair.
-        assert!(ports.release(given[7]).is_none());
-        let second = reserve(&mut ports, Some(given[7]));
+        // A number that is free in `ports` may be in use by a queue pair of another kind.
+        assert!(ports.release(reserved[7]).is_none());
+        let second = reserve(&mut ports, Some(reserved[7]));
         assert!(port(&second) == port(&other) && second != other);
-        assert_eq!(reserve(&mut ports, None), given[7]);
-        // The listeners of a port are closed with its last number.
+        assert_eq!(reserve(&mut ports, None), reserved[7]);
+        // Releasing the last number of a port closes its listeners.
         let id = ports.0[1].listeners[0].1.clone();
         assert!(ports.release(other).is_none());
         assert!(!is_destroyed(&id));
@@ -257,9 +254,9 @@ mod tests {
         assert!(is_destroyed(&id));
     }
 
-    /// An address that the device has got since the port was opened gets a listener, once.
+    /// An address that the device got after the port was opened gets exactly one listener.
     #[test]
-    fn listens_at_addresses_of_the_device() {
+    fn new_address_gets_listener() {
         let (ctx, channel) = (context(), create_event_channel().unwrap());
         let mut ports = Ports::default();
         let num = ports.reserve(&channel, &ctx, |_| false).unwrap();
@@ -281,7 +278,7 @@ mod tests {
         let foreign = IpAddr::from([192, 0, 2, 1]);
         let refused = ports.listen_at(&channel, &ctx, num, foreign);
         assert!(matches!(refused, Err(Error::InvalidArgument(_))));
-        // A number that contains none of the ports cannot be reached anyway.
+        // For a number without a port of the device, the call has no effect.
         let unrelated = num ^ 1;
         ports.listen_at(&channel, &ctx, unrelated, foreign).unwrap();
     }

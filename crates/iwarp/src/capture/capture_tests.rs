@@ -22,16 +22,17 @@ impl Scratch {
     /// Returns the packets of the file, from the IP header on.
     fn packets(&self) -> Vec<Vec<u8>> {
         let bytes = std::fs::read(&self.0).expect("file");
-        let word =
-            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("word")) as usize;
-        let (mut at, mut packets) = (0, Vec::new());
-        while at < bytes.len() {
-            if word(at) == 6 {
-                packets.push(bytes[at + 28..at + 28 + word(at + 20)].to_vec());
+        let word = |offset: usize| {
+            u32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("word")) as usize
+        };
+        let (mut offset, mut packets) = (0, Vec::new());
+        while offset < bytes.len() {
+            if word(offset) == 6 {
+                packets.push(bytes[offset + 28..offset + 28 + word(offset + 20)].to_vec());
             }
-            at += word(at + 4);
+            offset += word(offset + 4);
         }
-        assert_eq!(at, bytes.len(), "the last block is whole");
+        assert_eq!(offset, bytes.len(), "the last block is complete");
         packets
     }
 }
@@ -48,7 +49,8 @@ fn address(text: &str) -> SocketAddr {
 
 /// Returns flags, sequence, acknowledgement and payload of an IPv4 packet.
 fn tcp(packet: &[u8]) -> (u8, u32, u32, &[u8]) {
-    let word = |at: usize| u32::from_be_bytes(packet[at..at + 4].try_into().expect("word"));
+    let word =
+        |offset: usize| u32::from_be_bytes(packet[offset..offset + 4].try_into().expect("word"));
     let head = usize::from(packet[32] >> 4) * 4;
     (packet[33], word(24), word(28), &packet[20 + head..])
 }
@@ -56,7 +58,7 @@ fn tcp(packet: &[u8]) -> (u8, u32, u32, &[u8]) {
 /// RFC 5044 section 7.1.1: request and reply of revision 1 with the CRC flag.
 const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\x00\x04ping";
 const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\x00\x00";
-/// A Write of five octets, with pad and CRC, as sent by a Linux siw.
+/// A Write of five octets, with padding and CRC, as sent by Linux siw.
 const WRITE_FPDU: [u8; 28] = [
     0x00, 0x13, 0xC1, 0x40, 0x7D, 0x91, 0x1E, 0x00, 0x00, 0x00, 0x7F, 0x96, 0x22, 0x01, 0x50, 0x00,
     0x41, 0x42, 0x43, 0x44, 0x45, 0x00, 0x00, 0x00, 0x1F, 0xAA, 0x61, 0xF0,
@@ -76,7 +78,7 @@ fn write_fpdu(offset: u64, payload: &[u8], last: bool) -> Vec<u8> {
 }
 
 #[test]
-fn literal_frame_matches_generator() {
+fn write_fpdu_matches_siw_frame() {
     let mut fpdu = write_fpdu(0x7F96_2201_5000, b"ABCDE", true);
     fpdu[4..8].copy_from_slice(&WRITE_FPDU[4..8]);
     let crc = crc32c_append(0, &fpdu[..24]);
@@ -125,8 +127,8 @@ fn sequence_numbers_add_up() {
     assert_eq!(payload[1], b"xyz");
 }
 
-/// A stream with markers may end in the middle of an FPDU. The fragment is recorded before the end,
-/// in either direction.
+/// A stream with markers may end in the middle of an FPDU. The fragment is recorded before the
+/// close, in each direction.
 #[test]
 fn unfinished_fpdus_are_recorded() {
     for (sent, received) in [(0, 0), (5, 0), (0, 5), (5, 3)] {
@@ -148,10 +150,10 @@ fn unfinished_fpdus_are_recorded() {
     }
 }
 
-/// The other side acknowledges after each such amount of data. Data that it sends acknowledges,
-/// too.
+/// The receiver acknowledges after each [`ACK_EVERY`] octets. Data that it sends acknowledges, too,
+/// so no separate acknowledgements are needed.
 #[test]
-fn octets_are_acknowledged_now_and_then() {
+fn acknowledgements_are_recorded_at_intervals() {
     let piece = vec![1; (ACK_EVERY / 4) as usize - 100];
     for (answers, acknowledgements) in [(false, 4), (true, 0)] {
         let file = Scratch::new();
@@ -174,8 +176,8 @@ fn octets_are_acknowledged_now_and_then() {
     }
 }
 
-/// A reset connection ends with a reset, a closed one with both ends' FIN. Nothing is recorded
-/// after that.
+/// A reset connection ends with a reset, a closed connection ends with a FIN of each end. Nothing
+/// is recorded after that.
 #[test]
 fn recording_ends_like_the_connection() {
     for (reset, wanted) in [
@@ -212,7 +214,7 @@ fn limits_stop_between_packets() {
             flow.sent(&[IoSlice::new(b"ten octets")]);
         }
         assert!(!recorder.is_recording() && !flow.is_recording());
-        // Complete without a flush: stopping has written everything.
+        // The file is complete without a flush, because the limit flushes it.
         let packets = scratch.packets();
         assert_eq!(packets.len() as u64, recorder.packets());
         let size = std::fs::metadata(&scratch.0).expect("file").len();
@@ -230,28 +232,28 @@ fn limits_stop_between_packets() {
     }
 }
 
-/// As after a write that was truncated by a full disk.
+/// A full disk truncates a write in the middle of a packet.
 #[test]
-fn truncated_file_ends_with_whole_packet() {
+fn truncated_file_is_cut_to_packets() {
     let path = std::env::temp_dir().join(format!("iwarp-cut-{}", std::process::id()));
     let recorder = Recorder::create(&path).expect("recorder");
     let mut output = recorder.shared.output.lock();
-    let head = output.written;
+    let header_len = output.written;
     for packet in [[1u8; 40], [2; 40]] {
         let block = pcapng::begin_packet(&mut output.buffer, 0, packet.len());
         output.buffer.extend_from_slice(&packet);
-        pcapng::end_packet(&mut output.buffer, block);
+        pcapng::end_block(&mut output.buffer, block);
     }
-    let one = pcapng::block_len(40);
-    for (taken, whole) in [(one + 5, one), (one - 1, 0), (2 * one, 2 * one)] {
-        output.file.set_len(head).expect("empty again");
-        let part = output.buffer[..taken].to_vec();
+    let block = pcapng::block_len(40);
+    for (written, kept) in [(block + 5, block), (block - 1, 0), (2 * block, 2 * block)] {
+        output.file.set_len(header_len).expect("empty again");
+        let part = output.buffer[..written].to_vec();
         let mut end = &output.file;
-        io::Seek::seek(&mut end, io::SeekFrom::Start(head)).expect("seek");
+        io::Seek::seek(&mut end, io::SeekFrom::Start(header_len)).expect("seek");
         end.write_all(&part).expect("part");
-        output.end_with_a_whole_block();
-        let there = std::fs::metadata(&path).expect("file").len();
-        assert_eq!(there, head + whole as u64);
+        output.truncate_to_whole_blocks();
+        let file_len = std::fs::metadata(&path).expect("file").len();
+        assert_eq!(file_len, header_len + kept as u64);
     }
     output.buffer.clear();
     drop(output);
@@ -266,7 +268,7 @@ fn full_disk_stops_only_recording() {
         println!("skipped: no /dev/full");
         return;
     }
-    let error = Recorder::create(full).expect_err("the head cannot be written");
+    let error = Recorder::create(full).expect_err("the header cannot be written");
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     assert!(Recorder::create("/nonexistent/directory/file").is_err());
 
@@ -275,7 +277,10 @@ fn full_disk_stops_only_recording() {
     recorder.shared.output.lock().file = File::create(full).expect("full");
     let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
     flow.opened(true);
-    assert!(recorder.is_recording(), "still in the buffer");
+    assert!(
+        recorder.is_recording(),
+        "the packets are still in the buffer"
+    );
     flow.sent(&[IoSlice::new(&vec![0; BUFFER])]);
     assert!(!recorder.is_recording());
     flow.sent(&[IoSlice::new(b"ignored")]);
@@ -283,7 +288,7 @@ fn full_disk_stops_only_recording() {
 }
 
 #[test]
-fn ends_in_one_process_recorded_once() {
+fn connection_within_process_is_recorded_once() {
     let scratch = Scratch::new();
     let recorder = Recorder::create(&scratch.0).expect("file");
     let (a, b) = (address("127.0.0.1:1000"), address("127.0.0.1:2000"));
@@ -307,7 +312,7 @@ fn forked_child_does_not_write() {
     let recorder = Recorder::create(&scratch.0).expect("file");
     let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
     flow.opened(true);
-    // SAFETY: the calls in the child return before they lock or allocate, and it ends by `_exit`.
+    // SAFETY: in the child, the calls return before they lock or allocate, and `_exit` ends it.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -318,7 +323,7 @@ fn forked_child_does_not_write() {
         unsafe { libc::_exit(if good { 5 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: `status` is valid for writes; the child is ours.
+    // SAFETY: `status` is valid for writes, and `child` is our child.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 5, "status {status:#x}");
     assert_eq!(scratch.packets().len(), 0);
@@ -367,7 +372,7 @@ fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     }
 }
 
-/// Messages per connection in [`two_connections`], of two FPDUs each.
+/// Messages per connection in [`two_connections`]. Each has two FPDUs.
 const MESSAGES: u64 = 40;
 
 fn two_connections(recorder: &Recorder) {
@@ -397,8 +402,8 @@ fn two_connections(recorder: &Recorder) {
         } else {
             flow.received(&[&WRITE_FPDU]);
         }
-        // Messages of a little more than 64 KiB, in two FPDUs; one call each, longer than a
-        // segment.
+        // Each message has a little more than 64 KiB, in two FPDUs. One call records it, in two
+        // segments.
         for message in 0..MESSAGES {
             let payload = vec![message as u8; 60_000];
             let mut bytes = write_fpdu(message << 20, &payload, false);
@@ -418,7 +423,7 @@ fn two_connections(recorder: &Recorder) {
 }
 
 #[test]
-fn tshark_decodes_it_without_complaint() {
+fn tshark_reports_no_errors() {
     let scratch = Scratch::new();
     let recorder = Recorder::create(&scratch.0).expect("file");
     two_connections(&recorder);
@@ -427,7 +432,8 @@ fn tshark_decodes_it_without_complaint() {
     let Some(expert) = tshark(&scratch.0, &["-q", "-z", "expert"]) else {
         return;
     };
-    // Handshakes and closes are "chats", a reset is a warning; other findings are errors.
+    // Wireshark reports handshakes and closes as "chats" and a reset as a warning. Any other report
+    // is an error.
     for line in expert.lines() {
         let finding = line.contains(" TCP ")
             || line.contains("IPv")

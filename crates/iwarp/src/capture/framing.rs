@@ -1,15 +1,15 @@
-//! Cuts one direction of a stream with MPA markers into its FPDUs (RFC 5044 sections 4.1 and 4.3).
+//! Splits one direction of a stream with MPA markers into FPDUs (RFC 5044 sections 4.1 and 4.3).
 //!
-//! Wireshark finds markers only if each TCP segment carries exactly one FPDU, and then expects them
-//! in both directions if one has them. Without markers it reassembles FPDUs itself, and no framing
-//! is needed.
+//! Wireshark finds markers only if each TCP segment carries exactly one FPDU. If one direction has
+//! markers, it expects one FPDU per segment in the other direction, too. Without markers Wireshark
+//! reassembles FPDUs itself, and streams need not be split.
 
 use iwarp_proto::mpa::framing::{MARKER_LEN, MarkerClock, fpdu_len_with_markers};
 
 pub(super) struct Framing {
     /// `None` if this direction has no markers.
     clock: Option<MarkerClock>,
-    /// Octets of an incomplete FPDU; fewer than the longest FPDU plus one system call.
+    /// Octets that are not yet recorded; between calls, an incomplete FPDU.
     pending: Vec<u8>,
 }
 
@@ -26,28 +26,29 @@ impl Framing {
         &mut self.pending
     }
 
-    pub(super) fn cut(&mut self, mut out: impl FnMut(&[u8])) {
-        let mut at = 0;
-        while let Some(len) = self.next_len(at) {
-            let Some(fpdu) = self.pending.get(at..at + len) else {
+    /// Removes all complete FPDUs from the buffer and passes each to `out`.
+    pub(super) fn split(&mut self, mut out: impl FnMut(&[u8])) {
+        let mut offset = 0;
+        while let Some(len) = self.next_len(offset) {
+            let Some(fpdu) = self.pending.get(offset..offset + len) else {
                 break;
             };
             out(fpdu);
-            at += len;
+            offset += len;
             if let Some(clock) = &mut self.clock {
                 clock.advance(len);
             }
         }
-        self.pending.drain(..at);
+        self.pending.drain(..offset);
     }
 
-    /// Returns the octets of the FPDU at `at`; `None` if its length has not arrived.
-    fn next_len(&self, at: usize) -> Option<usize> {
+    /// Returns the length of the FPDU at `offset`; `None` if its length field has not arrived.
+    fn next_len(&self, offset: usize) -> Option<usize> {
         let next = self
             .clock
             .as_ref()
             .map_or(usize::MAX, |clock| clock.next_marker_in());
-        let header = at + if next == 0 { MARKER_LEN } else { 0 };
+        let header = offset + if next == 0 { MARKER_LEN } else { 0 };
         let len = self.pending.get(header..)?.first_chunk()?;
         Some(fpdu_len_with_markers(
             next,
@@ -55,8 +56,8 @@ impl Framing {
         ))
     }
 
-    /// Returns the fragment if the stream ends within an FPDU.
-    pub(super) fn rest(&mut self) -> Vec<u8> {
+    /// Takes the incomplete FPDU at the end of the stream.
+    pub(super) fn take_fragment(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.pending)
     }
 }
@@ -84,10 +85,10 @@ mod tests {
                 let mut seen = Vec::new();
                 for part in stream.chunks(chunk) {
                     framing.input().extend_from_slice(part);
-                    framing.cut(|fpdu| seen.push(fpdu.to_vec()));
+                    framing.split(|fpdu| seen.push(fpdu.to_vec()));
                 }
                 assert_eq!(seen, fpdus, "{markers} {chunk}");
-                assert!(framing.rest().is_empty());
+                assert!(framing.take_fragment().is_empty());
             }
         }
     }

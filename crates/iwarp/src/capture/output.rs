@@ -1,4 +1,4 @@
-//! The file of a recorder: blocks are buffered and written in large pieces
+//! The file of a recorder. Blocks are buffered and written in large pieces
 //! (draft-ietf-opsawg-pcapng section 3).
 
 use super::packet::{Addresses, Segment};
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 pub(super) struct Output {
     pub(super) file: File,
-    /// Blocks not yet written. Whole blocks between two calls.
+    /// Blocks not yet written. Between calls all of them are complete.
     pub(super) buffer: Vec<u8>,
     pub(super) written: u64,
     pub(super) packets: u64,
@@ -32,30 +32,30 @@ impl Output {
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let result = self.file.write_all(&self.buffer);
         if result.is_err() {
-            self.end_with_a_whole_block();
+            self.truncate_to_whole_blocks();
         }
         self.written += self.buffer.len() as u64;
-        // Cleared after an error, too: nothing is written twice.
+        // Also cleared after an error, so that nothing is written twice.
         self.buffer.clear();
         result
     }
 
-    /// A full disk truncates a write. Truncates the file to whole packets, so that it stays
-    /// readable.
-    pub(super) fn end_with_a_whole_block(&mut self) {
-        let Ok(there) = self.file.metadata().map(|m| m.len()) else {
+    /// Truncates the file after its last complete block, so that it stays readable after a partial
+    /// write on a full disk.
+    pub(super) fn truncate_to_whole_blocks(&mut self) {
+        let Ok(file_len) = self.file.metadata().map(|m| m.len()) else {
             return;
         };
-        let mut whole = self.written;
+        let mut whole_len = self.written;
         let mut rest = &self.buffer[..];
         while let Some(length) = pcapng::first_block_len(rest)
-            && whole + length as u64 <= there
+            && whole_len + length as u64 <= file_len
         {
-            whole += length as u64;
+            whole_len += length as u64;
             rest = rest.get(length..).unwrap_or_default();
         }
-        if whole < there {
-            let _ = self.file.set_len(whole);
+        if whole_len < file_len {
+            let _ = self.file.set_len(whole_len);
         }
     }
 
@@ -87,12 +87,12 @@ impl Output {
         let start = self.buffer.len();
         addresses.append_headers(&mut self.buffer, segment, payload_len);
         fill(&mut self.buffer);
-        // The length that the headers announce, regardless of `fill`.
+        // The headers announce `payload_len`, even if `fill` appends another length.
         self.buffer.resize(start + packet_len, 0);
         if let Some(packet) = self.buffer.get_mut(start..) {
             addresses.finish_checksums(packet);
         }
-        pcapng::end_packet(&mut self.buffer, block);
+        pcapng::end_block(&mut self.buffer, block);
         self.packets += 1;
         if self.buffer.len() >= BUFFER {
             self.flush()?;

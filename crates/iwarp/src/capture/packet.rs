@@ -14,7 +14,7 @@ const TCP_HEADER: usize = 20;
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0xFF, 0xCB, 1, 3, 3, 14];
 const TCP_CHECKSUM: usize = 16;
 
-/// The ends of a flow, both of one address family.
+/// The addresses of both ends of a flow.
 #[derive(Debug)]
 pub(super) struct Addresses {
     local: SocketAddr,
@@ -36,7 +36,7 @@ impl Addresses {
         Self {
             local,
             peer,
-            // Different families are a bug of the caller; IPv6 can represent both.
+            // The caller passes one address family. If it did not, IPv6 could represent both.
             v6: local.is_ipv6() || peer.is_ipv6(),
         }
     }
@@ -62,8 +62,8 @@ impl Addresses {
             out.extend_from_slice(&tcp_len.to_be_bytes());
             // Next header, hop limit.
             out.extend_from_slice(&[TCP_PROTOCOL, 64]);
-            for end in [from, to] {
-                let ip = match end.ip() {
+            for address in [from, to] {
+                let ip = match address.ip() {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                     IpAddr::V6(ip) => ip,
                 };
@@ -76,8 +76,8 @@ impl Addresses {
             out.extend_from_slice(&[0, 0, 0x40, 0]);
             // Time to live, protocol, checksum.
             out.extend_from_slice(&[64, TCP_PROTOCOL, 0, 0]);
-            for end in [from, to] {
-                if let IpAddr::V4(ip) = end.ip() {
+            for address in [from, to] {
+                if let IpAddr::V4(ip) = address.ip() {
                     out.extend_from_slice(&ip.octets());
                 }
             }
@@ -124,13 +124,13 @@ fn tcp_header(segment: &Segment) -> usize {
         }
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u16) {
-    if let Some(place) = bytes.get_mut(at..at + 2) {
-        place.copy_from_slice(&value.to_be_bytes());
+fn put(bytes: &mut [u8], offset: usize, value: u16) {
+    if let Some(field) = bytes.get_mut(offset..offset + 2) {
+        field.copy_from_slice(&value.to_be_bytes());
     }
 }
 
-/// The sum of all 16-bit words, not folded; 64 KiB cannot overflow it.
+/// Returns the sum of all 16-bit words, without folding the carries. 64 KiB cannot overflow it.
 fn sum(bytes: &[u8]) -> u64 {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let words: u64 = pairs
@@ -152,9 +152,8 @@ fn checksum(mut sum: u64) -> u16 {
 mod tests {
     use super::*;
 
-    /// The example of RFC 1071 section 3.
     #[test]
-    fn sums_as_the_rfc_does() {
+    fn checksum_matches_rfc_example() {
         let data = [0x00, 0x01, 0xF2, 0x03, 0xF4, 0xF5, 0xF6, 0xF7];
         assert_eq!(!checksum(sum(&data)), 0xDDF2);
         assert_eq!(checksum(sum(&[0x12])), !0x1200);

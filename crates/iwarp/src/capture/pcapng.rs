@@ -1,5 +1,5 @@
-//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng sections 4.1 to 4.3), little-endian on
-//! every machine.
+//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng sections 4.1 to 4.3). They are
+//! little-endian on every machine.
 
 /// Raw IP: the packet begins with an IPv4 or IPv6 header.
 const LINKTYPE_RAW: u16 = 101;
@@ -11,7 +11,7 @@ const PACKET_OVERHEAD: usize = 32;
 
 /// Appends the section header and the description of the only interface, with timestamps in
 /// nanoseconds.
-pub(super) fn file_head(out: &mut Vec<u8>) {
+pub(super) fn file_header(out: &mut Vec<u8>) {
     let start = begin_block(out, SECTION_HEADER);
     out.extend_from_slice(&0x1A2B_3C4D_u32.to_le_bytes());
     out.extend_from_slice(&1u16.to_le_bytes());
@@ -20,7 +20,7 @@ pub(super) fn file_head(out: &mut Vec<u8>) {
     out.extend_from_slice(&u64::MAX.to_le_bytes());
     option(out, 4, b"iwarp");
     end_of_options(out);
-    end_packet(out, start);
+    end_block(out, start);
 
     let start = begin_block(out, INTERFACE_DESCRIPTION);
     out.extend_from_slice(&LINKTYPE_RAW.to_le_bytes());
@@ -32,16 +32,15 @@ pub(super) fn file_head(out: &mut Vec<u8>) {
     // Resolution of timestamps: 10^-9 s.
     option(out, 9, &[9]);
     end_of_options(out);
-    end_packet(out, start);
+    end_block(out, start);
 }
 
-/// Returns the size in the file of a packet of `packet_len` octets.
 pub(super) fn block_len(packet_len: usize) -> usize {
     PACKET_OVERHEAD + packet_len.next_multiple_of(4)
 }
 
-/// Begins a packet. Append its octets, then call [`end_packet`] with the result. `time` is in
-/// nanoseconds since 1970.
+/// Begins a packet. Callers append its octets, then call [`end_block`] with the result. `time` is
+/// in nanoseconds since 1970.
 pub(super) fn begin_packet(out: &mut Vec<u8>, time: u64, packet_len: usize) -> usize {
     let start = begin_block(out, ENHANCED_PACKET);
     out.extend_from_slice(&0u32.to_le_bytes());
@@ -53,8 +52,8 @@ pub(super) fn begin_packet(out: &mut Vec<u8>, time: u64, packet_len: usize) -> u
     start
 }
 
-/// Ends the block that begins at `start`: pads it and writes its length at both ends.
-pub(super) fn end_packet(out: &mut Vec<u8>, start: usize) {
+/// Ends the block that begins at `start`: pads it, and writes its length at its start and end.
+pub(super) fn end_block(out: &mut Vec<u8>, start: usize) {
     pad(out, start);
     let len = (out.len() - start + 4) as u32;
     out.extend_from_slice(&len.to_le_bytes());
@@ -63,7 +62,7 @@ pub(super) fn end_packet(out: &mut Vec<u8>, start: usize) {
     }
 }
 
-/// Returns the size of the first block; `None` at the end.
+/// Returns the size of the first block; `None` if there is no block.
 pub(super) fn first_block_len(blocks: &[u8]) -> Option<usize> {
     let len = blocks.get(4..)?.first_chunk()?;
     usize::try_from(u32::from_le_bytes(*len)).ok()
@@ -72,7 +71,7 @@ pub(super) fn first_block_len(blocks: &[u8]) -> Option<usize> {
 fn begin_block(out: &mut Vec<u8>, kind: u32) -> usize {
     let start = out.len();
     out.extend_from_slice(&kind.to_le_bytes());
-    // The length, written at the end.
+    // The length. `end_block` overwrites it.
     out.extend_from_slice(&[0; 4]);
     start
 }
@@ -89,7 +88,7 @@ fn end_of_options(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 4]);
 }
 
-/// Pads with zeros to a multiple of four octets from `start`.
+/// Appends zeros until the length from `start` is a multiple of four.
 fn pad(out: &mut Vec<u8>, start: usize) {
     let len = (out.len() - start).next_multiple_of(4);
     out.resize(start + len, 0);
@@ -102,26 +101,27 @@ mod tests {
     #[test]
     fn blocks_have_length_at_both_ends() {
         let mut out = Vec::new();
-        file_head(&mut out);
+        file_header(&mut out);
         for len in 0..9 {
             let before = out.len();
             let start = begin_packet(&mut out, 0x0123_4567_89AB_CDEF, len);
             out.resize(out.len() + len, 0xEE);
-            end_packet(&mut out, start);
+            end_block(&mut out, start);
             assert_eq!(out.len() - before, block_len(len));
         }
-        let word = |at: usize| u32::from_le_bytes(out[at..at + 4].try_into().expect("word"));
-        let (mut at, mut kinds) = (0, Vec::new());
-        while at < out.len() {
-            let len = word(at + 4) as usize;
+        let word =
+            |offset: usize| u32::from_le_bytes(out[offset..offset + 4].try_into().expect("word"));
+        let (mut offset, mut kinds) = (0, Vec::new());
+        while offset < out.len() {
+            let len = word(offset + 4) as usize;
             assert_eq!(len % 4, 0);
-            assert_eq!(word(at + len - 4) as usize, len);
-            assert_eq!(first_block_len(&out[at..]), Some(len));
-            kinds.push(word(at));
-            at += len;
+            assert_eq!(word(offset + len - 4) as usize, len);
+            assert_eq!(first_block_len(&out[offset..]), Some(len));
+            kinds.push(word(offset));
+            offset += len;
         }
-        assert_eq!(at, out.len());
-        assert_eq!(first_block_len(&out[at..]), None);
+        assert_eq!(offset, out.len());
+        assert_eq!(first_block_len(&out[offset..]), None);
         assert_eq!(kinds[..2], [SECTION_HEADER, INTERFACE_DESCRIPTION]);
         assert_eq!(kinds[2..], [ENHANCED_PACKET; 9]);
     }

@@ -1,5 +1,5 @@
-//! The last step of the responder's MPA start-up: the program accepts, the reply is sent, and a
-//! queue pair takes the stream.
+//! The last step of the responder's MPA start-up: the program accepts, the reply is sent, and the
+//! queue pair takes over the stream.
 
 use super::id::{CmId, ConnectionParameters, Phase, Reply};
 use super::passive::Requested;
@@ -20,26 +20,27 @@ pub(super) struct Replied {
 }
 
 impl CmId {
-    /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: immediately, or
-    /// in the peer-to-peer model when the peer's first message has come.
+    /// Accepts a connection request (`rdma_accept(3)`). The event Established follows immediately.
+    /// In the peer-to-peer model, it follows when the peer's first message has arrived.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: no request, no queue pair; the request stays.
-    /// [`Error::ConnectionLost`]: the peer has closed the connection.
+    /// - [`Error::InvalidState`]: there is no request, or the identifier has no queue pair. The
+    ///   request can still be accepted.
+    /// - [`Error::ConnectionLost`]: the peer has closed the connection.
     pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
         self.check_process()?;
         if self.is_for_datagrams() {
-            return self.accept_with_own(parameters);
+            return self.accept_with_queue_pair(parameters);
         }
         let (replied, qp) = self.send_reply(parameters)?;
-        self.take(replied, &qp)
+        self.attach_stream(replied, &qp)
     }
 
     pub(super) fn send_reply(
         &self,
         parameters: &ConnectionParameters,
     ) -> Result<(Replied, QueuePair)> {
-        let (mut requested, qp, ctx, epoch) = self.requested()?;
+        let (mut requested, qp, ctx, epoch) = self.take_request()?;
         let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
         let private_data = startup::private_data(&qp, parameters);
         let agreed = match requested.session.accept(&params, &private_data) {
@@ -89,8 +90,9 @@ impl CmId {
         Ok((replied, qp))
     }
 
-    /// Takes the peer's request out of the identifier, which from now on counts as connected.
-    fn requested(&self) -> Result<(Box<Requested>, QueuePair, Context, Option<u64>)> {
+    /// Takes the connection request out of the identifier, and sets the phase to
+    /// `Connected(false)`.
+    fn take_request(&self) -> Result<(Box<Requested>, QueuePair, Context, Option<u64>)> {
         let mut s = self.inner.state.lock();
         let qp =
             s.qp.clone()
@@ -108,7 +110,7 @@ impl CmId {
         }
     }
 
-    pub(super) fn take(&self, replied: Replied, qp: &QueuePair) -> Result<()> {
+    pub(super) fn attach_stream(&self, replied: Replied, qp: &QueuePair) -> Result<()> {
         //= rfc5044 section 7.1.2
         //# If the MPA Request Frame is properly formatted and the Private Data is
         //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
@@ -118,15 +120,16 @@ impl CmId {
         if let Err(e) = qp.inner.attach(replied.handover) {
             return Err(self.lost(e.to_string()));
         }
-        // In the client-server model the program must not wait for the peer, which waits for it.
+        // In the client-server model the initiator may wait for our first message, so the event
+        // must not wait for the initiator.
         if replied.first_fpdu_until.is_none() {
             self.established(Reply::default());
         }
         Ok(())
     }
 
-    /// Records that the stream was lost before the connection was up. Returns the error of the
-    /// call.
+    /// Records that the stream was lost before the connection was up. Returns the error for the
+    /// program.
     fn lost(&self, why: String) -> Error {
         let mut s = self.inner.state.lock();
         s.disconnected();

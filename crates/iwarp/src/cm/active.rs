@@ -1,4 +1,5 @@
-//! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
+//! The initiator's start-up: TCP connect, MPA request, MPA reply (RFC 5044 section 7.1.2, RFC 6581
+//! section 9).
 
 use super::id::{CmId, CmIdInner, ConnectionParameters, Reply, engine};
 use super::startup::{
@@ -26,17 +27,19 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-// The queue pair takes over the attempt's token and its remaining timers, so these differ from its
-// own.
-const TIMER_SESSION: u32 = TIMERS_END;
-const TIMER_AGAIN: u32 = TIMERS_END + 1;
+// The queue pair takes over the attempt's token with all pending timers, so these numbers differ
+// from the queue pair's timers.
+const TIMER_STARTUP: u32 = TIMERS_END;
+const TIMER_RECONNECT: u32 = TIMERS_END + 1;
 const TIMER_MAPPER: u32 = TIMERS_END + 2;
 const _: () = assert!(
-    TIMERS_END <= TIMER_SESSION && TIMER_SESSION < TIMER_AGAIN && TIMER_AGAIN < TIMER_MAPPER
+    TIMERS_END <= TIMER_STARTUP
+        && TIMER_STARTUP < TIMER_RECONNECT
+        && TIMER_RECONNECT < TIMER_MAPPER
 );
-/// Pauses before a refused TCP connect is tried again. Some programs send their peer a port and
-/// listen on it only afterwards. On other networks the resolution of addresses takes longer than
-/// that; here it does not.
+/// Pauses before a refused TCP connect is tried again. Some programs send a port to their peer
+/// before they listen on it. With hardware this works because address resolution takes longer than
+/// the call to listen.
 const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -46,13 +49,13 @@ const REFUSED_PAUSES: [Duration; 4] = [
 
 enum Stage {
     New,
-    /// The peer's port mapper was asked. The connection will use this socket.
+    /// Waiting for the peer's port mapper. The connection will use the bound socket.
     Mapper(Lookup, Bound),
-    /// TCP was refused; a timer tries again.
+    /// The TCP connect was refused. A timer starts the next one.
     Refused,
-    /// TCP is connecting.
+    /// Waiting for the TCP connect.
     Tcp(Connecting),
-    /// The request is sent.
+    /// The MPA request is sent. Waiting for the reply.
     Reply(Box<Starting>),
     Done,
 }
@@ -61,8 +64,9 @@ struct State {
     stage: Stage,
     session: Initiator,
     token: u64,
-    /// The peer's address: the program's, unless a port mapper has returned another.
+    /// The address to connect to: `peer`, unless a port mapper has returned another one.
     target: SocketAddr,
+    /// Number of TCP connects that were refused.
     refused: usize,
 }
 
@@ -70,7 +74,8 @@ pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
     qp: QueuePair,
-    /// The epoch of the queue pair that the attempt is for.
+    /// Epoch of the queue pair when the attempt started. The queue pair rejects the stream after a
+    /// reset.
     epoch: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,
@@ -80,7 +85,7 @@ pub(super) struct Active {
 }
 
 enum End {
-    /// The event has been given.
+    /// The event Established has been added to the channel.
     Established,
     Failed {
         kind: CmEventKind,
@@ -93,14 +98,11 @@ enum End {
 enum Next {
     Wait,
     End(End),
-    /// The peer has accepted.
-    Answer(Box<Answer>),
+    Accepted(Box<AcceptingReply>),
 }
-
-/// An accepting reply.
-struct Answer {
+struct AcceptingReply {
     starting: Starting,
-    /// The engine watches the socket under this token.
+    /// The engine's token of the socket.
     token: u64,
     agreed: Agreed,
     private_data: Vec<u8>,
@@ -115,8 +117,8 @@ impl End {
         }
     }
 
-    /// Maps an error to an event as the kernel's iWARP connection manager does.
-    fn of_io(e: &io::Error) -> Self {
+    /// Maps an I/O error to an event, as the kernel's iWARP connection manager does.
+    fn from_io_error(e: &io::Error) -> Self {
         match e.raw_os_error() {
             Some(errno @ (libc::ECONNREFUSED | libc::ECONNRESET)) => {
                 Self::failed(CmEventKind::Rejected, errno)
@@ -163,14 +165,14 @@ impl Active {
         }))
     }
 
-    /// Starts the TCP connect. Errors of the peer become events, even if they are known
-    /// immediately.
+    /// Starts the TCP connect. Errors that the peer causes are reported by events, even if they are
+    /// known immediately.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
         let mut s = self.state.lock();
         let faults = self.ctx.inner.hooks.faults.as_ref();
         let refused = faults.and_then(|plan| plan.connect(self.peer));
         let next = match (refused, self.ctx.config().port_mapper) {
-            (Some(errno), _) => Next::End(End::of_io(&io::Error::from_raw_os_error(errno))),
+            (Some(errno), _) => Next::End(End::from_io_error(&io::Error::from_raw_os_error(errno))),
             (None, Some(port)) => self.ask_mapper(&mut s, bound, port)?,
             (None, None) => self.connect(&mut s, bound)?,
         };
@@ -188,12 +190,12 @@ impl Active {
         };
         match attempt {
             Ok(connecting) => self.begin(s, connecting),
-            Err(e) => Ok(self.not_connected(s, &e.into())),
+            Err(e) => Ok(self.connect_failed(s, &e.into())),
         }
     }
 
-    /// Asks the peer's port mapper for the listener. The question contains the local port, so the
-    /// socket is bound first.
+    /// Asks the peer's port mapper for the listener's address. The request contains the local port,
+    /// so the socket is bound first.
     fn ask_mapper(
         self: &Arc<Self>,
         s: &mut State,
@@ -217,7 +219,7 @@ impl Active {
         let lookup = match Lookup::start(self.peer, local, port, random_u64()?) {
             Ok(lookup) => lookup,
             Err(error) => {
-                tracing::debug!(peer = %self.peer, %error, "the port mapper cannot be asked");
+                tracing::debug!(peer = %self.peer, %error, "cannot ask the port mapper");
                 return self.connect(s, Some(bound));
             }
         };
@@ -233,17 +235,18 @@ impl Active {
         Ok(Next::Wait)
     }
 
-    /// Reads the mapper's answer. If it is `silent`, asks it again or gives up.
-    fn mapper(
+    /// Reads the port mapper's reply. `timed_out`: if there is no reply, sends the request again or
+    /// gives up.
+    fn read_mapper(
         self: &Arc<Self>,
         s: &mut State,
         mut lookup: Lookup,
         bound: Bound,
-        silent: bool,
+        timed_out: bool,
     ) -> Next {
-        let mut found = lookup.look();
-        if silent && found == Found::Wait {
-            found = lookup.again();
+        let mut found = lookup.read_replies();
+        if timed_out && found == Found::Wait {
+            found = lookup.retry();
             self.engine.after(portmap::PAUSE, s.token, TIMER_MAPPER);
         }
         match found {
@@ -253,7 +256,7 @@ impl Active {
             }
             Found::At(target) => {
                 self.engine.remove(&lookup, s.token);
-                tracing::debug!(peer = %self.peer, %target, "the port mapper knows the listener");
+                tracing::debug!(peer = %self.peer, %target, "port mapper reply");
                 s.target = target;
                 self.connect(s, Some(bound)).unwrap_or_else(|e| {
                     Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
@@ -262,22 +265,23 @@ impl Active {
         }
     }
 
-    /// Handles a connect that failed. A refused one is tried again a few times.
-    fn not_connected(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
+    /// Handles a TCP connect that failed. If it was refused, connects again after a pause, a few
+    /// times.
+    fn connect_failed(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
         let pause = REFUSED_PAUSES.get(s.refused).copied();
         let (Some(libc::ECONNREFUSED), Some(pause)) = (e.raw_os_error(), pause) else {
-            return Next::End(End::of_io(e));
+            return Next::End(End::from_io_error(e));
         };
         s.refused += 1;
         s.stage = Stage::Refused;
         s.token = self.engine.token();
         self.engine
             .add_timed(s.token, Arc::clone(self) as Arc<dyn Source>);
-        self.engine.after(pause, s.token, TIMER_AGAIN);
+        self.engine.after(pause, s.token, TIMER_RECONNECT);
         Next::Wait
     }
 
-    fn again(self: &Arc<Self>) {
+    fn reconnect(self: &Arc<Self>) {
         let next = {
             let mut s = self.state.lock();
             if !matches!(s.stage, Stage::Refused) {
@@ -289,7 +293,7 @@ impl Active {
                 Ok(connecting) => self.begin(&mut s, connecting).unwrap_or_else(|e| {
                     Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
                 }),
-                Err(e) => self.not_connected(&mut s, &e.into()),
+                Err(e) => self.connect_failed(&mut s, &e.into()),
             }
         };
         if let Next::End(end) = next {
@@ -297,13 +301,13 @@ impl Active {
         }
     }
 
-    /// Continues with a TCP connect. To a peer on this host it has succeeded already, and the
-    /// request is sent immediately, so that no other thread has to wake.
+    /// Continues a TCP connect. A connect to a peer on this host has succeeded already. Then the
+    /// request is sent immediately, so that the progress thread need not wake.
     fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
         let octets = s.session.request();
         let (connecting, sent) = match connecting.send_now(octets) {
             Ok(now) => now,
-            Err(e) => return Ok(self.not_connected(s, &e)),
+            Err(e) => return Ok(self.connect_failed(s, &e)),
         };
         s.token = self.engine.token();
         match connecting {
@@ -316,7 +320,7 @@ impl Active {
             Connect::Done(stream, ends) => {
                 let starting = self.starting(stream, ends);
                 if let Err(e) = starting.written(octets, sent) {
-                    return Ok(Next::End(End::of_io(&e)));
+                    return Ok(Next::End(End::from_io_error(&e)));
                 }
                 self.watch(s, &starting.stream, Interest::READ)?;
                 self.await_reply(s, starting);
@@ -338,14 +342,14 @@ impl Active {
         })
     }
 
-    /// Sets the timer for the session's next time limit.
+    /// Sets a timer for the next time limit of the MPA session.
     fn set_timer(&self, s: &State) {
         if let Some(at) = s.session.poll_at() {
-            self.engine.at(at.as_nanos(), s.token, TIMER_SESSION);
+            self.engine.at(at.as_nanos(), s.token, TIMER_STARTUP);
         }
     }
 
-    /// Waits for the reply to the request that was sent.
+    /// Records that the request was sent, and waits for the reply.
     fn await_reply(&self, s: &mut State, starting: Box<Starting>) {
         s.session.request_sent(Time::from_nanos(now_ns()));
         self.set_timer(s);
@@ -371,7 +375,7 @@ impl Active {
         }
     }
 
-    fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
+    fn continue_connect(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
         let token = s.token;
         let (stream, ends) = match connecting.try_finish() {
             Ok(Connect::Done(stream, ends)) => (stream, ends),
@@ -381,20 +385,20 @@ impl Active {
             }
             Err(e) => {
                 self.engine.forget(token);
-                return self.not_connected(s, &e);
+                return self.connect_failed(s, &e);
             }
         };
         let starting = self.starting(stream, ends);
         if let Err(e) = starting.write(s.session.request()) {
             self.engine.remove(&starting.stream, token);
-            return Next::End(End::of_io(&e));
+            return Next::End(End::from_io_error(&e));
         }
         let _ = self.engine.modify(&starting.stream, token, Interest::READ);
         self.await_reply(s, starting);
         Next::Wait
     }
 
-    fn reply(self: &Arc<Self>, s: &mut State, starting: Box<Starting>) -> Next {
+    fn read_reply(self: &Arc<Self>, s: &mut State, starting: Box<Starting>) -> Next {
         let token = s.token;
         let read = starting.read(&mut s.session);
         if let Read::NeedMore = read {
@@ -405,8 +409,9 @@ impl Active {
         if let Read::Frame(Outcome::Accepted(agreed)) = read
             && xrc::check(self.qp.xrc_end(), xrc::unwrap(private_data).0).is_ok()
         {
-            // The socket stays watched: the queue pair takes the attempt's place.
-            return Next::Answer(Box::new(Answer {
+            // The engine keeps watching the socket; the queue pair replaces the attempt as its
+            // source.
+            return Next::Accepted(Box::new(AcceptingReply {
                 starting: *starting,
                 token,
                 agreed,
@@ -415,7 +420,8 @@ impl Active {
         }
         self.engine.remove(&starting.stream, token);
         match read {
-            // The ends do not fit together: one of them is not of an extended reliable connection.
+            // Only one of the two ends is an end of an extended reliable connection, or both are
+            // the same end.
             Read::Frame(Outcome::Accepted(_)) => {
                 Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO))
             }
@@ -437,25 +443,26 @@ impl Active {
         }
     }
 
-    /// Handles a peer that has closed the stream instead of replying, as peers of revision 1 do on
-    /// revision 2, or a stream that broke. Asks again on another connection if that may help.
+    /// Handles a stream that the peer has closed before it replied, or that broke. Peers that
+    /// support only MPA revision 1 close it after a request of revision 2. Connects again with
+    /// revision 1 if the peer may accept that.
     fn retry_or_end(self: &Arc<Self>, s: &mut State, broken: Option<&io::Error>) -> Next {
         let reset = [Some(libc::ECONNRESET), Some(libc::EPIPE)];
         match (s.session.peer_closed(), broken) {
             (Err(Failure::Closed { begun: true }), _) => {
                 return Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET));
             }
-            // A lost route or a program on this host has ended it, which says nothing about the
-            // peer.
+            // A lost route, or a program on this host, has ended the stream. The peer may support
+            // revision 2.
             (_, Some(e)) if !reset.contains(&e.raw_os_error()) => {
-                return Next::End(End::of_io(e));
+                return Next::End(End::from_io_error(e));
             }
             (Err(_), _) => {
                 return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
             }
             (Ok(()), _) => {}
         }
-        tracing::debug!(peer = %self.peer, "the peer closed instead of replying; asking again");
+        tracing::debug!(peer = %self.peer, "no MPA reply before the peer closed; retrying");
         let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
         match connect(s.target, local)
             .map_err(Error::from)
@@ -466,15 +473,15 @@ impl Active {
         }
     }
 
-    /// Hands the stream of an accepting reply to the queue pair. The caller holds no locks, because
-    /// the queue pair starts to work immediately.
-    fn answered(self: &Arc<Self>, answer: Answer) -> End {
-        let Answer {
+    /// Passes the stream of an accepting reply to the queue pair. The caller holds no locks,
+    /// because the queue pair starts to use the stream immediately.
+    fn accepted(self: &Arc<Self>, reply: AcceptingReply) -> End {
+        let AcceptingReply {
             starting,
             token,
             agreed,
             private_data: received,
-        } = answer;
+        } = reply;
         let (infiniband, private_data) = InfinibandParameters::split_from(xrc::unwrap(&received).1);
         let reply = Reply {
             private_data: private_data.to_vec(),
@@ -496,8 +503,9 @@ impl Active {
             epoch: Some(self.epoch),
             infiniband: self.infiniband,
         };
-        // The first message would notify the peer that the connection is up.
-        if agreed.peer_to_peer && id.has_stand_in() {
+        // Without a queue pair of the program, the first message waits for `establish`, because it
+        // would notify the peer that the connection is up.
+        if agreed.peer_to_peer && id.has_placeholder_qp() {
             self.engine.remove(&handover.stream, token);
             handover.watched = None;
             id.answered(handover, reply);
@@ -510,20 +518,21 @@ impl Active {
         //# acceptable, and the Reject Connection bit is set to '0', the implementation
         //# SHOULD enter Full MPA/DDP Operation Phase; interpreting any received data as
         //# FPDUs and sending DDP ULPDUs as FPDUs.
-        // Before the event, because a program that gets it may post. If the connection ends before
-        // the event, the identifier records that.
+        // The stream is attached before the event is added, because a program may post when it gets
+        // the event. If the connection ends before the event, the identifier records that.
         if let Err(e) = self.qp.inner.attach(handover) {
-            tracing::debug!(error = %e, "the queue pair does not take the connection");
+            tracing::debug!(error = %e, "cannot attach the stream to the queue pair");
             return End::failed(CmEventKind::ConnectError, e.errno());
         }
         if !id.established(reply) {
-            // The identifier was destroyed meanwhile, perhaps because the queue pair was reset.
+            // The identifier was destroyed in the meantime, perhaps because the queue pair was
+            // reset.
             self.qp.inner.fail_connection(self.epoch);
         }
         End::Established
     }
 
-    /// Ends the stream of a reply that cannot be used.
+    /// Ends the stream after an MPA reply that cannot be used.
     fn refuse(&self, starting: &Starting, failure: &Failure) -> End {
         tracing::debug!(peer = %self.peer, error = %failure, "unusable MPA reply");
         let ending = failure.ending();
@@ -535,8 +544,9 @@ impl Active {
         End::failed(CmEventKind::ConnectError, errno)
     }
 
-    /// Returns `true` if a step of the start-up has taken too long.
-    fn is_late(&self, s: &mut State) -> bool {
+    /// Returns `true` if a step of the start-up has exceeded its time limit. If not, sets the next
+    /// timer.
+    fn is_timed_out(&self, s: &mut State) -> bool {
         let now = Time::from_nanos(now_ns());
         let State { stage, session, .. } = s;
         let is_acknowledged = match stage {
@@ -547,7 +557,7 @@ impl Active {
             }
             _ => return false,
         };
-        // This is a timer of an earlier step. Another is set for this one.
+        // The timer was set for an earlier step. The current step has another one.
         if session.poll_at().is_none_or(|at| at > now) {
             return false;
         }
@@ -575,15 +585,16 @@ impl Active {
 
 impl Source for Active {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // The lock is kept, so that neither `cancel` nor a timer finds the attempt between two
-        // states.
+        // The lock is held for the whole step, because `stage` is `Done` in between. `cancel` and
+        // timers must not see that.
         let next = {
             let mut s = self.state.lock();
             match std::mem::replace(&mut s.stage, Stage::Done) {
-                Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, false),
-                Stage::Tcp(connecting) => self.connected(&mut s, connecting),
-                Stage::Reply(starting) => self.reply(&mut s, starting),
-                // The token has only a timer, and no descriptor.
+                Stage::Mapper(lookup, bound) => self.read_mapper(&mut s, lookup, bound, false),
+                Stage::Tcp(connecting) => self.continue_connect(&mut s, connecting),
+                Stage::Reply(starting) => self.read_reply(&mut s, starting),
+                // In this stage the token has a timer and no descriptor, so there is nothing to
+                // read.
                 Stage::Refused => {
                     s.stage = Stage::Refused;
                     Next::Wait
@@ -594,8 +605,8 @@ impl Source for Active {
         match next {
             Next::Wait => {}
             Next::End(end) => self.finish(end),
-            Next::Answer(answer) => {
-                let end = self.answered(*answer);
+            Next::Accepted(reply) => {
+                let end = self.accepted(*reply);
                 self.finish(end);
             }
         }
@@ -605,27 +616,27 @@ impl Source for Active {
     fn awaits(&self, kind: u32) -> bool {
         matches!(
             (&self.state.lock().stage, kind),
-            (Stage::Tcp(_) | Stage::Reply(_), TIMER_SESSION)
-                | (Stage::Refused, TIMER_AGAIN)
+            (Stage::Tcp(_) | Stage::Reply(_), TIMER_STARTUP)
+                | (Stage::Refused, TIMER_RECONNECT)
                 | (Stage::Mapper(..), TIMER_MAPPER)
         )
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        if kind == TIMER_SESSION && self.awaits(kind) {
-            // The process may have been stopped meanwhile, so the socket is read before the clock
-            // counts.
+        if kind == TIMER_STARTUP && self.awaits(kind) {
+            // The process may have been stopped (SIGSTOP), so the socket is read before the time
+            // limit is checked.
             Arc::clone(&self).ready(true, true, false);
         }
-        if kind == TIMER_AGAIN {
-            self.again();
+        if kind == TIMER_RECONNECT {
+            self.reconnect();
             return;
         }
         if kind == TIMER_MAPPER {
             let next = {
                 let mut s = self.state.lock();
                 match std::mem::replace(&mut s.stage, Stage::Done) {
-                    Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, true),
+                    Stage::Mapper(lookup, bound) => self.read_mapper(&mut s, lookup, bound, true),
                     other => {
                         s.stage = other;
                         Next::Wait
@@ -639,7 +650,7 @@ impl Source for Active {
         }
         {
             let mut s = self.state.lock();
-            if !self.is_late(&mut s) {
+            if !self.is_timed_out(&mut s) {
                 return;
             }
             self.cancel_locked(&mut s);

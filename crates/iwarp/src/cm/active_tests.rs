@@ -1,4 +1,4 @@
-//! Attempts that fail locally, the order of events, and port mappers.
+//! Tests of the initiator: attempts that fail locally, the order of events, and port mappers.
 
 use super::super::create_event_channel;
 use super::super::id::Phase;
@@ -7,8 +7,8 @@ use crate::testing;
 use iwarp_rnic::qp::{Blame, Events, Fault, State as QpState};
 use std::time::Instant;
 
-/// Returns the attempt of an identifier that has sent its request.
-fn asking(id: &CmId) -> Arc<Active> {
+/// Waits until the identifier has sent its MPA request. Returns its attempt.
+fn wait_for_request_sent(id: &CmId) -> Arc<Active> {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         if let Phase::Connecting(active) = &id.inner.state.lock().phase
@@ -21,8 +21,7 @@ fn asking(id: &CmId) -> Arc<Active> {
     }
 }
 
-/// A program on this host ends the socket. That does not mean that the peer supports only revision
-/// 1.
+/// If the connection breaks locally, the initiator does not connect again with MPA revision 1.
 #[test]
 fn local_error_ends_the_attempt() {
     let ctx = testing::context();
@@ -38,9 +37,9 @@ fn local_error_ends_the_attempt() {
     id.set_queue_pair(Some(&qp));
     id.connect(&ConnectionParameters::default()).unwrap();
     let _peer = listener.accept().unwrap();
-    let active = asking(&id);
+    let active = wait_for_request_sent(&id);
     if let Stage::Reply(starting) = &mut active.state.lock().stage {
-        // An unconnected socket has an error that a peer cannot cause.
+        // Reading from an unconnected socket fails with an error that a peer cannot cause.
         let lost = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
         starting.stream = TcpStream::from_socket(lost.unwrap()).unwrap();
     }
@@ -54,16 +53,17 @@ fn local_error_ends_the_attempt() {
     {
         event = channel.try_next();
     }
-    let event = event.expect("the attempt goes on");
+    let event = event.expect("no event reports the failure");
     let lost = (CmEventKind::ConnectError, libc::ENOTCONN);
     assert_eq!((event.kind, event.status), lost);
     listener.set_nonblocking(true).unwrap();
-    assert!(listener.accept().is_err(), "it asks again");
+    assert!(listener.accept().is_err(), "the initiator connects again");
     id.destroy();
     qp.destroy();
 }
 
-/// Events of the queue pair and of the set-up in this order, and the events that the program gets.
+/// If the connection ends before the event Established, the program gets Established before
+/// Disconnected.
 #[test]
 fn early_end_follows_established() {
     let lost = Fault {
@@ -86,13 +86,13 @@ fn early_end_follows_established() {
         let id = CmId::create(&channel, None);
         id.inner.state.lock().phase = Phase::Accepting;
         id.inner.qp_event(events, fault);
-        assert!(channel.is_empty(), "{events:?}: too early");
+        assert!(channel.is_empty(), "{events:?}: event before Established");
         id.inner.state.lock().depths = Some((3, 4));
         assert!(id.established(Reply {
             private_data: b"data".to_vec(),
             infiniband: None,
         }));
-        // Without TimewaitExit, which comes a second after the end.
+        // TimewaitExit, a second after the end, is ignored.
         let events_given = || -> Vec<_> {
             let events = std::iter::from_fn(|| channel.try_next());
             events
@@ -122,8 +122,7 @@ fn destroyed_identifier_is_not_established() {
     assert!(channel.is_empty());
 }
 
-/// Events of a queue pair whose connection waits for the peer's first message, and the events that
-/// the program gets.
+/// The program's events, for each event of a queue pair that waits for the peer's first message.
 #[test]
 fn first_message_establishes_the_connection() {
     use CmEventKind::{ConnectError, Disconnected, Established};
@@ -142,7 +141,7 @@ fn first_message_establishes_the_connection() {
         let id = CmId::create(&channel, None);
         id.inner.state.lock().phase = Phase::Connected(false);
         id.inner.qp_event(events, None);
-        // Without TimewaitExit, which comes a second after the end.
+        // TimewaitExit, a second after the end, is ignored.
         let found = std::iter::from_fn(|| channel.try_next())
             .filter(|event| event.kind != CmEventKind::TimewaitExit)
             .map(|event| (event.kind, event.status));
@@ -151,10 +150,10 @@ fn first_message_establishes_the_connection() {
     }
 }
 
-/// If the socket is reported although the port mapper has not replied, the mapper is not asked
-/// again before the pause is over.
+/// The request to the port mapper is sent again after the timer, and not after each event of the
+/// socket.
 #[test]
-fn silent_mapper_is_asked_again() {
+fn mapper_request_is_repeated_after_timer() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -166,29 +165,29 @@ fn silent_mapper_is_asked_again() {
     let mapper = std::net::UdpSocket::bind(loopback(0)).unwrap();
     mapper.set_nonblocking(true).unwrap();
     let port = mapper.local_addr().unwrap().port();
-    let asked = || std::iter::from_fn(|| mapper.recv(&mut [0; 100]).ok()).count();
+    let requests = || std::iter::from_fn(|| mapper.recv(&mut [0; 100]).ok()).count();
     let bound = Bound::bind(loopback(0), None, Sharing::Exclusive).unwrap();
     let lookup = Lookup::start(loopback(9), bound.local_addr().unwrap(), port, 7).unwrap();
-    assert_eq!(asked(), 1);
+    assert_eq!(requests(), 1);
     let mut s = active.state.lock();
     s.stage = Stage::Mapper(lookup, bound);
-    for (silent, times) in [(false, 0), (true, 1), (false, 0)] {
+    for (timed_out, times) in [(false, 0), (true, 1), (false, 0)] {
         let Stage::Mapper(lookup, bound) = std::mem::replace(&mut s.stage, Stage::Done) else {
-            panic!("it has an answer");
+            panic!("the look-up has ended");
         };
-        let next = active.mapper(&mut s, lookup, bound, silent);
+        let next = active.read_mapper(&mut s, lookup, bound, timed_out);
         assert!(matches!(next, Next::Wait));
-        assert_eq!(asked(), times, "silent: {silent}");
+        assert_eq!(requests(), times, "timed_out: {timed_out}");
     }
     s.stage = Stage::Done;
     drop(s);
     qp.destroy();
 }
 
-/// A visible change has its event in the channel: no later event overtakes it, and `destroy` drops
-/// it. Here the channel is locked, so the change has to stay invisible.
+/// A phase changes only together with its event. The test locks the channel, so that no event can
+/// be added, and checks that the phase does not change.
 #[test]
-fn change_is_not_visible_before_its_event() {
+fn phase_changes_with_its_event() {
     type Before = fn() -> Phase;
     type Change = fn(&CmId);
     let first: Change = |id| id.inner.qp_event(Events::ESTABLISHED, None);
@@ -226,7 +225,8 @@ fn change_is_not_visible_before_its_event() {
         std::thread::scope(|scope| {
             let changing = scope.spawn(|| change(&id));
             let mut hidden = 0;
-            // A thread that holds the state's lock for this many checks waits for the channel's.
+            // If the state is locked for 20 checks in a row, the thread waits for the channel's
+            // lock.
             while hidden < 20 {
                 match id.inner.state.try_lock() {
                     Some(s) => {
@@ -247,8 +247,8 @@ fn change_is_not_visible_before_its_event() {
     }
 }
 
-/// If a port mapper has returned the listener's address, attempts are repeated there, and not at
-/// the program's port.
+/// If a port mapper has returned the listener's address, later attempts connect to that address,
+/// and not to the program's port.
 #[test]
 fn retries_use_the_mapped_port() {
     let ctx = testing::context();
@@ -260,22 +260,23 @@ fn retries_use_the_mapped_port() {
     for listener in [&named, &mapped] {
         listener.set_nonblocking(true).unwrap();
     }
-    type Again = fn(&Arc<Active>);
-    let ways: [Again; 2] = [
+    type Retry = fn(&Arc<Active>);
+    let retries: [Retry; 2] = [
         |active| {
             let next = active.retry_or_end(&mut active.state.lock(), None);
             assert!(matches!(next, Next::Wait));
         },
         |active| {
             active.state.lock().stage = Stage::Refused;
-            active.again();
+            active.reconnect();
         },
     ];
-    for way in ways {
-        let at = named.local_addr().unwrap();
-        let active = Active::new(&id, &ctx, (qp.clone(), None), at, None, &parameters).unwrap();
+    for retry in retries {
+        let address = named.local_addr().unwrap();
+        let active =
+            Active::new(&id, &ctx, (qp.clone(), None), address, None, &parameters).unwrap();
         active.state.lock().target = mapped.local_addr().unwrap();
-        way(&active);
+        retry(&active);
         testing::until("no attempt", || mapped.accept().is_ok());
         assert!(named.accept().is_err(), "the named port");
         active.cancel();

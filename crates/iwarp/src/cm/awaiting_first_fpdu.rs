@@ -1,16 +1,15 @@
-//! Responders that have accepted, and whose queue pair takes the stream only when the initiator's
-//! first FPDU comes.
+//! Responders that have accepted, and whose queue pair takes over the stream when the initiator's
+//! first FPDU arrives.
 //!
-//! Queue pairs that are connected by number need this. The initiator's queue pair may have been
-//! reset after it sent its request. Then the stream ends although the responder has replied, and
-//! the initiator may already be connecting with another stream. Between two resets a queue pair
-//! takes only one stream, which must not be the one that the initiator has given up. The first FPDU
-//! shows that the initiator's queue pair has taken the stream: in the peer-to-peer model it has to
-//! send one (RFC 6581 section 9.2).
+//! Queue pairs that are connected by number need this. The initiator's queue pair may be reset
+//! after it has sent its request. The stream then ends although the responder has replied, and the
+//! initiator may already be connecting another stream. Between two resets a queue pair takes only
+//! one stream, and that must not be the stream that the initiator has given up. The first FPDU
+//! shows that the initiator's queue pair uses the stream. In the peer-to-peer model the initiator
+//! has to send an FPDU first (RFC 6581 section 9.2).
 //!
-//! The time limit is that of the start-up session in its state `FirstFpdu`. The session itself is
-//! not kept: the octets that come belong to the queue pair, and a session holds a buffer for a
-//! frame.
+//! The time limit is the one of the start-up session in its state `FirstFpdu`. The session itself
+//! is dropped, because it has a large buffer, and the next octets belong to the queue pair.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, ConnectionParameters, IdState, Phase, engine};
@@ -22,7 +21,7 @@ use iwarp_rnic::Time;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-// Differs from all timers of a queue pair, because the queue pair takes over the token.
+// Differs from the timers of queue pairs, because the queue pair takes over the token.
 const TIMER_OVERDUE: u32 = TIMERS_END;
 
 /// A stream whose initiator has sent nothing since its request.
@@ -31,23 +30,23 @@ pub(super) struct AwaitingFirstFpdu {
     qp: QueuePair,
     engine: Arc<Engine>,
     token: u64,
-    /// `None` after the first FPDU, or the end.
+    /// `None` after the first FPDU, and after the end of the stream.
     handover: Mutex<Option<Handover>>,
 }
 
 impl CmId {
-    /// As [`accept`](Self::accept), but in the peer-to-peer model the queue pair takes the stream
-    /// only when the peer's first FPDU comes, and only if it was not reset since it was set
-    /// ([`set_queue_pair_of`](Self::set_queue_pair_of)). If the stream ends before that, or no FPDU
-    /// comes in time, the event is ConnectError or Unreachable, as with `accept`, but the queue
-    /// pair can take another stream.
+    /// Accepts a connection request as [`accept`](Self::accept) does. In the peer-to-peer model the
+    /// queue pair takes over the stream when the peer's first FPDU arrives, unless the queue pair
+    /// was reset after [`set_queue_pair_of`](Self::set_queue_pair_of). If the stream ends before
+    /// the first FPDU, the event is ConnectError. If no FPDU arrives in time, the event is
+    /// Unreachable. In both cases the queue pair can take another stream.
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
     pub(crate) fn accept_at_first_fpdu(&self, parameters: &ConnectionParameters) -> Result<()> {
         let (replied, qp) = self.send_reply(parameters)?;
         let Some(until) = replied.first_fpdu_until else {
-            return self.take(replied, &qp);
+            return self.attach_stream(replied, &qp);
         };
         let engine = engine()?;
         let pending = Arc::new(AwaitingFirstFpdu {
@@ -57,8 +56,8 @@ impl CmId {
             engine,
             handover: Mutex::new(None),
         });
-        // Locked until the stream is in its place, so that `destroy` either prevents it or finds
-        // it.
+        // Locked until the phase is set, so that `destroy` either prevents the watch or finds it in
+        // the phase.
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connected(false)) {
             drop(s);
@@ -73,8 +72,9 @@ impl CmId {
         Ok(())
     }
 
-    /// Returns `true` if it has accepted a request
-    /// ([`accept_at_first_fpdu`](Self::accept_at_first_fpdu)) and the peer has sent nothing since.
+    /// Returns `true` if the identifier has accepted a request
+    /// ([`accept_at_first_fpdu`](Self::accept_at_first_fpdu)) and the peer has sent nothing since
+    /// then.
     pub(crate) fn awaits_first_fpdu(&self) -> bool {
         matches!(self.inner.state.lock().phase, Phase::AwaitingFirstFpdu(_))
     }
@@ -82,7 +82,7 @@ impl CmId {
 
 impl AwaitingFirstFpdu {
     fn watch(self: &Arc<Self>, handover: Handover, until: Time) -> Result<()> {
-        // Locked until the stream is in its place, so that the engine finds it there.
+        // Locked until the stream is in the slot, so that `ready` finds it.
         let mut slot = self.handover.lock();
         let source = Arc::clone(self) as Arc<dyn Source>;
         self.engine
@@ -93,7 +93,8 @@ impl AwaitingFirstFpdu {
         Ok(())
     }
 
-    /// Ends the stream without an event. Returns `false` if the queue pair has it, or it has ended.
+    /// Ends the stream without an event. Returns `false` if the queue pair has taken the stream, or
+    /// the stream has ended.
     pub(super) fn cancel(&self) -> bool {
         let Some(handover) = self.handover.lock().take() else {
             return false;
@@ -103,8 +104,8 @@ impl AwaitingFirstFpdu {
         true
     }
 
-    /// Hands the stream, on which the initiator has sent something, to the queue pair. The caller
-    /// holds no locks, because the queue pair starts to work immediately.
+    /// Passes the stream to the queue pair, after the initiator has sent something. The caller
+    /// holds no locks, because the queue pair starts to use the stream immediately.
     fn hand_over(&self, mut handover: Handover) {
         let id = self.id.upgrade();
         let is_wanted = id.as_ref().is_some_and(|id| {
@@ -120,16 +121,17 @@ impl AwaitingFirstFpdu {
             handover.stream.abort();
             return;
         }
-        // The socket stays watched: the queue pair takes this one's place.
+        // The engine keeps watching the socket; the queue pair replaces `self` as its source.
         handover.watched = Some(self.token);
         if let Err(error) = self.qp.inner.attach(handover) {
-            tracing::debug!(%error, "the queue pair does not take the connection");
-            self.over(CmEventKind::ConnectError, error.errno());
+            tracing::debug!(%error, "cannot attach the stream to the queue pair");
+            self.notify_end(CmEventKind::ConnectError, error.errno());
         }
     }
 
-    /// Notifies the program that the stream has ended, unless it has destroyed the identifier.
-    fn over(&self, kind: CmEventKind, status: i32) {
+    /// Notifies the program that the stream has ended, unless the program has destroyed the
+    /// identifier.
+    fn notify_end(&self, kind: CmEventKind, status: i32) {
         let Some(id) = self.id.upgrade() else { return };
         let mut s = id.state.lock();
         let before = s.end_pending();
@@ -140,8 +142,8 @@ impl AwaitingFirstFpdu {
 }
 
 impl IdState {
-    /// Ends a connection that is accepted and not established. Returns the previous phase, which is
-    /// dropped without locks; `None` if there is no such connection.
+    /// Ends a connection that is accepted and not yet established. Returns the previous phase,
+    /// which the caller drops without locks. Returns `None` if there is no such connection.
     fn end_pending(&mut self) -> Option<Phase> {
         if !matches!(
             self.phase,
@@ -168,10 +170,10 @@ impl Source for AwaitingFirstFpdu {
             Ok(false) => *slot = Some(handover),
             Err(error) => {
                 drop(slot);
-                tracing::debug!(%error, "the peer has given up a connection that it had asked for");
+                tracing::debug!(%error, "the initiator closed before its first FPDU");
                 self.engine.remove(&handover.stream, self.token);
                 drop(handover);
-                self.over(CmEventKind::ConnectError, libc::ECONNRESET);
+                self.notify_end(CmEventKind::ConnectError, libc::ECONNRESET);
             }
         }
         true
@@ -182,11 +184,11 @@ impl Source for AwaitingFirstFpdu {
     }
 
     fn timer(self: Arc<Self>, _: u32) {
-        // The process may have been stopped meanwhile, so the socket is checked before the clock
-        // counts.
+        // The process may have been stopped (SIGSTOP), so the socket is read before the timeout
+        // takes effect.
         Arc::clone(&self).ready(true, false, false);
         if self.cancel() {
-            self.over(CmEventKind::Unreachable, libc::ETIMEDOUT);
+            self.notify_end(CmEventKind::Unreachable, libc::ETIMEDOUT);
         }
     }
 }
@@ -201,7 +203,7 @@ pub(crate) mod tests {
     use std::io::{Read, Write};
     use std::time::{Duration, Instant};
 
-    /// Returns the identifier of an initiator's request, and the initiator's socket.
+    /// Connects as an initiator. Returns the identifier of its request, and the initiator's socket.
     pub(crate) fn requested(qp: &QueuePair) -> (CmId, std::net::TcpStream) {
         let channel = create_event_channel().unwrap();
         let listener = CmId::create(&channel, Some(&qp.context()));
@@ -219,8 +221,8 @@ pub(crate) mod tests {
         (id, peer)
     }
 
-    /// Returns an identifier that has accepted for this epoch of the queue pair, and the socket of
-    /// its initiator, which has read the reply.
+    /// Accepts a request for this epoch of the queue pair. Returns the identifier, and the
+    /// initiator's socket after it has read the reply.
     pub(crate) fn accepted(qp: &QueuePair, epoch: u64) -> (CmId, std::net::TcpStream) {
         let (id, mut peer) = requested(qp);
         id.set_queue_pair_of(Some(qp), Some(epoch));
@@ -249,8 +251,8 @@ pub(crate) mod tests {
         qp
     }
 
-    /// If the queue pair was reset when the first message comes, it does not take the stream, and
-    /// stays free for a connection of its present epoch.
+    /// If the queue pair was reset before the first message arrives, it does not take that stream.
+    /// It can still take a stream of its current epoch.
     #[test]
     fn reset_queue_pair_ignores_earlier_streams() {
         let qp = queue_pair();
@@ -262,13 +264,16 @@ pub(crate) mod tests {
         assert_eq!(event.kind, CmEventKind::ConnectError);
         assert!(event.id.is_same(&id) && !id.awaits_first_fpdu());
         assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
-        // It takes a stream of its present epoch.
+        // It takes a stream of its current epoch.
         let (id, mut peer) = accepted(&qp, qp.epoch());
         assert!(id.awaits_first_fpdu() && qp.addresses().is_none());
         peer.write_all(&[0]).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         while qp.addresses().is_none() {
-            assert!(Instant::now() < end, "it does not take the stream");
+            assert!(
+                Instant::now() < end,
+                "the queue pair does not take the stream"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         qp.destroy();
@@ -285,7 +290,7 @@ pub(crate) mod tests {
         let (id, mut peer) = accepted(&qp, qp.epoch());
         let pending = match &id.inner.state.lock().phase {
             Phase::AwaitingFirstFpdu(pending) => Arc::clone(pending),
-            _ => unreachable!("nothing has come"),
+            _ => unreachable!("the peer has sent nothing"),
         };
         assert!(pending.awaits(TIMER_OVERDUE));
         Arc::clone(&pending).timer(TIMER_OVERDUE);
@@ -293,11 +298,11 @@ pub(crate) mod tests {
         let event = next(&id.channel());
         let silent = (CmEventKind::Unreachable, libc::ETIMEDOUT);
         assert_eq!((event.kind, event.status), silent);
-        assert!(peer.read(&mut [0]).is_err(), "it is not reset");
-        // Nor does the queue pair notice that the program destroys the identifier.
+        assert!(peer.read(&mut [0]).is_err(), "the connection is not reset");
+        // The queue pair is also unaffected if the program destroys the identifier.
         let (id, mut peer) = accepted(&qp, qp.epoch());
         id.destroy();
-        assert!(peer.read(&mut [0]).is_err(), "it is not reset");
+        assert!(peer.read(&mut [0]).is_err(), "the connection is not reset");
         assert!(id.channel().is_empty());
         assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
         qp.destroy();
@@ -306,11 +311,12 @@ pub(crate) mod tests {
     fn pending_of(id: &CmId) -> Arc<AwaitingFirstFpdu> {
         match &id.inner.state.lock().phase {
             Phase::AwaitingFirstFpdu(pending) => Arc::clone(pending),
-            _ => unreachable!("nothing has come"),
+            _ => unreachable!("the peer has sent nothing"),
         }
     }
 
-    /// A process that was stopped finds the first message and the expired timer at the same moment.
+    /// A process that was stopped (SIGSTOP) finds the first message and the expired timer at the
+    /// same time.
     #[test]
     fn first_message_beats_expired_timer() {
         let qp = queue_pair();
@@ -321,7 +327,9 @@ pub(crate) mod tests {
             let stream = &slot.as_ref().unwrap().stream;
             pending.engine.pause(stream);
             peer.write_all(&[0]).unwrap();
-            testing::until("it comes", || matches!(stream.has_octets(), Ok(true)));
+            testing::until("the octet has not arrived", || {
+                matches!(stream.has_octets(), Ok(true))
+            });
         }
         pending.timer(TIMER_OVERDUE);
         assert!(qp.addresses().is_some() && !id.awaits_first_fpdu());
@@ -329,7 +337,7 @@ pub(crate) mod tests {
         qp.destroy();
     }
 
-    /// The limit is that of the device's settings.
+    /// The time limit is the device's `handshake_timeout`.
     #[test]
     fn silent_peer_is_timed_out() {
         let ctx = testing::context_with(crate::Config {
@@ -346,7 +354,6 @@ pub(crate) mod tests {
         qp.destroy();
     }
 
-    /// However a pending connection ends, its listener no longer counts it.
     #[test]
     fn ended_connection_is_not_counted() {
         type End = fn(&CmId, std::net::TcpStream);
@@ -356,12 +363,15 @@ pub(crate) mod tests {
             |id, _| id.destroy(),
         ];
         let qp = queue_pair();
-        for (at, end) in ends.into_iter().enumerate() {
+        for (index, end) in ends.into_iter().enumerate() {
             let (id, peer) = accepted(&qp, qp.epoch());
             assert!(id.inner.state.lock().counted.is_some());
             end(&id, peer);
-            let is_back = || id.inner.state.lock().counted.is_none();
-            testing::until(&format!("it still counts: {at}"), is_back);
+            let is_uncounted = || id.inner.state.lock().counted.is_none();
+            testing::until(
+                &format!("the connection still counts: {index}"),
+                is_uncounted,
+            );
         }
         qp.destroy();
     }

@@ -1,11 +1,11 @@
-//! Identifiers: a program's handles of connections and listeners (`rdma_create_id(3)`).
+//! Connection identifiers: handles of connections and listeners (`rdma_create_id(3)`).
 
 use super::active::Active;
 use super::awaiting_first_fpdu::AwaitingFirstFpdu;
 use super::passive::{Backlog, Count, Listening, Requested};
+use super::placeholder_qp::PlaceholderQp;
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
-use super::stand_in::StandIn;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use crate::admission::Admission;
 use crate::config::Config;
@@ -30,11 +30,13 @@ pub struct ConnectionParameters {
     /// Private data, sent with the MPA frame. At most 508 octets to another `iwarp`; every peer
     /// accepts up to 251.
     pub private_data: Vec<u8>,
-    /// Inbound RDMA Reads and atomics to serve at a time; `None` for the queue pair's maximum.
+    /// Maximum number of inbound RDMA Reads and atomics in flight; `None` for the queue pair's
+    /// maximum.
     pub responder_resources: Option<u16>,
-    /// Outbound RDMA Reads and atomics to have outstanding; `None` for the queue pair's maximum.
+    /// Maximum number of outbound RDMA Reads and atomics in flight; `None` for the queue pair's
+    /// maximum.
     pub initiator_depth: Option<u16>,
-    /// Lets this end of the connection behave as on InfiniBand; `None` for iWARP.
+    /// Parameters with which this end behaves as on InfiniBand; `None` for iWARP.
     pub infiniband: Option<InfinibandParameters>,
 }
 
@@ -45,14 +47,14 @@ pub(super) struct Reply {
     pub(super) infiniband: Option<InfinibandParameters>,
 }
 
-/// How far a connection has come, as far as calls depend on that ([`CmId::progress`]).
+/// How far a connection has come ([`CmId::progress`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmProgress {
-    /// It neither connects nor listens.
+    /// The identifier neither connects nor listens.
     Idle,
-    /// It connects, listens, or has a request to answer.
+    /// The identifier connects, listens, or has a request to answer.
     Begun,
-    /// It has accepted, and the peer has not confirmed that.
+    /// The program has accepted, and the peer has not confirmed yet.
     Accepted,
     /// The connection is up.
     Up,
@@ -68,24 +70,24 @@ pub(super) enum Phase {
     Resolved,
     /// Address and route are resolved.
     Routed,
-    /// An attempt has failed. It may connect again, to the same address or to another.
+    /// An attempt has failed. The program may connect again, to the same address or to another.
     Failed,
     Connecting(Arc<Active>),
-    /// The peer has accepted, and the program has not taken the connection yet
-    /// ([`CmId::establish`]).
+    /// The peer has accepted, and the program has not called [`CmId::establish`] yet.
     Answered(Box<Handover>),
     Listening(Arc<Listening>),
-    /// In the client-server model: the reply is sent, and the event follows immediately.
+    /// In the client-server model: the reply is sent, and the event Established follows
+    /// immediately.
     Accepting,
     /// A peer's request waits for an answer.
     Requested(Box<Requested>),
-    /// For datagrams: it has asked a listener for its queue pair.
+    /// For datagrams: the identifier has asked a listener for its queue pair.
     Asking(Arc<Asking>),
-    /// For datagrams: it listens.
+    /// For datagrams: the identifier listens.
     Serving(Arc<Serving>),
     /// For datagrams: a peer's request waits for an answer.
     Asked(Box<Asked>),
-    /// Accepted. The queue pair takes the stream when the peer's first FPDU comes.
+    /// Accepted. The queue pair takes the stream when the peer's first FPDU arrives.
     AwaitingFirstFpdu(Arc<AwaitingFirstFpdu>),
     /// Accepted or connected; `true` after the event Established. For datagrams: the request was
     /// answered.
@@ -95,7 +97,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// Ends what the phase stands for: a listener stops, a request is rejected, an attempt ends.
+    /// Stops a listener, rejects a request, or cancels an attempt.
     fn end(self) {
         match self {
             Self::Resolving(resolving) => resolving.cancel(),
@@ -117,32 +119,33 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
-    /// The epoch of `qp` ([`QueuePair::epoch`]) that the connection is for; `None` for any.
+    /// Epoch of `qp` in which it may take the stream ([`QueuePair::epoch`]); `None` for any.
     pub(super) epoch: Option<u64>,
-    /// Owns `qp` unless the program does.
-    pub(super) stand_in: Option<StandIn>,
+    /// Owns `qp`, if the program has no queue pair for the connection.
+    pub(super) placeholder_qp: Option<PlaceholderQp>,
     pub(super) bound: Option<Bound>,
     pub(super) local: Option<SocketAddr>,
-    /// The program has chosen the source address.
+    /// `true` if the program has chosen the source address.
     pub(super) source_named: bool,
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
+    /// `true` if the program has disconnected.
     pub(super) leaving: bool,
-    /// The connection ended before its Established event was given. The value is the status of the
-    /// Disconnected event.
+    /// Status of the event Disconnected, if the connection ended before the event Established.
     pub(super) ended_early: Option<i32>,
-    /// The program has brought its own context. Otherwise identifiers share one for each device.
+    /// `true` if the program has passed a context. If not, identifiers share one context per
+    /// device.
     pub(super) own_context: bool,
-    /// The listener's admission rules, if they are not those of its device.
+    /// The listener's admission rules; `None` for those of its device.
     pub(super) admission: Option<Admission>,
-    /// Counts the connection among those of its listener.
+    /// Counts this connection against its listener's limit.
     pub(super) counted: Option<Count>,
-    /// Negotiated RDMA Reads and atomics: outbound, and inbound.
+    /// Negotiated ORD and IRD.
     pub(super) depths: Option<(u16, u16)>,
-    /// Its port was chosen when its address was resolved.
+    /// `true` if resolving the address has chosen the local port.
     pub(super) port_chosen: bool,
-    /// `None` for connections.
+    /// State of an identifier for datagrams; `None` for connections.
     pub(super) datagrams: Option<Datagrams>,
 }
 
@@ -151,8 +154,8 @@ impl IdState {
     pub(super) fn admission(&self) -> Admission {
         let own = self.admission.as_ref();
         let device = self.ctx.as_ref().map(|ctx| &ctx.config().admission);
-        // If a listener has no context, those of its connections are opened with the settings of
-        // the environment.
+        // Without a context, the contexts of the connections are opened with the environment's
+        // settings.
         own.or(device)
             .cloned()
             .unwrap_or_else(|| Config::from_env().admission)
@@ -175,12 +178,12 @@ pub struct CmId {
 }
 
 static SERIAL: AtomicU64 = AtomicU64::new(1);
-/// A forked child opens contexts of its own: threads of the parent may hold locks of the inherited
-/// ones.
+/// A forked child opens its own contexts, because threads of the parent may have held locks of the
+/// inherited ones.
 static CONTEXTS: ProcessLock<Option<HashMap<String, Context>>> =
     ProcessLock::own("cm::id::CONTEXTS", None);
 
-/// Returns the context that all identifiers without a context of their own share for a device.
+/// Returns the device's context that all identifiers created without a context share.
 ///
 /// # Errors
 /// As [`Context::open`].
@@ -196,15 +199,16 @@ pub(super) fn shared_context(device: &Device) -> Result<Context> {
 }
 
 impl CmId {
-    /// Creates an identifier whose events go to `channel`. With a context, only its device is used.
-    /// Otherwise the device is found by address, and all such identifiers share its context.
+    /// Creates an identifier whose events are added to `channel`. If `ctx` is given, only its
+    /// device is used. If not, the device is found by address, and all identifiers without a
+    /// context share one context per device.
     pub fn create(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
         Self::new(channel, ctx, None)
     }
 
-    /// Creates an identifier for datagrams (`RDMA_PS_UDP`), as [`create`](Self::create) does for
-    /// connections. Its ports are UDP ports. [`connect`](Self::connect) asks a listener which queue
-    /// pair serves its port, and [`accept`](Self::accept) answers.
+    /// Creates an identifier for datagrams (`RDMA_PS_UDP`), with the arguments of
+    /// [`create`](Self::create). Its ports are UDP ports. [`connect`](Self::connect) asks a
+    /// listener which queue pair serves its port, and [`accept`](Self::accept) answers.
     pub fn create_for_datagrams(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
         Self::new(channel, ctx, Some(Datagrams::default()))
     }
@@ -215,7 +219,7 @@ impl CmId {
             ctx: ctx.cloned(),
             qp: None,
             epoch: None,
-            stand_in: None,
+            placeholder_qp: None,
             bound: None,
             local: None,
             source_named: false,
@@ -262,8 +266,7 @@ impl CmId {
         id
     }
 
-    /// Creates the identifier of a peer's request for datagrams, with the local address and the
-    /// peer's.
+    /// Creates the identifier of a peer's request for datagrams.
     pub(super) fn of_datagram_request(
         channel: &CmEventChannel,
         ctx: Context,
@@ -282,12 +285,12 @@ impl CmId {
         id
     }
 
-    /// Returns a number that no other identifier of this process has.
+    /// Returns a number that is unique in this process.
     pub fn serial(&self) -> u64 {
         self.inner.serial
     }
 
-    /// Returns the program's value ([`set_user_data`](Self::set_user_data)).
+    /// Returns the value of [`set_user_data`](Self::set_user_data).
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -297,12 +300,12 @@ impl CmId {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Returns its event channel.
+    /// Returns the event channel.
     pub fn channel(&self) -> CmEventChannel {
         Arc::clone(&self.inner.channel.lock())
     }
 
-    /// Moves it and its pending events to another channel (`rdma_migrate_id(3)`).
+    /// Moves the identifier and its pending events to another channel (`rdma_migrate_id(3)`).
     pub fn migrate(&self, channel: &CmEventChannel) {
         let old = std::mem::replace(&mut *self.inner.channel.lock(), Arc::clone(channel));
         if Arc::ptr_eq(&old, channel) {
@@ -321,18 +324,18 @@ impl CmId {
         }
     }
 
-    /// Returns its device, if it is known.
+    /// Returns the context, if the device is known.
     pub fn context(&self) -> Option<Context> {
         self.inner.state.lock().ctx.clone()
     }
 
-    /// Returns its address and the peer's, as far as they are known.
+    /// Returns the local and the peer's address, as far as they are known.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let s = self.inner.state.lock();
         (s.local, s.peer)
     }
 
-    /// Returns `true` if the peer has closed the connection of its request.
+    /// Returns `true` if the peer has sent a request and then closed its connection.
     pub(crate) fn requester_is_gone(&self) -> bool {
         match &self.inner.state.lock().phase {
             Phase::Requested(requested) => requested.starting.stream.peer_closed(),
@@ -340,7 +343,7 @@ impl CmId {
         }
     }
 
-    /// Returns how far its connection has come.
+    /// Returns how far the connection has come.
     pub fn progress(&self) -> CmProgress {
         match self.inner.state.lock().phase {
             Phase::Idle
@@ -364,57 +367,58 @@ impl CmId {
         }
     }
 
-    /// Returns `true` if it listens.
+    /// Returns `true` if the identifier listens.
     pub fn is_listening(&self) -> bool {
         let s = self.inner.state.lock();
         matches!(s.phase, Phase::Listening(_) | Phase::Serving(_))
     }
 
-    /// Returns the negotiated RDMA Reads and atomics of its connection: outbound, and inbound.
+    /// Returns the negotiated ORD and IRD.
     pub fn depths(&self) -> Option<(u16, u16)> {
         self.inner.state.lock().depths
     }
 
-    /// Returns `true` if it is for datagrams.
+    /// Returns `true` if the identifier is for datagrams.
     pub fn is_for_datagrams(&self) -> bool {
         self.inner.state.lock().datagrams.is_some()
     }
 
-    /// Returns its queue pair.
+    /// Returns the queue pair.
     pub fn queue_pair(&self) -> Option<QueuePair> {
         self.inner.state.lock().qp.clone()
     }
 
-    /// Sets the queue pair that the connection will use, in place of an earlier one.
+    /// Sets the queue pair that the connection will use. Replaces an earlier one.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
         self.set_queue_pair_of(qp, None);
     }
 
-    /// As [`set_queue_pair`](Self::set_queue_pair), for this epoch of the queue pair. If it was
-    /// reset since, it does not take the connection.
+    /// Sets the queue pair as [`set_queue_pair`](Self::set_queue_pair) does. If the queue pair is
+    /// not in this epoch any more when the connection is up, because it was reset, it does not take
+    /// the connection.
     pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, epoch: Option<u64>) {
         let mut s = self.inner.state.lock();
         s.qp = qp.cloned();
         s.epoch = epoch;
-        let before = s.stand_in.take();
+        let before = s.placeholder_qp.take();
         drop(s);
         drop(before);
     }
 
-    /// Returns `true` if both handles mean the same identifier.
+    /// Returns `true` if both handles refer to the same identifier.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns `true` if [`set_only_v6`](Self::set_only_v6) is allowed in its state, as in the
-    /// kernel: it neither connects nor listens.
+    /// Returns `true` if [`set_only_v6`](Self::set_only_v6) is allowed: as in the kernel, if the
+    /// identifier neither connects nor listens.
     pub fn may_choose_family(&self) -> bool {
         matches!(self.inner.state.lock().phase, Phase::Idle)
     }
 
-    /// Returns `true` if [`set_reuse_address`](Self::set_reuse_address) is allowed in its state, as
-    /// in the kernel: a listener may not start to share its port, and only an unbound identifier
-    /// may stop doing so.
+    /// Returns `true` if [`set_reuse_address`](Self::set_reuse_address) with `reuse` is allowed. As
+    /// in the kernel, the option cannot be set on a listener, and can be cleared only on an unbound
+    /// identifier.
     pub fn may_reuse_address(&self, reuse: bool) -> bool {
         let s = self.inner.state.lock();
         let listens = matches!(s.phase, Phase::Listening(_) | Phase::Serving(_));
@@ -428,7 +432,7 @@ impl CmId {
     }
 
     /// Sets whether other identifiers with this option may be bound to the same address
-    /// (`RDMA_OPTION_ID_REUSEADDR`). One of them can listen. Takes effect at the next
+    /// (`RDMA_OPTION_ID_REUSEADDR`). Only one of them can listen. Takes effect at the next
     /// [`bind`](Self::bind).
     pub fn set_reuse_address(&self, reuse: bool) {
         self.inner.state.lock().sharing = if reuse {
@@ -438,28 +442,30 @@ impl CmId {
         };
     }
 
-    /// Binds it to an address of this host (`rdma_bind_addr(3)`); port 0 picks a free one. With a
-    /// specific address the device is known afterwards. Old connections of an earlier program do
-    /// not block the port.
+    /// Binds the identifier to an address of this host (`rdma_bind_addr(3)`). Port 0 selects a free
+    /// port. After a bind to an address that is not a wildcard, the device is known. Connections of
+    /// an earlier program in TIME-WAIT do not block the port.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]; [`Error::NoDevice`] if no device has the address; the operating
-    /// system's: address in use, not of this host.
+    /// - [`Error::InvalidState`]: the identifier is bound already.
+    /// - [`Error::NoDevice`]: no device has the address.
+    /// - [`Error::Io`]: the address is in use, or not an address of this host.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         self.check_process()?;
         let mut s = self.inner.state.lock();
         if s.is_bound() || !matches!(s.phase, Phase::Idle) {
             return Err(Error::InvalidState("the identifier is bound already"));
         }
-        // Before the device is looked up, because an address of another host is a different error.
-        let local = s.take_port(address)?;
+        // The socket is bound before the device is looked up, so that an address of another host is
+        // reported as such.
+        let local = s.bind_port(address)?;
         if !address.ip().is_unspecified() {
-            match s.adopt_device(address.ip()) {
-                // Like the wildcard address it may be bound without a device: libfabric does so to
+            match s.find_device(address.ip()) {
+                // As with the wildcard address, no device is needed. libfabric binds to it to
                 // discover devices.
                 Err(Error::NoDevice) if address.ip().is_loopback() => {}
                 Err(e) => {
-                    s.give_port_back();
+                    s.release_port();
                     return Err(e);
                 }
                 Ok(()) => {}
@@ -469,18 +475,18 @@ impl CmId {
         Ok(())
     }
 
-    /// Resolves the route (`rdma_resolve_route(3)`), which is known since the address was resolved.
-    /// The event [`CmEventKind::RouteResolved`] follows.
+    /// Resolves the route (`rdma_resolve_route(3)`). The event [`CmEventKind::RouteResolved`]
+    /// follows immediately, because the route is known since the address was resolved.
     ///
     /// # Errors
-    /// [`Error::InvalidState`].
+    /// [`Error::InvalidState`]: the address is not resolved, or the route is resolved already.
     pub fn resolve_route(&self) -> Result<()> {
         self.check_process()?;
         {
             let mut s = self.inner.state.lock();
             if !matches!(s.phase, Phase::Resolved) {
                 return Err(Error::InvalidState(
-                    "a route is resolved once, after the address",
+                    "resolve the address before the route, and the route only once",
                 ));
             }
             s.phase = Phase::Routed;
@@ -493,8 +499,9 @@ impl CmId {
     /// `ConnectError` follows.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: not resolved, or without a queue pair.
-    /// [`Error::InvalidArgument`]: private data too long.
+    /// - [`Error::InvalidState`]: the address or route is not resolved, or the identifier has no
+    ///   queue pair.
+    /// - [`Error::InvalidArgument`]: the private data is too long.
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
         self.check_process()?;
         if self.is_for_datagrams() {
@@ -512,12 +519,12 @@ impl CmId {
             let peer = s
                 .peer
                 .ok_or(Error::InvalidState("resolve the address first"))?;
-            // A bound socket connects from its port; otherwise the kernel picks one. An address
-            // that the program has not chosen need not be bound: it is the one that the kernel
-            // prefers.
+            // A bound socket connects from its own port. If there is none, the kernel picks the
+            // port. A source address that the program has not chosen is not bound, because the
+            // kernel chooses the same one.
             let bound = s.bound.take();
             if bound.is_none() && std::mem::take(&mut s.port_chosen) {
-                // An earlier attempt has used up the port.
+                // An earlier attempt has used the port.
                 s.local.iter_mut().for_each(|local| local.set_port(0));
             }
             let chosen = s.own_context || s.source_named || bound.is_some();
@@ -533,19 +540,20 @@ impl CmId {
             .inspect_err(|_| self.inner.state.lock().phase = Phase::Failed)
     }
 
-    /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet, at
-    /// least 128. Further connections wait in the kernel, unaccepted. Requests arrive as
+    /// Listens (`rdma_listen(3)`) with room for `backlog` unanswered requests, at least 128.
+    /// Further connections wait in the kernel. Each request is reported by the event
     /// [`CmEventKind::ConnectRequest`].
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: not bound. The operating system's: port in use.
+    /// [`Error::InvalidState`]: the identifier connects or listens already. [`Error::Io`]: the port
+    /// is in use.
     pub fn listen(&self, backlog: u32) -> Result<()> {
         self.listen_as(Backlog::Waits(backlog))
     }
 
-    /// Listens as [`listen`](Self::listen) does, and obeys `backlog` as the kernel's connection
-    /// manager does: a request is rejected if this many request events wait in the channel. 0, and
-    /// more than 1024, stand for 1024.
+    /// Listens as [`listen`](Self::listen) does, with the kernel's meaning of `backlog`: if this
+    /// many request events are pending in the channel, further requests are rejected. The values 0
+    /// and above 1024 have the same effect as 1024.
     ///
     /// # Errors
     /// As [`listen`](Self::listen).
@@ -560,7 +568,9 @@ impl CmId {
         }
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Idle) {
-            return Err(Error::InvalidState("only a bound identifier can listen"));
+            return Err(Error::InvalidState(
+                "the identifier connects or listens already",
+            ));
         }
         let bound = match s.bound.take() {
             Some(bound) => bound,
@@ -573,20 +583,20 @@ impl CmId {
         Ok(())
     }
 
-    /// Sets which connections it admits when it listens, in place of its device's setting.
+    /// Sets which connections a listener admits. Replaces the device's setting.
     pub fn set_admission(&self, admission: Admission) {
         self.inner.state.lock().admission = Some(admission);
     }
 
-    /// Rejects a peer's request (`rdma_reject(3)`), with up to 508 octets of private data. The
-    /// connection stays open in the background until the peer closes it, at most for
+    /// Rejects a connection request (`rdma_reject(3)`), with up to 508 octets of private data. The
+    /// TCP connection stays open in the background until the peer closes it, at most for
     /// [`Config::handshake_timeout`](crate::Config::handshake_timeout).
     ///
-    /// A connection that waits for [`establish`](Self::establish) is closed instead, without the
-    /// private data: MPA has no frame for it.
+    /// If the peer has accepted and [`establish`](Self::establish) was not called yet, the
+    /// connection is closed without the private data, because MPA has no frame for it.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: no request.
+    /// [`Error::InvalidState`]: there is no request.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
         self.check_process()?;
         if self.is_for_datagrams() {
@@ -613,7 +623,7 @@ impl CmId {
     /// Ends the connection gracefully (`rdma_disconnect(3)`). The event Disconnected follows.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: never connected.
+    /// [`Error::InvalidState`]: there is no connection.
     pub fn disconnect(&self) -> Result<()> {
         self.check_process()?;
         if self.give_up_answer() {
@@ -637,38 +647,38 @@ impl CmId {
         Ok(())
     }
 
-    /// Checks that the process is the one that created it. Threads of the parent of a forked child
-    /// may have held its locks, and the parent's engine does not exist in the child.
+    /// Checks that this process created the identifier. In a forked child, threads of the parent
+    /// may have held its locks, and the parent's engine does not exist.
     ///
     /// # Errors
     /// [`Error::Unsupported`] in a forked child.
     pub(super) fn check_process(&self) -> Result<()> {
         match self.inner.origin.is_foreign() {
             true => Err(Error::Unsupported(
-                "the identifier belongs to the parent of this process",
+                "the parent process created the identifier: create another after the fork",
             )),
             false => Ok(()),
         }
     }
 
-    /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is rejected, an attempt
-    /// ends. Pending events are dropped. The program destroys its queue pair itself. In a forked
-    /// child this does nothing, because the identifier is the parent's.
+    /// Destroys the identifier (`rdma_destroy_id(3)`). This stops a listener, rejects a request, or
+    /// cancels an attempt to connect. Pending events are dropped. The program has to destroy the
+    /// queue pair itself. If a parent process created the identifier, the call has no effect.
     pub fn destroy(&self) {
         if self.inner.origin.is_foreign() {
             return;
         }
-        let (phase, datagrams, stand_in) = {
+        let (phase, datagrams, placeholder_qp) = {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
             s.counted = None;
             let datagrams = s.datagrams.as_mut().map(std::mem::take);
             let phase = std::mem::replace(&mut s.phase, Phase::Destroyed);
-            (phase, datagrams, s.stand_in.take())
+            (phase, datagrams, s.placeholder_qp.take())
         };
         phase.end();
-        drop((datagrams, stand_in));
+        drop((datagrams, placeholder_qp));
         let mut orphans = Vec::new();
         self.channel().retain(|event| {
             let mine = event.concerns(self);
@@ -677,23 +687,23 @@ impl CmId {
             }
             !mine
         });
-        // Requests that no program will see.
+        // Identifiers of requests whose event was dropped.
         for id in orphans {
             id.destroy();
         }
     }
 
-    /// Adds an event of the program itself (`rdma_write_cm_event(3)`), for example to wake a thread
-    /// that waits for events. `status` is passed on unchanged.
+    /// Adds an event to the channel (`rdma_write_cm_event(3)`), for example to wake a thread that
+    /// waits for events. `status` becomes the event's status.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: programs may not write events of this kind, or the identifier
-    /// was destroyed.
+    /// [`Error::InvalidArgument`]: programs cannot write events of this kind, or the identifier was
+    /// destroyed.
     pub fn write_event(&self, kind: CmEventKind, status: i32) -> Result<()> {
         use CmEventKind::{AddrinfoError, AddrinfoResolved, User};
         if !matches!(kind, User(_) | AddrinfoResolved | AddrinfoError) {
             return Err(Error::InvalidArgument(
-                "programs may write only user events and those of names",
+                "programs can write only User, AddrinfoResolved and AddrinfoError events",
             ));
         }
         if matches!(self.inner.state.lock().phase, Phase::Destroyed) {
@@ -725,7 +735,7 @@ impl CmId {
         }
     }
 
-    /// Creates the event Established, with what was negotiated.
+    /// Returns the event Established, with the negotiated parameters.
     pub(super) fn established_event(&self, s: &IdState, reply: Reply) -> CmEvent {
         let (outbound, inbound) = s.depths.unzip();
         CmEvent {
@@ -742,19 +752,19 @@ impl CmId {
         self.put(event).wake();
     }
 
-    /// Adds an event to the channel. Returns the channel, whose tasks have to be woken after all
-    /// locks are dropped.
+    /// Adds an event to the channel. Returns the channel. The caller has to wake its tasks after
+    /// releasing all locks.
     #[must_use = "the channel's tasks have to be woken"]
     pub(super) fn put(&self, event: CmEvent) -> CmEventChannel {
-        // The lock is held until the event is in the channel, so that `migrate` misses none.
+        // The lock is held until the event is in the channel, so that `migrate` does not miss it.
         let channel = self.inner.channel.lock();
         channel.put(event);
         Arc::clone(&channel)
     }
 
-    /// Adds the event of a change that was made under this lock. The lock is released after that,
-    /// so that events come in the order of the changes, and [`destroy`](Self::destroy) either
-    /// prevents the event or finds it.
+    /// Adds the event of a change that was made under the lock `state`, and then releases the lock.
+    /// Therefore the events have the order of the changes, and [`destroy`](Self::destroy) either
+    /// prevents the event or finds it in the channel.
     pub(super) fn give(&self, state: MutexGuard<'_, IdState>, event: CmEvent) {
         let channel = self.put(event);
         drop(state);
@@ -774,7 +784,7 @@ impl CmId {
         }
         if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
             s.local = Some(local);
-            // A port mapper may have returned another address than the program's.
+            // Keep the program's address. With a port mapper the stream's peer has another.
             let named = s.peer.filter(|named| !named.ip().is_unspecified());
             s.peer = named.or(Some(peer));
         }
@@ -804,7 +814,7 @@ impl CmId {
 }
 
 impl IdState {
-    /// Ends the connection or the attempt. The listener no longer counts it.
+    /// Records the end of the connection or attempt. The listener stops counting it.
     pub(super) fn disconnected(&mut self) {
         self.phase = Phase::Disconnected;
         self.counted = None;
@@ -814,9 +824,9 @@ impl IdState {
         self.bound.is_some() || self.datagrams.as_ref().is_some_and(Datagrams::is_bound)
     }
 
-    /// Binds it to an address, with a TCP or UDP port. Returns the address with the port that was
-    /// picked.
-    pub(super) fn take_port(&mut self, address: SocketAddr) -> Result<SocketAddr> {
+    /// Binds the identifier to an address, with a TCP or UDP port. Returns the address and the
+    /// chosen port.
+    pub(super) fn bind_port(&mut self, address: SocketAddr) -> Result<SocketAddr> {
         if let Some(datagrams) = &mut self.datagrams {
             return datagrams.bind(address, self.only_v6, self.sharing);
         }
@@ -826,14 +836,14 @@ impl IdState {
         Ok(local)
     }
 
-    fn give_port_back(&mut self) {
+    fn release_port(&mut self) {
         self.bound = None;
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.unbind();
         }
     }
 
-    pub(super) fn adopt_device(&mut self, ip: IpAddr) -> Result<()> {
+    pub(super) fn find_device(&mut self, ip: IpAddr) -> Result<()> {
         if self.own_context {
             return Ok(());
         }
@@ -843,6 +853,7 @@ impl IdState {
 }
 
 impl CmEvent {
+    /// Returns `true` if `id` is the identifier of the event, or the listener of its request.
     fn concerns(&self, id: &CmId) -> bool {
         self.id.is_same(id) || self.listener.as_ref().is_some_and(|l| l.is_same(id))
     }
@@ -853,7 +864,7 @@ impl Drop for CmIdInner {
         if self.origin.is_foreign() {
             return;
         }
-        // If it is dropped without `destroy`, a listener must not go on accepting.
+        // Without `destroy`, a dropped listener would continue to accept connections.
         std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed).end();
     }
 }
@@ -866,7 +877,7 @@ impl std::fmt::Debug for CmId {
     }
 }
 
-/// Returns the engine of this process, and starts it if it does not run.
+/// Returns this process's engine. Starts it if it is not running.
 pub(super) fn engine() -> Result<Arc<Engine>> {
     Ok(Engine::current()?)
 }

@@ -1,17 +1,18 @@
 //! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up.
 //!
-//! An identifier is bound, resolved, connected, or listens. The results arrive as events on its
-//! channel.
+//! Programs bind, resolve, connect and listen with an identifier. The results arrive as events in
+//! its channel.
 //!
 //! - `id`: identifiers; `resolve`: resolution of addresses; `portmap`: the port mapper's client.
 //! - `active` and `passive`: the initiator's and the responder's MPA start-up (RFC 5044 section
-//!   7.1, RFC 6581); `startup`: what they share. `accept`: the responder's last step, and
-//!   `awaiting_first_fpdu` the same for queue pairs that are connected by number. `refused`:
-//!   rejected connections; `withdrawn`: requests that are given up; `reminders`: when a silent
-//!   responder is reminded.
-//! - `sink`: events of queue pairs; `overtaken` and `timewait`: the events of a connection's end.
-//! - `xrc`: extended reliable connections; `stand_in`: connections without a queue pair of the
-//!   program; `sidr`: identifiers for datagrams.
+//!   7.1, RFC 6581); `startup`: their common parts. `accept`: the responder's last step;
+//!   `awaiting_first_fpdu`: the same step for queue pairs that are connected by number. `refused`:
+//!   rejected connections; `withdrawn`: requests that their initiator gives up; `reminders`: when
+//!   an initiator reminds a silent responder.
+//! - `sink`: events of queue pairs; `overtaken` and `timewait`: the events at the end of a
+//!   connection.
+//! - `xrc`: extended reliable connections; `placeholder_qp`: connections for which the program has
+//!   no queue pair; `sidr`: identifiers for datagrams.
 //!
 //! May use `admission`, `ud`, `conn`, `objects` and everything below.
 
@@ -21,13 +22,13 @@ mod awaiting_first_fpdu;
 mod id;
 mod overtaken;
 mod passive;
+mod placeholder_qp;
 pub(crate) mod portmap;
 mod refused;
 mod reminders;
 mod resolve;
 mod sidr;
 mod sink;
-mod stand_in;
 mod startup;
 mod timewait;
 mod withdrawn;
@@ -47,40 +48,40 @@ use crate::objects::events::EventQueue;
 use iwarp_rnic::qp::XrcEnd;
 use std::sync::Arc;
 
-/// The kind of an event. Names as in `rdma_get_cm_event(3)`.
+/// The kind of an event, with the names of `rdma_get_cm_event(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CmEventKind {
     /// The address was resolved; the identifier has a device.
     AddrResolved,
-    /// The address was not resolved; `status` says why.
+    /// The address was not resolved; `status` is the error.
     AddrError,
     /// The route was resolved.
     RouteResolved,
-    /// A peer asks to connect. `id` is the new identifier, `listener` the listener.
+    /// A connection request has arrived. `id` is the new identifier, `listener` the listener.
     ConnectRequest,
-    /// The attempt failed; `status` says why.
+    /// The attempt failed; `status` is the error.
     ConnectError,
-    /// The peer did not answer. For datagrams: it named no queue pair.
+    /// The peer did not answer. For datagrams: the peer did not return a queue pair.
     Unreachable,
-    /// The peer refused.
+    /// The peer rejected the request, or TCP refused the connection.
     Rejected,
     /// The connection is up.
     Established,
     /// The connection is over.
     Disconnected,
-    /// A multicast group was joined. The value is the program's ([`CmId::join_multicast`]).
+    /// A multicast group was joined. The value is the argument of [`CmId::join_multicast`].
     MulticastJoin(u64),
-    /// A multicast group was not joined; `status` says why.
+    /// A multicast group was not joined; `status` is the error.
     MulticastError(u64),
-    /// A second has passed since [`Disconnected`](Self::Disconnected), and no more events come. A
-    /// destroyed identifier does not get it.
+    /// The last event of a connection, a second after [`Disconnected`](Self::Disconnected). A
+    /// destroyed identifier does not get this event.
     TimewaitExit,
-    /// An event of the program itself, with a value of its own ([`CmId::write_event`]).
+    /// An event that the program has written, with the program's value ([`CmId::write_event`]).
     User(u64),
     /// Names were resolved (`rdma_resolve_addrinfo(3)`).
     AddrinfoResolved,
-    /// Names were not resolved; `status` says why.
+    /// Names were not resolved; `status` is the error.
     AddrinfoError,
 }
 
@@ -91,36 +92,38 @@ pub struct CmEvent {
     pub kind: CmEventKind,
     /// Zero, or the errno that describes a failure.
     pub status: i32,
-    /// The identifier of the event. For a connection request it is the new one.
+    /// The identifier of the event; for a connection request, the new identifier.
     pub id: CmId,
     /// For a connection request, the listening identifier.
     pub listener: Option<CmId>,
     /// The peer's private data, without the RFC 6581 prefix.
     pub private_data: Vec<u8>,
-    /// For [`CmEventKind::Rejected`]: `true` if the peer rejected by an MPA reply, `false` if TCP
-    /// refused, which usually means that nothing listens there.
+    /// For [`CmEventKind::Rejected`]: `true` if the peer sent a rejecting MPA reply, `false` if TCP
+    /// refused the connection, usually because there is no listener.
     pub replied: bool,
-    /// RDMA Reads and atomics that the peer may have outstanding towards us: for a request what it
-    /// asks for, `None` if it did not say; for [`CmEventKind::Established`] what was negotiated.
+    /// Maximum number of RDMA Reads and atomics that the peer may have in flight towards us. For a
+    /// request: the peer's wish, `None` if it sent none. For [`CmEventKind::Established`]: the
+    /// negotiated value.
     pub responder_resources: Option<u16>,
-    /// RDMA Reads and atomics that we may have outstanding towards the peer: for a request what it
-    /// can serve, `None` if it did not say; for [`CmEventKind::Established`] what was negotiated.
+    /// Maximum number of RDMA Reads and atomics that we may have in flight towards the peer. For a
+    /// request: the peer's limit, `None` if it sent none. For [`CmEventKind::Established`]: the
+    /// negotiated value.
     pub initiator_depth: Option<u16>,
     /// For a connection request, and for [`CmEventKind::Established`] at the initiator: the peer's
     /// parameters, if its connection behaves as on InfiniBand
     /// ([`ConnectionParameters::infiniband`]).
     pub infiniband: Option<InfinibandParameters>,
-    /// Counts the event of a request until the program takes it.
+    /// Counts the event against the listener's backlog until the program takes it.
     pub(crate) _untaken: Option<Arc<passive::Count>>,
-    /// For a connection request: the peer's end of an extended reliable connection. A queue pair of
-    /// the other end has to accept it.
+    /// For a connection request: which end of an extended reliable connection the peer is. Only a
+    /// queue pair of the opposite end can accept the request.
     pub xrc: Option<XrcEnd>,
     /// For an identifier for datagrams, with [`Established`](CmEventKind::Established) and the
     /// events of multicast: the destination of datagrams.
     pub datagrams: Option<DatagramEnd>,
     /// For an identifier for datagrams, with [`Unreachable`](CmEventKind::Unreachable): the status
-    /// of InfiniBand's SIDR reply, such as 1 if nothing serves the port and 2 if the program there
-    /// has rejected the request. Zero if there was no answer.
+    /// in InfiniBand's SIDR reply. For example, 1 if there is no listener at the port, and 2 if the
+    /// listener's program has rejected the request. Zero if there was no reply.
     pub service_status: u8,
 }
 
@@ -138,7 +141,7 @@ pub fn device_context(device: &Device) -> Result<Context> {
 /// Creates an event channel.
 ///
 /// # Errors
-/// The operating system's error: no descriptors left.
+/// [`Error::Io`](crate::Error::Io): no file descriptor is left.
 pub(crate) fn create_event_channel() -> Result<CmEventChannel> {
     Ok(Arc::new(EventQueue::new()?))
 }

@@ -1,13 +1,14 @@
-//! Keeps the event Disconnected from overtaking the completions of the peer's last messages.
+//! Delays the event Disconnected, so that it does not overtake the completions of the peer's last
+//! messages.
 //!
-//! A program that finds its completion queue empty and then polls for events may find that the peer
-//! has disconnected, although the peer's last message came in between. libfabric's `ofi_rxm` then
-//! destroys the queue pair, and with it the completion that it waits for. Kernels have the same
-//! gap, but there the event takes longer than a poll. Therefore the event is delayed here until the
-//! program has polled the completions. The delay is short, because other programs poll none until
-//! they get the event. If the program's messages use other queue pairs than the connection
-//! (`stand_in`), the delay is always used up: UCX discards received messages that the program has
-//! not asked for.
+//! A program may poll an empty completion queue and then poll for events. If the peer's last
+//! message and its disconnect arrive in between, the program sees only the event. libfabric's
+//! `ofi_rxm` then destroys the queue pair, and loses the completion that it waits for. With kernel
+//! drivers this is possible, too, but there the event arrives much later than the completion.
+//! Therefore the event is delayed until the program has polled the completions. The delay is
+//! limited, because some programs do not poll before they get the event. If the program's messages
+//! use other queue pairs than the connection (`placeholder_qp`), the event is always delayed for
+//! the full time: UCX discards received messages that the program has not asked for.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};
@@ -17,10 +18,10 @@ use std::time::{Duration, Instant};
 
 /// The interval of checks whether the completions were polled.
 const STEP: Duration = Duration::from_millis(1);
-/// The longest delay. A polling thread may lose its processor to others for this long.
+/// Maximum delay. The scheduler may suspend a polling thread for this long.
 const WAIT: Duration = Duration::from_millis(30);
 
-/// An event Disconnected that is delayed.
+/// A delayed event Disconnected.
 struct Overtaken {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
@@ -29,8 +30,8 @@ struct Overtaken {
     status: Mutex<Option<i32>>,
 }
 
-/// Delays the event of the end of the connection of `id`. Returns `false` if that is impossible;
-/// the caller then adds the event.
+/// Delays the event Disconnected of `id`. Returns `false` if there is no engine; the caller then
+/// has to add the event.
 pub(super) fn begin(id: Weak<CmIdInner>, status: i32) -> bool {
     let Ok(engine) = Engine::current() else {
         return false;
@@ -72,7 +73,8 @@ mod tests {
     use super::*;
     use crate::testing::context;
 
-    /// If it is unknown whether there are completions, the event has the whole delay.
+    /// With a placeholder queue pair it is unknown whether there are completions, so the event is
+    /// delayed for the full time.
     #[test]
     fn disconnected_is_delayed() {
         let channel = create_event_channel().unwrap();
@@ -88,9 +90,9 @@ mod tests {
         id.destroy();
     }
 
-    /// For a stand-in it is unknown whether all completions were polled.
+    /// The delay ends at the deadline, and immediately if the program itself has disconnected.
     #[test]
-    fn delay_has_an_end() {
+    fn delay_is_limited() {
         let ctx = context();
         let (hour, now) = (Duration::from_secs(3600), Instant::now());
         for (is_leaving, deadline, is_notified) in [

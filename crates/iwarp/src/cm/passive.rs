@@ -1,5 +1,5 @@
-//! The responder: listening, reading MPA requests, handing them to the program
-//! (RFC 5044 section 7.1.2, RFC 6581 section 9).
+//! The responder's start-up: accepts TCP connections, reads MPA requests, and reports them to the
+//! program (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
 use super::refused::RefusedList;
@@ -31,32 +31,32 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// The least number of requests that may wait for an answer. Programs ask for one and mean that
-/// they do not mind.
-const BACKLOG_LEAST: u32 = 128;
-/// The default backlog of the kernel's connection manager, which is also its largest.
-const BACKLOG_MOST: u32 = 1024;
-/// The least length of the kernel's queue of connections that are not accepted yet. If the queue is
-/// full, the kernel drops new connections, and their peers try again after a second or more. A
-/// crowd that comes while other threads have the processor must not do that to a good client.
-const ARRIVING_LEAST: u32 = STARTING_MAX as u32;
-/// The limit of connections in start-up from which [`refused_max`] is derived, whatever
-/// [`Admission::half_open`] is.
+/// Minimum number of requests that may wait for an answer. Many programs pass a backlog of 1
+/// although they expect more requests.
+const BACKLOG_MIN: u32 = 128;
+/// The default and maximum backlog of the kernel's connection manager.
+const BACKLOG_MAX: u32 = 1024;
+/// Minimum length of the kernel's accept queue. If the queue is full, the kernel drops SYNs, and
+/// the peers repeat them after a second or more. Many connections may arrive before the progress
+/// thread runs, and they should not be delayed.
+const TCP_BACKLOG_MIN: u32 = STARTING_MAX as u32;
+/// Default limit of connections in start-up. [`refused_max`] is derived from it, regardless of
+/// [`Admission::half_open`].
 const STARTING_MAX: usize = 1024;
-/// The least number of connections that may be in start-up, however few descriptors there are.
-/// Settings may ask for fewer.
+/// Minimum of the limit of connections in start-up that is derived from the limit of file
+/// descriptors.
 const STARTING_MIN: usize = 16;
-/// The private data of a rejection for which the program was not asked.
+/// Private data of the rejection if the listener has reached its limit of connections.
 const TOO_MANY: &[u8] = b"the listener has as many connections as it may have";
-/// How long a listener accepts nothing after descriptors have run out.
+/// How long a listener stops accepting after file descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How many unanswered requests a program wants to have at a time.
+/// The backlog that a program has requested.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Backlog {
-    /// Further ones wait until the program has answered some.
+    /// Further connections wait in the kernel until the program has answered requests.
     Waits(u32),
-    /// Further ones are rejected until the program has taken some from its channel.
+    /// Further requests are rejected until the program has taken events from its channel.
     Rejects(u32),
 }
 
@@ -67,19 +67,19 @@ impl Backlog {
         }
     }
 
-    /// Returns how many requests may wait for an answer.
+    /// Returns the maximum number of unanswered requests.
     fn unanswered(self) -> u32 {
         match self {
-            Self::Waits(n) => n.max(BACKLOG_LEAST),
-            Self::Rejects(_) => BACKLOG_MOST,
+            Self::Waits(n) => n.max(BACKLOG_MIN),
+            Self::Rejects(_) => BACKLOG_MAX,
         }
     }
 
-    /// Returns how many request events may wait in the channel, if there is a limit.
-    const fn untaken_most(self) -> Option<u32> {
+    /// Returns the maximum number of request events in the channel, if there is a limit.
+    const fn untaken_max(self) -> Option<u32> {
         match self {
             Self::Waits(_) => None,
-            Self::Rejects(n) if n == 0 || n > BACKLOG_MOST => Some(BACKLOG_MOST),
+            Self::Rejects(n) if n == 0 || n > BACKLOG_MAX => Some(BACKLOG_MAX),
             Self::Rejects(n) => Some(n),
         }
     }
@@ -93,27 +93,27 @@ pub(super) struct Listening {
     half_open: Arc<HalfOpen>,
 }
 
-/// The half-open connections of a listener: those in start-up and the requests that wait for an
-/// answer. They share this and not the socket, so that the port is free as soon as the program
-/// closes the listener.
+/// The half-open connections of a listener: connections in start-up, and unanswered requests.
+/// Connections refer to this structure and not to the listening socket, so that the port is free as
+/// soon as the program closes the listener.
 struct HalfOpen {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
-    /// The device that the listener is confined to, if the program has chosen one.
+    /// The only device on which the listener accepts, if the program has chosen one.
     ctx: Option<Context>,
-    /// The listener's address, unless that is a wildcard.
+    /// The listener's address; `None` for a wildcard.
     local: Option<SocketAddr>,
     admission: Admission,
-    /// Number of connections and requests that are not over.
+    /// Number of requests and connections that have not ended.
     connections: Arc<AtomicU32>,
-    /// Connections in start-up, the oldest first.
+    /// Connections in start-up, oldest first.
     starting: Mutex<VecDeque<Weak<Pending>>>,
-    /// Number of requests that are not answered.
+    /// Number of unanswered requests.
     waiting: Arc<AtomicU32>,
-    /// Number of requests whose event the program has not taken.
+    /// Number of requests whose event the program has not taken from the channel.
     untaken: Arc<AtomicU32>,
-    untaken_most: Option<u32>,
-    /// Rejected connections that their initiators have not closed yet.
+    untaken_max: Option<u32>,
+    /// Rejected connections that the initiators have not closed yet.
     refused: Arc<RefusedList>,
 }
 
@@ -131,7 +131,7 @@ impl Listening {
             Some(ctx) => ctx.config().peer_timeout,
             None => Config::from_env().peer_timeout,
         };
-        let listener = bound.listen(unanswered.max(ARRIVING_LEAST), peer_timeout)?;
+        let listener = bound.listen(unanswered.max(TCP_BACKLOG_MIN), peer_timeout)?;
         let engine = engine()?;
         let token = engine.token();
         let this = Arc::new(Self {
@@ -149,7 +149,7 @@ impl Listening {
                 starting: Mutex::default(),
                 waiting: Arc::new(AtomicU32::new(0)),
                 untaken: Arc::default(),
-                untaken_most: backlog.untaken_most(),
+                untaken_max: backlog.untaken_max(),
                 refused: Arc::default(),
             }),
         });
@@ -178,22 +178,21 @@ impl Listening {
 }
 
 impl HalfOpen {
-    /// Begins the start-up of a connection that TCP has accepted.
+    /// Starts the start-up of an accepted TCP connection.
     fn accepted(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         if !self.admission.peers.contains(peer.ip()) {
             tracing::debug!(%peer, "connection from a peer that is not admitted");
             stream.abort();
             return;
         }
-        // `accept` has returned the peer's address: a socket forgets it when the peer resets the
-        // connection.
+        // `peer` is the result of `accept`, because a socket has no peer address after a reset.
         let local = self.local.map_or_else(|| stream.local_addr(), Ok);
         let found = local.map_err(crate::Error::from).and_then(|local| {
             let ctx = self.context_of(local.ip())?;
             Ok((ctx, Ends { local, peer }))
         });
         let Ok((ctx, ends)) = found else {
-            tracing::debug!("a connection came to an address without a device");
+            tracing::debug!("a connection arrived at an address without a device");
             stream.abort();
             return;
         };
@@ -204,12 +203,12 @@ impl HalfOpen {
         };
         let mut incoming = Incoming::new(starting, &ctx, Time::from_nanos(now_ns()));
         if self.has_pending() {
-            // Requests of older connections may have come, too, and this one must not overtake
-            // them. The poller reports them in the order in which they came. Programs such as
-            // `ib_send_bw -q 8` take the n-th request for the n-th connection of the client.
+            // Requests of older connections may have arrived, too, and this one must not overtake
+            // them. The poller reports requests in order of arrival. Programs such as `ib_send_bw
+            // -q 8` assume that the n-th request is from the client's n-th connection.
             return self.await_request(ctx, incoming);
         }
-        // Often the request has come already.
+        // Often the request has already arrived.
         match incoming.read() {
             Read::NeedMore => self.await_request(ctx, incoming),
             Read::Frame(()) => self.deliver(ctx, incoming),
@@ -261,11 +260,12 @@ impl HalfOpen {
         }
     }
 
-    /// Adds a connection to those in start-up. If its address, or all addresses together, have too
-    /// many, their oldest one is given up: an honest peer sends its request immediately, so the
-    /// oldest is the most suspicious.
+    /// Adds a connection to `starting`. If the peer's address has too many connections in start-up,
+    /// closes the oldest one of this address. If all addresses together have too many, closes the
+    /// oldest of all. An honest peer sends its request immediately, so the oldest connection is the
+    /// most suspicious one.
     fn admit(&self, pending: &Arc<Pending>) {
-        let (mut of_address, mut in_all) = (0, 0);
+        let (mut of_address, mut total) = (0, 0);
         let mut oldest = None;
         {
             let mut all = self.starting.lock();
@@ -273,7 +273,7 @@ impl HalfOpen {
                 let Some(other) = weak.upgrade() else {
                     return false;
                 };
-                in_all += 1;
+                total += 1;
                 if other.address == pending.address {
                     of_address += 1;
                     oldest.get_or_insert(other);
@@ -288,16 +288,17 @@ impl HalfOpen {
             self.starting
                 .lock()
                 .retain(|weak| !std::ptr::eq(weak.as_ptr(), &*oldest));
-            oldest.read_or_give_up("too many connections of its address in start-up");
-        } else if in_all >= starting_max(self.admission.half_open as usize) {
+            oldest.read_or_give_up("its address has too many connections in start-up");
+        } else if total >= starting_max(self.admission.half_open as usize) {
             self.give_up_oldest("too many connections in start-up");
         }
     }
 
-    /// Gives up the connection that has been in start-up for longest, unless its request has come
-    /// and was not read yet. Returns `false` if there is no connection in start-up.
+    /// Closes the oldest connection in start-up, unless its request has arrived and was not read
+    /// yet. Returns `false` if no connection is in start-up.
     fn give_up_oldest(&self, why: &str) -> bool {
-        // The lock is dropped before the connection, which takes others.
+        // The lock is released before the connection is dropped, because the drop takes other
+        // locks.
         let oldest = loop {
             let Some(oldest) = self.starting.lock().pop_front() else {
                 return false;
@@ -317,7 +318,7 @@ impl HalfOpen {
         }
     }
 
-    /// Notifies the program of a request that is complete and valid.
+    /// Adds the event of a complete and valid request to the listener's channel.
     fn deliver(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
         let Incoming { starting, session } = incoming;
         let Some(pending) = session.request() else {
@@ -329,9 +330,11 @@ impl HalfOpen {
         let (peer_end, private_data) = xrc::unwrap(session.private_data());
         let (infiniband, private_data) = InfinibandParameters::split_from(private_data);
         let private_data = private_data.to_vec();
-        let said = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
-        let (responder_resources, initiator_depth) =
-            (said(pending.peer_ord()), said(pending.peer_ird()));
+        let negotiable = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
+        let (responder_resources, initiator_depth) = (
+            negotiable(pending.peer_ord()),
+            negotiable(pending.peer_ird()),
+        );
         let s = listener.inner.state.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
@@ -344,21 +347,23 @@ impl HalfOpen {
             _waiting: Count::new(&self.waiting),
             refused: Arc::clone(&self.refused),
         };
-        if let Some(most) = self.untaken_most
-            && self.untaken.load(Ordering::Relaxed) >= most
+        if let Some(max) = self.untaken_max
+            && self.untaken.load(Ordering::Relaxed) >= max
         {
             drop(s);
-            tracing::debug!("a request is rejected: the program has not taken the earlier ones");
+            tracing::debug!(
+                "request rejected: the program has not taken the earlier request events"
+            );
             return requested.reject(&[]);
         }
         if self.connections.load(Ordering::Relaxed) >= self.admission.connections {
             drop(s);
-            tracing::debug!("a request is rejected: the listener has too many connections");
+            tracing::debug!("request rejected: the listener has reached its limit of connections");
             return requested.reject(TOO_MANY);
         }
         let channel = listener.channel();
         let counted = Count::new(&self.connections);
-        let is_watched = self.untaken_most.is_some() && ctx.config().face == Face::Roce;
+        let is_watched = self.untaken_max.is_some() && ctx.config().face == Face::Roce;
         let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested, counted);
         let event = CmEvent {
             listener: Some(listener.clone()),
@@ -372,27 +377,27 @@ impl HalfOpen {
         };
         listener.give(s, event);
         if is_watched {
-            // After the event of the request.
+            // This may add the event Rejected, so it follows the event of the request.
             id.watch_requester(&self.engine);
         }
     }
 }
 
-/// Returns how many connections may be in start-up: at most a quarter of the process's descriptors,
-/// because an accepted connection needs more than one.
-fn starting_max(most: usize) -> usize {
+/// Returns the limit of connections in start-up: a quarter of the process's limit of file
+/// descriptors, because an accepted connection needs more than one descriptor.
+fn starting_max(max: usize) -> usize {
     let quarter = limits::descriptors() / 4;
-    quarter.max(STARTING_MIN).min(most)
+    quarter.max(STARTING_MIN).min(max)
 }
 
-/// Returns how many rejected connections a listener keeps.
+/// Returns the maximum number of rejected connections that a listener keeps open.
 fn refused_max() -> usize {
     starting_max(STARTING_MAX) / 2
 }
 
 impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // Connections that come meanwhile are reported again.
+        // Connections that arrive during the loop are reported again.
         for _ in 0..self.listener.waiting() {
             if self.half_open.waiting.load(Ordering::Relaxed) >= self.backlog {
                 self.pause();
@@ -401,7 +406,8 @@ impl Source for Listening {
             match self.listener.accept() {
                 Ok(Some((stream, peer))) => self.half_open.accepted(stream, peer),
                 Ok(None) => return true,
-                // Connections that are rejected, over or silent must not keep others out.
+                // Close rejected, lingering and silent connections to free descriptors for new
+                // ones.
                 Err(NetError::TooManyFiles { .. }) if self.half_open.refused.close_oldest() => {}
                 Err(NetError::TooManyFiles { .. }) if linger::give_up_oldest() => {}
                 Err(NetError::TooManyFiles { .. })
@@ -413,8 +419,8 @@ impl Source for Listening {
                     return true;
                 }
                 Err(e) => {
-                    // Out of memory, or forbidden. Without the pause the poller would report it
-                    // again immediately.
+                    // Out of memory, or not permitted. Without the pause the poller would report
+                    // the connection again immediately.
                     tracing::debug!(error = %std::io::Error::from(e), "accept failed");
                     self.pause();
                     return true;
@@ -434,7 +440,7 @@ impl Source for Listening {
     }
 }
 
-/// A connection whose MPA request is not complete, or was just completed.
+/// A connection whose MPA request is being read, and its session.
 struct Incoming {
     starting: Starting,
     session: Responder,
@@ -452,22 +458,22 @@ impl Incoming {
     }
 }
 
-/// A connection whose MPA request is being read.
+/// A connection in start-up that the poller watches. `incoming` is `None` after its end.
 struct Pending {
     half_open: Arc<HalfOpen>,
     ctx: Context,
     token: u64,
-    /// The peer's address, by which connections are counted.
+    /// The peer's address, or prefix, for which connections are counted.
     address: IpAddr,
     incoming: Mutex<Option<Incoming>>,
 }
 
 impl Pending {
-    fn end(&self, starting: &Starting) {
+    fn unwatch(&self, starting: &Starting) {
         self.half_open.engine.remove(&starting.stream, self.token);
     }
 
-    /// Gives up the connection, unless its request has come and was not read yet.
+    /// Closes the connection, unless its request has arrived and was not read yet.
     fn read_or_give_up(self: Arc<Self>, why: &str) {
         Arc::clone(&self).ready(true, false, false);
         self.give_up(why);
@@ -475,8 +481,8 @@ impl Pending {
 
     fn give_up(&self, why: &str) {
         if let Some(Incoming { starting, .. }) = self.incoming.lock().take() {
-            tracing::debug!("a connection in start-up is given up: {why}");
-            self.end(&starting);
+            tracing::debug!("closing a connection in start-up: {why}");
+            self.unwatch(&starting);
             starting.stream.abort();
         }
     }
@@ -493,7 +499,7 @@ impl Source for Pending {
                 *slot = Some(incoming);
             }
             Read::Frame(()) => {
-                self.end(&incoming.starting);
+                self.unwatch(&incoming.starting);
                 // The program is notified without locks.
                 drop(slot);
                 self.half_open.deliver(self.ctx.clone(), incoming);
@@ -501,21 +507,21 @@ impl Source for Pending {
             Read::Bad(failure) => {
                 tracing::debug!(error = %failure, "no MPA request");
                 let Incoming { starting, .. } = incoming;
-                self.end(&starting);
+                self.unwatch(&starting);
                 starting.end(failure.ending(), self.ctx.config().crc);
             }
-            Read::Closed => self.end(&incoming.starting),
+            Read::Closed => self.unwatch(&incoming.starting),
             Read::Broken(e) => {
                 tracing::debug!(error = %e, "connection broke during start-up");
-                self.end(&incoming.starting);
+                self.unwatch(&incoming.starting);
             }
         }
         true
     }
 
     fn timer(self: Arc<Self>, _: u32) {
-        // The process may have been stopped meanwhile, so the socket is read before the clock
-        // counts.
+        // The process may have been stopped (SIGSTOP), so the socket is read before the time limit
+        // is checked.
         Arc::clone(&self).ready(true, false, false);
         let now = Time::from_nanos(now_ns());
         let result = match self.incoming.lock().as_mut() {
@@ -528,15 +534,14 @@ impl Source for Pending {
     }
 }
 
-/// Adds one to a counter until it is dropped. Counts requests that wait for an answer, and
-/// connections.
+/// Increments a counter of requests or connections, and decrements it when dropped.
 #[derive(Debug)]
 pub(crate) struct Count(Arc<AtomicU32>);
 
 impl Count {
-    fn new(of: &Arc<AtomicU32>) -> Self {
-        of.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(of))
+    fn new(counter: &Arc<AtomicU32>) -> Self {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(counter))
     }
 }
 
@@ -546,6 +551,7 @@ impl Drop for Count {
     }
 }
 
+/// A complete MPA request that the program has not answered.
 pub(super) struct Requested {
     pub(super) starting: Starting,
     pub(super) session: Responder,
@@ -558,7 +564,7 @@ pub(super) struct Requested {
 }
 
 impl Requested {
-    /// Sends a rejection, and leaves it to the initiator to close the connection.
+    /// Sends a rejection. The initiator is expected to close the connection.
     pub(super) fn reject(mut self, private_data: &[u8]) {
         if let Some(watch) = self.watch.take() {
             watch.end(&self.starting.stream);
@@ -567,9 +573,8 @@ impl Requested {
         let sent = self.starting.write(self.session.reply());
         self.session.reply_sent(Time::from_nanos(now_ns()));
         if let (Ok(()), Ok(engine), Some(until)) = (sent, engine(), self.session.poll_at()) {
-            let most = refused_max();
-            self.refused
-                .keep(&engine, self.starting.stream, until, most);
+            let max = refused_max();
+            self.refused.keep(&engine, self.starting.stream, until, max);
         }
     }
 }

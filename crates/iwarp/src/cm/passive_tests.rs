@@ -1,4 +1,4 @@
-//! The order and the limits of requests, and requests whose peer is gone.
+//! Tests of the responder: the order and limits of requests, and requests whose peer has closed.
 
 use super::super::create_event_channel;
 use super::*;
@@ -11,11 +11,11 @@ const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
 fn half_open_of(listener: &CmId) -> Arc<HalfOpen> {
     match &listener.inner.state.lock().phase {
         Phase::Listening(l) => Arc::clone(&l.half_open),
-        _ => unreachable!("it listens"),
+        _ => unreachable!("the identifier listens"),
     }
 }
 
-/// Returns a peer's socket, the accepted one, and the peer's address.
+/// Returns a peer's socket, the accepted socket, and the peer's address.
 fn connect(tcp: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream, SocketAddr) {
     let peer = std::net::TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
     let (accepted, address) = tcp.accept().unwrap();
@@ -23,14 +23,14 @@ fn connect(tcp: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpSt
     (peer, accepted, address)
 }
 
-/// Waits until a request can be read.
-fn has_come(at: &std::net::TcpStream) {
+/// Waits until a request can be read from `socket`.
+fn wait_for_request(socket: &std::net::TcpStream) {
     let mut frame = [0; REQUEST.len()];
-    while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
+    while socket.peek(&mut frame).ok() != Some(REQUEST.len()) {}
 }
 
-/// Returns a peer's socket, the accepted one, and the connection in start-up, which the poller does
-/// not watch.
+/// Returns a peer's socket, the accepted socket, and its connection in start-up, which the poller
+/// does not watch.
 fn await_request(
     half_open: &Arc<HalfOpen>,
     ctx: &Context,
@@ -46,7 +46,7 @@ fn await_request(
             peer: address,
         },
     };
-    // Its time is over: it began at the start of the clock.
+    // The time limit has passed, because the session started at time 0.
     let pending = Arc::new(Pending {
         half_open: Arc::clone(half_open),
         ctx: ctx.clone(),
@@ -61,7 +61,7 @@ fn await_request(
     (peer, seen, pending)
 }
 
-/// A process that was stopped finds the request and the expired timer at the same moment.
+/// A process that was stopped (SIGSTOP) finds the request and the expired timer at the same time.
 #[test]
 fn request_beats_expired_timer() {
     let ctx = testing::context();
@@ -74,7 +74,7 @@ fn request_beats_expired_timer() {
     let (mut silent, _, first) = await_request(&half_open, &ctx, &tcp);
     let (mut asking, seen, second) = await_request(&half_open, &ctx, &tcp);
     asking.write_all(REQUEST).unwrap();
-    has_come(&seen);
+    wait_for_request(&seen);
     first.timer(0);
     second.timer(0);
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
@@ -83,10 +83,10 @@ fn request_beats_expired_timer() {
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// Two requests have come before either is read, and then the second connection is accepted. The
-/// program gets the request of the first one first.
+/// Both requests arrive before the first is read. The program gets the request of the first
+/// connection first.
 #[test]
-fn requests_keep_the_order_of_connections() {
+fn requests_have_order_of_connections() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
@@ -102,10 +102,10 @@ fn requests_keep_the_order_of_connections() {
     // The progress thread cannot read the first request before the second connection is accepted.
     let slot = pending.incoming.lock();
     first.write_all(REQUEST).unwrap();
-    has_come(&watched);
+    wait_for_request(&watched);
     let (mut second, accepted, second_address) = connect(&tcp);
     second.write_all(REQUEST).unwrap();
-    has_come(&accepted);
+    wait_for_request(&accepted);
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
     half_open.accepted(stream, second_address);
     drop(slot);
@@ -114,7 +114,7 @@ fn requests_keep_the_order_of_connections() {
     channel.next(Some(Duration::from_secs(10))).unwrap();
 }
 
-/// If there are too many connections, the oldest is given up, unless its request has come and was
+/// If there are too many connections, the oldest is closed, unless its request has arrived and was
 /// not read yet.
 #[test]
 fn unread_request_is_not_given_up() {
@@ -128,46 +128,47 @@ fn unread_request_is_not_given_up() {
     let (mut silent, _, _first) = await_request(&half_open, &ctx, &tcp);
     let (mut asking, seen, _second) = await_request(&half_open, &ctx, &tcp);
     asking.write_all(REQUEST).unwrap();
-    has_come(&seen);
-    assert!(half_open.give_up_oldest("there are too many"));
-    assert!(half_open.give_up_oldest("there are too many"));
-    assert!(!half_open.give_up_oldest("there are too many"));
+    wait_for_request(&seen);
+    assert!(half_open.give_up_oldest("too many"));
+    assert!(half_open.give_up_oldest("too many"));
+    assert!(!half_open.give_up_oldest("too many"));
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(
         event.id.addresses().1,
         Some(asking.local_addr().unwrap()),
-        "the one that asks"
+        "the peer that sent a request"
     );
     let reset = silent.read(&mut [0]).unwrap_err();
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// Peers that connect while nothing is accepted wait in the kernel. If it had no room, it would
-/// drop their packets, and they would try again only after a second.
+/// Peers that connect while the listener accepts nothing wait in the kernel's queue. If the queue
+/// were short, the kernel would drop their SYNs, and they would repeat them only after a second.
 #[test]
-fn kernel_queues_a_crowd() {
+fn kernel_queues_many_connections() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(1).unwrap();
-    // The backlog is used up, so no connection is accepted.
+    // As many requests as the backlog are unanswered, so no connection is accepted.
     half_open_of(&id)
         .waiting
-        .store(BACKLOG_LEAST, Ordering::Relaxed);
-    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
-    let crowd = most.trim().parse().map_or(256, |most: u32| most.min(256));
+        .store(BACKLOG_MIN, Ordering::Relaxed);
+    let somaxconn = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let count = somaxconn
+        .trim()
+        .parse()
+        .map_or(256, |max: u32| max.min(256));
     let address = id.addresses().0.unwrap();
-    let patience = Duration::from_secs(10);
-    let connect = |_| std::net::TcpStream::connect_timeout(&address, patience);
-    let all: Result<Vec<_>, _> = (0..crowd).map(connect).collect();
-    assert_eq!(all.unwrap().len(), crowd as usize);
+    let timeout = Duration::from_secs(10);
+    let connect = |_| std::net::TcpStream::connect_timeout(&address, timeout);
+    let all: Result<Vec<_>, _> = (0..count).map(connect).collect();
+    assert_eq!(all.unwrap().len(), count as usize);
 }
 
-/// The request of a peer that resets immediately is an event like any other, with the peer's
-/// address.
 #[test]
-fn reset_request_names_its_peer() {
+fn reset_request_has_peer_address() {
     let ctx = testing::context();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
@@ -185,7 +186,7 @@ fn reset_request_names_its_peer() {
     drop(peer);
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
     let reset = std::iter::repeat_with(|| stream.peer_addr().is_err());
-    assert!(reset.take(100_000).any(|gone| gone), "a reset arrives");
+    assert!(reset.take(100_000).any(|gone| gone), "no reset arrives");
     let starting = Starting {
         stream,
         ends: Ends {
@@ -202,7 +203,7 @@ fn reset_request_names_its_peer() {
     assert_eq!(event.id.addresses().1, Some(address));
 }
 
-/// Returns a listener on 127.0.0.1 with this admission and without time limits for peers.
+/// Returns a listener on 127.0.0.1 with this admission, and a time limit of an hour for start-up.
 fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<HalfOpen>) {
     let channel = create_event_channel().unwrap();
     let patient = testing::context_with(Config {
@@ -217,8 +218,8 @@ fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<Half
     (id, channel, half_open)
 }
 
-/// Waits for the end of a connection. If the peer was sending when the connection was reset, it has
-/// got the error then, and reads the end now.
+/// Waits until the connection ends. Returns `true` if `peer` reads the end or an error: if its send
+/// has already reported the reset, the read returns 0.
 fn is_over(peer: &mut std::net::TcpStream) -> bool {
     peer.set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
@@ -229,12 +230,12 @@ fn is_over(peer: &mut std::net::TcpStream) -> bool {
 }
 
 /// Sends a request from a source address of the loopback network.
-fn ask_from(source: [u8; 4], listener: &CmId) -> std::net::TcpStream {
+fn send_request_from(source: [u8; 4], listener: &CmId) -> std::net::TcpStream {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
-    let at = listener.addresses().0.unwrap();
-    socket.connect(&at.into()).unwrap();
+    let address = listener.addresses().0.unwrap();
+    socket.connect(&address.into()).unwrap();
     let mut stream = std::net::TcpStream::from(socket);
     let _ = stream.write_all(REQUEST);
     stream
@@ -249,18 +250,18 @@ fn only_configured_networks_are_admitted() {
     };
     let (id, channel, _) = listening(admission);
     for outside in [[127, 0, 0, 63], [127, 0, 0, 128], [127, 0, 0, 1]] {
-        assert!(is_over(&mut ask_from(outside, &id)), "{outside:?}");
+        assert!(is_over(&mut send_request_from(outside, &id)), "{outside:?}");
     }
-    let inside = ask_from([127, 0, 0, 100], &id);
+    let inside = send_request_from([127, 0, 0, 100], &id);
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(event.id.addresses().1, Some(inside.local_addr().unwrap()));
-    assert!(channel.try_next().is_none(), "the others never got here");
+    assert!(channel.try_next().is_none(), "a request of another network");
 }
 
-/// RFC 5042 section 6.4.1: an address that opens many silent connections loses its own oldest ones,
-/// and no other address does.
+/// RFC 5042 section 6.4.1: if an address opens too many silent connections, its own oldest
+/// connections are closed, and no connection of another address.
 #[test]
-fn silent_crowd_loses_its_own_connections() {
+fn half_open_limit_applies_per_address() {
     let admission = Admission {
         half_open: 6,
         half_open_per_address: 3,
@@ -272,7 +273,7 @@ fn silent_crowd_loses_its_own_connections() {
         let socket = socket.unwrap();
         socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
         socket.connect(&id.addresses().0.unwrap().into()).unwrap();
-        // The next one connects after this one was accepted, so that their order is known.
+        // Waits until the connection is accepted, so that the order of connections is known.
         let seen = || {
             let all = half_open.starting.lock();
             let own = std::net::TcpStream::from(socket.try_clone().unwrap()).local_addr();
@@ -288,27 +289,31 @@ fn silent_crowd_loses_its_own_connections() {
         std::net::TcpStream::from(socket)
     };
     let mut other = silent([127, 0, 0, 2]);
-    let mut crowd: Vec<_> = (0..10).map(|_| silent([127, 0, 0, 3])).collect();
-    for (at, peer) in crowd.iter_mut().enumerate() {
-        peer.set_nonblocking(at >= 7).unwrap();
+    let mut count: Vec<_> = (0..10).map(|_| silent([127, 0, 0, 3])).collect();
+    for (index, peer) in count.iter_mut().enumerate() {
+        peer.set_nonblocking(index >= 7).unwrap();
         let end = peer.read(&mut [0]).unwrap_err().kind();
-        let want = match at {
+        let want = match index {
             0..7 => std::io::ErrorKind::ConnectionReset,
             _ => std::io::ErrorKind::WouldBlock,
         };
-        assert_eq!(end, want, "number {at}");
+        assert_eq!(end, want, "number {index}");
     }
     other.set_nonblocking(true).unwrap();
     let end = other.read(&mut [0]).unwrap_err().kind();
-    assert_eq!(end, std::io::ErrorKind::WouldBlock, "it is still there");
-    // If there are too many in all, the oldest is given up.
+    assert_eq!(
+        end,
+        std::io::ErrorKind::WouldBlock,
+        "the other address's connection is open"
+    );
+    // If all addresses together have too many, the oldest connection is closed.
     let _more: Vec<_> = [4, 5, 6].map(|n| silent([127, 0, 0, n])).into();
     other.set_nonblocking(false).unwrap();
-    assert!(is_over(&mut other), "the oldest of all");
+    assert!(is_over(&mut other), "the oldest connection is open");
 }
 
-/// The limit of connections counts requests and connections until they are over. The rejection
-/// carries the reason.
+/// The limit includes unanswered requests and connections. The rejection's private data is the
+/// reason.
 #[test]
 fn full_listener_rejects_requests() {
     let admission = Admission {
@@ -317,11 +322,11 @@ fn full_listener_rejects_requests() {
     };
     let (id, channel, half_open) = listening(admission);
     let limit = Some(Duration::from_secs(10));
-    let _first = ask_from([127, 0, 0, 1], &id);
+    let _first = send_request_from([127, 0, 0, 1], &id);
     let first = channel.next(limit).unwrap().id;
-    let _second = ask_from([127, 0, 0, 1], &id);
+    let _second = send_request_from([127, 0, 0, 1], &id);
     let second = channel.next(limit).unwrap().id;
-    let mut third = ask_from([127, 0, 0, 1], &id);
+    let mut third = send_request_from([127, 0, 0, 1], &id);
     let mut reply = [0; 20];
     third.read_exact(&mut reply).unwrap();
     assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
@@ -329,17 +334,17 @@ fn full_listener_rejects_requests() {
     third.read_exact(&mut reason).unwrap();
     assert_eq!(reason, TOO_MANY);
     first.reject(&[]).unwrap();
-    let _fourth = ask_from([127, 0, 0, 1], &id);
+    let _fourth = send_request_from([127, 0, 0, 1], &id);
     let fourth = channel.next(limit).unwrap().id;
     second.destroy();
     fourth.destroy();
     assert_eq!(half_open.connections.load(Ordering::Relaxed), 0);
 }
 
-/// A request has the local address, which a listener at all addresses does not know beforehand.
+/// A request has the connection's local address, also if the listener is bound to a wildcard.
 #[test]
-fn request_names_its_local_address() {
-    for (own, at, to) in [
+fn request_has_local_address() {
+    for (own, index, to) in [
         (true, "127.0.0.1:0", "127.0.0.1"),
         (true, "0.0.0.0:0", "127.0.0.1"),
         (false, "0.0.0.0:0", "127.0.0.1"),
@@ -350,7 +355,7 @@ fn request_names_its_local_address() {
         let channel = create_event_channel().unwrap();
         let ctx = own.then(testing::context);
         let id = CmId::create(&channel, ctx.as_ref());
-        id.bind(at.parse().unwrap()).unwrap();
+        id.bind(index.parse().unwrap()).unwrap();
         id.listen(1).unwrap();
         let port = id.addresses().0.unwrap().port();
         let to = SocketAddr::new(to.parse().unwrap(), port);
@@ -358,7 +363,7 @@ fn request_names_its_local_address() {
         peer.write_all(REQUEST).unwrap();
         let event = channel.next(Some(Duration::from_secs(20))).unwrap();
         let from = peer.local_addr().unwrap();
-        assert_eq!(event.id.addresses(), (Some(to), Some(from)), "{at}");
+        assert_eq!(event.id.addresses(), (Some(to), Some(from)), "{index}");
         event.id.reject(&[]).unwrap();
         id.destroy();
     }
@@ -367,33 +372,36 @@ fn request_names_its_local_address() {
 #[test]
 fn requester_is_gone_after_close() {
     let (id, channel, _) = listening(Admission::default());
-    let peer = ask_from([127, 0, 0, 1], &id);
+    let peer = send_request_from([127, 0, 0, 1], &id);
     let request = channel.next(Some(Duration::from_secs(20))).unwrap().id;
     assert!(!request.requester_is_gone() && !id.requester_is_gone());
     drop(peer);
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while !request.requester_is_gone() {
-        assert!(std::time::Instant::now() < end, "it does not notice");
+        assert!(std::time::Instant::now() < end, "the close is not noticed");
         std::thread::yield_now();
     }
     assert!(!id.requester_is_gone());
 }
 
-/// If the backlog is used up, further connections are left to the kernel.
+/// If the backlog is full, further connections wait in the kernel.
 #[test]
 fn full_backlog_pauses_the_listener() {
     let (id, channel, half_open) = listening(Admission::default());
     let listening = match &id.inner.state.lock().phase {
         Phase::Listening(listening) => Arc::clone(listening),
-        _ => unreachable!("it listens"),
+        _ => unreachable!("the identifier listens"),
     };
     half_open
         .waiting
         .store(listening.backlog, Ordering::Relaxed);
-    let peer = ask_from([127, 0, 0, 1], &id);
+    let peer = send_request_from([127, 0, 0, 1], &id);
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while !*listening.paused.lock() {
-        assert!(std::time::Instant::now() < end, "it does not pause");
+        assert!(
+            std::time::Instant::now() < end,
+            "the listener does not pause"
+        );
         std::thread::yield_now();
     }
     assert!(channel.try_next().is_none());
@@ -403,20 +411,19 @@ fn full_backlog_pauses_the_listener() {
     assert!(!*listening.paused.lock());
 }
 
-/// The backlog limits waiting requests and not connections.
+/// The backlog limits unanswered requests, not connections.
 #[test]
 fn backlog_ignores_connections() {
     let (id, channel, half_open) = listening(Admission::default());
-    let many = 2 * BACKLOG_LEAST;
-    half_open.connections.fetch_add(many, Ordering::Relaxed);
-    let peers = [(); 3].map(|()| ask_from([127, 0, 0, 1], &id));
+    let count = 2 * BACKLOG_MIN;
+    half_open.connections.fetch_add(count, Ordering::Relaxed);
+    let peers = [(); 3].map(|()| send_request_from([127, 0, 0, 1], &id));
     for _ in &peers {
         channel.next(Some(Duration::from_secs(20))).unwrap();
     }
-    half_open.connections.fetch_sub(many, Ordering::Relaxed);
+    half_open.connections.fetch_sub(count, Ordering::Relaxed);
 }
 
-/// However a connection or an attempt ends, it is not counted afterwards.
 #[test]
 fn ended_connections_are_not_counted() {
     use crate::conn::qp::CmSink;
@@ -439,7 +446,7 @@ fn ended_connections_are_not_counted() {
         (Phase::Connected(false), |id| {
             id.inner.first_message_overdue();
         }),
-        // The end comes before the event Established.
+        // The connection ends before the event Established.
         (Phase::Accepting, |id| {
             id.inner.qp_event(Events::DISCONNECTED, None);
             id.established(super::super::id::Reply::default());
@@ -448,7 +455,7 @@ fn ended_connections_are_not_counted() {
         (Phase::Connected(false), CmId::destroy),
         (Phase::Accepting, CmId::destroy),
     ];
-    for (at, (phase, end)) in ends.into_iter().enumerate() {
+    for (index, (phase, end)) in ends.into_iter().enumerate() {
         let connections = Arc::new(AtomicU32::new(7));
         let id = CmId::create(&create_event_channel().unwrap(), None);
         {
@@ -458,17 +465,16 @@ fn ended_connections_are_not_counted() {
         }
         assert_eq!(connections.load(Ordering::Relaxed), 8);
         end(&id);
-        assert_eq!(connections.load(Ordering::Relaxed), 7, "number {at}");
+        assert_eq!(connections.load(Ordering::Relaxed), 7, "number {index}");
         id.destroy();
     }
 }
 
-/// If the peer closes before the program accepts, there is no connection, and none is counted.
 #[test]
 fn accept_fails_after_peer_reset() {
     use iwarp_rnic::qp::State;
     let (listener, channel, half_open) = listening(Admission::default());
-    let peer = ask_from([127, 0, 0, 1], &listener);
+    let peer = send_request_from([127, 0, 0, 1], &listener);
     let id = channel.next(Some(Duration::from_secs(20))).unwrap().id;
     let ctx = id.context().unwrap();
     let cq = ctx.create_cq(4, None).unwrap();
@@ -478,7 +484,7 @@ fn accept_fails_after_peer_reset() {
     let socket = socket2::SockRef::from(&peer);
     socket.set_linger(Some(Duration::ZERO)).unwrap();
     drop(peer);
-    testing::until("it is not reset", || id.requester_is_gone());
+    testing::until("the reset has not arrived", || id.requester_is_gone());
     let refused = id.accept(&ConnectionParameters::default()).unwrap_err();
     assert!(matches!(refused, crate::Error::ConnectionLost(_)));
     assert!(matches!(id.inner.state.lock().phase, Phase::Disconnected));
@@ -489,25 +495,31 @@ fn accept_fails_after_peer_reset() {
     qp.destroy();
 }
 
-/// A listener that moves to another channel takes the pending request events along.
+/// If a listener migrates to another channel, its pending request events move with it.
 #[test]
 fn requests_move_with_their_listener() {
     let (id, before, half_open) = listening(Admission::default());
     let (other, ..) = listening(Admission::default());
     other.migrate(&before);
-    let peers = [&id, &other, &id].map(|to| ask_from([127, 0, 0, 1], to));
+    let peers = [&id, &other, &id].map(|to| send_request_from([127, 0, 0, 1], to));
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while before.len() < 3 {
-        assert!(std::time::Instant::now() < end, "they do not come");
+        assert!(
+            std::time::Instant::now() < end,
+            "three requests have not arrived"
+        );
         std::thread::yield_now();
     }
     let after = create_event_channel().unwrap();
     id.migrate(&after);
     assert_eq!((before.len(), after.len()), (1, 2));
-    let stays = before.try_next().expect("the other listener's event");
-    assert_eq!(stays.id.addresses().1, Some(peers[1].local_addr().unwrap()));
+    let remaining = before.try_next().expect("the other listener's event");
+    assert_eq!(
+        remaining.id.addresses().1,
+        Some(peers[1].local_addr().unwrap())
+    );
     assert!(
-        stays
+        remaining
             .listener
             .is_some_and(|listener| listener.is_same(&other))
     );
@@ -516,7 +528,7 @@ fn requests_move_with_their_listener() {
     assert_eq!(half_open.waiting.load(Ordering::Relaxed), 0);
 }
 
-/// If the initiator gives up before the program has answered, its request is not counted any more.
+/// If the initiator closes before the program has answered, the request stops counting.
 #[test]
 fn withdrawn_request_is_not_counted() {
     let channel = create_event_channel().unwrap();
@@ -528,7 +540,7 @@ fn withdrawn_request_is_not_counted() {
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen_strictly(8).unwrap();
     let half_open = half_open_of(&id);
-    let peer = ask_from([127, 0, 0, 1], &id);
+    let peer = send_request_from([127, 0, 0, 1], &id);
     let limit = Some(Duration::from_secs(20));
     let _request = channel.next(limit).unwrap();
     assert_eq!(half_open.connections.load(Ordering::Relaxed), 1);

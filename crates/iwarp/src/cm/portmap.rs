@@ -1,17 +1,19 @@
-//! The client of a peer's port mapper (`iwpmd(8)`), which knows the real TCP port of a listener.
+//! The client of a port mapper on the peer's host (`iwpmd(8)`), which maps a listener's port to the
+//! TCP port of an iWARP card.
 //!
-//! iWARP cards share the address of their host but not its TCP. Therefore Linux lets a card listen
-//! on a port of its own, and a daemon on UDP port 3935 maps the program's port to it. The
-//! connecting peer sends a request with the program's port. The reply is an accept with the real
-//! port, or a reject if the port is not mapped. The connecting peer then sends an acknowledgement,
-//! so that the daemon stops repeating the reply. No RFC describes this; the messages here are those
-//! of rdma-core's daemon. Our own ports need no mapping: they are TCP ports of the host.
+//! An iWARP card shares its host's IP address, but has a TCP stack of its own. Therefore the card
+//! listens on a port that the host does not use, and a daemon on UDP port 3935 maps the program's
+//! port to the card's. The connecting end sends a request with the program's port. The reply is an
+//! accept with the card's port, or a reject if the port is not mapped. The connecting end then
+//! sends an acknowledgement, so that the daemon stops repeating the reply. No RFC describes this
+//! protocol; the messages are those of rdma-core's daemon. Our own ports need no mapping, because
+//! they are TCP ports of the host.
 //!
-//! A message has 48 octets, a request 64, in network order: version (2 bits, 0), type (2 bits), IP
-//! version (4 bits); a time, 0; the connecting peer's mapped port (requests only); the accepting
-//! peer's port; the connecting peer's port; an association handle of 64 bits; addresses of 16
-//! octets each, IPv4 in the first four: connecting, accepting, and in requests the connecting
-//! peer's mapped one.
+//! A request has 64 octets; other messages have 48. The fields, in network byte order, are: version
+//! (2 bits, 0), type (2 bits), IP version (4 bits); a time (8 bits, 0); the connecting end's mapped
+//! port (0 except in requests); the accepting end's port; the connecting end's port; an association
+//! handle of 64 bits; and addresses of 16 octets each, IPv4 in the first four octets: the
+//! connecting end's, the accepting end's, and in requests the connecting end's mapped address.
 
 mod message;
 
@@ -25,19 +27,19 @@ use std::time::Duration;
 /// The pause before a request is repeated. The daemon repeats its messages each second, but a host
 /// without a daemon should not cost much time.
 pub(crate) const PAUSE: Duration = Duration::from_millis(500);
-/// Requests that are sent before the port counts as not mapped.
+/// Number of requests without a reply after which the port is considered not mapped.
 const REQUESTS: u32 = 4;
 
-/// The result of a look-up so far.
+/// The result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// No reply yet: wait for the socket, and call [`Lookup::again`] after [`PAUSE`].
+    /// No reply yet. The caller waits for the socket, and calls [`Lookup::retry`] after [`PAUSE`].
     Wait,
     /// The address to connect to.
     At(SocketAddr),
 }
 
-/// A look-up of one port. It never blocks.
+/// A look-up of one port. No call blocks.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     socket: UdpSocket,
@@ -46,10 +48,11 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Asks the mapper at `port` of the peer's host. The connection will come from `local`.
+    /// Sends a request to the mapper at UDP port `port` of the peer's host. The connection will be
+    /// made from `local`.
     ///
     /// # Errors
-    /// No socket, or no route to the peer.
+    /// A socket cannot be created, or there is no route to the peer.
     pub(crate) fn start(
         peer: SocketAddr,
         local: SocketAddr,
@@ -58,7 +61,8 @@ impl Lookup {
     ) -> io::Result<Self> {
         let socket = UdpSocket::bind(SocketAddr::new(local.ip(), 0))?;
         socket.set_nonblocking(true)?;
-        // Only the peer's messages are received, and an unreachable port is an error.
+        // A connected socket receives only the mapper's messages, and an ICMP error if there is no
+        // mapper.
         socket.connect(SocketAddr::new(peer.ip(), port))?;
         let connecting = SocketAddr::new(socket.local_addr()?.ip(), local.port());
         let mut lookup = Self {
@@ -71,33 +75,35 @@ impl Lookup {
             },
             sent: 0,
         };
-        lookup.again();
+        lookup.retry();
         Ok(lookup)
     }
 
-    /// Repeats the request after a [`PAUSE`] without a reply, or gives up.
-    pub(crate) fn again(&mut self) -> Found {
+    /// Repeats the request after a [`PAUSE`] without a reply. After [`REQUESTS`] requests, returns
+    /// the program's port.
+    pub(crate) fn retry(&mut self) -> Found {
         if self.sent == REQUESTS {
             return Found::At(self.request.accepting);
         }
         self.sent += 1;
-        // A request that cannot be sent now is sent next time. The next `look` returns a refusal.
+        // If the request cannot be sent, the next retry sends it. `read_replies` reports an ICMP
+        // error.
         let _ = self.socket.send(&self.request.octets());
         Found::Wait
     }
 
-    /// Reads the messages that have come.
-    pub(crate) fn look(&mut self) -> Found {
+    /// Reads the messages that have arrived.
+    pub(crate) fn read_replies(&mut self) -> Found {
         let unmapped = Found::At(self.request.accepting);
         let mut octets = [0; REQUEST_LEN];
         loop {
             let n = match self.socket.recv(&mut octets) {
                 Ok(n) => n,
-                // There is no daemon, so nothing is mapped.
+                // There is no daemon, so the port is not mapped.
                 Err(e) if e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
                     return unmapped;
                 }
-                // There is no message yet, or the error is not about the daemon.
+                // There is no message yet, or the error does not concern the daemon.
                 Err(_) => return Found::Wait,
             };
             let Some(message) = Message::parse(octets.get(..n).unwrap_or_default()) else {
@@ -145,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_of_a_request() {
+    fn request_has_documented_layout() {
         let octets = message(Kind::Request).octets();
         let mut wanted = vec![
             0x04, 0, 0x9c, 0x40, 0x48, 0x53, 0x9c, 0x40, 1, 2, 3, 4, 5, 6, 7, 8,
@@ -192,9 +198,9 @@ mod tests {
         }
     }
 
-    /// Starts a mapper that replies to the first request with the result of `answer`. Returns it,
-    /// the look-up and the request.
-    fn asked(answer: impl Fn(Message) -> Vec<Message>) -> (UdpSocket, Lookup, Message) {
+    /// Starts a look-up and a mapper that replies to its request with the messages that `answer`
+    /// returns. Returns the mapper, the look-up and the request.
+    fn look_up(answer: impl Fn(Message) -> Vec<Message>) -> (UdpSocket, Lookup, Message) {
         let mapper = UdpSocket::bind("127.0.0.1:0").unwrap();
         mapper
             .set_read_timeout(Some(Duration::from_secs(10)))
@@ -215,20 +221,20 @@ mod tests {
 
     #[test]
     fn accept_is_acknowledged() {
-        let (mapper, mut lookup, request) = asked(|request| {
+        let (mapper, mut lookup, request) = look_up(|request| {
             let accept = Message {
                 kind: Kind::Accept,
                 accepting: "127.0.0.1:555".parse().unwrap(),
                 ..request
             };
-            // Messages without a port, of other look-ups and of other peers, and requests are
-            // ignored.
-            let nowhere = Message {
+            // Only the last of these messages is valid. Accepts without a port, messages of other
+            // look-ups and peers, and requests are ignored.
+            let without_port = Message {
                 accepting: "127.0.0.1:0".parse().unwrap(),
                 ..accept
             };
             vec![
-                nowhere,
+                without_port,
                 Message {
                     handle: 1,
                     ..accept
@@ -246,7 +252,10 @@ mod tests {
                 accept,
             ]
         });
-        assert_eq!(lookup.look(), Found::At("127.0.0.1:555".parse().unwrap()));
+        assert_eq!(
+            lookup.read_replies(),
+            Found::At("127.0.0.1:555".parse().unwrap())
+        );
         let mut octets = [0; 100];
         let n = mapper.recv(&mut octets).unwrap();
         let ack = Message::parse(&octets[..n]).unwrap();
@@ -258,33 +267,37 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_port_is_the_programs() {
+    fn unmapped_port_is_used_unchanged() {
         let peer = Found::At("127.0.0.1:18515".parse().unwrap());
-        let (_mapper, mut lookup, _) = asked(|request| {
+        let (_mapper, mut lookup, _) = look_up(|request| {
             vec![Message {
                 kind: Kind::Reject,
                 ..request
             }]
         });
-        assert_eq!(lookup.look(), peer);
-        // A silent mapper is asked again, and then given up.
-        let (mapper, mut lookup, request) = asked(|_| Vec::new());
+        assert_eq!(lookup.read_replies(), peer);
+        // Without a reply the request is repeated, and then the program's port is used.
+        let (mapper, mut lookup, request) = look_up(|_| Vec::new());
         for _ in 1..REQUESTS {
-            assert_eq!(lookup.look(), Found::Wait);
-            assert_eq!(lookup.again(), Found::Wait);
+            assert_eq!(lookup.read_replies(), Found::Wait);
+            assert_eq!(lookup.retry(), Found::Wait);
             let mut octets = [0; 100];
             let n = mapper.recv(&mut octets).unwrap();
             assert_eq!(Message::parse(&octets[..n]), Some(request));
         }
-        assert_eq!(lookup.again(), peer);
+        assert_eq!(lookup.retry(), peer);
         // There is no mapper.
-        let (mapper, mut lookup, _) = asked(|_| Vec::new());
+        let (mapper, mut lookup, _) = look_up(|_| Vec::new());
         drop(mapper);
-        assert_eq!(lookup.again(), Found::Wait);
+        assert_eq!(lookup.retry(), Found::Wait);
         let end = std::time::Instant::now() + Duration::from_secs(10);
-        while lookup.look() == Found::Wait {
+        while lookup.read_replies() == Found::Wait {
             assert!(std::time::Instant::now() < end);
         }
-        assert_eq!(lookup.again(), Found::Wait, "the requests were not used up");
+        assert_eq!(
+            lookup.retry(),
+            Found::Wait,
+            "all requests were sent already"
+        );
     }
 }

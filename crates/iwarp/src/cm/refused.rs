@@ -1,10 +1,9 @@
-//! Connections whose request the program has rejected. They stay open until the initiator closes
-//! them (RFC 5044 section 7.1.2, rules 4 and 5), for a limited time. A listener keeps a limited
-//! number of them.
+//! Connections whose request was rejected. They stay open for a limited time, so that the initiator
+//! can close them (RFC 5044 section 7.1.2, rules 4 and 5). A listener keeps a limited number of
+//! them.
 //!
-//! The time limit is that of the start-up session in its state `Rejected`. The session itself is
-//! not kept: what the initiator sends now does not matter, and a session holds a buffer for a
-//! frame.
+//! The time limit is the one of the start-up session in its state `Rejected`. The session itself is
+//! dropped, because it has a large buffer, and the initiator's octets are ignored now.
 
 use crate::engine::{Engine, Source};
 use crate::sys::poller::Interest;
@@ -15,8 +14,8 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::sync::{Arc, Weak};
 
-/// The rejected connections of one listener, the oldest first. It may outlive the listener, because
-/// a request can be rejected later.
+/// The rejected connections of one listener, oldest first. The list may outlive the listener,
+/// because the program may reject a request after it has closed the listener.
 #[derive(Debug, Default)]
 pub(super) struct RefusedList(Mutex<VecDeque<Weak<Refused>>>);
 
@@ -28,13 +27,13 @@ impl RefusedList {
     //# Frame with the Rejected Connection bit set to '1'; the MPA
     //# Reply Frame MAY include ULP-supplied Private Data; the
     //# implementation MUST exit MPA, leaving the TCP connection open.
-    /// Keeps `stream` open until the initiator closes it or the time `until` has come. If the
-    /// listener then has more than `most` such streams, the oldest is closed: initiators that never
-    /// close must not use up the descriptors of the process.
+    /// Keeps `stream` open until the initiator closes it, at most until the time `until`. If the
+    /// list then has more than `max` connections, closes the oldest, so that initiators which never
+    /// close do not exhaust the process's file descriptors.
     ///
-    /// siw as initiator closes by itself. It loses the private data of a rejection if the FIN comes
-    /// in the same segment.
-    pub(super) fn keep(&self, engine: &Arc<Engine>, stream: TcpStream, until: Time, most: usize) {
+    /// Linux siw as the initiator closes the connection itself. If a FIN arrives in the segment of
+    /// the rejection, siw loses its private data.
+    pub(super) fn keep(&self, engine: &Arc<Engine>, stream: TcpStream, until: Time, max: usize) {
         let token = engine.token();
         let refused = Arc::new(Refused {
             engine: Arc::clone(engine),
@@ -52,7 +51,7 @@ impl RefusedList {
             let mut all = self.0.lock();
             all.retain(|refused| refused.strong_count() > 0);
             all.push_back(Arc::downgrade(&refused));
-            all.len() > most
+            all.len() > max
         };
         if too_many {
             self.close_oldest();
@@ -62,7 +61,8 @@ impl RefusedList {
 
     /// Closes the oldest connection. Returns `false` if there is none.
     pub(super) fn close_oldest(&self) -> bool {
-        // The lock is dropped before the connection, which takes others.
+        // The lock is released before the connection is dropped, because the drop takes other
+        // locks.
         let oldest = loop {
             let Some(oldest) = self.0.lock().pop_front() else {
                 return false;
@@ -84,7 +84,7 @@ struct Refused {
 }
 
 impl Refused {
-    /// Closes the descriptor as soon as it is not in use.
+    /// Removes the socket from the engine, which closes it when no thread uses it.
     fn close(&self) {
         self.engine.remove(&self.stream, self.token);
     }
@@ -92,7 +92,7 @@ impl Refused {
 
 impl Source for Refused {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // Octets that stayed unread would turn the close into a reset.
+        // Closing a socket with unread octets would reset the connection.
         let mut sink = [0u8; 1024];
         match self.stream.recv(&mut sink) {
             Ok(1..) => {}
@@ -116,12 +116,12 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// Lets the list keep a connection for longer than any test takes. Returns its initiator.
-    fn keep(list: &RefusedList, most: usize) -> std::net::TcpStream {
-        keep_for(list, LIMIT * 100, most)
+    /// Adds a connection with a time limit longer than the test. Returns its initiator's socket.
+    fn keep(list: &RefusedList, max: usize) -> std::net::TcpStream {
+        keep_for(list, LIMIT * 100, max)
     }
 
-    fn keep_for(list: &RefusedList, time: Duration, most: usize) -> std::net::TcpStream {
+    fn keep_for(list: &RefusedList, time: Duration, max: usize) -> std::net::TcpStream {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         peer.set_read_timeout(Some(LIMIT)).unwrap();
@@ -129,38 +129,50 @@ mod tests {
         accepted.set_nonblocking(true).unwrap();
         let stream = TcpStream::from_socket(accepted.into()).unwrap();
         let until = Time::from_nanos(now_ns()).after(time);
-        list.keep(&Engine::current().unwrap(), stream, until, most);
+        list.keep(&Engine::current().unwrap(), stream, until, max);
         peer
     }
 
-    /// Returns which connections of the list are open.
+    /// Returns, for each connection in the list, whether it is open.
     fn open(list: &RefusedList) -> Vec<bool> {
         let all = list.0.lock();
-        all.iter().map(|one| one.strong_count() > 0).collect()
+        all.iter()
+            .map(|refused| refused.strong_count() > 0)
+            .collect()
     }
 
-    fn soon(what: &str, is: impl Fn() -> bool) {
+    fn wait_until(failure: &str, is: impl Fn() -> bool) {
         let end = Instant::now() + LIMIT;
         while !is() {
-            assert!(Instant::now() < end, "{what}");
+            assert!(Instant::now() < end, "{failure}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn only_open_connections_count() {
+    fn limit_counts_open_connections_only() {
         let list = RefusedList::default();
         drop(keep(&list, 1));
-        soon("it is closed with its initiator", || open(&list) == [false]);
+        wait_until("the closed connection is still open", || {
+            open(&list) == [false]
+        });
         let mut second = keep(&list, 1);
-        assert_eq!(open(&list), [true], "the other one is forgotten");
+        assert_eq!(
+            open(&list),
+            [true],
+            "the closed connection is still in the list"
+        );
         let _third = keep(&list, 1);
-        assert_eq!(second.read(&mut [0]).unwrap(), 0, "there are too many");
+        assert_eq!(
+            second.read(&mut [0]).unwrap(),
+            0,
+            "the oldest connection is open"
+        );
         assert_eq!(open(&list), [true]);
         assert!(list.close_oldest() && !list.close_oldest());
     }
 
-    /// The time limit also holds for a connection for which another had to make room.
+    /// A connection is closed at its time limit, also if others were closed to make room for it.
     #[test]
     fn overdue_connection_is_closed() {
         for others in 0..3 {
@@ -168,12 +180,11 @@ mod tests {
             let kept: Vec<_> = (0..others).map(|_| keep(&list, 1)).collect();
             let mut last = keep_for(&list, Duration::from_millis(1), 1);
             assert_eq!(last.read(&mut [0]).unwrap(), 0, "beside {others}");
-            soon("it is forgotten", || open(&list) == [false]);
+            wait_until("the connection is still open", || open(&list) == [false]);
             drop(kept);
         }
     }
 
-    /// Whatever the initiator sends, the connection stays open until it closes or resets.
     #[test]
     fn initiator_ends_the_connection() {
         let list = RefusedList::default();
@@ -185,11 +196,13 @@ mod tests {
         peer.write_all(&[7; 3000]).unwrap();
         let is_read =
             || refused().is_some_and(|refused| refused.stream.has_octets().is_ok_and(|has| !has));
-        soon("it is read", is_read);
+        wait_until("the octets are not read", is_read);
         assert_eq!(open(&list), [true]);
         let socket = socket2::SockRef::from(&peer);
         socket.set_linger(Some(Duration::ZERO)).unwrap();
         drop(peer);
-        soon("a reset ends it", || open(&list) == [false]);
+        wait_until("the connection is open after a reset", || {
+            open(&list) == [false]
+        });
     }
 }

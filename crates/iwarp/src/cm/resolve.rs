@@ -1,9 +1,9 @@
-//! Resolution of a peer's address (`rdma_resolve_addr(3)`): first the source address and the
-//! device, then the next hop.
+//! Resolution of a peer's address (`rdma_resolve_addr(3)`): determines the source address and the
+//! device, and then checks the next hop.
 //!
-//! The kernel's connection manager asks for the link address of the next hop. If the host is down,
-//! it reports that as a failed resolution, after the program's time limit. TCP would report it
-//! seconds later and as a different event, so the next hop is checked here, too.
+//! The kernel's connection manager resolves the link address of the next hop. If the next hop does
+//! not answer within the program's time limit, it reports AddrError. A TCP connect would fail only
+//! seconds later, with a different event. Therefore the next hop is checked here, too.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, IdState, Phase, engine};
@@ -17,18 +17,23 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Pauses between two checks of the next hop. On a local network it answers within the first.
+/// Pause before the second check of the next hop. On a local network it has usually answered by
+/// then.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
+/// Upper limit of the pauses, which double.
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 
 impl CmId {
-    /// Resolves a peer's address: finds the source address, and by it the device. The event
-    /// [`CmEventKind::AddrResolved`] follows. If the next hop does not answer, connecting fails.
+    /// Resolves a peer's address: determines the source address and its device. The event
+    /// [`CmEventKind::AddrResolved`] follows. The next hop is not checked; if it does not answer,
+    /// connecting fails.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]; [`Error::InvalidArgument`]: addresses of two families;
-    /// [`Error::NoDevice`]; the operating system's: no route, or a source address that is not of
-    /// this host or in use.
+    /// - [`Error::InvalidState`]: the address is resolved already.
+    /// - [`Error::InvalidArgument`]: the addresses have different families.
+    /// - [`Error::NoDevice`]: no device has the source address.
+    /// - [`Error::Io`]: there is no route, or the source address is in use or not an address of
+    ///   this host.
     pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
         self.check_process()?;
         self.inner.state.lock().prepare(source, peer)?;
@@ -38,9 +43,9 @@ impl CmId {
 
     /// Resolves a peer's address as [`resolve_addr`](Self::resolve_addr) does, and delays the event
     /// until the next hop has answered (`rdma_resolve_addr(3)`). If it does not answer within
-    /// `limit`, the event is [`CmEventKind::AddrError`] with `ETIMEDOUT`, and the identifier may
-    /// resolve an address again. The local port is known afterwards, unless all ports are in use.
-    /// Does not block.
+    /// `limit`, the event is [`CmEventKind::AddrError`] with `ETIMEDOUT`, and the identifier can
+    /// resolve an address again. Also chooses the local port, unless all ports are in use. Does not
+    /// block.
     ///
     /// # Errors
     /// As [`resolve_addr`](Self::resolve_addr).
@@ -68,37 +73,35 @@ impl CmId {
 }
 
 impl IdState {
-    /// Binds an identifier without a port to a free one, because programs ask for the port. If
-    /// there is none, the kernel may still find one for the connection.
+    /// Binds an identifier without a port to a free port, because programs query the port before
+    /// they connect. If no port is free, the kernel may still find one for the connection.
     fn choose_port(&mut self, local: SocketAddr) {
         if self.datagrams.is_none()
             && !self.is_bound()
             && local.port() == 0
-            && let Ok(local) = self.take_port(local)
+            && let Ok(local) = self.bind_port(local)
         {
             self.local = Some(local);
             self.port_chosen = true;
         }
     }
 
-    /// Finds source address and device. Returns the source address.
+    /// Determines the source address and the device. Returns the source address.
     fn prepare(&mut self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<SocketAddr> {
         if !matches!(self.phase, Phase::Idle | Phase::Failed) {
-            return Err(Error::InvalidState(
-                "an address is resolved once, before connecting",
-            ));
+            return Err(Error::InvalidState("the address is resolved already"));
         }
-        let of_one_family = |a: &SocketAddr| canonical(*a).is_ipv4() == canonical(peer).is_ipv4();
+        let same_family = |a: &SocketAddr| canonical(*a).is_ipv4() == canonical(peer).is_ipv4();
         let any = |a: &SocketAddr| a.ip().is_unspecified();
         // A socket that is bound to `::` can also connect to IPv4 peers.
-        let usable = |a: &SocketAddr| of_one_family(a) || (any(a) && a.is_ipv6());
+        let usable = |a: &SocketAddr| same_family(a) || (any(a) && a.is_ipv6());
         if self.port_chosen && !self.is_bound() {
-            // An earlier attempt has used up the port. Its address stays if it is usable.
+            // An earlier attempt has used the port. The address is kept if it is usable.
             self.local.iter_mut().for_each(|local| local.set_port(0));
             self.port_chosen = false;
         }
         let own = self.local.filter(|a| self.is_bound() || usable(a));
-        if !own.as_ref().is_none_or(usable) || !source.as_ref().is_none_or(of_one_family) {
+        if !own.as_ref().is_none_or(usable) || !source.as_ref().is_none_or(same_family) {
             return Err(Error::InvalidArgument(
                 "source and destination have different address families",
             ));
@@ -108,7 +111,7 @@ impl IdState {
             (_, Some(source)) if !any(&source) => source.ip(),
             _ => source_address(peer)?,
         };
-        self.adopt_device(source_ip).or_else(|e| {
+        self.find_device(source_ip).or_else(|e| {
             if let (Error::NoDevice, Some(source)) = (&e, source) {
                 check_is_local(source)?;
             }
@@ -120,7 +123,7 @@ impl IdState {
             local.set_scope_id(peer.scope_id());
         }
         if own.is_none() && port != 0 {
-            self.take_port(local)?;
+            self.bind_port(local)?;
         }
         self.local = Some(local);
         self.source_named |= source.is_some_and(|source| !any(&source));
@@ -130,7 +133,7 @@ impl IdState {
     }
 }
 
-/// Fails if the address is not of this host. This error takes precedence over
+/// Fails if the address is not an address of this host. Its error is more specific than
 /// [`Error::NoDevice`].
 fn check_is_local(source: SocketAddr) -> Result<()> {
     let mut free = source;
@@ -139,7 +142,7 @@ fn check_is_local(source: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// A next hop that has not answered yet.
+/// A resolution that waits for the next hop.
 pub(super) struct Resolving {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
@@ -179,7 +182,7 @@ impl Resolving {
             return;
         };
         let mut s = id.inner.state.lock();
-        // No other attempt begins before this one has ended.
+        // The phase is this attempt's, because no other attempt starts before this one has ended.
         if !matches!(s.phase, Phase::Resolving(_)) {
             return;
         }

@@ -24,7 +24,8 @@ impl CmSink for CmIdInner {
             }
             Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
                 s.established();
-                // The first message and the end may come together. The program gets both events.
+                // The first message and the end may be reported together. The program gets both
+                // events.
                 if over {
                     s.disconnected();
                 }
@@ -57,7 +58,7 @@ impl CmSink for CmIdInner {
     }
 }
 
-/// Returns the status of the event Disconnected: zero unless the connection broke.
+/// Returns the status of the event Disconnected: `ECONNRESET` if the connection broke, else zero.
 fn status_of(fault: Option<Fault>) -> i32 {
     match fault {
         Some(Fault {
@@ -70,35 +71,36 @@ fn status_of(fault: Option<Fault>) -> i32 {
 
 impl CmIdInner {
     pub(super) fn timewait_over(&self) {
-        self.put_after_the_end(CmEventKind::TimewaitExit, 0);
+        self.notify_if_disconnected(CmEventKind::TimewaitExit, 0);
     }
 
-    /// Adds the event of the connection's end.
+    /// Adds the event Disconnected.
     pub(super) fn disconnected(&self, status: i32) {
-        self.put_after_the_end(CmEventKind::Disconnected, status);
+        self.notify_if_disconnected(CmEventKind::Disconnected, status);
         timewait::begin(Weak::clone(&self.this));
     }
 
-    fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
+    fn notify_if_disconnected(&self, kind: CmEventKind, status: i32) {
         let s = self.state.lock();
         if matches!(s.phase, Phase::Disconnected) {
             self.notify(s, kind, status);
         }
     }
 
-    /// Returns `true` if the peer has ended the connection and completions of its messages may not
-    /// have been polled. The messages of a stand-in's program use other queue pairs, which are not
-    /// known here, so there may always be some.
+    /// Returns `true` if the peer has ended the connection and the program may not have polled all
+    /// completions of the peer's messages. With a placeholder queue pair the messages use other
+    /// queue pairs, which are unknown here, so the result depends only on who has ended the
+    /// connection.
     pub(super) fn has_unseen_success(&self) -> bool {
         let s = self.state.lock();
         let by_peer = !s.leaving;
-        let is_stand_in = s.stand_in.is_some();
+        let has_placeholder = s.placeholder_qp.is_some();
         let qp = s.qp.clone();
         drop(s);
-        by_peer && (is_stand_in || qp.is_some_and(|qp| qp.has_unseen_success()))
+        by_peer && (has_placeholder || qp.is_some_and(|qp| qp.has_unseen_success()))
     }
 
-    /// Adds an event by [`CmId::give`].
+    /// Adds an event with [`CmId::give`].
     pub(super) fn notify(&self, state: MutexGuard<'_, IdState>, kind: CmEventKind, status: i32) {
         if let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) {
             id.give(state, id.event(kind, status));
@@ -107,7 +109,7 @@ impl CmIdInner {
 }
 
 impl IdState {
-    /// Records that the peer's first message has come.
+    /// Records that the peer's first message has arrived.
     fn established(&mut self) {
         self.phase = Phase::Connected(true);
         if let Some((local, peer)) = self.qp.as_ref().and_then(QueuePair::addresses) {

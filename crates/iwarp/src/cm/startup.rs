@@ -18,7 +18,7 @@ use iwarp_rnic::qp::{QpConfig, StreamConfig};
 use iwarp_rnic::startup::{Ending, Failure, Limits, Reading};
 use std::io::{self, ErrorKind};
 
-/// A stream in start-up.
+/// A connection in MPA start-up.
 #[derive(Debug)]
 pub(super) struct Starting {
     pub(super) stream: TcpStream,
@@ -28,20 +28,19 @@ pub(super) struct Starting {
 
 /// The result of reading a frame.
 pub(super) enum Read<T> {
-    /// The frame is complete.
     Frame(T),
     /// The frame is not complete.
     NeedMore,
-    /// The peer has closed its direction.
+    /// The peer has closed its direction of the stream.
     Closed,
-    /// The octets are no MPA frame, or one that cannot be used.
+    /// The octets are not an MPA frame, or the frame cannot be accepted.
     Bad(Failure),
     /// The stream broke.
     Broken(io::Error),
 }
 
 impl Starting {
-    /// Reads the frame and no octet behind it, because those belong to full operation.
+    /// Reads the frame, and no octet after it, because later octets are FPDUs.
     pub(super) fn read<S: Reading>(&self, session: &mut S) -> Read<S::Outcome> {
         //= rfc5044 section 7.1
         //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
@@ -74,7 +73,8 @@ impl Starting {
         }
     }
 
-    /// Writes a frame in one call, so that it is sent in one segment, which some receivers require.
+    /// Writes a frame with one system call, so that TCP sends it in one segment. Some receivers
+    /// require this.
     pub(super) fn write(&self, frame: &[u8]) -> io::Result<()> {
         let n = self.stream.send(frame)?;
         self.written(frame, n)
@@ -88,15 +88,15 @@ impl Starting {
         if n == frame.len() {
             Ok(())
         } else {
-            // This does not happen: the buffer of a new socket holds kilobytes.
+            // This does not happen, because the send buffer of a new socket holds kilobytes.
             Err(io::Error::new(
                 ErrorKind::WriteZero,
-                "the socket did not take a whole MPA frame",
+                "the socket accepted only a part of an MPA frame",
             ))
         }
     }
 
-    /// Ends the stream of a start-up that has failed. The caller drops it afterwards.
+    /// Ends the stream of a failed start-up. The caller then drops the stream.
     pub(super) fn end(&self, ending: Ending, crc: bool) {
         match ending {
             Ending::Close => {}
@@ -116,8 +116,8 @@ impl Starting {
             msn: 1,
             mo: 0,
         });
-        let at = header.emit(&mut ulpdu);
-        let len = at + Terminate::new(code).emit(&mut ulpdu[at..]);
+        let header_len = header.emit(&mut ulpdu);
+        let len = header_len + Terminate::new(code).emit(&mut ulpdu[header_len..]);
         let mut fpdu = [0u8; 96];
         let options = FpduOptions {
             markers: false,
@@ -153,7 +153,8 @@ pub(super) fn local_params(
     }
 }
 
-/// Returns the private data of a request or a reply: the program's, and that of the extensions.
+/// Returns the private data of a request or a reply: the program's private data, and that of our
+/// extensions.
 pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> {
     let mut data = xrc::wrap(qp.xrc_end(), &p.private_data);
     if let Some(infiniband) = &p.infiniband {
@@ -162,8 +163,8 @@ pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> 
     data
 }
 
-/// Returns the RDMA Reads and atomics that may be outstanding: outbound, and inbound. The IRD may
-/// be larger than the peer's ORD.
+/// Returns the ORD and IRD for the program. The negotiated IRD may be larger than the peer's ORD;
+/// here it is not.
 pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
     let least = |ours: u16, peers: u16| match peers {
         NO_NEGOTIATION => ours,
@@ -178,7 +179,7 @@ pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
 /// Returns the configuration of the queue pair's stream.
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
     let reminders = match initiator {
-        true => reminders::next(),
+        true => reminders::count_connection(),
         false => [None; 3],
     };
     let emss = ctx.config().mss.unwrap_or(536);
@@ -197,7 +198,7 @@ pub(super) const fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Starts to capture a new connection if the device captures.
+/// Starts to record a new connection, if the device records.
 pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Box<dyn Observer>> {
     let recorder = ctx.inner.hooks.recorder.as_ref()?;
     Some(recorder.connection(ends.local, ends.peer, active))

@@ -1,16 +1,17 @@
 //! The event `RDMA_CM_EVENT_TIMEWAIT_EXIT` after the end of a connection.
 //!
-//! On InfiniBand a queue pair's number is not used again for a while, and this event marks the end
-//! of that time. With iWARP TCP waits instead, and kernel drivers have no such event. Some programs
-//! that were written for InfiniBand need it: tgt frees a connection only then. It comes here after
-//! a time in which most programs have destroyed the identifier.
+//! On InfiniBand a queue pair's number is not reused for a while, and this event marks the end of
+//! that time. With iWARP, TCP has TIME-WAIT instead, and kernel drivers do not report the event.
+//! Some programs that were written for InfiniBand need it; for example, tgt frees a connection only
+//! after the event. Here the event follows after a time in which most programs have destroyed the
+//! identifier.
 
 use super::id::CmIdInner;
 use crate::engine::{Engine, Source};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Enough for a program to finish everything that follows a disconnect.
+/// Most programs have destroyed the identifier after this time.
 const WAIT: Duration = Duration::from_secs(1);
 
 struct Timewait {
@@ -19,7 +20,7 @@ struct Timewait {
     token: u64,
 }
 
-/// Starts the time after the event Disconnected of an identifier.
+/// Starts the timer after the event Disconnected.
 pub(super) fn begin(id: Weak<CmIdInner>) {
     let Ok(engine) = Engine::current() else {
         return;

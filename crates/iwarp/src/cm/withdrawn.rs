@@ -1,6 +1,6 @@
-//! Requests whose initiator gives up before the program has answered. InfiniBand's connection
-//! manager notifies the program by the event Rejected. iWARP's does not, and the program learns of
-//! it when it accepts.
+//! Requests whose initiator closes the connection before the program has answered. InfiniBand's
+//! connection manager notifies the program with the event Rejected. iWARP's connection manager does
+//! not, so the program gets an error when it accepts.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, Phase};
@@ -8,14 +8,14 @@ use crate::engine::{Engine, Source};
 use crate::sys::poller::Interest;
 use std::sync::{Arc, Weak};
 
-/// The watch of a request's stream.
+/// A watch of the stream of an unanswered request.
 pub(super) struct Watch {
     engine: Arc<Engine>,
     token: u64,
 }
 
 impl Watch {
-    /// Ends the watch, because the stream is handed over.
+    /// Ends the watch, before the stream is used for something else.
     pub(super) fn end(self, stream: &crate::sys::stream::TcpStream) {
         self.engine.remove(stream, self.token);
     }
@@ -28,8 +28,8 @@ struct Requester {
 }
 
 impl CmId {
-    /// Watches for the initiator of its request to give up. The event is then
-    /// [`CmEventKind::Rejected`] with `ECONNABORTED`.
+    /// Watches the initiator of the identifier's request. If the initiator closes the connection,
+    /// the event is [`CmEventKind::Rejected`] with `ECONNABORTED`.
     pub(super) fn watch_requester(&self, engine: &Arc<Engine>) {
         let mut s = self.inner.state.lock();
         let Phase::Requested(requested) = &mut s.phase else {
@@ -43,7 +43,7 @@ impl CmId {
         });
         let stream = &requested.starting.stream;
         let watched = engine.add(stream, token, Interest::READ, requester);
-        // Without a watch the program learns of it later, as on iWARP.
+        // Without a watch the program gets an error when it accepts, as on iWARP.
         requested.watch = watched.is_ok().then(|| Watch {
             engine: Arc::clone(engine),
             token,
@@ -62,8 +62,8 @@ impl Source for Requester {
         };
         let stream = &requested.starting.stream;
         if !stream.peer_closed() {
-            // Initiators do not send octets before the reply. They are read when the program has
-            // answered.
+            // The initiator has sent octets before the reply, which it should not. Stop watching;
+            // the octets are read after the program has answered.
             let _ = self.engine.modify(stream, self.token, Interest::NONE);
             return true;
         }

@@ -1,6 +1,7 @@
-//! Extended reliable connections in MPA start-up. Their two ends differ, and an ordinary queue pair
-//! does not understand their notes about shared receive queues. Therefore the private data of
-//! request and reply begins with a mark of the sender's end.
+//! Extended reliable connections (XRC) in MPA start-up. Each message of such a connection names a
+//! shared receive queue, which other queue pairs do not understand, and the two ends have different
+//! roles. Therefore the private data of the request and the reply starts with a prefix that
+//! identifies the sender's end.
 
 use crate::error::{Error, Result};
 use iwarp_rnic::qp::XrcEnd;
@@ -9,7 +10,8 @@ const MAGIC_LEN: usize = 8;
 const INITIATOR: [u8; MAGIC_LEN] = *b"iwarp-xs";
 const TARGET: [u8; MAGIC_LEN] = *b"iwarp-xr";
 
-/// Returns the private data to send: the mark of the sender's end, and the program's private data.
+/// Returns the private data to send: the prefix of the sender's end, and the program's private
+/// data.
 pub(super) fn wrap(end: Option<XrcEnd>, private_data: &[u8]) -> Vec<u8> {
     let mut data = match end {
         None => Vec::new(),
@@ -32,14 +34,14 @@ pub(super) fn unwrap(data: &[u8]) -> (Option<XrcEnd>, &[u8]) {
 /// Checks that the two ends of a connection match.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if they do not.
+/// [`Error::InvalidArgument`] if they do not match.
 pub(super) fn check(ours: Option<XrcEnd>, peers: Option<XrcEnd>) -> Result<()> {
     match (ours, peers) {
         (None, None)
         | (Some(XrcEnd::Initiator), Some(XrcEnd::Target))
         | (Some(XrcEnd::Target), Some(XrcEnd::Initiator)) => Ok(()),
         _ => Err(Error::InvalidArgument(
-            "XRC initiators connect to XRC targets, and other queue pairs to their own kind",
+            "XRC initiators connect only to XRC targets, other queue pairs only to their own kind",
         )),
     }
 }

@@ -1,24 +1,24 @@
-//! GUIDs of devices. Programs identify devices by them, on one host and across hosts. No two
-//! interfaces may share a GUID, and each must keep its own across processes.
+//! GUIDs of devices. Programs identify devices by GUID, on one host and across hosts. Therefore no
+//! two interfaces may share a GUID, and an interface has the same GUID in all processes.
 
 use crate::sys::interfaces::InterfaceAddress;
 use crate::sys::process_lock::ProcessLock;
 use std::fs;
 
-/// Returns the GUID of the device on an address's interface: an EUI-64 of its MAC, or a hash of
-/// names that is marked as locally administered.
+/// Returns the GUID of the interface's device: the EUI-64 of its MAC address, or a hash of names
+/// that is marked as locally administered.
 pub(super) fn guid(a: &InterfaceAddress) -> u64 {
     match a.mac {
         Some([a0, b, c, d, e, f]) if !a.shares_mac => {
             u64::from_be_bytes([a0 ^ 2, b, c, 0xff, 0xfe, d, e, f])
         }
-        Some(mac) => local(&[&mac, a.name.as_bytes()]),
-        None => local(&[&host(), a.name.as_bytes()]),
+        Some(mac) => local_guid(&[&mac, a.name.as_bytes()]),
+        None => local_guid(&[&host_identity(), a.name.as_bytes()]),
     }
 }
 
 /// Returns the FNV-1a hash of the parts, marked as locally administered.
-fn local(parts: &[&[u8]]) -> u64 {
+fn local_guid(parts: &[&[u8]]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in parts.iter().flat_map(|part| part.iter()) {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -26,16 +26,16 @@ fn local(parts: &[&[u8]]) -> u64 {
     hash & 0x00ff_ffff_ffff_ffff | 0x0200_0000_0000_0000
 }
 
-/// Returns what identifies this host. The machine ID alone is not enough, because containers may
-/// share it with their host.
-fn host() -> Vec<u8> {
+/// Returns the machine ID and the host name. The machine ID alone does not identify the host,
+/// because containers may share it with their host.
+fn host_identity() -> Vec<u8> {
     static HOST: ProcessLock<Option<Vec<u8>>> = ProcessLock::new("device::guid::HOST", None);
-    let mut host = HOST.lock();
+    let mut host_identity = HOST.lock();
     let read = || {
         let files = ["/etc/machine-id", "/proc/sys/kernel/hostname"];
         files.map(|f| fs::read(f).unwrap_or_default()).concat()
     };
-    host.get_or_insert_with(read).clone()
+    host_identity.get_or_insert_with(read).clone()
 }
 
 #[cfg(test)]
@@ -67,18 +67,18 @@ mod tests {
             on("tun0", None, false),
             on("tun1", None, false),
         ];
-        for (at, guid) in others.iter().enumerate() {
-            assert!(!others[..at].contains(guid), "{others:x?}");
+        for (index, guid) in others.iter().enumerate() {
+            assert!(!others[..index].contains(guid), "{others:x?}");
         }
         assert_eq!(on("tun1", None, false), others[4]);
         assert_eq!(others[1] >> 56, 2, "locally administered");
     }
 
-    /// The example of the FNV authors, with our mark in the first octet.
+    /// The example of the FNV authors, with the bit for local administration in the first octet.
     #[test]
     fn name_guid_is_fnv_hash() {
         for parts in [&[&b"foobar"[..]][..], &[b"foo", b"bar"]] {
-            assert_eq!(local(parts), 0x0294_4171_f739_67e8);
+            assert_eq!(local_guid(parts), 0x0294_4171_f739_67e8);
         }
     }
 
@@ -86,6 +86,6 @@ mod tests {
     fn host_identity_has_id_and_name() {
         let name = fs::read("/proc/sys/kernel/hostname").unwrap();
         let number = fs::read("/etc/machine-id").unwrap_or_default();
-        assert_eq!(host(), [number, name].concat());
+        assert_eq!(host_identity(), [number, name].concat());
     }
 }

@@ -1,6 +1,6 @@
-//! Interfaces and addresses listed before in this process. Interfaces keep their numbers, and
-//! addresses their GID positions: programs remember device names and GID indices, so a change of
-//! one address must not affect others.
+//! The interfaces and addresses that this process has listed so far. Interfaces keep their numbers,
+//! and addresses keep their GID positions, because programs remember device names and GID indices.
+//! A change of one address does not affect others.
 
 use super::guid::guid;
 use super::{Device, DeviceAddress, MAX_GID_ADDRESSES};
@@ -9,7 +9,7 @@ use crate::sys::process_lock::ProcessLock;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// An interface that has been listed. Its number is its index in the list.
+/// An interface that was listed before. Its number is its index in the list.
 struct Known {
     interface: String,
     /// Addresses with GIDs; the index is the position.
@@ -22,10 +22,14 @@ static KNOWN: ProcessLock<Option<HashMap<String, Vec<Known>>>> =
 pub(super) fn devices(stem: &str, bind: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {
     let mut known = KNOWN.lock();
     let known = known.get_or_insert_with(HashMap::new);
-    grouped(known.entry(bind.to_owned()).or_default(), stem, addresses)
+    group_by_interface(known.entry(bind.to_owned()).or_default(), stem, addresses)
 }
 
-fn grouped(known: &mut Vec<Known>, stem: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {
+fn group_by_interface(
+    known: &mut Vec<Known>,
+    stem: &str,
+    addresses: &[InterfaceAddress],
+) -> Vec<Device> {
     let mut list: Vec<Device> = Vec::new();
     for a in addresses {
         let index = number(known, &a.name);
@@ -37,7 +41,7 @@ fn grouped(known: &mut Vec<Known>, stem: &str, addresses: &[InterfaceAddress]) -
         list.push(Device {
             name: format!("{stem}{index}"),
             index,
-            addresses: placed(&mut known.places, &own),
+            addresses: with_places(&mut known.places, &own),
             guid: guid(a),
             interface: a.name.clone(),
             mtu: a.mtu,
@@ -50,8 +54,8 @@ fn grouped(known: &mut Vec<Known>, stem: &str, addresses: &[InterfaceAddress]) -
 
 /// Returns the number of an interface; a new one gets the next number.
 fn number(known: &mut Vec<Known>, interface: &str) -> u32 {
-    let at = known.iter().position(|k| k.interface == interface);
-    at.unwrap_or_else(|| {
+    let index = known.iter().position(|k| k.interface == interface);
+    index.unwrap_or_else(|| {
         known.push(Known {
             interface: interface.to_owned(),
             places: Vec::new(),
@@ -60,20 +64,20 @@ fn number(known: &mut Vec<Known>, interface: &str) -> u32 {
     }) as u32
 }
 
-fn placed(places: &mut Vec<IpAddr>, own: &[&InterfaceAddress]) -> Vec<DeviceAddress> {
-    let is_there = |ip: IpAddr| own.iter().any(|a| a.ip == ip);
+fn with_places(places: &mut Vec<IpAddr>, own: &[&InterfaceAddress]) -> Vec<DeviceAddress> {
+    let exists = |ip: IpAddr| own.iter().any(|a| a.ip == ip);
     let mut place = |ip: IpAddr| {
-        if let Some(at) = places.iter().position(|p| *p == ip) {
-            return Some(at as u32);
+        if let Some(index) = places.iter().position(|p| *p == ip) {
+            return Some(index as u32);
         }
         if places.len() < MAX_GID_ADDRESSES as usize {
             places.push(ip);
             return Some(places.len() as u32 - 1);
         }
         // If all positions are taken, reuse one whose address no longer exists.
-        let at = places.iter().position(|p| !is_there(*p))?;
-        places[at] = ip;
-        Some(at as u32)
+        let index = places.iter().position(|p| !exists(*p))?;
+        places[index] = ip;
+        Some(index as u32)
     };
     let address = |a: &&InterfaceAddress| DeviceAddress {
         ip: a.ip,
@@ -106,7 +110,7 @@ mod tests {
     fn listed(known: &mut Vec<Known>, addresses: &[&InterfaceAddress]) -> Vec<(String, Vec<u32>)> {
         let addresses: Vec<_> = addresses.iter().map(|a| (*a).clone()).collect();
         let places = |d: &Device| d.addresses.iter().map(|a| a.place.unwrap()).collect();
-        let list = grouped(known, "x", &addresses);
+        let list = group_by_interface(known, "x", &addresses);
         list.iter().map(|d| (d.name.clone(), places(d))).collect()
     }
 
@@ -140,13 +144,16 @@ mod tests {
             .collect();
         let mut places = Vec::new();
         let all: Vec<&InterfaceAddress> = all.iter().collect();
-        let mut placed = |own: &[&InterfaceAddress]| -> Vec<Option<u32>> {
-            placed(&mut places, own).iter().map(|a| a.place).collect()
+        let mut with_places = |own: &[&InterfaceAddress]| -> Vec<Option<u32>> {
+            with_places(&mut places, own)
+                .iter()
+                .map(|a| a.place)
+                .collect()
         };
-        let first = placed(&all);
+        let first = with_places(&all);
         assert_eq!(first[0], Some(0));
         assert_eq!(first[MAX_GID_ADDRESSES as usize], None);
-        let without_first = placed(&all[1..]);
+        let without_first = with_places(&all[1..]);
         assert_eq!(without_first[0], Some(1));
         assert_eq!(without_first.last(), Some(&Some(0)));
     }

@@ -1,60 +1,60 @@
-//! Errors of a specification, with their position.
+//! Errors in a fault specification, with their position.
 
 use super::kinds::KINDS;
 use std::fmt;
 use std::ops::Range;
 
-/// Why a specification of faults is invalid.
+/// The cause of an error in a fault specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// There are no rules.
+    /// The specification has no rules.
     NoRule,
     /// Unknown name of a fault.
     UnknownKind(String),
-    /// Unknown name of an option, or an option of other faults.
+    /// The option is unknown, or not an option of this fault.
     UnknownKey {
-        /// The name.
+        /// The option's name.
         key: String,
-        /// Options of the fault.
+        /// The options of the fault.
         known: Vec<&'static str>,
     },
     /// A value is missing.
     NoValue(&'static str),
     /// The fault takes no value.
     NeedlessValue,
-    /// Invalid value; the text says what is expected.
+    /// The value is invalid; the text describes valid values.
     Value(&'static str),
     /// The option occurs twice.
     Twice,
-    /// Options that exclude each other.
+    /// The two options cannot be combined.
     Excludes(&'static str, &'static str),
 }
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRule => f.write_str("there is no rule"),
+            Self::NoRule => f.write_str("no rule: at least one fault is needed"),
             Self::UnknownKind(name) => {
-                write!(f, "there is no fault '{name}', but ")?;
+                write!(f, "unknown fault '{name}'; faults are: ")?;
                 let names = KINDS.iter().map(|kind| kind.name);
                 f.write_str(&names.collect::<Vec<_>>().join(", "))
             }
             Self::UnknownKey { key, known } => {
-                write!(f, "this fault has no option '{key}', but ")?;
+                write!(f, "this fault has no option '{key}'; its options are: ")?;
                 f.write_str(&known.join(", "))
             }
-            Self::NoValue(wanted) => write!(f, "a value is missing: {wanted}"),
+            Self::NoValue(wanted) => write!(f, "missing value: {wanted}"),
             Self::NeedlessValue => f.write_str("this fault takes no value"),
-            Self::Value(wanted) => write!(f, "wanted: {wanted}"),
-            Self::Twice => f.write_str("given twice"),
-            Self::Excludes(a, b) => write!(f, "'{a}' and '{b}' exclude each other"),
+            Self::Value(wanted) => write!(f, "invalid value; expected {wanted}"),
+            Self::Twice => f.write_str("option given twice"),
+            Self::Excludes(a, b) => write!(f, "'{a}' and '{b}' cannot be combined"),
         }
     }
 }
 
-/// An invalid specification of faults. Its text contains the specification and a line that marks
-/// the error.
+/// An error in a fault specification. Its text contains the specification, and a line below it
+/// marks the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecError {
     pub(super) spec: String,
@@ -79,7 +79,7 @@ impl fmt::Display for SpecError {
         let before = self.spec.get(..self.at.start).unwrap_or_default();
         let wrong = self.spec.get(self.at.clone()).unwrap_or_default();
         let (indent, width) = (before.chars().count(), wrong.chars().count().max(1));
-        // A control character would misplace the mark.
+        // A control character would shift the mark.
         let shown: String = self
             .spec
             .chars()

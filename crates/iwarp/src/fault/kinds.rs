@@ -1,4 +1,4 @@
-//! The table of faults: name, value, effect, and options of each.
+//! The table of faults, with the name, value, effect and options of each.
 
 use super::names::{self, ERRNOS, EVENTS, Event, STATUSES};
 use super::values;
@@ -11,14 +11,14 @@ pub(crate) enum Kind {
     Unreachable,
     Reset,
     Close,
-    /// For this time in nanoseconds.
+    /// The delay in nanoseconds.
     Delay(u64),
-    /// In octets per second.
+    /// The rate in octets per second.
     Slow(u64),
-    /// For this time in nanoseconds; `u64::MAX` is forever.
+    /// The duration in nanoseconds; `u64::MAX` is forever.
     Stall(u64),
     Crc,
-    /// For this time in nanoseconds; `u64::MAX` is forever.
+    /// The duration in nanoseconds; `u64::MAX` is forever.
     Rnr(u64),
     Status(WcStatus),
     RemoteAccess,
@@ -26,11 +26,11 @@ pub(crate) enum Kind {
     Post,
     Create(Object),
     Event(Event),
-    /// For this time in nanoseconds; `u64::MAX` is forever.
+    /// The duration in nanoseconds; `u64::MAX` is forever.
     PortDown(u64),
 }
 
-/// An object whose creation fails, and the error.
+/// A kind of object whose creation fails, and the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Object {
     pub(crate) name: &'static str,
@@ -39,10 +39,10 @@ pub(crate) struct Object {
 
 pub(crate) const OBJECTS: [&str; 7] = ["pd", "mr", "mw", "cq", "srq", "qp", "channel"];
 
-/// The opportunities of a rule.
+/// Where a rule can inject its fault. Each occurrence is an opportunity of the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Point {
-    /// The program asks to connect.
+    /// The program connects.
     Connect,
     /// A send work request is posted, or a receive completes.
     Request,
@@ -68,12 +68,12 @@ pub(super) struct Row {
 
 pub(super) const COMMON: [&str; 5] = ["nth", "every", "p", "times", "time"];
 
-fn plain(text: &str, kind: Kind) -> Option<Kind> {
+fn no_value(text: &str, kind: Kind) -> Option<Kind> {
     text.is_empty().then_some(kind)
 }
 
-/// Parses a time; an empty text means forever.
-fn lasting(text: &str, kind: fn(u64) -> Kind) -> Option<Kind> {
+/// Parses an optional duration; an empty text means forever.
+fn optional_duration(text: &str, kind: fn(u64) -> Kind) -> Option<Kind> {
     match text {
         "" => Some(kind(u64::MAX)),
         text => values::time(text).map(kind),
@@ -85,30 +85,30 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "refuse",
         value: "",
-        meaning: "requests to connect are refused: RDMA_CM_EVENT_REJECTED, ECONNREFUSED",
+        meaning: "attempts to connect are refused: RDMA_CM_EVENT_REJECTED, ECONNREFUSED",
         keys: &["peer"],
-        make: |v| plain(v, Kind::Refuse),
+        make: |v| no_value(v, Kind::Refuse),
     },
     Row {
         name: "unreachable",
         value: "",
-        meaning: "requests to connect reach no host: RDMA_CM_EVENT_UNREACHABLE, EHOSTUNREACH",
+        meaning: "attempts to connect reach no host: RDMA_CM_EVENT_UNREACHABLE, EHOSTUNREACH",
         keys: &["peer"],
-        make: |v| plain(v, Kind::Unreachable),
+        make: |v| no_value(v, Kind::Unreachable),
     },
     Row {
         name: "reset",
         value: "",
         meaning: "the TCP connection is reset",
         keys: &["qp", "peer", "op", "bytes", "dir"],
-        make: |v| plain(v, Kind::Reset),
+        make: |v| no_value(v, Kind::Reset),
     },
     Row {
         name: "close",
         value: "",
-        meaning: "the connection is closed in order, as if one end had disconnected",
+        meaning: "the connection is closed gracefully, as if one end had disconnected",
         keys: &["qp", "peer", "op", "bytes", "dir"],
-        make: |v| plain(v, Kind::Close),
+        make: |v| no_value(v, Kind::Close),
     },
     Row {
         name: "delay",
@@ -120,7 +120,7 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "slow",
         value: "SIZE",
-        meaning: "the connection carries at most SIZE octets per second from then on",
+        meaning: "from then on, the connection carries at most SIZE octets per second",
         keys: &["qp", "peer", "op", "bytes", "dir"],
         make: |v| values::size(v).map(Kind::Slow),
     },
@@ -129,14 +129,14 @@ pub(super) const KINDS: [Row; 16] = [
         value: "[TIME]",
         meaning: "nothing is sent or received for TIME, or forever",
         keys: &["qp", "peer", "op", "bytes", "dir"],
-        make: |v| lasting(v, Kind::Stall),
+        make: |v| optional_duration(v, Kind::Stall),
     },
     Row {
         name: "crc",
         value: "",
-        meaning: "a bit flips in what is sent (dir=in: received) next, so that its CRC is wrong",
+        meaning: "a bit flips in the next octets sent (dir=in: received), so the CRC is wrong",
         keys: &["qp", "peer", "op", "bytes", "dir"],
-        make: |v| plain(v, Kind::Crc),
+        make: |v| no_value(v, Kind::Crc),
     },
     Row {
         name: "rnr",
@@ -144,7 +144,7 @@ pub(super) const KINDS: [Row; 16] = [
         meaning: "an arriving message finds no receive for TIME, or forever \
                   (receiver not ready)",
         keys: &["qp", "peer"],
-        make: |v| lasting(v, Kind::Rnr),
+        make: |v| optional_duration(v, Kind::Rnr),
     },
     Row {
         name: "status",
@@ -156,28 +156,28 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "remote-access",
         value: "",
-        meaning: "a Write, Read or atomic is sent with a wrong key, so that the peer refuses it",
+        meaning: "a Write, Read or atomic is sent with a wrong key, so the peer refuses it",
         keys: &["qp", "peer", "op"],
-        make: |v| plain(v, Kind::RemoteAccess),
+        make: |v| no_value(v, Kind::RemoteAccess),
     },
     Row {
         name: "cq-overflow",
         value: "",
         meaning: "a completion finds its completion queue full: IBV_EVENT_CQ_ERR",
         keys: &["qp", "peer", "op"],
-        make: |v| plain(v, Kind::CqOverflow),
+        make: |v| no_value(v, Kind::CqOverflow),
     },
     Row {
         name: "post",
         value: "",
         meaning: "a request finds its queue full: ENOMEM",
         keys: &["qp", "peer", "op"],
-        make: |v| plain(v, Kind::Post),
+        make: |v| no_value(v, Kind::Post),
     },
     Row {
         name: "create",
         value: "OBJECT",
-        meaning: "an object is not created: ENOMEM, or what errno= says",
+        meaning: "the creation of an object fails with ENOMEM, or the error of errno=",
         keys: &["errno"],
         make: |v| {
             let name = *OBJECTS.iter().find(|name| **name == v)?;
@@ -188,28 +188,28 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "event",
         value: "EVENT",
-        meaning: "an asynchronous event, with what it means for its queue pair",
+        meaning: "an asynchronous event, with its effect on the queue pair",
         keys: &["qp", "peer", "op", "bytes", "dir"],
         make: |v| names::find(&EVENTS, "IBV_EVENT_", v).map(Kind::Event),
     },
     Row {
         name: "port-down",
         value: "[TIME]",
-        meaning: "the port is down for TIME, or forever: nothing passes, \
+        meaning: "the port is down for TIME, or forever: no octets pass, \
                   IBV_EVENT_PORT_ERR, then PORT_ACTIVE",
         keys: &["qp", "peer", "op", "bytes", "dir"],
-        make: |v| lasting(v, Kind::PortDown),
+        make: |v| optional_duration(v, Kind::PortDown),
     },
 ];
 
-/// Describes the values of a row.
-pub(super) fn wanted(row: &Row) -> &'static str {
+/// Describes the valid values of a fault, for messages.
+pub(super) fn expected_value(row: &Row) -> &'static str {
     match row.value {
-        "TIME" | "[TIME]" => "a time with its unit, as 250us, 20ms or 3s",
-        "SIZE" => "a number of octets, as 1500, 64K or 10M",
-        "STATUS" => "a status of ibv_poll_cq(3) other than SUCCESS, as REM_ACCESS_ERR",
+        "TIME" | "[TIME]" => "a time with its unitsuch as 250us, 20ms or 3s",
+        "SIZE" => "a number of octets, such as 1500, 64K or 10M",
+        "STATUS" => "a status of ibv_poll_cq(3) except SUCCESS, such as REM_ACCESS_ERR",
         "OBJECT" => "pd, mr, mw, cq, srq, qp or channel",
-        "EVENT" => "an event of ibv_get_async_event(3), as QP_FATAL or PORT_ERR",
+        "EVENT" => "an event of ibv_get_async_event(3), such as QP_FATAL or PORT_ERR",
         _ => "nothing",
     }
 }
@@ -237,7 +237,7 @@ impl Kind {
         &KINDS[index]
     }
 
-    /// Returns the opportunities of its rules.
+    /// Returns where rules of this kind can inject the fault.
     pub(crate) const fn point(&self) -> Point {
         match self {
             Self::Refuse | Self::Unreachable => Point::Connect,
@@ -249,8 +249,8 @@ impl Kind {
         }
     }
 
-    /// Returns `true` if a rule without a frequency option acts repeatedly.
-    pub(super) const fn lasts(&self) -> bool {
+    /// Returns `true` if a rule without a frequency option injects the fault more than once.
+    pub(super) const fn is_repeated(&self) -> bool {
         matches!(
             self,
             Self::Refuse | Self::Unreachable | Self::Delay(_) | Self::Slow(_)
@@ -289,18 +289,18 @@ A specification is a list of rules separated by ';'. A rule is a fault with its 
   status=REM_ACCESS_ERR,op=write,nth=3
   seed=7;delay=20ms,p=0.1;create=mr,nth=2;log=/tmp/faults
 
-WHOM (by default everything)
-  qp=N             the Nth queue pair that the process creates; qp=0x1a2b: by its number
+TARGET (default: everything)
+  qp=N             the Nth queue pair that the process creates; qp=0x1a2b: the one with this number
   peer=ADDR        the peer's address: 192.0.2.7, 192.0.2.0/24, 192.0.2.7:7471, [2001:db8::1]:7471
-  op=OP            send, write, read, atomic, local, recv; op=read+write: either
+  op=OP            send, write, read, atomic, local, recv; op=read+write: both of these
 
-WHEN (each queue pair counts its own opportunities, from 1)
-  nth=N            the Nth; nth=5..50: one of these, chosen by the seed
-  every=N          each Nth
-  p=P              each with this probability: 0.01 or 1%
+WHEN (opportunities are counted per queue pair, from 1)
+  nth=N            the Nth opportunity; nth=5..50: one of these, chosen by the seed
+  every=N          every Nth opportunity
+  p=P              each opportunity with this probability: 0.01 or 1%
   bytes=SIZE       when this many octets have passed on the connection: 1500, 64K;
                    bytes=1K..1M: chosen by the seed
-  time=TIME        not before this time after the first device was opened: 250us, 20ms, 3s.
+  time=TIME        no earlier than this time after the first device was opened: 250us, 20ms, 3s.
                    Without another option of WHEN, faults of connections, events and ports
                    then occur without an opportunity
   times=N          at most N times in the process. Default: 1; but unlimited with p or every,
@@ -308,7 +308,7 @@ WHEN (each queue pair counts its own opportunities, from 1)
 
 HOW
   dir=out|in|both  the direction of octets that is counted or affected
-  errno=NAME       the error of create
+  errno=NAME       the error that create returns
 
 IN GENERAL
   seed=N           seed of random choices; by default each process chooses one and logs it

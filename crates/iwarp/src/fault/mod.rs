@@ -21,9 +21,9 @@
 //! RULE = KIND [ "=" VALUE ] *( "," KEY "=" VALUE )
 //! ```
 //! A rule consists of the fault (`Kind`), its targets (`Select`), its time (`When`) and its
-//! frequency. This module knows no queue pairs; `inject` applies a specification. `kinds` has the
-//! table of faults, shared by the parser and the help text. `names` has the verbs' names of
-//! statuses, events and errors.
+//! frequency. This module only parses; `inject` applies a specification. `kinds` contains the table
+//! of faults, which the parser and the help text share. `names` contains the names of statuses,
+//! events and errors in verbs.
 
 mod error;
 mod kinds;
@@ -46,7 +46,6 @@ use std::str::FromStr;
 /// `"seed=7;reset,bytes=64K"`. [`Spec::help`] lists the faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// The text as parsed.
     text: String,
     /// Seed of random choices; `None` chooses one per process.
     pub(crate) seed: Option<u64>,
@@ -61,8 +60,8 @@ impl Spec {
         kinds::help()
     }
 
-    /// Resolves a relative log file in `dir`, so that the program can change its directory before
-    /// it opens a device.
+    /// Makes the path of the log file absolute, relative to `dir`. Then the program can change its
+    /// working directory before it opens a device.
     #[must_use]
     pub fn logging_in(mut self, dir: &Path) -> Self {
         if let Some(log) = &mut self.log {
@@ -105,13 +104,13 @@ pub(crate) struct Rule {
     pub(crate) when: When,
     /// Earliest time, relative to the opening of the first device, in nanoseconds.
     pub(crate) not_before: Option<Span>,
-    /// Maximum number of actions in the process; `None` is unlimited.
+    /// Maximum number of injections in the process; `None` is unlimited.
     pub(crate) times: Option<u64>,
     pub(crate) directions: Directions,
 }
 
 impl Rule {
-    /// Returns `true` if it acts at its time, without a request or data.
+    /// Returns `true` if the rule injects its fault at its time, without an opportunity.
     pub(crate) fn is_timed(&self) -> bool {
         self.not_before.is_some() && self.when == When::Any && self.kind.point() == Point::Request
     }
@@ -125,13 +124,13 @@ pub(crate) struct Select {
     pub(crate) ops: Option<Ops>,
 }
 
-/// Which opportunities of a rule are taken. Each queue pair counts its own.
+/// At which opportunities a rule injects its fault. Opportunities are counted per queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     Any,
     /// The opportunity with this number, from 1.
     Nth(Span),
-    /// Each one whose number is a multiple of this.
+    /// Each opportunity whose number is a multiple of this.
     Every(u64),
     /// Each opportunity with this probability.
     Chance(Chance),

@@ -3,8 +3,8 @@
 
 use iwarp_rnic::WcStatus;
 
-/// Completion statuses, without `IBV_WC_`; without those of reliable datagrams, which no device
-/// has.
+/// Completion statuses, without the prefix `IBV_WC_`. Those of reliable datagrams are missing,
+/// because no device supports them.
 pub(super) const STATUSES: [(&str, WcStatus); 15] = [
     ("LOC_LEN_ERR", WcStatus::LocalLength),
     ("LOC_QP_OP_ERR", WcStatus::LocalQpOperation),
@@ -48,7 +48,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// Returns `true` if it concerns the device or its port.
+    /// Returns `true` if the event concerns the device or its port.
     pub(crate) const fn is_of_device(self) -> bool {
         matches!(
             self,
@@ -64,7 +64,7 @@ impl Event {
     }
 }
 
-/// Events, without `IBV_EVENT_`.
+/// Events, without the prefix `IBV_EVENT_`.
 pub(super) const EVENTS: [(&str, Event); 15] = [
     ("QP_FATAL", Event::QpFatal),
     ("QP_REQ_ERR", Event::QpRequestError),
@@ -100,7 +100,7 @@ pub(super) const ERRNOS: [(&str, i32); 13] = [
     ("EOPNOTSUPP", libc::EOPNOTSUPP),
 ];
 
-/// Returns the value of a name, which may have C's prefix.
+/// Returns the value of a name, which may have the C prefix.
 pub(super) fn find<T: Copy>(table: &[(&str, T)], prefix: &str, name: &str) -> Option<T> {
     let name = name.strip_prefix(prefix).unwrap_or(name);
     table.iter().find(|row| row.0 == name).map(|row| row.1)

@@ -1,31 +1,31 @@
 //! The parser of specifications.
 
 use super::error::{Mistake, SpecError};
-use super::kinds::{COMMON, KINDS, Kind, Row, wanted};
+use super::kinds::{COMMON, KINDS, Kind, Row, expected_value};
 use super::names::{self, ERRNOS};
 use super::values::{self, Chance, Directions, Ops, PeerFilter, QpFilter, Span};
 use super::{Rule, Select, Spec, When};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// A piece of the text, and its position.
+/// A part of the specification, and its position.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     text: &'a str,
-    at: usize,
+    offset: usize,
 }
 
 impl<'a> Piece<'a> {
     fn range(self) -> Range<usize> {
-        self.at..self.at + self.text.len()
+        self.offset..self.offset + self.text.len()
     }
 
     /// Splits the piece at each `separator`, and trims the parts.
     fn split(self, separator: char) -> impl Iterator<Item = Self> {
-        let mut at = self.at;
+        let mut offset = self.offset;
         self.text.split(separator).map(move |text| {
-            let piece = Piece { text, at };
-            at += text.len() + separator.len_utf8();
+            let piece = Piece { text, offset };
+            offset += text.len() + separator.len_utf8();
             piece.trim()
         })
     }
@@ -37,11 +37,11 @@ impl<'a> Piece<'a> {
         };
         let value = Piece {
             text: value,
-            at: self.at + name.len() + 1,
+            offset: self.offset + name.len() + 1,
         };
         let name = Piece {
             text: name,
-            at: self.at,
+            offset: self.offset,
         };
         (name.trim(), Some(value.trim()))
     }
@@ -50,7 +50,7 @@ impl<'a> Piece<'a> {
         let start = self.text.len() - self.text.trim_start().len();
         Self {
             text: self.text.trim(),
-            at: self.at + start,
+            offset: self.offset + start,
         }
     }
 }
@@ -66,7 +66,7 @@ pub(super) fn spec(text: &str) -> std::result::Result<Spec, SpecError> {
 }
 
 fn read(text: &str) -> Result<Spec> {
-    let all = Piece { text, at: 0 };
+    let all = Piece { text, offset: 0 };
     let mut spec = Spec {
         text: text.trim().to_owned(),
         seed: None,
@@ -77,14 +77,14 @@ fn read(text: &str) -> Result<Spec> {
         let (name, value) = item.pair();
         match name.text {
             "seed" => {
-                let seed = valued(name, value, "a whole number", values::number)?;
-                once(&mut spec.seed, seed, name)?;
+                let seed = parse_value(name, value, "a whole number", values::number)?;
+                set_once(&mut spec.seed, seed, name)?;
             }
             "log" => {
-                let file = valued(name, value, "the name of a file", |v| {
+                let file = parse_value(name, value, "the name of a file", |v| {
                     Some(PathBuf::from(v))
                 })?;
-                once(&mut spec.log, file, name)?;
+                set_once(&mut spec.log, file, name)?;
             }
             _ => spec.rules.push(rule(item)?),
         }
@@ -95,15 +95,16 @@ fn read(text: &str) -> Result<Spec> {
     }
 }
 
-/// Sets an option that may occur once.
-fn once<T>(place: &mut Option<T>, value: T, name: Piece<'_>) -> Result<()> {
+/// Sets an option. Fails if it was set before.
+fn set_once<T>(place: &mut Option<T>, value: T, name: Piece<'_>) -> Result<()> {
     match place.replace(value) {
         Some(_) => Err((name.range(), Mistake::Twice)),
         None => Ok(()),
     }
 }
 
-fn valued<T>(
+/// Parses the value of an option. Fails if it is missing or invalid.
+fn parse_value<T>(
     name: Piece<'_>,
     value: Option<Piece<'_>>,
     wanted: &'static str,
@@ -121,13 +122,12 @@ fn valued<T>(
 #[derive(Default)]
 struct Options {
     select: Select,
-    /// With the name of the option.
+    /// When, and the name of the option that sets it.
     when: Option<(When, &'static str)>,
     not_before: Option<Span>,
     times: Option<u64>,
     directions: Option<Directions>,
     errno: Option<i32>,
-    /// Position of the option `op`.
     ops_at: Option<Range<usize>>,
 }
 
@@ -144,31 +144,32 @@ fn rule(item: Piece<'_>) -> Result<Rule> {
     if let (Kind::Create(object), Some(errno)) = (&mut kind, options.errno) {
         object.errno = errno;
     }
-    if let (Kind::RemoteAccess, Some(ops), Some(at)) = (kind, options.select.ops, options.ops_at) {
-        // A rule that can never act is an error, too.
+    if let (Kind::RemoteAccess, Some(ops), Some(range)) = (kind, options.select.ops, options.ops_at)
+    {
+        // A rule that never injects its fault is an error.
         if ![Ops::WRITE, Ops::READ, Ops::ATOMIC]
             .iter()
             .any(|op| ops.has(*op))
         {
             return Err((
-                at,
-                Mistake::Value("write, read or atomic: others have no key of the peer"),
+                range,
+                Mistake::Value("write, read or atomic, because other operations have no rkey"),
             ));
         }
     }
     let timed = options.not_before.is_some();
     let when = match (options.when.map(|when| when.0), kind) {
         (Some(when), _) => when,
-        // A slow connection stays slow.
+        // One opportunity is enough, because the connection stays slow.
         (None, Kind::Slow(_)) if !timed => When::Nth(Span { least: 1, most: 1 }),
         (None, _) => When::Any,
     };
-    let often = match options.when {
+    let is_repeated = match options.when {
         Some((When::Every(_) | When::Chance(_), _)) => true,
         Some(_) => false,
-        None => kind.lasts(),
+        None => kind.is_repeated(),
     };
-    let usual = match kind {
+    let default_directions = match kind {
         Kind::Stall(_) | Kind::Slow(_) | Kind::PortDown(_) => Directions::BOTH,
         _ => Directions::OUT,
     };
@@ -177,8 +178,8 @@ fn rule(item: Piece<'_>) -> Result<Rule> {
         select: options.select,
         when,
         not_before: options.not_before,
-        times: options.times.or((!often).then_some(1)),
-        directions: options.directions.unwrap_or(usual),
+        times: options.times.or((!is_repeated).then_some(1)),
+        directions: options.directions.unwrap_or(default_directions),
     })
 }
 
@@ -189,13 +190,15 @@ fn kind(row: &Row, name: Piece<'_>, value: Option<Piece<'_>>) -> Result<Kind> {
     }
     match value {
         Some(value) if row.value.is_empty() => Err((value.range(), Mistake::NeedlessValue)),
-        Some(value) if !text.is_empty() => Err((value.range(), Mistake::Value(wanted(row)))),
-        _ => Err((name.range(), Mistake::NoValue(wanted(row)))),
+        Some(value) if !text.is_empty() => {
+            Err((value.range(), Mistake::Value(expected_value(row))))
+        }
+        _ => Err((name.range(), Mistake::NoValue(expected_value(row)))),
     }
 }
 
 fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
-    const TIME: &str = "a time with its unit, as 250us, 20ms or 3s";
+    const TIME: &str = "a time with its unit, such as 250us, 20ms or 3s";
     let (name, value) = part.pair();
     let known = row.keys.iter().chain(&COMMON);
     if !known.clone().any(|key| *key == name.text) {
@@ -207,21 +210,21 @@ fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
         "qp" | "peer" | "op" => target(name, value, o),
         "nth" | "every" | "p" | "bytes" => frequency(name, value, o),
         "time" => {
-            let time = valued(name, value, TIME, |v| Span::read(v, values::time))?;
-            once(&mut o.not_before, time, name)
+            let time = parse_value(name, value, TIME, |v| Span::read(v, values::time))?;
+            set_once(&mut o.not_before, time, name)
         }
         "times" => {
-            let times = valued(name, value, "a number from 1", values::count)?;
-            once(&mut o.times, times, name)
+            let times = parse_value(name, value, "a number from 1", values::count)?;
+            set_once(&mut o.times, times, name)
         }
         "dir" => {
-            let dir = valued(name, value, "out, in or both", Directions::read)?;
-            once(&mut o.directions, dir, name)
+            let dir = parse_value(name, value, "out, in or both", Directions::read)?;
+            set_once(&mut o.directions, dir, name)
         }
         _ => {
             let errno = |v: &str| names::find(&ERRNOS, "", v);
-            let wanted = "the name of an error, as ENOMEM or EAGAIN";
-            once(&mut o.errno, valued(name, value, wanted, errno)?, name)
+            let wanted = "the name of an error such as ENOMEM or EAGAIN";
+            set_once(&mut o.errno, parse_value(name, value, wanted, errno)?, name)
         }
     }
 }
@@ -231,60 +234,64 @@ fn target(name: Piece<'_>, value: Option<Piece<'_>>, o: &mut Options) -> Result<
     match name.text {
         "qp" => {
             let wanted =
-                "a place in the order of creation, from 1, or a queue pair's number as 0x1a2b";
-            once(
+                "a position in the order of creation, or a queue pair number such as 0x1a2b";
+            set_once(
                 &mut o.select.qp,
-                valued(name, value, wanted, QpFilter::read)?,
+                parse_value(name, value, wanted, QpFilter::read)?,
                 name,
             )
         }
         "peer" => {
             let wanted =
-                "an address, as 192.0.2.7, 192.0.2.0/24, 192.0.2.7:7471 or [2001:db8::1]:7471";
-            let peer = valued(name, value, wanted, PeerFilter::read)?;
-            once(&mut o.select.peer, peer, name)
+                "an address: 192.0.2.7, 192.0.2.0/24, 192.0.2.7:7471 or [2001:db8::1]:7471";
+            let peer = parse_value(name, value, wanted, PeerFilter::read)?;
+            set_once(&mut o.select.peer, peer, name)
         }
         _ => {
-            let wanted = "send, write, read, atomic, local or recv, or several with + between them";
+            let wanted = "send, write, read, atomic, local or recv, or several joined by +";
             o.ops_at = value.map(Piece::range);
-            once(
+            set_once(
                 &mut o.select.ops,
-                valued(name, value, wanted, Ops::read)?,
+                parse_value(name, value, wanted, Ops::read)?,
                 name,
             )
         }
     }
 }
 
-/// Parses an option of [`When`].
 fn frequency(name: Piece<'_>, value: Option<Piece<'_>>, o: &mut Options) -> Result<()> {
     match name.text {
         "nth" => {
             let nth = |v: &str| Span::read(v, values::count).map(When::Nth);
-            let nth = valued(name, value, "a number from 1, or a range as 5..50", nth)?;
-            choose(o, nth, "nth", name)
+            let nth = parse_value(
+                name,
+                value,
+                "a number from 1, or a range such as 5..50",
+                nth,
+            )?;
+            set_when(o, nth, "nth", name)
         }
         "every" => {
             let every = |v: &str| values::count(v).map(When::Every);
-            let every = valued(name, value, "a number from 1", every)?;
-            choose(o, every, "every", name)
+            let every = parse_value(name, value, "a number from 1", every)?;
+            set_when(o, every, "every", name)
         }
         "p" => {
             let chance = |v: &str| Chance::read(v).map(When::Chance);
-            let chance = valued(name, value, "a probability, as 0.01 or 1%", chance)?;
-            choose(o, chance, "p", name)
+            let chance = parse_value(name, value, "a probability such as 0.01 or 1%", chance)?;
+            set_when(o, chance, "p", name)
         }
         _ => {
             let bytes = |v: &str| Span::read(v, values::size).map(When::Bytes);
-            let wanted = "a number of octets, as 1500 or 64K, or a range as 1K..1M";
-            let bytes = valued(name, value, wanted, bytes)?;
-            choose(o, bytes, "bytes", name)
+            let wanted = "a number of octets such as 1500 or 64K, or a range such as 1K..1M";
+            let bytes = parse_value(name, value, wanted, bytes)?;
+            set_when(o, bytes, "bytes", name)
         }
     }
 }
 
-/// Sets which opportunities are taken.
-fn choose(o: &mut Options, when: When, key: &'static str, name: Piece<'_>) -> Result<()> {
+/// Sets at which opportunities the rule injects its fault.
+fn set_when(o: &mut Options, when: When, key: &'static str, name: Piece<'_>) -> Result<()> {
     match o.when.replace((when, key)) {
         Some((_, before)) if before == key => Err((name.range(), Mistake::Twice)),
         Some((_, before)) => Err((name.range(), Mistake::Excludes(before, key))),

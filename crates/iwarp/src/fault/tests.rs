@@ -1,4 +1,4 @@
-//! Valid and invalid specifications, and their errors.
+//! Tests of the parser with valid and invalid specifications.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,14 +7,14 @@ fn parsed(text: &str) -> Spec {
     text.parse().unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-fn only(text: &str) -> Rule {
+fn single_rule(text: &str) -> Rule {
     let mut rules = parsed(text).rules;
     assert_eq!(rules.len(), 1, "{text}");
     rules.remove(0)
 }
 
 /// Returns the error, and the part of the specification that it marks.
-fn mistake(text: &str) -> (Mistake, &str) {
+fn error_of(text: &str) -> (Mistake, &str) {
     let e = text.parse::<Spec>().expect_err(text);
     (e.mistake().clone(), &text[e.at()])
 }
@@ -83,9 +83,9 @@ fn each_fault_has_its_value() {
         ("event=IBV_EVENT_QP_FATAL", Kind::Event(Event::QpFatal)),
         ("port-down", Kind::PortDown(u64::MAX)),
     ] {
-        assert_eq!(only(text).kind, kind, "{text}");
-        // The form in the log is a valid specification.
-        assert_eq!(only(&kind.to_string()).kind, kind, "{kind}");
+        assert_eq!(single_rule(text).kind, kind, "{text}");
+        // The text in the log is a valid specification.
+        assert_eq!(single_rule(&kind.to_string()).kind, kind, "{kind}");
     }
 }
 
@@ -102,12 +102,12 @@ fn rule_frequency_defaults() {
         ("refuse,times=2", Some(2)),
         ("slow=1K", None),
     ] {
-        assert_eq!(only(text).times, times, "{text}");
+        assert_eq!(single_rule(text).times, times, "{text}");
     }
 }
 
 #[test]
-fn mistakes_are_named_and_pointed_at() {
+fn errors_have_cause_and_position() {
     use Mistake::{
         Excludes, NeedlessValue, NoRule, NoValue, Twice, UnknownKey, UnknownKind, Value,
     };
@@ -155,7 +155,7 @@ fn mistakes_are_named_and_pointed_at() {
         ("log=;crc", NoValue(""), "log"),
         ("reset,", key, ""),
     ] {
-        let (found, at) = mistake(text);
+        let (found, at) = error_of(text);
         assert_eq!(kind(&found), kind(&want), "{text}: {found:?}");
         if let Excludes(..) = want {
             assert_eq!(found, want);
@@ -186,26 +186,26 @@ fn relative_log_file_is_resolved() {
 }
 
 #[test]
-fn peers_match_address_network_port() {
-    let takes = |filter: &str, peer: &str| {
-        let rule = only(&format!("reset,peer={filter}"));
-        rule.select.peer.unwrap().takes(peer.parse().unwrap())
+fn peer_filter_matches_network_and_port() {
+    let matches = |filter: &str, peer: &str| {
+        let rule = single_rule(&format!("reset,peer={filter}"));
+        rule.select.peer.unwrap().matches(peer.parse().unwrap())
     };
-    assert!(takes("192.0.2.7", "192.0.2.7:1"));
-    assert!(takes("192.0.2.7", "[::ffff:192.0.2.7]:1"));
-    assert!(!takes("192.0.2.7", "192.0.2.8:1"));
-    assert!(takes("192.0.2.0/24", "192.0.2.8:1"));
-    assert!(!takes("192.0.2.0/24", "192.0.3.8:1"));
-    assert!(takes("0.0.0.0/0", "192.0.3.8:1"));
-    assert!(!takes("0.0.0.0/0", "[2001:db8::1]:1"));
-    assert!(takes("192.0.2.7:5", "192.0.2.7:5"));
-    assert!(!takes("192.0.2.7:5", "192.0.2.7:6"));
-    assert!(takes("[2001:db8::1]:5", "[2001:db8::1]:5"));
-    assert!(takes("2001:db8::/32", "[2001:db8:7::1]:5"));
-    assert!(!takes("2001:db8::/32", "[2001:db9::1]:5"));
+    assert!(matches("192.0.2.7", "192.0.2.7:1"));
+    assert!(matches("192.0.2.7", "[::ffff:192.0.2.7]:1"));
+    assert!(!matches("192.0.2.7", "192.0.2.8:1"));
+    assert!(matches("192.0.2.0/24", "192.0.2.8:1"));
+    assert!(!matches("192.0.2.0/24", "192.0.3.8:1"));
+    assert!(matches("0.0.0.0/0", "192.0.3.8:1"));
+    assert!(!matches("0.0.0.0/0", "[2001:db8::1]:1"));
+    assert!(matches("192.0.2.7:5", "192.0.2.7:5"));
+    assert!(!matches("192.0.2.7:5", "192.0.2.7:6"));
+    assert!(matches("[2001:db8::1]:5", "[2001:db8::1]:5"));
+    assert!(matches("2001:db8::/32", "[2001:db8:7::1]:5"));
+    assert!(!matches("2001:db8::/32", "[2001:db9::1]:5"));
 }
 
-/// The parser accepts each name of the help text, and each fault has a line.
+/// The parser accepts each name in the help text, and the help text describes each fault.
 #[test]
 fn help_lists_all_faults() {
     let help = Spec::help();
@@ -241,9 +241,9 @@ fn help_lists_all_faults() {
 }
 
 proptest! {
-    /// Random texts do not panic, and each error can be shown.
+    /// Random texts do not panic, and each error can be formatted.
     #[test]
-    fn any_text_is_parsed_or_refused(text in "[a-z=,;.0-9 \u{e4}-]{0,40}|\\PC{0,20}") {
+    fn random_text_does_not_panic(text in "[a-z=,;.0-9 \u{e4}-]{0,40}|\\PC{0,20}") {
         if let Err(e) = text.parse::<Spec>() {
             prop_assert!(e.to_string().contains('^'));
             let at = e.at();
@@ -251,9 +251,8 @@ proptest! {
         }
     }
 
-    /// Fragments of specifications in any order.
     #[test]
-    fn pieces_in_any_order(pieces in proptest::collection::vec(prop_oneof![
+    fn random_fragments_do_not_panic(pieces in proptest::collection::vec(prop_oneof![
         Just("reset"), Just("crc"), Just("delay=1ms"), Just(",nth=2"), Just(",p=1"), Just(";"),
         Just("seed=1"), Just(",bytes=1..2K"), Just(",time=1s..2s"), Just(",peer=::1"), Just("="),
     ], 0..12)) {
@@ -264,7 +263,7 @@ proptest! {
         }
     }
 
-    /// The chosen value is within the range for any seed.
+    /// The chosen value is within the range for every seed.
     #[test]
     fn choice_is_within_range(a: u64, b: u64, random: u64) {
         let span = Span { least: a.min(b), most: a.max(b) };
@@ -274,12 +273,12 @@ proptest! {
 }
 
 #[test]
-fn probabilities_are_kept() {
-    let takes = |p: &str, random| match only(&format!("reset,p={p}")).when {
-        When::Chance(chance) => chance.takes(random),
+fn chance_has_given_probability() {
+    let matches = |p: &str, random| match single_rule(&format!("reset,p={p}")).when {
+        When::Chance(chance) => chance.matches(random),
         other => panic!("{other:?}"),
     };
-    assert!(takes("1", u64::MAX) && takes("100%", u64::MAX));
-    assert!(!takes("0", 0));
-    assert!(takes("0.5", u64::MAX / 2 - (1 << 20)) && !takes("0.5", u64::MAX / 2 + (1 << 20)));
+    assert!(matches("1", u64::MAX) && matches("100%", u64::MAX));
+    assert!(!matches("0", 0));
+    assert!(matches("0.5", u64::MAX / 2 - (1 << 20)) && !matches("0.5", u64::MAX / 2 + (1 << 20)));
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// A number, or a range from which the seed chooses one for each queue pair.
+/// A number, or a range from which the seed chooses a number for each queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) least: u64,
@@ -10,7 +10,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the choice of a random number.
+    /// Returns the number of the range that `random` selects.
     pub(crate) const fn choose(self, random: u64) -> u64 {
         match (self.most - self.least).checked_add(1) {
             Some(width) => self.least + random % width,
@@ -18,11 +18,11 @@ impl Span {
         }
     }
 
-    /// Parses `N` or `N..M`; `one` parses each end.
-    pub(super) fn read(text: &str, one: impl Fn(&str) -> Option<u64>) -> Option<Self> {
+    /// Parses `N` or `N..M`. `parse` parses the numbers.
+    pub(super) fn read(text: &str, parse: impl Fn(&str) -> Option<u64>) -> Option<Self> {
         let (least, most) = match text.split_once("..") {
-            Some((least, most)) => (one(least)?, one(most)?),
-            None => (one(text)?, one(text)?),
+            Some((least, most)) => (parse(least)?, parse(most)?),
+            None => (parse(text)?, parse(text)?),
         };
         (least <= most).then_some(Self { least, most })
     }
@@ -36,7 +36,7 @@ impl Chance {
     const BITS: u32 = 53;
 
     /// Returns `true` with this probability.
-    pub(crate) const fn takes(self, random: u64) -> bool {
+    pub(crate) const fn matches(self, random: u64) -> bool {
         random >> (64 - Self::BITS) < self.0
     }
 
@@ -86,7 +86,7 @@ pub(crate) struct PeerFilter {
 }
 
 impl PeerFilter {
-    /// Parses `ADDR`, `ADDR/BITS` or `ADDR:PORT`; the latter has IPv6 addresses in brackets.
+    /// Parses `ADDR`, `ADDR/BITS`, or `ADDR:PORT` with an IPv6 address in brackets.
     pub(super) fn read(text: &str) -> Option<Self> {
         if let Ok(SocketAddr::V4(_) | SocketAddr::V6(_)) = text.parse::<SocketAddr>() {
             let address: SocketAddr = text.parse().ok()?;
@@ -109,7 +109,7 @@ impl PeerFilter {
         })
     }
 
-    pub(crate) fn takes(&self, peer: SocketAddr) -> bool {
+    pub(crate) fn matches(&self, peer: SocketAddr) -> bool {
         let ip = peer.ip().to_canonical();
         let same =
             width(ip) == width(self.ip) && bits(ip, self.prefix) == bits(self.ip, self.prefix);
@@ -124,7 +124,6 @@ const fn width(ip: IpAddr) -> u8 {
     }
 }
 
-/// Returns the prefix of an address.
 fn bits(ip: IpAddr, count: u8) -> u128 {
     let all = match ip {
         IpAddr::V4(ip) => u128::from(u32::from(ip)),
@@ -158,7 +157,7 @@ impl Ops {
         self.0 & op.0 != 0
     }
 
-    /// Returns the name of one operation.
+    /// Returns the name of a single operation.
     pub(crate) fn name(self) -> &'static str {
         let found = Self::NAMES.iter().find(|(op, _)| *op == self);
         found.map_or("-", |(_, name)| name)

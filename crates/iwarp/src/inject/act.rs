@@ -1,7 +1,7 @@
-//! Actions of rules.
+//! Execution of the actions that rules trigger.
 
-use super::log::Place;
-use super::plan::Taken;
+use super::log::Target;
+use super::plan::Injected;
 use super::qp::{Action, Progress, QpInjector};
 use crate::conn::drive;
 use crate::conn::effects::Effects;
@@ -14,12 +14,13 @@ use crate::sys::clock::now_ns;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns the time of [`now_ns`] after `time` nanoseconds; `u64::MAX` is forever.
+/// Returns the time, in terms of [`now_ns`], that is `time` nanoseconds from now; `u64::MAX` is
+/// forever.
 pub(super) fn until(time: u64) -> u64 {
     now_ns().saturating_add(time)
 }
 
-const fn ways(directions: Directions) -> [bool; 2] {
+const fn direction_flags(directions: Directions) -> [bool; 2] {
     [directions.out, directions.into]
 }
 
@@ -28,100 +29,100 @@ impl QpInjector {
     pub(super) fn plan_action(
         &self,
         state: &mut Progress,
-        taken: &Taken,
+        injected: &Injected,
         op: Option<Ops>,
         octets: Option<u64>,
     ) {
-        let Some(rule) = self.plan.spec.rules.get(taken.rule) else {
+        let Some(rule) = self.plan.spec.rules.get(injected.rule) else {
             return;
         };
-        let ways = ways(rule.directions);
-        let action = match taken.kind {
+        let directions = direction_flags(rule.directions);
+        let action = match injected.kind {
             Kind::Reset => Action::Reset,
             Kind::Close => Action::Close,
             Kind::Delay(time) | Kind::Stall(time) => {
                 let now = now_ns();
-                let free = |way: StreamDirection| {
-                    ways[way.index()] && state.held_until[way.index()] <= now
+                let free = |direction: StreamDirection| {
+                    directions[direction.index()] && state.held_until[direction.index()] <= now
                 };
-                // Requests posted meanwhile wait with those before them, but not longer.
+                // While octets are held already, later requests do not extend the delay.
                 if !StreamDirection::BOTH.into_iter().any(free) {
                     return;
                 }
-                Action::Hold(ways, time)
+                Action::Hold(directions, time)
             }
-            Kind::Slow(rate) => Action::Slow(ways, rate),
+            Kind::Slow(rate) => Action::Slow(directions, rate),
             Kind::Event(event) => Action::Event(event),
             Kind::PortDown(time) => Action::PortDown(time),
             Kind::Crc if state.peer.is_some() && !state.crc => return,
             Kind::Crc => {
-                for way in StreamDirection::BOTH {
-                    state.spoil[way.index()] |= ways[way.index()];
+                for direction in StreamDirection::BOTH {
+                    state.flip_pending[direction.index()] |= directions[direction.index()];
                 }
-                self.log(state, taken, op, octets);
+                self.log(state, injected, op, octets);
                 return;
             }
             _ => return,
         };
-        self.log(state, taken, op, octets);
+        self.log(state, injected, op, octets);
         state.actions.push(action);
     }
 
-    fn log(&self, state: &Progress, taken: &Taken, op: Option<Ops>, octets: Option<u64>) {
-        let place = Place {
+    fn log(&self, state: &Progress, injected: &Injected, op: Option<Ops>, octets: Option<u64>) {
+        let target = Target {
             octets,
-            ..self.place(state, op)
+            ..self.target(state, op)
         };
-        self.plan.log.note(&self.plan, taken, &place);
+        self.plan.log.record(&self.plan, injected, &target);
     }
 
-    /// Executes queued actions. No lock may be held.
+    /// Executes the queued actions. The caller holds no lock.
     #[cold]
-    pub(super) fn carry_out_all(&self, qp: &Arc<QpInner>) {
+    pub(super) fn execute_all(&self, qp: &Arc<QpInner>) {
         let actions = std::mem::take(&mut self.state.lock().actions);
         for action in actions {
-            self.carry_out(qp, action);
+            self.execute(qp, action);
         }
     }
 
-    fn carry_out(&self, qp: &Arc<QpInner>, action: Action) {
+    fn execute(&self, qp: &Arc<QpInner>, action: Action) {
         match action {
             Action::Reset | Action::Close if self.state.lock().peer.is_none() => {
-                // The requests wait for their connection, and so does this action.
+                // Not connected yet: the action waits for the connection, as the requests do.
                 self.state.lock().actions.push(action);
             }
             Action::Reset => {
                 let link = qp.state.lock().link.socket().cloned();
                 if let Some(link) = link.filter(|link| !link.engine.is_foreign()) {
                     link.stream.abort();
-                    // The driver notices the end, as if the peer had caused it.
+                    // The driver handles the end of the stream, as if the peer had caused it.
                     qp.drive_rx();
                 }
             }
             Action::Close => qp.with_machine(|machine, host| machine.close(host)),
-            Action::Hold(ways, time) => {
+            Action::Hold(directions, time) => {
                 let end = until(time);
                 {
                     let mut state = self.state.lock();
-                    for way in StreamDirection::BOTH
+                    for direction in StreamDirection::BOTH
                         .into_iter()
-                        .filter(|way| ways[way.index()])
+                        .filter(|direction| directions[direction.index()])
                     {
-                        let held = &mut state.held_until[way.index()];
+                        let held = &mut state.held_until[direction.index()];
                         *held = end.max(*held);
                     }
                 }
                 self.wake_after(time);
-                // The engine stops watching a socket that may not be read.
+                // Lets the engine stop watching the socket while it must not be read.
                 qp.with_machine(|_, _| ());
             }
-            Action::Slow(ways, rate) => {
+            Action::Slow(directions, rate) => {
                 let mut state = self.state.lock();
-                for way in StreamDirection::BOTH
+                for direction in StreamDirection::BOTH
                     .into_iter()
-                    .filter(|way| ways[way.index()])
+                    .filter(|direction| directions[direction.index()])
                 {
-                    state.rate[way.index()] = Some(rate);
+                    state.rate[direction.index()] = Some(rate);
                 }
             }
             Action::Fail { terminate: true } => {
@@ -136,14 +137,14 @@ impl QpInjector {
         }
     }
 
-    /// Schedules a drive of the queue pair for when the delay ends.
+    /// Schedules a drive of the queue pair after a delay.
     pub(super) fn wake_after(&self, time: u64) {
         if time == u64::MAX {
             return;
         }
         match self.plan.clock() {
             Ok(clock) => clock.wake(Duration::from_nanos(time), self.ordinal),
-            Err(error) => tracing::error!(%error, "no timer for delayed data"),
+            Err(error) => tracing::error!(%error, "cannot set a timer for delayed data"),
         }
     }
 
@@ -184,9 +185,9 @@ impl QpInjector {
 }
 
 impl QpInner {
-    /// Called when a delay may have ended.
-    pub(super) fn go_on(self: &Arc<Self>) {
-        // The engine watches the socket again, and waiting data is sent.
+    /// Resumes sending and receiving. Called when a delay may have ended.
+    pub(super) fn resume(self: &Arc<Self>) {
+        // Lets the engine watch the socket again, and sends waiting data.
         self.with_machine(|_, _| ());
         self.drive_rx();
     }

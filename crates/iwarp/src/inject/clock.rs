@@ -1,7 +1,7 @@
-//! Faults at a given time, and the end of delays.
+//! Timers: faults at a given time, and the end of delays.
 
 use super::act::until;
-use super::plan::{PROCESS, Plan, Taken};
+use super::plan::{Injected, PROCESS, Plan};
 use super::qp::QpInjector;
 use crate::conn::qp::QpInner;
 use crate::engine::{Engine, Source};
@@ -10,10 +10,10 @@ use crate::fault::Kind;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Timer tokens: below this value, the index of a rule; from it on, a queue pair in order of
-/// creation.
+/// Flag of timers for queue pairs; the lower bits are the queue pair's position in order of
+/// creation. Other timers are the index of a rule, or [`PORT_UP`].
 const QUEUE_PAIRS: u32 = 1 << 31;
-/// The port comes up again.
+/// Timer for the end of the port's down time.
 const PORT_UP: u32 = QUEUE_PAIRS - 1;
 
 pub(super) struct Clock {
@@ -40,7 +40,7 @@ impl Clock {
         Ok(clock)
     }
 
-    /// Drives a queue pair after this time.
+    /// Sets a timer that drives a queue pair.
     pub(super) fn wake(&self, after: Duration, ordinal: u32) {
         self.engine.after(after, self.token, QUEUE_PAIRS | ordinal);
     }
@@ -62,21 +62,22 @@ impl Source for Clock {
         match kind {
             PORT_UP => plan.port_may_be_up(),
             QUEUE_PAIRS.. => {
-                let is_it = |faults: &QpInjector| faults.ordinal == kind & !QUEUE_PAIRS;
-                for (qp, _) in plan.queue_pairs_that(is_it) {
-                    qp.go_on();
+                let matches = |faults: &QpInjector| faults.ordinal == kind & !QUEUE_PAIRS;
+                for (qp, _) in plan.find_queue_pairs(matches) {
+                    qp.resume();
                 }
             }
-            rule => plan.time_has_come(rule as usize),
+            rule => plan.apply_timed_rule(rule as usize),
         }
     }
 }
 
 impl Plan {
-    /// Returns the queue pairs of all devices for which `are` returns `true`, in order of creation.
-    pub(super) fn queue_pairs_that(
+    /// Returns the queue pairs of all devices for which `matches` returns `true`, in order of
+    /// creation.
+    pub(super) fn find_queue_pairs(
         &self,
-        are: impl Fn(&QpInjector) -> bool,
+        matches: impl Fn(&QpInjector) -> bool,
     ) -> Vec<(Arc<QpInner>, u32)> {
         let contexts: Vec<_> = self
             .contexts
@@ -89,7 +90,7 @@ impl Plan {
             for num in ctx.qp_numbers().unwrap_or_default() {
                 let qp = ctx.qp_if_free(num);
                 all.extend(qp.and_then(|qp| {
-                    let faults = QpInjector::of(&qp).filter(|faults| are(faults))?;
+                    let faults = QpInjector::of(&qp).filter(|faults| matches(faults))?;
                     let ordinal = faults.ordinal;
                     Some((qp, ordinal))
                 }));
@@ -99,24 +100,23 @@ impl Plan {
         all
     }
 
-    /// Applies a rule that acts at its time.
-    fn time_has_come(self: &Arc<Self>, index: usize) {
+    fn apply_timed_rule(self: &Arc<Self>, index: usize) {
         let Some(rule) = self.spec.rules.get(index) else {
             return;
         };
-        let taken = Taken {
+        let injected = Injected {
             rule: index,
             kind: rule.kind,
             n: 0,
         };
-        let of_device = match rule.kind {
+        let is_device_fault = match rule.kind {
             Kind::PortDown(_) => true,
             Kind::Event(event) => event.is_of_device(),
             _ => false,
         };
-        if of_device {
-            if self.may(index) {
-                self.log.note(self, &taken, &Default::default());
+        if is_device_fault {
+            if self.count_injection(index) {
+                self.log.record(self, &injected, &Default::default());
                 match rule.kind {
                     Kind::PortDown(time) => self.port_down(time),
                     Kind::Event(event) => self.raise_everywhere(event),
@@ -125,37 +125,40 @@ impl Plan {
             }
             return;
         }
-        for (qp, _) in self.queue_pairs_that(|_| true) {
+        for (qp, _) in self.find_queue_pairs(|_| true) {
             let Some(faults) = QpInjector::of(&qp) else {
                 continue;
             };
             {
                 let mut state = faults.state.lock();
                 let connected = state.peer.is_some();
-                if !connected || !faults.concerns(rule, state.peer, None) || !self.may(index) {
+                if !connected
+                    || !faults.selects(rule, state.peer, None)
+                    || !self.count_injection(index)
+                {
                     continue;
                 }
-                faults.plan_action(&mut state, &taken, None, None);
+                faults.plan_action(&mut state, &injected, None, None);
             }
-            faults.carry_out_all(&qp);
+            faults.execute_all(&qp);
         }
     }
 
-    /// Called when the port may be up again.
+    /// Ends the port's down time, unless it was extended.
     fn port_may_be_up(self: &Arc<Self>) {
         if self.end_port_down() {
-            for (qp, _) in self.queue_pairs_that(|_| true) {
-                qp.go_on();
+            for (qp, _) in self.find_queue_pairs(|_| true) {
+                qp.resume();
             }
         }
     }
 
-    /// Sets the time at which the port comes up. Returns it.
+    /// Sets a timer for the end of the port's down time. Returns that time.
     pub(super) fn wake_port_after(self: &Arc<Self>, time: u64) -> u64 {
         if time != u64::MAX {
             match self.clock() {
                 Ok(clock) => clock.wake_port(Duration::from_nanos(time)),
-                Err(error) => tracing::error!(%error, "no timer for the port"),
+                Err(error) => tracing::error!(%error, "cannot set a timer for the port"),
             }
         }
         until(time)

@@ -1,4 +1,4 @@
-//! Faults of completions, and of messages that need a receive.
+//! Faults of completions, and of messages that consume a receive.
 
 use super::qp::{Action, QpInjector, op_of_completion};
 use crate::fault::{Kind, Ops, Point};
@@ -7,7 +7,7 @@ use iwarp_rnic::qp::Direction;
 use iwarp_rnic::{Cqe, WcStatus};
 
 impl QpInjector {
-    /// Called before a completion is written.
+    /// Injects faults into a completion before it is written.
     pub(super) fn change_completion(&self, direction: Direction, cqe: &mut Cqe) -> Completion {
         if cqe.status != WcStatus::Success {
             return Completion::Written;
@@ -21,23 +21,23 @@ impl QpInjector {
             cqe.status = WcStatus::Flushed;
             return Completion::Written;
         }
-        let taken = self.taken(&mut state, Point::Completion, op, |_| true);
-        let place = self.place(&state, Some(op));
-        // One fault ends the queue pair, so the others are ignored.
-        if let Some(taken) = taken.first() {
-            self.plan.log.note(&self.plan, taken, &place);
-            let Kind::Status(status) = taken.kind else {
+        let injected = self.injected(&mut state, Point::Completion, op, |_| true);
+        let target = self.target(&state, Some(op));
+        // The first fault ends the queue pair, so others are ignored.
+        if let Some(injected) = injected.first() {
+            self.plan.log.record(&self.plan, injected, &target);
+            let Kind::Status(status) = injected.kind else {
                 return Completion::Lost;
             };
             cqe.status = status;
             state.failing = true;
-            let terminate = is_ours(status);
+            let terminate = is_local(status);
             state.actions.push(Action::Fail { terminate });
             return Completion::ThenAct;
         }
         drop(state);
         if op == Ops::RECV {
-            self.passed(op);
+            self.count_request(op);
         }
         match self.state.lock().actions.is_empty() {
             true => Completion::Written,
@@ -45,18 +45,18 @@ impl QpInjector {
         }
     }
 
-    /// Returns `true` if an arrived message may take a receive.
+    /// Returns `true` if an arriving message may consume a receive.
     pub(super) fn offer_receive(&self) -> bool {
         if self.starves() {
             return false;
         }
         let mut state = self.state.lock();
-        let taken = self.taken(&mut state, Point::Message, Ops::RECV, |_| true);
+        let injected = self.injected(&mut state, Point::Message, Ops::RECV, |_| true);
         let mut ready = true;
-        for taken in taken {
-            if let Kind::Rnr(time) = taken.kind {
-                let place = self.place(&state, None);
-                self.plan.log.note(&self.plan, &taken, &place);
+        for injected in injected {
+            if let Kind::Rnr(time) = injected.kind {
+                let target = self.target(&state, None);
+                self.plan.log.record(&self.plan, &injected, &target);
                 state.starved_until = super::act::until(time);
                 state.actions.push(Action::Starve(time));
                 ready = false;
@@ -66,9 +66,9 @@ impl QpInjector {
     }
 }
 
-/// Returns `true` if a status means a local failure, which is reported to the peer. Other statuses
-/// blame the peer or the network.
-const fn is_ours(status: WcStatus) -> bool {
+/// Returns `true` if a status stands for a local failure, which is reported to the peer. The other
+/// statuses are caused by the peer or the network.
+const fn is_local(status: WcStatus) -> bool {
     !matches!(
         status,
         WcStatus::RemoteInvalidRequest

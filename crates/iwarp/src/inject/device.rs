@@ -1,6 +1,6 @@
-//! Faults of the device: creation of objects, its port, and its events.
+//! Faults of a device: failing creations of objects, its port, and its events.
 
-use super::log::Place;
+use super::log::Target;
 use super::plan::Plan;
 use super::qp::QpInjector;
 use crate::error::{Error, Result};
@@ -14,10 +14,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 impl Plan {
-    /// Called before an object of this kind is created.
+    /// Counts the creation of an object of this kind.
     ///
     /// # Errors
-    /// Returns the injected error if a rule acts.
+    /// The injected error, if a rule injects one.
     pub(super) fn refuse_creation(&self, name: &'static str) -> Result<()> {
         for (i, rule) in self.rules(Point::Creation) {
             let Kind::Create(object) = rule.kind else {
@@ -26,8 +26,8 @@ impl Plan {
             if object.name != name {
                 continue;
             }
-            if let Some(taken) = self.process_wide(i) {
-                self.log.note(self, &taken, &Place::default());
+            if let Some(injected) = self.process_opportunity(i) {
+                self.log.record(self, &injected, &Target::default());
                 return Err(match object.errno {
                     libc::ENOMEM => Error::OutOfMemory,
                     errno => Error::from(io::Error::from_raw_os_error(errno)),
@@ -37,50 +37,49 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns `true` if a receive must not be posted to a shared receive queue.
-    pub(super) fn take_shared_receive(&self) -> bool {
+    /// Counts a receive for a shared receive queue. Returns `true` if posting it has to fail.
+    pub(super) fn refuse_shared_receive(&self) -> bool {
         let mut refuses = false;
         for (i, rule) in self.rules(Point::Post) {
             let select = &rule.select;
-            let anybodys = select.qp.is_none() && select.peer.is_none();
+            let selects_all = select.qp.is_none() && select.peer.is_none();
             let receives = select
                 .ops
                 .is_none_or(|ops| ops.has(crate::fault::Ops::RECV));
-            if rule.kind != Kind::Post || !anybodys || !receives {
+            if rule.kind != Kind::Post || !selects_all || !receives {
                 continue;
             }
-            if let Some(taken) = self.process_wide(i) {
-                let place = Place {
+            if let Some(injected) = self.process_opportunity(i) {
+                let target = Target {
                     op: Some("recv"),
-                    ..Place::default()
+                    ..Target::default()
                 };
-                self.log.note(self, &taken, &place);
+                self.log.record(self, &injected, &target);
                 refuses = true;
             }
         }
         refuses
     }
 
-    /// Takes the port down for `time` nanoseconds.
     pub(super) fn port_down(self: &Arc<Self>, time: u64) {
         let until = self.wake_port_after(time);
         let before = self.port_down_until.swap(until, Ordering::Relaxed);
         if before == 0 {
             self.raise_everywhere(Event::PortError);
         }
-        for (qp, _) in self.queue_pairs_that(|_| true) {
-            // The engine stops watching a socket that may not be read.
+        for (qp, _) in self.find_queue_pairs(|_| true) {
+            // Lets the engine stop watching the socket while it must not be read.
             qp.with_machine(|_, _| ());
         }
     }
 
-    /// Returns `true` if the port's down time has ended with this call.
+    /// Ends the port's down time if it has passed. Returns `true` if this call has ended it.
     pub(super) fn end_port_down(&self) -> bool {
         let until = self.port_down_until.load(Ordering::Relaxed);
         if until == 0 || now_ns() < until {
             return false;
         }
-        // If the port goes down again concurrently, it stays down until the new time.
+        // If another thread has extended the down time, the port stays down until the new time.
         let ended =
             self.port_down_until
                 .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
@@ -114,7 +113,7 @@ impl Plan {
             ctx.raise(AsyncEventKind::Port(kind));
         }
         if event == Event::DeviceFatal {
-            for (qp, _) in self.queue_pairs_that(|_| true) {
+            for (qp, _) in self.find_queue_pairs(|_| true) {
                 qp.with_machine(|machine, host| machine.abort(host));
             }
         }
@@ -127,7 +126,7 @@ impl DeviceFaults for Plan {
     }
 
     fn refuses_shared_receive(&self) -> bool {
-        self.take_shared_receive()
+        self.refuse_shared_receive()
     }
 
     fn is_port_down(&self) -> bool {

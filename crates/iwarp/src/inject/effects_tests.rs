@@ -1,10 +1,10 @@
-//! What each fault does to a queue pair, which queue pairs it affects, and what it delays; without
-//! real time.
+//! Tests of the effects of each fault on a queue pair, of the targets of rules, and of delays. They
+//! do not wait in real time.
 
 use super::act::until;
 use super::plan::{PROCESS, Plan};
 use super::qp::{Action, QpInjector, op_of, op_of_completion};
-use super::tests::its_time_is_over;
+use super::tests::expire_port_down;
 use crate::config::Config;
 use crate::fault::{Event, Ops};
 use crate::objects::context::Context;
@@ -36,7 +36,7 @@ fn peer() -> SocketAddr {
     "192.0.2.7:7471".parse().unwrap()
 }
 
-/// The faults of the first queue pair, whose number is 0x77, on a connection.
+/// Returns the faults of the plan's first queue pair, which has the number 0x77 and is connected.
 fn faults(text: &str, crc: bool) -> Box<QpInjector> {
     let faults = QpInjector::new(&plan(text), 0x77);
     faults.connected(peer(), crc);
@@ -47,7 +47,7 @@ fn actions(faults: &QpInjector) -> Vec<Action> {
     std::mem::take(&mut faults.state.lock().actions)
 }
 
-/// The kinds of operation and their names in rules.
+/// Each kind of operation with its name in rules.
 fn operations() -> [(SendOp, Ops); 12] {
     let bind = Bind {
         mw_stag: Stag(1),
@@ -147,13 +147,13 @@ fn request_faults_queue_actions() {
         faults.posted(&SendOp::Send);
         assert!(faults.is_due(), "{text}");
         assert_eq!(actions(&faults), [action], "{text}");
-        assert_eq!(faults.state.lock().spoil, [false; 2]);
+        assert_eq!(faults.state.lock().flip_pending, [false; 2]);
     }
 }
 
 #[test]
 fn bit_flip_is_queued_with_crcs() {
-    for (text, crc, spoil) in [
+    for (text, crc, flip_pending) in [
         ("seed=201;crc,nth=1", true, [true, false]),
         ("seed=201;crc,nth=1,dir=in", true, [false, true]),
         ("seed=201;crc,nth=1,dir=both", true, [true, true]),
@@ -161,10 +161,10 @@ fn bit_flip_is_queued_with_crcs() {
     ] {
         let faults = faults(text, crc);
         faults.posted(&SendOp::Send);
-        assert_eq!(faults.state.lock().spoil, spoil, "{text}");
+        assert_eq!(faults.state.lock().flip_pending, flip_pending, "{text}");
         assert!(!faults.is_due());
     }
-    // Posted before there is a connection: its properties decide.
+    // If the request is posted before the connection is up, the connection decides.
     for crc in [true, false] {
         let faults = QpInjector::new(
             &plan(&format!(
@@ -174,9 +174,9 @@ fn bit_flip_is_queued_with_crcs() {
             1,
         );
         faults.posted(&SendOp::Send);
-        assert_eq!(faults.state.lock().spoil, [true, false]);
+        assert_eq!(faults.state.lock().flip_pending, [true, false]);
         faults.connected(peer(), crc);
-        assert_eq!(faults.state.lock().spoil, [crc, false]);
+        assert_eq!(faults.state.lock().flip_pending, [crc, false]);
     }
 }
 
@@ -187,7 +187,7 @@ fn rule_selects_its_targets() {
         faults.posted(op);
         !actions(&faults).is_empty()
     };
-    // Each plan counts its queue pairs from 1.
+    // The ordinal numbers of a plan's queue pairs start at 1.
     assert!(acts("seed=203;reset,every=1,qp=1", &READ));
     assert!(!acts("seed=203;reset,every=1,qp=2", &READ));
     assert!(acts("seed=203;reset,every=1,qp=0x77", &READ));
@@ -202,24 +202,24 @@ fn rule_selects_its_targets() {
         "seed=203;reset,every=1,op=read,peer=192.0.2.8",
         &READ
     ));
-    // Receives are opportunities only of rules that name them.
+    // Receives are opportunities only of rules with op=recv.
     for (text, counts) in [
         ("seed=204;reset,every=1", false),
         ("seed=204;reset,every=1,op=recv", true),
         ("seed=204;reset,every=1,op=send", false),
     ] {
         let faults = faults(text, true);
-        faults.passed(Ops::RECV);
+        faults.count_request(Ops::RECV);
         assert_eq!(faults.is_due(), counts, "{text}");
     }
-    // Without a connection there is no peer.
+    // A rule with a peer does not select an unconnected queue pair.
     let faults = QpInjector::new(&plan("seed=205;reset,every=1,peer=192.0.2.7"), 1);
     faults.posted(&READ);
     assert!(!faults.is_due());
 }
 
 #[test]
-fn request_is_refused_or_miskeyed() {
+fn request_is_refused_or_gets_wrong_key() {
     let refusing = faults("seed=206;post,every=2,op=read+recv", true);
     let sends = [&READ, &WRITE, &READ, &READ, &READ].map(|op| refusing.refuses_send(op));
     assert_eq!(sends, [false, false, true, false, true]);
@@ -236,17 +236,17 @@ fn request_is_refused_or_miskeyed() {
         assert_ne!(changed, Some(op));
     }
     let Some(SendOp::Read { remote_addr, rkey }) = wrong.changed(&READ) else {
-        panic!("it is no Read any more");
+        panic!("the operation is not a Read");
     };
     assert_eq!(remote_addr, 16);
-    // Another entry of the peer's table, not only another key of it.
+    // The index into the peer's table differs, and not only the 8-bit key.
     assert_ne!(rkey >> 8, 0);
-    // For any key.
+    // The index differs for every key.
     for rkey in [0, 0x5a5a_5a07, !0] {
         let remote_addr = 16;
         let changed = wrong.changed(&SendOp::Read { remote_addr, rkey });
         let Some(SendOp::Read { rkey: other, .. }) = changed else {
-            panic!("it is no Read any more");
+            panic!("the operation is not a Read");
         };
         assert_ne!(other >> 8, rkey >> 8, "{rkey:#x}");
     }
@@ -278,7 +278,7 @@ fn failed_completion_flushes_later_ones() {
     for (opcode, status, outcome) in [
         (WcOpcode::Send, Success, (Written, Success)),
         (WcOpcode::Write, Success, (Written, Success)),
-        // A completion that failed by itself is no opportunity.
+        // A completion with an error is not an opportunity.
         (WcOpcode::Write, RemoteOperation, (Written, RemoteOperation)),
         (WcOpcode::Write, Success, (ThenAct, RemoteAccess)),
         (WcOpcode::Send, Success, (Written, Flushed)),
@@ -286,8 +286,8 @@ fn failed_completion_flushes_later_ones() {
         assert_eq!(send(&failing, opcode, status), outcome);
     }
     assert_eq!(actions(&failing), [Action::Fail { terminate: false }]);
-    // Whether a Terminate is sent depends on the side at fault.
-    let told = [
+    // A Terminate is sent only for local failures.
+    let notified = [
         ("LOC_LEN_ERR", true),
         ("LOC_PROT_ERR", true),
         ("GENERAL_ERR", true),
@@ -297,7 +297,7 @@ fn failed_completion_flushes_later_ones() {
         ("RNR_RETRY_EXC_ERR", false),
         ("RESP_TIMEOUT_ERR", false),
     ];
-    for (status, terminate) in told {
+    for (status, terminate) in notified {
         let faults = faults(&format!("seed=210;status={status}"), true);
         assert_eq!(send(&faults, WcOpcode::Read, Success).0, ThenAct);
         assert_eq!(actions(&faults), [Action::Fail { terminate }], "{status}");
@@ -324,27 +324,27 @@ fn message_without_receive_is_held() {
     assert!(starved.receiver_ready() && !starved.starves());
     assert!(!starved.receiver_ready() && starved.starves());
     assert_eq!(actions(&starved), [Action::Starve(u64::MAX)]);
-    // While it lasts, nothing is counted.
+    // Messages that arrive while the receiver is not ready are not counted.
     assert!(!starved.receiver_ready());
     assert!(!starved.is_due());
-    // Then it is over.
+    // The time ends.
     starved.state.lock().starved_until = now_ns() - 1;
     assert!(!starved.starves() && starved.receiver_ready());
     let other = faults("seed=215;rnr,every=1,qp=0x78", true);
     assert!(other.receiver_ready() && !other.is_due());
 }
 
-/// Returns the lengths to which two runs of 100 and 1000 octets are shortened.
-fn limited(faults: &QpInjector, way: StreamDirection) -> Vec<usize> {
+/// Returns the lengths to which two slices of 100 and 1000 octets are shortened.
+fn limited(faults: &QpInjector, direction: StreamDirection) -> Vec<usize> {
     let (a, b) = ([0u8; 100], [0u8; 1000]);
     let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];
-    faults.limit(way, &mut runs);
+    faults.limit(direction, &mut runs);
     runs.iter().map(RawSlice::len).collect()
 }
 
 #[test]
-fn octets_are_counted_to_the_mark() {
-    for (text, way, other) in [
+fn fault_occurs_after_octet_count() {
+    for (text, direction, other) in [
         (
             "seed=216;reset,bytes=250",
             StreamDirection::Out,
@@ -357,28 +357,28 @@ fn octets_are_counted_to_the_mark() {
         ),
     ] {
         let faults = faults(text, true);
-        assert_eq!(limited(&faults, way), [100, 150]);
+        assert_eq!(limited(&faults, direction), [100, 150]);
         assert_eq!(limited(&faults, other), [100, 1000]);
         faults.passed_octets(other, 1000);
-        faults.passed_octets(way, 170);
-        assert_eq!(limited(&faults, way), [80]);
-        faults.passed_octets(way, 79);
-        assert_eq!(limited(&faults, way), [1]);
+        faults.passed_octets(direction, 170);
+        assert_eq!(limited(&faults, direction), [80]);
+        faults.passed_octets(direction, 79);
+        assert_eq!(limited(&faults, direction), [1]);
         assert!(!faults.is_due());
-        faults.passed_octets(way, 1);
+        faults.passed_octets(direction, 1);
         assert_eq!(actions(&faults), [Action::Reset]);
-        // Once per connection.
-        faults.passed_octets(way, 1000);
+        // The fault occurs once per connection.
+        faults.passed_octets(direction, 1000);
         assert!(!faults.is_due());
-        assert_eq!(limited(&faults, way), [100, 1000]);
+        assert_eq!(limited(&faults, direction), [100, 1000]);
     }
-    // A rule whose time has not come does not act when the mark is passed.
+    // Before the time of `time=`, the rule does not inject its fault.
     for (time, acts) in [("0s", true), ("1000s", false)] {
         let faults = faults(&format!("seed=228;reset,bytes=250,time={time}"), true);
         faults.passed_octets(StreamDirection::Out, 251);
         assert_eq!(faults.is_due(), acts, "{time}");
     }
-    // The next connection counts from zero. The nearer of two marks limits.
+    // The next connection counts from zero. The lower of two counts limits a transfer.
     let text = "seed=217;close,bytes=50,times=2;reset,bytes=30,times=1;delay=1s,every=1,op=read";
     let faults = faults(text, true);
     for (first, second) in [(Some(Action::Reset), 30), (None, 30)] {
@@ -393,14 +393,14 @@ fn octets_are_counted_to_the_mark() {
 }
 
 #[test]
-fn a_slow_connection_moves_in_steps() {
+fn slow_connection_moves_data_in_steps() {
     let faults = faults("seed=218;slow=6400,dir=out", true);
     faults.posted(&SendOp::Send);
-    let [Action::Slow(ways, rate)] = actions(&faults)[..] else {
-        panic!("it is not slow");
+    let [Action::Slow(directions, rate)] = actions(&faults)[..] else {
+        panic!("the rule does not slow the connection");
     };
-    assert_eq!((ways, rate), ([true, false], 6400));
-    // As `act` does.
+    assert_eq!((directions, rate), ([true, false], 6400));
+    // As `Action::Slow` does.
     faults.state.lock().rate[StreamDirection::Out.index()] = Some(rate);
     assert_eq!(limited(&faults, StreamDirection::Out), [100, 28]);
     assert_eq!(limited(&faults, StreamDirection::In), [100, 1000]);
@@ -411,7 +411,7 @@ fn a_slow_connection_moves_in_steps() {
     assert_eq!(held[1], 0);
     faults.passed_octets(StreamDirection::In, 128);
     assert_eq!(faults.state.lock().held_until[1], 0);
-    // A step is not smaller than a header.
+    // A step has at least 64 octets.
     faults.state.lock().rate[StreamDirection::Out.index()] = Some(100);
     assert_eq!(limited(&faults, StreamDirection::Out), [64]);
 }
@@ -426,9 +426,12 @@ fn delays_apply_per_direction() {
         ([1, 1], [false, false]),
     ] {
         faults.state.lock().held_until = held;
-        assert_eq!(StreamDirection::BOTH.map(|way| faults.holds(way)), expected);
+        assert_eq!(
+            StreamDirection::BOTH.map(|direction| faults.holds(direction)),
+            expected
+        );
     }
-    // Delaying data that is already held would add up.
+    // Data that is already held is not delayed again.
     let held = |until| {
         let faults = self::faults("seed=220;delay=1s,every=1,dir=both", true);
         faults.state.lock().held_until = until;
@@ -440,7 +443,7 @@ fn delays_apply_per_direction() {
     assert!(!held([later, 0]) && !held([0, later]) && !held([0; 2]));
 }
 
-/// A new connection counts its octets from zero. Pending actions and delays remain.
+/// A new connection counts its octets from zero. Pending actions and delays are kept.
 #[test]
 fn new_connection_resets_counts() {
     let faults = QpInjector::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
@@ -502,25 +505,25 @@ fn port_events_reach_all_devices() {
         (Event::GidChange, PortEvent::GidChange),
         (Event::DeviceFatal, PortEvent::DeviceFatal),
     ];
-    for (event, told) in pairs {
+    for (event, notified) in pairs {
         plan.raise_everywhere(event);
         for ctx in &devices {
-            assert_eq!(port_events(ctx), [told]);
+            assert_eq!(port_events(ctx), [notified]);
         }
     }
     plan.raise_everywhere(Event::SqDrained);
     assert_eq!(port_events(&devices[0]), []);
-    // Down, longer down, and up.
+    // The port goes down, stays down longer, and comes up.
     assert!(devices[0].is_port_up());
-    for told in [&[PortEvent::Error][..], &[]] {
+    for notified in [&[PortEvent::Error][..], &[]] {
         plan.port_down(u64::MAX);
         for ctx in &devices {
             assert!(!ctx.is_port_up());
-            assert_eq!(port_events(ctx), told);
+            assert_eq!(port_events(ctx), notified);
         }
     }
     assert_eq!(plan.connect(peer()), Some(libc::EHOSTUNREACH));
-    its_time_is_over(&plan);
+    expire_port_down(&plan);
     assert!(devices[1].is_port_up() && plan.end_port_down());
     assert_eq!(plan.connect(peer()), None);
     for ctx in &devices {
@@ -534,7 +537,7 @@ fn connects_and_creations_fail_by_rule() {
     let plan = plan("seed=224;refuse,nth=2,peer=192.0.2.0/24;unreachable,nth=2,peer=192.0.2.7");
     let other = "198.51.100.1:1".parse().unwrap();
     let asked = [peer(), other, peer(), peer()].map(|peer| plan.connect(peer));
-    // The first rule acts, so the second one does not count.
+    // Where the first rule injects a fault, the second rule does not count an opportunity.
     let expected = [
         None,
         None,
@@ -572,9 +575,9 @@ fn unselective_rules_refuse_shared_receives() {
     }
 }
 
-/// A seed has the same effect in every version, so that older results can be replayed.
+/// A seed has the same effect in every version, so that users can replay results of older versions.
 #[test]
-fn seeds_keep_their_meaning() {
+fn seed_has_same_effect_in_all_versions() {
     let plan = plan("seed=227;reset,bytes=1..1000000;delay=1ms,time=1s..1000s,p=0.5");
     assert_eq!(plan.threshold(0, 1), Some(THRESHOLD));
     assert_eq!(plan.threshold(1, 1), None);
@@ -590,12 +593,12 @@ fn seeds_keep_their_meaning() {
     assert!(!others.contains(&DRAWN));
 }
 
-/// Computed by an independent program.
+// Computed by an independent program.
 const THRESHOLD: u64 = 514_554;
 const AFTER: u64 = 419_043_446_496;
 const DRAWN: u64 = 0xd3a8_9f83_e995_ab25;
 
-/// After the specification and its seed, each fault has a line with the data of its opportunity.
+/// The log starts with the specification and its seed. Each fault then has a line with its target.
 #[test]
 fn log_names_fault_and_target() {
     let path = std::env::temp_dir().join(format!("iwarp-fault-log-{}", std::process::id()));
@@ -636,19 +639,19 @@ fn log_names_fault_and_target() {
         lines[0].ends_with(&format!("spec=\"{seed};{text}\"")),
         "{log}"
     );
-    let whom = "qp=1 num=0x000077 peer=192.0.2.7:7471";
+    let target = "qp=1 num=0x000077 peer=192.0.2.7:7471";
     for (line, end) in lines[1..].iter().zip([
-        format!("rule=1 post {whom} op=read n=2"),
-        format!("rule=2 reset {whom} bytes=120"),
-        format!("rule=3 rnr=2000us {whom} n=1"),
+        format!("rule=1 post {target} op=read n=2"),
+        format!("rule=2 reset {target} bytes=120"),
+        format!("rule=3 rnr=2000us {target} n=1"),
     ]) {
         assert!(line.ends_with(&end), "{line}\n{end}");
     }
 }
 
-/// Faults without a queue pair are logged with their object.
+/// A fault without a queue pair is logged with the peer, object or operation.
 #[test]
-fn log_names_refused_objects() {
+fn log_contains_faults_without_queue_pair() {
     let path = std::env::temp_dir().join(format!("iwarp-fault-log-2-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let text = format!(
@@ -663,8 +666,8 @@ fn log_names_refused_objects() {
     let log = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let rules = log.lines().skip(1).map(|line| {
-        let at = line.find("rule=").unwrap();
-        &line[at..]
+        let start = line.find("rule=").unwrap();
+        &line[start..]
     });
     let expected = [
         "rule=1 unreachable peer=192.0.2.7:7471 n=2",
@@ -674,9 +677,8 @@ fn log_names_refused_objects() {
     assert_eq!(rules.collect::<Vec<_>>(), expected);
 }
 
-/// A slow connection does not end a longer hold.
 #[test]
-fn slow_step_keeps_longer_hold() {
+fn slow_step_keeps_longer_delay() {
     let faults = faults("seed=230;slow=6400,dir=out", true);
     let end = until(3_600_000_000_000);
     {
@@ -694,7 +696,15 @@ fn slow_step_keeps_longer_hold() {
 #[test]
 fn port_down_holds_both_directions() {
     let faults = faults("seed=231;stall,nth=9", true);
-    assert!(!StreamDirection::BOTH.iter().any(|way| faults.holds(*way)));
+    assert!(
+        !StreamDirection::BOTH
+            .iter()
+            .any(|direction| faults.holds(*direction))
+    );
     faults.plan.port_down(u64::MAX);
-    assert!(StreamDirection::BOTH.iter().all(|way| faults.holds(*way)));
+    assert!(
+        StreamDirection::BOTH
+            .iter()
+            .all(|direction| faults.holds(*direction))
+    );
 }

@@ -1,7 +1,7 @@
-//! The log of injected faults. Each line is one write, so that lines of several processes are not
-//! interleaved.
+//! The log of injected faults. Each line is written with one system call, so that the lines of
+//! several processes are not interleaved.
 
-use super::plan::{Plan, Taken};
+use super::plan::{Injected, Plan};
 use crate::complain;
 use crate::error::Result;
 use parking_lot::Mutex;
@@ -16,9 +16,9 @@ pub(super) struct Log {
     file: Option<Mutex<File>>,
 }
 
-/// Target of a fault, as far as it is known.
+/// Target of a fault, as far as known.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct Target {
     /// The queue pair: its position in order of creation, and its number.
     pub(super) qp: Option<(u32, u32)>,
     pub(super) peer: Option<SocketAddr>,
@@ -38,7 +38,7 @@ impl Log {
         Ok(Self { file })
     }
 
-    /// Logs the specification with its seed, for a replay.
+    /// Logs the specification and its seed, so that the run can be replayed.
     pub(super) fn begin(&self, plan: &Plan) {
         let known = plan.spec.seed.is_some();
         let seed = match known {
@@ -48,22 +48,22 @@ impl Log {
         self.line(plan, &format!("spec=\"{seed}{}\"", plan.spec));
     }
 
-    pub(super) fn note(&self, plan: &Plan, taken: &Taken, place: &Place) {
-        let mut text = format!("rule={} {}", taken.rule + 1, taken.kind);
-        // Writing to a string never fails.
-        if let Some((ordinal, number)) = place.qp {
+    pub(super) fn record(&self, plan: &Plan, injected: &Injected, target: &Target) {
+        let mut text = format!("rule={} {}", injected.rule + 1, injected.kind);
+        // Errors are ignored, because writing to a string never fails.
+        if let Some((ordinal, number)) = target.qp {
             let _ = write!(text, " qp={ordinal} num={number:#08x}");
         }
-        if let Some(peer) = place.peer {
+        if let Some(peer) = target.peer {
             let _ = write!(text, " peer={peer}");
         }
-        if let Some(op) = place.op {
+        if let Some(op) = target.op {
             let _ = write!(text, " op={op}");
         }
-        if taken.n > 0 {
-            let _ = write!(text, " n={}", taken.n);
+        if injected.n > 0 {
+            let _ = write!(text, " n={}", injected.n);
         }
-        if let Some(octets) = place.octets {
+        if let Some(octets) = target.octets {
             let _ = write!(text, " bytes={octets}");
         }
         self.line(plan, &text);
@@ -78,7 +78,7 @@ impl Log {
             plan.seed
         );
         match &self.file {
-            // A full disk must not end the tested program.
+            // Errors are ignored, because a full disk must not end the tested program.
             Some(file) => drop(file.lock().write_all(line.as_bytes())),
             None => complain::stderr(&line),
         }

@@ -1,16 +1,15 @@
 //! Fault injection, to test RDMA programs. [`fault::Spec`](crate::fault::Spec) selects the faults.
 //!
-//! A device opened with a specification has a [`Plan`], shared by all devices of the process with
-//! the same specification, and each of its queue pairs has a [`QpInjector`]. Without a
-//! specification the data path only checks one pointer of the queue pair.
+//! A device that is opened with a specification has a [`Plan`]. All devices of the process with the
+//! same specification share the plan. Each queue pair of such a device has a [`QpInjector`].
+//! Without a specification, the data path only checks that the queue pair's pointer is `None`.
 //!
-//! Where possible an injected fault takes the path of a real one: a reset resets the socket, a
-//! stalled stream is neither read nor written, a wrong key is sent to the peer, a receiver that is
-//! not ready holds the message.
+//! Where possible, an injected fault takes the same code path as a real fault. A reset resets the
+//! socket, a stalled stream is neither read nor written, and a wrong key is sent to the peer.
 //!
 //! A random choice depends only on the seed, the rule, the queue pair and the number of the
-//! opportunity. So rules and queue pairs do not influence each other, and neither does the order in
-//! which threads run.
+//! opportunity. Therefore rules and queue pairs do not influence each other, and the order in which
+//! threads run has no influence.
 //!
 //! Files: `plan` (opportunities, counts, the seed), `log`, `qp` (counts and delays per queue pair),
 //! `post`, `completion` and `octets` (hooks of the data path), `act` (actions), `clock` (timed

@@ -1,9 +1,9 @@
-//! Faults of a stream's data: counted, delayed, and with a flipped bit.
+//! Faults of a stream's data: counts octets, delays them, and flips bits.
 //!
-//! Invariant of the `unsafe` code: callers own the ranges they pass during the call, as for the
-//! system call next to it.
+//! Invariant of the `unsafe` code: the caller guarantees that the slices it passes are valid during
+//! the call, as they are for the system call that reads or writes them.
 
-use super::plan::Taken;
+use super::plan::Injected;
 use super::qp::{Progress, QpInjector};
 use crate::fault::{Kind, Point, Rule};
 use crate::objects::hooks::StreamDirection;
@@ -11,55 +11,63 @@ use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::raw_slice::RawSlice;
 
-/// Range of the flipped bit's octet in an FPDU: after the length, so that the end of the FPDU is
-/// still found, and within the shortest header.
-const SPOILT: std::ops::Range<usize> = 6..14;
+/// Range of octets of an FPDU in which a bit is flipped. It starts after the length field, so that
+/// the receiver still finds the end of the FPDU, and ends within the shortest header.
+const FLIP_RANGE: std::ops::Range<usize> = 6..14;
 
 /// Steps per second of a slow connection, and the minimum size of a step.
 const STEPS_PER_SECOND: u64 = 50;
 const STEP_MIN: u64 = 64;
 
 impl QpInjector {
-    /// Called before data is sent or read. Shortens the list to what may pass before a fault is
-    /// due.
-    pub(super) fn limit_octets(&self, way: StreamDirection, runs: &mut Vec<RawSlice>) {
+    /// Called before data is sent or read. Shortens the list to the octets that may pass before the
+    /// next fault.
+    pub(super) fn limit_octets(&self, direction: StreamDirection, runs: &mut Vec<RawSlice>) {
         let state = self.state.lock();
-        let passed = state.octets[way.index()];
-        let marks = self.marks(&state, way).map(|(_, at)| at);
-        let to_mark = marks.min().map(|at| at.saturating_sub(passed).max(1));
+        let passed = state.octets[direction.index()];
+        let thresholds = self.thresholds(&state, direction).map(|(_, count)| count);
+        let to_threshold = thresholds
+            .min()
+            .map(|count| count.saturating_sub(passed).max(1));
         // A slow connection moves data in small steps, not in bursts.
-        let step = state.rate[way.index()].map(|rate| (rate / STEPS_PER_SECOND).max(STEP_MIN));
-        if let Some(room) = to_mark.into_iter().chain(step).min() {
+        let step =
+            state.rate[direction.index()].map(|rate| (rate / STEPS_PER_SECOND).max(STEP_MIN));
+        if let Some(room) = to_threshold.into_iter().chain(step).min() {
             shorten(runs, usize::try_from(room).unwrap_or(usize::MAX));
         }
     }
 
-    /// Returns the octet counts not yet reached in this direction, each with its rule.
-    fn marks(&self, state: &Progress, way: StreamDirection) -> impl Iterator<Item = (usize, u64)> {
-        let concerns = |i: usize, rule: &Rule| {
+    /// Returns the octet counts that are not yet reached in this direction, with the indices of
+    /// their rules.
+    fn thresholds(
+        &self,
+        state: &Progress,
+        direction: StreamDirection,
+    ) -> impl Iterator<Item = (usize, u64)> {
+        let selects = |i: usize, rule: &Rule| {
             let counts = match rule.directions.out {
                 true => StreamDirection::Out,
                 false => StreamDirection::In,
             };
             let reached = state.reached.get(i).copied().unwrap_or(true);
-            counts == way && !reached && self.concerns(rule, state.peer, None)
+            counts == direction && !reached && self.selects(rule, state.peer, None)
         };
         let rules = self.plan.rules(Point::Request);
         rules
-            .filter(move |(i, rule)| concerns(*i, rule))
+            .filter(move |(i, rule)| selects(*i, rule))
             .filter_map(|(i, _)| Some((i, self.plan.threshold(i, self.ordinal)?)))
             .collect::<Vec<_>>()
             .into_iter()
     }
 
-    /// Called when data has passed.
-    pub(super) fn count_octets(&self, way: StreamDirection, n: usize) {
+    /// Called after `n` octets have passed.
+    pub(super) fn count_octets(&self, direction: StreamDirection, n: usize) {
         let mut state = self.state.lock();
-        let passed = state.octets[way.index()].saturating_add(n as u64);
-        state.octets[way.index()] = passed;
+        let passed = state.octets[direction.index()].saturating_add(n as u64);
+        state.octets[direction.index()] = passed;
         let due: Vec<(usize, u64)> = self
-            .marks(&state, way)
-            .filter(|(_, at)| *at <= passed)
+            .thresholds(&state, direction)
+            .filter(|(_, count)| *count <= passed)
             .collect();
         for (i, _) in due {
             if let Some(reached) = state.reached.get_mut(i) {
@@ -68,37 +76,37 @@ impl QpInjector {
             let Some(rule) = self.plan.spec.rules.get(i) else {
                 continue;
             };
-            if now_ns() < self.plan.earliest(i, self.ordinal) || !self.plan.may(i) {
+            if now_ns() < self.plan.earliest(i, self.ordinal) || !self.plan.count_injection(i) {
                 continue;
             }
-            let taken = Taken {
+            let injected = Injected {
                 rule: i,
                 kind: rule.kind,
                 n: 0,
             };
-            self.plan_action(&mut state, &taken, None, Some(passed));
+            self.plan_action(&mut state, &injected, None, Some(passed));
         }
-        if let Some(rate) = state.rate[way.index()] {
+        if let Some(rate) = state.rate[direction.index()] {
             let pause = (n as u64).saturating_mul(1_000_000_000) / rate;
-            let held = &mut state.held_until[way.index()];
+            let held = &mut state.held_until[direction.index()];
             *held = super::act::until(pause).max(*held);
             drop(state);
             self.wake_after(pause);
         }
     }
 
-    /// If a bit is to be flipped in sent data, copies the data and flips one. `runs` then refers to
-    /// the copy, which the caller keeps. The data begins with an FPDU.
+    /// If a bit is to be flipped in sent data, copies the data, flips a bit of the copy, and lets
+    /// `runs` refer to the copy, which the caller has to keep. The data starts with an FPDU.
     ///
     /// # Safety
     /// The ranges must be readable during the call.
     pub(super) unsafe fn flip_in_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
         let mut state = self.state.lock();
         let total = runs.iter().map(RawSlice::len).sum::<usize>();
-        if !state.spoil[StreamDirection::Out.index()] || total < SPOILT.end {
+        if !state.flip_pending[StreamDirection::Out.index()] || total < FLIP_RANGE.end {
             return None;
         }
-        state.spoil[StreamDirection::Out.index()] = false;
+        state.flip_pending[StreamDirection::Out.index()] = false;
         let mut copy = Vec::with_capacity(total);
         for run in runs.iter() {
             // SAFETY: guaranteed by the caller.
@@ -110,29 +118,32 @@ impl QpInjector {
         Some(copy)
     }
 
-    /// If a bit is to be flipped in received data, flips one. The `n` octets begin with an FPDU.
+    /// If a bit is to be flipped in received data, flips it. The `n` octets start with an FPDU.
     ///
     /// # Safety
     /// The ranges must be readable and writable during the call.
     pub(super) unsafe fn flip_in_place(&self, runs: &[RawSlice], n: usize) {
         let mut state = self.state.lock();
-        let Some(first) = runs.first().filter(|run| run.len().min(n) >= SPOILT.end) else {
+        let Some(first) = runs
+            .first()
+            .filter(|run| run.len().min(n) >= FLIP_RANGE.end)
+        else {
             return;
         };
-        if !std::mem::take(&mut state.spoil[StreamDirection::In.index()]) {
+        if !std::mem::take(&mut state.flip_pending[StreamDirection::In.index()]) {
             return;
         }
-        let mut head = Vec::with_capacity(SPOILT.end);
+        let mut head = Vec::with_capacity(FLIP_RANGE.end);
         // SAFETY: guaranteed by the caller.
         unsafe {
-            first.append_to(&mut head, SPOILT.end);
+            first.append_to(&mut head, FLIP_RANGE.end);
             self.flip(&state, StreamDirection::In, &mut head);
             guarded::copy(head.as_ptr(), first.as_ptr().cast(), head.len());
         }
     }
 
     /// Flips a bit chosen by the seed.
-    fn flip(&self, state: &Progress, way: StreamDirection, octets: &mut [u8]) {
+    fn flip(&self, state: &Progress, direction: StreamDirection, octets: &mut [u8]) {
         let rules = self.plan.rules(Point::Request);
         let rule = rules
             .filter(|(_, rule)| rule.kind == Kind::Crc)
@@ -141,21 +152,20 @@ impl QpInjector {
         let random = self.plan.draw(
             rule.unwrap_or(0),
             self.ordinal,
-            state.octets[way.index()],
+            state.octets[direction.index()],
             "bit",
         );
-        let at = SPOILT.start + (random >> 3) as usize % SPOILT.len();
-        if let Some(octet) = octets.get_mut(at) {
+        let offset = FLIP_RANGE.start + (random >> 3) as usize % FLIP_RANGE.len();
+        if let Some(octet) = octets.get_mut(offset) {
             *octet ^= 1 << (random & 7);
         }
     }
 }
 
-/// Shortens a list to `most` octets.
-fn shorten(runs: &mut Vec<RawSlice>, mut most: usize) {
+fn shorten(runs: &mut Vec<RawSlice>, mut max: usize) {
     for run in runs.iter_mut() {
-        *run = run.first(most);
-        most -= run.len();
+        *run = run.first(max);
+        max -= run.len();
     }
     runs.retain(|run| !run.is_empty());
 }
@@ -166,9 +176,9 @@ mod tests {
     use super::*;
     use crate::objects::hooks::QpFaults;
 
-    fn spoiling(text: &str, way: StreamDirection) -> Box<QpInjector> {
+    fn flipping_injector(text: &str, direction: StreamDirection) -> Box<QpInjector> {
         let faults = QpInjector::new(&Plan::of(&text.parse().unwrap()).unwrap(), 1);
-        faults.state.lock().spoil[way.index()] = true;
+        faults.state.lock().flip_pending[direction.index()] = true;
         faults
     }
 
@@ -177,45 +187,45 @@ mod tests {
         let differ: Vec<_> = (0..before.len())
             .filter(|i| before[*i] != after[*i])
             .collect();
-        let [at] = differ[..] else {
+        let [offset] = differ[..] else {
             panic!("{differ:?}");
         };
-        assert!((before[at] ^ after[at]).is_power_of_two());
-        at
+        assert!((before[offset] ^ after[offset]).is_power_of_two());
+        offset
     }
 
     #[test]
     fn flip_in_copy_changes_one_bit() {
         let mut places = std::collections::HashSet::new();
         for seed in 240..270 {
-            let faults = spoiling(&format!("seed={seed};crc"), StreamDirection::Out);
+            let faults = flipping_injector(&format!("seed={seed};crc"), StreamDirection::Out);
             let octets: Vec<u8> = (0..40).collect();
             let all = [RawSlice::of(&octets[..10]), RawSlice::of(&octets[10..])];
-            // Too short for a header, so the next write is affected.
-            let mut runs = vec![RawSlice::of(&octets[..SPOILT.end - 1])];
+            // This write is too short for a header, so a bit of the next write is flipped.
+            let mut runs = vec![RawSlice::of(&octets[..FLIP_RANGE.end - 1])];
             // SAFETY: the ranges refer to `octets`.
             assert!(unsafe { faults.spoil_copy(&mut runs) }.is_none());
             let mut runs = all.to_vec();
-            // SAFETY: as above.
+            // SAFETY: the ranges refer to `octets`.
             let copy = unsafe { faults.spoil_copy(&mut runs) }.unwrap();
             assert_eq!(runs, [RawSlice::of(&copy)]);
             places.insert(flipped(&octets, &copy));
             let mut runs = all.to_vec();
-            // SAFETY: as above.
+            // SAFETY: the ranges refer to `octets`.
             assert!(unsafe { faults.spoil_copy(&mut runs) }.is_none());
             assert_eq!(runs, all);
         }
-        // The length is never changed, and all of the header is reached eventually.
-        assert!(places.iter().all(|at| SPOILT.contains(at)));
-        assert!(places.len() > SPOILT.len() / 2, "{places:?}");
+        // The flipped bits are within the range, and spread over it.
+        assert!(places.iter().all(|offset| FLIP_RANGE.contains(offset)));
+        assert!(places.len() > FLIP_RANGE.len() / 2, "{places:?}");
     }
 
-    /// The chosen bit depends on the number of the rule, not on rules after it.
     #[test]
     fn flipped_bit_depends_on_rule() {
         let places = |rules: &str| -> Vec<usize> {
             let places = (300..316).map(|seed| {
-                let faults = spoiling(&format!("seed={seed};{rules}"), StreamDirection::Out);
+                let faults =
+                    flipping_injector(&format!("seed={seed};{rules}"), StreamDirection::Out);
                 let octets = [0; 40];
                 let mut runs = vec![RawSlice::of(&octets)];
                 // SAFETY: the ranges refer to `octets`.
@@ -233,26 +243,26 @@ mod tests {
 
     #[test]
     fn flip_in_place_changes_one_bit() {
-        let faults = spoiling("seed=270;crc,dir=in", StreamDirection::In);
+        let faults = flipping_injector("seed=270;crc,dir=in", StreamDirection::In);
         let before: Vec<u8> = (0..40).collect();
         let mut after = before.clone();
         let runs = [RawSlice::of_mut(&mut after)];
-        // SAFETY: the ranges refer to `octets`, which is not used otherwise.
-        let spoil = |n| unsafe { faults.spoil_received(&runs, n) };
-        spoil(SPOILT.end - 1);
-        assert!(faults.state.lock().spoil[StreamDirection::In.index()]);
-        spoil(SPOILT.end);
-        assert!(!faults.state.lock().spoil[StreamDirection::In.index()]);
-        spoil(40);
-        assert!(SPOILT.contains(&flipped(&before, &after)));
+        // SAFETY: the slices refer to `after`, which nothing else uses during the call.
+        let flip_pending = |n| unsafe { faults.spoil_received(&runs, n) };
+        flip_pending(FLIP_RANGE.end - 1);
+        assert!(faults.state.lock().flip_pending[StreamDirection::In.index()]);
+        flip_pending(FLIP_RANGE.end);
+        assert!(!faults.state.lock().flip_pending[StreamDirection::In.index()]);
+        flip_pending(40);
+        assert!(FLIP_RANGE.contains(&flipped(&before, &after)));
     }
 
     #[test]
     fn list_is_shortened_exactly() {
         let (a, b) = ([1u8; 5], [2u8; 7]);
-        let lens = |most| {
+        let lens = |max| {
             let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];
-            shorten(&mut runs, most);
+            shorten(&mut runs, max);
             runs.iter().map(RawSlice::len).collect::<Vec<_>>()
         };
         assert_eq!(lens(12), [5, 7]);

@@ -1,7 +1,8 @@
-//! The faults of a process: which opportunities are taken, how often, and the choices of the seed.
+//! The faults of a process: at which opportunities rules inject faults, how often, and the random
+//! choices of the seed.
 
 use super::clock::Clock;
-use super::log::{Log, Place};
+use super::log::{Log, Target};
 use crate::error::Result;
 use crate::fault::{Kind, Point, Rule, Spec, When};
 use crate::objects::context::{ContextInner, random_u32};
@@ -13,36 +14,36 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Plans of this process and of its parents. They are never dropped, because a program may close
-/// its device and open it again.
+/// Plans of this process and its parent processes, with their process IDs. They are never dropped,
+/// because a program may close its device and open it again.
 static PLANS: ProcessLock<Vec<(u32, Arc<Plan>)>> =
     ProcessLock::new("inject::plan::PLANS", Vec::new());
 
-/// Subject of opportunities without a queue pair.
+/// The subject, in place of a queue pair, of opportunities that have no queue pair.
 pub(super) const PROCESS: u32 = 0;
 
-/// Faults of a process; see the module.
+/// The state of a specification in a process.
 pub(crate) struct Plan {
     pub(super) spec: Spec,
     pub(super) seed: u64,
     /// When the first device was opened.
     start: u64,
     pub(super) log: Log,
-    /// For each rule, the number of its actions.
+    /// For each rule, the number of injected faults.
     fired: Box<[AtomicU64]>,
-    /// For each rule, its opportunities without a queue pair.
+    /// For each rule, the number of opportunities without a queue pair.
     counts: Mutex<Vec<u64>>,
     /// Number of queue pairs created.
     queue_pairs: AtomicU32,
     pub(super) contexts: Mutex<Vec<Weak<ContextInner>>>,
-    /// Time of [`now_ns`] until which the port is down.
+    /// Time, in terms of [`now_ns`], until which the port is down.
     pub(super) port_down_until: AtomicU64,
     clock: Mutex<Option<Arc<Clock>>>,
 }
 
-/// An opportunity taken by a rule.
+/// An opportunity at which a rule injects its fault.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Taken {
+pub(super) struct Injected {
     pub(super) rule: usize,
     pub(super) kind: Kind,
     /// Number of the opportunity; 0 if it is not counted.
@@ -50,7 +51,7 @@ pub(super) struct Taken {
 }
 
 impl Plan {
-    /// Returns the process's plan for a specification; creates it if necessary.
+    /// Returns the process's plan for a specification. Creates it at the first call.
     pub(crate) fn of(spec: &Spec) -> Result<Arc<Self>> {
         let pid = std::process::id();
         let mut plans = PLANS.lock();
@@ -95,7 +96,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the timers, which are started by the first call.
+    /// Returns the timers. Starts them at the first call.
     pub(super) fn clock(self: &Arc<Self>) -> Result<Arc<Clock>> {
         let mut clock = self.clock.lock();
         if let Some(clock) = &*clock {
@@ -106,7 +107,7 @@ impl Plan {
         Ok(started)
     }
 
-    /// Numbers a new queue pair, from 1.
+    /// Returns the ordinal number of a new queue pair, from 1.
     pub(super) fn next_queue_pair(&self) -> u32 {
         self.queue_pairs.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -116,7 +117,7 @@ impl Plan {
         now_ns().saturating_sub(self.start)
     }
 
-    /// Returns the time of [`now_ns`] from which on a rule may act.
+    /// Returns the earliest time, in terms of [`now_ns`], at which a rule may inject its fault.
     pub(super) fn earliest(&self, rule: usize, subject: u32) -> u64 {
         let span = self.spec.rules.get(rule).and_then(|rule| rule.not_before);
         let after = span.map_or(0, |span| span.choose(self.draw(rule, subject, 0, "time")));
@@ -135,7 +136,7 @@ impl Plan {
             .fold(x, |x, octet| mix(x ^ u64::from(octet)))
     }
 
-    /// Returns the number of octets after which a rule acts on a connection.
+    /// Returns the number of octets after which a rule injects its fault on a connection.
     pub(super) fn threshold(&self, rule: usize, subject: u32) -> Option<u64> {
         match self.spec.rules.get(rule)?.when {
             When::Bytes(span) => Some(span.choose(self.draw(rule, subject, 0, "bytes"))),
@@ -143,50 +144,56 @@ impl Plan {
         }
     }
 
-    /// Counts an opportunity of a rule, in the subject's `count`. Returns it if the rule takes it.
-    pub(super) fn opportunity(&self, rule: usize, subject: u32, count: &mut u64) -> Option<Taken> {
-        let it = self.spec.rules.get(rule)?;
-        if it.is_timed() || matches!(it.when, When::Bytes(_)) {
+    /// Counts an opportunity of a rule in the subject's `count`. Returns the fault, if the rule
+    /// injects one.
+    pub(super) fn opportunity(
+        &self,
+        rule: usize,
+        subject: u32,
+        count: &mut u64,
+    ) -> Option<Injected> {
+        let found = self.spec.rules.get(rule)?;
+        if found.is_timed() || matches!(found.when, When::Bytes(_)) {
             return None;
         }
-        if it.not_before.is_some() && now_ns() < self.earliest(rule, subject) {
+        if found.not_before.is_some() && now_ns() < self.earliest(rule, subject) {
             return None;
         }
         *count += 1;
         let n = *count;
-        let takes = match it.when {
+        let takes = match found.when {
             When::Any => true,
             When::Nth(span) => n == span.choose(self.draw(rule, subject, 0, "nth")),
             When::Every(every) => n.is_multiple_of(every),
-            When::Chance(chance) => chance.takes(self.draw(rule, subject, n, "p")),
+            When::Chance(chance) => chance.matches(self.draw(rule, subject, n, "p")),
             When::Bytes(_) => false,
         };
-        (takes && self.may(rule)).then_some(Taken {
+        (takes && self.count_injection(rule)).then_some(Injected {
             rule,
-            kind: it.kind,
+            kind: found.kind,
             n,
         })
     }
 
-    /// Counts an action of a rule. Returns `false` if its maximum is reached.
-    pub(super) fn may(&self, rule: usize) -> bool {
-        let (Some(it), Some(fired)) = (self.spec.rules.get(rule), self.fired.get(rule)) else {
+    /// Counts an injection of a rule. Returns `false` if the rule's maximum was reached before.
+    pub(super) fn count_injection(&self, rule: usize) -> bool {
+        let (Some(found), Some(fired)) = (self.spec.rules.get(rule), self.fired.get(rule)) else {
             return false;
         };
-        let most = it.times.unwrap_or(u64::MAX);
-        let next = |n: u64| (n < most).then(|| n + 1);
+        let max = found.times.unwrap_or(u64::MAX);
+        let next = |n: u64| (n < max).then(|| n + 1);
         fired
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
             .is_ok()
     }
 
-    /// Returns the rules with this kind of opportunity, and their indices.
+    /// Returns the rules with this kind of opportunity, with their indices.
     pub(super) fn rules(&self, point: Point) -> impl Iterator<Item = (usize, &Rule)> {
         let rules = self.spec.rules.iter().enumerate();
         rules.filter(move |(_, rule)| rule.kind.point() == point)
     }
 
-    pub(super) fn process_wide(&self, rule: usize) -> Option<Taken> {
+    pub(super) fn process_opportunity(&self, rule: usize) -> Option<Injected> {
         let mut counts = self.counts.lock();
         self.opportunity(rule, PROCESS, counts.get_mut(rule)?)
     }
@@ -197,17 +204,17 @@ impl Plan {
             return Some(libc::EHOSTUNREACH);
         }
         for (i, rule) in self.rules(Point::Connect) {
-            let concerns = rule.select.peer.is_none_or(|filter| filter.takes(peer));
+            let concerns = rule.select.peer.is_none_or(|filter| filter.matches(peer));
             if !concerns {
                 continue;
             }
-            if let Some(taken) = self.process_wide(i) {
-                let place = Place {
+            if let Some(injected) = self.process_opportunity(i) {
+                let target = Target {
                     peer: Some(peer),
-                    ..Place::default()
+                    ..Target::default()
                 };
-                self.log.note(self, &taken, &place);
-                return Some(match taken.kind {
+                self.log.record(self, &injected, &target);
+                return Some(match injected.kind {
                     Kind::Refuse => libc::ECONNREFUSED,
                     _ => libc::EHOSTUNREACH,
                 });
@@ -217,7 +224,7 @@ impl Plan {
     }
 }
 
-/// A step of SplitMix64: each bit of the result depends on all bits of `x`.
+/// Performs a step of SplitMix64: each bit of the result depends on all bits of `x`.
 const fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -229,7 +236,7 @@ const fn mix(x: u64) -> u64 {
 mod tests {
     /// The first two numbers of SplitMix64 with seed 0, as printed by its authors' program.
     #[test]
-    fn mixing_is_a_step_of_splitmix64() {
+    fn mix_matches_splitmix64() {
         assert_eq!(super::mix(0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(super::mix(0x9E37_79B9_7F4A_7C15), 0x6e78_9e6a_a1b9_65f4);
     }

@@ -1,7 +1,8 @@
-//! A queue pair's counts of opportunities, and the delays of its connection.
+//! The state of fault injection of a queue pair: counts of opportunities, and delays of its
+//! connection.
 
-use super::log::Place;
-use super::plan::{Plan, Taken};
+use super::log::Target;
+use super::plan::{Injected, Plan};
 use crate::conn::qp::QpInner;
 use crate::fault::{Event, Ops, Point, Rule};
 use crate::objects::hooks::DeviceFaults;
@@ -32,33 +33,33 @@ pub(crate) struct QpInjector {
 pub(super) struct Progress {
     /// For each rule, the number of its opportunities.
     pub(super) counts: Vec<u64>,
-    /// For each rule that counts octets, whether it has acted on this connection.
+    /// For each rule that counts octets: `true` if the count was reached on this connection.
     pub(super) reached: Vec<bool>,
     pub(super) peer: Option<SocketAddr>,
-    /// Whether the connection has CRCs.
+    /// `true` if the connection uses CRCs.
     pub(super) crc: bool,
     /// Octets that have passed, per direction.
     pub(super) octets: [u64; 2],
-    /// Time until which nothing passes, per direction.
+    /// Time until which no octets pass, per direction.
     pub(super) held_until: [u64; 2],
     /// Limit in octets per second, per direction.
     pub(super) rate: [Option<u64>; 2],
-    /// Whether a bit is to be flipped, per direction.
-    pub(super) spoil: [bool; 2],
-    /// Time until which messages find no receive.
+    /// `true` if a bit is to be flipped, per direction.
+    pub(super) flip_pending: [bool; 2],
+    /// Time until which the receiver is not ready.
     pub(super) starved_until: u64,
-    /// A completion has failed, so those after it are flushed.
+    /// `true` if a completion has failed, so that later completions are flushed.
     pub(super) failing: bool,
-    /// Actions to execute without locks.
+    /// Actions to execute after all locks are released.
     pub(super) actions: Vec<Action>,
 }
 
-/// An action to execute without locks.
+/// An action to execute after all locks are released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Reset,
     Close,
-    /// Delays these directions for this time in nanoseconds.
+    /// Stops these directions for a time in nanoseconds.
     Hold([bool; 2], u64),
     Slow([bool; 2], u64),
     /// Ends the stream after a failed completion, with a Terminate or with a reset.
@@ -92,7 +93,8 @@ impl QpInjector {
         })
     }
 
-    /// Called for a new connection. Executes the actions of requests that waited for it.
+    /// Called for a new connection. Resets the counts of octets, and keeps actions that wait for
+    /// the connection.
     pub(super) fn begin_connection(&self, peer: SocketAddr, crc: bool) {
         let mut state = self.state.lock();
         let fresh = Progress {
@@ -102,38 +104,39 @@ impl QpInjector {
             crc,
             held_until: state.held_until,
             rate: state.rate,
-            // Without CRCs the flipped bit would corrupt memory.
-            spoil: state.spoil.map(|spoil| spoil && crc),
+            // Without CRCs the peer would not detect the flipped bit, and it would corrupt memory.
+            flip_pending: state.flip_pending.map(|flip_pending| flip_pending && crc),
             actions: std::mem::take(&mut state.actions),
             ..Progress::default()
         };
         *state = fresh;
     }
 
-    /// Returns `true` if a rule selects this queue pair and the operation, if there is one.
-    pub(super) fn concerns(&self, rule: &Rule, peer: Option<SocketAddr>, op: Option<Ops>) -> bool {
+    /// Returns `true` if a rule selects this queue pair, the peer, and the operation if `op` is
+    /// given.
+    pub(super) fn selects(&self, rule: &Rule, peer: Option<SocketAddr>, op: Option<Ops>) -> bool {
         let select = &rule.select;
         let by_qp = select
             .qp
             .is_none_or(|filter| filter.is(self.ordinal, self.number));
         let by_peer = select
             .peer
-            .is_none_or(|filter| peer.is_some_and(|peer| filter.takes(peer)));
+            .is_none_or(|filter| peer.is_some_and(|peer| filter.matches(peer)));
         let by_op = select.ops.is_none_or(|ops| op.is_none_or(|op| ops.has(op)));
         by_qp && by_peer && by_op
     }
 
-    /// Counts an opportunity of each matching rule, and returns those that act.
-    pub(super) fn taken(
+    /// Counts an opportunity of each matching rule. Returns the faults to inject.
+    pub(super) fn injected(
         &self,
         state: &mut Progress,
         point: Point,
         op: Ops,
         allowed: impl Fn(&Rule) -> bool,
-    ) -> Vec<Taken> {
+    ) -> Vec<Injected> {
         let mut all = Vec::new();
         for (i, rule) in self.plan.rules(point) {
-            if !allowed(rule) || !self.concerns(rule, state.peer, Some(op)) {
+            if !allowed(rule) || !self.selects(rule, state.peer, Some(op)) {
                 continue;
             }
             let Some(count) = state.counts.get_mut(i) else {
@@ -144,8 +147,8 @@ impl QpInjector {
         all
     }
 
-    pub(super) fn place(&self, state: &Progress, op: Option<Ops>) -> Place {
-        Place {
+    pub(super) fn target(&self, state: &Progress, op: Option<Ops>) -> Target {
+        Target {
             qp: Some((self.ordinal, self.number)),
             peer: state.peer,
             op: op.map(Ops::name),
@@ -172,20 +175,20 @@ impl QpFaults for QpInjector {
     }
 
     fn posted(&self, op: &SendOp) {
-        self.passed(op_of(op));
+        self.count_request(op_of(op));
     }
 
-    fn holds(&self, way: StreamDirection) -> bool {
-        let until = self.state.lock().held_until[way.index()];
+    fn holds(&self, direction: StreamDirection) -> bool {
+        let until = self.state.lock().held_until[direction.index()];
         self.plan.is_port_down() || until != 0 && now_ns() < until
     }
 
-    fn limit(&self, way: StreamDirection, runs: &mut Vec<RawSlice>) {
-        self.limit_octets(way, runs);
+    fn limit(&self, direction: StreamDirection, runs: &mut Vec<RawSlice>) {
+        self.limit_octets(direction, runs);
     }
 
-    fn passed_octets(&self, way: StreamDirection, n: usize) {
-        self.count_octets(way, n);
+    fn passed_octets(&self, direction: StreamDirection, n: usize) {
+        self.count_octets(direction, n);
     }
 
     unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
@@ -217,7 +220,7 @@ impl QpFaults for QpInjector {
 
     fn act(&self, qp: Arc<dyn Member>) {
         if let Some(qp) = downcast(qp) {
-            self.carry_out_all(&qp);
+            self.execute_all(&qp);
         }
     }
 }

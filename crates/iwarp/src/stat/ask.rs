@@ -1,7 +1,7 @@
-//! Reads the statistics of other processes. Many are asked at the same time, so that unresponsive
-//! processes delay the others no longer than one of them would.
+//! Reads the statistics of other processes. Up to [`BATCH`] processes are asked in parallel, so
+//! that several unresponsive processes delay the result no longer than one.
 
-use super::place::{Candidate, Connected, candidates, places};
+use super::place::{Candidate, Connected, candidates, search_directories};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -10,15 +10,15 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Processes asked at the same time. Each needs a file descriptor.
+/// Maximum number of processes asked in parallel. Each needs a file descriptor.
 const BATCH: usize = 256;
-/// Maximum of processes per other user that root asks. A user may have created them only to waste
-/// root's time.
-const STRANGERS_MAX: u32 = 1024;
+/// Maximum number of processes per other user that root asks, so that a user with very many
+/// processes cannot delay root.
+const PER_USER_MAX: u32 = 1024;
 /// Maximum length of an answer: enough for 60,000 queue pairs.
 const ANSWER_MAX: usize = 64 << 20;
-/// Maximum wait without data, even if the patience is longer.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Upper limit of the timeout for one `poll`.
+const POLL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The processes to ask, and how long to wait for their answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,11 +26,11 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub struct Question {
     /// Process to ask; `None` for all.
     pub pid: Option<u32>,
-    /// Directory to search for sockets, for processes with this directory in `IWARP_STAT`; `None`
-    /// for the default ones.
+    /// Directory to search for sockets, for processes that have this directory in `IWARP_STAT`;
+    /// `None` for the default directories.
     pub directory: Option<PathBuf>,
-    /// How long the processes may take to answer; default 3 s. Processes are asked in groups of
-    /// 256, one after the other, and each group may take this long.
+    /// Timeout of the answers; default 3 s. Processes are asked in groups of 256, one group after
+    /// the other, and the timeout applies to each group.
     pub patience: Duration,
 }
 
@@ -53,30 +53,34 @@ pub struct Answer {
     pub pid: Option<u32>,
     /// User ID from the kernel.
     pub uid: u32,
-    /// The document, unverified: JSON in UTF-8 from an honest process.
-    /// [`TimedOut`](io::ErrorKind::TimedOut) if the process is stopped, or too many others ask it.
+    /// The document as the process has sent it: JSON in UTF-8, if the process is honest.
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the process is stopped, or too many clients ask it.
     pub document: io::Result<Vec<u8>>,
 }
 
 impl Question {
-    /// Asks all processes of this user, or of all users as root. Blocks for about
-    /// [`patience`](Self::patience) at most per group. The answers are in no particular order.
+    /// Asks all processes of this user; as root, those of all users. Blocks at most for about
+    /// [`patience`](Self::patience) per group. The answers are in no particular order.
     ///
     /// # Errors
-    /// No file descriptors or no memory left. A process that cannot be asked is no error.
+    /// No file descriptor or memory is left. A process that cannot be asked is not an error.
     pub fn ask(&self) -> io::Result<Vec<Answer>> {
         let uid = rustix::process::geteuid().as_raw();
-        let places = match &self.directory {
+        let directories = match &self.directory {
             Some(dir) => vec![dir.clone()],
-            None => places(uid),
+            None => search_directories(uid),
         };
-        let all: Vec<_> = places.iter().flat_map(|home| candidates(home)).collect();
+        let all: Vec<_> = directories
+            .iter()
+            .flat_map(|directory| candidates(directory))
+            .collect();
         let Some(pid) = self.pid else {
             return self.ask_these(&all, uid);
         };
-        // The name has the process ID in the namespace of that process, which is nearly always the
-        // ID here.
-        let (likely, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.named == pid);
+        // A socket's name contains the process ID in that process's namespace, which is nearly
+        // always the ID in our namespace. Ask those with the wanted ID first.
+        let (likely, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|c| c.pid_in_name == pid);
         let found = self.ask_these(&likely, uid)?;
         if !found.is_empty() {
             return Ok(found);
@@ -91,24 +95,25 @@ impl Question {
             let mut open = Vec::new();
             for candidate in batch {
                 let (pid, owner, socket) = match candidate.connect(uid)? {
-                    Connected::Process(socket, who) => (who.pid, who.uid, Some(socket)),
-                    Connected::Busy(owner) => (Some(candidate.named), owner, None),
+                    Connected::Process(socket, peer) => (peer.pid, peer.uid, Some(socket)),
+                    Connected::Busy(owner) => (Some(candidate.pid_in_name), owner, None),
                     Connected::Nothing => continue,
                 };
-                // A process of another namespace has no ID here; use the one in the socket's name.
-                let number = pid.unwrap_or(candidate.named);
+                // A process of another namespace may have no ID in ours. Then use the ID in the
+                // socket's name.
+                let number = pid.unwrap_or(candidate.pid_in_name);
                 if self.pid.is_some_and(|wanted| wanted != number) {
                     continue;
                 }
                 let count = asked.entry(owner).or_default();
                 *count += 1;
-                if owner != uid && *count > STRANGERS_MAX {
+                if owner != uid && *count > PER_USER_MAX {
                     continue;
                 }
                 let answer = Answer {
                     pid,
                     uid: owner,
-                    document: Err(overdue()),
+                    document: Err(timed_out()),
                 };
                 match socket {
                     Some(socket) => open.push(Reading {
@@ -125,7 +130,7 @@ impl Question {
     }
 }
 
-fn overdue() -> io::Error {
+fn timed_out() -> io::Error {
     io::ErrorKind::TimedOut.into()
 }
 
@@ -138,7 +143,7 @@ struct Reading {
 
 impl Reading {
     /// Reads without blocking. Returns `true` if the answer is complete or has failed.
-    fn go_on(&mut self) -> bool {
+    fn read_more(&mut self) -> bool {
         match read_some(&self.socket, &mut self.document) {
             Ok(false) => return false,
             Ok(true) => self.answer.document = Ok(std::mem::take(&mut self.document)),
@@ -153,11 +158,13 @@ fn collect(mut open: Vec<Reading>, patience: Duration) -> Vec<Answer> {
     let mut answers = Vec::new();
     let end = Instant::now().checked_add(patience);
     while !open.is_empty() {
-        let left = end.map_or(LONGEST, |end| end.saturating_duration_since(Instant::now()));
-        if left.is_zero() || !wait(&open, left.min(LONGEST)) {
+        let remaining = end.map_or(POLL_TIMEOUT_MAX, |end| {
+            end.saturating_duration_since(Instant::now())
+        });
+        if remaining.is_zero() || !wait(&open, remaining.min(POLL_TIMEOUT_MAX)) {
             break;
         }
-        for reading in open.extract_if(.., Reading::go_on) {
+        for reading in open.extract_if(.., Reading::read_more) {
             answers.push(reading.answer);
         }
     }
@@ -166,13 +173,13 @@ fn collect(mut open: Vec<Reading>, patience: Duration) -> Vec<Answer> {
 }
 
 /// Waits until one of the sockets can be read. Returns `false` if that fails or takes longer than
-/// `left`.
-fn wait(open: &[Reading], left: Duration) -> bool {
+/// `remaining`.
+fn wait(open: &[Reading], remaining: Duration) -> bool {
     let mut fds: Vec<_> = open
         .iter()
         .map(|reading| PollFd::new(&reading.socket, PollFlags::IN))
         .collect();
-    let limit = Timespec::try_from(left).unwrap_or_default();
+    let limit = Timespec::try_from(remaining).unwrap_or_default();
     match poll(&mut fds, Some(&limit)) {
         Ok(ready) => ready > 0,
         Err(Errno::INTR) => true,
@@ -183,14 +190,14 @@ fn wait(open: &[Reading], left: Duration) -> bool {
 /// Reads without blocking. Returns `true` at the end of the answer.
 fn read_some(socket: &OwnedFd, document: &mut Vec<u8>) -> io::Result<bool> {
     let mut piece = [0u8; 16 * 1024];
-    // Limited per call, so that a process that sends endlessly does not block the others.
+    // The loop is limited, so that a process that sends endlessly does not delay the others.
     for _ in 0..16 {
         match rustix::io::read(socket, &mut piece[..]) {
             Ok(0) => return Ok(true),
             Ok(n) if document.len() + n > ANSWER_MAX => {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "its answer has no end",
+                    "the answer is too long",
                 ));
             }
             Ok(n) => document.extend_from_slice(piece.get(..n).unwrap_or_default()),

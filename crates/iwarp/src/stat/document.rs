@@ -1,8 +1,7 @@
-//! Writes the JSON document about this process, piece by piece.
+//! Writes the JSON document with this process's statistics, piece by piece.
 //!
-//! The format version is 1. New members do not change it; a changed meaning of a member makes it 2.
-//! Counters never decrease while the process lives. Durations are in nanoseconds, and their names
-//! end in `_ns`.
+//! The format version is 1. New members do not change it; it becomes 2 if the meaning of a member
+//! changes. Counters never decrease. Durations are in nanoseconds, and their names end in `_ns`.
 
 use super::json::Json;
 use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, QpWalk};
@@ -12,14 +11,14 @@ use std::io::Read as _;
 pub(super) const FORMAT: u64 = 1;
 /// Queue pairs per piece. Reading them takes a few dozen microseconds.
 const PIECE_QPS: usize = 16;
-/// Maximum length of the command line, which is truncated.
+/// Length at which the command line is truncated.
 const COMMAND_MAX: u64 = 1024;
 
 enum Step {
     Process,
     QueuePairs(Vec<QpWalk>),
     Memory(MemoryWalk),
-    Over,
+    Done,
 }
 
 pub(super) struct Document {
@@ -48,20 +47,20 @@ impl Document {
                 self.step = Step::QueuePairs(report::qp_walks());
             }
             Step::QueuePairs(walks) => {
-                let mut looked_at = 0;
-                while looked_at < PIECE_QPS
+                let mut count = 0;
+                while count < PIECE_QPS
                     && let Some(walk) = walks.last_mut()
                 {
                     match walk.next() {
                         Some(Some(qp)) => queue_pair(json, walk.device(), &qp),
-                        // The queue pair is destroyed, or belongs to another process.
+                        // The queue pair was destroyed, or belongs to the parent process.
                         Some(None) => {}
                         None => {
                             walks.pop();
                             continue;
                         }
                     }
-                    looked_at += 1;
+                    count += 1;
                 }
                 if walks.is_empty() {
                     json.close(']');
@@ -75,10 +74,10 @@ impl Document {
                     report::devices(walk).iter().for_each(|d| device(json, d));
                     json.close(']');
                     json.close('}');
-                    self.step = Step::Over;
+                    self.step = Step::Done;
                 }
             }
-            Step::Over => return None,
+            Step::Done => return None,
         }
         Some(json.take())
     }

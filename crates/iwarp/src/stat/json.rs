@@ -1,8 +1,8 @@
-//! Writes JSON (RFC 8259). The library that C programs load only writes JSON, so it gets no parser.
+//! Writes JSON (RFC 8259). A library with a parser is not needed here.
 
 use std::fmt::{Display, Write as _};
 
-/// JSON text being written. Inserts commas; the caller must close brackets in order.
+/// A JSON writer. It inserts commas; the caller closes brackets in the right order.
 #[derive(Debug, Default)]
 pub(super) struct Json {
     text: String,
@@ -40,8 +40,7 @@ impl Json {
         self.comma = false;
     }
 
-    /// Writes a string. Quotes, backslashes and control characters are escaped; JSON allows all
-    /// others as they are.
+    /// Writes a string. Escapes quotes, backslashes and control characters, as JSON requires.
     pub(super) fn string(&mut self, value: &str) {
         self.separate();
         self.text.push('"');

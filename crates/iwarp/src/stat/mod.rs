@@ -1,21 +1,21 @@
-//! Live statistics: a running process that uses the library can be asked for its state.
+//! Live statistics: other processes can query the state of a process that uses the library.
 //!
-//! When its progress thread starts, a process begins to listen on a Unix socket (`place`), to which
-//! only its own user and root can connect. A client gets one JSON document (`document`), then the
-//! end of the stream. Nothing listens on the network. The data path keeps no extra counters for
-//! this, and no thread wakes up for it while no client asks.
+//! When its progress thread starts, a process listens on a Unix socket (`place`), to which only its
+//! own user and root can connect. A client receives one JSON document (`document`) and then the end
+//! of the stream. There is no network socket. Without a client, the statistics cost nothing: the
+//! data path has no extra counters, and no thread wakes.
 //!
-//! * `IWARP_STAT=off` disables it; `IWARP_STAT=/DIRECTORY` sets the directory of the socket. If the
-//!   socket cannot be created, the process works without it.
+//! * `IWARP_STAT=off` disables the socket; `IWARP_STAT=/DIRECTORY` sets its directory. If the
+//!   socket cannot be created, the process works without statistics.
 //! * A child of `fork` gets its own socket when it first uses the library, and closes its parent's.
-//! * If the mounts of a process hide `/tmp` and `/run/user` (a container), ask it from inside, or
-//!   through a directory that both see.
+//! * If a process has other mounts of `/tmp` and `/run/user` (a container), ask it from inside, or
+//!   let it use a directory that both sides can see.
 //! * `chroot` and a change of user do not close the socket. After a change of user only root and
-//!   the old user find it, and only root and the new user are answered.
+//!   the old user can connect, and only root and the new user get an answer.
 //!
 //! # The document
 //!
-//! An object with `format` (1; a reader refuses other values and ignores unknown members) and
+//! An object with `format` (1; readers reject other values and ignore unknown members) and
 //!
 //! * `process`: `pid` and `uid` as the process sees itself, `command`, `version` of the library,
 //!   `age_ns` since it first used the library;
@@ -56,14 +56,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// When this process began to use the library, in nanoseconds of the monotonic clock.
+/// When this process started to use the library, in nanoseconds of the monotonic clock.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
-/// Path of the socket, to be removed at the end of the process, and the ID of the process that
-/// created it.
+/// The ID of the process that created the socket, and the socket's path, which is removed when the
+/// process exits.
 static ENTRY: ProcessLock<Option<(u32, PathBuf)>> = ProcessLock::new("stat::ENTRY", None);
 
-/// Starts to answer other processes, unless `IWARP_STAT` is `off`. Called once per process, with
-/// its engine.
+/// Creates the statistics socket, unless `IWARP_STAT` is `off`. Called once per process, with its
+/// engine.
 pub(crate) fn start(engine: &Arc<Engine>) {
     static REMOVE: AtExit = AtExit::new(remove_entry);
     BEGAN.store(now_ns(), Ordering::Relaxed);
@@ -75,15 +75,14 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     let (socket, path) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            // If the environment names a directory, the user expects the socket there, so a failure
-            // is reported.
+            // If the user has set a directory, the failure is reported.
             match directory {
                 Some(dir) => complain::once(format!(
-                    "IWARP_STAT={}: no socket can be made there ({error}); \
-                     this process cannot be asked",
+                    "IWARP_STAT={}: cannot create a socket there ({error}); \
+                     this process has no statistics",
                     dir.display()
                 )),
-                None => tracing::debug!(%error, "this process cannot be asked"),
+                None => tracing::debug!(%error, "no statistics of this process"),
             }
             return;
         }
@@ -94,7 +93,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     if let Err(error) = serve::Server::open(engine, socket) {
         fork::close_in_child(-1);
         remove_entry();
-        tracing::debug!(%error, "this process cannot be asked");
+        tracing::debug!(%error, "no statistics of this process");
     }
 }
 
@@ -113,17 +112,17 @@ fn setting(value: Option<OsString>, untrusted: bool) -> Option<Option<PathBuf>> 
         return Some(Some(path));
     }
     complain::once(format!(
-        "IWARP_STAT={}: neither on nor off nor an absolute path; it is on",
+        "IWARP_STAT={}: not on, off or an absolute path; it is on",
         path.display()
     ));
     Some(None)
 }
 
-/// Removes the socket at the end of the process. A forked child calls it, too, but keeps its
-/// parent's socket.
+/// Removes the socket when the process exits. A forked child calls this function, too; it does not
+/// remove its parent's socket.
 fn remove_entry() {
-    // A program may end in a signal handler on a thread that holds the lock, so waiting for it
-    // could block forever.
+    // The program may exit in a signal handler on a thread that holds the lock, so waiting for the
+    // lock could block forever.
     let Some(mut entry) = ENTRY.try_lock() else {
         return;
     };
@@ -132,7 +131,7 @@ fn remove_entry() {
     }
 }
 
-/// Returns how long this process has used the library, in nanoseconds.
+/// Returns the time since this process started to use the library, in nanoseconds.
 fn age_ns() -> u64 {
     now_ns().saturating_sub(BEGAN.load(Ordering::Relaxed))
 }
@@ -149,7 +148,7 @@ mod tests {
         assert_eq!(set("off", true), None);
         assert_eq!(set("on", false), Some(None));
         assert_eq!(set("/srv/iwarp", false), Some(Some("/srv/iwarp".into())));
-        // A program with more rights than its caller ignores the caller's directory.
+        // A setuid program ignores the caller's directory.
         assert_eq!(set("/srv/iwarp", true), Some(None));
         assert_eq!(set("relative", false), Some(None));
     }

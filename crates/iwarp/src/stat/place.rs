@@ -1,19 +1,18 @@
-//! The directories and names of the sockets through which processes are asked, and which of them
-//! are trusted.
+//! The directories and names of statistics sockets, and the checks whether a socket is trusted.
 //!
-//! Each process has a Unix socket in the directory that `IWARP_STAT` names. By default it is in
-//! `/run/user/UID`, or in `/tmp` if it cannot be created there. Its name is `iwarp-stat.PID.RANDOM`
-//! and its mode 0600, so the kernel lets only the same user and root connect. Other users of `/tmp`
-//! gain nothing:
+//! Each process has a Unix socket in the directory of `IWARP_STAT`. The default is `/run/user/UID`,
+//! or `/tmp` if the socket cannot be created there. Its name is `iwarp-stat.PID.RANDOM` and its
+//! mode is 0600, so only the same user and root can connect. Other users who can write to `/tmp`
+//! cannot interfere:
 //!
-//! * the name cannot be guessed, so no other user can take it before;
-//! * a client opens the entry without following a symbolic link, checks the opened entry, and
-//!   connects to that very entry;
-//! * it skips entries of other users, unless it is root, and sockets whose process runs as a
-//!   different user than the entry's owner.
+//! * the name cannot be guessed, so no other user can create it first;
+//! * a client opens the directory entry without following symbolic links, checks the opened entry,
+//!   and connects to it, and not to its name;
+//! * a client skips entries of other users, unless it is root, and sockets whose process runs as
+//!   another user than the entry's owner.
 //!
-//! A killed process leaves its entry. The next client finds that nothing listens there, and removes
-//! it.
+//! A killed process leaves its entry behind. The next client removes it, because no process
+//! listens.
 
 use crate::sys::sockopt::{PeerCredentials, peer_credentials};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, openat, unlinkat};
@@ -27,31 +26,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "iwarp-stat.";
-/// Most connections that the kernel lets wait until they are accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 /// Maximum number of entries to check per directory, to bound the time.
 const ENTRIES_MAX: usize = 65_536;
-/// Most sockets of one directory that are asked.
+/// Maximum number of sockets per directory to ask.
 const CANDIDATES_MAX: usize = 4096;
 
 const SHARED: &str = "/tmp";
 const RUNTIME: &str = "/run/user";
 
-/// Returns the directories for a socket of user `uid`, the preferred one first.
-fn homes(uid: u32) -> Vec<PathBuf> {
+/// Returns the directories for a socket of user `uid`, in order of preference.
+fn default_directories(uid: u32) -> Vec<PathBuf> {
     vec![Path::new(RUNTIME).join(uid.to_string()), SHARED.into()]
 }
 
-/// Returns the directories in which user `uid` searches for sockets. Root searches those of all
+/// Returns the directories to search for sockets on behalf of user `uid`; for root, those of all
 /// users.
-pub(super) fn places(uid: u32) -> Vec<PathBuf> {
+pub(super) fn search_directories(uid: u32) -> Vec<PathBuf> {
     if uid != 0 {
-        return homes(uid);
+        return default_directories(uid);
     }
     let users = std::fs::read_dir(RUNTIME).into_iter().flatten().flatten();
-    let mut places: Vec<_> = users.map(|entry| entry.path()).collect();
-    places.push(SHARED.into());
-    places
+    let mut search_directories: Vec<_> = users.map(|entry| entry.path()).collect();
+    search_directories.push(SHARED.into());
+    search_directories
 }
 
 fn unix_socket() -> io::Result<OwnedFd> {
@@ -64,19 +63,19 @@ fn unix_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Creates this process's socket in `chosen`, or in a default directory if it is `None`, and
-/// listens there.
+/// Creates this process's socket and listens on it: in the directory `chosen`, or in a default
+/// directory if that is `None`.
 ///
 /// # Errors
-/// The error of the last directory that was tried.
+/// The error of the last directory.
 pub(super) fn open(chosen: Option<&Path>) -> io::Result<(OwnedFd, PathBuf)> {
-    let homes = chosen.map_or_else(
-        || homes(rustix::process::geteuid().as_raw()),
+    let default_directories = chosen.map_or_else(
+        || default_directories(rustix::process::geteuid().as_raw()),
         |dir| vec![dir.to_owned()],
     );
     let mut error = io::Error::from(io::ErrorKind::NotFound);
-    for home in homes {
-        match open_in(&home) {
+    for directory in default_directories {
+        match open_in(&directory) {
             Ok(opened) => return Ok(opened),
             Err(e) => error = e,
         }
@@ -84,54 +83,54 @@ pub(super) fn open(chosen: Option<&Path>) -> io::Result<(OwnedFd, PathBuf)> {
     Err(error)
 }
 
-fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+fn open_in(directory: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let random = getrandom::u64().map_err(|e| io::Error::other(e.to_string()))?;
     let name = format!("{PREFIX}{}.{random:016x}", std::process::id());
-    let (path, hidden) = (home.join(&name), home.join(format!(".{name}")));
+    let (path, hidden) = (directory.join(&name), directory.join(format!(".{name}")));
     let socket = unix_socket()?;
-    // Do this before the socket has a name: `bind` gives the entry these rights, less the umask.
+    // Before `bind`, which gives the directory entry this mode, reduced by the umask.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    // The socket gets its final name only when it listens. Before, a client would take it for the
-    // entry of a dead process.
+    // The socket is renamed after `listen`. Otherwise a client could take it for the socket of a
+    // dead process.
     bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
-    let named = listen(&socket, BACKLOG)
+    let pid_in_name = listen(&socket, BACKLOG)
         .map_err(io::Error::from)
         .and_then(|()| std::fs::rename(&hidden, &path));
-    if let Err(e) = named {
+    if let Err(e) = pid_in_name {
         let _ = std::fs::remove_file(&hidden);
         return Err(e);
     }
-    // If no client ever asked, the entries of killed processes would accumulate. So one start in 64
-    // removes them.
+    // Without clients, the entries of killed processes would accumulate. Therefore one in 64
+    // processes removes them.
     if random.is_multiple_of(64) {
-        sweep(home);
+        sweep(directory);
     }
     Ok((socket, path))
 }
 
-/// Removes entries that dead processes of this user have left in `home`.
-fn sweep(home: &Path) {
+/// Removes entries of this user's dead processes.
+fn sweep(directory: &Path) {
     let uid = rustix::process::geteuid().as_raw();
-    for candidate in candidates(home) {
+    for candidate in candidates(directory) {
         let _ = candidate.connect(uid);
     }
 }
 
-/// An entry that may be the socket of a process.
+/// A directory entry that may be the socket of a process.
 pub(super) struct Candidate {
-    home: Arc<OwnedFd>,
+    directory: Arc<OwnedFd>,
     name: String,
-    /// The process number in the entry's name. It is valid in the namespace of that process.
-    pub(super) named: u32,
+    /// The process ID in the entry's name. It is the ID in the namespace of that process.
+    pub(super) pid_in_name: u32,
 }
 
-/// Returns the entries of a directory that have the name of a statistics socket; none if the
-/// directory cannot be read.
-pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
+/// Returns the entries of a directory whose names are names of statistics sockets. Returns none if
+/// the directory cannot be read.
+pub(super) fn candidates(directory: &Path) -> Vec<Candidate> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let (Ok(dir), Ok(entries)) = (
-        openat(CWD, home, flags, Mode::empty()),
-        std::fs::read_dir(home),
+        openat(CWD, directory, flags, Mode::empty()),
+        std::fs::read_dir(directory),
     ) else {
         return Vec::new();
     };
@@ -141,11 +140,11 @@ pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let named = process_of(&name)?;
+            let pid_in_name = process_of(&name)?;
             Some(Candidate {
-                home: Arc::clone(&dir),
+                directory: Arc::clone(&dir),
                 name,
-                named,
+                pid_in_name,
             })
         })
         .take(CANDIDATES_MAX)
@@ -162,10 +161,9 @@ fn process_of(name: &str) -> Option<u32> {
 }
 
 pub(super) enum Connected {
-    /// A trusted process listens. The socket is connected and does not block.
+    /// A connected nonblocking socket of a trusted process.
     Process(OwnedFd, PeerCredentials),
-    /// A process listens but accepts no connection at the moment. The value is the owner of the
-    /// entry.
+    /// A process listens, but its backlog is full. The value is the owner of the entry.
     Busy(u32),
     /// The entry cannot be used: it is not a socket, it belongs to another user, or its process is
     /// dead.
@@ -176,11 +174,10 @@ impl Candidate {
     /// Connects on behalf of user `uid`. Never blocks. Removes the entry if its process is dead.
     ///
     /// # Errors
-    /// The system's error if no descriptors or no memory are left. An entry that cannot be used is
-    /// no error.
+    /// No file descriptor or memory is left. An entry that cannot be used is not an error.
     pub(super) fn connect(&self, uid: u32) -> io::Result<Connected> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let entry = match openat(&*self.home, &self.name, flags, Mode::empty()) {
+        let entry = match openat(&*self.directory, &self.name, flags, Mode::empty()) {
             Ok(entry) => entry,
             Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(e.into()),
             Err(_) => return Ok(Connected::Nothing),
@@ -191,23 +188,26 @@ impl Candidate {
             return Ok(Connected::Nothing);
         }
         let socket = unix_socket()?;
-        // Connect to the opened entry: its name may mean another one by now.
+        // Connect to the opened entry, because its name may refer to another entry by now.
         let through = format!("/proc/self/fd/{}", entry.as_fd().as_raw_fd());
         match connect(&socket, &SocketAddrUnix::new(through)?) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Ok(Connected::Busy(stat.st_uid)),
             Err(Errno::CONNREFUSED) => {
-                let _ = unlinkat(&*self.home, &self.name, AtFlags::empty());
+                let _ = unlinkat(&*self.directory, &self.name, AtFlags::empty());
                 return Ok(Connected::Nothing);
             }
             Err(_) => return Ok(Connected::Nothing),
         }
-        let who = peer_credentials(&socket)?;
-        if who.uid != stat.st_uid {
-            tracing::debug!(name = self.name, "a socket of one user, served by another");
+        let peer = peer_credentials(&socket)?;
+        if peer.uid != stat.st_uid {
+            tracing::debug!(
+                name = self.name,
+                "the process of a socket runs as another user than its owner"
+            );
             return Ok(Connected::Nothing);
         }
-        Ok(Connected::Process(socket, who))
+        Ok(Connected::Process(socket, peer))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of entries: which are trusted, which are removed, and which are left alone.
+//! Tests of directory entries: which are trusted, which are removed, and which are kept.
 
 use super::*;
 use rustix::fs::{Gid, Uid};
@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory that goes with the test.
+/// A directory that is removed after the test.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -22,7 +22,7 @@ impl Dir {
         self.0.join(format!("iwarp-stat.7.{name:0>16}"))
     }
 
-    /// Connects to the only entry on behalf of this user, and returns the result.
+    /// Connects to the only entry on behalf of user `uid`.
     fn connect(&self, uid: u32) -> Connected {
         let all = candidates(&self.0);
         assert_eq!(all.len(), 1);
@@ -48,11 +48,11 @@ fn only_owner_may_connect() {
     assert_eq!(meta.permissions().mode() & 0o077, 0);
     assert_eq!(meta.uid(), uid());
     let all = candidates(&dir.0);
-    assert_eq!(all[0].named, std::process::id());
-    let Connected::Process(_, who) = all[0].connect(uid()).unwrap() else {
-        panic!("this process listens there");
+    assert_eq!(all[0].pid_in_name, std::process::id());
+    let Connected::Process(_, peer) = all[0].connect(uid()).unwrap() else {
+        panic!("this process listens on the socket");
     };
-    assert_eq!(who.pid, Some(std::process::id()));
+    assert_eq!(peer.pid, Some(std::process::id()));
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn dead_process_entry_is_removed() {
     drop(socket);
     assert!(matches!(dir.connect(uid()), Connected::Nothing));
     assert!(!path.exists());
-    // An entry that has gone is no error either.
+    // A removed entry is not listed.
     assert!(candidates(&dir.0).is_empty());
 }
 
@@ -83,7 +83,7 @@ fn links_and_files_are_ignored() {
     assert!(file.exists());
 }
 
-/// Every user who may write to a shared directory can put a socket there.
+/// Every user who can write to a shared directory can create a socket there.
 #[test]
 fn foreign_socket_is_not_trusted() {
     let dir = Dir::new();
@@ -91,13 +91,13 @@ fn foreign_socket_is_not_trusted() {
     let _listener = UnixListener::bind(&path).unwrap();
     assert!(matches!(dir.connect(uid()), Connected::Process(..)));
     if uid() != 0 {
-        eprintln!("partly skipped: only root can give an entry away");
+        eprintln!("partly skipped: only root can change an entry's owner");
         return;
     }
     let (user, group) = (Uid::from_raw(1), Gid::from_raw(1));
     rustix::fs::chown(&path, Some(user), Some(group)).unwrap();
-    // A process of root serves an entry of user 1. Other users skip this entry, and root does not
-    // trust it.
+    // A process of root listens on a socket of user 1. Other users skip the entry, and root does
+    // not trust it.
     assert!(matches!(dir.connect(2), Connected::Nothing));
     assert!(matches!(dir.connect(0), Connected::Nothing));
     assert!(path.exists());
@@ -116,10 +116,13 @@ fn busy_process_keeps_its_entry() {
                 assert!(path.exists());
                 return;
             }
-            Connected::Nothing => panic!("it listens"),
+            Connected::Nothing => panic!("the process listens"),
         }
     }
-    panic!("{} wait, and there is no end", waiting.len());
+    panic!(
+        "{} connections wait, and the backlog is not full",
+        waiting.len()
+    );
 }
 
 #[test]

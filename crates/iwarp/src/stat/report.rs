@@ -1,9 +1,8 @@
-//! The state of queue pairs and devices, for processes that ask while this one runs
-//! ([`crate::stat`]).
+//! Reads the state of queue pairs and devices, for the statistics ([`crate::stat`]).
 //!
-//! Everything is read from the objects' own state, one object at a time, locked while copying. A
-//! child of a fork has copies of its parent's objects, in which a lock held at the time of the fork
-//! stays locked. So objects from before the fork are read only if their locks are free.
+//! The objects are read one at a time, under their own locks. In a forked child, the copies of the
+//! parent's objects may be locked forever. Therefore objects from before the fork are read only if
+//! their locks are free.
 
 use crate::conn::qp::{QpInner, QpState};
 use crate::objects::context::ContextInner;
@@ -22,19 +21,20 @@ use std::time::Duration;
 pub(crate) struct QpReport {
     pub(crate) number: u32,
     pub(crate) state: &'static str,
-    /// Connected by number and GID, not by the connection manager.
+    /// `true` if the queue pair is connected by number, and not by the connection manager.
     pub(crate) numbered: bool,
     pub(crate) pd: u32,
     /// Posted send work requests that are not complete.
     pub(crate) sends_outstanding: u32,
     /// Posted receives; `None` with a shared receive queue.
     pub(crate) receives_posted: Option<u32>,
-    /// Pending completions in its queues, which others may share.
+    /// Pending completions in the queue pair's completion queues, including those of other queue
+    /// pairs.
     pub(crate) send_completions: usize,
     pub(crate) recv_completions: usize,
-    /// How long a Send has been waiting for a receive, if one is.
+    /// How long a Send has been waiting for a receive; `None` if none waits.
     pub(crate) held_ns: Option<u64>,
-    /// Sum of all these times.
+    /// Total time that Sends have waited for receives.
     pub(crate) held_total_ns: u64,
     pub(crate) counters: Counters,
     /// Why the last connection ended, if it ended in error.
@@ -46,17 +46,16 @@ pub(crate) struct LinkReport {
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
     pub(crate) age: Duration,
-    /// Octets sent by TCP or in its buffer, and not acknowledged by the peer.
+    /// Octets in TCP's send buffer, not acknowledged by the peer.
     pub(crate) unacknowledged_octets: Option<u64>,
     /// `None` if the kernel does not report it.
     pub(crate) tcp: Option<TcpInfo>,
 }
 
-/// A device of the process, all its contexts together.
+/// The state of a device, summed over all its contexts.
 pub(crate) struct DeviceReport {
     pub(crate) name: String,
     pub(crate) address: IpAddr,
-    /// Number of open contexts.
     pub(crate) opened: u32,
     pub(crate) queue_pairs: usize,
     pub(crate) completion_queues: u32,
@@ -66,14 +65,14 @@ pub(crate) struct DeviceReport {
     pub(crate) counters: Counters,
 }
 
-/// Queue pairs of one context that are still to be read.
+/// Iterates over the queue pairs of one context.
 pub(crate) struct QpWalk {
     ctx: Weak<ContextInner>,
     device: String,
     numbers: Vec<u32>,
 }
 
-/// Returns the existing queue pairs.
+/// Returns an iterator for each open context.
 pub(crate) fn qp_walks() -> Vec<QpWalk> {
     let walk = |ctx: &Arc<ContextInner>| QpWalk {
         ctx: Arc::downgrade(ctx),
@@ -88,15 +87,15 @@ impl QpWalk {
         &self.device
     }
 
-    /// Returns the next queue pair: `None` after the last, `Some(None)` if it is destroyed or
-    /// cannot be read.
+    /// Returns the next queue pair; `Some(None)` if it was destroyed or cannot be read; `None`
+    /// after the last.
     pub(crate) fn next(&mut self) -> Option<Option<QpReport>> {
         let number = self.numbers.pop()?;
-        Some(self.ctx.upgrade().and_then(|ctx| look(&ctx, number)))
+        Some(self.ctx.upgrade().and_then(|ctx| read_qp(&ctx, number)))
     }
 }
 
-fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
+fn read_qp(ctx: &ContextInner, number: u32) -> Option<QpReport> {
     let qp = ctx.qp_if_free(number)?;
     let (mut report, link) = {
         let g = if ctx.is_ours() {
@@ -104,13 +103,13 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
         } else {
             qp.state.try_lock()?
         };
-        // In a forked child, a connection of its parent.
+        // In a forked child: a connection of the parent.
         if g.link.socket().is_some_and(|l| l.engine.is_foreign()) {
             return None;
         }
         (report(&qp, &g), g.link.socket().cloned())
     };
-    // Without the lock, because these are system calls.
+    // The lock is released, because these are system calls.
     report.link = link.map(|link| LinkReport {
         local: link.ends.local,
         peer: link.ends.peer,
@@ -127,7 +126,7 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
 
 fn report(qp: &QpInner, g: &QpState) -> QpReport {
     let machine = &g.machine;
-    // A Send that was held when a connection ended is no longer held.
+    // `held_since` belongs to the open connection, and is set only while a Send waits.
     let held_since = g.link.open().map(|open| open.held_since);
     let held_ns = held_since
         .filter(|since| *since != 0 && machine.rx_interest() == RxInterest::Held)
@@ -161,10 +160,10 @@ const fn name_of(state: State) -> &'static str {
     }
 }
 
-/// Slots of a memory table per piece, which takes a few dozen microseconds.
+/// Slots of a memory table per step. A step takes a few dozen microseconds.
 const SLOTS: usize = 4096;
 
-/// Sums up the registered memory, one part of a table at a time.
+/// Sums up the registered memory in steps of [`SLOTS`] slots.
 pub(crate) struct MemoryWalk {
     rest: Vec<Weak<ContextInner>>,
     /// Next slot of the last table.
@@ -181,7 +180,7 @@ impl MemoryWalk {
         }
     }
 
-    /// Processes the next part. Returns `false` at the end.
+    /// Processes the next slots. Returns `false` at the end.
     pub(crate) fn step(&mut self) -> bool {
         let Some(ctx) = self.rest.last() else {
             return false;
@@ -213,7 +212,7 @@ fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
     }
 }
 
-/// Returns the devices that this process has or had open, by name. `walk` must be complete.
+/// Returns all devices that this process has opened, sorted by name. `walk` must have ended.
 pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
     let mut all: BTreeMap<String, DeviceReport> = BTreeMap::new();
     let mut add = |name: &str, address, counters: &Counters, open: Option<&ContextInner>| {
@@ -258,7 +257,8 @@ mod tests {
     use std::io::Write as _;
     use std::time::Instant;
 
-    /// Pending completions are counted, and receives only for a receive queue of its own.
+    /// Pending completions are reported. Posted receives are reported only without a shared receive
+    /// queue.
     #[test]
     fn pending_completions_are_counted() {
         let ctx = testing::context();
@@ -289,7 +289,7 @@ mod tests {
         srq.post(&receive).unwrap();
         own.modify(State::Init).unwrap();
         own.post_recv(&receive).unwrap();
-        let reports = || [&own, &shared].map(|qp| look(&ctx.inner, qp.num()).unwrap());
+        let reports = || [&own, &shared].map(|qp| read_qp(&ctx.inner, qp.num()).unwrap());
         assert_eq!(reports().map(|qp| qp.receives_posted), [Some(1), None]);
         own.modify(State::Error).unwrap();
         let [own_now, shared_now] = reports();
@@ -303,7 +303,7 @@ mod tests {
         shared.destroy();
     }
 
-    /// The time of a wait that has ended is not reported as a held Send.
+    /// `held_ns` is reported only while a Send waits.
     #[test]
     fn held_time_needs_a_held_send() {
         let ctx = testing::context_with(Config {
@@ -312,24 +312,24 @@ mod tests {
         });
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        let look = || look(&ctx.inner, qp.num()).unwrap();
-        assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
+        let read_qp = || read_qp(&ctx.inner, qp.num()).unwrap();
+        assert_eq!((read_qp().held_ns, read_qp().held_total_ns), (None, 0));
         let mut peer = testing::connected(&qp);
-        assert_eq!(look().held_ns, None);
+        assert_eq!(read_qp().held_ns, None);
         testing::open(&mut qp.inner.state.lock()).held_since = 1;
-        assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
+        assert_eq!((read_qp().held_ns, read_qp().held_total_ns), (None, 0));
         testing::open(&mut qp.inner.state.lock()).held_since = 0;
         peer.write_all(&testing::EMPTY_SEND).unwrap();
         let start = Instant::now();
-        while look().held_ns.is_none() {
-            assert!(start.elapsed() < Duration::from_secs(20), "it is not held");
+        while read_qp().held_ns.is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "no Send is held");
             std::thread::yield_now();
         }
-        assert!(look().held_total_ns > 0);
-        // The wait has ended, and is part of the sum already.
+        assert!(read_qp().held_total_ns > 0);
+        // After the end of the wait, its time is only part of the total.
         qp.inner.state.lock().end_hold();
-        let sum = look().held_total_ns;
-        assert_eq!((look().held_ns, look().held_total_ns), (None, sum));
+        let sum = read_qp().held_total_ns;
+        assert_eq!((read_qp().held_ns, read_qp().held_total_ns), (None, sum));
         qp.destroy();
     }
 
@@ -348,10 +348,9 @@ mod tests {
         }
     }
 
-    /// A device has one entry with the objects of all its users, and each queue pair is found once.
     #[test]
     fn device_opened_twice_reported_once() {
-        const NAME: &str = "of the test of reports";
+        const NAME: &str = "device of the report test";
         let device = Device {
             name: NAME.to_owned(),
             ..Device::by_address([127, 0, 0, 1].into()).unwrap()
@@ -367,10 +366,10 @@ mod tests {
         while walk.step() {}
         let devices = devices(&walk);
         let mut ours = devices.iter().filter(|device| device.name == NAME);
-        let report = ours.next().expect("it is open");
+        let report = ours.next().expect("the device is not reported");
         assert!(ours.next().is_none());
-        let made = (report.queue_pairs, report.completion_queues);
-        assert_eq!((report.opened, made), (2, (4, 3)));
+        let created = (report.queue_pairs, report.completion_queues);
+        assert_eq!((report.opened, created), (2, (4, 3)));
         assert_eq!((report.registrations, report.registered_octets), (5, 0));
         assert_eq!(report.address, IpAddr::from([127, 0, 0, 1]));
         let mut walks: Vec<_> = qp_walks()
@@ -378,14 +377,14 @@ mod tests {
             .filter(|walk| walk.device() == NAME)
             .collect();
         assert_eq!(walks.len(), 2);
-        let told = walks.iter_mut().flat_map(|walk| {
+        let reported = walks.iter_mut().flat_map(|walk| {
             std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("not destroyed").number)
         });
-        let mut told: Vec<_> = told.collect();
-        let mut made = qps.each_ref().map(QueuePair::num);
-        told.sort_unstable();
-        made.sort_unstable();
-        assert_eq!(told, made);
+        let mut reported: Vec<_> = reported.collect();
+        let mut created = qps.each_ref().map(QueuePair::num);
+        reported.sort_unstable();
+        created.sort_unstable();
+        assert_eq!(reported, created);
         for qp in qps {
             qp.destroy();
         }

@@ -1,9 +1,9 @@
-//! Answers other processes: the listening socket, and a few connections at a time.
+//! Answers queries of other processes, on a listening socket and a few connections at a time.
 //!
-//! All work is done by the progress thread. It writes one piece and then pauses, so that it soon
-//! returns to the sockets of queue pairs. If an application thread that polls the whole set sees a
-//! new connection first, it only removes the socket from the set and starts a timer for the
-//! progress thread.
+//! The progress thread does all the work. It pauses after each piece of an answer, so that it soon
+//! returns to the sockets of queue pairs. If an application thread that polls the engine's sockets
+//! sees a new connection first, it only stops watching the socket and sets a timer for the progress
+//! thread.
 
 use super::document::Document;
 use crate::engine::{Engine, Source};
@@ -17,19 +17,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum of connections answered at the same time. Others wait until one of these is done.
+/// Maximum number of connections answered in parallel. Further connections wait.
 const CLIENTS_MAX: usize = 4;
-/// Maximum of connections accepted or refused per turn.
-const TURN_MAX: usize = 16;
+/// Maximum number of connections accepted or refused per timer.
+const ACCEPTS_MAX: usize = 16;
 /// Pause between two pieces of an answer.
 const PAUSE: Duration = Duration::from_micros(500);
 /// Time without progress after which a connection is closed.
-const DEADLINE: Duration = Duration::from_secs(2);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Total time after which a slow connection is closed.
-const LONGEST: Duration = Duration::from_secs(30);
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-const TIMER_TURN: u32 = 0;
-const TIMER_DEADLINE: u32 = 1;
+const TIMER_CONTINUE: u32 = 0;
+const TIMER_IDLE: u32 = 1;
 
 /// The socket that other processes connect to.
 pub(super) struct Server {
@@ -61,19 +61,19 @@ impl Server {
         Ok(server)
     }
 
-    /// Accepts waiting connections. Returns `false` if it has to pause.
+    /// Accepts waiting connections. Returns `false` if the limit is reached or `accept` failed.
     fn accept(self: &Arc<Self>) -> bool {
-        for _ in 0..TURN_MAX {
+        for _ in 0..ACCEPTS_MAX {
             if self.clients.load(Ordering::Relaxed) >= CLIENTS_MAX {
                 return false;
             }
             match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok(socket) if may_ask(socket.as_fd()) => Client::begin(self, socket),
+                Ok(socket) if is_permitted(socket.as_fd()) => Client::begin(self, socket),
                 Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
-                // No file descriptors are left. Retry later.
+                // No file descriptor is left. Try again later.
                 Err(_) => {
-                    self.engine.after(DEADLINE, self.token, TIMER_TURN);
+                    self.engine.after(IDLE_TIMEOUT, self.token, TIMER_CONTINUE);
                     return false;
                 }
             }
@@ -81,29 +81,31 @@ impl Server {
         true
     }
 
-    fn leave(&self) {
+    fn client_ended(&self) {
         self.clients.fetch_sub(1, Ordering::Relaxed);
-        self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
+        self.engine
+            .after(Duration::ZERO, self.token, TIMER_CONTINUE);
     }
 }
 
-/// Returns `true` if the client belongs to the same user or to root. The socket's mode ensures the
-/// same unless it was changed.
-fn may_ask(socket: BorrowedFd<'_>) -> bool {
+/// Returns `true` if the client runs as the same user or root. The socket's mode ensures the same,
+/// unless it was changed.
+fn is_permitted(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    peer_credentials(socket).is_ok_and(|who| who.uid == 0 || who.uid == own)
+    peer_credentials(socket).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
 }
 
 impl Source for Server {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         self.engine.pause(&self.socket);
-        self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
+        self.engine
+            .after(Duration::ZERO, self.token, TIMER_CONTINUE);
         true
     }
 
     fn timer(self: Arc<Self>, _: u32) {
         if self.accept() {
-            // The socket may already be in the set, if two timers were started.
+            // Ignore the error: if two timers were set, the engine watches the socket already.
             let _ = self.engine.resume(&self.socket, self.token, Interest::READ);
         }
     }
@@ -120,18 +122,17 @@ struct Client {
 
 struct Pieces {
     document: Document,
-    /// Current piece, including what was written.
+    /// Current piece, including octets that were written already.
     piece: Vec<u8>,
     written: usize,
-    /// Time of the last progress.
-    moved: Instant,
+    last_progress: Instant,
 }
 
-enum Turn {
-    Again,
-    Full,
+enum Progress {
+    Continue,
+    Blocked,
     /// The answer is complete, or the client has disconnected.
-    Over,
+    Done,
 }
 
 impl Client {
@@ -148,23 +149,23 @@ impl Client {
                 document: Document::new(),
                 piece: Vec::new(),
                 written: 0,
-                moved: Instant::now(),
+                last_progress: Instant::now(),
             })),
         });
         engine.add_timed(token, client);
-        engine.after(Duration::ZERO, token, TIMER_TURN);
-        engine.after(DEADLINE, token, TIMER_DEADLINE);
+        engine.after(Duration::ZERO, token, TIMER_CONTINUE);
+        engine.after(IDLE_TIMEOUT, token, TIMER_IDLE);
     }
 
-    fn turn(&self) -> Turn {
+    fn write_piece(&self) -> Progress {
         let mut answer = self.answer.lock();
         let Some(pieces) = &mut *answer else {
-            return Turn::Over;
+            return Progress::Done;
         };
         if pieces.written == pieces.piece.len() {
             match pieces.document.next() {
                 Some(text) => (pieces.piece, pieces.written) = (text.into_bytes(), 0),
-                None => return Turn::Over,
+                None => return Progress::Done,
             }
         }
         let rest = pieces.piece.get(pieces.written..).unwrap_or_default();
@@ -175,26 +176,26 @@ impl Client {
         ) {
             Ok(n) => {
                 pieces.written += n;
-                pieces.moved = Instant::now();
-                Turn::Again
+                pieces.last_progress = Instant::now();
+                Progress::Continue
             }
-            Err(Errno::INTR) => Turn::Again,
-            Err(Errno::AGAIN) => Turn::Full,
-            Err(_) => Turn::Over,
+            Err(Errno::INTR) => Progress::Continue,
+            Err(Errno::AGAIN) => Progress::Blocked,
+            Err(_) => Progress::Done,
         }
     }
 
     /// Closes the connection if the client has not read for too long.
-    fn deadline(&self) {
-        let silent = match &*self.answer.lock() {
-            Some(pieces) => pieces.moved.elapsed(),
+    fn check_timeout(&self) {
+        let idle = match &*self.answer.lock() {
+            Some(pieces) => pieces.last_progress.elapsed(),
             None => return,
         };
-        let left = DEADLINE.saturating_sub(silent);
-        if left.is_zero() || self.begin.elapsed() >= LONGEST {
+        let remaining = IDLE_TIMEOUT.saturating_sub(idle);
+        if remaining.is_zero() || self.begin.elapsed() >= TOTAL_TIMEOUT {
             self.end();
         } else {
-            self.server.engine.after(left, self.token, TIMER_DEADLINE);
+            self.server.engine.after(remaining, self.token, TIMER_IDLE);
         }
     }
 
@@ -202,11 +203,11 @@ impl Client {
         if self.answer.lock().take().is_none() {
             return;
         }
-        // A child forked meanwhile has this descriptor, too, so closing it here would not end the
-        // answer.
+        // A forked child may have inherited the descriptor, so closing it would not end the
+        // connection.
         let _ = shutdown(&self.socket, Shutdown::Both);
         self.server.engine.remove(&self.socket, self.token);
-        self.server.leave();
+        self.server.client_ended();
     }
 }
 
@@ -215,19 +216,19 @@ impl Source for Client {
         self.server.engine.pause(&self.socket);
         self.server
             .engine
-            .after(Duration::ZERO, self.token, TIMER_TURN);
+            .after(Duration::ZERO, self.token, TIMER_CONTINUE);
         true
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
         let engine = &self.server.engine;
-        if kind == TIMER_DEADLINE {
-            self.deadline();
+        if kind == TIMER_IDLE {
+            self.check_timeout();
             return;
         }
-        match self.turn() {
-            Turn::Again => engine.after(PAUSE, self.token, TIMER_TURN),
-            Turn::Full => {
+        match self.write_piece() {
+            Progress::Continue => engine.after(PAUSE, self.token, TIMER_CONTINUE),
+            Progress::Blocked => {
                 if engine
                     .resume(&self.socket, self.token, Interest::WRITE)
                     .is_err_and(|e| e.kind() != std::io::ErrorKind::AlreadyExists)
@@ -235,7 +236,7 @@ impl Source for Client {
                     self.end();
                 }
             }
-            Turn::Over => self.end(),
+            Progress::Done => self.end(),
         }
     }
 }
@@ -248,7 +249,7 @@ mod tests {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixStream};
 
-    /// A socket that cannot be accepted, for lack of descriptors, is tried again later.
+    /// If `accept` fails, for example for lack of descriptors, it is repeated later.
     #[test]
     fn failed_accept_is_retried() {
         let name = format!("iwarp-serve-{}", std::process::id());
@@ -257,7 +258,7 @@ mod tests {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         bind(&socket, &address).unwrap();
         let engine = Engine::current().unwrap();
-        // Not watched, so that no other thread accepts.
+        // The socket is not watched, so that no other thread accepts.
         let token = engine.token();
         let server = Arc::new(Server {
             engine: Arc::clone(&engine),
@@ -266,14 +267,15 @@ mod tests {
             clients: AtomicUsize::new(0),
         });
         engine.add_timed(token, Arc::clone(&server) as Arc<dyn Source>);
-        assert!(!server.accept(), "it does not listen");
+        assert!(!server.accept(), "the socket does not listen yet");
         listen(&server.socket, 8).unwrap();
         let address = SocketAddr::from_abstract_name(name).unwrap();
-        let mut asks = UnixStream::connect_addr(&address).unwrap();
-        asks.set_read_timeout(Some(Duration::from_secs(20)))
+        let mut client_socket = UnixStream::connect_addr(&address).unwrap();
+        client_socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         let mut answer = String::new();
-        asks.read_to_string(&mut answer).unwrap();
+        client_socket.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with('{'), "{answer}");
         engine.remove(&server.socket, token);
     }
@@ -299,23 +301,24 @@ mod tests {
     }
 
     #[test]
-    fn free_place_admits_waiting_connection() {
+    fn ended_client_admits_waiting_connection() {
         let (server, address) = listening_server("place");
         server.clients.store(CLIENTS_MAX, Ordering::Relaxed);
-        let mut asks = UnixStream::connect_addr(&address).unwrap();
-        asks.set_read_timeout(Some(Duration::from_secs(20)))
+        let mut client_socket = UnixStream::connect_addr(&address).unwrap();
+        client_socket
+            .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        assert!(!server.accept(), "all places are taken");
-        server.leave();
+        assert!(!server.accept(), "the limit of clients is reached");
+        server.client_ended();
         let mut answer = String::new();
-        asks.read_to_string(&mut answer).unwrap();
+        client_socket.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with('{'), "{answer}");
         server.engine.remove(&server.socket, server.token);
     }
 
-    /// A connection that reads slowly is closed nevertheless.
+    /// A client that reads slowly, but makes progress, is closed after the total timeout.
     #[test]
-    fn slow_answer_has_a_limit() {
+    fn slow_client_is_closed() {
         let (server, address) = listening_server("limit");
         let _asks = UnixStream::connect_addr(&address).unwrap();
         let socket = accept_with(&server.socket, SocketFlags::NONBLOCK).unwrap();
@@ -334,13 +337,13 @@ mod tests {
                 document: Document::new(),
                 piece: Vec::new(),
                 written: 0,
-                moved: Instant::now(),
+                last_progress: Instant::now(),
             })),
         };
-        client.deadline();
+        client.check_timeout();
         assert!(client.answer.lock().is_some());
-        client.begin = begin(LONGEST);
-        client.deadline();
+        client.begin = begin(TOTAL_TIMEOUT);
+        client.check_timeout();
         assert!(client.answer.lock().is_none());
         server.engine.remove(&server.socket, server.token);
     }

@@ -1,8 +1,9 @@
-//! Multicast: the groups that a queue pair is attached to (`ibv_attach_mcast(3)`), by IP multicast.
+//! Multicast groups of a queue pair (`ibv_attach_mcast(3)`), over IP multicast.
 //!
-//! Each attachment has a socket of its own at the group's address. All of them share a port, so the
-//! kernel delivers a copy to each. A datagram to a group also reaches the attached queue pairs of
-//! this host, including its sender, as on InfiniBand.
+//! Each attachment has its own socket, which is bound to the group's address. All these sockets use
+//! the same port, and the kernel delivers a copy of a datagram to each of them. As on InfiniBand, a
+//! datagram to a group also reaches the attached queue pairs of the sender's host, including the
+//! sender.
 
 use super::address::ip_of;
 use super::source::Watch;
@@ -16,10 +17,10 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The UDP port of datagrams to groups. No service is registered for it, and the system does not
-/// choose it for other sockets.
+/// The UDP port of datagrams to groups. No service is registered for it, and it is outside the
+/// system's range of ephemeral ports.
 pub(super) const GROUP_PORT: u16 = 62_811;
-/// The largest number of groups of a queue pair. Each needs a socket with its buffer.
+/// Maximum number of groups of a queue pair. Each needs a socket with a buffer.
 const GROUPS_MAX: usize = 32;
 
 pub(super) struct Group {
@@ -41,13 +42,13 @@ impl Group {
 #[derive(Default)]
 pub(super) struct Groups {
     list: Mutex<Vec<Arc<Group>>>,
-    /// Whether there may be groups, so that queue pairs without groups take no lock.
-    any: AtomicBool,
+    /// `false` if the list is empty, so that queue pairs without groups need not lock it.
+    has_groups: AtomicBool,
 }
 
 impl Groups {
-    pub(super) fn read(&self, f: impl FnMut(&Group)) {
-        if !self.any.load(Ordering::Acquire) {
+    pub(super) fn for_each(&self, f: impl FnMut(&Group)) {
+        if !self.has_groups.load(Ordering::Acquire) {
             return;
         }
         let list: Vec<_> = self.list.lock().clone();
@@ -62,28 +63,31 @@ impl Groups {
 }
 
 impl UdQueuePair {
-    /// Attaches it to a multicast group: it also receives the group's datagrams that have its
-    /// Q_Key. Does nothing if it is attached already. At most 32 groups.
+    /// Attaches the queue pair to a multicast group. It then also receives the group's datagrams
+    /// that contain its Q_Key. If it is attached already, the call has no effect. A queue pair can
+    /// be attached to 32 groups.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: not a group, or of a family of which the device has no address;
-    /// [`Error::OutOfMemory`]: too many groups; the operating system's: no descriptors, or too many
-    /// memberships (`net.ipv4.igmp_max_memberships`).
+    /// - [`Error::InvalidArgument`]: the GID is not a multicast group, or the device has no address
+    ///   of its IP version.
+    /// - [`Error::OutOfMemory`]: the queue pair is attached to 32 groups.
+    /// - [`Error::Io`]: no file descriptor is left, or the host has too many memberships
+    ///   (`net.ipv4.igmp_max_memberships`).
     pub fn attach_group(&self, gid: [u8; 16]) -> Result<()> {
         self.inner.attach_group(ip_of(gid))
     }
 
-    /// Detaches it from a group.
+    /// Detaches the queue pair from a group.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: it is not attached to the group.
+    /// [`Error::InvalidArgument`]: the queue pair is not attached to the group.
     pub fn detach_group(&self, gid: [u8; 16]) -> Result<()> {
         self.inner.detach_group(ip_of(gid))
     }
 
-    /// Returns `true` if it is attached to a multicast group.
+    /// Returns `true` if the queue pair is attached to any multicast group.
     pub fn is_attached(&self) -> bool {
-        self.inner.groups.any.load(Ordering::Acquire)
+        self.inner.groups.has_groups.load(Ordering::Acquire)
     }
 }
 
@@ -92,7 +96,7 @@ impl UdInner {
         let own = self.locals.all();
         if !ip.is_multicast() || !own.iter().any(|l| l.ip.is_ipv6() == ip.is_ipv6()) {
             return Err(Error::InvalidArgument(
-                "a multicast group of an IP version of the device is needed",
+                "the GID must be a multicast group of an IP version that the device has",
             ));
         }
         let mut list = self.groups.list.lock();
@@ -118,18 +122,20 @@ impl UdInner {
         self.engine
             .add(&group.socket, token, Interest::READ, source)?;
         list.push(group);
-        self.groups.any.store(true, Ordering::Release);
+        self.groups.has_groups.store(true, Ordering::Release);
         Ok(())
     }
 
     fn detach_group(&self, ip: IpAddr) -> Result<()> {
         let mut list = self.groups.list.lock();
-        let at = list.iter().position(|group| group.ip == ip);
-        let at = at.ok_or(Error::InvalidArgument(
+        let index = list.iter().position(|group| group.ip == ip);
+        let index = index.ok_or(Error::InvalidArgument(
             "the queue pair is not attached to this group",
         ))?;
-        let group = list.swap_remove(at);
-        self.groups.any.store(!list.is_empty(), Ordering::Release);
+        let group = list.swap_remove(index);
+        self.groups
+            .has_groups
+            .store(!list.is_empty(), Ordering::Release);
         drop(list);
         self.engine.remove(&group.socket, group.token);
         Ok(())
@@ -142,14 +148,14 @@ mod tests {
     use crate::testing::datagram_queue_pair;
     use std::net::Ipv6Addr;
 
-    /// A program may keep the handle of a destroyed queue pair, but its groups are left
-    /// immediately.
+    /// A destroyed queue pair leaves its groups immediately, even if the program keeps a handle of
+    /// it.
     #[test]
     fn destroy_leaves_groups() {
         let qp = datagram_queue_pair();
         let groups = || {
             let mut list = Vec::new();
-            qp.inner.groups.read(|group| list.push(group.ip()));
+            qp.inner.groups.for_each(|group| list.push(group.ip()));
             list
         };
         let ips = [2, 3].map(|last| IpAddr::from([239, 255, 76, last]));

@@ -1,6 +1,6 @@
-//! Changes of a datagram queue pair's state, the completions that they cause, and its end.
+//! State changes of a datagram queue pair, the completions that they write, and destruction.
 
-use super::{Due, UdInner, UdQueuePair, UdState};
+use super::{UdEffects, UdInner, UdQueuePair, UdState};
 use crate::conn::effects;
 use crate::objects::events::AsyncEventKind;
 use crate::objects::events::UdEvent;
@@ -12,11 +12,16 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Completions that a flush writes before it releases the queue pair's lock for other threads.
+/// Number of completions after which a flush lets other threads take the queue pair's lock.
 const FLUSH_STEP: usize = 1024;
 
 impl UdInner {
-    pub(super) fn enter(&self, g: &mut MutexGuard<'_, UdState>, to: State, due: &mut Due) {
+    pub(super) fn change_state(
+        &self,
+        g: &mut MutexGuard<'_, UdState>,
+        to: State,
+        effects: &mut UdEffects,
+    ) {
         let before = std::mem::replace(&mut g.state, to);
         match to {
             State::Reset => {
@@ -28,52 +33,57 @@ impl UdInner {
             }
             State::Error => {
                 if before != State::Error && self.srq.is_some() {
-                    due.events.push(UdEvent::LastWqeReached);
+                    effects.events.push(UdEvent::LastWqeReached);
                 }
-                self.flush(g, due);
+                self.flush(g, effects);
             }
             State::Sqd if before != State::Sqd && g.in_flight == 0 => {
-                due.events.push(UdEvent::SqDrained);
+                effects.events.push(UdEvent::SqDrained);
             }
             _ => {}
         }
     }
 
-    /// Handles a local error of the oldest request: the send queue is in error, and receives go on.
+    /// Handles a local error of the oldest request. The queue pair enters SQE, in which it still
+    /// receives.
     pub(super) fn fail_send(
         &self,
         g: &mut MutexGuard<'_, UdState>,
         status: WcStatus,
-        due: &mut Due,
+        effects: &mut UdEffects,
     ) {
         if let Some(wr) = g.sends.pop() {
-            self.complete_send(g, wr.wr_id, status, due);
+            self.complete_send(g, wr.wr_id, status, effects);
         }
         g.state = State::Sqe;
-        self.flush_sends(g, due);
+        self.flush_sends(g, effects);
     }
 
-    /// Completes all requests as flushed: the send queue, then the receive queue.
-    pub(super) fn flush(&self, g: &mut MutexGuard<'_, UdState>, due: &mut Due) {
-        self.flush_sends(g, due);
+    /// Flushes all requests: first the send queue, then the receive queue.
+    pub(super) fn flush(&self, g: &mut MutexGuard<'_, UdState>, effects: &mut UdEffects) {
+        self.flush_sends(g, effects);
         loop {
             for _ in 0..FLUSH_STEP {
                 let Some(wr_id) = g.rq.flush_one() else {
                     return;
                 };
-                self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
+                self.complete_receive(
+                    g,
+                    completion(wr_id, WcStatus::Flushed, WcOpcode::Recv),
+                    effects,
+                );
             }
             MutexGuard::bump(g);
         }
     }
 
-    pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, UdState>, due: &mut Due) {
+    pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, UdState>, effects: &mut UdEffects) {
         g.epoch += 1;
         g.blocked_since = None;
         loop {
             for _ in 0..FLUSH_STEP {
                 let Some(wr) = g.sends.pop() else { return };
-                self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
+                self.complete_send(g, wr.wr_id, WcStatus::Flushed, effects);
             }
             MutexGuard::bump(g);
         }
@@ -84,20 +94,20 @@ impl UdInner {
         g: &mut UdState,
         wr_id: u64,
         status: WcStatus,
-        due: &mut Due,
+        effects: &mut UdEffects,
     ) {
         g.counters.completions += 1;
         let mut cqe = Cqe {
             qp_num: self.num,
             position: g.sends.position(),
-            ..failed(wr_id, status, WcOpcode::Send)
+            ..completion(wr_id, status, WcOpcode::Send)
         };
         self.slots.sent(&mut cqe);
         let cq = &self.send_cq.inner;
-        cq.push(&mut cq.ring.lock(), cqe, &mut due.send);
+        cq.push(&mut cq.ring.lock(), cqe, &mut effects.send);
     }
 
-    pub(super) fn complete_receive(&self, g: &mut UdState, cqe: Cqe, due: &mut Due) {
+    pub(super) fn complete_receive(&self, g: &mut UdState, cqe: Cqe, effects: &mut UdEffects) {
         g.counters.completions += 1;
         let mut cqe = Cqe {
             qp_num: self.num,
@@ -105,22 +115,22 @@ impl UdInner {
         };
         self.slots.received(&mut cqe);
         let cq = &self.recv_cq.inner;
-        cq.push(&mut cq.ring.lock(), cqe, &mut due.recv);
+        cq.push(&mut cq.ring.lock(), cqe, &mut effects.recv);
     }
 
     /// Raises events and wakes waiting threads. The caller holds no lock.
-    pub(super) fn raise_due(self: &Arc<Self>, due: Due) {
-        if !due.recv.is_nothing() || !due.send.is_nothing() {
-            let mut overflow = self.send_cq.inner.raise_due(due.send);
-            overflow |= self.recv_cq.inner.raise_due(due.recv);
-            if let (true, Some(srq)) = (due.recv.srq_limit, &self.srq) {
+    pub(super) fn apply_effects(self: &Arc<Self>, effects: UdEffects) {
+        if !effects.recv.is_nothing() || !effects.send.is_nothing() {
+            let mut overflow = self.send_cq.inner.raise_due(effects.send);
+            overflow |= self.recv_cq.inner.raise_due(effects.recv);
+            if let (true, Some(srq)) = (effects.recv.srq_limit, &self.srq) {
                 srq.inner.raise_limit_event();
             }
             if overflow {
                 effects::overflowed([&self.send_cq, &self.recv_cq]);
             }
         }
-        for event in due.events {
+        for event in effects.events {
             let qp = EventQp(Arc::clone(self) as _);
             self.ctx.raise(AsyncEventKind::Datagram(qp, event));
         }
@@ -129,19 +139,19 @@ impl UdInner {
         }
     }
 
-    /// Fails the queue pair, because one of its completion queues has overflowed and cannot report
-    /// reliably any more.
+    /// Fails the queue pair, because one of its completion queues has overflowed and has lost
+    /// completions.
     fn enter_error(self: &Arc<Self>) {
-        let mut due = Due::default();
+        let mut effects = UdEffects::default();
         {
             let mut g = self.state.lock();
             if g.state == State::Error || self.is_destroyed() {
                 return;
             }
-            due.events.push(UdEvent::Fatal);
-            self.enter(&mut g, State::Error, &mut due);
+            effects.events.push(UdEvent::Fatal);
+            self.change_state(&mut g, State::Error, &mut effects);
         }
-        self.raise_due(due);
+        self.apply_effects(effects);
     }
 
     pub(super) fn destroy(self: &Arc<Self>) {
@@ -153,7 +163,7 @@ impl UdInner {
             if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
-            self.enter(&mut g, State::Reset, &mut Due::default());
+            self.change_state(&mut g, State::Reset, &mut UdEffects::default());
         }
         self.leave();
         for cq in [&self.send_cq, &self.recv_cq] {
@@ -176,8 +186,8 @@ impl UdInner {
         self.ctx.remove_ud(self.num, &counters);
     }
 
-    /// Drops its asynchronous events that no thread has taken: they would keep it, and through it
-    /// the device, forever.
+    /// Drops pending asynchronous events of the queue pair. They would keep the queue pair, and
+    /// with it the device, forever.
     fn forget_events(self: &Arc<Self>) {
         self.ctx.async_events.retain(|event| {
             let qp = event.kind.queue_pair();
@@ -196,8 +206,8 @@ impl Member for UdInner {
     }
 
     fn poll_sockets(self: Arc<Self>) -> PollOutcome {
-        // In a forked child the queue pair is the parent's, and its locks may have been copied
-        // while they were held.
+        // In a forked child, threads of the parent may have held the queue pair's locks at the time
+        // of the fork.
         if !self.origin.is_foreign() {
             self.drive_rx();
             if self.is_blocked() {
@@ -221,13 +231,13 @@ impl Member for UdInner {
 }
 
 impl UdQueuePair {
-    /// Returns `true` if an asynchronous event is about this queue pair.
-    pub fn is_subject(&self, of: &EventQp) -> bool {
-        of.is(&self.inner)
+    /// Returns `true` if an asynchronous event concerns this queue pair.
+    pub fn is_subject(&self, qp: &EventQp) -> bool {
+        qp.is(&self.inner)
     }
 
-    /// Returns the datagram queue pair of an asynchronous event; `None` if the event is about
-    /// something else.
+    /// Returns the datagram queue pair of an asynchronous event; `None` if the event concerns a
+    /// queue pair of another type.
     pub fn of_event(qp: &EventQp) -> Option<Self> {
         Some(Self {
             inner: qp.downcast()?,
@@ -237,14 +247,14 @@ impl UdQueuePair {
 
 impl Drop for UdInner {
     fn drop(&mut self) {
-        // Dropped without `destroy`.
+        // The last handle was dropped without `destroy`.
         if !self.is_destroyed() && !self.origin.is_foreign() {
             self.leave();
         }
     }
 }
 
-pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
+pub(super) fn completion(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
     Cqe {
         wr_id,
         status,
@@ -260,11 +270,11 @@ mod tests {
     use crate::testing::{context, datagram_queue_pair, datagram_queue_pair_of};
     use crate::ud::UdAttributes;
 
-    /// Returns the pending events of this device's datagram queue pairs.
+    /// Takes the pending events of this device's datagram queue pairs.
     fn events(ctx: &Context) -> Vec<(u32, UdEvent)> {
         std::iter::from_fn(|| ctx.try_async_event())
             .filter_map(|event| match event.kind {
-                AsyncEventKind::Datagram(qp, what) => Some((qp.num(), what)),
+                AsyncEventKind::Datagram(qp, event_kind) => Some((qp.num(), event_kind)),
                 _ => None,
             })
             .collect()
@@ -280,7 +290,7 @@ mod tests {
         let qp = datagram_queue_pair();
         qp.destroy();
         qp.inner.enter_error();
-        assert_eq!(qp.state(), State::Reset, "it is destroyed");
+        assert_eq!(qp.state(), State::Reset, "the queue pair is destroyed");
         assert!(events(&qp.context()).is_empty());
     }
 
@@ -292,11 +302,14 @@ mod tests {
             qp.modify(State::Sqd).unwrap();
             assert_eq!(events(&qp.context()), drained);
             qp.modify(State::Sqd).unwrap();
-            assert!(events(&qp.context()).is_empty(), "it was drained before");
+            assert!(
+                events(&qp.context()).is_empty(),
+                "the queue pair was in SQD already"
+            );
             qp.modify(State::Rts).unwrap();
-            assert!(events(&qp.context()).is_empty(), "it sends");
+            assert!(events(&qp.context()).is_empty(), "no event in RTS");
         }
-        // The thread that sends a batch records when the socket has taken it.
+        // While a batch is being sent, the event is delayed. The sending thread raises it.
         qp.inner.state.lock().in_flight = 2;
         qp.modify(State::Sqd).unwrap();
         assert!(events(&qp.context()).is_empty());
@@ -305,18 +318,18 @@ mod tests {
     #[test]
     fn destroy_drops_events() {
         let ctx = context();
-        let (gone, left) = (datagram_queue_pair_of(&ctx), datagram_queue_pair_of(&ctx));
-        for qp in [&gone, &left] {
+        let (destroyed_qp, other_qp) = (datagram_queue_pair_of(&ctx), datagram_queue_pair_of(&ctx));
+        for qp in [&destroyed_qp, &other_qp] {
             qp.modify(State::Sqd).unwrap();
         }
         ctx.inner
-            .raise(AsyncEventKind::CqError(gone.inner.send_cq.clone()));
-        gone.destroy();
+            .raise(AsyncEventKind::CqError(destroyed_qp.inner.send_cq.clone()));
+        destroyed_qp.destroy();
         let first = ctx.try_async_event().unwrap().kind;
         assert!(
             matches!(
                 &first,
-                AsyncEventKind::Datagram(of, UdEvent::SqDrained) if left.is_subject(of)
+                AsyncEventKind::Datagram(of, UdEvent::SqDrained) if other_qp.is_subject(of)
             ),
             "{first:?}"
         );
@@ -325,8 +338,8 @@ mod tests {
         assert!(ctx.try_async_event().is_none());
     }
 
-    /// Completions that the program has not polled are dropped, with and without a shared receive
-    /// queue.
+    /// Destroying a queue pair drops its completions that are not polled, with and without a shared
+    /// receive queue.
     #[test]
     fn destroy_drops_completions() {
         for shared in [false, true] {
@@ -346,15 +359,15 @@ mod tests {
                 signal_all: false,
             };
             let qp = ctx.create_ud_qp(&attributes).unwrap();
-            let mut due = Due::default();
+            let mut effects = UdEffects::default();
             {
                 let mut g = qp.inner.state.lock();
-                let received = failed(2, WcStatus::Success, WcOpcode::Recv);
+                let received = completion(2, WcStatus::Success, WcOpcode::Recv);
                 qp.inner
-                    .complete_send(&mut g, 1, WcStatus::Success, &mut due);
-                qp.inner.complete_receive(&mut g, received, &mut due);
+                    .complete_send(&mut g, 1, WcStatus::Success, &mut effects);
+                qp.inner.complete_receive(&mut g, received, &mut effects);
             }
-            qp.inner.raise_due(due);
+            qp.inner.apply_effects(effects);
             assert_eq!((send.len(), recv.len()), (1, 1));
             qp.destroy();
             assert_eq!((send.len(), recv.len()), (0, 0), "{shared}");

@@ -1,8 +1,8 @@
-//! The addresses of a queue pair. Each has a socket with the port that the queue pair's number
-//! contains.
+//! The local addresses of a queue pair. For each there is a socket with the port that the queue
+//! pair's number contains.
 //!
-//! A datagram is sent by the socket of its address handle's source. No socket has an address of
-//! another interface, so datagrams to such addresses are not received.
+//! A datagram is sent from the socket with the source address of its address handle. A queue pair
+//! does not receive datagrams to addresses of other interfaces.
 
 use super::source::Watch;
 use super::{SOCKET_BUFFER, UdInner};
@@ -24,15 +24,16 @@ pub(super) struct Local {
 
 impl Local {
     fn bind(device: &Device, ip: IpAddr, port: u16, engine: &Engine) -> io::Result<Self> {
-        let at = Bind::Address(device.socket_addr(ip, port));
-        let socket = DatagramSocket::bind(at, device.interface_index(), SOCKET_BUFFER)?;
+        let address = Bind::Address(device.socket_addr(ip, port));
+        let socket = DatagramSocket::bind(address, device.interface_index(), SOCKET_BUFFER)?;
         let token = engine.token();
         Ok(Self { ip, socket, token })
     }
 }
 
-/// Creates a socket at each address of the device that has a GID, with one port that the system
-/// chooses. Returns `None` if the port is taken at one of them; another attempt gets another port.
+/// Creates a socket at each address of the device that has a GID. All have the same port, which the
+/// system chooses for the first. Returns `None` if the port is in use at another address; the
+/// caller then tries again with another port.
 pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<Local>, u16)>> {
     let (mut list, mut port) = (Vec::new(), 0);
     for address in device.addresses.iter().filter(|a| a.place.is_some()) {
@@ -42,7 +43,7 @@ pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<L
                 list.push(local);
             }
             Err(e) if e.kind() == ErrorKind::AddrInUse && port != 0 => return Ok(None),
-            // The device has just lost the address.
+            // The device has lost the address since it was listed.
             Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {}
             Err(e) => return Err(e.into()),
         }
@@ -53,8 +54,8 @@ pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<L
     }
 }
 
-/// The addresses of a queue pair. None is removed, because an address that the device has lost may
-/// come back.
+/// The addresses of a queue pair. Addresses are never removed, because an address that the device
+/// has lost may be configured again.
 pub(super) struct Locals(RwLock<Arc<[Arc<Local>]>>);
 
 impl Locals {
@@ -66,7 +67,7 @@ impl Locals {
         Arc::clone(&self.0.read())
     }
 
-    pub(super) fn at(&self, ip: IpAddr) -> Option<Arc<Local>> {
+    pub(super) fn find(&self, ip: IpAddr) -> Option<Arc<Local>> {
         self.0.read().iter().find(|local| local.ip == ip).cloned()
     }
 
@@ -77,7 +78,7 @@ impl Locals {
 }
 
 impl UdInner {
-    /// Has the engine watch all of its sockets.
+    /// Adds the sockets of all addresses to the engine.
     pub(super) fn watch(self: &Arc<Self>) -> io::Result<()> {
         for local in self.locals.all().iter() {
             let source = Watch::own(self);
@@ -87,25 +88,27 @@ impl UdInner {
         Ok(())
     }
 
-    /// Adds a socket at an address that the device has got since the queue pair was created. Does
-    /// nothing if there is one already.
-    pub(super) fn reach_at(self: &Arc<Self>, ip: IpAddr) -> Result<()> {
-        if self.locals.at(ip).is_some() {
+    /// Adds a socket at an address that was added to the device after the queue pair was created.
+    /// Has no effect if the queue pair has a socket there.
+    pub(super) fn add_address(self: &Arc<Self>, ip: IpAddr) -> Result<()> {
+        if self.locals.find(ip).is_some() {
             return Ok(());
         }
         if self.origin.is_foreign() {
-            return Err(Error::InvalidState("the queue pair is the parent's"));
+            return Err(Error::InvalidState(
+                "the parent process created the queue pair",
+            ));
         }
         let device = self.ctx.device.current()?.ok_or(Error::NoDevice)?;
         if device.address(ip).is_none() {
-            return Err(Error::InvalidArgument("the GID is none of this device"));
+            return Err(Error::InvalidArgument("the device does not have this GID"));
         }
         let g = self.state.lock();
         if self.is_destroyed() {
             return Err(Error::InvalidState("the queue pair is destroyed"));
         }
-        if self.locals.at(ip).is_some() {
-            // Another thread has added it meanwhile.
+        if self.locals.find(ip).is_some() {
+            // Another thread has added the address in the meantime.
             return Ok(());
         }
         let local = Local::bind(&device, ip, self.num as u16, &self.engine)?;
@@ -131,15 +134,15 @@ mod tests {
     use std::time::{Duration, Instant};
 
     impl UdInner {
-        /// Removes an address, as if the device had not had it when the queue pair was created.
+        /// Removes an address, as if the device had got it after the queue pair was created.
         pub(in crate::ud) fn forget_address(&self, ip: IpAddr) {
-            let local = self.locals.at(ip).unwrap();
+            let local = self.locals.find(ip).unwrap();
             self.engine.remove(&local.socket, local.token);
             let mut list = self.locals.0.write();
             *list = list.iter().filter(|l| l.ip != ip).cloned().collect();
         }
 
-        /// Keeps the engine from reading its sockets.
+        /// Stops the engine from reading the queue pair's sockets.
         pub(in crate::ud) fn pause(&self) {
             for local in self.locals.all().iter() {
                 self.engine.pause(&local.socket);
@@ -163,16 +166,16 @@ mod tests {
             inline: &[b"late"],
         };
         a.post_send(&[wr]).unwrap();
-        let local = a.inner.locals.at(own.into()).unwrap();
+        let local = a.inner.locals.find(own.into()).unwrap();
         assert_eq!(local.socket.local_addr().unwrap().port(), a.num() as u16);
-        // The datagram came from its sender's port. It was dropped only because there was no
-        // receive.
-        let came = || {
+        // The datagram was valid, so it came from the sender's port. It was dropped because no
+        // receive was posted.
+        let has_arrived = || {
             b.inner.drive_rx();
             b.drops().no_receive == 1
         };
         let start = Instant::now();
-        while !came() {
+        while !has_arrived() {
             assert!(start.elapsed() < Duration::from_secs(10), "{:?}", b.drops());
         }
     }
@@ -184,10 +187,10 @@ mod tests {
         let (list, port) = bound(&["127.0.0.1", "127.0.0.2"]).unwrap().unwrap();
         assert_eq!(list.len(), 2);
         for local in &list {
-            let at = local.socket.local_addr().unwrap();
-            assert_eq!(at, (local.ip, port).into());
+            let address = local.socket.local_addr().unwrap();
+            assert_eq!(address, (local.ip, port).into());
         }
-        // An address that the device has just lost is left out.
+        // An address that the device has lost is skipped.
         for addresses in [["192.0.2.1", "127.0.0.1"], ["127.0.0.1", "192.0.2.1"]] {
             let (list, _) = bound(&addresses).unwrap().unwrap();
             assert_eq!(list.len(), 1, "{addresses:?}");
@@ -196,9 +199,10 @@ mod tests {
         for none in [&[][..], &["192.0.2.1"]] {
             assert!(matches!(bound(none), Err(Error::NoDevice)), "{none:?}");
         }
-        // The port is taken at each of the addresses.
+        // One address twice: the port is in use at the second.
         assert!(bound(&["127.0.0.1", "127.0.0.1"]).unwrap().is_none());
-        // Other errors are returned: a link-local address without a scope cannot be bound to.
+        // Other errors are returned. A bind to a link-local address without a scope fails with
+        // EINVAL.
         for addresses in [&["fe80::1"][..], &["127.0.0.1", "fe80::1"]] {
             let Err(error) = bound(addresses) else {
                 panic!("{addresses:?}")

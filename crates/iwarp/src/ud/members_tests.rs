@@ -1,4 +1,4 @@
-//! The datagram queue pairs of a completion queue: polls drive them, if they are few.
+//! Tests of the datagram queue pairs of a completion queue. Polls drive them if there are few.
 
 use crate::engine::policy::POLL_DIRECTLY;
 use crate::objects::members::Members;
@@ -7,7 +7,7 @@ use iwarp_rnic::SendFlags;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn poll_drives_few_queue_pairs() {
@@ -27,48 +27,51 @@ fn poll_drives_few_queue_pairs() {
         members.attach(&qp.inner);
         expect(before + 1);
     }
-    for (left, qp) in qps.iter().enumerate().rev() {
+    for (remaining, qp) in qps.iter().enumerate().rev() {
         members.detach(&qp.inner);
-        expect(left);
+        expect(remaining);
     }
 }
 
 #[test]
 fn dropped_queue_pairs_do_not_count() {
     let members = Members::default();
-    let gone: Vec<_> = (0..POLL_DIRECTLY).map(|_| datagram_queue_pair()).collect();
-    gone.iter().for_each(|qp| members.attach(&qp.inner));
-    let weak: Vec<_> = gone.iter().map(|qp| Arc::downgrade(&qp.inner)).collect();
-    drop(gone);
+    let destroyed: Vec<_> = (0..POLL_DIRECTLY).map(|_| datagram_queue_pair()).collect();
+    destroyed.iter().for_each(|qp| members.attach(&qp.inner));
+    let weak: Vec<_> = destroyed
+        .iter()
+        .map(|qp| Arc::downgrade(&qp.inner))
+        .collect();
+    drop(destroyed);
     let start = Instant::now();
     while weak.iter().any(|qp| qp.strong_count() > 0) {
-        assert!(start.elapsed() < PATIENCE, "one is kept");
+        assert!(start.elapsed() < TIMEOUT, "a queue pair is not dropped");
         std::thread::yield_now();
     }
     assert!(members.len() == 0 && members.all().is_empty());
     let qp = datagram_queue_pair();
     members.attach(&qp.inner);
     assert_eq!(members.len(), 1);
-    assert!(!members.are_many(), "they have left their places");
+    assert!(!members.are_many(), "dropped queue pairs are counted");
 }
 
-/// Polls read the sockets of the remaining queue pairs after another one was destroyed.
+/// After a queue pair is detached, polls read the sockets of the others.
 #[test]
 fn remaining_queue_pairs_are_driven() {
     let members = Members::default();
-    let (left, gone) = (datagram_queue_pair(), datagram_queue_pair());
-    for qp in [&left, &gone] {
+    let (remaining, destroyed) = (datagram_queue_pair(), datagram_queue_pair());
+    for qp in [&remaining, &destroyed] {
         members.attach(&qp.inner);
         // No other thread reads the socket.
         qp.inner.pause();
         let ip = qp.inner.locals.all()[0].ip;
         post_to_itself(qp, ip, SendFlags::empty(), 1);
     }
-    members.detach(&gone.inner);
+    members.detach(&destroyed.inner);
     let start = Instant::now();
-    while left.drops().no_receive == 0 {
-        assert!(start.elapsed() < PATIENCE, "it is not read");
+    while remaining.drops().no_receive == 0 {
+        assert!(start.elapsed() < TIMEOUT, "the socket is not read");
         members.drive();
     }
-    assert_eq!(gone.drops().no_receive, 0);
+    assert_eq!(destroyed.drops().no_receive, 0);
 }

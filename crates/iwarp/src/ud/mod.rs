@@ -1,18 +1,18 @@
 //! Unreliable datagrams (UD): queue pairs over UDP. docs/wire.md describes the framing.
 //!
-//! A datagram queue pair has UDP sockets of its own, one at each address of the device (`local`).
-//! The lower 16 bits of its number are their port, so a sender needs only a GID of the device and
-//! the number. The other 8 bits are random, so that a datagram for an earlier queue pair with the
-//! same port does not reach a new one.
+//! A datagram queue pair has a UDP socket at each address of the device (`local`). The lower 16
+//! bits of its number are the port of these sockets, so a sender needs only the number and a GID of
+//! the device. The upper 8 bits are random, so that a queue pair does not receive datagrams for an
+//! earlier queue pair with the same port.
 //!
 //! Datagrams may be lost, even on one host: if no receive is posted, if the socket's buffer is
-//! full, or in the network. A delivered datagram is complete, has the number and key of this queue
-//! pair, and is delivered once (`seen`). A datagram can only fill a posted receive. If anything is
-//! wrong with it, it is dropped and counted, and no peer is notified.
+//! full, or in the network. A delivered datagram is complete, contains the number and Q_Key of this
+//! queue pair, and is delivered once (`seen`). Any other datagram is dropped and counted, and no
+//! peer is notified.
 //!
-//! Locking. `state` guards all of it and is not held during a system call that moves data. Each
-//! direction has a baton, as in a connection. Lock order: `state`, then the memory table, then
-//! shared receive queue, then completion queue. The threads that drive the sockets are chosen as
+//! Locking: `state` is locked for all changes, and released during system calls that send or
+//! receive. Each direction has a baton, as in a connection. Lock order: `state`, the memory table,
+//! the shared receive queue, the completion queue. Which threads drive the sockets is decided as
 //! for connections (`source`).
 //!
 //! Files: `address` (GIDs, routing header), `numbers`, `local` (sockets), `life` (states,
@@ -60,8 +60,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Octets that a socket may buffer in each direction, if the system allows it (`net.core.rmem_max`,
-/// `wmem_max`).
+/// Requested size of a socket's buffers. The system limits it (`net.core.rmem_max`, `wmem_max`).
 const SOCKET_BUFFER: usize = 1 << 20;
 
 /// The attributes of a new datagram queue pair.
@@ -73,19 +72,19 @@ pub struct UdAttributes {
     pub send_cq: CompletionQueue,
     /// Completions of receives.
     pub recv_cq: CompletionQueue,
-    /// Used instead of a receive queue of its own.
+    /// A shared receive queue, which replaces the queue pair's receive queue.
     pub srq: Option<SharedReceiveQueue>,
-    /// Send work requests outstanding.
+    /// Maximum number of outstanding send work requests.
     pub max_send_wr: u32,
-    /// Receive work requests outstanding.
+    /// Maximum number of outstanding receives.
     pub max_recv_wr: u32,
-    /// Elements per send work request.
+    /// Maximum number of elements per send work request.
     pub max_send_sge: u32,
-    /// Elements per receive work request.
+    /// Maximum number of elements per receive.
     pub max_recv_sge: u32,
-    /// Octets of inline data.
+    /// Maximum number of bytes of inline data.
     pub max_inline: u32,
-    /// Every send work request writes a completion.
+    /// `true` if every send work request writes a completion.
     pub signal_all: bool,
 }
 
@@ -93,26 +92,27 @@ pub struct UdAttributes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct UdDrops {
-    /// Received without our framing, for another queue pair, or from a port that is not its
-    /// sender's.
+    /// Received without our framing, for another queue pair, or from a port that does not match the
+    /// sender's number.
     pub foreign: u64,
     /// Received with a wrong CRC.
     pub crc: u64,
-    /// Received with a Q_Key that is not the queue pair's.
+    /// Received with a Q_Key other than the queue pair's.
     pub qkey: u64,
     /// Received while the queue pair was not ready to receive.
     pub state: u64,
-    /// Received a second time, or so late that they may be copies: 1024 later datagrams of the
-    /// sender have come.
+    /// Received a second time, or after 1024 later datagrams of the sender, so that they may be
+    /// copies.
     pub copies: u64,
     /// Received while no receive was posted.
     pub no_receive: u64,
-    /// Received, and larger than the posted receive, which also needs 40 octets for the routing
-    /// header.
+    /// Received, but too large for the posted receive, which also has to hold 40 octets of the
+    /// routing header.
     pub too_long: u64,
-    /// Its own datagrams to groups, if [`UdQueuePair::set_deaf_to_itself`] is on.
+    /// Datagrams to a group that the queue pair itself has sent, if
+    /// [`UdQueuePair::set_deaf_to_itself`] is set.
     pub own: u64,
-    /// Not sent, because the system refused them or its buffer was full for too long.
+    /// Not sent, because the system call failed or the socket's buffer was full for too long.
     pub unsent: u64,
 }
 
@@ -123,14 +123,15 @@ struct UdState {
     sends: SendQueue,
     /// Datagrams of the send queue that a thread is sending.
     in_flight: usize,
-    /// Changes when the send queue is emptied without sending.
+    /// Incremented when the send queue is flushed or cleared.
     epoch: u64,
-    /// When the buffer of the socket that sends next became full, in nanoseconds of the monotonic
+    /// When the buffer of the next socket to send became full, in nanoseconds of the monotonic
     /// clock.
     blocked_since: Option<u64>,
-    /// The engine watches for room in the buffer of this socket.
-    watches_room: Option<Arc<Local>>,
-    /// Application threads drive it, and the engine does not watch its sockets.
+    /// The socket that the engine watches until its send buffer has room.
+    watched_for_room: Option<Arc<Local>>,
+    /// `true` if application threads drive the queue pair and the engine does not watch its
+    /// sockets.
     driven_by_app: bool,
     sequence: u32,
     rq: ReceiveQueue,
@@ -158,16 +159,16 @@ pub(crate) struct UdInner {
     groups: Groups,
     tx: Baton,
     rx: Baton,
-    /// It does not receive what it sends to groups.
+    /// `true` if the queue pair drops its own datagrams to groups.
     deaf_to_itself: AtomicBool,
-    /// Changed with `state` locked.
+    /// Written only with `state` locked.
     destroyed: AtomicBool,
     origin: Origin,
 }
 
-/// The effects of a call, applied when all locks are dropped.
+/// The effects of a call, which are applied after all locks are released.
 #[derive(Default)]
-struct Due {
+struct UdEffects {
     send: Owed,
     recv: Owed,
     events: Vec<UdEvent>,
@@ -183,8 +184,10 @@ impl Context {
     /// Creates a datagram queue pair (`ibv_create_qp(3)` with `IBV_QPT_UD`), in state RESET.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::NoDevice`]: the device has lost its addresses; the
-    /// operating system's: no descriptors or ports left.
+    /// - [`Error::OutOfMemory`]: no memory or number is left.
+    /// - [`Error::NoDevice`]: the device has lost its addresses.
+    /// - [`Error::InvalidArgument`]: the shared receive queue matches tags.
+    /// - [`Error::Io`]: no file descriptor or port is left.
     pub fn create_ud_qp(&self, attributes: &UdAttributes) -> Result<UdQueuePair> {
         if attributes
             .srq
@@ -192,7 +195,7 @@ impl Context {
             .is_some_and(|srq| srq.tag_cq().is_some())
         {
             return Err(Error::InvalidArgument(
-                "tags are matched on reliable connections only",
+                "a shared receive queue with tag matching needs reliable connections",
             ));
         }
         let inner = UdInner::create(&self.inner, attributes)?;
@@ -201,13 +204,13 @@ impl Context {
 }
 
 impl UdQueuePair {
-    /// Returns its number, which is unique on the device at any time. It has 24 bits; the lower 16
-    /// are its UDP port at each address of the device.
+    /// Returns the queue pair number, which is unique on the device at any time. It has 24 bits;
+    /// the lower 16 bits are the UDP port at each address of the device.
     pub fn num(&self) -> u32 {
         self.inner.num
     }
 
-    /// Returns the program's value ([`set_user_data`](Self::set_user_data)).
+    /// Returns the value of [`set_user_data`](Self::set_user_data).
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -217,46 +220,46 @@ impl UdQueuePair {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Returns the device it is on.
+    /// Returns the context of the queue pair.
     pub fn context(&self) -> Context {
         Context {
             inner: Arc::clone(&self.inner.ctx),
         }
     }
 
-    /// Returns its protection domain.
+    /// Returns the number of the protection domain.
     pub fn pd(&self) -> u32 {
         self.inner.pd
     }
 
-    /// Returns its state.
+    /// Returns the state.
     pub fn state(&self) -> State {
         self.inner.state.lock().state
     }
 
-    /// Returns the key that datagrams to it must have.
+    /// Returns the Q_Key that received datagrams must contain.
     pub fn qkey(&self) -> u32 {
         self.inner.state.lock().qkey
     }
 
-    /// Sets the key that datagrams to it must have.
+    /// Sets the Q_Key that received datagrams must contain.
     pub fn set_qkey(&self, qkey: u32) {
         self.inner.state.lock().qkey = qkey;
     }
 
-    /// Sets whether it drops its own datagrams to groups that it is attached to
+    /// Sets whether the queue pair drops datagrams that it has sent to a group itself
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of this host receive them in any
     /// case.
     pub fn set_deaf_to_itself(&self, deaf: bool) {
         self.inner.deaf_to_itself.store(deaf, Ordering::Relaxed);
     }
 
-    /// Returns the number of its next datagram.
+    /// Returns the sequence number of the next datagram to send.
     pub fn sequence(&self) -> u32 {
         self.inner.state.lock().sequence
     }
 
-    /// Returns its counters. An FPDU is a datagram here.
+    /// Returns the counters. Those of FPDUs count datagrams.
     pub fn counters(&self) -> Counters {
         self.inner.state.lock().counters
     }
@@ -266,27 +269,26 @@ impl UdQueuePair {
         self.inner.state.lock().drops
     }
 
-    /// Changes its state as `ibv_modify_qp(3)` does. ERR flushes all requests, RESET drops them. A
-    /// change to RTS ends SQE.
+    /// Changes the state as `ibv_modify_qp(3)` does. A change to ERR flushes all requests, and a
+    /// change to RESET drops them.
     ///
     /// # Errors
-    /// [`Error::InvalidState`] if the verbs do not allow the change.
+    /// [`Error::InvalidState`]: verbs do not allow this change.
     pub fn modify(&self, to: State) -> Result<()> {
         let qp = &self.inner;
-        let mut due = Due::default();
+        let mut effects = UdEffects::default();
         {
             let mut g = qp.state.lock();
-            // Only an error leads to SQE.
             if !g.state.may_become(to) || qp.is_destroyed() {
                 return Err(Error::InvalidState(
-                    "the verbs do not allow this change of state",
+                    "verbs do not allow this change of state",
                 ));
             }
-            qp.enter(&mut g, to, &mut due);
+            qp.change_state(&mut g, to, &mut effects);
         }
-        qp.raise_due(due);
+        qp.apply_effects(effects);
         if to == State::Reset {
-            // Earlier completions must not be taken for those of later requests.
+            // A program must not mistake earlier completions for completions of later requests.
             qp.send_cq.inner.purge(qp.num);
             qp.recv_cq.inner.purge(qp.num);
             let g = &mut *qp.state.lock();
@@ -298,7 +300,7 @@ impl UdQueuePair {
 
     /// Queues send work requests, in order, and sends them from this thread. Never blocks.
     ///
-    /// A request completes when the socket has taken its datagram, whether or not that arrives.
+    /// A request completes when its datagram is in the socket's buffer, whether or not it arrives.
     ///
     /// # Errors
     /// [`PostFailed`] for the first request that is not accepted.
@@ -308,24 +310,25 @@ impl UdQueuePair {
         result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
-    /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
+    /// Queues send work requests as [`post_send`](Self::post_send) does, but accepts either all or
+    /// none.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_send_all(&self, wrs: &[UdSendWr<'_>]) -> Result<(), PostFailed> {
         let result = self.inner.post(wrs, true);
         self.inner.drive_tx();
         result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
-    /// Queues receives, in order. Never blocks. The first 40 octets of a receive are filled with
-    /// the routing header.
+    /// Queues receives, in order. Never blocks. The first 40 octets of a receive are for the
+    /// routing header.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// The errors of [`post_send`](Self::post_send).
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let qp = &self.inner;
-        let mut due = Due::default();
+        let mut effects = UdEffects::default();
         let mut result = Ok(());
         {
             let mut g = qp.state.lock();
@@ -346,16 +349,16 @@ impl UdQueuePair {
                 }
             }
             if g.state == State::Error {
-                qp.flush(&mut g, &mut due);
+                qp.flush(&mut g, &mut effects);
             }
         }
-        qp.raise_due(due);
+        qp.apply_effects(effects);
         result
     }
 
-    /// Destroys it (`ibv_destroy_qp(3)`): its requests, completions and asynchronous events are
-    /// dropped. Other handles to it can post nothing. In a forked child this does nothing, because
-    /// the queue pair is the parent's.
+    /// Destroys the queue pair (`ibv_destroy_qp(3)`). Drops its requests, completions and
+    /// asynchronous events. Other handles cannot post any more. If a parent process created the
+    /// queue pair, the call has no effect.
     pub fn destroy(&self) {
         self.inner.destroy();
     }
@@ -372,7 +375,7 @@ impl UdInner {
         let engine = Engine::current()?;
         let mut rq = ReceiveQueue::new(a.max_recv_wr, a.max_recv_sge)?;
         rq.hold_slots(true);
-        let guarded = Mutex::new(UdState {
+        let state = Mutex::new(UdState {
             state: State::Reset,
             qkey: 0,
             seen_slots: SeenSlots::default(),
@@ -380,11 +383,11 @@ impl UdInner {
             in_flight: 0,
             epoch: 0,
             blocked_since: None,
-            watches_room: None,
+            watched_for_room: None,
             driven_by_app: false,
             sequence: random_u32()?,
             rq,
-            // A shared receive queue may have larger requests than this queue pair.
+            // The receives of a shared receive queue may have more elements than this queue pair's.
             taken: TakenRecv::new(iwarp_rnic::limits::MAX_SGE)?,
             seen: Seen::default(),
             counters: Counters::default(),
@@ -406,7 +409,7 @@ impl UdInner {
             locals: Locals::new(sockets),
             engine: Arc::clone(&engine),
             timer: engine.token(),
-            state: guarded,
+            state,
             groups: Groups::default(),
             tx: Baton::new(),
             rx: Baton::new(),
@@ -445,21 +448,22 @@ impl UdInner {
 }
 
 thread_local! {
-    static ROOM: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+    static BATCH_BUFFER: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
 }
 
 /// Calls `f` with this thread's buffer for datagrams.
-fn with_room<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
-    // A thread that is ending keeps no buffer.
-    let kept = ROOM.try_with(Cell::take).ok().flatten();
-    let mut room = kept.unwrap_or_else(|| {
-        // First the thread's own preparation, because it may block the signals of faults.
+fn with_batch<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
+    // While the thread exits, its buffer is no longer available.
+    let kept = BATCH_BUFFER.try_with(Cell::take).ok().flatten();
+    let mut batch = kept.unwrap_or_else(|| {
+        // The signal handler has to be ready before the buffer is allocated, because the thread may
+        // block signals of faults.
         guarded::keep();
         Box::default()
     });
-    room.clear();
-    let result = f(&mut room);
-    let _ = ROOM.try_with(|cell| cell.set(Some(room)));
+    batch.clear();
+    let result = f(&mut batch);
+    let _ = BATCH_BUFFER.try_with(|cell| cell.set(Some(batch)));
     result
 }
 

@@ -1,4 +1,4 @@
-//! Binds the sockets of a datagram queue pair, whose number contains their port.
+//! Binds the sockets of a datagram queue pair, and chooses its number, which contains their port.
 
 use super::local::{self, Local};
 use crate::device::Device;
@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::objects::context::{ContextInner, random_u32};
 
-/// Ports that are tried before creation fails because no number is left.
+/// Number of ports to try before creation fails.
 const PORTS_TRIED: u32 = 16;
 
 /// Creates sockets at the addresses of a device with a port that the system chooses, and reserves a

@@ -1,5 +1,5 @@
-//! The send queue of a datagram queue pair: a ring of fixed size, with room for elements and inline
-//! data.
+//! The send queue of a datagram queue pair: a ring of fixed size, with memory for the elements and
+//! inline data of each request.
 
 use super::address::UdAddress;
 use crate::error::{Error, Result};
@@ -9,11 +9,11 @@ use iwarp_rnic::memory::Accessor;
 use iwarp_rnic::{Access, PostError, SendFlags, Sge, WcStatus};
 use std::collections::VecDeque;
 
-/// A send work request of a datagram (`ibv_post_send(3)`). Its elements are copied when it is
-/// posted.
+/// A send work request of a datagram (`ibv_post_send(3)`). Posting copies its elements and inline
+/// data.
 #[derive(Debug, Clone, Copy)]
 pub struct UdSendWr<'a> {
-    /// The program's identifier of the request, which its completion contains.
+    /// The program's value, which is returned in the completion.
     pub wr_id: u64,
     /// Immediate data in host order.
     pub immediate: Option<u32>,
@@ -23,12 +23,12 @@ pub struct UdSendWr<'a> {
     pub to: UdAddress,
     /// Number of the destination queue pair; ignored for a group.
     pub remote_qp: u32,
-    /// The key of that queue pair. If its highest bit is set, the key of the sending queue pair is
+    /// The destination's Q_Key. If its highest bit is set, the Q_Key of the sending queue pair is
     /// used instead.
     pub remote_qkey: u32,
-    /// The payload, unless it is inline.
+    /// The payload, if [`SendFlags::INLINE`] is not set.
     pub sges: &'a [Sge],
-    /// The payload if [`SendFlags::INLINE`] is set; the pieces are joined.
+    /// The payload, if [`SendFlags::INLINE`] is set. The pieces are concatenated.
     pub inline: &'a [&'a [u8]],
 }
 
@@ -40,16 +40,17 @@ pub(super) struct Waiting {
     pub(super) to: UdAddress,
     pub(super) remote_qp: u32,
     pub(super) qkey: u32,
-    /// Elements, or octets of inline data.
+    /// Number of elements, or of octets of inline data.
     count: usize,
-    /// Octets of payload, which may be more than a datagram can carry.
+    /// Octets of payload; possibly more than a datagram can carry.
     pub(super) len: u64,
 }
 
 pub(super) struct SendQueue {
     ring: VecDeque<Waiting>,
     depth: usize,
-    /// Slots of completed requests that were not [released](Self::release). They count as used.
+    /// Number of completed requests whose slots are still in use, because they were not
+    /// [released](Self::release).
     held: usize,
     /// Total number of requests that have completed or were dropped.
     position: u32,
@@ -100,22 +101,22 @@ impl SendQueue {
         self.held = self.held.saturating_sub(n as usize);
     }
 
-    /// Returns how many requests have completed or were dropped, which is the position of the next
-    /// completion.
+    /// Returns the number of requests that have completed or were dropped. This is the position of
+    /// the next completion.
     pub(super) const fn position(&self) -> u32 {
         self.position
     }
 
-    /// Returns the request at offset `at` from the oldest.
-    pub(super) fn get(&self, at: usize) -> Option<&Waiting> {
-        self.ring.get(at)
+    pub(super) fn get(&self, offset: usize) -> Option<&Waiting> {
+        self.ring.get(offset)
     }
 
-    const fn slot(&self, at: usize) -> usize {
-        (self.head + at) % self.depth
+    const fn slot(&self, offset: usize) -> usize {
+        (self.head + offset) % self.depth
     }
 
-    /// Checks that a request fits the limits of the queue, whether it is full or not.
+    /// Checks that a request is within the limits of the queue. Does not check whether the queue is
+    /// full.
     pub(super) fn check(&self, wr: &UdSendWr<'_>) -> Result<(), PostError> {
         if wr.flags.contains(SendFlags::INLINE) {
             let len: usize = wr.inline.iter().map(|piece| piece.len()).sum();
@@ -162,22 +163,21 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Copies the payload of a request into `to`, which has the same length.
+    /// Copies the payload of the request at `offset` into `to`, which has the same length.
     ///
     /// # Errors
-    /// The status with which the request completes: the message is too long, or its key does not
-    /// allow the access.
+    /// The status of the completion, if the request's memory cannot be read.
     pub(super) fn copy_payload(
         &self,
-        at: usize,
+        offset: usize,
         memory: &MemoryTable,
-        who: Accessor,
+        accessor: Accessor,
         mut to: &mut [u8],
     ) -> Result<(), WcStatus> {
-        let Some(wr) = self.ring.get(at) else {
+        let Some(wr) = self.ring.get(offset) else {
             return Ok(());
         };
-        let slot = self.slot(at);
+        let slot = self.slot(offset);
         if wr.flags.contains(SendFlags::INLINE) {
             let from = slot * self.max_inline;
             to.copy_from_slice(&self.inline[from..from + wr.count]);
@@ -188,7 +188,7 @@ impl SendQueue {
             let (now, rest) = to.split_at_mut(sge.len as usize);
             let range = (sge.stag(), sge.addr, sge.len);
             memory
-                .read(range, Access::empty(), who, now)
+                .read(range, Access::empty(), accessor, now)
                 .map_err(|_| WcStatus::LocalProtection)?;
             to = rest;
         }
@@ -212,7 +212,7 @@ impl SendQueue {
 }
 
 impl Waiting {
-    /// Returns `true` if a datagram can carry it.
+    /// Returns `true` if a datagram can carry the payload.
     pub(super) const fn fits(&self) -> bool {
         self.len <= PAYLOAD_MAX as u64
     }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn inline_data_belongs_to_its_request() {
         let mut queue = SendQueue::new(3, 1, 4).unwrap();
-        let (memory, who) = (MemoryTable::new(), Accessor { pd: 1, qp: 2 });
+        let (memory, accessor) = (MemoryTable::new(), Accessor { pd: 1, qp: 2 });
         for round in 0..10u8 {
             let wide = [round; 4];
             for wr_id in 0..3 {
@@ -246,9 +246,9 @@ mod tests {
                 queue.push(&inline(wr_id as u64, &pieces), 9).unwrap();
             }
             assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
-            // One request is taken, and another is posted in its place.
+            // A request completes.
             assert_eq!(queue.pop().unwrap().wr_id, 0);
-            // The slot is in use until the completion has been polled.
+            // Its slot stays in use until the completion is polled.
             assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
             assert_eq!(
                 (queue.room(), queue.position()),
@@ -256,13 +256,15 @@ mod tests {
             );
             queue.release(1);
             queue.push(&inline(3, &[&[0xee]]), 9).unwrap();
-            for (at, len) in [(0, 2), (1, 3)] {
+            for (offset, len) in [(0, 2), (1, 3)] {
                 let mut to = vec![0; len];
-                queue.copy_payload(at, &memory, who, &mut to).unwrap();
+                queue
+                    .copy_payload(offset, &memory, accessor, &mut to)
+                    .unwrap();
                 assert_eq!(to, vec![round; len]);
             }
             let mut last = [0];
-            queue.copy_payload(2, &memory, who, &mut last).unwrap();
+            queue.copy_payload(2, &memory, accessor, &mut last).unwrap();
             assert_eq!(last, [0xee]);
             while queue.pop().is_some() {}
             assert_eq!(

@@ -1,12 +1,12 @@
-//! Receiving: datagrams are checked, and fill posted receives.
+//! Receiving: checks datagrams, and copies them into posted receives.
 //!
-//! This runs in the thread that holds the direction's baton. A datagram is never answered, and
-//! changes only the receive that it fills, the counters and the window of its sender. Memory is
+//! This code runs in the thread that holds the receive baton. No datagram is answered. A datagram
+//! changes only the receive that it fills, the counters, and the window of its sender. Memory is
 //! allocated only for a new sender (`seen`).
 
 use super::address::{GRH_LEN, write_grh};
-use super::life::failed;
-use super::{Due, UdInner, UdState, with_room};
+use super::life::completion;
+use super::{UdEffects, UdInner, UdState, with_batch};
 use crate::crc::crc32c_append;
 use crate::sys::datagram::{BATCH, Batch, DatagramSocket};
 use crate::sys::guarded::MemoryTable;
@@ -19,14 +19,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// System calls in a row before other queue pairs are served.
-const TURNS: usize = 16;
+/// Maximum number of system calls per socket before other sockets are served.
+const CALLS_MAX: usize = 16;
 
 // The routing header takes the place of the datagram's header.
 const _: () = assert!(Batch::FRONT + HEADER_LEN == GRH_LEN);
 
 impl UdInner {
-    /// Reads the sockets, unless another thread does; that thread then reads once more.
+    /// Reads the sockets. If another thread is reading them, that thread reads once more instead.
     pub(super) fn drive_rx(self: &Arc<Self>) -> bool {
         if self.origin.is_foreign() {
             return false;
@@ -35,49 +35,56 @@ impl UdInner {
             for local in self.locals.all().iter() {
                 self.read(&local.socket, local.ip, self.num);
             }
-            self.groups.read(|group| {
+            self.groups.for_each(|group| {
                 self.read(group.socket(), group.ip(), MULTICAST_QP);
             });
         })
     }
 
-    /// Reads the pending datagrams of a socket, which are for `number` at the address `to`.
-    fn read(self: &Arc<Self>, socket: &DatagramSocket, to: IpAddr, number: u32) {
-        let mut due = Due::default();
-        with_room(|batch| {
-            for _ in 0..TURNS {
-                let Ok(came) = socket.receive(batch, BATCH) else {
-                    // The error is about a datagram that was sent before. Received ones are still
-                    // there.
+    /// Reads the pending datagrams of a socket at the address `to`. Their destination number must
+    /// be `destination`.
+    fn read(self: &Arc<Self>, socket: &DatagramSocket, to: IpAddr, destination: u32) {
+        let mut effects = UdEffects::default();
+        with_batch(|batch| {
+            for _ in 0..CALLS_MAX {
+                let Ok(count) = socket.receive(batch, BATCH) else {
+                    // The error concerns a datagram that was sent before. Continue with the next
+                    // datagram.
                     continue;
                 };
-                if came == 0 {
+                if count == 0 {
                     break;
                 }
                 let mut g = self.state.lock();
                 let memory = self.ctx.memory.read();
-                for at in 0..came {
-                    self.arrived(&mut g, &memory, (batch, at), (to, number), &mut due);
+                for index in 0..count {
+                    self.arrived(
+                        &mut g,
+                        &memory,
+                        (batch, index),
+                        (to, destination),
+                        &mut effects,
+                    );
                 }
                 drop(memory);
                 drop(g);
-                if came < BATCH {
+                if count < BATCH {
                     break;
                 }
             }
         });
-        self.raise_due(due);
+        self.apply_effects(effects);
     }
 
     fn arrived(
         &self,
         g: &mut MutexGuard<'_, UdState>,
         memory: &MemoryTable,
-        (batch, at): (&mut Batch, usize),
-        (to, number): (IpAddr, u32),
-        due: &mut Due,
+        (batch, index): (&mut Batch, usize),
+        (to, destination): (IpAddr, u32),
+        effects: &mut UdEffects,
     ) {
-        let Some((octets, from, route)) = batch.received(at) else {
+        let Some((octets, from, route)) = batch.received(index) else {
             g.drops.foreign += 1;
             return;
         };
@@ -94,13 +101,13 @@ impl UdInner {
                 return;
             }
         };
-        // The port must match the number, so that an answer reaches the sender by its number.
-        if header.destination != number || header.source as u16 != from.port() {
+        // The sender's port must match its number, so that it can receive an answer.
+        if header.destination != destination || header.source as u16 != from.port() {
             g.drops.foreign += 1;
             return;
         }
-        let is_own = || header.source == self.num && self.locals.at(from.ip()).is_some();
-        if number == MULTICAST_QP && self.deaf_to_itself.load(Ordering::Relaxed) && is_own() {
+        let is_own = || header.source == self.num && self.locals.find(from.ip()).is_some();
+        if destination == MULTICAST_QP && self.deaf_to_itself.load(Ordering::Relaxed) && is_own() {
             g.drops.own += 1;
             return;
         }
@@ -117,10 +124,10 @@ impl UdInner {
             g.drops.copies += 1;
             return;
         }
-        if !self.take(g, octets.len(), due) {
+        if !self.take_receive(g, octets.len(), effects) {
             return;
         }
-        g.seen.note(from, header.source, header.sequence);
+        g.seen.record(from, header.source, header.sequence);
         let payload = octets.len() - GRH_LEN;
         let mut flags = flags_of(&header);
         if let Some(grh) = octets.first_chunk_mut() {
@@ -131,30 +138,30 @@ impl UdInner {
             flags,
             imm_or_stag: header.immediate.unwrap_or(0),
             vendor_err: header.source,
-            ..failed(g.taken.wr_id, WcStatus::Success, WcOpcode::Recv)
+            ..completion(g.taken.wr_id, WcStatus::Success, WcOpcode::Recv)
         };
         g.counters.rx_messages += 1;
         g.counters.rx_fpdus += 1;
         g.counters.rx_payload += payload as u64;
-        if self.place(g, memory, octets) {
-            self.complete_receive(g, cqe, due);
+        if self.copy_to_receive(g, memory, octets) {
+            self.complete_receive(g, cqe, effects);
         } else {
-            // The program's error: its receive names memory that it may not use.
-            let cqe = failed(cqe.wr_id, WcStatus::LocalProtection, WcOpcode::Recv);
-            self.complete_receive(g, cqe, due);
-            self.enter(g, State::Error, due);
+            // The program's receive refers to memory that is not registered for it.
+            let cqe = completion(cqe.wr_id, WcStatus::LocalProtection, WcOpcode::Recv);
+            self.complete_receive(g, cqe, effects);
+            self.change_state(g, State::Error, effects);
         }
     }
 
-    /// Takes a receive with room for `len` octets. If there is none, counts the datagram as dropped
+    /// Takes a receive that can hold `len` octets. If there is none, counts the datagram as dropped
     /// and returns `false`.
-    fn take(&self, g: &mut UdState, len: usize, due: &mut Due) -> bool {
+    fn take_receive(&self, g: &mut UdState, len: usize, effects: &mut UdEffects) -> bool {
         let len = len as u64;
         let taken = match &self.srq {
             None => g.rq.take_if_fits(&mut g.taken, len),
             Some(srq) => {
                 let (taken, limit_reached) = srq.inner.take_if_fits(&mut g.taken, len);
-                due.recv.srq_limit |= limit_reached;
+                effects.recv.srq_limit |= limit_reached;
                 taken
             }
         };
@@ -164,17 +171,18 @@ impl UdInner {
                 g.drops.no_receive += 1;
                 g.counters.receiver_not_ready += 1;
             }
-            // The receive stays for the next datagram, as on RoCE: a stranger's large datagram must
-            // not use up a receive.
+            // The receive is kept for the next datagram, as on RoCE, so that a large datagram of a
+            // stranger does not consume it.
             Taken::TooSmall => g.drops.too_long += 1,
         }
         false
     }
 
-    /// Copies a message into the elements of the receive that was taken. Returns `false` if they do
-    /// not allow it; nothing is written then, unless a page is missing.
-    fn place(&self, g: &UdState, memory: &MemoryTable, octets: &[u8]) -> bool {
-        let who = self.accessor();
+    /// Copies a message into the elements of the taken receive. Returns `false` if the program may
+    /// not write to an element; then nothing is written. Also returns `false` if a page is
+    /// unmapped.
+    fn copy_to_receive(&self, g: &UdState, memory: &MemoryTable, octets: &[u8]) -> bool {
+        let accessor = self.accessor();
         let parts = || {
             let mut rest = octets;
             g.taken.sges().iter().map(move |sge| {
@@ -184,8 +192,12 @@ impl UdInner {
             })
         };
         let need = Access::LOCAL_WRITE;
-        parts().all(|(range, _)| memory.permits(range, need, who).is_ok())
-            && parts().all(|(range, now)| memory.write((range.0, range.1), need, who, now).is_ok())
+        parts().all(|(range, _)| memory.permits(range, need, accessor).is_ok())
+            && parts().all(|(range, now)| {
+                memory
+                    .write((range.0, range.1), need, accessor, now)
+                    .is_ok()
+            })
     }
 }
 
@@ -203,9 +215,9 @@ mod tests {
     use iwarp_rnic::SendFlags;
     use std::time::{Duration, Instant};
 
-    /// More datagrams may wait than one system call returns.
+    /// A drive reads all datagrams, also if it takes several system calls.
     #[test]
-    fn one_turn_reads_all_datagrams() {
+    fn drive_reads_all_datagrams() {
         let qp = datagram_queue_pair();
         // No other thread reads the socket.
         qp.inner.pause();
@@ -218,7 +230,7 @@ mod tests {
                 for _ in 0..count {
                     post_to_itself(&qp, ip, SendFlags::SIGNALED, 1);
                     let mut sent = [Cqe::default()];
-                    until("it is sent", || {
+                    until("the datagram is not sent", || {
                         qp.inner.send_cq.take_ready(&mut sent) == Ok(1)
                     });
                 }
@@ -226,8 +238,8 @@ mod tests {
                 if taken() - before == count as u64 {
                     break;
                 }
-                // On a busy machine the kernel may deliver some of them later. Then the test tries
-                // again.
+                // On a busy machine the kernel may deliver some datagrams later. Then the test is
+                // repeated.
                 while taken() - before < count as u64 {
                     assert!(start.elapsed() < Duration::from_secs(20), "{count}");
                     qp.inner.drive_rx();

@@ -1,20 +1,20 @@
-//! Recently delivered datagrams, so that a datagram that the network has duplicated is delivered
+//! Records delivered datagrams, so that a datagram which the network has duplicated is delivered
 //! once.
 //!
 //! Each sender numbers its datagrams. For each of the last [`SENDERS_MAX`] senders there is a
-//! window of the [`WINDOW`] numbers up to the newest delivered one, with a bit for each. A number
-//! in the window with its bit set is a copy. An older number may be one, and is treated as one: a
-//! datagram that comes so late counts as lost. Therefore memory is bounded.
+//! window of the [`WINDOW`] sequence numbers up to the newest delivered one, with one bit for each.
+//! A datagram whose bit is set is a copy. A datagram with a number before the window may be a copy,
+//! and is dropped, too. Therefore memory is bounded.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
 const WINDOW: usize = 1024;
-/// Senders that are remembered. If there are more, the one that has been silent for longest is
-/// forgotten.
+/// Maximum number of senders with a window. For a further sender, the window that was unused for
+/// longest is dropped.
 const SENDERS_MAX: usize = 256;
-/// A number that differs from the newest one by more than this belongs to another queue pair with
-/// the same number and address, which started at another value.
+/// If a sequence number differs from the newest one by more than this, the sender is a new queue
+/// pair with the same number and address.
 const JUMP: u32 = 1 << 16;
 
 const BITS: usize = u64::BITS as usize;
@@ -24,25 +24,25 @@ type Sender = (SocketAddr, u32);
 
 struct Window {
     newest: u32,
-    /// Whether each of the numbers up to the newest was delivered. The lower bits of a number are
-    /// its place.
+    /// One bit per sequence number, set if it was delivered. The lower bits of the number are the
+    /// position of the bit.
     delivered: [u64; WINDOW / BITS],
-    /// When the window was last used, counted in datagrams.
+    /// Value of [`Seen::clock`] when the window was last used.
     used: u64,
 }
 
-// One bit per number, because programs may have very many senders.
+// A window must be small, because a queue pair may have many senders.
 const _: () = assert!(size_of::<Window>() <= WINDOW / 8 + 2 * size_of::<u64>());
 
-/// The position of a number relative to the newest one.
-enum Place {
+/// The position of a sequence number relative to the window.
+enum Position {
     /// Newer by this difference.
     Ahead(u32),
-    /// In the window.
+    /// Within the window.
     Within,
     /// Older than the window.
     Behind,
-    /// It belongs to another queue pair.
+    /// From another queue pair with the same number and address.
     Elsewhere,
 }
 
@@ -55,25 +55,25 @@ impl Window {
         }
     }
 
-    const fn place(&self, sequence: u32) -> Place {
+    const fn position(&self, sequence: u32) -> Position {
         let (ahead, behind) = (
             sequence.wrapping_sub(self.newest),
             self.newest.wrapping_sub(sequence),
         );
         if behind < WINDOW as u32 {
-            Place::Within
+            Position::Within
         } else if behind <= JUMP {
-            Place::Behind
+            Position::Behind
         } else if ahead <= JUMP {
-            Place::Ahead(ahead)
+            Position::Ahead(ahead)
         } else {
-            Place::Elsewhere
+            Position::Elsewhere
         }
     }
 
     const fn bit(sequence: u32) -> (usize, u64) {
-        let at = sequence as usize % WINDOW;
-        (at / BITS, 1 << (at % BITS))
+        let index = sequence as usize % WINDOW;
+        (index / BITS, 1 << (index % BITS))
     }
 
     fn has(&self, sequence: u32) -> bool {
@@ -89,17 +89,17 @@ impl Window {
         }
     }
 
-    fn note(&mut self, sequence: u32) {
-        match self.place(sequence) {
-            Place::Ahead(by) => {
-                // The places of the numbers in between were used by older numbers.
+    fn record(&mut self, sequence: u32) {
+        match self.position(sequence) {
+            Position::Ahead(by) => {
+                // Older numbers have used the bits of the numbers in between.
                 for i in 0..by.min(WINDOW as u32) {
                     self.set(sequence.wrapping_sub(i), false);
                 }
                 self.newest = sequence;
             }
-            Place::Elsewhere => *self = Self::new(sequence),
-            Place::Within | Place::Behind => {}
+            Position::Elsewhere => *self = Self::new(sequence),
+            Position::Within | Position::Behind => {}
         }
         self.set(sequence, true);
     }
@@ -107,9 +107,9 @@ impl Window {
 
 #[derive(Default)]
 pub(super) struct Seen {
-    /// Its hash has a secret key, so that no peer can choose numbers that collide.
+    /// The hash has a secret key, so that peers cannot choose addresses and numbers that collide.
     windows: HashMap<Sender, Window>,
-    /// Number of recorded datagrams.
+    /// Number of recorded datagrams, used as a clock.
     clock: u64,
 }
 
@@ -118,30 +118,30 @@ impl Seen {
         self.windows.clear();
     }
 
-    /// Returns `true` if a datagram was delivered before, or is so old that it may have been.
+    /// Returns `true` if a datagram was delivered before, or is too old to know.
     pub(super) fn is_copy(&self, from: SocketAddr, source: u32, sequence: u32) -> bool {
         let Some(window) = self.windows.get(&(from, source)) else {
             return false;
         };
-        match window.place(sequence) {
-            Place::Within => window.has(sequence),
-            Place::Behind => true,
-            Place::Ahead(_) | Place::Elsewhere => false,
+        match window.position(sequence) {
+            Position::Within => window.has(sequence),
+            Position::Behind => true,
+            Position::Ahead(_) | Position::Elsewhere => false,
         }
     }
 
-    /// Records that a datagram was delivered. Allocates memory for a new sender.
-    pub(super) fn note(&mut self, from: SocketAddr, source: u32, sequence: u32) {
+    /// Records a delivered datagram. Allocates memory for a new sender.
+    pub(super) fn record(&mut self, from: SocketAddr, source: u32, sequence: u32) {
         self.clock += 1;
         let sender = (from, source);
         if let Some(window) = self.windows.get_mut(&sender) {
-            window.note(sequence);
+            window.record(sequence);
             window.used = self.clock;
             return;
         }
         self.make_room();
         let mut window = Window::new(sequence);
-        window.note(sequence);
+        window.record(sequence);
         window.used = self.clock;
         self.windows.insert(sender, window);
     }
@@ -167,11 +167,11 @@ mod tests {
         SocketAddr::from(([10, 0, 0, 1], port))
     }
 
-    /// Records a datagram. Returns `true` if it is new.
+    /// Records a datagram, unless it is a copy. Returns `true` if it is new.
     fn arrives(seen: &mut Seen, port: u16, sequence: u32) -> bool {
         let is_new = !seen.is_copy(from(port), 3, sequence);
         if is_new {
-            seen.note(from(port), 3, sequence);
+            seen.record(from(port), 3, sequence);
         }
         is_new
     }
@@ -196,14 +196,14 @@ mod tests {
         assert!(arrives(&mut seen, 7, newest));
         assert!(arrives(&mut seen, 7, 101));
         assert!(!arrives(&mut seen, 7, 101));
-        assert!(!arrives(&mut seen, 7, 99), "it may be a copy");
-        // The place of a number that has left the window is free again.
+        assert!(!arrives(&mut seen, 7, 99), "a number before the window");
+        // The bit of a number that is no longer in the window is reused.
         assert!(arrives(&mut seen, 7, newest + 1));
         assert!(arrives(&mut seen, 7, newest - 1));
     }
 
     #[test]
-    fn reused_number_is_accepted() {
+    fn new_sender_with_same_number_is_accepted() {
         let mut seen = Seen::default();
         let begin = 1 << 30;
         assert!(arrives(&mut seen, 7, begin));
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn senders_are_distinguished() {
         let mut seen = Seen::default();
-        seen.note(from(1), 3, 9);
+        seen.record(from(1), 3, 9);
         assert!(!seen.is_copy(from(2), 3, 9));
         assert!(!seen.is_copy(from(1), 4, 9));
         assert!(seen.is_copy(from(1), 3, 9));
@@ -233,7 +233,7 @@ mod tests {
         assert!(arrives(&mut seen, 1, 10));
         assert!(arrives(&mut seen, 1000, 9));
         assert_eq!(seen.windows.len(), SENDERS_MAX);
-        assert!(!arrives(&mut seen, 1, 9), "it was not silent");
+        assert!(!arrives(&mut seen, 1, 9), "the sender was active recently");
         assert!(!arrives(&mut seen, 3, 9));
         assert!(!seen.is_copy(from(2), 3, 9));
     }
@@ -246,17 +246,17 @@ mod tests {
             steps in proptest::collection::vec(-1500i32..1500, 1..400),
         ) {
             let mut seen = Seen::default();
-            let (mut delivered, mut at, mut newest) = (BTreeSet::new(), 0i32, 0i32);
+            let (mut delivered, mut index, mut newest) = (BTreeSet::new(), 0i32, 0i32);
             for step in steps {
-                at = (newest + step).max(at - 1200);
-                let sequence = begin.wrapping_add(at as u32);
+                index = (newest + step).max(index - 1200);
+                let sequence = begin.wrapping_add(index as u32);
                 let is_new = arrives(&mut seen, 7, sequence);
-                prop_assert!(!is_new || delivered.insert(at), "{at} is delivered twice");
+                prop_assert!(!is_new || delivered.insert(index), "{index} is delivered twice");
                 if is_new {
-                    newest = if delivered.len() == 1 { at } else { newest.max(at) };
+                    newest = if delivered.len() == 1 { index } else { newest.max(index) };
                 }
                 // No new datagram within the window is lost.
-                prop_assert!(delivered.contains(&at) || newest - at >= WINDOW as i32);
+                prop_assert!(delivered.contains(&index) || newest - index >= WINDOW as i32);
             }
         }
     }

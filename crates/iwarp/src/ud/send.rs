@@ -1,14 +1,14 @@
-//! Sending: several requests become datagrams of one system call.
+//! Sending: one system call sends the datagrams of several requests.
 //!
-//! This runs in the thread that holds the direction's baton. The payload is copied into the
-//! thread's buffer. Therefore memory may be deregistered after the copy, and the octets that are
-//! sent are those over which the CRC was computed.
+//! This code runs in the thread that holds the send baton. The payload is copied into the thread's
+//! buffer. Therefore memory may be deregistered after the copy, and the CRC always matches the sent
+//! octets.
 
 use super::address::UdAddress;
 use super::group::GROUP_PORT;
 use super::local::Local;
 use super::queue::UdSendWr;
-use super::{Due, UdInner, UdState, with_room};
+use super::{UdEffects, UdInner, UdState, with_batch};
 use crate::crc::crc32c_append;
 use crate::objects::events::UdEvent;
 use crate::sys::clock::now_ns;
@@ -23,15 +23,15 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long requests wait for room in the socket's buffer. Then they are dropped, as the network
-/// might do, so that a blocked link does not withhold completions from the program.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long requests wait for room in the socket's buffer. After that they are dropped, as a
+/// network may do, so that the program gets their completions even if the link is blocked.
+const BLOCKED_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const TIMER_BLOCKED: u32 = 1;
-/// The bit of a request's Q_Key that stands for the queue pair's own key.
+/// The bit of a request's Q_Key that selects the queue pair's own Q_Key.
 const OWN_QKEY: u32 = 1 << 31;
 
 impl UdInner {
-    /// Sends the pending requests, or leaves them to the thread that is sending.
+    /// Sends the pending requests. If another thread is sending, that thread sends them instead.
     pub(super) fn drive_tx(self: &Arc<Self>) -> bool {
         if self.origin.is_foreign() {
             return false;
@@ -39,49 +39,50 @@ impl UdInner {
         self.tx.drive(|| self.send_waiting())
     }
 
-    /// Queues requests; with `whole`, all of them or none.
+    /// Queues requests. With `all_or_none`, queues either all or none.
     pub(super) fn post(
         self: &Arc<Self>,
         wrs: &[UdSendWr<'_>],
-        whole: bool,
+        all_or_none: bool,
     ) -> Result<(), (usize, PostError)> {
-        // The source address may be new. If it is unusable, the check below fails.
+        // The device may have got the source address recently. If it cannot be added, the check
+        // below fails.
         let mut locals = self.locals.all();
         for wr in wrs {
-            if !is_among(&locals, wr) {
-                if let Err(error) = self.reach_at(wr.to.source) {
-                    tracing::debug!(qp = self.num, %error, "no datagrams from this address");
+            if !has_source(&locals, wr) {
+                if let Err(error) = self.add_address(wr.to.source) {
+                    tracing::debug!(qp = self.num, %error, "cannot send from this address");
                 }
                 locals = self.locals.all();
             }
         }
-        let mut due = Due::default();
-        let result = self.post_locked(wrs, whole, &locals, &mut due);
-        self.raise_due(due);
+        let mut effects = UdEffects::default();
+        let result = self.post_locked(wrs, all_or_none, &locals, &mut effects);
+        self.apply_effects(effects);
         result
     }
 
     fn post_locked(
         &self,
         wrs: &[UdSendWr<'_>],
-        whole: bool,
+        all_or_none: bool,
         locals: &[Arc<Local>],
-        due: &mut Due,
+        effects: &mut UdEffects,
     ) -> Result<(), (usize, PostError)> {
         let mut g = self.state.lock();
-        let takes = matches!(g.state, State::Rts | State::Sqd | State::Sqe | State::Error);
-        if !takes || self.is_destroyed() {
+        let accepts = matches!(g.state, State::Rts | State::Sqd | State::Sqe | State::Error);
+        if !accepts || self.is_destroyed() {
             return Err((0, PostError::InvalidState));
         }
         let check = |g: &UdState, wr: &UdSendWr<'_>| match g.sends.check(wr) {
-            Ok(()) if !is_among(locals, wr) => Err(PostError::InvalidRequest),
+            Ok(()) if !has_source(locals, wr) => Err(PostError::InvalidRequest),
             checked => checked,
         };
         if g.sends.room() < wrs.len() {
             let freed = self.slots.free_sends(&mut g.seen_slots);
             g.sends.release(freed);
         }
-        if whole {
+        if all_or_none {
             for (i, wr) in wrs.iter().enumerate() {
                 check(&g, wr).map_err(|e| (i, e))?;
             }
@@ -98,45 +99,45 @@ impl UdInner {
             };
             g.sends.push(wr, qkey).map_err(|e| (i, e))?;
             if flushes {
-                self.flush_sends(&mut g, due);
+                self.flush_sends(&mut g, effects);
             }
         }
         Ok(())
     }
 
     fn send_waiting(self: &Arc<Self>) {
-        let mut due = Due::default();
-        with_room(|batch| {
+        let mut effects = UdEffects::default();
+        with_batch(|batch| {
             loop {
                 batch.clear();
-                let (epoch, local) = self.fill(batch, &mut due);
+                let (epoch, local) = self.fill(batch, &mut effects);
                 let Some(local) = local.filter(|_| !batch.is_empty()) else {
                     return;
                 };
                 let sent = local.socket.send(batch);
-                if !self.account(epoch, sent, &local, &mut due) {
+                if !self.account(epoch, sent, &local, &mut effects) {
                     return;
                 }
             }
         });
-        self.raise_due(due);
+        self.apply_effects(effects);
     }
 
-    /// Builds datagrams of the next requests with the same socket. Returns the epoch of the send
-    /// queue, and the socket.
-    fn fill(&self, batch: &mut Batch, due: &mut Due) -> (u64, Option<Arc<Local>>) {
+    /// Fills the batch with the datagrams of the next requests that have the same source. Returns
+    /// the epoch of the send queue, and the source's socket.
+    fn fill(&self, batch: &mut Batch, effects: &mut UdEffects) -> (u64, Option<Arc<Local>>) {
         let mut g = self.state.lock();
         let source = g.sends.get(0).map(|wr| wr.to.source);
-        let local = source.and_then(|ip| self.locals.at(ip));
+        let local = source.and_then(|ip| self.locals.find(ip));
         while g.state == State::Rts && batch.len() < BATCH {
-            let at = batch.len();
-            if g.sends.get(at).map(|wr| wr.to.source) != source {
+            let offset = batch.len();
+            if g.sends.get(offset).map(|wr| wr.to.source) != source {
                 break;
             }
-            match self.make(&g, at, batch) {
+            match self.add_to_batch(&g, offset, batch) {
                 Some(Ok(())) => {}
-                Some(Err(status)) if at == 0 => self.fail_send(&mut g, status, due),
-                // The requests before the bad one are sent first.
+                Some(Err(status)) if offset == 0 => self.fail_send(&mut g, status, effects),
+                // The requests before the failed one are sent first.
                 Some(Err(_)) | None => break,
             }
         }
@@ -144,17 +145,24 @@ impl UdInner {
         (g.epoch, local)
     }
 
-    /// Adds the request at offset `at` from the oldest to the batch. Returns `None` if there is
-    /// none.
-    fn make(&self, g: &UdState, at: usize, batch: &mut Batch) -> Option<Result<(), WcStatus>> {
-        let wr = g.sends.get(at)?;
+    /// Adds the request at `offset` from the oldest to the batch. Returns `None` if there is no
+    /// such request, or the batch is full.
+    fn add_to_batch(
+        &self,
+        g: &UdState,
+        offset: usize,
+        batch: &mut Batch,
+    ) -> Option<Result<(), WcStatus>> {
+        let wr = g.sends.get(offset)?;
         if !wr.fits() {
             return Some(Err(WcStatus::LocalLength));
         }
         let datagram = batch.room(HEADER_LEN + wr.len as usize)?;
         let payload = &mut datagram[HEADER_LEN..];
         let memory = self.ctx.memory.read();
-        let copied = g.sends.copy_payload(at, &memory, self.accessor(), payload);
+        let copied = g
+            .sends
+            .copy_payload(offset, &memory, self.accessor(), payload);
         drop(memory);
         if let Err(status) = copied {
             return Some(Err(status));
@@ -166,9 +174,9 @@ impl UdInner {
             qkey: wr.qkey,
             immediate: wr.immediate,
             solicited: wr.flags.contains(SendFlags::SOLICITED),
-            sequence: g.sequence.wrapping_add(at as u32),
+            sequence: g.sequence.wrapping_add(offset as u32),
         };
-        // The program's number of the destination may have more bits than are valid.
+        // The destination number that the program has passed may have more than 24 bits.
         if header.seal(crc32c_append, datagram).is_err() {
             return Some(Err(WcStatus::LocalQpOperation));
         }
@@ -176,7 +184,7 @@ impl UdInner {
         Some(Ok(()))
     }
 
-    /// Returns a datagram's destination: socket address and number.
+    /// Returns the socket address and the queue pair number of a datagram's destination.
     fn destination(&self, to: &UdAddress, remote_qp: u32) -> (SocketAddr, u32) {
         let (port, number) = match to.ip.is_multicast() {
             true => (GROUP_PORT, MULTICAST_QP),
@@ -185,7 +193,7 @@ impl UdInner {
         let socket = match to.ip {
             IpAddr::V4(ip) => (ip, port).into(),
             IpAddr::V6(ip) => {
-                // Only for addresses that need a scope: datagrams to groups use the device's
+                // Only link-local addresses need a scope. Datagrams to groups use the device's
                 // interface anyway.
                 let scope = match ip.is_unicast_link_local() {
                     true => self.interface,
@@ -203,44 +211,46 @@ impl UdInner {
         epoch: u64,
         sent: std::io::Result<usize>,
         local: &Arc<Local>,
-        due: &mut Due,
+        effects: &mut UdEffects,
     ) -> bool {
         let mut g = self.state.lock();
         g.in_flight = 0;
         if g.epoch != epoch {
-            // The requests were flushed meanwhile.
+            // The requests were flushed or dropped in the meantime.
             return true;
         }
-        let goes_on = match sent {
+        let continues = match sent {
             Ok(n) => {
-                self.complete_sent(&mut g, n, true, due);
+                self.complete_sent(&mut g, n, true, effects);
                 true
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => self.wait_for_room(&mut g, local, due),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                self.wait_for_room(&mut g, local, effects)
+            }
             Err(error) => {
-                tracing::debug!(qp = self.num, %error, "a datagram is not sent");
-                self.complete_sent(&mut g, 1, false, due);
+                tracing::debug!(qp = self.num, %error, "cannot send a datagram");
+                self.complete_sent(&mut g, 1, false, effects);
                 true
             }
         };
-        if g.state == State::Sqd && !due.events.contains(&UdEvent::SqDrained) {
-            due.events.push(UdEvent::SqDrained);
+        if g.state == State::Sqd && !effects.events.contains(&UdEvent::SqDrained) {
+            effects.events.push(UdEvent::SqDrained);
         }
-        goes_on
+        continues
     }
 
-    /// Completes the oldest `n` requests, which were sent or are given up.
+    /// Completes the oldest `n` requests, which were sent or are dropped.
     fn complete_sent(
         &self,
         g: &mut MutexGuard<'_, UdState>,
         n: usize,
-        were_sent: bool,
-        due: &mut Due,
+        sent: bool,
+        effects: &mut UdEffects,
     ) {
         g.blocked_since = None;
         for _ in 0..n {
             let Some(wr) = g.sends.pop() else { return };
-            if were_sent {
+            if sent {
                 let counters = &mut g.counters;
                 counters.tx_messages += 1;
                 counters.tx_fpdus += 1;
@@ -249,63 +259,64 @@ impl UdInner {
             } else {
                 g.drops.unsent += 1;
             }
-            // Its sequence number is used up, whether or not it was sent.
+            // A dropped request also consumes a sequence number.
             g.sequence = g.sequence.wrapping_add(1);
             if self.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
-                self.complete_send(g, wr.wr_id, WcStatus::Success, due);
+                self.complete_send(g, wr.wr_id, WcStatus::Success, effects);
             }
         }
     }
 
-    /// Handles a full socket buffer. Returns `true` if requests were dropped, because it has been
-    /// full for too long.
+    /// Handles a full socket buffer. If it has been full for too long, drops all requests and
+    /// returns `true`.
     fn wait_for_room(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, UdState>,
         local: &Arc<Local>,
-        due: &mut Due,
+        effects: &mut UdEffects,
     ) -> bool {
         let now = now_ns();
         let since = *g.blocked_since.get_or_insert(now);
         let waited = Duration::from_nanos(now.saturating_sub(since));
-        if waited >= PATIENCE {
+        if waited >= BLOCKED_TIMEOUT {
             let all = g.sends.len();
-            self.complete_sent(g, all, false, due);
+            self.complete_sent(g, all, false, effects);
             return true;
         }
         if since == now {
-            self.engine.after(PATIENCE, self.timer, TIMER_BLOCKED);
+            self.engine
+                .after(BLOCKED_TIMEOUT, self.timer, TIMER_BLOCKED);
         }
         self.watch_room(g, Some(local));
         false
     }
 
-    /// Has the engine watch for room in the buffer of this socket, or stop watching.
+    /// Lets the engine watch this socket for room in its send buffer; `None` ends the watch.
     fn watch_room(&self, g: &mut UdState, wanted: Option<&Arc<Local>>) {
-        let watched = g.watches_room.as_ref().map(|local| local.token);
+        let watched = g.watched_for_room.as_ref().map(|local| local.token);
         if watched == wanted.map(|local| local.token) {
             return;
         }
-        if let Some(old) = g.watches_room.take() {
-            // If this fails, the engine reports room once more than needed.
+        if let Some(old) = g.watched_for_room.take() {
+            // If this fails, the engine reports room unnecessarily, which is harmless.
             let _ = self.engine.modify(&old.socket, old.token, Interest::READ);
         }
         let Some(local) = wanted else { return };
-        self.wake(g);
+        self.resume_engine_watch(g);
         let both = Interest {
             readable: true,
             writable: true,
         };
         if self.engine.modify(&local.socket, local.token, both).is_ok() {
-            g.watches_room = Some(Arc::clone(local));
+            g.watched_for_room = Some(Arc::clone(local));
         }
     }
 
-    /// Sends again: the socket has room, or the time limit is over.
-    pub(super) fn room_or_late(self: &Arc<Self>) {
+    /// Tries again to send: the socket's buffer has room, or the time limit has passed.
+    pub(super) fn retry_blocked(self: &Arc<Self>) {
         {
             let mut g = self.state.lock();
-            // If the buffer is still full, it is watched again.
+            // If the buffer is still full, the send below watches it again.
             self.watch_room(&mut g, None);
         }
         self.drive_tx();
@@ -316,8 +327,8 @@ impl UdInner {
     }
 }
 
-/// Returns `true` if the source of a request is one of these addresses.
-fn is_among(locals: &[Arc<Local>], wr: &UdSendWr<'_>) -> bool {
+/// Returns `true` if `locals` contains the request's source address.
+fn has_source(locals: &[Arc<Local>], wr: &UdSendWr<'_>) -> bool {
     locals.iter().any(|local| local.ip == wr.to.source)
 }
 
@@ -328,13 +339,13 @@ mod tests {
     use crate::ud::UdQueuePair;
     use std::time::Instant;
 
-    /// Posts signaled datagrams to itself from this address.
+    /// Posts signaled datagrams from this address to the queue pair itself.
     fn post(qp: &UdQueuePair, local: &Local, count: usize) {
         post_to_itself(qp, local.ip, SendFlags::SIGNALED, count);
     }
 
-    /// Returns a queue pair whose datagrams wait as if the socket's buffer had been full when they
-    /// were posted, and that socket.
+    /// Returns a queue pair with posted requests that are not sent yet, and its first local
+    /// address.
     fn waiting(count: usize) -> (UdQueuePair, Arc<Local>) {
         let qp = datagram_queue_pair();
         let local = Arc::clone(&qp.inner.locals.all()[0]);
@@ -348,10 +359,13 @@ mod tests {
         Err(ErrorKind::WouldBlock.into())
     }
 
-    fn are_sent(qp: &UdQueuePair, count: u64) {
+    fn wait_until_sent(qp: &UdQueuePair, count: u64) {
         let start = Instant::now();
         while qp.counters().tx_messages != count {
-            assert!(start.elapsed() < Duration::from_secs(20), "they wait");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "the requests are not sent"
+            );
             std::thread::yield_now();
         }
         assert!(!qp.inner.is_blocked());
@@ -361,28 +375,28 @@ mod tests {
     #[test]
     fn full_buffer_resumes_with_room() {
         let (qp, local) = waiting(2);
-        let mut due = Due::default();
-        // The lock stops the engine, which finds room immediately.
+        let mut effects = UdEffects::default();
+        // While the lock is held, the engine cannot handle the room that it finds immediately.
         let mut g = qp.inner.state.lock();
-        assert!(!qp.inner.wait_for_room(&mut g, &local, &mut due));
-        let watched = g.watches_room.as_ref().map(|local| local.token);
+        assert!(!qp.inner.wait_for_room(&mut g, &local, &mut effects));
+        let watched = g.watched_for_room.as_ref().map(|local| local.token);
         assert_eq!(watched, Some(local.token));
         assert!(g.blocked_since.is_some());
         drop(g);
-        are_sent(&qp, 2);
-        assert!(qp.inner.state.lock().watches_room.is_none());
+        wait_until_sent(&qp, 2);
+        assert!(qp.inner.state.lock().watched_for_room.is_none());
     }
 
-    /// Room is not reported, so the requests wait until the time limit.
+    /// The engine does not watch the socket, so the timer sends the requests.
     #[test]
     fn full_buffer_is_retried_by_timer() {
         let (qp, local) = waiting(2);
         qp.inner.engine.remove(&local.socket, local.token);
         let epoch = qp.inner.state.lock().epoch;
-        let mut due = Due::default();
-        assert!(!qp.inner.account(epoch, full(), &local, &mut due));
+        let mut effects = UdEffects::default();
+        assert!(!qp.inner.account(epoch, full(), &local, &mut effects));
         assert!(qp.inner.is_blocked());
-        are_sent(&qp, 2);
+        wait_until_sent(&qp, 2);
     }
 
     #[test]
@@ -390,33 +404,34 @@ mod tests {
         let (qp, local) = waiting(3);
         let (epoch, sequence) = {
             let mut g = qp.inner.state.lock();
-            g.blocked_since = Some(now_ns() - PATIENCE.as_nanos() as u64);
+            g.blocked_since = Some(now_ns() - BLOCKED_TIMEOUT.as_nanos() as u64);
             (g.epoch, g.sequence)
         };
-        let mut due = Due::default();
-        assert!(qp.inner.account(epoch, full(), &local, &mut due));
+        let mut effects = UdEffects::default();
+        assert!(qp.inner.account(epoch, full(), &local, &mut effects));
         assert_eq!((qp.drops().unsent, qp.counters().tx_messages), (3, 0));
         assert_eq!(qp.sequence(), sequence.wrapping_add(3));
         assert!(!qp.inner.is_blocked());
-        qp.inner.raise_due(due);
+        qp.inner.apply_effects(effects);
         assert_eq!(qp.inner.send_cq.len(), 3, "completions");
     }
 
-    /// The program changes the state to SQD while a batch is being sent.
+    /// If the state changes to SQD while a batch is being sent, the event follows after the batch.
     #[test]
     fn sqd_waits_for_the_batch() {
         let (qp, local) = waiting(2);
         qp.inner.state.lock().state = State::Sqd;
         let epoch = qp.inner.state.lock().epoch;
-        let mut due = Due::default();
+        let mut effects = UdEffects::default();
         for _ in 0..2 {
-            assert!(qp.inner.account(epoch, Ok(1), &local, &mut due));
-            assert_eq!(due.events, [UdEvent::SqDrained]);
+            assert!(qp.inner.account(epoch, Ok(1), &local, &mut effects));
+            assert_eq!(effects.events, [UdEvent::SqDrained]);
         }
         assert_eq!(qp.counters().tx_messages, 2);
     }
 
-    /// The requests of a batch are dropped while it is being sent, and others are posted.
+    /// If a reset drops the requests while their batch is being sent, later requests are not
+    /// completed.
     #[test]
     fn reset_discards_batch_result() {
         let (qp, local) = waiting(2);
@@ -431,45 +446,44 @@ mod tests {
             qp.modify(to).unwrap();
         }
         post(&qp, &local, 1);
-        let mut due = Due::default();
-        assert!(qp.inner.account(epoch, Ok(2), &local, &mut due));
+        let mut effects = UdEffects::default();
+        assert!(qp.inner.account(epoch, Ok(2), &local, &mut effects));
         assert_eq!(qp.inner.state.lock().sends.len(), 1);
         assert_eq!(qp.counters().tx_messages, 0);
     }
 
-    /// The requests of a batch are flushed while it is being sent, so none waits for room.
+    /// If the requests are flushed while their batch is being sent, none waits for room.
     #[test]
     fn error_discards_batch_result() {
         let (qp, local) = waiting(2);
         let epoch = qp.inner.state.lock().epoch;
         qp.modify(State::Error).unwrap();
-        let mut due = Due::default();
-        assert!(qp.inner.account(epoch, full(), &local, &mut due));
+        let mut effects = UdEffects::default();
+        assert!(qp.inner.account(epoch, full(), &local, &mut effects));
         assert!(!qp.inner.is_blocked());
-        assert!(qp.inner.state.lock().watches_room.is_none());
+        assert!(qp.inner.state.lock().watched_for_room.is_none());
         assert_eq!(qp.drops().unsent, 0);
     }
 
-    /// Requests with the same socket are sent in one system call. Later ones with another socket
-    /// are not.
+    /// A batch contains only consecutive requests with the same source.
     #[test]
     fn batch_has_one_source() {
         let (qp, _) = waiting(0);
         let locals = qp.inner.locals.all();
         qp.modify(State::Sqd).unwrap();
-        for at in [0, 0, 1, 0] {
-            post(&qp, &locals[at], 1);
+        for offset in [0, 0, 1, 0] {
+            post(&qp, &locals[offset], 1);
         }
         qp.inner.state.lock().state = State::Rts;
-        let mut due = Due::default();
-        for (at, count) in [(0, 2), (1, 1), (0, 1)] {
-            let (epoch, local, len) = with_room(|batch| {
-                let (epoch, local) = qp.inner.fill(batch, &mut due);
+        let mut effects = UdEffects::default();
+        for (offset, count) in [(0, 2), (1, 1), (0, 1)] {
+            let (epoch, local, len) = with_batch(|batch| {
+                let (epoch, local) = qp.inner.fill(batch, &mut effects);
                 (epoch, local.unwrap(), batch.len())
             });
-            assert_eq!((local.ip, len), (locals[at].ip, count));
+            assert_eq!((local.ip, len), (locals[offset].ip, count));
             assert_eq!(qp.inner.state.lock().in_flight, count);
-            assert!(qp.inner.account(epoch, Ok(count), &local, &mut due));
+            assert!(qp.inner.account(epoch, Ok(count), &local, &mut effects));
         }
         assert_eq!(qp.counters().tx_messages, 4);
     }

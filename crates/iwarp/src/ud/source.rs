@@ -7,11 +7,11 @@ use crate::engine::Source;
 use crate::sys::poller::Interest;
 use std::sync::{Arc, Weak};
 
-/// The entry of a queue pair in the engine's table. It does not keep a queue pair that the program
-/// has dropped.
+/// The engine's handle of a queue pair. It is weak, so that a queue pair which the program has
+/// dropped is freed.
 pub(super) struct Watch {
     qp: Weak<UdInner>,
-    /// The socket is one of the queue pair's own, and not that of a group.
+    /// `true` if the socket is at a local address, `false` if it is a group's socket.
     own: bool,
 }
 
@@ -25,7 +25,7 @@ impl Watch {
         Arc::new(Self::new(qp, true))
     }
 
-    /// Creates the entry of a group's socket, which the engine always watches.
+    /// Creates the handle for a group's socket, which the engine always watches.
     pub(super) fn group(qp: &Arc<UdInner>) -> Arc<dyn Source> {
         let qp = Arc::downgrade(qp);
         Arc::new(Self::new(qp, false))
@@ -33,8 +33,8 @@ impl Watch {
 }
 
 impl UdInner {
-    /// Has the engine watch the sockets again, if application threads have driven them.
-    pub(super) fn wake(&self, g: &mut UdState) {
+    /// If application threads have driven the sockets, lets the engine watch them again.
+    pub(super) fn resume_engine_watch(&self, g: &mut UdState) {
         if !std::mem::take(&mut g.driven_by_app) || self.is_destroyed() {
             return;
         }
@@ -42,7 +42,7 @@ impl UdInner {
             let engine = &self.engine;
             let watched = engine.resume(&local.socket, local.token, Interest::READ);
             if let Err(error) = watched {
-                tracing::error!(qp = self.num, %error, "a socket cannot be watched");
+                tracing::error!(qp = self.num, %error, "cannot watch a socket");
             }
         }
     }
@@ -58,7 +58,7 @@ impl Source for Watch {
             served |= qp.drive_rx();
         }
         if writable {
-            qp.room_or_late();
+            qp.retry_blocked();
             served = true;
         }
         served
@@ -74,7 +74,7 @@ impl Source for Watch {
             return false;
         };
         let mut g = qp.state.lock();
-        if g.watches_room.is_some() || qp.is_destroyed() {
+        if g.watched_for_room.is_some() || qp.is_destroyed() {
             return false;
         }
         if !g.driven_by_app {
@@ -89,12 +89,12 @@ impl Source for Watch {
     fn resume_watch(&self) {
         let Some(qp) = self.qp.upgrade() else { return };
         let mut g = qp.state.lock();
-        qp.wake(&mut g);
+        qp.resume_engine_watch(&mut g);
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
         if let (TIMER_BLOCKED, Some(qp)) = (kind, self.qp.upgrade()) {
-            qp.room_or_late();
+            qp.retry_blocked();
         }
     }
 }
@@ -107,12 +107,13 @@ mod tests {
     use crate::ud::UdQueuePair;
     use std::time::{Duration, Instant};
 
-    /// Returns `true` if the engine watches all of its sockets, and `false` if it watches none.
+    /// Returns `true` if the engine watches all sockets of the queue pair, and `false` if it
+    /// watches none.
     fn is_watched(qp: &UdQueuePair) -> bool {
         let engine = &qp.inner.engine;
         let locals = qp.inner.locals.all();
         let watched = locals.iter().filter(|local| {
-            // A descriptor that is not in the set cannot be modified.
+            // `modify` fails if the poller does not watch the descriptor.
             engine
                 .modify(&local.socket, local.token, Interest::READ)
                 .is_ok()
@@ -131,7 +132,7 @@ mod tests {
         let qp = datagram_queue_pair();
         let watch = Watch::own(&qp.inner);
         watch.resume_watch();
-        assert!(is_watched(&qp), "it did not rest");
+        assert!(is_watched(&qp), "the watch was not paused");
         for _ in 0..2 {
             for _ in 0..2 {
                 assert!(watch.pause_watch());
@@ -147,21 +148,21 @@ mod tests {
         let qp = datagram_queue_pair();
         let watch = Watch::own(&qp.inner);
         let local = Arc::clone(&qp.inner.locals.all()[0]);
-        qp.inner.state.lock().watches_room = Some(local);
+        qp.inner.state.lock().watched_for_room = Some(local);
         assert!(!watch.pause_watch());
         assert!(is_watched(&qp));
     }
 
     #[test]
     fn destroyed_queue_pair_stays_unwatched() {
-        for rests in [false, true] {
+        for paused in [false, true] {
             let qp = datagram_queue_pair();
             let watch = Watch::own(&qp.inner);
-            assert!(!rests || watch.pause_watch());
+            assert!(!paused || watch.pause_watch());
             qp.destroy();
             assert!(!watch.pause_watch());
             watch.resume_watch();
-            assert!(!is_watched(&qp), "{rests}");
+            assert!(!is_watched(&qp), "{paused}");
         }
     }
 
@@ -193,7 +194,11 @@ mod tests {
         assert_eq!(own.driven_until(end - 1), Some(end));
         assert_eq!(own.driven_until(end), None);
         let group = Watch::group(&qp.inner);
-        assert_eq!(group.driven_until(end - 1), None, "polls read it seldom");
+        assert_eq!(
+            group.driven_until(end - 1),
+            None,
+            "the engine always reads a group's socket"
+        );
     }
 
     #[test]

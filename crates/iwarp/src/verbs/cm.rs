@@ -22,9 +22,9 @@ use std::ops::Deref;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Returns the time limit of a blocking call. The device's own limits expire earlier; this one only
-/// guards against a bug in them. It allows three attempts, because one with MPA revision 1 may
-/// follow two with revision 2.
+/// Returns the time limit of a blocking call. The device's own limits expire earlier; this limit
+/// only guards against a bug in them. It allows three attempts, because an attempt with MPA
+/// revision 1 may follow two with revision 2.
 fn set_up_limit(config: &Config) -> Duration {
     const MARGIN: Duration = Duration::from_secs(30);
     let attempt = [
@@ -63,13 +63,14 @@ impl ListeningId {
     /// Listens on `address`, with a backlog of 128 requests. Port 0 selects a free port.
     ///
     /// # Errors
-    /// [`Error::Io`]: the address is in use or not of this host, or no file descriptors are left.
+    /// [`Error::Io`]: the address is in use or not an address of this host, or no file descriptor
+    /// is left.
     pub fn bind(ctx: &Context, address: SocketAddr) -> Result<Self> {
         Self::bind_with_backlog(ctx, address, 0)
     }
 
     /// Listens on `address`, as [`bind`](Self::bind) does, with room for `backlog` unanswered
-    /// requests; 0 means 128.
+    /// requests; 0 selects 128.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -97,7 +98,7 @@ impl ListeningId {
         }
     }
 
-    /// Returns the local address, with the port that was selected.
+    /// Returns the local address, with the selected port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
@@ -130,8 +131,8 @@ pub struct ListeningIdBuilder {
 }
 
 impl ListeningIdBuilder {
-    /// Sets the number of unanswered requests. The default and the minimum is 128; more requests
-    /// wait in the kernel, unaccepted.
+    /// Sets the maximum number of unanswered requests. The default and the minimum are 128. Further
+    /// connections wait in the kernel.
     pub fn backlog(mut self, requests: u32) -> Self {
         self.backlog = requests;
         self
@@ -181,7 +182,7 @@ pub struct ConnectionRequest {
 impl ConnectionRequest {
     fn new(event: CmEvent) -> Result<Self> {
         let channel = create_event_channel().inspect_err(|_| {
-            // Without private data the peer could only report that it was rejected.
+            // The private data is the reason; without it the peer could only report a rejection.
             let _ = event.id.reject(NO_DESCRIPTORS);
         })?;
         event.id.migrate(&channel);
@@ -208,8 +209,8 @@ impl ConnectionRequest {
         self.id.0.addresses().0
     }
 
-    /// Returns the peer's ORD and IRD: how many RDMA Reads and atomics it wants to have
-    /// outstanding, and how many it can serve. `None` if its request did not say.
+    /// Returns the ORD and IRD in the peer's request: the RDMA Reads and atomics that it wants to
+    /// have in flight, and those that it accepts. `None` if the request does not contain them.
     pub fn peer_reads(&self) -> (Option<u16>, Option<u16>) {
         self.peer_reads
     }
@@ -366,15 +367,15 @@ const fn is_preliminary(kind: CmEventKind) -> bool {
 /// destroys the queue pair.
 #[derive(Debug)]
 pub struct ConnectedId {
-    // Dropped first, so that no event arrives for the fields below.
+    // The identifier is dropped first, so that no event arrives for the fields below.
     id: OwnedId,
     qp: QueuePair,
     channel: CmEventChannel,
     private_data: Vec<u8>,
 }
 
-/// Destroys an identifier when dropped: a listener stops, a request is rejected, an attempt is
-/// cancelled, and pending events are discarded.
+/// Destroys its identifier when dropped. This stops a listener, rejects a request or cancels an
+/// attempt, and discards pending events.
 #[derive(Debug)]
 struct OwnedId(CmId);
 
@@ -399,15 +400,15 @@ impl ConnectedId {
                 Err(Error::TimedOut("the peer did not answer"))
             }
             CmEventKind::ConnectError if event.status == libc::EPROTO => Err(Error::Handshake(
-                "the peer's MPA reply is not one we can work with".into(),
+                "the peer's MPA reply is invalid or incompatible".into(),
             )),
             CmEventKind::ConnectError if event.status == libc::ENOSPC => Err(Error::Unsupported(
-                "the peer's reply asks for more RDMA Reads at a time (its ORD) \
-                         than this end serves (our IRD)",
+                "the peer wants more RDMA Reads in flight (its ORD) \
+                         than this end accepts (our IRD)",
             )),
-            CmEventKind::Disconnected => {
-                Err(Error::ConnectionLost("the peer closed at once".into()))
-            }
+            CmEventKind::Disconnected => Err(Error::ConnectionLost(
+                "the peer closed the connection immediately".into(),
+            )),
             _ => Err(os()),
         }
     }

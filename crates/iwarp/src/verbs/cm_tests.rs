@@ -1,4 +1,4 @@
-//! Set-ups, ends and settings of connections.
+//! Tests of connection set-up, of the end of connections, and of their settings.
 
 use super::*;
 use crate::device::Device;
@@ -39,10 +39,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// An MPA request of revision 1 without private data (RFC 5044 section 7.1.1).
 const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
 
-fn soon(what: &str, is: impl Fn() -> bool) {
+fn wait_until(failure: &str, is: impl Fn() -> bool) {
     let end = Instant::now() + LIMIT;
     while !is() {
-        assert!(Instant::now() < end, "{what}");
+        assert!(Instant::now() < end, "{failure}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -105,20 +105,22 @@ fn dropped_connection_destroys_identifier() {
 #[test]
 fn dropped_listener_rejects_pending_requests() {
     let listener = ListeningId::bind(&testing::context(), ([127, 0, 0, 1], 0).into()).unwrap();
-    let at = listener.local_addr();
-    let mut peer = TcpStream::connect(at).unwrap();
+    let address = listener.local_addr();
+    let mut peer = TcpStream::connect(address).unwrap();
     peer.set_read_timeout(Some(LIMIT)).unwrap();
     peer.write_all(REQUEST).unwrap();
-    soon("a request waits", || !listener.channel.is_empty());
+    wait_until("no request arrives", || !listener.channel.is_empty());
     drop(listener);
     let mut reply = [0; 20];
     peer.read_exact(&mut reply).unwrap();
     assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
-    soon("it does not listen", || TcpStream::connect(at).is_err());
+    wait_until("the listener still listens", || {
+        TcpStream::connect(address).is_err()
+    });
 }
 
-/// An attempt starts at the device's address unless the program names another one. Dropping its
-/// future cancels it.
+/// An attempt uses the device's address as the source, unless the program sets another. Dropping
+/// the future cancels the attempt.
 #[test]
 fn attempt_has_source_and_is_cancelled() {
     let device = testing::device_at(&["127.0.0.5"]);
@@ -127,9 +129,9 @@ fn attempt_has_source_and_is_cancelled() {
     let named = connector.clone().source(([127, 0, 0, 6], 0).into());
     for (connector, from) in [(connector, [127, 0, 0, 5]), (named, [127, 0, 0, 6])] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listener.local_addr().unwrap();
+        let address = listener.local_addr().unwrap();
         let (mut peer, source) = {
-            let mut attempt = pin!(connector.connect_async(at, queue_pair(&ctx)));
+            let mut attempt = pin!(connector.connect_async(address, queue_pair(&ctx)));
             assert!(poll_once(attempt.as_mut()).is_pending());
             listener.accept().unwrap()
         };
@@ -178,7 +180,7 @@ fn failed_setups_have_errors() {
         (ConnectError, libc::ETIMEDOUT, false, "os 110"),
         (Disconnected, 0, false, "lost"),
     ] {
-        let told = match settled(kind, status, replied).unwrap_err() {
+        let reported = match settled(kind, status, replied).unwrap_err() {
             Error::Rejected(data) => String::from_utf8(data).unwrap(),
             Error::TimedOut(_) => "time".into(),
             Error::Handshake(_) => "handshake".into(),
@@ -187,12 +189,12 @@ fn failed_setups_have_errors() {
             Error::Io(e) => format!("os {}", e.raw_os_error().unwrap()),
             other => panic!("{other:?}"),
         };
-        assert_eq!(told, wanted, "{kind:?} {status}");
+        assert_eq!(reported, wanted, "{kind:?} {status}");
     }
 }
 
-/// Each builder call changes only its own setting, in any order. The device's settings apply to the
-/// others.
+/// Each builder call changes only its own setting, in any order. For other settings, those of the
+/// device apply.
 #[test]
 fn listener_settings_combine_in_any_order() {
     let mut config = Config::default();
@@ -236,11 +238,11 @@ fn listener_settings_combine_in_any_order() {
 }
 
 #[test]
-fn source_names_address_and_port() {
+fn source_sets_address_and_port() {
     let ctx = testing::context();
     let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(4, None).unwrap());
     let listener = ListeningId::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
-    // No other test uses this address, so its port stays free.
+    // No other test uses this address, so the port remains free.
     let free = TcpListener::bind("127.0.0.77:0")
         .unwrap()
         .local_addr()

@@ -4,8 +4,8 @@
 //! The objects are those of the C interface, but no call needs `unsafe`: a registration owns its
 //! memory, a queue pair has one owner, and keys are checked at each access. Use this module for
 //! shared receive queues, for one completion queue shared by many connections, for polling without
-//! sleeping, or to port a C program. Otherwise a [`Connection`](crate::Connection), where each
-//! request is a call, needs less code.
+//! sleeping, or to port a C program. For other programs a [`Connection`](crate::Connection), on
+//! which each request is a call, needs less code.
 //!
 //! | C | here |
 //! | --- | --- |

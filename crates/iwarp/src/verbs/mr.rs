@@ -54,32 +54,33 @@ impl RegionInner {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         if self.origin.is_foreign() {
-            // In a forked child a thread that no longer exists may hold the table's lock. The
-            // registration stays, and so do its pages, which are a copy that ends with this
-            // process.
+            // In a forked child, a thread of the parent may have held the table's lock. Therefore
+            // the child keeps the registration and its copy of the pages until it exits.
             return;
         }
         // `deregister` returns after the last access, so the pages can be unmapped.
         match self.ctx.deregister(self.stag) {
-            // The program has deregistered it by its key, so nothing accesses the pages either.
+            // The program has deregistered the region by its key, so nothing accesses the pages.
             Ok(()) | Err(Error::Memory(MemoryError::NoSuchStag)) => {
-                // SAFETY: dropped once, here, and nothing accesses the pages any more.
+                // SAFETY: the pages are dropped only here, and nothing accesses them any more.
                 unsafe { ManuallyDrop::drop(&mut self.pages) }
             }
             // A window is still bound to the region, so a peer can still access the pages.
-            Err(e) => tracing::warn!("memory is never freed, deallocate windows first: {e}"),
+            Err(e) => tracing::warn!(
+                "memory leaked: deallocate a region's windows before the region: {e}"
+            ),
         }
     }
 }
 
 /// Registered memory. A clone refers to the same memory; dropping the last clone deregisters and
 /// frees it. Deallocate memory windows first: a region with bound windows cannot be deregistered,
-/// and its pages are never freed. In a forked child, dropping a region that the parent registered
-/// does nothing.
+/// and its pages are never freed. In a forked child, dropping a region of the parent has no effect.
 ///
-/// Work requests name the region by its key. If it is deregistered while a request is outstanding,
-/// the request fails with [`WcStatus::LocalProtection`](super::WcStatus::LocalProtection). A later
-/// access by a peer ends the peer's connection. Freed memory is not accessed in either case.
+/// Work requests refer to the region by its key. If it is deregistered while a request is
+/// outstanding, the request fails with
+/// [`WcStatus::LocalProtection`](super::WcStatus::LocalProtection). A later access by a peer ends
+/// the peer's connection. Freed memory is not accessed in either case.
 #[derive(Debug, Clone)]
 pub struct MemoryRegion {
     inner: Arc<RegionInner>,
@@ -155,7 +156,7 @@ impl MemoryRegion {
         self.len() == 0
     }
 
-    /// Returns the access rights it was registered with.
+    /// Returns the region's access rights.
     pub fn access(&self) -> Access {
         self.inner.access
     }
@@ -165,8 +166,8 @@ impl MemoryRegion {
         self.inner.stag
     }
 
-    /// Returns what a peer needs to access the region. The region's rights decide what the peer may
-    /// do.
+    /// Returns the address, length and key that a peer needs to access the region. The region's
+    /// access rights limit the peer.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             addr: self.inner.base,
@@ -209,7 +210,6 @@ impl MemoryRegion {
         Ok((start, end - start))
     }
 
-    /// Returns `true` if it was registered in this protection domain.
     pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
         self.inner.pd == pd.number() && self.inner.ctx.is_same(pd.context())
     }
@@ -219,8 +219,8 @@ impl MemoryRegion {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns `true` if no other handle refers to this memory. This handle has exclusive access
-    /// then while it is borrowed.
+    /// Returns `true` if no other handle refers to this memory. While this handle is borrowed, its
+    /// access is then exclusive.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.inner).is_some()
     }
@@ -229,18 +229,18 @@ impl MemoryRegion {
     /// exists.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region.
+    /// [`Error::InvalidArgument`]: the range is outside the region.
     pub(crate) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let (start, _) = self.resolve(offset..offset.saturating_add(len))?;
-        // SAFETY: inside the pages, or one byte past their end for an empty range.
+        // SAFETY: the offset is inside the pages, or one byte past their end for an empty range.
         Ok(unsafe { self.inner.pages.as_ptr().add(start) })
     }
 
-    /// Copies bytes out of the region. If a peer or the RNIC writes them meanwhile, the result is a
-    /// mix of old and new bytes.
+    /// Copies bytes out of the region. If a peer or the RNIC writes them at the same time, the
+    /// result may be a mix of old and new bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region.
+    /// [`Error::InvalidArgument`]: the range is outside the region.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.pointer(offset, out.len())?;
         // SAFETY: `from` is valid for that length; `out` cannot overlap it, because no references
@@ -252,10 +252,11 @@ impl MemoryRegion {
     /// Copies bytes into the region.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region.
+    /// [`Error::InvalidArgument`]: the range is outside the region.
     pub fn write_at(&self, offset: usize, octets: &[u8]) -> Result<()> {
         let to = self.pointer(offset, octets.len())?;
-        // SAFETY: as in `read_at`.
+        // SAFETY: the pointer is valid for that length. `octets` cannot overlap it, because no
+        // references to it exist.
         unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), to, octets.len()) };
         Ok(())
     }
@@ -263,7 +264,7 @@ impl MemoryRegion {
     /// Copies bytes of the region into a new vector.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region.
+    /// [`Error::InvalidArgument`]: the range is outside the region.
     pub fn to_vec(&self, range: impl RangeBounds<usize>) -> Result<Vec<u8>> {
         let (start, len) = self.resolve(range)?;
         let mut out = vec![0; len];
@@ -271,15 +272,16 @@ impl MemoryRegion {
         Ok(out)
     }
 
-    /// Loads one byte with acquire ordering: what the peer's RDMA Write placed before this byte is
-    /// visible afterwards. Programs poll the last byte of a Write to wait for it without a message.
+    /// Loads one byte with acquire ordering: octets that the peer's RDMA Write placed before this
+    /// byte are visible afterwards. Programs poll the last byte of a Write to wait for it without a
+    /// message.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region.
+    /// [`Error::InvalidArgument`]: the range is outside the region.
     #[inline]
     pub fn load_u8(&self, offset: usize) -> Result<u8> {
         let at = self.pointer(offset, 1)?;
-        // SAFETY: one valid byte, accessed atomically.
+        // SAFETY: the pointer is to a valid byte, which is only accessed atomically.
         Ok(unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Acquire))
     }
 
@@ -288,7 +290,8 @@ impl MemoryRegion {
         if !(at as usize).is_multiple_of(8) {
             return Err(Error::InvalidArgument("a word starts at a multiple of 8"));
         }
-        // SAFETY: eight valid, aligned bytes that live as long as `self`; atomics may be shared.
+        // SAFETY: the eight bytes are valid, aligned, and live as long as `self`. Atomics may be
+        // shared.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
@@ -296,7 +299,7 @@ impl MemoryRegion {
     /// RDMA atomics.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region or misaligned.
+    /// [`Error::InvalidArgument`]: the word is outside the region or misaligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
@@ -304,7 +307,7 @@ impl MemoryRegion {
     /// Stores the word at `offset`, a multiple of 8, in native byte order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region or misaligned.
+    /// [`Error::InvalidArgument`]: the word is outside the region or misaligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
@@ -314,7 +317,7 @@ impl MemoryRegion {
     /// respect to RDMA atomics.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: outside the region or misaligned.
+    /// [`Error::InvalidArgument`]: the word is outside the region or misaligned.
     pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64> {
         Ok(self.word(offset)?.fetch_add(add, Ordering::AcqRel))
     }

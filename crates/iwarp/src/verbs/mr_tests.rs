@@ -1,4 +1,4 @@
-//! Bounds, keys and rights of regions.
+//! Tests of the bounds, keys and rights of regions.
 
 use super::*;
 use crate::{Config, Device};

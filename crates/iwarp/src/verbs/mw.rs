@@ -9,8 +9,8 @@ use iwarp_rnic::{Access, Bind, SendOp};
 use std::ops::RangeBounds;
 
 /// A memory window (`ibv_alloc_mw(3)`): gives the peer of one queue pair rights to a part of a
-/// region. The rights begin when the bind completes, and end by an invalidation or when the window
-/// is dropped.
+/// region. The rights start when the bind completes. An invalidation, or dropping the window,
+/// revokes them.
 ///
 /// ```
 /// use iwarp::verbs::{Access, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, SendWr};
@@ -33,7 +33,8 @@ pub struct MemoryWindow {
     ctx: Context,
     stag: Stag,
     origin: Origin,
-    /// Dropped last: memory cannot be deregistered while a window is bound to it.
+    /// The region is dropped after the window, because memory cannot be deregistered while a window
+    /// is bound to it.
     region: MemoryRegion,
 }
 
@@ -41,7 +42,7 @@ impl MemoryWindow {
     pub(super) fn allocate(pd: &ProtectionDomain, region: &MemoryRegion) -> Result<Self> {
         if !region.is_of(pd) || !region.access().contains(Access::MW_BIND) {
             return Err(Error::InvalidArgument(
-                "a window needs a region of its own domain with `MW_BIND`",
+                "a window needs a region of its protection domain with `MW_BIND`",
             ));
         }
         let ctx = pd.context();
@@ -53,8 +54,9 @@ impl MemoryWindow {
         })
     }
 
-    /// Returns the bind to a part of its region, to be posted once (`ibv_bind_mw(3)`), and what the
-    /// peer needs to access that part.
+    /// Returns the operation that binds the window to a part of its region, which the program has
+    /// to post once (`ibv_bind_mw(3)`). Also returns the address, length and key that the peer
+    /// needs.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -73,7 +75,7 @@ impl MemoryWindow {
         Ok((SendOp::Bind(self.bind_at(part.addr, len, access)), there))
     }
 
-    /// Returns the bind to `len` bytes at the tagged offset `addr`.
+    /// Returns the operation that binds the window to `len` bytes at the tagged offset `addr`.
     pub(crate) fn bind_at(&self, addr: u64, len: u64, access: Access) -> Bind {
         Bind {
             mw_stag: self.stag,
@@ -85,7 +87,7 @@ impl MemoryWindow {
         }
     }
 
-    /// Returns its key once bound, for the peer and for an invalidation.
+    /// Returns the window's key after the bind, for the peer and for an invalidation.
     pub const fn rkey(&self) -> u32 {
         self.stag_when_bound().0
     }
@@ -101,9 +103,9 @@ impl Drop for MemoryWindow {
             return;
         }
         if let Err(error) = self.ctx.deallocate_window(self.stag_when_bound()) {
-            // If a bind has failed, the window still has its first key.
+            // After a failed bind, the window still has its first key.
             if self.ctx.deallocate_window(self.stag).is_err() {
-                tracing::debug!(%error, "a memory window is gone already");
+                tracing::debug!(%error, "cannot deallocate a memory window");
             }
         }
     }

@@ -28,7 +28,7 @@ impl ProtectionDomain {
         &self.ctx
     }
 
-    /// Returns its number, which identifies it in [`runtime`](crate::runtime).
+    /// Returns the number of the protection domain in [`runtime`](crate::runtime).
     pub const fn number(&self) -> u32 {
         self.num
     }

@@ -47,7 +47,7 @@ impl<'a> QpInitAttr<'a> {
         }
     }
 
-    /// Sets how many send and receive work requests may be outstanding (default 128 each).
+    /// Sets the maximum numbers of outstanding send and receive work requests (default 128 each).
     pub const fn cap(mut self, max_send_wr: u32, max_recv_wr: u32) -> Self {
         self.wr = (max_send_wr, max_recv_wr);
         self
@@ -73,14 +73,13 @@ impl<'a> QpInitAttr<'a> {
         self
     }
 
-    /// If `yes`, every send work request generates a completion; otherwise only signaled ones do.
+    /// If `yes`, every send work request writes a completion. By default only signaled requests do.
     pub const fn sq_sig_all(mut self, yes: bool) -> Self {
         self.all_signaled = yes;
         self
     }
 
-    /// Takes receives from a shared receive queue; the queue pair has no receive queue of its own
-    /// then.
+    /// Takes receives from a shared receive queue, instead of a receive queue of the queue pair.
     pub const fn srq(mut self, srq: &'a SharedReceiveQueue) -> Self {
         self.srq = Some(srq);
         self
@@ -106,17 +105,17 @@ impl<'a> QpInitAttr<'a> {
             handle,
             _pd: pd.clone(),
         };
-        // In this state receives can be posted before the connection is established.
+        // In INIT, receives can be posted before the connection is established.
         qp.modify(State::Init)?;
         Ok(qp)
     }
 }
 
 /// A queue pair (`ibv_create_qp(3)`): one end of a connection. Dropping it destroys it. It
-/// dereferences to [`runtime::QueuePair`], which has its calls. The module [`cm`](super::cm)
-/// connects it.
+/// dereferences to [`runtime::QueuePair`], which has further calls. The module [`cm`](super::cm)
+/// connects queue pairs.
 ///
-/// Receives may be posted before it is connected, Sends only afterwards.
+/// Receives can be posted before the queue pair is connected, Sends only afterwards.
 #[derive(Debug)]
 pub struct QueuePair {
     handle: runtime::QueuePair,

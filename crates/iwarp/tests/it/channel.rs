@@ -1,5 +1,5 @@
-//! Channels and streams: ordered whole messages, flow control, the end, and peers that violate the
-//! protocol.
+//! Tests of channels and streams: order of messages, flow control, the end, and peers that violate
+//! the protocol.
 
 use iwarp::connection::Refusal;
 use iwarp::{Access, Channel, Connection, Error, Options, Stream};
@@ -34,14 +34,13 @@ fn streams() -> (Stream, Stream) {
     (a.into(), b.into())
 }
 
-/// Returns a message of `len` bytes that all depend on `n`.
 fn message(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (n * 31 + i) as u8).collect()
 }
 
-/// Few receives, so that the sender often has to wait, in both directions at the same time.
+/// With few receives, both senders often have to wait for credit.
 #[test]
-fn messages_in_order_with_little_room() {
+fn messages_keep_order_with_few_receives() {
     for receives in [6, 7, 64] {
         let (a, b) = channels(&Options::new().receives(receives).send_depth(6));
         std::thread::scope(|scope| {
@@ -58,7 +57,7 @@ fn messages_in_order_with_little_room() {
                     for n in 0..600 {
                         let one = channel.recv().wait_for(LIMIT).unwrap().unwrap();
                         assert_eq!(*one, message(n, n), "message {n}");
-                        // A program may keep some messages for a while.
+                        // The program keeps some messages for a while, which delays their credits.
                         kept.push(one);
                         if kept.len() == 2 {
                             kept.clear();
@@ -73,7 +72,8 @@ fn messages_in_order_with_little_room() {
     }
 }
 
-/// A sender waits for a slow receiver longer than a Send would wait for a receive.
+/// A sender waits for a slow receiver without a limit, although a Send without a receive would time
+/// out.
 #[test]
 fn slow_receiver_is_awaited() {
     let mut config = iwarp::Config::default();
@@ -111,7 +111,7 @@ fn regions_are_sent_as_they_are() {
     );
 }
 
-/// The shorter of the two sizes limits copied data; the peer's alone limits regions.
+/// Copied data is limited by both ends' message sizes, a region only by the peer's.
 #[test]
 fn ends_have_own_message_sizes() {
     use std::io::{Read, Write};
@@ -144,7 +144,7 @@ fn ends_have_own_message_sizes() {
         let message = from.recv().wait_for(LIMIT).unwrap().unwrap();
         assert_eq!(AsRef::<[u8]>::as_ref(&message), octets);
     }
-    // A stream splits data to fit both.
+    // A stream splits data into messages that fit both sizes.
     let data = message(5, 1000);
     let mut streams = [Stream::from(a), Stream::from(b)];
     for (from, to) in [(0, 1), (1, 0)] {
@@ -155,7 +155,7 @@ fn ends_have_own_message_sizes() {
     }
 }
 
-/// A peer without a channel receives nothing before the hello, and one end.
+/// A channel sends the hello message first, and the finish message once.
 #[test]
 fn channel_finishes_once() {
     let (a, b) = pair_with(&Options::new());
@@ -191,7 +191,7 @@ fn channel_finishes_once() {
     }
 }
 
-/// Only a finished channel is complete: if the peer just disconnects, the end is an error.
+/// If the peer disconnects without finishing the channel, receiving fails.
 #[test]
 fn end_without_finish_is_error() {
     let (a, b) = channels(&Options::new());
@@ -241,13 +241,13 @@ fn protocol_violations_end_the_channel() {
         let b = Channel::open(b).wait_for(LIMIT).unwrap();
         a.send(&[2, 0, 0, 0, 0, 0, 0, 0, 7]).wait().unwrap();
         a.send(octets).wait().unwrap();
-        // Messages before the violation are not lost.
+        // Messages before the violation are still received.
         assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), [7]);
         let broken = b.recv().wait_for(LIMIT);
         assert!(matches!(broken, Err(Error::Handshake(_))), "{octets:?}");
         assert!(b.send("x").wait_for(LIMIT).is_err());
     }
-    // Data after the announced end.
+    // The peer sends data after it has finished.
     let (a, b) = pair_with(&Options::new());
     a.send(&good).wait().unwrap();
     let b = Channel::open(b).wait_for(LIMIT).unwrap();
@@ -255,13 +255,14 @@ fn protocol_violations_end_the_channel() {
     a.send(&[2, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
     let error = loop {
         match b.send("x").wait_for(LIMIT) {
-            // The violation may not have arrived yet. There are credits for four.
+            // Sending succeeds until the violation has arrived. There are credits for four
+            // messages.
             Ok(()) => {}
             Err(error) => break error,
         }
     };
     assert!(matches!(error, Error::Handshake(_)), "{error}");
-    // More data than the window of two allows.
+    // The peer sends more messages than the window of two allows.
     let (a, b) = pair_with(&Options::new().receives(6));
     a.send(&good).wait().unwrap();
     let b = Channel::open(b).wait_for(LIMIT).unwrap();
@@ -274,7 +275,7 @@ fn protocol_violations_end_the_channel() {
             Ok(message) => kept.push(message),
             Err(error) => break error,
         }
-        assert!(kept.len() < 3, "the third one was one too many");
+        assert!(kept.len() < 3, "a third message was received");
     };
     assert!(matches!(error, Error::Handshake(_)), "{error}");
 }
@@ -287,8 +288,8 @@ fn look<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 fn cancelled_message_costs_no_credit() {
     let (a, b) = channels(&Options::new().receives(8).send_depth(4));
     for _ in 0..20 {
-        // Its slot of the send queue is in use until its result is taken; the others are for
-        // control messages.
+        // The message uses the only slot for data until its result is taken. The other slots are
+        // for control messages.
         let mut first = a.send("first");
         let _ = look(&mut first);
         let mut second = a.send("given up");
@@ -301,7 +302,7 @@ fn cancelled_message_costs_no_credit() {
 }
 
 #[test]
-fn credits_without_room_are_given_later() {
+fn credits_are_sent_when_queue_has_room() {
     let options = Options::new().receives(8).send_depth(4);
     let (a, b) = channels(&options);
     let there = a
@@ -318,13 +319,13 @@ fn credits_without_room_are_given_later() {
             a.send(message(n, n)).wait_for(LIMIT).unwrap();
         }
         for n in 0..4 {
-            // Dropping a message owes a credit.
+            // Dropping a message frees a receive, for which the peer has to get a credit.
             assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), message(n, n));
         }
         for one in taken {
             one.wait_for(LIMIT).unwrap();
         }
-        // Polls the channel, with room again. There is no message.
+        // This poll finds no message. It sends the credits, because the send queue has room again.
         assert!(look(&mut b.recv().into_future()).is_pending());
     }
 }
@@ -405,7 +406,7 @@ fn a_stream_in_tasks() {
     let runtime = { runtime }.worker_threads(2).enable_time().build().unwrap();
     runtime.block_on(async {
         let (a, mut b) = streams();
-        // Nothing to read, and an empty buffer.
+        // Reads without data, and into an empty buffer.
         let nothing = tokio::time::timeout(LIMIT, b.read(&mut []));
         assert_eq!(nothing.await.unwrap().unwrap(), 0);
         let (mut from, mut to) = tokio::io::split(a);

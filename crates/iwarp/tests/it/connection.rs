@@ -1,5 +1,5 @@
-//! Connections whose requests are calls: each kind of request, blocking and as a future; lengths
-//! and rights; errors.
+//! Tests of `iwarp::Connection`: each kind of request, blocking and as a future; lengths and
+//! rights; errors.
 
 use iwarp::connection::{Refusal, RequestKind};
 use iwarp::runtime::WcStatus;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Connects two ends with these options. Returns the connecting and the accepting one.
+/// Connects two ends with these options. Returns the connecting end and the accepting end.
 fn pair_with(options: &Options) -> (Connection, Connection) {
     let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
@@ -80,7 +80,7 @@ fn messages_in_tasks() {
     });
 }
 
-/// `now` reads the socket itself, and takes one message at a time.
+/// `now` itself reads the socket, and takes one message per call.
 #[test]
 fn now_reads_the_socket() {
     let (a, b) = pair();
@@ -94,7 +94,7 @@ fn now_reads_the_socket() {
             if let Some(message) = b.recv().now().unwrap() {
                 break message;
             }
-            assert!(begin.elapsed() < LIMIT, "message {n} does not come");
+            assert!(begin.elapsed() < LIMIT, "message {n} does not arrive");
         };
         assert_eq!(*message, [n]);
     }
@@ -470,11 +470,11 @@ fn dropped_window_ends_rights() {
     drop((another, plain));
     assert_eq!(part.to_vec().unwrap(), [1, 2, 3, 4]);
     drop((message, window));
-    // By a request, in order.
+    // A request invalidates the window, in order with other requests.
     let window = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
     assert_eq!(a.get(&window.remote()).wait().unwrap(), 1);
     b.invalidate(window).wait().unwrap();
-    // By dropping the window. Afterwards the region is exclusive again.
+    // Dropping the window also ends the rights. Afterwards the region is exclusive again.
     let window = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
     let token = window.remote();
     drop((window, part));
@@ -505,7 +505,7 @@ fn get_mut_needs_unused_region() {
     sent.wait().unwrap();
     assert!(region.get_mut().is_some());
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"in place");
-    // Even if the operation is dropped, and no one waits for its completion.
+    // This also holds if the operation is dropped and nobody waits for its completion.
     let (c, d) = pair();
     let mut region = c.allocate::<u8>(8).unwrap();
     drop(c.send(&region).started());
@@ -597,7 +597,7 @@ fn batch_copies_inline_data() {
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0; 17]);
 }
 
-/// The depths limit how many Reads are in flight, not how many are posted.
+/// The depths limit the number of Reads in flight, and not the number of posted Reads.
 #[test]
 fn reads_of_each_depth() {
     for (inbound, outbound) in [(1, 1), (4096, 4096)] {
@@ -652,7 +652,7 @@ fn batch_keeps_regions_and_counts_bytes() {
     assert_eq!((e.request(), e.octets()), (RequestKind::Batch, 8));
 }
 
-/// If nothing listens, the system refuses the connection; no program has rejected it.
+/// If there is no listener, the error is a refused connection, and not a rejection by a program.
 #[test]
 fn closed_port_is_not_a_rejection() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,6 +1,6 @@
-//! Misuse at every place where something waits: futures that are given up after any number of
-//! polls, wakers that panic, handles that are forgotten or cloned, and forked children, for
-//! connections, channels and streams.
+//! Tests of misuse at every await of connections, channels and streams: futures that are dropped
+//! after any number of polls, wakers that panic, handles that are forgotten or cloned, and forked
+//! children.
 
 use crate::common::alone;
 use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// Polls up to which everything is given up at least once.
-const DEEP: usize = 6;
+/// Maximum number of polls after which the tests drop a future.
+const MAX_POLLS: usize = 6;
 
 fn channels(options: &Options) -> (Channel, Channel) {
     let (a, b) = pair_with(options);
@@ -27,7 +27,7 @@ fn channels(options: &Options) -> (Channel, Channel) {
     })
 }
 
-/// Notes that it was called.
+/// A waker that records that it was called.
 struct Flag(AtomicBool);
 
 impl Wake for Flag {
@@ -36,8 +36,8 @@ impl Wake for Flag {
     }
 }
 
-/// Of two waiters, the one that is woken is dropped before it polls. The other one must be woken
-/// then.
+/// Checks that a wake-up is passed on: if the first of two waiters is woken and dropped before it
+/// polls, the second must be woken.
 fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl FnOnce()) {
     let mut waiting = [(); 2].map(|()| (make(), Arc::new(Flag(AtomicBool::new(false)))));
     let poll = |(future, flag): &mut (F, Arc<Flag>)| {
@@ -62,7 +62,10 @@ fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl Fn
     drop(woken);
     loop {
         while !is_woken(&other) {
-            assert!(Instant::now() < end, "{what}: the other one was not woken");
+            assert!(
+                Instant::now() < end,
+                "{what}: the second waiter was not woken"
+            );
             std::thread::yield_now();
         }
         other.1.0.store(false, Ordering::SeqCst);
@@ -96,13 +99,13 @@ fn dropped_waiter_passes_wakeup_on() {
         || b.recv().into_future(),
         || {
             a.send("x").wait().unwrap();
-            // When a Read is answered, what was sent before it has arrived.
+            // When a Read completes, all earlier messages have arrived.
             a.connection().read(&token).wait().unwrap();
             b.send("y").wait().unwrap();
         },
     );
     let (a, b) = channels(&Options::new().receives(6));
-    // Both of the window are on their way, and one is received and dropped.
+    // Both messages of the window are sent, and one is received and dropped.
     (0..2).for_each(|_| a.send("x").wait().unwrap());
     passes_on(
         "credit",
@@ -111,22 +114,22 @@ fn dropped_waiter_passes_wakeup_on() {
     );
 }
 
-/// A cancelled set-up leaves the listener intact, and the other end is notified.
+/// A cancelled set-up does not affect the listener, and the other end is notified.
 #[test]
 fn setup_is_cancelled_at_every_await() {
     let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
-            for polls in (0..DEEP).chain([usize::MAX]) {
+            for polls in (0..MAX_POLLS).chain([usize::MAX]) {
                 // The listener's own futures are cancelled, too.
                 drop(poll_and_drop(listener.incoming(), polls.min(3)));
                 drop(poll_and_drop(
                     listener.accept().into_future(),
-                    polls.min(DEEP),
+                    polls.min(MAX_POLLS),
                 ));
             }
-            // Some of the cancelled ones are accepted, but send nothing.
+            // Some of the cancelled connections are accepted, but send nothing.
             loop {
                 let accepted = listener.accept().wait().unwrap();
                 if accepted.recv().wait_for(LIMIT).is_ok() {
@@ -135,7 +138,7 @@ fn setup_is_cancelled_at_every_await() {
                 }
             }
         });
-        for polls in 0..DEEP {
+        for polls in 0..MAX_POLLS {
             drop(poll_and_drop(iwarp::connect(to).into_future(), polls));
         }
         // Connections that the server cancelled fail; the last one does not.
@@ -165,7 +168,7 @@ fn requests_are_cancelled_at_every_await() {
         let (a, b) = pair_with(&Options::new().send_depth(depth).receives(16));
         let target = b.share::<u64>(8, ALL).unwrap();
         let (all, word) = (target.remote(), target.remote().at(7).unwrap());
-        for polls in (0..DEEP).cycle().take(20 * DEEP) {
+        for polls in (0..MAX_POLLS).cycle().take(20 * MAX_POLLS) {
             let mut region = a.allocate::<u64>(8).unwrap();
             let _ = poll_and_drop(a.read(&all), polls);
             let _ = poll_and_drop(a.compare_swap(&word, 0, 0), polls);
@@ -203,13 +206,13 @@ fn channels_are_cancelled_at_every_await() {
         let sender = scope.spawn(|| {
             let mut sent = Vec::new();
             for n in 0..600_u32 {
-                match poll_and_drop(a.send(&n.to_be_bytes()), n as usize % DEEP) {
+                match poll_and_drop(a.send(&n.to_be_bytes()), n as usize % MAX_POLLS) {
                     Some(done) => {
                         done.unwrap();
                         sent.push(n);
                     }
                     None => {
-                        // The cancelled message was sent or not. This one was.
+                        // The cancelled message may have been sent. This message was sent.
                         a.send(&[0xff]).wait_for(LIMIT).unwrap();
                     }
                 }
@@ -218,7 +221,7 @@ fn channels_are_cancelled_at_every_await() {
             sent
         });
         let mut got = Vec::new();
-        for polls in (0..DEEP).cycle() {
+        for polls in (0..MAX_POLLS).cycle() {
             let message = match poll_and_drop(b.recv(), polls) {
                 Some(message) => message.unwrap(),
                 None => b.recv().wait_for(LIMIT).unwrap(),
@@ -233,7 +236,7 @@ fn channels_are_cancelled_at_every_await() {
         assert!(sent.iter().all(|n| got.contains(n)), "a message is lost");
     });
     let (c, d) = pair();
-    for polls in 0..DEEP {
+    for polls in 0..MAX_POLLS {
         drop(poll_and_drop(Channel::open(c.clone()), polls));
     }
     drop((c, d));
@@ -244,14 +247,14 @@ struct Panics(AtomicU64);
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
-        panic!("as this test wants it");
+        panic!("the waker of this test panics");
     }
 }
 
 /// Polls with a waker that panics, until the future waits for another thread.
 fn poll_panicking<F: Future>(mut future: Pin<&mut F>, panics: &Arc<Panics>) -> Poll<F::Output> {
     let waker = Waker::from(Arc::clone(panics));
-    for _ in 0..DEEP {
+    for _ in 0..MAX_POLLS {
         let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             future.as_mut().poll(&mut Context::from_waker(&waker))
         }));
@@ -263,7 +266,7 @@ fn poll_panicking<F: Future>(mut future: Pin<&mut F>, panics: &Arc<Panics>) -> P
     Poll::Pending
 }
 
-/// Polls until it is ready.
+/// Polls the future until it is ready.
 fn finish<T>(mut future: Pin<&mut impl Future<Output = Result<T, Error>>>) -> T {
     loop {
         if let Some(done) = poll_and_drop(future.as_mut(), 1) {
@@ -273,7 +276,6 @@ fn finish<T>(mut future: Pin<&mut impl Future<Output = Result<T, Error>>>) -> T 
     }
 }
 
-/// A panicking waker does not affect other waiters for the same event.
 #[test]
 fn panicking_waker_affects_no_waiters() {
     let panics = Arc::new(Panics(AtomicU64::new(0)));
@@ -283,13 +285,13 @@ fn panicking_waker_affects_no_waiters() {
     for n in 0..50 {
         let mut first = pin!(a.fetch_add(&word, 1));
         let mut second = pin!(a.fetch_add(&word, 1));
-        // The first waits for its answer, the second for room.
+        // The first request waits for its answer, the second for room in the queue.
         let done = [
             poll_panicking(first.as_mut(), &panics).is_ready(),
             poll_panicking(second.as_mut(), &panics).is_ready(),
         ];
         std::thread::scope(|scope| {
-            // Waits for room after them.
+            // This request waits for room after them.
             let third = scope.spawn(|| a.fetch_add(&word, 1).wait_for(LIMIT));
             if !done[0] {
                 finish(first);
@@ -324,7 +326,8 @@ fn panicking_waker_affects_no_waiters() {
     }
 }
 
-/// Memory of forgotten requests is never given out, because their completion is not observed.
+/// The memory of a forgotten request is never returned to the program, because nobody observes the
+/// request's completion.
 #[test]
 fn forgotten_requests_keep_their_regions() {
     let (a, b) = pair_with(&Options::new().send_depth(8));
@@ -338,19 +341,19 @@ fn forgotten_requests_keep_their_regions() {
     let mut submit = batch.submit();
     assert!(poll_and_drop(&mut submit, 1).is_none_or(|done| done.is_ok()));
     std::mem::forget(submit);
-    // The batch can be reused: it has nothing of the request in flight.
+    // The batch can be reused, because it does not hold anything of the request in flight.
     batch.clear();
     batch.send("next").unwrap();
     batch.submit().wait_for(LIMIT).unwrap();
     drop(batch);
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"next");
     assert!(region.get_mut().is_none());
-    // Unless the batch had already completed, its list of regions is lost with it.
+    // If the batch has not completed, its list of regions is lost.
     let _ = others.get_mut();
     assert_eq!(region.clone().get_mut(), None, "there are two handles");
 }
 
-/// Clones are one connection: closing one of them closes all, and any may be the last.
+/// Clones share one connection: closing any of them closes it, and any may be dropped last.
 #[test]
 fn clones_share_everything() {
     for last in 0..4 {
@@ -382,7 +385,7 @@ fn clones_share_everything() {
     }
 }
 
-/// A forked child is refused every call, and its drops do nothing.
+/// In a forked child, every call fails, and dropping handles has no effect.
 #[test]
 fn forked_child_is_refused_everywhere() {
     alone("forked_child_is_refused_everywhere", || {
@@ -393,12 +396,12 @@ fn forked_child_is_refused_everywhere() {
         let window = a.bind(&region, ALL).wait_for(LIMIT).unwrap();
         let (c, d) = channels(&Options::new());
         let started = a.fetch_add(&word, 1).started();
-        // Its answer has arrived, but was not taken.
+        // The answer has arrived, but no call has taken it.
         let answered = a.get(&word).started();
         a.get(&word).wait_for(LIMIT).unwrap();
         let mut waiting = Box::pin(d.recv());
         assert!(poll_and_drop(waiting.as_mut(), 3).is_none());
-        // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
+        // SAFETY: the child takes none of the parent's locks, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let forked =
@@ -415,11 +418,11 @@ fn forked_child_is_refused_everywhere() {
             let good = good == [true; 7];
             drop((waiting, window, region));
             drop((a, b));
-            // SAFETY: ends the process.
+            // SAFETY: `_exit` is async-signal-safe.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         let mut status = 0;
-        // SAFETY: `status` is valid for writes; the child is ours.
+        // SAFETY: `status` is valid for writes, and `child` is our child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -447,7 +450,8 @@ async fn streams_are_cancelled_at_every_await() {
         let octets: Vec<u8> = (0..20_000_u32).map(|n| (n % 251) as u8).collect();
         let mut at = 0;
         while at < octets.len() {
-            // It is unknown how much a cancelled write has sent, so only completed ones count.
+            // It is unknown how much a cancelled write has sent, so the test counts only completed
+            // writes.
             match tokio::time::timeout(LIMIT, from.write(&octets[at..])).await {
                 Ok(n) => at += n.unwrap(),
                 Err(_) => panic!("a wake-up was lost"),
@@ -475,7 +479,6 @@ async fn streams_are_cancelled_at_every_await() {
     assert!(got.len() == 20_000 && got.iter().enumerate().all(|(n, o)| *o == (n % 251) as u8));
 }
 
-/// A message goes to the first waiter, not to a later caller.
 #[test]
 fn message_goes_to_first_waiter() {
     let (a, b) = pair();
@@ -496,7 +499,7 @@ fn message_goes_to_first_waiter() {
     let [first, _second] = &mut waiting;
     match Pin::new(first).poll(&mut Context::from_waker(&waker)) {
         Poll::Ready(message) => assert_eq!(*message.unwrap(), *b"one"),
-        Poll::Pending => panic!("the message was given to another"),
+        Poll::Pending => panic!("another waiter got the message"),
     }
 }
 
@@ -538,7 +541,7 @@ fn writes<'a>(channel: &Channel) -> Polls<'a> {
     })
 }
 
-/// Passes every future that a program can wait for, none of which becomes ready, to `test`.
+/// Calls `test` with each kind of future that a program can wait for. None becomes ready.
 fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     let (a, b) = pair();
     test("a message", polls(a.recv()));
@@ -554,8 +557,8 @@ fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     test("credit of a stream", writes(&c));
 }
 
-/// A waiter that polls repeatedly is in each list once, and in none afterwards: a stale waker would
-/// be called instead of another waiter's.
+/// A waiter that polls repeatedly is in each list only once, and is removed when it is dropped. A
+/// stale waker would be called instead of another waiter's.
 #[test]
 fn cancelled_waits_drop_their_wakers() {
     each_wait(&|what, mut polls| {
@@ -564,15 +567,16 @@ fn cancelled_waits_drop_their_wakers() {
         for _ in 0..10 {
             assert!(polls(&waker), "{what}");
         }
-        // At the connection and at the channel, besides those of this test.
+        // One clone is at the connection, and possibly one at the channel; the others are the
+        // test's.
         assert!((3..=4).contains(&Arc::strong_count(&counts)), "{what}");
         drop((polls, waker));
         assert_eq!(Arc::strong_count(&counts), 1, "{what}");
     });
 }
 
-/// A forked child does not change the lists on drop: a thread that the child lacks may have been
-/// changing them.
+/// A forked child does not change the lists when it drops waiters, because a thread of the parent
+/// may have been changing them during the fork.
 #[test]
 fn forked_child_keeps_waiter_lists() {
     alone("forked_child_keeps_waiter_lists", || {
@@ -582,17 +586,17 @@ fn forked_child_keeps_waiter_lists() {
             for _ in 0..3 {
                 assert!(polls(&waker), "{what}");
             }
-            // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
+            // SAFETY: the child takes none of the parent's locks, and ends with `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let before = Arc::strong_count(&counts);
                 drop(polls);
                 let good = Arc::strong_count(&counts) == before;
-                // SAFETY: ends the process.
+                // SAFETY: `_exit` is async-signal-safe.
                 unsafe { libc::_exit(i32::from(!good)) };
             }
             let mut status = 0;
-            // SAFETY: `status` is valid for writes; the child is ours.
+            // SAFETY: `status` is valid for writes, and `child` is our child.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(
                 (libc::WIFEXITED(status), libc::WEXITSTATUS(status)),

@@ -1,5 +1,5 @@
-//! Connections under misuse: forgotten and dropped operations, panicking wakers, forks, peers that
-//! disconnect at any point, full queues, many threads and tasks.
+//! Tests of connections under misuse: forgotten and dropped operations, panicking wakers, forks,
+//! peers that disconnect at any point, full queues, many threads and tasks.
 
 use iwarp::connection::Refusal;
 use iwarp::verbs::{PostError, WcStatus};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::common::alone;
 use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
 
-/// Only some slots of the queue are lost.
+/// A forgotten operation loses its slot of the queue; the connection still works.
 #[test]
 fn forgotten_operations_lose_only_slots() {
     let (a, b) = pair_with(&Options::new().send_depth(8));
@@ -41,7 +41,7 @@ fn forgotten_operations_lose_only_slots() {
     assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
-/// Handles may be dropped in any order; what others still need is kept.
+/// Handles may be dropped in any order. An object is kept as long as another handle needs it.
 #[test]
 fn drops_in_any_order() {
     for order in 0..120 {
@@ -71,7 +71,6 @@ fn drops_in_any_order() {
     }
 }
 
-/// A message outlives its connection.
 #[test]
 fn message_outlives_connection() {
     let (a, b) = pair();
@@ -83,7 +82,7 @@ fn message_outlives_connection() {
     assert_eq!(*message, *b"what was said");
 }
 
-/// An operation can be dropped wherever it waits: its request is executed or not, and its region is
+/// An operation can be dropped at any await. Its request may be executed or not, and its region is
 /// free afterwards.
 #[test]
 fn cancellation_at_every_await() {
@@ -108,10 +107,10 @@ fn cancellation_at_every_await() {
             let _ = poll_and_drop(batch.submit(), polls);
             drop(batch);
             let _ = poll_and_drop(a.bind(&sink, ALL), polls);
-            // A later request has completed, so they have, too.
+            // A later request has completed, so the dropped requests have completed, too.
             let begin = std::time::Instant::now();
             a.get(&token).wait_for(LIMIT).unwrap();
-            // A time-out would check once more, which would hide a failure.
+            // A wait with a timeout would check once more at its end, and hide a lost wake-up.
             assert!(begin.elapsed() < LIMIT, "a wake-up was lost");
             // The routing thread may still be freeing the regions.
             for region in [&mut source, &mut sink] {
@@ -127,7 +126,6 @@ fn cancellation_at_every_await() {
     }
 }
 
-/// Cancelled receives lose no message, and the order is kept.
 #[test]
 fn cancelled_receives_lose_nothing() {
     let (a, b) = pair();
@@ -148,7 +146,7 @@ fn cancelled_receives_lose_nothing() {
             assert_eq!(*message, expected.to_be_bytes());
             expected += 1;
         } else if expected % 3 != 2 {
-            // Another waiter waits meanwhile, and is cancelled, too.
+            // At the same time another receive waits, and is cancelled, too.
             drop(a.recv().wait_for(Duration::ZERO).map(|message| {
                 assert_eq!(*message, expected.to_be_bytes());
                 expected += 1;
@@ -163,11 +161,10 @@ struct Panics(AtomicU64);
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
-        panic!("as this test wants it");
+        panic!("the waker of this test panics");
     }
 }
 
-/// A panicking waker does not affect others.
 #[test]
 fn panicking_waker_affects_no_others() {
     let (a, b) = pair();
@@ -194,14 +191,13 @@ fn panicking_waker_affects_no_others() {
     assert!(panics.0.load(Ordering::Relaxed) > 0);
 }
 
-/// A forked child cannot use or damage a connection.
 #[test]
 fn forked_child_does_not_use_connection() {
     alone("forked_child_does_not_use_connection", || {
         let (a, b) = pair();
         let region = a.allocate::<u8>(8).unwrap();
         let posted = a.send(&region).started();
-        // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
+        // SAFETY: the child takes none of the parent's locks, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused =
@@ -213,11 +209,11 @@ fn forked_child_does_not_use_connection() {
                 && refused(a.bind(&region, ALL).wait().map(drop));
             drop((posted, region));
             drop((a, b));
-            // SAFETY: ends the process.
+            // SAFETY: `_exit` is async-signal-safe.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         let mut status = 0;
-        // SAFETY: `status` is valid for writes; the child is ours.
+        // SAFETY: `status` is valid for writes, and `child` is our child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -230,7 +226,7 @@ fn forked_child_does_not_use_connection() {
     });
 }
 
-/// All waiters are woken by the end, whatever was in flight.
+/// The end of the connection wakes all waiters, regardless of the requests in flight.
 #[test]
 fn peer_closes_during_requests() {
     for round in 0..40_u64 {
@@ -316,7 +312,6 @@ fn many_threads_and_little_room() {
     }
 }
 
-/// Many tasks share a connection; some are cancelled at random.
 #[test]
 fn many_tasks_some_cancelled() {
     let runtime = tokio::runtime::Builder::new_multi_thread();
@@ -337,7 +332,7 @@ fn many_tasks_some_cancelled() {
                     seed ^= seed >> 7;
                     seed ^= seed << 17;
                     match seed % 3 {
-                        // Cancelled while it waits for room, or for its answer.
+                        // The operation is cancelled while it waits for room or for its answer.
                         0 => {
                             let read = a.get(&counter);
                             let limit = Duration::from_micros(seed % 50);
@@ -360,14 +355,14 @@ fn many_tasks_some_cancelled() {
     assert_eq!(target.load(0).unwrap(), 32 * 50);
 }
 
-/// Connections with injected faults.
+/// Connects two ends; the connecting device injects `fault`.
 fn faulty(options: Options, fault: &str) -> (Connection, Connection) {
     let mut config = Config::default();
     config.fault = Some(fault.parse().unwrap());
     pair_with(&options.config(config))
 }
 
-/// A request that is refused when posted returns its slot: all later ones find room.
+/// A request that fails when it is posted frees its slot, so that later requests have room.
 #[test]
 fn refused_requests_return_their_slots() {
     let (a, b) = faulty(Options::new().send_depth(2), "seed=1;post,every=2,op=send");
@@ -383,8 +378,8 @@ fn refused_requests_return_their_slots() {
     }
 }
 
-/// A batch whose first request is refused has posted nothing, and may be submitted again. A partly
-/// posted batch has failed, and its posted requests keep their memory.
+/// If the first request of a batch cannot be posted, the batch can be submitted again. If a later
+/// request cannot be posted, the batch fails, and the posted requests keep their memory.
 #[test]
 fn batch_is_refused_or_fails_whole() {
     for (seed, refused) in (2..).zip([1, 4, 16, 17, 20]) {
@@ -441,8 +436,8 @@ fn batch_refuses_oversized_messages() {
     }
 }
 
-/// Every call reports the same error for lengths that exceed an element and for those that exceed a
-/// message.
+/// Every call returns the same error for a length above the maximum of an element, and above that
+/// of a message.
 #[test]
 fn every_call_refuses_lengths_alike() {
     let (a, b) = pair();
@@ -475,7 +470,6 @@ fn every_call_refuses_lengths_alike() {
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
-/// Lost completions end the connection for all current and later users.
 #[test]
 fn lost_completions_end_the_connection() {
     let (a, _b) = faulty(Options::new(), "seed=7;cq-overflow,nth=3,op=send");

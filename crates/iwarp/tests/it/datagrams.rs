@@ -1,5 +1,5 @@
-//! Datagram queue pairs of `iwarp::runtime`, end to end over loopback in one process: delivery,
-//! drops, and packets of strangers.
+//! Tests of datagram queue pairs of `iwarp::runtime`, over loopback in one process: delivery,
+//! drops, and packets of other senders.
 
 mod counts;
 mod groups;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const GRH: usize = 40;
 const QKEY: u32 = 0x1111_1111;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A queue pair with memory for its messages.
 struct End {
@@ -26,7 +26,7 @@ struct End {
     qp: UdQueuePair,
     memory: Box<[u8]>,
     lkey: u32,
-    /// Address by which a test reaches it.
+    /// The address to which tests send.
     gid: [u8; 16],
 }
 
@@ -79,7 +79,8 @@ impl End {
         }
         let memory = vec![0xa5u8; SLOT * SLOTS].into_boxed_slice();
         let addr = memory.as_ptr() as u64;
-        // SAFETY: the memory lives until the end of the test, and is read only after completions.
+        // SAFETY: the memory is valid until the end of the test, and is read only after
+        // completions.
         let lkey =
             unsafe { ctx.register(addr, memory.len() as u64, addr, pd, Access::LOCAL_WRITE) }
                 .unwrap();
@@ -101,7 +102,7 @@ impl End {
         }
     }
 
-    /// Returns an address handle to it, from the same address.
+    /// Returns an address handle for datagrams to this end from the same address.
     fn address(&self) -> UdAddress {
         UdAddress::new(self.gid, self.gid, 0, 0).unwrap()
     }
@@ -114,23 +115,23 @@ impl End {
         }
     }
 
-    /// Returns the contents of a slot.
     fn octets(&self, slot: usize, len: usize) -> Vec<u8> {
         (0..len)
-            // SAFETY: the memory is ours; the RNIC writes to it only before it completes a receive.
+            // SAFETY: the test owns the memory. The RNIC writes to it only before a receive
+            // completes.
             .map(|i| unsafe { self.memory.as_ptr().add(slot * SLOT + i).read_volatile() })
             .collect()
     }
 
     fn fill(&self, slot: usize, octets: &[u8]) {
         for (i, octet) in octets.iter().enumerate() {
-            let at = self.memory.as_ptr().cast_mut();
-            // SAFETY: as above.
-            unsafe { at.add(slot * SLOT + i).write_volatile(*octet) };
+            let start = self.memory.as_ptr().cast_mut();
+            // SAFETY: the test owns the memory, and no receive is pending.
+            unsafe { start.add(slot * SLOT + i).write_volatile(*octet) };
         }
     }
 
-    /// Posts a receive of a slot for `payload` octets.
+    /// Posts a receive for `payload` octets into a slot.
     fn receive(&self, slot: usize, payload: usize) {
         let sges = [self.sge(slot, 0, GRH + payload)];
         let wr = RecvWr {
@@ -156,16 +157,16 @@ impl End {
             if let Some(cqe) = self.poll() {
                 return cqe;
             }
-            assert!(start.elapsed() < PATIENCE, "no completion");
+            assert!(start.elapsed() < TIMEOUT, "no completion");
         }
     }
 
-    /// Polls until `done`; no other request may complete meanwhile.
+    /// Polls until `done` returns `true`. No request may complete until then.
     fn poll_until(&self, done: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !done(self) {
             assert_eq!(self.poll(), None);
-            assert!(start.elapsed() < PATIENCE, "{:?}", self.qp.drops());
+            assert!(start.elapsed() < TIMEOUT, "{:?}", self.qp.drops());
         }
     }
 }
@@ -189,7 +190,7 @@ fn datagram_has_its_sender() {
         let (a, b) = (End::new(ip), End::new(ip));
         let text: Vec<u8> = (0..PAYLOAD_MAX).map(|i| (i * 7) as u8).collect();
         a.fill(0, &text);
-        // Scattered at both ends, in different places.
+        // Both ends have several elements, with different lengths.
         let from = [a.sge(0, 0, 1), a.sge(0, 1, 4000), a.sge(0, 4001, 95)];
         let into = [
             b.sge(1, 0, 10),
@@ -242,7 +243,7 @@ fn only_right_qkey_is_accepted() {
     wr.remote_qkey = QKEY + 1;
     a.qp.post_send(&[wr]).unwrap();
     b.poll_until(|b| b.qp.drops().qkey == 1);
-    // A key with its highest bit set stands for the sender's own.
+    // A Q_Key with its highest bit set selects the sender's own Q_Key.
     a.qp.set_qkey(0x77);
     b.qp.set_qkey(0x77);
     wr.remote_qkey = 0x8000_0000;
@@ -376,13 +377,17 @@ fn bad_send_stops_only_sends() {
         assert_eq!(
             b.next().byte_len as usize,
             GRH + 8,
-            "what was in front is sent"
+            "earlier requests are sent"
         );
         assert_eq!(a.qp.state(), State::Sqe);
         a.qp.post_send(&[behind]).unwrap();
         assert_eq!(a.next().status, WcStatus::Flushed);
         b.send_to(&a, b"meanwhile");
-        assert_eq!(a.next().status, WcStatus::Success, "receives go on");
+        assert_eq!(
+            a.next().status,
+            WcStatus::Success,
+            "the queue pair still receives"
+        );
         a.qp.modify(State::Rts).unwrap();
     }
     // Receives are unaffected.
@@ -423,7 +428,7 @@ fn foreign_receive_memory_ends_qp() {
     assert_eq!(
         b.octets(1, GRH),
         [0xa5; GRH],
-        "all elements are checked first"
+        "nothing is written, because all elements are checked first"
     );
 }
 
@@ -445,9 +450,9 @@ fn qps_share_srq_with_limit_event() {
     assert_eq!((a.next().wr_id, srq.len()), (0, 2));
     c.send_to(&b, b"to b");
     assert_eq!((b.next().wr_id, srq.len()), (1, 1));
-    let event = ctx.async_event(Some(PATIENCE)).unwrap();
+    let event = ctx.async_event(Some(TIMEOUT)).unwrap();
     assert!(matches!(event.kind, AsyncEventKind::SrqLimitReached(of) if of.is_same(&srq)));
-    // Each of them reports once that it takes no more receives.
+    // Each queue pair reports LAST_WQE_REACHED once.
     for qp in [&a.qp, &b.qp] {
         qp.modify(State::Error).unwrap();
         let event = ctx.try_async_event().unwrap().kind;
@@ -485,7 +490,7 @@ fn fitting_list_is_accepted_whole() {
     assert_eq!(refused(&all[..1]), 0);
 }
 
-/// The queue accepts and sends as many as it has room for. Slots are in use until a completion is
+/// The queue accepts as many requests as it has room for. A slot is in use until its completion is
 /// polled.
 #[test]
 fn longer_lists_fill_the_queue() {
@@ -520,32 +525,32 @@ fn unready_qp_drops_datagrams() {
         b.qp.modify(to).unwrap();
     }
     b.receive(0, 100);
-    for came in 1..4 {
+    for count in 1..4 {
         a.send_to(&b, b"too early");
-        b.poll_until(|b| b.qp.drops().state == came);
+        b.poll_until(|b| b.qp.drops().state == count);
     }
     b.qp.modify(State::Rtr).unwrap();
     a.send_to(&b, b"in time");
     assert_eq!(b.next().byte_len as usize, GRH + 7);
 }
 
-/// The addresses of the loopback interface belong to one device, and so to each of its queue pairs.
+/// A queue pair receives at each address of its device.
 #[test]
 fn qp_is_reached_at_each_address() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let own = [gid("127.0.0.1"), gid("::1")];
-    // Neighbours in the send queue use different sockets.
+    // Consecutive requests use different sockets.
     let order = [0, 1, 1, 0, 1, 0, 0, 1];
     for slot in 0..order.len() {
         b.receive(slot, 100);
     }
     let pieces: [&[u8]; 1] = [b"here"];
-    let wrs = order.map(|at: usize| UdSendWr {
-        to: UdAddress::new(own[at], own[at], 0, 0).unwrap(),
+    let wrs = order.map(|index: usize| UdSendWr {
+        to: UdAddress::new(own[index], own[index], 0, 0).unwrap(),
         ..request(&b, &pieces)
     });
     a.qp.post_send(&wrs).unwrap();
-    let mut came = [0; 2];
+    let mut received = [0; 2];
     for _ in order {
         let got = b.next();
         assert_eq!((got.status, got.byte_len), (WcStatus::Success, 44));
@@ -556,13 +561,13 @@ fn qp_is_reached_at_each_address() {
             0 => assert_eq!(octets[32..40], [127, 0, 0, 1, 127, 0, 0, 1]),
             _ => assert_eq!([&octets[8..24], &octets[24..40]], [own[1], own[1]]),
         }
-        came[v6] += 1;
+        received[v6] += 1;
     }
-    assert_eq!(came, [4, 4]);
+    assert_eq!(received, [4, 4]);
 }
 
-/// A socket of the loopback interface cannot send to other networks. The request completes
-/// nevertheless, and later ones are sent.
+/// A loopback address cannot send to other networks. The request completes even so, and later
+/// requests are sent.
 #[test]
 fn unsendable_datagram_is_lost_alone() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
@@ -586,7 +591,8 @@ fn unsendable_datagram_is_lost_alone() {
         assert_eq!(b.next().byte_len as usize, GRH + 4);
     }
     assert_eq!(a.qp.drops().unsent, 1);
-    // With unique numbers; otherwise one would be dropped as a duplicate of another.
+    // The sequence numbers are unique, because a datagram with the number of another would be
+    // dropped as a duplicate.
     assert_eq!(a.qp.sequence().wrapping_sub(before), 3);
 }
 
@@ -608,7 +614,7 @@ fn foreign_source_address_is_refused() {
     ));
     let refused = a.qp.post_send_all(&[good, bad]).unwrap_err();
     assert_eq!(refused.accepted(), 1);
-    // The one before was sent, and that of the refused batch was not.
+    // The request before the refused one was sent. Of the refused `post_send_all`, none was sent.
     assert_eq!(b.next().byte_len as usize, GRH + 2);
     a.send_to(&b, b"last");
     assert_eq!(b.next().byte_len as usize, GRH + 4);
@@ -637,13 +643,13 @@ fn states_are_those_of_the_verbs() {
     qp.modify(State::Rtr).unwrap();
     qp.modify(State::Rts).unwrap();
     qp.modify(State::Sqd).unwrap();
-    let event = ctx.async_event(Some(PATIENCE)).unwrap().kind;
+    let event = ctx.async_event(Some(TIMEOUT)).unwrap().kind;
     assert!(matches!(
         event,
         AsyncEventKind::Datagram(_, UdEvent::SqDrained)
     ));
     qp.post_send(&[wr]).unwrap();
-    assert_eq!(qp.counters().tx_messages, 0, "SQD starts nothing");
+    assert_eq!(qp.counters().tx_messages, 0, "nothing is sent in SQD");
     qp.modify(State::Rts).unwrap();
     assert_eq!(qp.counters().tx_messages, 1);
     qp.modify(State::Sqd).unwrap();
@@ -656,7 +662,11 @@ fn states_are_those_of_the_verbs() {
     }
     qp.post_send(&[wr]).unwrap();
     qp.post_recv(&[recv]).unwrap();
-    assert_eq!((cq.len(), recv_cq.len()), (1, 1), "flushed at once");
+    assert_eq!(
+        (cq.len(), recv_cq.len()),
+        (1, 1),
+        "requests are flushed immediately"
+    );
     qp.modify(State::Reset).unwrap();
     for cq in [&cq, &recv_cq] {
         assert_eq!(cq.poll(&mut cqes).unwrap(), 0, "RESET drops completions");
@@ -667,19 +677,19 @@ fn states_are_those_of_the_verbs() {
     assert!(qp.post_send(&[wr]).is_err() && qp.modify(State::Init).is_err());
     assert!(
         UdpSocket::bind(("127.0.0.1", num as u16)).is_err(),
-        "the handle keeps the socket"
+        "the socket is open while a handle exists"
     );
-    // The event names it, too.
+    // The pending event also holds a handle.
     drop((qp, event));
     expect_free(num);
 }
 
-/// The port of a destroyed queue pair is free as soon as no thread of the engine uses its socket
-/// any more.
+/// Waits until the port of a destroyed queue pair is free. A thread of the engine may still use the
+/// socket for a moment.
 fn expect_free(num: u32) {
     let start = Instant::now();
     while UdpSocket::bind(("127.0.0.1", num as u16)).is_err() {
-        assert!(start.elapsed() < PATIENCE, "its port is not free");
+        assert!(start.elapsed() < TIMEOUT, "the port is not free");
         std::thread::yield_now();
     }
 }
@@ -723,7 +733,7 @@ fn full_cq_fails_qp() {
     };
     qp.post_send(&[wr, wr]).unwrap();
     let kinds: Vec<_> = (0..2)
-        .map(|_| ctx.async_event(Some(PATIENCE)).unwrap().kind)
+        .map(|_| ctx.async_event(Some(TIMEOUT)).unwrap().kind)
         .collect();
     assert!(matches!(kinds[0], AsyncEventKind::CqError(_)));
     assert!(matches!(&kinds[1], AsyncEventKind::Datagram(of, UdEvent::Fatal) if qp.is_subject(of)));
@@ -770,15 +780,15 @@ fn sleeping_thread_is_woken() {
             a
         }
     });
-    channel.event(Some(PATIENCE)).unwrap();
+    channel.event(Some(TIMEOUT)).unwrap();
     let mut cqe = [Cqe::default()];
     assert_eq!(cq.take_ready(&mut cqe).unwrap(), 1);
     assert_eq!(cqe[0].byte_len as usize, GRH + 7);
     drop(sender.join().unwrap());
 }
 
-/// Two threads send as fast as they can to one that polls. Datagrams may be lost; the others arrive
-/// whole, in order, and once.
+/// Two threads send as fast as they can to a thread that polls. Datagrams may be lost. The
+/// delivered datagrams are complete, in order, and delivered once.
 #[test]
 fn flood_only_loses_datagrams() {
     let b = End::new("127.0.0.1");
@@ -832,11 +842,15 @@ fn flood_only_loses_datagrams() {
             assert_eq!(cqe.status, WcStatus::Success);
             let slot = cqe.wr_id as usize;
             let octets = b.octets(slot, cqe.byte_len as usize);
-            let number = |at: usize| {
-                u32::from_be_bytes(octets[GRH + at..GRH + at + 4].try_into().unwrap()) as usize
+            let number = |offset: usize| {
+                u32::from_be_bytes(octets[GRH + offset..GRH + offset + 4].try_into().unwrap())
+                    as usize
             };
             let (sender, i) = (number(0), number(4));
-            assert!(i >= next[sender], "{i} of {sender} comes late or again");
+            assert!(
+                i >= next[sender],
+                "datagram {i} of sender {sender} is late or repeated"
+            );
             assert_eq!(octets[GRH..], body(sender, i));
             next[sender] = i + 1;
             received[sender] += 1;

@@ -1,7 +1,7 @@
-//! Which thread drives a connection (ARCHITECTURE.md, "Which thread drives"). Connections must be
-//! served when the program polls, when it stops polling without notice, when it arms its completion
-//! queue, and when it waits, in any order. No test asserts a time. If a wake-up is lost, the test
-//! does not end, and the watchdog aborts it.
+//! Tests of which thread drives a connection (ARCHITECTURE.md, "Which thread drives"). Connections
+//! must be served while the program polls, after it has stopped polling, after it has armed its
+//! completion queue, and while it waits, in any order. The tests do not check times. If a wake-up
+//! is lost, a test hangs, and the watchdog aborts it.
 
 use crate::common;
 use crate::common::wire::{Hello, initiator};
@@ -63,9 +63,9 @@ fn target_without_polls_is_served() {
     }
 }
 
-/// Requests that are posted in quick succession may be held back, so that one system call sends
-/// several. A timer ends that delay. If a connection ends while the timer runs, the timer must be
-/// set again for the next connection of the same queue pair.
+/// Requests that are posted in quick succession may be delayed, so that one system call sends
+/// several. A timer ends the delay. If a connection ends while the timer runs, the timer must be
+/// set again for the queue pair's next connection.
 #[test]
 fn second_connection_sends_delayed_requests() {
     let _watchdog = Watchdog::new();
@@ -78,8 +78,8 @@ fn second_connection_sends_delayed_requests() {
         target.expect(CmEventKind::Established);
         client.expect(CmEventKind::Established);
         let theirs = target.mem(64);
-        // The responder's answer ends the client's reminders: empty Writes to a silent responder,
-        // which would also send the requests that are held back.
+        // A client sends reminders (empty Writes) to a silent responder, which would also send the
+        // delayed requests. The responder's answer ends them.
         let read = SendOp::Read {
             remote_addr: theirs.addr(),
             rkey: theirs.stag,
@@ -116,15 +116,16 @@ fn second_connection_sends_delayed_requests() {
     }
 }
 
-/// A program with many queue pairs finds a completion with each poll, so it never polls the sockets
-/// of its other queue pairs. The progress thread has to serve those.
+/// A program with many queue pairs finds a completion at each poll, so its polls never reach the
+/// sockets of its other queue pairs. The progress thread has to serve those.
 #[test]
 fn busy_target_is_served() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let (mut wire, target) = initiator(&server, &Hello::enhanced(true, false));
     let (sink, busy) = initiator(&server, &Hello::enhanced(true, false));
-    // With this many queue pairs, polling the completion queue means polling the whole `epoll` set.
+    // With this many queue pairs, a poll of the completion queue polls the `epoll` set instead of
+    // each socket.
     let others: Vec<_> = (0..4)
         .map(|_| queue_pair(&busy.ctx, busy.pd, &busy.cq, None, 1))
         .collect();
@@ -145,8 +146,8 @@ fn busy_target_is_served() {
             while !done.load(Ordering::Relaxed) && begin.elapsed() < LIMIT {
                 busy.post(1, op, &[from.sge(8)]);
                 busy.expect_status(1, WcStatus::Success);
-                // Posts in quick succession would be held back, so the program computes for a
-                // moment.
+                // The program computes between posts, because posts in quick succession would be
+                // delayed.
                 let pause = Instant::now();
                 while pause.elapsed() < Duration::from_micros(5) {
                     std::hint::spin_loop();
@@ -173,8 +174,8 @@ fn busy_target_is_served() {
     }
 }
 
-/// At first Linux limits a TCP segment to half of the peer's first window. On loopback, segments
-/// are twice as large once the window has opened, and then FPDUs must be larger, too.
+/// At first Linux limits a TCP segment to half of the peer's initial window. On loopback, segments
+/// become twice as large when the window has grown. FPDUs must grow with them.
 #[test]
 fn fpdus_grow_with_segments() {
     //= rfc5041 section 3
@@ -207,13 +208,13 @@ fn fpdus_grow_with_segments() {
     assert!(last <= first, "{fpdus:?}");
     let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
     if mtu.trim() == "65536" {
-        // An FPDU carries at most 64,752 octets of payload. Where a socket takes a plan in parts,
-        // the next one begins with a shorter FPDU, so one Write or another may need one more.
+        // An FPDU carries at most 64,752 octets of payload. If the socket accepts only a part of a
+        // plan, the next FPDU is shorter, so some Writes may need one FPDU more.
         assert_eq!(fpdus.iter().min(), Some(&17), "{fpdus:?}");
     }
 }
 
-/// A client and a server, both through the safe interface. The server's completion queue has a
+/// A client and a server that use the safe interface. The server's completion queue has a
 /// completion channel.
 struct Echo {
     ctx: Context,
@@ -278,8 +279,7 @@ impl Echo {
             let connection = cm::Connector::new(&self.ctx).connect(address, qp).unwrap();
             let mut done = [Cqe::default()];
             for i in 0..n {
-                // After a pause of this length the server does not find its message by polling; it
-                // has to sleep.
+                // After a pause of this length, the server no longer polls, and has to sleep.
                 if i % 97 == 96 {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -297,8 +297,8 @@ impl Echo {
 
 const ROUNDS: u64 = 1500;
 
-/// Waits for completions as verbs programs do: poll, arm, poll again for completions that came
-/// before the arming, `wait`.
+/// Waits for completions as verbs programs do: polls, arms the completion queue, polls again for
+/// completions that arrived in between, and calls `wait`.
 fn by_events(cq: &CompletionQueue, done: &mut [Cqe], wait: impl Fn()) -> usize {
     loop {
         for arm in [true, false] {
@@ -337,8 +337,7 @@ fn completion_events_by_watching_the_descriptor() {
     let echo = Echo::new();
     echo.run(ROUNDS, |cq, done| {
         by_events(cq, done, || {
-            // This thread waits without a call of the library, so only the descriptor can notify
-            // it.
+            // This thread waits without calling the library, so only the descriptor can wake it.
             until("an event", || echo.channel.try_event().is_some());
         })
     });
@@ -362,8 +361,8 @@ fn alternating_polls_and_blocking_waits() {
     });
 }
 
-/// With fewer processors than threads, the peer of a polling thread may need that thread's
-/// processor. Here the polls take less time than a time slice, so only the polls themselves can
+/// With fewer processors than threads, the peer of a polling thread may need the same processor. In
+/// this test the polls take less than a time slice, so the other thread runs only if the polls
 /// yield the processor.
 #[test]
 fn polling_thread_yields_its_processor() {
@@ -372,9 +371,8 @@ fn polling_thread_yields_its_processor() {
     let _watchdog = Watchdog::new();
     let ctx = common::context(V4, &config());
     let cq = ctx.create_cq(1, None).unwrap();
-    // Separate threads are pinned: threads that they start inherit their affinity, and the test's
-    // other threads do not. Each polling thread is new, without observations of other programs on
-    // this processor.
+    // The polling thread and its peer are pinned to one processor; the test's other threads are
+    // not. Each polling thread is new, so it has not yet observed other work on this processor.
     let turns: u32 = (0..THREADS)
         .map(|_| {
             std::thread::scope(|scope| {
@@ -383,13 +381,13 @@ fn polling_thread_yields_its_processor() {
             })
         })
         .sum();
-    // A thread yields after 64 polls, and less often beside other work. Without that, the other
-    // thread nearly always runs only after the last poll.
+    // A thread yields after 64 polls, and less often if there is other work. Without yielding, the
+    // other thread nearly always runs only after the last poll.
     assert!(turns >= 2 * THREADS, "{turns} turns of {THREADS} threads");
 }
 
-/// Polls in one thread, and returns how many different numbers of polls another thread on the same
-/// processor sees.
+/// Polls in one thread while another thread on the same processor reads the number of polls.
+/// Returns how many different numbers the other thread has read.
 fn turns_between_polls(cq: &CompletionQueue, all: u32) -> u32 {
     on_one_processor();
     let polls = AtomicU32::new(0);

@@ -1,5 +1,5 @@
-//! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread
-//! drives").
+//! Tests that a process with many connections has several progress threads (ARCHITECTURE.md, "Which
+//! thread drives").
 
 use crate::common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
 use iwarp::runtime::{SendOp, WcStatus};
@@ -7,9 +7,10 @@ use rustix::process::{Resource, getrlimit};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Connections with both ends here, so the process has twice as many.
+/// Number of pairs of connections. Both ends are in this process, so it has twice as many
+/// connections.
 const PAIRS: u64 = 40;
-/// Connections per engine before another one starts.
+/// Number of connections per engine before another engine is started.
 const EACH: usize = 16;
 
 /// Returns the directories in `/proc` of threads with the name of progress threads. A thread has
@@ -17,7 +18,7 @@ const EACH: usize = 16;
 fn progress_threads() -> Vec<PathBuf> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let named = |task: &PathBuf| {
-        // Other threads may end meanwhile.
+        // A thread may end during the loop.
         let name = std::fs::read_to_string(task.join("comm"));
         name.is_ok_and(|name| name.trim() == "iwarp-progress")
     };
@@ -48,7 +49,7 @@ impl Connection {
         }
     }
 
-    /// Writes a value and adds to another one; the target's program does nothing.
+    /// Posts a Write and a FetchAdd. The target's program does not take part.
     fn post(&self, value: u64) {
         self.mine.set(0, value);
         let (remote_addr, rkey) = (self.theirs.addr(), self.theirs.stag);
@@ -79,7 +80,7 @@ fn many_connections_share_several_threads() {
         });
         let mut all = few;
         all.extend((all.len() as u64..PAIRS).map(|_| Connection::new(4)));
-        // The last of them takes its name when it gets a processor.
+        // A thread has its name only after it has started to run.
         until("four threads", || progress_threads().len() == 4);
         let mut sum = 0;
         for round in 1..=50 {
@@ -95,7 +96,7 @@ fn many_connections_share_several_threads() {
                 assert_eq!(connection.mine.word(2), sum - round);
             }
         }
-        // Whichever thread serves a connection notices its end, and makes room for others.
+        // The ends of the connections are noticed by all threads.
         for connection in &all {
             connection.client.id.disconnect().unwrap();
         }
@@ -106,7 +107,7 @@ fn many_connections_share_several_threads() {
         let begin = Instant::now();
         let again = Connection::new(4);
         assert!(begin.elapsed() < LIMIT);
-        assert_eq!(progress_threads().len(), 4, "they stay");
+        assert_eq!(progress_threads().len(), 4, "the threads remain");
         again.post(7);
         until("the Write and the FetchAdd", || {
             again.theirs.word(1) == 7 && again.theirs.word(0) == 7
@@ -138,8 +139,8 @@ fn room_for_descriptors() -> u64 {
     size.unwrap().trim().parse().unwrap()
 }
 
-/// Otherwise each thread that opens a socket when the table is full waits for the kernel for
-/// milliseconds.
+/// The library grows the descriptor table early. Each thread that opens a socket while the kernel
+/// grows the table would wait for milliseconds.
 #[test]
 fn first_connection_raises_descriptor_limit() {
     alone("first_connection_raises_descriptor_limit", || {
@@ -168,9 +169,9 @@ fn sleeps() -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// A program polls one queue while its peer uses a queue pair of another one that is not polled.
-/// The polls serve that, too, so the progress thread is not woken for each request: on one
-/// processor the two would alternate. It is woken when the polls pause.
+/// A program polls one completion queue, while its peer uses a queue pair of another completion
+/// queue. The polls also serve that queue pair, so the progress thread is not woken for each
+/// request; on one processor the two threads would alternate. It is woken when the polls pause.
 #[test]
 fn polls_of_one_queue_serve_others() {
     // Few enough for one time slice.

@@ -1,5 +1,5 @@
-//! Runs each example without arguments, which starts both ends in one process, and checks what it
-//! prints.
+//! Runs each example without arguments, which starts both ends in one process, and checks the
+//! output.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -102,7 +102,7 @@ fn work_queue() {
     assert!(out.contains("1000 of 1000 results are right"), "{out}");
 }
 
-/// The ratio is for people to read. Here it only has to run.
+/// The example has to run; the measured ratio is not checked.
 #[test]
 fn cost() {
     let out = Command::new(example("cost"))
@@ -113,7 +113,7 @@ fn cost() {
     assert_eq!(out.matches("ratio").count(), 4, "{out}");
 }
 
-/// Each of them fits on a page.
+/// Each example fits on a page.
 #[test]
 fn examples_are_short() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");

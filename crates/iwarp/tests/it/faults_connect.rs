@@ -1,5 +1,6 @@
-//! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets,
-//! refuse, or know only revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! Tests of MPA start-up as the initiator, with responders that do not listen, are silent, send
+//! invalid octets, reject, or support only revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9
+//! and 10).
 
 use crate::common::wire::{Hello, Wire, responder};
 use crate::common::*;
@@ -50,8 +51,8 @@ fn connect_to_closed_port_is_refused() {
 #[test]
 fn connecting_to_unusable_addresses_fails() {
     others_are_served(|| {
-        // A broadcast address, and one of the other family. Each fails with an error of a call or
-        // with an event.
+        // A broadcast address, and an address of the other family. Either a call or an event
+        // reports the error.
         for address in ["255.255.255.255:9", "[ff02::1]:9"] {
             let end = End::new(V4, &config());
             let address: SocketAddr = address.parse().unwrap();
@@ -80,7 +81,7 @@ fn hanging_responder() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
-        // The limit of requests does not apply to answers.
+        // The time limit of requests does not apply to answers.
         let mut impatient = config();
         impatient.handshake_timeout = LIMIT * 10;
         impatient.answer_timeout = HANDSHAKE;
@@ -98,7 +99,7 @@ fn hanging_responder() {
     });
 }
 
-/// `ib_write_bw` fills its memory between the request and the answer.
+/// A program may take long to answer: `ib_write_bw` fills its memory first.
 #[test]
 fn slow_answer_is_awaited() {
     others_are_served(|| {
@@ -119,7 +120,7 @@ fn slow_answer_is_awaited() {
 
 #[test]
 fn tcp_connect_times_out() {
-    // Once its queue is full, a listener drops further requests to connect.
+    // When its queue is full, the kernel drops further SYNs for a listener.
     let listener =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     listener.bind(&SocketAddr::new(V4, 0).into()).unwrap();
@@ -139,13 +140,13 @@ fn tcp_connect_times_out() {
     assert!(start.elapsed() >= wait);
 }
 
-/// A listener whose host disappears once TCP is connected: it drops segments with data, and so
-/// acknowledges none.
+/// Returns a listener that drops all segments with data, as if its host disappeared after the TCP
+/// connect.
 fn deaf_listener() -> (socket2::Socket, SocketAddr) {
     const LOAD_PACKET_LENGTH: u16 = 0x80;
     const JUMP_IF_GREATER: u16 = 0x25;
     const RETURN: u16 = 0x06;
-    // From the TCP header on; a segment with all options of a connection's start has 40 octets.
+    // Maximum length, from the TCP header on, of a segment without data.
     const WITHOUT_DATA: u32 = 60;
     let op = socket2::SockFilter::new;
     let listener =
@@ -172,14 +173,14 @@ fn unacknowledged_request_times_out_early() {
     impatient.answer_timeout = LIMIT * 10;
     let end = End::new(V4, &impatient);
     let start = Instant::now();
-    // Maximum private data: without it the request is hardly longer than a TCP header.
+    // The private data has the maximum length, so that the filter recognizes the request as data.
     end.connect(address, &[7; 200]);
     end.expect_failure(CmEventKind::Unreachable, libc::ETIMEDOUT);
     assert!(start.elapsed() >= impatient.connect_timeout);
     drop(listener);
 }
 
-/// The limit of the acknowledgement does not apply to the answer.
+/// The time limit of the acknowledgement does not apply to the answer.
 #[test]
 fn acknowledged_request_gets_answer_timeout() {
     let (listener, address) = listener(V4);
@@ -309,9 +310,9 @@ fn reject_carries_private_data() {
     });
 }
 
-/// Errors of `verbs` name the cause of a failed attempt. The texts of the errnos would mislead: "no
-/// space left on device" for an excessive depth, "connection refused" for a peer that listens and
-/// rejects without private data.
+/// The errors of `verbs` describe why an attempt failed. The texts of the errnos would mislead: "no
+/// space left on device" for an excessive depth, or "connection refused" for a rejection without
+/// private data.
 #[test]
 fn verbs_connect_failures_name_cause() {
     let (socket, address) = listener(V4);
@@ -359,11 +360,12 @@ fn verbs_connect_failures_name_cause() {
 fn responders_of_revision_1() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
-        // Such responders reset or close the stream when they get a request of revision 2.
+        // Responders of revision 1 reset or close the stream after a request of revision 2.
         for reset in [true, false] {
             let end = End::new(V4, &config());
             end.connect(address, b"again");
-            // The first end of the stream may have had another cause.
+            // The initiator first tries revision 2 again, because the stream may have ended for
+            // another reason.
             for _ in 0..2 {
                 let (wire, enhanced) = incoming(&socket);
                 assert_eq!(enhanced.revision, 2);
@@ -380,7 +382,7 @@ fn responders_of_revision_1() {
             assert_eq!(wire.expect(Opcode::SEND), 11u64.to_ne_bytes());
             end.expect_status(1, WcStatus::Success);
         }
-        // If the attempt with revision 1 fails as well, there is no other.
+        // If the attempt with revision 1 fails, too, there is no further attempt.
         let end = End::new(V4, &config());
         end.connect(address, b"");
         for revision in [2, 2, 1] {
@@ -402,8 +404,8 @@ fn give_up(mut wire: Wire, reset: bool) {
     }
 }
 
-/// A peer of revision 2 is killed, or resets its queue pair, before its reply. The next connection
-/// has the depths that both ends can serve.
+/// A peer of revision 2 may be killed, or reset its queue pair, before it replies. The initiator
+/// tries revision 2 again, so that the depths are negotiated.
 #[test]
 fn killed_setup_retries_with_revision_2() {
     others_are_served(|| {
@@ -453,7 +455,7 @@ fn responders_choose_rtr_kind() {
             assert_eq!(mem.word(0), 21);
             end.post(2, SendOp::Send, &[mem.sge(8)]);
             assert_eq!(wire.expect(Opcode::SEND), 21u64.to_ne_bytes());
-            // The RTR message causes no completion.
+            // The RTR message writes no completion.
             end.expect_status(2, WcStatus::Success);
             assert!(end.cq.is_empty());
         }
@@ -485,8 +487,8 @@ fn established_precedes_disconnected() {
 }
 
 #[test]
-fn fin_does_not_chase_rtr() {
-    // A kernel with siw may crash if the FIN comes right behind the RTR message
+fn fin_follows_rtr_with_delay() {
+    // A kernel with siw may crash if the FIN arrives directly after the RTR message
     // (`docs/interop.md`).
     for destroy in [false, true] {
         let apart = (0..50).any(|_| {
@@ -510,7 +512,7 @@ fn fin_does_not_chase_rtr() {
 #[test]
 fn destroyed_queue_pair_still_reports_disconnected() {
     let end = End::new(V4, &config());
-    // The responder has sent nothing but its reply, so the end of the stream is delayed.
+    // The responder has sent only its reply, so the end of the stream is delayed.
     let _wire = responder(&end, &Hello::enhanced(true, false));
     end.id.disconnect().unwrap();
     end.qp.destroy();
@@ -567,8 +569,8 @@ fn own_private_data_is_limited() {
                 (request.revision, request.private_data.len()),
                 (revision, most)
             );
-            // The end goes first: if the peer closed first, the end would try again with revision
-            // 1.
+            // The end is dropped first. If the peer closed first, the end would try again with
+            // revision 1.
             drop(end);
         }
     });
@@ -582,8 +584,8 @@ fn destroying_the_identifier_cancels_the_attempt() {
             let end = End::new(V4, &config());
             end.connect(address, b"");
             end.id.destroy();
-            // The MPA request may have been sent before. Nothing else may follow, and the stream
-            // must end.
+            // The MPA request may have been sent already. After it, only the end of the stream may
+            // follow.
             if let Ok((stream, _)) = socket.accept() {
                 let mut wire = Wire::new(stream);
                 let mut request = Vec::new();

@@ -1,5 +1,5 @@
-//! The end of a stream after its queue pair has released it: how the peer sees it, and that nothing
-//! remains for the next stream.
+//! Tests of the end of a stream after its queue pair has released it: what the peer sees, and that
+//! the next stream is not affected.
 
 use crate::common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
 use crate::common::*;
@@ -11,13 +11,13 @@ use std::io::{ErrorKind, Read as _};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Returns an end that has sent as much as the sockets take, and its peer, which has not read
-/// anything. The last FPDU is cut: only a part of it was written.
+/// Returns an end that has filled the sockets, and its peer, which has not read anything. Only a
+/// part of the last FPDU was written.
 fn stalled(linger: Duration) -> (End, Wire, Mem) {
     stalled_at(&TcpListener::bind((V4, 0)).unwrap(), linger)
 }
 
-/// As [`stalled`], with a peer that this listener accepts.
+/// Returns a stalled end as [`stalled`] does, with a peer that `listener` accepts.
 fn stalled_at(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
     let mut c = config();
     c.linger = linger;
@@ -26,16 +26,16 @@ fn stalled_at(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
     stall(end, wire)
 }
 
-/// Sends as much as the sockets take.
+/// Sends until the sockets are full.
 fn stall(end: End, wire: Wire) -> (End, Wire, Mem) {
     let mem = end.mem(1 << 20);
     for wr_id in 0..50 {
         end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
     }
     let sent = |end: &End| end.qp.counters().tx_bytes;
-    // The sockets are full when 150 ms pass without progress. The state change has no effect, but
-    // makes this thread try to send: on a busy machine the progress thread may not have run for
-    // that long.
+    // The sockets are considered full after 150 ms without progress. The state change has no effect
+    // except that this thread tries to send, because on a busy machine the progress thread may not
+    // have run.
     let (mut before, mut looks) = (0, 0);
     until("the sockets are full", || {
         std::thread::sleep(Duration::from_millis(50));
@@ -47,7 +47,7 @@ fn stall(end: End, wire: Wire) -> (End, Wire, Mem) {
     });
     assert!(
         before < 50 << 20,
-        "the sockets took all messages, so no FPDU is cut"
+        "the sockets accepted all messages, so there is no partial FPDU"
     );
     (end, wire, mem)
 }
@@ -66,7 +66,8 @@ fn read_all(wire: &mut Wire) -> (u64, bool) {
     }
 }
 
-/// After a FIN inside an FPDU, the peer could take a message that is cut for a whole one.
+/// If the last FPDU is incomplete, the stream ends with a reset. After a FIN, the peer could
+/// mistake the truncated message for a complete one.
 #[test]
 fn end_within_fpdu_resets_after_data() {
     others_are_served(|| {
@@ -77,28 +78,31 @@ fn end_within_fpdu_resets_after_data() {
             let (end, mut wire, _mem) = stalled(LIMIT);
             end_it(&end.qp);
             let sent = end.qp.counters().tx_bytes;
-            let (came, reset) = read_all(&mut wire);
+            let (received, reset) = read_all(&mut wire);
             assert!(reset, "a FIN instead of a reset");
-            // `responder` has read the RTR message before, so `came` is a little smaller.
-            assert!(came > 0 && came + 100 >= sent, "{came} of {sent}");
+            // `responder` has read the RTR message, so `received` is a little smaller.
+            assert!(
+                received > 0 && received + 100 >= sent,
+                "{received} of {sent}"
+            );
 
-            // A peer that does not read is reset when the linger time is over. That needs an answer
-            // of its TCP, because without any answer it could be an outage. At first Linux leaves
-            // some window probes unanswered, hence the longer time.
+            // A peer that does not read is reset after the linger time, if its TCP still answers;
+            // without an answer it could be an outage. Linux leaves the first window probes
+            // unanswered, so this takes longer.
             let (end, mut wire, _mem) = stalled(LINGER * 5);
             end_it(&end.qp);
             until("the connection is reset", || {
                 let error = wire.socket.take_error().unwrap();
                 error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
             });
-            let (came, _) = read_all(&mut wire);
-            assert!(came < 50 << 20);
+            let (received, _) = read_all(&mut wire);
+            assert!(received < 50 << 20);
         }
     });
 }
 
-/// A program with snapshots changes its memory while data waits for room in the socket: it arrives
-/// as it was when its CRC was computed.
+/// A program with snapshots changes its memory while data waits for room in the socket. The data
+/// arrives as it was when its CRC was computed.
 #[test]
 fn memory_may_change_during_send() {
     others_are_served(|| {
@@ -108,12 +112,12 @@ fn memory_may_change_during_send() {
         let (end, mut wire, mem) = stall(end, wire);
         let waits = end.qp.counters().tx_bytes;
         (0..(1 << 20) / 8).for_each(|i| mem.set(i, u64::MAX));
-        let (mut came, mut values) = (0, Vec::new());
-        // The data in the sockets, the plan that waited, and some more.
-        while came < waits + (2 << 20) {
-            // Its CRC is checked.
+        let (mut received, mut values) = (0, Vec::new());
+        // The data in the sockets, the waiting plan, and some more.
+        while received < waits + (2 << 20) {
+            // `recv` checks the CRC.
             let payload = wire.expect(Opcode::SEND);
-            came += payload.len() as u64;
+            received += payload.len() as u64;
             values.extend(payload);
             values.dedup();
         }
@@ -122,25 +126,25 @@ fn memory_may_change_during_send() {
     });
 }
 
-/// Like [`stalled_at`], and the peer has violated the protocol. The Terminate waits for room in the
-/// socket.
+/// Returns a stalled end as [`stalled_at`] does, after the peer has violated the protocol. The
+/// Terminate waits for room in the socket.
 fn stalled_with_terminate(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
-    // The kernel may find room after all, if rarely.
+    // Rarely, the kernel has room for the Terminate. Then the next attempt follows.
     for _ in 0..5 {
         let (end, mut wire, mem) = stalled_at(listener, linger);
         wire.write_op(0x1234_5678, 0, b"12345678");
         until("the error is noticed", || end.qp.state() == State::Error);
-        // As above, this only tries to send.
+        // The state change has no effect except that this thread tries to send.
         end.qp.modify(State::Error).unwrap();
         if end.qp.counters().terminates_sent == 0 {
             return (end, wire, mem);
         }
     }
-    panic!("the sockets take the Terminate each time");
+    panic!("the sockets had room for the Terminate in each attempt");
 }
 
-/// Otherwise the peer would not learn the cause. Programs destroy a queue pair and free its memory
-/// as soon as they see an error.
+/// Programs destroy a queue pair as soon as they see an error. The waiting Terminate is sent even
+/// so, because the peer would not learn the cause without it.
 #[test]
 fn waiting_terminate_outlives_queue_pair() {
     others_are_served(|| {
@@ -160,7 +164,7 @@ fn waiting_terminate_outlives_queue_pair() {
                 }
             };
             assert_eq!(terminate.code, TerminateCode::DDP_TAGGED_INVALID_STAG);
-            assert!(wire.ends(), "a reset behind the Terminate");
+            assert!(wire.ends(), "a reset after the Terminate");
         }
     });
 }
@@ -168,7 +172,7 @@ fn waiting_terminate_outlives_queue_pair() {
 #[test]
 fn waiting_terminate_is_bounded() {
     others_are_served(|| {
-        // The peer reads nothing. As above, Linux leaves some window probes unanswered.
+        // The peer reads nothing. Linux leaves the first window probes unanswered.
         let listener = TcpListener::bind((V4, 0)).unwrap();
         let (end, wire, _mem) = stalled_with_terminate(&listener, LINGER * 5);
         drop(end);
@@ -177,7 +181,8 @@ fn waiting_terminate_is_bounded() {
             error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
         });
 
-        // It reads slowly. Its buffer is small, so that its TCP acknowledges something each time.
+        // The peer reads slowly. Its buffer is small, so that its TCP acknowledges octets after
+        // each read.
         let listener = TcpListener::bind((V4, 0)).unwrap();
         socket2::SockRef::from(&listener)
             .set_recv_buffer_size(32 << 10)
@@ -210,8 +215,8 @@ fn partial_fpdu_does_not_enter_next_stream() {
         until("half of it has come", || {
             end.qp.counters().rx_bytes == before + 20
         });
-        // Our side ends the stream. If the peer ended it, the part of the FPDU would be discarded
-        // anyway.
+        // Our side ends the stream, because the partial FPDU would be discarded anyway if the peer
+        // ended it.
         end.qp.modify(State::Reset).unwrap();
         end.expect(CmEventKind::Disconnected);
         end.id.destroy();
@@ -223,8 +228,8 @@ fn partial_fpdu_does_not_enter_next_stream() {
     });
 }
 
-/// With `Config::placed` a request succeeds only by the peer's answer. Data accepted by the peer's
-/// TCP may be in a buffer that is never read.
+/// With `Config::placed` a request succeeds only after the peer's answer, because the peer may
+/// never read data that its TCP has acknowledged.
 #[test]
 fn connection_end_does_not_prove_placement() {
     others_are_served(|| {
@@ -253,7 +258,7 @@ fn connection_end_does_not_prove_placement() {
             };
             wire.send(Header::Tagged(answer), &[]);
             end.expect_status(1, WcStatus::Success);
-            // The second one gets no answer.
+            // The second request gets no answer.
             wire.expect(Opcode::READ_REQUEST);
             end_it(&end, &mut wire);
             end.expect_status(2, WcStatus::Flushed);
@@ -261,8 +266,8 @@ fn connection_end_does_not_prove_placement() {
     });
 }
 
-/// libfabric destroys the queue pair on the end event, although it has not yet taken the last
-/// message.
+/// libfabric destroys the queue pair when it gets the event Disconnected, even if it has not polled
+/// the completion of the last message yet.
 #[test]
 fn end_does_not_overtake_last_message() {
     let (client, server) = pair(V4, &config());
@@ -272,7 +277,7 @@ fn end_does_not_overtake_last_message() {
     client.expect_status(2, WcStatus::Success);
     let start = Instant::now();
     client.id.disconnect().unwrap();
-    // It has 30 ms to take it, but does not.
+    // The program does not poll the completion, so the event follows after 30 ms.
     server.expect_disconnected();
     assert!(start.elapsed() >= Duration::from_millis(30));
     server.expect_status(1, WcStatus::Success);

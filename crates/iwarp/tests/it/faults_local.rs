@@ -1,6 +1,6 @@
-//! Programs that misuse their own objects: completion queues that overflow, queue pairs destroyed
-//! in every state, memory deregistered under traffic, invalid local keys, and memory windows bound
-//! while the receive side is busy.
+//! Tests of programs that misuse their own objects: completion queues that overflow, queue pairs
+//! destroyed in every state, memory deregistered under traffic, invalid local keys, and memory
+//! windows bound while the receive side is busy.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
@@ -102,8 +102,8 @@ fn destroyed_qp_does_not_overflow_cq() {
     });
 }
 
-/// Stops the other threads of a test when dropped, even if the test panics. Otherwise the scope
-/// would wait for those threads forever.
+/// Stops the other threads of a test when dropped. If the test panics, the scope would otherwise
+/// wait for those threads forever.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -112,14 +112,16 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Rounds of a test that runs beside disturbing threads: at least 10, at most `most`, and none is
-/// begun after one second, so that the test stays short on a busy machine.
+/// Returns the rounds of a test with disturbing threads: at least 10 and at most `most`. After ten
+/// rounds, no round starts later than after one second, so that the test is short on a busy
+/// machine.
 fn rounds(most: u32) -> impl Iterator<Item = u32> {
     let start = Instant::now();
     (0..most).take_while(move |i| *i < 10 || start.elapsed() < Duration::from_secs(1))
 }
 
-/// How far a connection has come when its queue pair or identifier is ended, in order.
+/// The stages of a connection, in order. The test ends the queue pair or identifier in each of
+/// them.
 const STAGES: [&str; 8] = [
     "reset",
     "init",
@@ -175,8 +177,12 @@ fn every_state_can_be_ended() {
                 match act {
                     "destroy" => end.qp.destroy(),
                     "disconnect" => {
-                        let told = end.id.disconnect();
-                        assert_eq!(told.is_ok(), reached("connected"), "{stage}: {told:?}");
+                        let disconnected = end.id.disconnect();
+                        assert_eq!(
+                            disconnected.is_ok(),
+                            reached("connected"),
+                            "{stage}: {disconnected:?}"
+                        );
                         end.qp.disconnect();
                     }
                     "abort" => end.qp.abort(),
@@ -281,7 +287,7 @@ fn deregistration_under_traffic() {
             );
         }
         server.ctx.deregister(theirs.stag).unwrap();
-        // Reads that were answered before succeed. From the first refused Read on, all fail.
+        // Reads that were answered earlier succeed. The first refused Read and all later ones fail.
         let all: Vec<_> = (0..16).map(|_| client.poll().status).collect();
         let good = all.iter().take_while(|s| **s == WcStatus::Success).count();
         assert!(

@@ -1,6 +1,6 @@
-//! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and
-//! resources that remain. Each test runs in a process of its own, because it counts or limits the
-//! resources of its process.
+//! Tests of faults of a whole process: forks, exhausted descriptors, floods of connections, and
+//! leaked resources. Each test runs in its own process, because it counts or limits the resources
+//! of the process.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
@@ -17,7 +17,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 use std::time::{Duration, Instant};
 
-/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the structure is valid to write, and all zeros are a valid value.
@@ -37,8 +36,8 @@ fn parent_and_child_work_after_fork() {
         let mut healthy = Healthy::new(V4);
         healthy.check();
         let ctx = context(V4, &config());
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
-        // harness waits.
+        // SAFETY: no other thread of this process holds a lock now, because the progress thread
+        // sleeps and the harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
@@ -60,18 +59,18 @@ fn parent_and_child_work_after_fork() {
                 // connection.
                 drop(healthy);
             }));
-            // SAFETY: leaves without the harness's ends, which are the parent's.
+            // SAFETY: `_exit` skips the test harness's exit handlers, which belong to the parent.
             unsafe { libc::_exit(i32::from(good.is_err())) };
         }
         let start = Instant::now();
         let mut status = 0;
         loop {
             healthy.check();
-            // SAFETY: the child is ours, `status` a valid place.
+            // SAFETY: `status` is valid for writes, and the process is our child.
             match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
                 0 if start.elapsed() < LIMIT => {}
                 0 => {
-                    // SAFETY: as above.
+                    // SAFETY: the process is our child, and was not reaped yet.
                     unsafe { libc::kill(child, libc::SIGKILL) };
                     panic!("the child hangs");
                 }
@@ -89,7 +88,7 @@ fn parent_and_child_work_after_fork() {
 /// Waits for a child of this process, which must exit with 0.
 fn child_succeeds(child: libc::pid_t) {
     let mut status = 0;
-    // SAFETY: the child is ours, `status` a valid place.
+    // SAFETY: `status` is valid for writes, and the process is our child.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child failed");
 }
@@ -103,7 +102,7 @@ fn child_cannot_use_inherited_queue_pair() {
         server.post_recv(1, &[theirs.sge(8)]);
         client.post_recv(2, &[mine.sge(8)]);
         mine.set(1, 7);
-        // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
+        // SAFETY: the child takes none of the parent's locks, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
@@ -123,7 +122,7 @@ fn child_cannot_use_inherited_queue_pair() {
                     .cq
                     .poll(&mut [Cqe::default()])
                     .is_ok_and(|polled| polled == 0);
-            // SAFETY: leaves without the harness's ends, which are the parent's.
+            // SAFETY: `_exit` skips the test harness's exit handlers, which belong to the parent.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         child_succeeds(child);
@@ -154,9 +153,9 @@ fn read_for_ever(end: &End, theirs: &Mem) {
     }
 }
 
-/// A child has a copy of every lock at the time of the fork. A lock that was held then stays locked
-/// forever in the child, because its holder does not exist there. So dropping inherited objects
-/// must not take any lock.
+/// A child inherits every lock in its state at the time of the fork. A locked lock stays locked
+/// forever in the child, because its holder does not exist there. Therefore dropping inherited
+/// objects must not take a lock.
 #[test]
 fn child_forked_under_traffic_drops_inheritance() {
     alone("child_forked_under_traffic_drops_inheritance", || {
@@ -181,26 +180,27 @@ fn child_forked_under_traffic_drops_inheritance() {
             }
         });
         for round in 0..150 {
-            // SAFETY: the child only drops the objects that it inherited, which this test is about,
-            // and leaves by `_exit`.
+            // SAFETY: the child only drops inherited objects, which takes no locks (this is what
+            // the test checks), and ends with `_exit`.
             let child = unsafe { libc::fork() };
             assert!(child >= 0);
             if child == 0 {
                 let stag = inherited.as_ref().unwrap().region.lkey();
                 drop(inherited.take());
-                // `runtime` may not know that the region belongs to the parent, but it must not
-                // block forever. The call may take a second, so only every tenth child makes it.
+                // This call may fail to notice that the region belongs to the parent, but it must
+                // not block forever. It may take a second, so only every tenth child makes it.
                 if round % 10 == 0 {
                     let _ = ctx.deregister(stag);
                 }
-                // SAFETY: leaves without the harness's ends, which are the parent's.
+                // SAFETY: `_exit` skips the test harness's exit handlers, which belong to the
+                // parent.
                 unsafe { libc::_exit(0) };
             }
             let (start, mut status) = (Instant::now(), 0);
-            // SAFETY: the child is ours, `status` a valid place.
+            // SAFETY: `status` is valid for writes, and the process is our child.
             while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
                 if start.elapsed() > LIMIT {
-                    // SAFETY: as above.
+                    // SAFETY: the process is our child, and was not reaped yet.
                     unsafe { libc::kill(child, libc::SIGKILL) };
                     panic!("the child hangs");
                 }
@@ -219,7 +219,7 @@ fn child_forked_under_traffic_drops_inheritance() {
     });
 }
 
-/// One object of each type that does something when it is dropped.
+/// One object of each type that implements `Drop`.
 struct Inherited {
     ctx: Context,
     region: MemoryRegion,
@@ -264,8 +264,8 @@ impl Inherited {
     }
 }
 
-/// `Context::deregister` is safe to call for any key. If it is called for the key of a
-/// `MemoryRegion`, the region still owns its pages and frees them when it is dropped.
+/// `Context::deregister` is safe to call for any key. After a call for the key of a `MemoryRegion`,
+/// the region still frees its pages when it is dropped.
 #[test]
 fn pages_deregistered_by_key_are_freed() {
     alone("pages_deregistered_by_key_are_freed", || {
@@ -324,8 +324,8 @@ fn descriptors_run_out_and_come_back() {
         end.id.connect(&parameters(b"")).unwrap();
         end.expect_failure(CmEventKind::ConnectError, libc::EMFILE);
         healthy.check();
-        // A peer that connects now has to wait. The listener must not use processor time meanwhile
-        // by trying to accept again and again.
+        // A peer that connects now has to wait. In the meantime the listener must not use processor
+        // time by repeated attempts to accept.
         waiting.connect(&server.address.into()).unwrap();
         let before = processor_time();
         std::thread::sleep(Duration::from_millis(400));
@@ -348,8 +348,8 @@ fn descriptors_run_out_and_come_back() {
     });
 }
 
-/// RFC 5042 section 6.4.1: a background close does not count for a listener. A connection whose
-/// peer reads nothing is kept for long, unless its descriptor is needed.
+/// RFC 5042 section 6.4.1: a lingering connection whose peer reads nothing is kept for a long time,
+/// unless a listener needs its descriptor.
 #[test]
 fn closing_connection_frees_descriptor_for_listener() {
     alone("closing_connection_frees_descriptor_for_listener", || {
@@ -393,8 +393,8 @@ fn closing_connection_frees_descriptor_for_listener() {
     });
 }
 
-/// A rejected connection, and one whose peer has sent no request, are closed when their descriptor
-/// is needed.
+/// A rejected connection, and a connection whose peer has sent no request, are closed when a
+/// listener needs their descriptors.
 #[test]
 fn failed_connections_free_descriptors_for_listener() {
     let name = "failed_connections_free_descriptors_for_listener";
@@ -407,7 +407,8 @@ fn failed_connections_free_descriptors_for_listener() {
         let mut slow = config();
         slow.handshake_timeout = LIMIT * 10;
         let request = Hello::enhanced(true, false).octets(FrameKind::Request);
-        // Nothing of the first round is closed during the second, which counts descriptors.
+        // No descriptor of the first round may be closed during the second round, which counts
+        // descriptors.
         let mut kept = Vec::new();
         for is_rejected in [true, false] {
             let server = Server::new(V4, &slow);
@@ -498,8 +499,8 @@ fn full_backlog_drains() {
     });
 }
 
-/// A listener keeps rejected connections open for their initiators, but only as many as an eighth
-/// of the descriptors.
+/// A listener keeps rejected connections open, but their number is limited to an eighth of the
+/// descriptor limit.
 #[test]
 fn rejected_initiators_do_not_accumulate() {
     alone("rejected_initiators_do_not_accumulate", || {
@@ -534,7 +535,7 @@ fn rejected_initiators_do_not_accumulate() {
 fn destroyed_connection_closes_without_peer() {
     let name = "destroyed_connection_closes_without_peer";
     alone(name, || {
-        // The first connection opens sockets that the process then keeps, so it is made before
+        // The first connection opens sockets that the process keeps, so it is set up before
         // counting.
         let _other = Healthy::new(V4);
         let end = End::new(V4, &config());
@@ -549,8 +550,8 @@ fn destroyed_connection_closes_without_peer() {
 }
 
 #[test]
-fn no_descriptors_are_left_behind() {
-    alone("no_descriptors_are_left_behind", || {
+fn no_descriptors_are_leaked() {
+    alone("no_descriptors_are_leaked", || {
         // The engine keeps its descriptors after the last connection, so it is started before
         // counting.
         Healthy::new(V4).check();
@@ -608,8 +609,8 @@ fn no_descriptors_are_left_behind() {
     });
 }
 
-/// Delayed work is done before the process ends: the delayed end of a connection, and a complete
-/// capture.
+/// Before the process exits, delayed work is completed: the delayed end of a connection, and the
+/// capture file.
 #[test]
 fn exit_waits_for_delayed_sends() {
     const NAME: &str = "exit_waits_for_delayed_sends";

@@ -1,5 +1,5 @@
-//! MPA start-up as responder with initiators that hang, close early, or send something else than an
-//! MPA request, and with initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581
+//! Tests of MPA start-up as the responder, with initiators that hang, close early, or send invalid
+//! MPA requests, and with initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581
 //! sections 9 and 10).
 
 mod places;
@@ -231,7 +231,7 @@ fn reject_carries_private_data_and_closes() {
 }
 
 #[test]
-fn fin_does_not_chase_reject() {
+fn fin_follows_reject_with_delay() {
     // siw loses the private data of a rejection if the FIN arrives together with it. A network may
     // merge the two packets.
     //= rfc5044 section 7.1.2
@@ -284,7 +284,7 @@ fn responder_waits_for_first_message() {
             mem.set(0, 42);
             end.post(1, SendOp::Send, &[mem.sge(8)]);
             wire.is_silent(Duration::from_millis(100));
-            // cxgb4 sends this RTR message also where none was negotiated, as here.
+            // cxgb4 sends this RTR message even if none was negotiated, as in this test.
             wire.rtr_read();
             let (first, second) = (wire.recv(), wire.recv());
             let mut seen = [first.0.opcode(), second.0.opcode()];
@@ -365,14 +365,14 @@ fn destroyed_listener_frees_port() {
         let mut starting = Wire::connect(server.address);
         let mut asking = Wire::connect(server.address);
         asking.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
-        until("the request is there", || !server.channel.is_empty());
+        until("the request arrives", || !server.channel.is_empty());
         server.id.destroy();
         assert!(server.channel.is_empty());
         // The initiator whose request was pending gets a rejection.
         assert!(asking.read_hello(FrameKind::Reply).flags.has(Flags::REJECT));
         let _ = starting.socket.set_nodelay(true);
         starting.write(b"M");
-        // The listening socket is closed, so another one can bind the port at once.
+        // The listening socket is closed, so another socket can bind the port immediately.
         let again = CmId::create(&create_event_channel().unwrap(), Some(&server.ctx));
         again.bind(server.address).unwrap();
         again.listen(1).unwrap();
@@ -409,10 +409,11 @@ fn addresses_that_are_not_ours() {
     });
 }
 
-/// A peer's queue pair number, smaller than any of a listener.
+/// A peer's queue pair number that is smaller than any number with a listening port, so that the
+/// peer connects.
 const NUMBERED: u32 = 2;
 
-/// A queue pair that is ready for a peer with this number at the same address.
+/// Returns a queue pair that waits for the peer `NUMBERED` at the same address.
 fn numbered(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
     let attributes = loopback::attributes(pd, cq, 1);
     let qp = ctx.create_addressable_qp(&attributes).unwrap();
@@ -422,7 +423,7 @@ fn numbered(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
     qp
 }
 
-/// The peer requests a connection to this queue pair, and gets the reply.
+/// Connects as the peer `NUMBERED` of this queue pair, and reads the reply.
 fn ask(qp: &QueuePair) -> Wire {
     let mut hello = Hello::enhanced(true, false);
     hello.private_data = b"iwarp-qp".to_vec();
@@ -435,8 +436,8 @@ fn ask(qp: &QueuePair) -> Wire {
     wire
 }
 
-/// The peer resets its queue pair after its request, and sends another one. The end of the first
-/// stream may be noticed before the second request, or only by it.
+/// The peer resets its queue pair after its request, and sends another request. The end of the
+/// first stream may be noticed before or after the second request.
 #[test]
 fn numbered_qp_refuses_abandoned_stream() {
     others_are_served(|| {

@@ -1,4 +1,4 @@
-//! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers
+//! Tests of streams that stall, break or arrive octet by octet during a transfer, and of receivers
 //! that are not ready (RFC 5041 section 7.1, RFC 5044 section 7.2).
 
 use crate::common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
@@ -23,7 +23,7 @@ fn send_without_receive() {
         wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
         end.expect_disconnected();
 
-        // A receiver that holds the Send terminates the stream when its time is over.
+        // A receiver that holds the Send terminates the stream after a time limit.
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
         wire.untagged(Opcode::SEND, b"too early");
@@ -75,7 +75,7 @@ fn close_of_held_send_is_noticed() {
         // a receive.
         assert_eq!(end.expect_disconnected().status, 0);
 
-        // If the peer does not close, the Send is held for the whole time.
+        // If the peer does not close, the Send is held until the time limit.
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
         wire.untagged(Opcode::SEND, b"patience");
         wire.is_silent(Duration::from_millis(700));
@@ -85,8 +85,8 @@ fn close_of_held_send_is_noticed() {
     });
 }
 
-/// fio posts each receive after the Send has arrived, and then sleeps. The stream must be read
-/// without a poll.
+/// A program may post a receive after the Send has arrived, and then sleep, as fio does. The stream
+/// must be read without a poll.
 #[test]
 fn held_stream_resumes_without_poll() {
     others_are_served(|| {
@@ -198,7 +198,7 @@ fn stream_end_within_message_is_error() {
                     end.qp.destroy();
                 }
             }
-            // An end between two messages is graceful.
+            // If the stream ends between two messages, the end is graceful.
             let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
             let mem = end.mem(16_000);
             end.post_recv(1, &[mem.sge(16_000)]);
@@ -213,8 +213,8 @@ fn stream_end_within_message_is_error() {
     });
 }
 
-/// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our
-/// side can then close gracefully, but must still report the lost connection.
+/// The stream ends within an FPDU of the peer, while our side was stalled and can send again. Our
+/// side can close gracefully, but must still report the lost connection.
 #[test]
 fn stream_end_within_both_messages_is_error() {
     others_are_served(|| {
@@ -261,7 +261,7 @@ fn missing_read_response_flushes_in_order() {
         wire.expect(Opcode::READ_REQUEST);
         wire.expect(Opcode::SEND);
         wire.fin();
-        // Both are flushed, in posting order: the Send may not complete before the Read.
+        // Both are flushed in posting order, because the Send must not complete before the Read.
         end.expect_status(1, WcStatus::Flushed);
         end.expect_status(2, WcStatus::Flushed);
         end.expect_disconnected();
@@ -310,8 +310,8 @@ fn terminate_names_the_request() {
     });
 }
 
-/// Makes a wrong Read Response for a request: sink STag (0 for the right one), tagged offset,
-/// length, last flag.
+/// Returns the fields of a wrong Read Response to a request: sink STag (0 for the correct STag),
+/// tagged offset, length, last flag.
 type Answer = fn(&ReadRequest) -> (u32, u64, usize, bool);
 
 #[test]
@@ -399,7 +399,7 @@ fn stall(end: &End, mem: &Mem) {
 fn stalled_peer_delays_no_others() {
     others_are_served(|| {
         let mut c = config();
-        // The peer's TCP still answers, so this time-out must not end the connection.
+        // The peer's TCP still answers, so the peer timeout must not end the connection.
         c.peer_timeout = Some(Duration::from_secs(1));
         let end = End::new(V4, &c);
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -409,8 +409,8 @@ fn stalled_peer_delays_no_others() {
         for _ in 0..50 {
             other.check();
         }
-        // Longer than the time-outs of start-up and of closing, which do not apply to a connection
-        // in operation.
+        // Wait longer than the timeouts of start-up and of closing, which must not apply to an
+        // established connection.
         std::thread::sleep(LINGER + HANDSHAKE);
         other.check();
         assert_eq!(end.qp.state(), State::Rts);
@@ -472,8 +472,8 @@ fn stalled_violator_times_out() {
         stall(&end, &mem);
         wire.write_op(0x1234_5678, 0, b"12345678");
         end.expect_disconnected();
-        // The full socket does not take the Terminate, but it is closed nevertheless.
-        until("the connection is given up", || {
+        // The full socket has no room for the Terminate, and is closed even so.
+        until("our side closes the connection", || {
             end.qp.addresses().is_none()
         });
     });
@@ -490,7 +490,7 @@ fn peer_that_never_closes_times_out() {
         assert!(wire.ends());
         // Until then the peer may close.
         assert!(end.qp.addresses().is_some() || start.elapsed() >= LINGER);
-        until("the connection is given up", || {
+        until("our side closes the connection", || {
             end.qp.addresses().is_none()
         });
         // Octets that the peer sends now are answered with a reset.
@@ -549,7 +549,7 @@ fn srq_serves_others_after_failure() {
             }
             done == 2
         });
-        // The third Send is held until its time is over, and only its connection ends.
+        // The third Send is held until its time limit. Then only its connection ends.
         let mut closed = 0;
         until("the third is terminated", || {
             closed = ends

@@ -1,6 +1,6 @@
-//! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044
-//! section 8). The peer gets the right Terminate. The program gets a completion, an asynchronous
-//! event and a disconnect. Other connections are not affected.
+//! Tests of peers that violate the protocol in full operation (RFC 5040 section 7, RFC 5041 section
+//! 7, RFC 5044 section 8). The peer gets the right Terminate. The program gets a completion, an
+//! asynchronous event and a Disconnected event. Other connections are not affected.
 
 use crate::common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use crate::common::*;
@@ -12,8 +12,8 @@ use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};
 use std::net::IpAddr;
 
-/// Memory regions of one case: `all` grants the peer all access, `local` none, and `foreign` is in
-/// another protection domain.
+/// The memory regions of a case. `all` grants the peer all access, `local` grants none, and
+/// `foreign` is in another protection domain.
 struct Place {
     all: Mem,
     local: Mem,
@@ -25,7 +25,7 @@ const REQUEST: &str = "QpRequestError";
 
 struct Case {
     name: &'static str,
-    /// Makes the peer break a rule.
+    /// Lets the peer violate the protocol.
     does: fn(&mut Wire, &Place),
     code: Code,
     event: &'static str,
@@ -108,7 +108,7 @@ fn invalid_writes_are_refused() {
             },
         ),
         case(
-            "behind the end",
+            "after the end",
             Code::DDP_TAGGED_BASE_BOUNDS,
             ACCESS,
             |w, p| {
@@ -147,7 +147,7 @@ fn invalid_reads_and_responses_are_refused() {
         case("no such STag", Code::RDMAP_INVALID_STAG, ACCESS, |w, _| {
             w.read_op(read(0x1234_5678, 0, 8));
         }),
-        case("behind the end", Code::RDMAP_BASE_BOUNDS, ACCESS, |w, p| {
+        case("after the end", Code::RDMAP_BASE_BOUNDS, ACCESS, |w, p| {
             w.read_op(read(p.all.stag, p.all.addr() + 60, 8));
         }),
         case("offset wraps", Code::RDMAP_TO_WRAP, ACCESS, |w, p| {
@@ -173,7 +173,7 @@ fn invalid_reads_and_responses_are_refused() {
             },
         ),
         case(
-            "unasked answer",
+            "unrequested response",
             Code::RDMAP_UNEXPECTED_OPCODE,
             REQUEST,
             |w, p| {
@@ -197,7 +197,7 @@ fn invalid_atomics_and_invalidations_are_refused() {
         case("no such STag", Code::RDMAP_INVALID_STAG, ACCESS, |w, _| {
             w.atomic_op(AtomicOp::FETCH_ADD, 0x1234_5678, 0);
         }),
-        case("behind the end", Code::RDMAP_BASE_BOUNDS, ACCESS, |w, p| {
+        case("after the end", Code::RDMAP_BASE_BOUNDS, ACCESS, |w, p| {
             w.atomic_op(AtomicOp::CMP_SWAP, p.all.stag, p.all.addr() + 64);
         }),
         case("no right", Code::RDMAP_ACCESS, ACCESS, |w, p| {
@@ -228,7 +228,7 @@ fn invalid_atomics_and_invalidations_are_refused() {
             },
         ),
         case(
-            "unasked answer",
+            "unrequested response",
             Code::RDMAP_UNEXPECTED_OPCODE,
             REQUEST,
             |w, _| {
@@ -408,8 +408,8 @@ fn excess_reads_end_the_stream() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
-        // The socket cannot take Read Responses of this size while the peer does not read, so the
-        // requests stay outstanding.
+        // The socket has no room for Read Responses of this size while the peer does not read, so
+        // the requests stay outstanding.
         let mem = end.mem(16 << 20);
         for _ in 0..40 {
             wire.read_op(read(mem.stag, mem.addr(), 16 << 20));
@@ -432,7 +432,7 @@ fn excess_reads_end_the_stream() {
     });
 }
 
-/// Returns the octets of memory that this process uses (its resident set).
+/// Returns the resident set size of this process in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
@@ -479,8 +479,8 @@ fn full_read_depth_costs_little_memory() {
             assert_eq!(end.qp.state(), State::Rts);
             let more = resident().saturating_sub(before);
             assert!(more < 64 << 20, "{more} octets");
-            // The socket has taken the first few responses, so a few more requests would be
-            // allowed. 64 are too many.
+            // The socket has accepted the first few responses, so a few more requests would be
+            // allowed, but not 64.
             let mut octets = Vec::new();
             for _ in 0..64 {
                 let mut body = [0; ReadRequest::LEN];

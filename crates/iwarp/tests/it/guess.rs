@@ -1,5 +1,5 @@
-//! What a peer gains by guessing STags (RFC 5042 sections 6.1.1 and 6.3.1): one guess per
-//! connection, in a space of 28 random bits.
+//! Tests that guessing STags does not help a peer (RFC 5042 sections 6.1.1 and 6.3.1): it has one
+//! guess per connection, and an STag has 28 random bits.
 
 use crate::common::wire::{Hello, initiator};
 use crate::common::*;
@@ -19,12 +19,11 @@ fn wrong_stag_ends_connection_and_counts() {
         end.expect_disconnected();
         assert_eq!(mem.word(0), 0, "nothing is placed after a wrong guess");
         assert_eq!(end.qp.counters().terminates_sent, 1);
-        let fault = end.qp.fault().expect("the program can ask why");
+        let fault = end.qp.fault().expect("the queue pair reports the cause");
         assert_eq!(fault.code, Code::DDP_TAGGED_INVALID_STAG);
     }
 }
 
-/// All bits but the four for the part of the table are from the operating system.
 #[test]
 fn stags_are_random_except_four_bits() {
     const REGIONS: usize = 2048;
@@ -39,11 +38,11 @@ fn stags_are_random_except_four_bits() {
         let ones = first.iter().filter(|stag| *stag >> bit & 1 == 1).count();
         (REGIONS * 2 / 5..REGIONS * 3 / 5).contains(&ones)
     });
-    // The part changes, too, when a table grows.
+    // When the table grows, new STags are in other parts.
     let random = random.count();
     assert!(random >= 28, "{random} random bits");
     let known: HashSet<_> = first.iter().collect();
-    assert_eq!(known.len(), REGIONS, "no STag twice");
+    assert_eq!(known.len(), REGIONS, "STags are unique");
     // Of 2^28 values, two samples of 2048 share 0.016 on average.
     let common = second.iter().filter(|stag| known.contains(stag)).count();
     assert!(common < 4, "another device has other STags: {common}");
@@ -51,7 +50,7 @@ fn stags_are_random_except_four_bits() {
         |all: &[u32]| -> HashSet<u32> { all.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect() };
     assert!(
         steps(&first).len() > REGIONS - 8,
-        "the next one does not follow"
+        "consecutive STags are not consecutive numbers"
     );
 }
 
@@ -65,6 +64,6 @@ fn queue_pair_numbers_begin_at_random() {
             end.qp.num()
         })
         .collect();
-    // Eight numbers of 24 bits: two are equal once in 600,000 runs.
+    // Of eight random numbers of 24 bits, two are equal once in 600,000 runs.
     assert!(numbers.len() > 6, "{numbers:x?}");
 }

@@ -1,5 +1,5 @@
-//! One test for each known rule of iWARP hardware: what its drivers require in connection set-up,
-//! and what they send themselves. `docs/interop.md` lists the rules. Two of them are about TCP
+//! One test for each known requirement of iWARP hardware: what its drivers require in connection
+//! set-up, and what they send. `docs/interop.md` lists the requirements. Two of them concern TCP
 //! segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
 
 use crate::common::wire::{Hello, Wire};
@@ -12,7 +12,7 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 
-/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) in front of the
+/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) before the
 /// private data (RFC 6581 section 9).
 const A: u8 = 0x80;
 const B: u8 = 0x40;

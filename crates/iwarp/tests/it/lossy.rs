@@ -1,8 +1,8 @@
-//! Datagrams over a link that drops, duplicates, reorders and corrupts packets: nothing corrupt is
-//! delivered, nothing is delivered twice, and the connection manager finds queue pairs
-//! nevertheless.
+//! Tests of datagrams over a link that drops, duplicates, reorders and corrupts packets. No corrupt
+//! datagram is delivered, none is delivered twice, and the connection manager still finds queue
+//! pairs.
 //!
-//! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and print
+//! `common::lossy` provides the link. Without network namespaces the tests are skipped, and print
 //! what is missing; with `IWARP_REQUIRE_NAMESPACES=1` they fail. Without `/dev/net/tun`, as in many
 //! containers, they are always skipped.
 
@@ -88,12 +88,12 @@ impl End {
         (self.cq.poll(&mut cqe).unwrap() == 1).then_some(cqe[0])
     }
 
-    /// Sends the message with this number, which determines its words, and waits until the socket
+    /// Sends the message with this number, which determines its contents. Waits until the socket
     /// has accepted it.
     fn send(&self, number: u64, source: IpAddr, (to, num): (IpAddr, u32)) {
         let words = length_of(number);
-        for at in 0..words {
-            self.slots[0].set(at, word_of(number, at));
+        for index in 0..words {
+            self.slots[0].set(index, word_of(number, index));
         }
         let gid = |ip| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -115,7 +115,7 @@ impl End {
     }
 }
 
-/// Most messages fit one packet.
+/// Returns the length of a message. Most messages fit into one packet.
 const fn length_of(number: u64) -> usize {
     match number % 8 {
         0 => WORDS,
@@ -123,10 +123,10 @@ const fn length_of(number: u64) -> usize {
     }
 }
 
-const fn word_of(number: u64, at: usize) -> u64 {
-    match at {
+const fn word_of(number: u64, index: usize) -> u64 {
+    match index {
         0 => number,
-        _ => number.wrapping_mul(0x9e37_79b9) ^ at as u64,
+        _ => number.wrapping_mul(0x9e37_79b9) ^ index as u64,
     }
 }
 
@@ -152,13 +152,17 @@ fn lossy_link_only_loses_datagrams() {
                 };
                 assert_eq!(cqe.status, WcStatus::Success);
                 let slot = cqe.wr_id as usize;
-                let word = |at| receiver.slots[slot].word(GRH_WORDS + at);
+                let word = |index| receiver.slots[slot].word(GRH_WORDS + index);
                 let number = word(0);
                 assert!(number < COUNT * SENDERS, "{number:#x} was not sent");
                 let words = length_of(number);
                 assert_eq!(cqe.byte_len as usize, (GRH_WORDS + words) * 8);
-                for at in 0..words {
-                    assert_eq!(word(at), word_of(number, at), "word {at} of {number}");
+                for index in 0..words {
+                    assert_eq!(
+                        word(index),
+                        word_of(number, index),
+                        "word {index} of {number}"
+                    );
                 }
                 let sender = &senders[(number / COUNT) as usize];
                 assert_eq!(cqe.src_qp(), sender.qp.num());
@@ -194,7 +198,7 @@ fn lossy_link_only_loses_datagrams() {
             &fates.overtaken,
             &fates.spoiled,
         ] {
-            assert!(of(fate) > 50, "the link does not do what it should");
+            assert!(of(fate) > 50, "the link has affected too few packets");
         }
         // Corruption is detected by the CRC, duplicates by the number.
         assert!(drops.crc > 50 && drops.copies > 50);
@@ -247,7 +251,7 @@ fn numbered_peer_found_despite_loss() {
         for _ in 0..COUNT {
             let request = expect(&server, CmEventKind::ConnectRequest);
             let n = request.private_data[0];
-            assert!(asked.insert(n), "{n} asks twice");
+            assert!(asked.insert(n), "{n} sends two requests");
             request
                 .id
                 .accept_datagrams(1000 + u32::from(n), QKEY, &[n])

@@ -1,6 +1,6 @@
-//! The integration tests of this crate. They are one program, because each program takes seconds to
-//! link. A test that counts or limits what belongs to its process runs in a process of its own:
-//! see `common::alone`.
+//! The integration tests of this crate. They are one program, because linking a program takes
+//! seconds. A test that counts or limits resources of its process runs in its own process
+//! (`common::alone`).
 
 mod channel;
 mod common;

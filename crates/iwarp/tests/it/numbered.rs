@@ -1,5 +1,5 @@
-//! Queue pairs connected by GID and number: in either order, to a peer that connects late or never,
-//! and to themselves.
+//! Tests of queue pairs connected by GID and number: in either order, to a peer that connects late
+//! or never, and to themselves.
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
@@ -63,8 +63,8 @@ impl Numbered {
     }
 }
 
-/// Peers reach a queue pair by each GID of its device, although its number has only one port. It
-/// can also connect to itself.
+/// A queue pair is reachable by each GID of its device, because it listens on its port at each
+/// address. It can also connect to itself.
 #[test]
 fn numbered_qp_reached_by_each_gid() {
     for address in &device().addresses {
@@ -107,8 +107,8 @@ fn numbered_pair() -> [Numbered; 2] {
     [Numbered::new(&device()), Numbered::new(&device())]
 }
 
-/// Connects two queue pairs by number, in either order. Each end posts its work right after its own
-/// `connect_peer`, so the first one posts before the other one connects.
+/// Connects two queue pairs by number, in either order. Each end posts its requests directly after
+/// its own `connect_peer`, so the first end posts before the second end connects.
 fn by_number(client_first: bool) {
     let ends = numbered_pair();
     let (a, b) = if client_first { (0, 1) } else { (1, 0) };
@@ -164,7 +164,8 @@ fn numbered_qps_reconnect_after_reset() {
     for round in 1..30 {
         assert_eq!(a.write(&b, round).status, WcStatus::Success);
         assert_eq!(b.mem.word(0), round);
-        // The peer refuses this Write. The request must complete with the peer's reason.
+        // The peer refuses this Write. The request must complete with the status for the peer's
+        // reason.
         let wrong = SendWr {
             wr_id: 1000,
             op: SendOp::Write {
@@ -183,8 +184,8 @@ fn numbered_qps_reconnect_after_reset() {
         a.qp.post_send(&[wrong]).unwrap();
         let cqe = poll(&a.cq);
         assert_eq!((cqe.wr_id, cqe.status), (1000, WcStatus::RemoteAccess));
-        // The flushed receive is not polled. The reset must remove its completion, or the next
-        // round would find it.
+        // The flushed receive is not polled. The reset must remove its completion, which the next
+        // round would find.
         for (me, other) in [(&b, &a), (&a, &b)] {
             me.qp.modify(State::Reset).unwrap();
             me.qp.modify(State::Init).unwrap();
@@ -210,7 +211,7 @@ fn idle_numbered_qp_ignores_peer_end() {
     }];
     b.qp.post_recv(&receive).unwrap();
     b.qp.post_recv(&receive).unwrap();
-    // Only a request makes it notice, however short its timeout is.
+    // An idle queue pair does not notice the end of its peer, even with a short timeout.
     let impatient = Retry {
         timeout: 1,
         retry_cnt: 0,
@@ -224,14 +225,14 @@ fn idle_numbered_qp_ignores_peer_end() {
     assert_eq!(poll(&a.cq).status, WcStatus::Success);
     a.destroy();
     assert_eq!(poll(&b.cq).status, WcStatus::Success);
-    // Meanwhile the end of the stream is read.
+    // Polling reads the end of the stream.
     let end = Instant::now() + Duration::from_millis(300);
     let mut out = [Cqe::default()];
     while Instant::now() < end {
         assert_eq!(b.cq.poll(&mut out).unwrap(), 0, "{:?}", out[0]);
     }
     assert_eq!(b.qp.state(), State::Rts);
-    // The next request fails, and the posted receive is flushed with it.
+    // The next request fails, and the posted receive is flushed.
     let wr = SendWr::inline(5, &[b"no receiver"]).signaled();
     b.qp.post_send(&[wr]).unwrap();
     let mut failed: Vec<u64> = (0..2)
@@ -291,7 +292,7 @@ fn absent_peer_times_out_on_schedule() {
         timeout,
         ..Retry::default()
     };
-    // 0.54 s, so it takes the minimum of two seconds.
+    // The configured limit is 0.54 s, so the minimum of two seconds applies.
     a.qp.set_retry(retry(14)).unwrap();
     a.connect(&b);
     let start = Instant::now();
@@ -303,7 +304,7 @@ fn absent_peer_times_out_on_schedule() {
     assert_eq!(statuses(&a.cq, [1, 2]), failed);
     assert!(start.elapsed() >= Duration::from_secs(2));
     assert_eq!(a.qp.state(), State::Error);
-    // The late peer finds no queue pair, and the reset one finds the late peer.
+    // The late peer finds no queue pair. After a reset, the queue pair finds the late peer.
     b.qp.set_retry(retry(0)).unwrap();
     b.connect(&a);
     let wr = SendWr::inline(3, &[b"in a while"]).signaled();
@@ -324,15 +325,14 @@ fn absent_peer_times_out_on_schedule() {
     b.destroy();
 }
 
-/// A waiting request starts anew when its queue pair gets a shorter or longer limit.
 #[test]
 fn new_limit_applies_to_waiting_requests() {
     let retry = |timeout| Retry {
         timeout,
         ..Retry::default()
     };
-    // The limit of `patient` was shorter, and would expire first: half a minute after those of the
-    // others.
+    // The earlier limit of `patient` was shorter and would have expired first. Its new limit
+    // expires half a minute after those of the others.
     let [patient, a, b] = [(); 3].map(|()| Numbered::new(&device()));
     for (from, first, then) in [
         (&patient, Retry::default(), retry(20)),
@@ -354,8 +354,7 @@ fn new_limit_applies_to_waiting_requests() {
     }
 }
 
-/// A number contains the port of a listener. Each port has 256 numbers, and those of destroyed
-/// queue pairs are reused.
+/// Each port has 256 queue pair numbers. The numbers of destroyed queue pairs are reused.
 #[test]
 fn numbers_of_a_port_are_reused() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
@@ -368,20 +367,19 @@ fn numbers_of_a_port_are_reused() {
         assert_eq!(qp.num() & 0xffff, port);
         qp.destroy();
     }
-    // A listener without queue pairs is closed.
-    let at = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
-    assert!(std::net::TcpListener::bind(at).is_err());
+    // When the last queue pair of a port is destroyed, its listener is closed.
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
+    assert!(std::net::TcpListener::bind(address).is_err());
     first.destroy();
-    // Another test may briefly have the port.
+    // Another test may use the port for a moment.
     let end = Instant::now() + WAIT.unwrap();
-    while std::net::TcpListener::bind(at).is_err() {
-        assert!(Instant::now() < end, "its port is not free");
+    while std::net::TcpListener::bind(address).is_err() {
+        assert!(Instant::now() < end, "the port is not free");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device
-/// nor its number.
+/// Waiting for a peer does not keep a dropped queue pair, its device or its number in use.
 #[test]
 fn waiting_qp_is_not_kept_alive() {
     let a = Numbered::new(&device());
@@ -391,7 +389,7 @@ fn waiting_qp_is_not_kept_alive() {
     drop((qp, cq));
     let end = Instant::now() + WAIT.unwrap();
     while ctx.queue_pair(num).is_some() {
-        assert!(Instant::now() < end, "it is still there");
+        assert!(Instant::now() < end, "the queue pair still exists");
         std::thread::sleep(Duration::from_millis(1));
     }
     ctx.deregister(mem.stag).unwrap();
@@ -414,7 +412,8 @@ fn invalid_peer_or_timeout_is_refused() {
     a.destroy();
 }
 
-/// A queue pair that holds a Send does not read, and notices the end of its peer by the reset.
+/// A queue pair that holds a Send does not read from the socket. It notices the peer's end by a
+/// reset.
 #[test]
 fn peer_reset_gives_retry_exceeded() {
     let [a, b] = numbered_pair();
@@ -438,8 +437,8 @@ fn peer_reset_gives_retry_exceeded() {
     b.destroy();
 }
 
-/// A program destroys its queue pair as soon as it has the last message, and notifies the peer out
-/// of band. On InfiniBand the sender's request is complete by then.
+/// A program may destroy its queue pair as soon as it has received the last message, and notify the
+/// peer by other means. On InfiniBand the sender's request is complete then.
 #[test]
 fn arrived_message_completes_after_receiver_ends() {
     type End = fn(&QueuePair);
@@ -484,7 +483,8 @@ fn arrived_message_completes_after_receiver_ends() {
     }
 }
 
-/// A message without a receive is lost on an unreliable queue pair, and the next one is delivered.
+/// On an unreliable queue pair a message without a receive is dropped, and the next message is
+/// delivered.
 #[test]
 fn unreliable_qp_drops_without_receive() {
     let [a, b] = [(); 2].map(|()| {
@@ -508,11 +508,14 @@ fn unreliable_qp_drops_without_receive() {
         assert_eq!(poll(&a.cq).status, WcStatus::Success);
     };
     send(1, "lost");
-    // The Write after it is placed: the message found no receive.
+    // The Write that follows is placed, so the message was dropped.
     assert_eq!(a.write(&b, 77).status, WcStatus::Success);
     let begin = Instant::now();
     while b.mem.word(0) != 77 {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it waits");
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "no datagram arrives"
+        );
         assert_eq!(b.cq.poll(&mut [Cqe::default()]), Ok(0));
     }
     b.qp.post_recv(&[RecvWr {

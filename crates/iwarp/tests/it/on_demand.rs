@@ -1,5 +1,5 @@
-//! On-demand regions: mapped memory works for every operation, unmapped memory is an error at the
-//! end at fault, and a program survives unmapping under traffic.
+//! Tests of on-demand regions: mapped memory works for every operation, unmapped memory is an error
+//! of the end that named it, and a program survives unmapping under traffic.
 #![allow(unsafe_code)]
 
 use crate::common::*;
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const ALL: Access = Access::all().difference(Access::ZERO_BASED);
 /// The whole address space.
 const WHOLE: u64 = u64::MAX;
-/// Size of each of a place's two ranges.
+/// Size of each of the two ranges of a `Place`.
 const HALF: usize = 256 << 10;
 
-/// A mapped range followed by an unmapped one, for the life of the process.
+/// A mapped range followed by an unmapped range. It is never freed.
 struct Place {
     at: u64,
 }
 
 impl Place {
     fn new() -> Self {
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address of the new mapping.
         let start = unsafe {
             mmap_anonymous(
                 null_mut(),
@@ -43,7 +43,8 @@ impl Place {
     /// Changes the protection of the `HALF` bytes at `from`.
     fn protect(&self, from: usize, flags: MprotectFlags) {
         let start = with_exposed_provenance_mut(self.at as usize + from);
-        // SAFETY: whole pages of this place, accessed only by the RNIC and this test.
+        // SAFETY: the range consists of whole pages of this value, which only the RNIC and this
+        // test access.
         unsafe { mprotect(start, HALF, flags) }.unwrap();
     }
 
@@ -57,16 +58,15 @@ impl Place {
     }
 
     fn set(&self, at: usize, value: u64) {
-        // SAFETY: inside the mapped half; all other accesses are by the RNIC.
+        // SAFETY: the word is in the mapped half. All other accesses are by the RNIC.
         unsafe { self.word(at).write_volatile(value) };
     }
 
     fn get(&self, at: usize) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the word is in the mapped half. All other accesses are by the RNIC.
         unsafe { self.word(at).read_volatile() }
     }
 
-    /// Fills the first `words` words with values derived from `seed`.
     fn fill(&self, words: usize, seed: u64) {
         (0..words).for_each(|at| self.set(at, seed << 32 | at as u64));
     }
@@ -78,9 +78,9 @@ impl Place {
     }
 }
 
-/// Registers addresses on demand for an end.
+/// Registers a range of addresses on demand.
 fn on_demand(end: &End, (addr, len): (u64, u64), access: Access) -> u32 {
-    // SAFETY: the tests form no references to memory that the peer accesses.
+    // SAFETY: the tests create no references to memory that the peer accesses.
     unsafe {
         end.ctx
             .register_on_demand(addr, len, addr, end.pd, access)
@@ -96,8 +96,8 @@ const fn sge(addr: u64, len: usize, lkey: u32) -> Sge {
     }
 }
 
-/// With and without CRCs, because large payload is copied for the CRC, and otherwise received in
-/// place.
+/// Returns configurations with and without CRCs, because a large payload is copied if there is a
+/// CRC, and received in place if not.
 fn configs() -> [Config; 3] {
     let mut marked = config();
     marked.markers = true;
@@ -124,7 +124,7 @@ fn whole_address_space_serves_operations() {
             client.expect_status(2, WcStatus::Success);
             ours.expect(words, seed);
             theirs.expect(words, seed);
-            // In two elements at one end, and three at the other.
+            // One end uses two elements, the other end three.
             let cut = |at, len: usize, lkey| {
                 let first = len / 2;
                 [
@@ -159,7 +159,7 @@ fn whole_address_space_serves_operations() {
     }
 }
 
-/// A request of the client, and its outcome.
+/// A request that fails, and its expected outcome.
 struct Refused {
     name: &'static str,
     /// The request, from the client's place and the server's.
@@ -182,7 +182,7 @@ const REFUSED: [Refused; 6] = [
         name: "a Write into the hole",
         ask: |ours, theirs| (Op::Write, ours.at, theirs.hole()),
         code: Code::DDP_TAGGED_BASE_BOUNDS,
-        // TCP had accepted it before the peer refused it.
+        // The request succeeds, because TCP accepts the data before the peer refuses it.
         status: WcStatus::Success,
     },
     Refused {
@@ -247,8 +247,8 @@ fn peer_is_refused_unmapped_memory() {
             client.post(1, op, &[sge(from, len, lkey)]);
             let cqe = client.poll();
             assert_eq!(cqe.wr_id, 1, "{}", case.name);
-            // A Write completes when TCP has accepted it, unless the answer arrives while this
-            // thread is still in the system call.
+            // A Write completes when TCP has accepted it. It fails only if the answer arrives while
+            // this thread is still in the system call.
             let overtaken = case.status == WcStatus::Success && cqe.status == WcStatus::Flushed;
             assert!(
                 cqe.status == case.status || overtaken,
@@ -265,7 +265,6 @@ fn peer_is_refused_unmapped_memory() {
     });
 }
 
-/// Local requests that name unmapped memory: the local end is at fault.
 #[test]
 fn local_unmapped_memory_fails_request() {
     others_are_served(|| {
@@ -274,7 +273,8 @@ fn local_unmapped_memory_fails_request() {
             (Op::Read, "Read"),
             (Op::Add, "atomic"),
         ] {
-            // In the hole, and across its border if the operation is long enough.
+            // The address is in the unmapped range, or before it if the operation is long enough to
+            // cross the border.
             for before in [0, 2048] {
                 let (client, server) = pair(V4, &config());
                 let rkey = on_demand(&server, (0, WHOLE), ALL);
@@ -289,7 +289,8 @@ fn local_unmapped_memory_fails_request() {
                 client.expect_disconnected();
             }
         }
-        // A receive. The program is notified, and the peer's Send had completed.
+        // The elements of a receive are unmapped. The program gets the error; the peer's Send has
+        // completed.
         let (client, server) = pair(V4, &config());
         let lkey = on_demand(&server, (0, WHOLE), ALL);
         let (mem, theirs) = (client.mem(64), Place::new());
@@ -310,7 +311,7 @@ fn whole_address_space_respects_rights() {
             (Op::Add, Access::REMOTE_READ | Access::LOCAL_WRITE),
         ];
         for (op, access) in rights {
-            // The right is missing, or the key is of another protection domain.
+            // The access right is missing, or the key belongs to another protection domain.
             for foreign in [false, true] {
                 let (client, server) = pair(V4, &config());
                 let pd = match foreign {
@@ -349,7 +350,7 @@ fn whole_address_space_respects_rights() {
     });
 }
 
-/// Ordinary regions of a device work beside an on-demand one, with payload of every length.
+/// Ordinary regions of a device work while an on-demand region exists, with payloads of any length.
 #[test]
 fn other_regions_are_unaffected() {
     for config in configs() {
@@ -378,7 +379,7 @@ fn other_regions_are_unaffected() {
 fn unmapping_under_traffic_is_survived() {
     let gone = AtomicBool::new(false);
     let mut ended = 0;
-    // The change happens at a different point each time.
+    // The mapping changes at a different time in each round.
     for round in 0..8 {
         let (client, server) = pair(V4, &configs()[round % 2]);
         let rkey = on_demand(&server, (0, WHOLE), ALL);
@@ -392,7 +393,8 @@ fn unmapping_under_traffic_is_survived() {
             });
             let (remote_addr, all) = (theirs.at, [mem.sge(HALF as u32)]);
             loop {
-                // Read before the requests, so that those of the last round certainly find nothing.
+                // This is read before the requests are posted, so that all requests of the last
+                // round find unmapped memory.
                 let last = gone.load(Ordering::Relaxed);
                 client.post(1, SendOp::Write { remote_addr, rkey }, &all);
                 let written = client.poll().status;

@@ -1,7 +1,7 @@
-//! Connections that end during a network outage: messages whose requests have completed still
-//! arrive, and the peer learns of the end. A peer that never comes back is noticed.
+//! Tests of connections that end during a network outage: messages of completed requests still
+//! arrive, and the peer is notified of the end. A peer that never comes back is detected.
 //!
-//! The network is that of `common::net`.
+//! `common::net` provides the network.
 
 use crate::common::net::{FAR, NEAR, Net, inside, ip};
 use crate::common::wire::{Hello, Wire};
@@ -32,7 +32,7 @@ fn pair(net: &Net, config: &Config) -> (End, End) {
 /// The linger time, and the unit in which outages are measured.
 const BRIEF: Duration = Duration::from_millis(1000);
 
-/// A configuration in which a silent peer is never given up.
+/// Returns a configuration without a timeout for silent peers.
 fn patient() -> Config {
     let mut c = config();
     c.linger = BRIEF;
@@ -77,9 +77,9 @@ fn completed_sends_arrive_after_an_outage() {
                 way.end(near);
                 (from, to)
             });
-            // No acknowledgement can come, so the descriptors are closed after the linger time. A
-            // reset here would discard the Sends.
-            until("the connections are let go", || {
+            // No acknowledgement can arrive, so the descriptors are closed after the linger time. A
+            // reset would discard the Sends.
+            until("the connections are closed", || {
                 sockets() + WAYS.len() <= before
             });
             std::thread::sleep(BRIEF);
@@ -94,8 +94,8 @@ fn completed_sends_arrive_after_an_outage() {
     });
 }
 
-/// The peer has sent something during the outage, too. It may arrive before our own Send has left.
-/// If it met a closed socket, the kernel would answer with a reset, which discards our Send.
+/// The peer has also sent data during the outage, which may arrive before our Send is transmitted.
+/// If our socket were closed then, the kernel would answer with a reset, which discards our Send.
 #[test]
 fn completed_sends_arrive_from_both_ends() {
     inside("completed_sends_arrive_from_both_ends", |net| {
@@ -167,12 +167,12 @@ fn completed_sends_arrive_before_cut_one() {
             net.outage(|| {
                 end.post(1, SendOp::Send, &[small.sge(8)]);
                 end.expect_status(1, WcStatus::Success);
-                // These are more than the socket takes, so the last FPDU in it is cut.
+                // These do not fit into the socket's buffer, so it ends with a partial FPDU.
                 for wr_id in 2..20 {
                     end.post(wr_id, SendOp::Send, &[large.sge(1 << 20)]);
                 }
                 way.end(&end);
-                until("the connection is let go", || sockets() < before);
+                until("the connection is closed", || sockets() < before);
                 std::thread::sleep(BRIEF);
             });
             // Our initiator sends empty Writes to a silent responder. Skip those.
@@ -181,7 +181,7 @@ fn completed_sends_arrive_before_cut_one() {
                 .unwrap();
             assert_eq!(first.0.opcode(), Opcode::SEND);
             assert_eq!(first.1, 77u64.to_ne_bytes(), "{way:?}");
-            // The stream ends inside a message, before all 18 MiB have come.
+            // The stream ends within a message, before all 18 MiB have arrived.
             let mut rest = Vec::new();
             let end = std::io::Read::read_to_end(&mut wire.socket, &mut rest);
             println!("{} octets more, then {end:?}", rest.len());
@@ -190,7 +190,7 @@ fn completed_sends_arrive_before_cut_one() {
     });
 }
 
-/// TCP keeps a connection whose address was removed, and continues when it is back.
+/// TCP keeps a connection whose address was removed, and continues when the address is added again.
 #[test]
 fn removed_address_pauses_its_connections() {
     inside("removed_address_pauses_its_connections", |net| {
@@ -223,7 +223,7 @@ fn removed_address_pauses_its_connections() {
             std::thread::sleep(BRIEF);
             other.check();
             assert_eq!([near.qp.state(), far.qp.state()], [State::Rts; 2]);
-            assert_eq!(to.word(0), round - 1, "it came without an address");
+            assert_eq!(to.word(0), round - 1, "data arrived without an address");
             ip(&format!("addr add {NEAR}/24 dev near"));
             near.expect_status(round, WcStatus::Success);
             far.expect_status(round, WcStatus::Success);

@@ -1,4 +1,4 @@
-//! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its
+//! Tests of listeners with a port mapper. The tests act as the port mapper daemon, and check the
 //! messages octet by octet.
 
 use crate::common::*;
@@ -11,7 +11,6 @@ const ACCEPT: u8 = 0x14;
 const ACK: u8 = 0x24;
 const REJECT: u8 = 0x34;
 
-/// Returns the socket and the port of a port mapper.
 fn mapper() -> (UdpSocket, u16) {
     let socket = UdpSocket::bind(SocketAddr::new(V4, 0)).unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -29,11 +28,11 @@ fn receive(mapper: &UdpSocket, kind: u8, len: usize) -> (Vec<u8>, SocketAddr) {
     (octets, from)
 }
 
-fn port_at(octets: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([octets[at], octets[at + 1]])
+fn port_at(octets: &[u8], offset: usize) -> u16 {
+    u16::from_be_bytes([octets[offset], octets[offset + 1]])
 }
 
-/// Returns an end that asks the port mapper at this UDP port.
+/// Returns an end that is configured with this port of the port mapper.
 fn asking(port: u16) -> End {
     let mut config = config();
     config.port_mapper = Some(port);
@@ -80,7 +79,7 @@ fn mapped_listener_reached_at_mapped_port() {
     let accepted = server.end(request_event);
     accepted.id.accept(&parameters(b"")).unwrap();
     works(&end, &accepted);
-    // The program sees the address that it has named, not the mapped one.
+    // The program sees the address that it has passed, and not the mapped address.
     assert_eq!(end.id.addresses().1, Some(named));
 }
 
@@ -97,7 +96,7 @@ fn unmapped_listener_reached_at_own_port() {
 }
 
 #[test]
-fn silent_mapper_is_asked_again() {
+fn mapper_request_is_repeated() {
     let (socket, port) = mapper();
     let server = Server::new(V4, &config());
     let end = asking(port);

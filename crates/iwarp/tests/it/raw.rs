@@ -1,5 +1,5 @@
-//! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with
-//! each framing option, and connection management.
+//! Tests of `iwarp::runtime` over loopback in one process: all operations with each framing option,
+//! and connection management.
 
 mod identifiers;
 
@@ -257,12 +257,11 @@ fn placed_writes_complete_after_placement() {
         assert_eq!(poll(&c.cq).status, WcStatus::Success);
         assert_eq!(sm.word(0), value);
     }
-    // The responder sees the end of the connection, as on every connection of the connection
-    // manager.
+    // The responder is notified of the end, as on every connection of the connection manager.
     c.id.disconnect().unwrap();
     let end = Instant::now() + WAIT.unwrap();
     while s.qp.state() != State::Error {
-        assert!(Instant::now() < end, "the end was not seen");
+        assert!(Instant::now() < end, "the end was not reported");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -296,7 +295,7 @@ fn connect_before_listen_succeeds() {
     };
     let (listener, address) = bound();
     let refused = start(address);
-    // No socket ever listens during this attempt, so it is refused after a while.
+    // If no socket ever listens, the attempt is refused after a while.
     let e = expect(&cchannel, CmEventKind::Rejected);
     assert_eq!(e.status, 111);
     refused.destroy();
@@ -320,7 +319,7 @@ fn connect_before_listen_succeeds() {
     };
     // On a busy machine this thread may listen too late, so one success in some attempts is enough.
     assert!((0..20).any(succeeds));
-    // An attempt that is destroyed while it pauses between two tries reports no event.
+    // An attempt that is destroyed during a pause between two tries reports no event.
     let (listener, address) = bound();
     let given_up = start(address);
     given_up.destroy();
@@ -344,12 +343,12 @@ fn timewait_exit_is_reported_after_disconnected() {
         let e = expect(channel, CmEventKind::TimewaitExit);
         assert_eq!(e.status, 0);
     }
-    // By now the destroyed identifier would have got its `TimewaitExit`, too. It must not.
+    // The destroyed identifier must not get a `TimewaitExit`. It would have arrived by now.
     assert!(gone_ch.is_empty());
 }
 
-/// The peer sends its next message only after it has our answer. So the completion of the answer
-/// must come before the receive completion of that message.
+/// The peer sends its next message only after it has received our answer. Therefore the completion
+/// of the answer must precede the completion of the receive of that message.
 #[test]
 fn send_completes_before_its_answer() {
     const ROUNDS: usize = 4000;
@@ -382,7 +381,7 @@ fn send_completes_before_its_answer() {
             assert_eq!(
                 next(&s),
                 WcOpcode::Send,
-                "round {round}: the answer to this Send came before its completion"
+                "round {round}: the answer to this Send arrived before its completion"
             );
         }
     });
@@ -390,7 +389,7 @@ fn send_completes_before_its_answer() {
         assert_eq!(
             next(&c),
             WcOpcode::Send,
-            "round {round}: the answer to this Send came before its completion"
+            "round {round}: the answer to this Send arrived before its completion"
         );
         assert_eq!(next(&c), WcOpcode::Recv, "{round}");
         post(&c, &cm);
@@ -401,7 +400,7 @@ fn send_completes_before_its_answer() {
     server.join().unwrap();
 }
 
-/// The queue pair limits the peer's access, whatever the memory allows.
+/// The queue pair's access flags limit the peer's access, even if the memory region allows more.
 #[test]
 fn qp_access_flags_limit_peer() {
     let (c, s) = pair(&Config::default());
@@ -452,8 +451,8 @@ fn completions_have_requested_timestamps() {
     assert_eq!(poll(&c.cq).status, WcStatus::Success);
 }
 
-/// Each poll makes room for more of a list that is longer than the queue, and each request is
-/// executed once.
+/// A list that is longer than the queue is posted in parts. Each poll makes room for further
+/// requests, and each request is executed once.
 #[test]
 fn polling_makes_room_for_long_lists() {
     const LEN: usize = 300;
@@ -490,7 +489,7 @@ fn polling_makes_room_for_long_lists() {
             rest = &rest[failed.accepted()..];
             last = next();
         }
-        assert!(rest.len() < LEN, "the queue has taken the list as a whole");
+        assert!(rest.len() < LEN, "the queue has accepted the whole list");
         while last != LEN as u64 - 1 {
             last = next();
         }
@@ -510,9 +509,8 @@ fn polling_makes_room_for_long_lists() {
     }
 }
 
-/// Events of a destroyed queue are dropped, and no others.
 #[test]
-fn events_of_one_queue_are_forgotten() {
+fn destroyed_queue_drops_its_events() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let (pd, channel) = (ctx.allocate_pd(), ctx.create_channel().unwrap());
@@ -534,7 +532,7 @@ fn events_of_one_queue_are_forgotten() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// More receives than are flushed in one step.
+/// The queue has more receives than one step of the flush completes.
 #[test]
 fn all_receives_are_flushed_in_order() {
     const LEN: u32 = 5000;

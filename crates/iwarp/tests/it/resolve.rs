@@ -1,5 +1,4 @@
-//! Resolving addresses of peers with and without a responding next hop, as in
-//! `rdma_resolve_addr(3)`.
+//! Tests of `rdma_resolve_addr(3)` for peers with and without a responding next hop.
 
 use crate::common::net::{FAR, NEAR, inside, ip};
 use crate::common::*;
@@ -8,7 +7,7 @@ use iwarp::runtime::create_event_channel;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Shorter than the kernel's neighbour probes.
+/// A time limit shorter than the kernel's neighbour probes.
 const SHORT: Duration = Duration::from_millis(600);
 
 fn identifier() -> (CmId, CmEventChannel) {
@@ -38,12 +37,12 @@ const DEAD: (CmEventKind, i32) = (CmEventKind::AddrError, libc::ETIMEDOUT);
 fn dead_neighbour_fails_address_resolution() {
     inside("dead_neighbour_fails_address_resolution", |net| {
         let far = FAR.to_string();
-        // Twice: the first time the kernel has to probe.
+        // Resolve twice: the first time the kernel has to probe.
         assert_eq!(resolve(&far, LIMIT), RESOLVED);
         assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
         assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
         assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
-        // Longer than the kernel probes: it then probes again, and finally the neighbour exists.
+        // This limit is longer than the kernel's probes. The kernel probes again.
         assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
         let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
         std::thread::sleep(SHORT);
@@ -59,7 +58,7 @@ fn gateway_answers_for_remote_hosts() {
         ip("route add 10.8.2.0/24 via 10.9.7.9");
         assert_eq!(resolve("10.8.1.5", LIMIT), RESOLVED);
         assert_eq!(resolve("10.8.2.5", SHORT), DEAD);
-        // Without link addresses there is nothing to probe.
+        // An interface without link addresses needs no probe.
         ip("link set near arp off");
         assert_eq!(resolve("10.9.7.10", Duration::ZERO), RESOLVED);
     });
@@ -105,8 +104,8 @@ fn identifier_resolves_again_or_is_destroyed() {
         );
         id.destroy();
 
-        // A descriptor of the last attempt may still be open: the thread that reported its end
-        // closes it afterwards.
+        // A descriptor of the last attempt may still be open, because the thread that reported its
+        // end closes it later.
         let before = open_sockets();
         let (id, channel) = identifier();
         id.resolve_addr_within(None, dead, LIMIT * 10).unwrap();
@@ -122,7 +121,7 @@ fn identifier_resolves_again_or_is_destroyed() {
     });
 }
 
-/// `IWARP_BIND` excludes addresses. Programs bind to loopback nevertheless, to find devices.
+/// Programs can bind to loopback even if `IWARP_BIND` excludes it. Some do so to find devices.
 #[test]
 fn address_without_device_binds_on_loopback() {
     const NAME: &str = "address_without_device_binds_on_loopback";
@@ -137,7 +136,7 @@ fn address_without_device_binds_on_loopback() {
     alone_with(NAME, &[("IWARP_BIND", "lo")], || {
         inside(NAME, |_| {
             for id in both() {
-                // The port is freed each time.
+                // A failed bind releases the port.
                 for _ in 0..2 {
                     let bound = id.bind(SocketAddr::new(NEAR, 0));
                     assert!(matches!(bound, Err(iwarp::Error::NoDevice)), "{bound:?}");

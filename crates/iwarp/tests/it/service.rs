@@ -1,6 +1,6 @@
-//! Identifiers for datagrams, end to end over loopback in one process: how a requester learns of a
-//! queue pair, how listeners treat strangers, and multicast groups. `wire.md` describes the
-//! messages that the tests write by hand.
+//! Tests of identifiers for datagrams, over loopback in one process: how a requester gets a queue
+//! pair number, how listeners treat invalid messages, and multicast groups. `wire.md` describes the
+//! messages that the tests encode by hand.
 
 use crate::common;
 use crate::common::{LIMIT, V4, V6, context, expect, until};
@@ -41,7 +41,7 @@ fn data(private_data: &[u8]) -> ConnectionParameters {
     }
 }
 
-/// Returns a listener at `address`, port 0.
+/// A listener for datagram requests.
 struct Listener {
     channel: CmEventChannel,
     id: CmId,
@@ -65,15 +65,15 @@ impl Listener {
         event
     }
 
-    /// No event has arrived, although everything sent was read: a stranger's next message is
-    /// answered.
+    /// Checks that no event has arrived. The listener has read all earlier messages, because it
+    /// answers the stranger's next message.
     fn expect_nothing(&self, stranger: &Stranger) {
         stranger.challenge(u64::MAX);
         assert!(self.channel.try_next().is_none());
     }
 }
 
-/// Returns a requester whose route is resolved.
+/// An identifier whose route to a listener is resolved.
 struct Requester {
     channel: CmEventChannel,
     id: CmId,
@@ -94,7 +94,7 @@ impl Requester {
         self.id.connect(&data(private_data)).unwrap();
     }
 
-    /// Returns the errno, the status of the answer, and its private data.
+    /// Waits for a refusal. Returns the errno, the status in the answer, and the private data.
     fn refused(&self) -> (i32, u8, Vec<u8>) {
         let event = expect(&self.channel, CmEventKind::Unreachable);
         assert_eq!(event.datagrams, None);
@@ -106,7 +106,7 @@ impl Requester {
     }
 }
 
-/// A peer that writes its messages by hand.
+/// A peer whose messages the test encodes by hand.
 struct Stranger(UdpSocket, SocketAddr);
 
 impl Stranger {
@@ -176,7 +176,7 @@ fn requester_learns_queue_pair() {
         assert_eq!((event.status, &event.private_data[..]), (0, &b"answer"[..]));
         let end = event.datagrams.unwrap();
         assert_eq!((end.ip, end.num, end.qkey), (to, qp.num(), 0x1234));
-        // There is no connection to end, and no second answer.
+        // There is no connection to disconnect, and a request is answered only once.
         assert!(request.id.disconnect().is_err() && requester.id.disconnect().is_err());
         assert!(request.id.accept(&data(b"")).is_err());
         assert!(requester.id.connect(&data(b"")).is_err());
@@ -193,11 +193,12 @@ fn accept_without_qp_gives_infiniband_status() {
     listener.request().id.reject(b"because").unwrap();
     let refused = (libc::ECONNREFUSED, 2, b"because".to_vec());
     assert_eq!(requester.refused(), refused);
-    // It may send another request. A request whose identifier is destroyed is rejected.
+    // The requester may send another request. Destroying the identifier of a request rejects the
+    // request.
     requester.connect(b"");
     listener.request().id.destroy();
     assert_eq!(requester.refused(), (libc::ECONNREFUSED, 2, vec![]));
-    // So are those that were not taken when the listener is destroyed.
+    // Destroying the listener rejects requests whose events were not taken.
     requester.connect(b"");
     until("a request", || !listener.channel.is_empty());
     listener.id.destroy();
@@ -206,7 +207,7 @@ fn accept_without_qp_gives_infiniband_status() {
     requester.connect(b"");
     let nobody = (libc::ECONNREFUSED, 1, vec![]);
     assert_eq!(requester.refused(), nobody);
-    // An address of this host that is no GID is not reachable by datagrams.
+    // An address of this host without a GID is not reachable by datagrams.
     let listener = Listener::new(Ipv4Addr::UNSPECIFIED, 0);
     let other = SocketAddr::from(([127, 0, 0, 2], listener.port));
     let requester = Requester::new(other, None);
@@ -219,14 +220,14 @@ fn accept_without_qp_gives_infiniband_status() {
 fn silent_peer_differs_from_slow_program() {
     let device = Device::by_address(V4).unwrap();
     let mut config = Config::default();
-    // The listener's challenge arrives in this time, however busy the machine is.
+    // The listener's challenge arrives within this time, even on a busy machine.
     config.connect_timeout = Duration::from_secs(3);
     let ctx = Context::open(&device, config).unwrap();
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let requester = Requester::new(silent.local_addr().unwrap(), Some(&ctx));
     requester.connect(b"");
     assert_eq!(requester.refused(), (libc::ETIMEDOUT, 0, vec![]));
-    // A silent peer is asked again.
+    // Without an answer, the request is repeated.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.set_read_timeout(Some(LIMIT)).unwrap();
     let patient = Requester::new(other.local_addr().unwrap(), None);
@@ -255,7 +256,7 @@ fn listener_is_stateless_and_answers_duplicates() {
     let listener = Listener::new(V4, 0);
     let (a, b) = (Stranger::new(listener.port), Stranger::new(listener.port));
     let cookie = a.challenge(5);
-    // Another sender, another request, no cookie.
+    // Another sender, another request, and a request without a cookie are challenged.
     b.ask(5, cookie);
     let octets = b.next();
     let other = Message::open(append, &octets).unwrap();
@@ -263,7 +264,7 @@ fn listener_is_stateless_and_answers_duplicates() {
     assert_ne!(other.cookie, cookie);
     assert_ne!(a.challenge(6), cookie);
     listener.expect_nothing(&a);
-    // Anything else is not answered.
+    // Other messages are not answered.
     let good = request(5, cookie);
     for (at, change) in [(0, 1), (4, 3), (5, 3), (5, 1), (200, 7), (255, 1)] {
         let mut bad = good;
@@ -314,7 +315,7 @@ fn other_networks_get_no_answer() {
     let port = id.addresses().0.unwrap().port();
     let stranger = Stranger::new(port);
     stranger.ask(1, 0);
-    // The first one has been read when the second one is answered.
+    // The first message was read before the second is answered.
     let friend = UdpSocket::bind("127.0.0.2:0").unwrap();
     friend.set_read_timeout(Some(LIMIT)).unwrap();
     Stranger(friend, stranger.1).challenge(2);
@@ -327,12 +328,12 @@ fn other_networks_get_no_answer() {
 fn request_flood_is_bounded() {
     let listener = Listener::new(V4, 1);
     let stranger = Stranger::new(listener.port);
-    // As many as the backlog may wait; the others are retried later.
+    // The backlog limits the waiting requests. The peers repeat the others later.
     let cookies: Vec<_> = (0..200).map(|id| stranger.challenge(id)).collect();
     for (id, cookie) in (0..).zip(&cookies) {
         stranger.ask(id, *cookie);
         if id % 16 == 0 {
-            // Wait until it is read, so that the socket's buffer does not overflow.
+            // Wait until the request is read, so that the socket's buffer does not overflow.
             stranger.challenge(1000);
         }
     }
@@ -366,10 +367,10 @@ fn unsendable_requests_are_refused() {
     assert!(id.accept_datagrams(1 << 24, 0, b"").is_err());
     let long = vec![1; REPLY_DATA_MAX + 1];
     assert!(id.accept_datagrams(1, 0, &long).is_err());
-    assert!(id.reject(&long).is_err(), "and yet the request stays");
+    assert!(id.reject(&long).is_err(), "the private data is too long");
     id.reject(&long[1..]).unwrap();
     assert_eq!(requester.refused().2, long[1..]);
-    // Identifiers of one kind do not serve the other.
+    // Calls for datagrams fail on an identifier for connections, and vice versa.
     let channel = create_event_channel().unwrap();
     let of_connections = CmId::create(&channel, None);
     let group = SocketAddr::from(([239, 255, 1, 1], 0));
@@ -378,8 +379,8 @@ fn unsendable_requests_are_refused() {
     assert!(of_connections.accept_datagrams(1, 1, b"").is_err());
 }
 
-/// Binds a listener for datagrams, and calls `f` with its port. The port is free for UDP, but may
-/// be in use for TCP: then another one is tried.
+/// Binds a listener for datagrams, and calls `f` with its port. The UDP port may be in use for TCP;
+/// then another port is tried.
 fn with_port<T>(f: impl Fn(SocketAddr) -> iwarp::Result<T>) -> (Listener, T) {
     for _ in 0..100 {
         let listener = Listener::new(V4, 0);
@@ -389,7 +390,7 @@ fn with_port<T>(f: impl Fn(SocketAddr) -> iwarp::Result<T>) -> (Listener, T) {
             Err(e) => panic!("{e}"),
         }
     }
-    panic!("all ports are taken");
+    panic!("no port is free for TCP");
 }
 
 #[test]
@@ -408,8 +409,8 @@ fn datagram_and_connection_ports_are_separate() {
     drop(tcp);
     listener.id.destroy();
     until("the port is free", || other.bind(at).is_ok());
-    assert!(other.bind(at).is_err(), "it is bound");
-    // Of two that share a port one can listen.
+    assert!(other.bind(at).is_err(), "the port is bound");
+    // If two identifiers share a port, only one can listen.
     let shared = || {
         let id = CmId::create_for_datagrams(&channel, None);
         id.set_reuse_address(true);
@@ -446,12 +447,12 @@ fn requester_asks_from_bound_port() {
         expect(&channel, CmEventKind::Unreachable);
     }
     id.connect(&data(b"")).unwrap();
-    // It gets no answer meanwhile.
+    // The requester has no answer yet.
     let _request = listener.request();
-    // A cancelled attempt gives no event.
+    // A cancelled attempt adds no event.
     id.destroy();
     assert!(channel.try_next().is_none());
-    until("its port is free", || UdpSocket::bind(own).is_ok());
+    until("the port is free", || UdpSocket::bind(own).is_ok());
 }
 
 #[test]
@@ -466,7 +467,7 @@ fn groups_are_joined_and_left() {
     }
     let listener = Listener::new(V4, 0).id;
     let joined = listener.join_multicast(group, false, 1);
-    assert!(joined.is_err(), "it listens");
+    assert!(joined.is_err(), "a listener cannot join");
     let qp = queue_pair(&context(V4, &Config::default()));
     let gid = Ipv4Addr::new(239, 255, 77, 9).to_ipv6_mapped().octets();
     let is_attached = || {
@@ -481,12 +482,16 @@ fn groups_are_joined_and_left() {
     let end = event.datagrams.unwrap();
     let DatagramEnd { ip, num, qkey, .. } = end;
     assert_eq!((ip, num, qkey), (group.ip(), 0xff_ffff, DEFAULT_QKEY));
-    // A queue pair that is added later is attached, and stays while there is a membership.
+    // A queue pair that is set later is attached, and remains attached as long as there is a
+    // membership.
     id.set_datagram_queue_pair(Some(&qp)).unwrap();
     assert!(is_attached());
     id.join_multicast(group, false, 12).unwrap();
     assert_eq!(id.leave_multicast(group).unwrap(), 12);
-    assert!(channel.try_next().is_none(), "an event of what was left");
+    assert!(
+        channel.try_next().is_none(),
+        "an event of a group that was left"
+    );
     assert!(is_attached());
     assert_eq!(id.leave_multicast(group).unwrap(), 11);
     assert!(!is_attached());
@@ -496,7 +501,7 @@ fn groups_are_joined_and_left() {
     id.join_multicast(group, true, 13).unwrap();
     expect(&channel, CmEventKind::MulticastJoin(13));
     assert!(!is_attached());
-    // Another group is another membership; it stays, as do its event and others of the identifier.
+    // Memberships of other groups are not affected, and neither are their events.
     let other: SocketAddr = ([239, 255, 77, 10], 0).into();
     id.join_multicast(other, false, 21).unwrap();
     id.join_multicast(group, false, 22).unwrap();
@@ -506,7 +511,7 @@ fn groups_are_joined_and_left() {
     neighbour.join_multicast(group, true, 22).unwrap();
     assert!(is_attached());
     assert_eq!(id.leave_multicast(group).unwrap(), 22);
-    assert!(!is_attached(), "it only sends there now");
+    assert!(!is_attached(), "the identifier only sends to the group now");
     let other_gid = Ipv4Addr::new(239, 255, 77, 10).to_ipv6_mapped().octets();
     qp.detach_group(other_gid).unwrap();
     expect(&channel, CmEventKind::MulticastJoin(21));
@@ -527,17 +532,17 @@ fn forked_child_does_not_answer() {
         let requester = Requester::new((V4, listener.port).into(), None);
         requester.connect(b"");
         let request = listener.request();
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
-        // harness waits.
+        // SAFETY: no other thread of this process holds a lock now, because the progress thread
+        // sleeps and the harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
             drop((request, listener, requester));
-            // SAFETY: leaves without the harness's ends, which are the parent's.
+            // SAFETY: `_exit` skips the test harness's exit handlers, which belong to the parent.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
-        // SAFETY: the child is ours, `status` a valid place.
+        // SAFETY: `status` is valid for writes, and the process is our child.
         let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!((ended, status), (child, 0));
         request.id.accept_datagrams(7, 8, b"").unwrap();

@@ -1,11 +1,11 @@
-//! Replays recorded connections of the Linux kernel's siw, with our engine in the place of one end
-//! (our *place*). The octets of the other end come from the recording. What our engine sends is
-//! compared with what siw sent in that place.
+//! Replays recorded connections of the Linux kernel's siw, with our engine in place of one end (our
+//! *place*). The octets of the other end are taken from the recording. The octets that our engine
+//! sends are compared with those that siw has sent in our place.
 //!
-//! Each message that siw sent in our place is posted as a work request. STags and addresses in the
-//! other end's requests are changed to those of our memory; everything else is as recorded. Two
-//! things may differ: the STags that we choose, and the layout of Terminate messages
-//! (`docs/interop.md`).
+//! For each message that siw has sent in our place, the test posts a work request. STags and
+//! addresses in the other end's requests are replaced by those of our memory; everything else is as
+//! recorded. Our octets may differ from siw's in two ways: in the STags, and in the layout of
+//! Terminate messages (`docs/interop.md`).
 
 use crate::common::wire::{Hello, Wire, initiator};
 use crate::common::{End, Mem, Server, V4, Watchdog, config};
@@ -21,12 +21,12 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The octets of a connection in the order in which they were sent, each piece with `true` if the
-/// initiator sent it.
+/// The octets of a connection in the order in which they were sent; `true` if the initiator has
+/// sent the piece.
 type Recording = Vec<(bool, Vec<u8>)>;
 
-/// Reads the first connection of a recording that carries data. Loopback loses and reorders
-/// nothing, so the TCP sequence numbers are not needed.
+/// Reads the first connection with data of a recording. TCP sequence numbers are ignored, because
+/// loopback does not lose or reorder segments.
 fn recording(name: &str) -> Recording {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../iwarp-proto/tests/data/siw")
@@ -56,7 +56,7 @@ fn recording(name: &str) -> Recording {
             out.push((from == client, data.to_vec()));
         }
     }
-    assert!(out.len() > 2, "{name} holds no connection");
+    assert!(out.len() > 2, "{name} contains no connection");
     out
 }
 
@@ -64,7 +64,7 @@ fn recording(name: &str) -> Recording {
 struct Script {
     request: Vec<u8>,
     reply: Vec<u8>,
-    /// For each FPDU: `true` if the initiator sent it, its header, its payload.
+    /// For each FPDU: `true` if the initiator has sent it, its header, and its payload.
     segments: Vec<(bool, Header, Vec<u8>)>,
 }
 
@@ -88,7 +88,7 @@ impl Script {
                     frames[side] = Some(pending.drain(..consumed).collect());
                 }
             }
-            // An FPDU takes its place in the order when its last octet was sent.
+            // FPDUs are ordered by the times at which their last octets were sent.
             while pending.len() >= 2 && frames[side].is_some() {
                 let len = usize::from(u16::from_be_bytes([pending[0], pending[1]]));
                 if pending.len() < fpdu_len(len) {
@@ -144,7 +144,8 @@ impl Script {
     }
 }
 
-/// Our end, its memory, and the hand-written peer that replays the other end.
+/// The state of a replay: our end, its memory, and the hand-written peer that replays the other
+/// end.
 struct Stage {
     end: End,
     memory: Mem,
@@ -155,10 +156,10 @@ struct Stage {
     played: u64,
 }
 
-/// Octets of our memory.
+/// Size of our memory in octets.
 const MEMORY: usize = 1 << 17;
-/// Offset in our memory from which the other end's Reads are answered. It is filled with the octets
-/// that siw answered.
+/// Offset in our memory from which the other end's Reads are answered. It contains the octets of
+/// siw's responses.
 const SERVED: usize = 1 << 15;
 
 impl Stage {
@@ -193,9 +194,9 @@ impl Stage {
         self.wire.send(header, &payload);
     }
 
-    /// Waits until our end has taken all payload that the other end has sent, at most one second,
-    /// because refused payload is not counted. A real program waits for its completions before it
-    /// uses memory again; the replay has to do the same.
+    /// Waits until our end has received all payload of the other end. As a real program waits for
+    /// completions before it reuses memory, the replay has to wait, too. Waits at most one second,
+    /// because refused payload is not counted.
     fn wait_until_taken(&self) {
         let begin = Instant::now();
         while self.end.qp.counters().rx_payload < self.played
@@ -207,7 +208,7 @@ impl Stage {
 
     /// Reads the next segment from our end. Skips reminders: empty Writes that our end sends to a
     /// silent peer (`docs/interop.md`, lost wake-up), as may happen on a slow machine.
-    fn hear(&mut self, recorded: &Header) -> (Header, Vec<u8>) {
+    fn recv(&mut self, recorded: &Header) -> (Header, Vec<u8>) {
         loop {
             let (header, payload) = self.wire.recv();
             let reminder = matches!(
@@ -220,12 +221,12 @@ impl Stage {
         }
     }
 
-    /// Writes octets to our memory at offset `at`.
-    fn fill(&mut self, at: usize, octets: &[u8]) {
+    /// Writes octets to our memory at offset `index`.
+    fn fill(&mut self, index: usize, octets: &[u8]) {
         for (i, word) in octets.chunks(8).enumerate() {
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
-            self.memory.set(at / 8 + i, u64::from_ne_bytes(bytes));
+            self.memory.set(index / 8 + i, u64::from_ne_bytes(bytes));
         }
     }
 
@@ -241,11 +242,10 @@ impl Stage {
     }
 }
 
-/// Returns all segments of the message that begins at index `at`.
-fn message(segments: &[(bool, Header, Vec<u8>)], at: usize) -> Vec<(Header, Vec<u8>)> {
-    let (side, first, _) = &segments[at];
+fn message(segments: &[(bool, Header, Vec<u8>)], index: usize) -> Vec<(Header, Vec<u8>)> {
+    let (side, first, _) = &segments[index];
     let mut out = Vec::new();
-    for (by, header, payload) in &segments[at..] {
+    for (by, header, payload) in &segments[index..] {
         if by == side && header.opcode() == first.opcode() {
             out.push((*header, payload.clone()));
             if is_last(header) {
@@ -263,16 +263,15 @@ fn is_last(header: &Header) -> bool {
     }
 }
 
-/// Replays all segments. `we` is our place: `true` for the initiator. If the recording has a
-/// Terminate of our place, returns the Terminate that our end sends there, and replays nothing
-/// behind it.
+/// Replays all segments. `we` is our place: `true` for the initiator. If the recording contains a
+/// Terminate from our place, returns the Terminate that our end sends there, and ends the replay.
 fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
     let mut sinks: std::collections::VecDeque<(Stag, u64)> = Default::default();
     let mut sink_at = 0;
-    // Segments of our place that were compared already.
+    // Number of segments of our place that were compared.
     let mut compared = vec![false; script.segments.len()];
-    for at in 0..script.segments.len() {
-        let (by, header, payload) = script.segments[at].clone();
+    for index in 0..script.segments.len() {
+        let (by, header, payload) = script.segments[index].clone();
         if by != we {
             if header.opcode() == Opcode::READ_RESPONSE && !payload.is_empty() {
                 let (stag, to) = *sinks
@@ -290,12 +289,12 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                 stage.play(header, payload, sink);
             } else {
                 if header.opcode() == Opcode::READ_REQUEST {
-                    let found = script.segments[at..]
+                    let found = script.segments[index..]
                         .iter()
                         .position(|(by, h, _)| *by == we && h.opcode() == Opcode::READ_RESPONSE);
                     // There is no response if siw refused the request.
                     if let Some(next) = found {
-                        let parts = message(&script.segments, at + next);
+                        let parts = message(&script.segments, index + next);
                         let octets: Vec<u8> = parts.into_iter().flat_map(|(_, p)| p).collect();
                         stage.fill(SERVED, &octets);
                     }
@@ -304,7 +303,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             }
             continue;
         }
-        if compared[at] {
+        if compared[index] {
             continue;
         }
         if header.opcode() == Opcode::TERMINATE {
@@ -312,9 +311,9 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             return Some(Terminate::parse(&octets).unwrap().0);
         }
         stage.wait_until_taken();
-        let parts = message(&script.segments, at);
+        let parts = message(&script.segments, index);
         let mut left = parts.len();
-        for (i, (other, h, _)) in script.segments.iter().enumerate().skip(at) {
+        for (i, (other, h, _)) in script.segments.iter().enumerate().skip(index) {
             if *other == we && h.opcode() == header.opcode() && left > 0 {
                 compared[i] = true;
                 left -= 1;
@@ -348,15 +347,15 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             other => panic!("{other:?} in a recording"),
         }
         for (recorded, theirs) in parts {
-            let (sent, ours) = stage.hear(&recorded);
-            assert_eq!(sent, recorded, "segment {at}: {ours:02x?}");
+            let (sent, ours) = stage.recv(&recorded);
+            assert_eq!(sent, recorded, "segment {index}: {ours:02x?}");
             if header.opcode() == Opcode::READ_REQUEST {
                 let (mine, siw) = (
                     ReadRequest::parse(&ours).unwrap(),
                     ReadRequest::parse(&theirs).unwrap(),
                 );
                 sinks.push_back((mine.sink_stag, mine.sink_to));
-                assert_eq!(mine.size, siw.size, "segment {at}");
+                assert_eq!(mine.size, siw.size, "segment {index}");
                 if mine.size > 0 {
                     assert_eq!(
                         (mine.source_stag, mine.source_to),
@@ -365,7 +364,7 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
                 }
                 continue;
             }
-            assert_eq!(ours, theirs, "segment {at}");
+            assert_eq!(ours, theirs, "segment {index}");
         }
     }
     None
@@ -444,8 +443,8 @@ fn as_initiator(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
     (request, script, terminate)
 }
 
-/// Lets the other end close. All requests must have completed, with success unless our end has
-/// `refused` something.
+/// Closes the other end. All requests must have completed, with success unless our end has refused
+/// a request (`refused`).
 fn finish(mut stage: Stage, refused: bool) {
     if refused {
         assert!(stage.wire.ends(), "a Terminate is followed by a FIN");
@@ -463,7 +462,7 @@ fn finish(mut stage: Stage, refused: bool) {
     }
     assert!(
         refused || good == stage.posted,
-        "{good} of {} done",
+        "{good} of {} succeeded",
         stage.posted
     );
 }
@@ -513,12 +512,12 @@ fn peer_to_peer_in_both_places() {
         let (reply, script, _) = as_responder(name, 8);
         assert_eq!(
             reply, script.reply,
-            "{name}: the reply chooses one RTR kind that was offered"
+            "{name}: the reply selects one of the offered RTR kinds"
         );
         let (request, _, _) = as_initiator(name, 8);
         let frame = Frame::parse(&request).unwrap().unwrap();
         let prefix = frame.prefix().unwrap().unwrap();
-        // The recorded siw was set to offer one kind. Our engine always offers both, because
+        // The recorded siw offers one kind of RTR message. Our engine always offers both, because
         // hardware needs that.
         assert!(prefix.peer_to_peer && prefix.rtr_write && prefix.rtr_read && !prefix.rtr_send);
     }
@@ -567,7 +566,7 @@ fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
     let (_, header, payload) = script.segments.iter().find(|(by, ..)| *by).unwrap().clone();
     let payload = if header.opcode() == Opcode::READ_REQUEST {
         let mut request = ReadRequest::parse(&payload).unwrap();
-        // Half of the range is behind the end of the memory, as in the recording.
+        // Half of the range is after the end of the memory, as in the recording.
         request.source_stag = Stag(memory.stag);
         request.source_to = memory.addr() + memory.len() - u64::from(request.size / 2);
         let mut body = [0; ReadRequest::LEN];
@@ -597,7 +596,7 @@ fn responder_sends_after_speak_first_time() {
         if spoken {
             assert_eq!(wire.expect(Opcode::SEND), 7u64.to_ne_bytes());
             end.expect_status(1, WcStatus::Success);
-            // After that, the initiator's messages are received as usual.
+            // Afterwards the initiator's messages are received as usual.
             end.post_recv(2, &[memory.sge(8)]);
             wire.untagged(Opcode::SEND, &[1; 8]);
             end.expect_status(2, WcStatus::Success);

@@ -1,6 +1,6 @@
-//! The statistics socket that `iwarp stat` asks: its figures are right, only the right users are
-//! answered, and asking does not keep the program from working. Each test runs in a process of its
-//! own, because it counts the resources of its process.
+//! Tests of the statistics socket that `iwarp stat` uses: the figures are correct, only permitted
+//! users get an answer, and queries do not disturb the program. Each test runs in its own process,
+//! because it counts the resources of the process.
 
 use crate::common;
 use crate::common::alone::path_of;
@@ -33,7 +33,7 @@ impl Drop for Dir {
     }
 }
 
-/// Asks a process for its document.
+/// Requests the document of a process.
 fn ask(pid: u32) -> Vec<Answer> {
     let mut question = Question::default();
     question.pid = Some(pid);
@@ -44,8 +44,8 @@ fn ask(pid: u32) -> Vec<Answer> {
     question.ask().unwrap()
 }
 
-/// Asks a process, which must give exactly one answer, and returns its parsed document.
-fn tell(pid: u32) -> Value {
+/// Requests the document of a process, which must answer exactly once. Returns the parsed document.
+fn document_of(pid: u32) -> Value {
     let mut answers = ask(pid);
     assert_eq!(answers.len(), 1, "{answers:?}");
     let answer = answers.remove(0);
@@ -56,9 +56,9 @@ fn tell(pid: u32) -> Value {
     document
 }
 
-/// Asks this process itself.
+/// Returns the document of this process.
 fn own() -> Value {
-    tell(std::process::id())
+    document_of(std::process::id())
 }
 
 fn queue_pair(document: &Value, number: u32) -> &Value {
@@ -96,10 +96,10 @@ fn figures_match_the_queue_pairs() {
             };
             client.post(2, read, &[mine.sge(8)]);
             client.expect_status(2, WcStatus::Success);
-            // The thread that sends an answer may count it only after we have received it.
+            // The thread that sends a response may count it after we have received it.
             let counted = || [client.qp.counters(), server.qp.counters()];
             let mut document = Value::Null;
-            until("the counters stay the same while we ask", || {
+            until("the counters do not change during a query", || {
                 let before = counted();
                 document = own();
                 counted() == before
@@ -184,8 +184,8 @@ fn held_sends_and_end_are_reported() {
 }
 
 /// 1000 clients connect to the statistics socket and do not read. The answer is larger than a
-/// socket's buffer, so they stay connected. The program must go on working, and later clients must
-/// get their answer.
+/// socket's buffer, so they stay connected. The program must continue to work, and later clients
+/// must get an answer.
 #[test]
 fn stalled_clients_block_and_leak_nothing() {
     let name = "stalled_clients_block_and_leak_nothing";
@@ -222,7 +222,7 @@ fn stalled_clients_block_and_leak_nothing() {
             healthy.check();
         }
         // Each stalled connection has two descriptors in this process, one for each end. There must
-        // be no others.
+        // be no further descriptors.
         assert!(open_files() <= files + 2 * stalled.len());
         stalled.truncate(8);
         // The engine closes stalled connections after a while, and then answers others.
@@ -234,16 +234,15 @@ fn stalled_clients_block_and_leak_nothing() {
             answers.pop().is_some_and(|a| a.document.is_ok())
         });
         drop(stalled);
-        until("nothing is left", || open_files() == files);
+        until("all descriptors are closed", || open_files() == files);
         let document =
             serde_json::from_slice::<Value>(&question.ask().unwrap().remove(0).document.unwrap())
                 .unwrap();
-        let told = document["queue_pairs"].as_array().unwrap().len();
-        assert_eq!(told, crowd.len() + 2);
+        let count = document["queue_pairs"].as_array().unwrap().len();
+        assert_eq!(count, crowd.len() + 2);
     });
 }
 
-/// Returns the path of the only entry in a directory.
 fn entry_of(dir: &Path) -> PathBuf {
     let mut entries = std::fs::read_dir(dir).unwrap();
     let entry = entries.next().expect("an entry").unwrap().path();
@@ -251,14 +250,13 @@ fn entry_of(dir: &Path) -> PathBuf {
     entry
 }
 
-/// While a program polls the whole `epoll` set in a loop, the progress thread does not poll it. The
-/// process must answer nevertheless.
+/// While a program polls the whole `epoll` set in a loop, the progress thread does not poll it.
+/// Even then the process must answer.
 #[test]
 fn busy_polling_program_answers() {
     alone("busy_polling_program_answers", || {
         let (client, server) = pair(V4, &config());
-        // With this many queue pairs, polling the completion queue means polling the whole `epoll`
-        // set.
+        // With this many queue pairs, a poll of the completion queue polls the whole `epoll` set.
         let others: Vec<_> = (0..8)
             .map(|_| common::queue_pair(&client.ctx, client.pd, &client.cq, None, 1))
             .collect();
@@ -271,9 +269,9 @@ fn busy_polling_program_answers() {
                 }
             });
             // `ask` has a time limit, so the polling thread is stopped even if there is no answer.
-            let told: Vec<_> = (0..10).map(|_| ask(std::process::id())).collect();
+            let all: Vec<_> = (0..10).map(|_| ask(std::process::id())).collect();
             over.store(true, std::sync::atomic::Ordering::Relaxed);
-            for answers in told {
+            for answers in all {
                 let document = answers[0].document.as_ref().unwrap();
                 let document: Value = serde_json::from_slice(document).unwrap();
                 let all = document["queue_pairs"].as_array().unwrap();
@@ -287,13 +285,13 @@ fn busy_polling_program_answers() {
 #[test]
 fn asked_process_sleeps_again() {
     let name = "asked_process_sleeps_again";
-    // Other tests ask all processes of the default directory, which would wake this one.
+    // Other tests query all processes of the default directory, which would wake this process.
     let dir = Dir::new("sleeper");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
         own();
         // By then the last reminder to the silent responder is sent, and the time limit of the
-        // question is over.
+        // query has passed.
         std::thread::sleep(std::time::Duration::from_secs(6));
         let before = wake_ups();
         std::thread::sleep(std::time::Duration::from_secs(2));
@@ -306,7 +304,7 @@ fn asked_process_sleeps_again() {
     });
 }
 
-/// Returns how often the progress thread has gone to sleep.
+/// Returns how often the progress thread has slept.
 fn wake_ups() -> u64 {
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let task = task.unwrap().path();
@@ -329,8 +327,8 @@ fn forked_child_answers_for_itself() {
         healthy.check();
         let parent = std::process::id();
         let (mut told, tell_parent) = UnixStream::pair().unwrap();
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
-        // harness waits.
+        // SAFETY: no other thread of this process holds a lock now, because the progress thread
+        // sleeps and the harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
@@ -341,12 +339,12 @@ fn forked_child_answers_for_itself() {
                 let mut mine = Healthy::new(V4);
                 mine.check();
                 assert_eq!(own()["queue_pairs"].as_array().unwrap().len(), 2);
-                // The parent still answers, too, and with its own queue pairs.
+                // The parent still answers, with its own queue pairs.
                 assert_eq!(queue_pairs_of(parent), 2);
                 std::io::Write::write_all(&mut &tell_parent, b"x").unwrap();
                 std::thread::sleep(LIMIT);
             }));
-            // SAFETY: leaves without the harness's ends, which are the parent's.
+            // SAFETY: `_exit` skips the test harness's exit handlers, which belong to the parent.
             unsafe { libc::_exit(i32::from(good.is_err())) };
         }
         drop(tell_parent);
@@ -357,7 +355,7 @@ fn forked_child_answers_for_itself() {
             assert_eq!(queue_pairs_of(parent), 2);
             healthy.check();
         }
-        // SAFETY: the child is ours.
+        // SAFETY: the process is our child.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, std::ptr::null_mut(), 0);
@@ -366,37 +364,36 @@ fn forked_child_answers_for_itself() {
     });
 }
 
-/// Asks a process and returns its number of queue pairs.
+/// Returns the number of queue pairs in a process's document.
 fn queue_pairs_of(pid: u32) -> usize {
-    tell(pid)["queue_pairs"].as_array().unwrap().len()
+    document_of(pid)["queue_pairs"].as_array().unwrap().len()
 }
 
-/// A child that does not use the library must not keep its parent's statistics socket open.
-/// Otherwise a client could still connect after the parent has died, and would wait for an answer
-/// that never comes.
+/// A child that does not use the library must not keep its parent's statistics socket open. After
+/// the parent's death, clients could connect to it and would never get an answer.
 #[test]
 fn child_closes_parents_socket() {
     let name = "child_closes_parents_socket";
     let dir = Dir::new("orphan");
     let (mut over, keep) = UnixStream::pair().unwrap();
-    // SAFETY: the descriptor is open; this makes child processes inherit it.
+    // SAFETY: the descriptor is open. The call lets child processes inherit it.
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&keep), libc::F_SETFD, 0) };
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
-        // This process has made a directory of its own. `_exit` below runs no destructors, so
-        // remove it here.
+        // This process has created its own directory. `_exit` below runs no destructors, so the
+        // directory is removed here.
         let _ = std::fs::remove_dir(&dir.0);
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         entry_of(Path::new(&dir));
-        // SAFETY: as above; the child only sleeps, with system calls.
+        // SAFETY: the child only sleeps, and calls only system calls.
         unsafe {
             if libc::fork() == 0 {
                 libc::alarm(20);
                 libc::pause();
                 libc::_exit(0);
             }
-            // The process ends as if it were killed: the exit handlers that would remove the entry
-            // do not run.
+            // The process ends without exit handlers, which would remove the entry, as if it were
+            // killed.
             libc::_exit(0);
         }
     });
@@ -406,13 +403,13 @@ fn child_closes_parents_socket() {
     }
     let mut question = Question::default();
     question.directory = Some(dir.0.clone());
-    // The grandchild closes the inherited socket when it first runs, which may be after the child
+    // The grandchild closes the inherited socket when it starts to run, possibly after the child
     // has ended.
     while !question.ask().unwrap().is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // The grandchild holds the other end of this pair. The pair is still open, so the grandchild
-    // still runs, and it was not its end that closed the statistics socket.
+    // The grandchild holds the other end of this pair. The pair is still open, so the grandchild is
+    // still running, and the statistics socket was not closed by its exit.
     over.set_nonblocking(true).unwrap();
     let alive = over
         .read(&mut [0])
@@ -465,7 +462,7 @@ fn another_user_is_not_answered() {
         return;
     }
     let dir = Dir::new("other");
-    // Other users may read the directory, so only the permissions of the socket keep them out.
+    // Other users may read the directory, so only the permissions of the socket exclude them.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&dir.0, open).unwrap();
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
@@ -473,7 +470,7 @@ fn another_user_is_not_answered() {
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         let entry = entry_of(Path::new(&dir));
         let as_nobody = |work: &dyn Fn() -> i32| {
-            // SAFETY: no other thread of this process holds a lock now; the child leaves by
+            // SAFETY: no other thread of this process holds a lock now, and the child ends with
             // `_exit`.
             unsafe {
                 let child = libc::fork();
@@ -498,14 +495,14 @@ fn another_user_is_not_answered() {
         assert_eq!(
             as_nobody(&octets),
             42,
-            "the permissions of the socket do not keep another user out"
+            "the permissions of the socket do not exclude another user"
         );
-        // Even if the permissions of the socket are opened, the process does not answer another
+        // Even with a socket that everybody may connect to, the process does not answer another
         // user.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(&entry, open).unwrap();
         assert_eq!(as_nobody(&octets) % 10, 0, "another user got an answer");
-        // A user who asks sees only the entries of his own processes.
+        // A client uses only the entries of its own user's processes.
         let mut question = Question::default();
         question.directory = Some(dir.clone().into());
         let found = || question.ask().map_or(97, |all| all.len() as i32);
@@ -514,11 +511,11 @@ fn another_user_is_not_answered() {
     });
 }
 
-/// Environment variable that is set for the copy of this program whose totals are checked.
+/// Environment variable that is set in the process whose totals are checked.
 const COUNTED: &str = "PRINTS_TOTALS_AT_ITS_END";
 
-/// Writes and reads on a connection whose two ends are on devices of one name, and prints the
-/// counts of both together.
+/// Performs Writes and Reads on a connection whose ends use devices with the same name. Prints the
+/// sums of their counters.
 fn count() {
     let mut config = config();
     config.stats = true;
@@ -534,13 +531,13 @@ fn count() {
         sum.add(&server.qp.counters());
         sum
     };
-    // The thread that sends an answer may count it after we have received it.
+    // The thread that sends a response may count it after we have received it.
     until("all that was sent is counted", || {
         let sum = sum();
         sum.tx_bytes == sum.rx_bytes && sum.tx_fpdus == sum.rx_fpdus
     });
     let device = client.ctx.device().name.clone();
-    // One of the ends is closed before the process ends.
+    // One end is closed before the process exits.
     let c = sum();
     drop(server);
     println!(

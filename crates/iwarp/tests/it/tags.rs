@@ -1,4 +1,4 @@
-//! Shared receive queues that match tags, with several senders at a time.
+//! Tests of shared receive queues that match tags, also with several concurrent senders.
 
 use crate::common::words::{Mem, poll};
 use iwarp::runtime::{
@@ -58,7 +58,7 @@ fn message(operation: Operation, tag: u64, rest: &[u8]) -> Vec<u8> {
     [&header.octets()[..], rest].concat()
 }
 
-/// Word of the receiver's memory at which its buffers begin.
+/// Index of the word in the receiver's memory at which its tagged buffers start.
 const BUFFERS: usize = 256;
 
 /// A queue that matches tags, and the memory of its buffers.
@@ -71,7 +71,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// With this many receives of 64 octets.
+    /// Creates a receiver with this number of receives of 64 octets.
     fn new(receives: u64) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(4096, None).unwrap());
@@ -107,7 +107,8 @@ impl Receiver {
     }
 
     fn add(&self, wr_id: u64, tag: u64) -> (u32, Cqe) {
-        // Besides the receives, which may hold a message whose headers are about to be read.
+        // The buffer is separate from the receives, which may contain messages whose headers are
+        // not read yet.
         let mut sges = [self.mem.sge(64)];
         sges[0].addr += 8 * BUFFERS as u64;
         let buffer = TaggedBuffer {
@@ -137,7 +138,7 @@ fn tag_requests_complete_in_own_cq() {
     );
     let (_, gone) = receiver.ask(TagOperation::Remove(first), None);
     assert_eq!(gone.status, WcStatus::TagMatching);
-    // There was no such message, so the program and the queue are out of sync.
+    // No unexpected message has arrived, so the program and the queue are out of sync.
     let (_, ahead) = receiver.ask(TagOperation::Synchronize, Some(1));
     assert_eq!(
         (ahead.opcode, ahead.flags),
@@ -165,8 +166,8 @@ fn tag_requests_complete_in_own_cq() {
     }
 }
 
-/// Each request may state how many messages the program knows of, and its completion reports
-/// whether that is right.
+/// A request may contain the number of unexpected messages that the program has handled. Its
+/// completion reports whether that is the current number.
 #[test]
 fn tag_requests_report_unexpected_count() {
     let receiver = Receiver::new(1);
@@ -177,7 +178,7 @@ fn tag_requests_report_unexpected_count() {
         mask: u64::MAX,
         sges: &[],
     };
-    // A buffer can be removed once, independently of what the program knows.
+    // A buffer can be removed once, regardless of the number of handled messages.
     for operation in [
         TagOperation::Synchronize,
         TagOperation::Add(buffer),
@@ -222,13 +223,14 @@ fn completions_of_requests_raise_events() {
     assert!(!event);
     let handle = handle.unwrap();
     assert_eq!(post(TagOperation::Remove(handle), true), (None, true));
-    // It was removed.
+    // The buffer was removed already.
     assert_eq!(post(TagOperation::Remove(handle), false), (None, true));
     assert_eq!(post(TagOperation::Synchronize, false), (None, false));
     assert_eq!(post(TagOperation::Synchronize, true), (None, true));
 }
 
-/// More senders than receives: each message needs one briefly, and returns it to the next waiter.
+/// There are more senders than receives. Each message uses a receive only briefly, and then the
+/// next waiting message uses it.
 #[test]
 fn senders_share_one_receive() {
     const SENDERS: usize = 4;
@@ -298,14 +300,10 @@ fn senders_share_one_receive() {
         }
     }
     assert_eq!(matched, 2 * EACH * SENDERS as u64);
-    // The last message was read from there, or has the sender's number.
+    // The receive contains the last message.
     let last = receiver.mem.word(BUFFERS);
     assert!(last == mem.word(0) || last.to_ne_bytes().iter().all(|octet| *octet < 4));
-    assert_eq!(
-        receiver.srq.len(),
-        1,
-        "the receive was given back each time"
-    );
+    assert_eq!(receiver.srq.len(), 1, "the receive was returned each time");
     for (_, here, there) in ends {
         here.destroy();
         there.destroy();

@@ -1,5 +1,5 @@
-//! Event sources in tokio's reactor: connection events, completions through a channel, and
-//! asynchronous events, also with many tasks at once.
+//! Tests of event sources in tokio's reactor: connection events, completions through a channel, and
+//! asynchronous events, also with many tasks.
 #![cfg(feature = "tokio")]
 
 use iwarp::runtime::cm::{CmEventKind, CmId};
@@ -23,7 +23,7 @@ fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// Awaits `f` with a time limit that is reached only if a wake-up is lost.
+/// Awaits `f` with a time limit, which passes only if a wake-up is lost.
 async fn bounded<F: Future>(f: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(20), f)
         .await
@@ -136,7 +136,7 @@ async fn connection_events() {
     let event = bounded(events.next()).await.unwrap();
     assert_eq!(event.kind, CmEventKind::Rejected);
     assert_eq!(event.private_data, b"not today");
-    // No other event comes.
+    // No further event arrives.
     let more = tokio::time::timeout(Duration::from_millis(20), events.next()).await;
     assert!(more.is_err());
 }
@@ -146,7 +146,7 @@ async fn asynchronous_events() {
     let ctx = open();
     let events = Watched::new(ctx.clone()).unwrap();
     let pd = ProtectionDomain::new(&ctx);
-    // Room for one completion only.
+    // The completion queue has room for one completion only.
     let small = ctx.create_cq(1, None).unwrap();
     let other = ctx.create_cq(16, None).unwrap();
     let (server, client) = (

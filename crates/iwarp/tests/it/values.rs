@@ -1,4 +1,4 @@
-//! Attributes that objects report, each with distinct values.
+//! Tests of the attributes that objects report. Each attribute has a distinct value.
 
 use crate::common::loopback;
 use crate::common::loopback::{attributes, device, gid};
@@ -50,7 +50,7 @@ fn a_completion_queue() {
     assert!(matches!(a.resize(0), Err(Error::InvalidArgument(_))));
     assert_eq!(a.capacity(), 7);
 
-    // Connected ones and those of datagrams, each with one end here.
+    // Connected queue pairs and datagram queue pairs are counted, each for one direction.
     let pd = ctx.allocate_pd();
     assert_eq!((a.queue_pairs(), b.queue_pairs()), (0, 0));
     let connected = |send, recv| {
@@ -128,7 +128,7 @@ fn queue_pairs() {
     a.destroy();
     assert!(ctx.queue_pair(a.num()).is_none());
     assert!(ctx.queue_pair(b.num()).is_some());
-    // An unreliable connection has no Reads, whatever is requested.
+    // An unreliable connection has no Reads, regardless of the attributes.
     let unreliable = true;
     let qp = ctx.create_qp(&QpAttributes { unreliable, ..want });
     let c = qp.unwrap().config();
@@ -141,7 +141,8 @@ fn queue_pairs() {
     assert!(a.context().is_same(&ctx));
     assert_eq!((a.pd(), a.state(), a.qkey()), (pd, State::Reset, 0));
     assert_eq!(a.user_data(), 0);
-    // Random, so that old datagrams do not look like duplicates of new ones.
+    // The sequence starts at a random number, so that new datagrams are not taken for duplicates of
+    // old ones.
     assert_ne!(a.sequence(), b.sequence());
     a.set_qkey(0x1234);
     a.set_user_data(6);
@@ -228,7 +229,7 @@ fn domains_of_extended_reliable_connections() {
         (initiator.config().max_ird, initiator.config().max_ord),
         (0, 3)
     );
-    // It receives nothing, whatever is requested.
+    // An initiator has no receives, regardless of the attributes.
     let (recv_cq, srq) = (ctx.create_cq(4, None), ctx.create_srq(pd, 4, 1));
     let (recv_cq, srq) = (recv_cq.unwrap(), Some(srq.unwrap()));
     let with_receives = QpAttributes {
@@ -277,7 +278,10 @@ fn registrations() {
         (Stag(fast), pd, Access::REMOTE_READ)
     );
     assert_eq!((info.iova, info.len), (0x5000, 40));
-    assert!(ctx.fast_register(&register, pd).is_err(), "it is valid");
+    assert!(
+        ctx.fast_register(&register, pd).is_err(),
+        "the STag is not free"
+    );
     ctx.deregister(fast).unwrap();
     assert!(ctx.region(fast).is_none_or(|info| !info.valid));
     assert!(matches!(ctx.deregister(fast), Err(Error::Memory(_))));
@@ -485,7 +489,7 @@ fn debug_output_of_objects() {
     qp.destroy();
 }
 
-/// Failed requests have their operation, although no data arrived.
+/// The completion of a flushed request contains its operation.
 #[test]
 fn flushed_requests_keep_their_kind() {
     use iwarp_rnic::{SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
@@ -517,7 +521,7 @@ fn flushed_requests_keep_their_kind() {
     datagrams.modify(State::Error).unwrap();
     let mut out = [Default::default(); 4];
     let n = cq.poll(&mut out).unwrap();
-    let told: Vec<_> = out[..n]
+    let reported: Vec<_> = out[..n]
         .iter()
         .map(|c| (c.wr_id, c.status, c.opcode, c.qp_num))
         .collect();
@@ -527,11 +531,11 @@ fn flushed_requests_keep_their_kind() {
         (4, flushed, WcOpcode::Read, qp.num()),
         (3, flushed, WcOpcode::Recv, datagrams.num()),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }
 
-/// An identifier that is bound to any address gets the source address when it resolves its peer's,
-/// and keeps its port.
+/// An identifier that is bound to a wildcard address gets its source address when it resolves the
+/// peer's address, and keeps its port.
 #[test]
 fn wildcard_identifier_gets_source_address() {
     let channel = iwarp::runtime::create_event_channel().unwrap();
@@ -553,11 +557,11 @@ fn wildcard_identifier_gets_source_address() {
     }
 }
 
-/// A range is checked for the rights that the region will have: those named, or else the current
-/// ones.
+/// A new range of a region is checked for the region's new rights, or for its current rights if
+/// they do not change.
 #[test]
 fn changed_region_checks_new_rights() {
-    // Mapped, but not writable.
+    // This memory is mapped and not writable.
     static CONSTANT: [u8; 64] = [7; 64];
     let variable = Box::new([0u8; 64]);
     let constant = (CONSTANT.as_ptr() as u64, 64, 0);
@@ -574,9 +578,9 @@ fn changed_region_checks_new_rights() {
         (write, constant, Some(write), false),
         (write, variable, None, true),
     ] {
-        // SAFETY: both ranges stay mapped, and are not accessed.
+        // SAFETY: both ranges remain mapped, and nothing accesses them.
         let stag = unsafe { ctx.register(variable.0, 64, 0, 1, before) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: the range remains mapped, and nothing accesses it.
         let changed = unsafe { ctx.reregister(stag, Some(memory), None, named) };
         match changed {
             Ok(stag) => assert!(good && ctx.deregister(stag).is_ok()),

@@ -1,4 +1,4 @@
-//! The `verbs` layer: what it adds to `runtime`, and that its objects work together.
+//! Tests of `iwarp::verbs`: its additions to `runtime`, and its objects together.
 
 use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
@@ -15,7 +15,8 @@ fn open() -> Context {
     Context::open(&device, Config::from_env()).unwrap()
 }
 
-/// Connects two queue pairs with these attributes. Returns the connecting and the accepting one.
+/// Connects two queue pairs with these attributes. Returns the connecting end and the accepting
+/// end.
 fn connect(
     pd: &ProtectionDomain,
     a: &QpInitAttr<'_>,
@@ -45,7 +46,7 @@ fn next(cq: &CompletionQueue) -> Cqe {
     done[0]
 }
 
-/// How a program propagates the failure.
+/// Checks that `?` converts the error of a failed post.
 fn question_mark(connection: &ConnectedId, wrs: &[SendWr<'_>]) -> iwarp::Result<()> {
     connection.post_send(wrs)?;
     Ok(())
@@ -83,7 +84,7 @@ fn failed_post_reports_accepted_count() {
     assert!(done.iter().any(|d| d.wr_id == 1) && done.iter().any(|d| d.wr_id == 3));
     assert_eq!(inbox.to_vec(..5).unwrap(), b"short");
     let all = a.post_send_all(&[short, long]).unwrap_err();
-    assert_eq!(all.accepted(), 1, "the one that is not accepted");
+    assert_eq!(all.accepted(), 1, "one request is accepted");
     assert!(matches!(question_mark(&a, &[long]), Err(Error::Post(_))));
     let two = [inbox.sge(..1).unwrap(); 2];
     let receive = RecvWr {
@@ -98,8 +99,8 @@ fn failed_post_reports_accepted_count() {
     assert!(b.fault().is_none() && b.counters() != Default::default());
 }
 
-/// A connector's depths and source address reach the listener. A listener ignores peers that are
-/// not admitted, and rejects a request that is dropped.
+/// A connection request contains the connector's depths and source address. A listener ignores
+/// peers that are not admitted. Dropping a request rejects it.
 #[test]
 fn request_reports_private_data_and_depths() {
     let ctx = open();
@@ -119,7 +120,7 @@ fn request_reports_private_data_and_depths() {
             request.peer_addr().unwrap().ip(),
             IpAddr::from([127, 0, 0, 2])
         );
-        // The peer may have five Reads in flight, and serves three.
+        // The peer wants to have five Reads in flight, and accepts three.
         assert_eq!(request.peer_reads(), (Some(5), Some(3)));
         drop(request);
         assert!(refused.join().unwrap().is_err());
@@ -153,7 +154,6 @@ fn sq_sig_all_signals_every_request() {
     assert_eq!((next(&cq).wr_id, a.state()), (7, State::Rts));
 }
 
-/// Each kind of event names its object.
 #[test]
 fn events_of_each_kind_arrive() {
     let kinds = [
@@ -168,7 +168,7 @@ fn events_of_each_kind_arrive() {
         ("LID_CHANGE", "Port(LidChange)"),
         ("GID_CHANGE", "Port(GidChange)"),
     ];
-    for (name, told) in kinds {
+    for (name, event_name) in kinds {
         let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
         let mut config = Config::from_env();
         config.fault = Some(
@@ -192,11 +192,11 @@ fn events_of_each_kind_arrive() {
             &[],
         );
         a.post_send(&[nothing.signaled()]).unwrap();
-        let wanted = match told.starts_with("Port") {
-            true => told.to_owned(),
-            false => format!("{told}(EventQp({}))", a.num()),
+        let wanted = match event_name.starts_with("Port") {
+            true => event_name.to_owned(),
+            false => format!("{event_name}(EventQp({}))", a.num()),
         };
-        // Others may precede it, such as `CommunicationEstablished`.
+        // Other events may precede it, such as `CommunicationEstablished`.
         while format!("{:?}", ctx.async_event(LIMIT).unwrap().kind) != wanted {}
     }
 }
@@ -240,7 +240,7 @@ fn peers_share_srq_and_channel() {
             (WcStatus::Success, WcOpcode::Recv)
         );
     }
-    // Others may precede it, such as `CommunicationEstablished`.
+    // Other events may precede it, such as `CommunicationEstablished`.
     loop {
         if let AsyncEventKind::SrqLimitReached(which) = ctx.async_event(LIMIT).unwrap().kind {
             assert!(which.is_same(&srq));
@@ -297,7 +297,7 @@ fn window_grants_part_until_dropped() {
     a.post_send(&[read]).unwrap();
     assert_eq!(next(&theirs).status, WcStatus::Success);
     assert_eq!(sink.to_vec(..).unwrap(), [7; 16]);
-    // The region is kept as long as the window, and dropping the window ends the rights.
+    // The window keeps its region. Dropping the window revokes the rights.
     drop(memory);
     a.post_send(&[read]).unwrap();
     assert_eq!(next(&theirs).status, WcStatus::Success);
@@ -406,7 +406,7 @@ fn drop_order_does_not_matter() {
     drop(cq);
     drop(a);
     let _ = b.wait_disconnected(LIMIT);
-    // A queue pair that was never connected.
+    // This queue pair was never connected.
     let ctx = open();
     let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(1, None).unwrap());
     let qp = pd

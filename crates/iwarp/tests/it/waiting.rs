@@ -1,7 +1,7 @@
-//! Waiting with wakers and futures. A waker is code of the program, and any thread of the engine
-//! may call it, so it may panic or call every function of this crate. No test asserts a time. If a
-//! wake-up is lost or a lock is held during a waker, the test does not end, and the watchdog aborts
-//! it.
+//! Tests of waiting with wakers and futures. A waker is code of the program, which any thread of
+//! the engine may call. It may panic, or call any function of this crate. The tests do not check
+//! times. If a wake-up is lost, or a lock is held during a waker, a test hangs, and the watchdog
+//! aborts it.
 
 use crate::common::{
     End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair,
@@ -26,36 +26,36 @@ struct Panics;
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
-        panic!("this panic belongs to the test");
+        panic!("the waker of this test panics");
     }
 }
 
-/// A waker that sends a message when it is called.
-struct Tells(Sender<()>);
+struct SendingWaker(Sender<()>);
 
-impl Wake for Tells {
+impl Wake for SendingWaker {
     fn wake(self: Arc<Self>) {
         let _ = self.0.send(());
     }
 }
 
-fn tells() -> (Waker, Receiver<()>) {
-    let (tell, told) = channel();
-    (Waker::from(Arc::new(Tells(tell))), told)
+fn sending_waker() -> (Waker, Receiver<()>) {
+    let (tell, woken) = channel();
+    (Waker::from(Arc::new(SendingWaker(tell))), woken)
 }
 
-/// Registers three wakers: one that panics, one that sends to the returned receiver, and another
-/// one that panics.
+/// Registers three wakers: the first and the last panic, and the second sends to the returned
+/// receiver.
 fn surrounded(register: impl Fn(&Waker)) -> Receiver<()> {
-    let (tells, told) = tells();
+    let (sending_waker, woken) = sending_waker();
     register(&Waker::from(Arc::new(Panics)));
-    register(&tells);
+    register(&sending_waker);
     register(&Waker::from(Arc::new(Panics)));
-    told
+    woken
 }
 
-fn heard(what: &str, told: &Receiver<()>) {
-    told.recv_timeout(LIMIT)
+fn expect_woken(what: &str, woken: &Receiver<()>) {
+    woken
+        .recv_timeout(LIMIT)
         .unwrap_or_else(|_| panic!("the waker for {what} was not called"));
 }
 
@@ -95,7 +95,7 @@ fn destroyed_qp_discards_its_events() {
         }
         assert_eq!(about_b(), usize::from(!destroyed));
     }
-    // Nothing remains to be done without a connection.
+    // Without a connection there are no further events.
     let srq = b.ctx.create_srq(b.pd, 1, 1).unwrap();
     for destroyed in [false, true] {
         let qp = queue_pair(&b.ctx, b.pd, &b.cq, Some(&srq), 1);
@@ -107,9 +107,8 @@ fn destroyed_qp_discards_its_events() {
     }
 }
 
-/// No thread polls the target, so the progress thread writes its completions and events and calls
-/// the wakers. A waker that panics must not end that thread, nor keep the other wakers from being
-/// called.
+/// No thread polls the target, so the progress thread writes its completions and events, and calls
+/// the wakers. A panicking waker must not end that thread, and the other wakers must be called.
 #[test]
 fn panicking_waker_ends_nothing() {
     let _watchdog = Watchdog::new();
@@ -121,8 +120,8 @@ fn panicking_waker_ends_nothing() {
         let completion = surrounded(|w| target.cq.wake_at_next(w));
         let limit = surrounded(|w| target.ctx.async_events().wake_at_next(w));
         client.post(round, SendOp::Send, &[]);
-        heard("the completion", &completion);
-        heard("the limit", &limit);
+        expect_woken("the completion", &completion);
+        expect_woken("the limit", &limit);
         client.expect_status(round, WcStatus::Success);
         target.expect_status(round, WcStatus::Success);
         // The thread that serves the target must still run.
@@ -137,11 +136,11 @@ fn panicking_waker_ends_nothing() {
     }
     let end = surrounded(|w| target.channel.wake_at_next(w));
     client.qp.disconnect();
-    heard("the end", &end);
+    expect_woken("the end", &end);
     target.expect(CmEventKind::Disconnected);
 }
 
-/// A program that does all its work in its wakers, as an executor does that polls tasks in `wake`.
+/// A program that works in its wakers, as an executor that polls tasks in `wake`.
 struct Busy {
     ctx: Context,
     cq: CompletionQueue,
@@ -167,7 +166,7 @@ impl Wake for Busy {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let waker = Waker::from(Arc::clone(self));
-        // Each of these calls takes a lock of the engine.
+        // Each of these calls takes a lock of the runtime.
         let _ = (self.qp.state(), self.qp.addresses(), self.qp.counters());
         let _ = (self.ctx.region(1), self.ctx.counters(), self.cq.len());
         let _ = (self.srq.len(), self.srq.attributes());
@@ -217,7 +216,7 @@ fn waker_may_call_anything() {
     });
     let next = |what: &str, wanted: &dyn Fn(&Taken) -> bool| loop {
         let one = taken.recv_timeout(LIMIT);
-        let one = one.unwrap_or_else(|_| panic!("{what} did not come"));
+        let one = one.unwrap_or_else(|_| panic!("{what} did not arrive"));
         if wanted(&one) {
             return one;
         }
@@ -252,7 +251,7 @@ fn waker_may_call_anything() {
     client.qp.disconnect();
     next("the end", &of_connection(CmEventKind::Disconnected));
     next(
-        "the end of the time wait",
+        "the event TimewaitExit",
         &of_connection(CmEventKind::TimewaitExit),
     );
 }
@@ -272,9 +271,9 @@ fn poll_once<F: Future>(future: F, waker: &Waker) -> bool {
         .is_ready()
 }
 
-/// A task that waits for several things at once drops the futures that are not ready and makes new
-/// ones when it is polled again. The wakers of dropped futures must not stay registered, or each
-/// poll would use more memory.
+/// A task that waits for several events drops the futures that are not ready, and creates new
+/// futures at the next poll. The wakers of dropped futures must be removed, because each poll would
+/// use more memory otherwise.
 #[test]
 fn dropped_waits_leave_no_waker_behind() {
     let end = End::new(V4, &config());
@@ -295,10 +294,14 @@ fn dropped_waits_leave_no_waker_behind() {
             poll(&Waker::from(Arc::clone(&other)));
             assert_eq!(Arc::strong_count(&other), 1);
         }
-        assert_eq!(Arc::strong_count(&task), 2, "this one and the waker");
+        assert_eq!(
+            Arc::strong_count(&task),
+            2,
+            "the test's handle and the waker's"
+        );
     }
-    // A future that is polled many times registers one waker. After it was woken, it has none
-    // registered.
+    // A future that is polled many times registers one waker. After a wake-up, it has no registered
+    // waker.
     let task = Arc::new(Counts::default());
     let waker = Waker::from(Arc::clone(&task));
     let mut wait = pin!(end.channel.recv());
@@ -326,16 +329,16 @@ fn wait_without_room_is_refused() {
         .unwrap();
     runtime.block_on(async {
         let limit = tokio::time::timeout(LIMIT, target.cq.completions(&mut []));
-        refused(limit.await.expect("the call waits instead of failing"));
+        refused(limit.await.expect("the call should have failed"));
         let channel = Watched::new(target.ctx.create_channel().unwrap()).unwrap();
         let limit = tokio::time::timeout(LIMIT, channel.completions(&target.cq, &mut []));
-        refused(limit.await.expect("the call waits instead of failing"));
+        refused(limit.await.expect("the call should have failed"));
     });
     refused(target.cq.wait(&mut [], None));
     target.expect_status(1, WcStatus::Success);
 }
 
-/// Now plus `Duration::MAX` overflows the clock. Such a time limit must mean "forever" instead of a
+/// `Duration::MAX` from now overflows the clock. As a timeout it means "no limit", and must not
 /// panic.
 #[test]
 fn maximum_duration_is_valid_timeout() {
@@ -353,7 +356,8 @@ fn maximum_duration_is_valid_timeout() {
             let send = iwarp::verbs::SendWr::inline(1, &[b"x"]).signaled();
             connection.post_send(&[send]).unwrap();
             assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
-            // Memory that the peer has not granted: its program gets an asynchronous event.
+            // An access to memory that is not granted: the peer's program gets an asynchronous
+            // event.
             let op = SendOp::Write {
                 remote_addr: 0,
                 rkey: 0,
@@ -385,7 +389,7 @@ fn maximum_duration_is_valid_timeout() {
         assert!(matches!(event.kind, AsyncEventKind::QpAccessError(_)));
         connection.disconnect().unwrap();
     });
-    // Also for events of an identifier that is not connected.
+    // This timeout is also valid for events of an unconnected identifier.
     let events = create_event_channel().unwrap();
     let pd = ctx.allocate_pd();
     let cq = ctx.create_cq(1, None).unwrap();

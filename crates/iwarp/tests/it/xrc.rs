@@ -1,5 +1,5 @@
-//! Extended reliable connections: by number and by the connection manager, to several shared
-//! receive queues, and what is refused.
+//! Tests of extended reliable connections (XRC): by number and by the connection manager, to
+//! several shared receive queues, and invalid requests.
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
@@ -43,7 +43,7 @@ impl Queue {
     }
 }
 
-/// The side of one process: an open device, and a domain with two queues.
+/// An open device, and a domain with two queues.
 struct Side {
     ctx: Context,
     domain: XrcDomain,
@@ -58,9 +58,9 @@ impl Side {
 
     fn with(cqe: u32) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
-        // So that protection domain numbers do not coincide by chance.
+        // Allocate further protection domains, so that numbers of different devices differ.
         let _ = [(); 3].map(|()| ctx.allocate_pd());
-        // Numbers of queues increase, so the lowest one belongs to another domain.
+        // Numbers increase, so the queue with the lowest number belongs to another domain.
         let other = ctx.open_xrc_domain(None, true, false).unwrap();
         let other = Queue::new(&ctx, &other, 1);
         let domain = ctx.open_xrc_domain(None, true, false).unwrap();
@@ -118,13 +118,14 @@ impl Initiator {
     }
 }
 
-/// Connects an initiator and a target by number; the first call is the initiator's or the target's.
+/// Connects an initiator and a target by number. Either the initiator or the target calls
+/// `connect_peer` first.
 fn by_number(initiator_first: bool) -> (Initiator, Side, QueuePair) {
     let (a, b) = (Initiator::new(true), Side::new());
     let target = b.target(true);
     let connect = |qp: &QueuePair, peer: &QueuePair| {
         qp.connect_peer(gid(), peer.num()).unwrap();
-        // A target works in RTR, too.
+        // A target also works in RTR.
         if qp.xrc_end() == a.qp.xrc_end() {
             qp.modify(State::Rts).unwrap();
         }
@@ -153,7 +154,7 @@ fn sends_reach_their_named_queue() {
             queue.post(100 + round);
             a.mem.fill(round);
             a.post(round, SendOp::Send, queue.num());
-            // The completion is in the queue's completion queue, and names the target.
+            // The completion is written to the queue's completion queue, with the target's number.
             let cqe = poll(&queue.cq);
             assert_eq!(ok(&cqe), (100 + round, WcOpcode::Recv));
             assert_eq!((cqe.qp_num, cqe.byte_len), (target.num(), 8));
@@ -165,7 +166,7 @@ fn sends_reach_their_named_queue() {
     }
 }
 
-/// A list that is posted as a whole is accepted or refused: one that does not fit sends nothing.
+/// `post_send_all_xrc` accepts all requests of a list, or none if they do not fit.
 #[test]
 fn list_is_sent_or_refused_whole() {
     let (a, b, target) = by_number(true);
@@ -205,7 +206,7 @@ fn operations_reach_named_queues_memory() {
         };
         a.post(2, add, queue.num());
         assert_eq!(ok(&poll(&a.cq)), (2, WcOpcode::FetchAdd));
-        // It names none, so that of the last request applies.
+        // The request names no queue, so the queue of the last request applies.
         a.post(3, SendOp::Read { remote_addr, rkey }, 0);
         assert_eq!(ok(&poll(&a.cq)), (3, WcOpcode::Read));
         assert_eq!(a.mem.word(0), 12);
@@ -226,8 +227,8 @@ fn operations_reach_named_queues_memory() {
     a.qp.destroy();
 }
 
-/// Each queue belongs to a protection domain, and a request for one does not reach memory of the
-/// other.
+/// Each queue has a protection domain. A request that names a queue cannot access memory of another
+/// queue's protection domain.
 #[test]
 fn memory_of_another_queue_is_refused() {
     let (a, b, target) = by_number(false);
@@ -243,7 +244,8 @@ fn memory_of_another_queue_is_refused() {
     a.qp.destroy();
 }
 
-/// The first Write of a connection may name no queue, if the domain has only one protection domain.
+/// The first Write of a connection need not name a queue, if all queues of the domain have the same
+/// protection domain.
 #[test]
 fn write_without_queue_reaches_domain_queue() {
     let (a, b, target) = by_number(false);
@@ -268,7 +270,7 @@ fn send_waits_for_its_queues_receive() {
     while target.counters().receiver_not_ready == 0 {
         std::thread::yield_now();
     }
-    // Of a list that is not accepted as a whole, the Send gets what was queued.
+    // `post_send_xrc` accepts a part of a list that does not fit.
     let sges = [b.queues[0].mem.sge(64); 3];
     let list = [(8, 1), (9, 3)].map(|(wr_id, elements)| RecvWr {
         wr_id,
@@ -353,7 +355,7 @@ fn limit_event_is_raised_once() {
         AsyncEventKind::SrqLimitReached(srq) => srq.is_same(&queue.srq),
         _ => false,
     };
-    // Other events, such as `CommunicationEstablished`, come before it.
+    // Other events, such as `CommunicationEstablished`, precede it.
     while !is_limit(&b.ctx.async_event(Some(LIMIT)).unwrap().kind) {}
     poll(&a.cq);
     poll(&a.cq);
@@ -364,7 +366,7 @@ fn limit_event_is_raised_once() {
     a.qp.destroy();
 }
 
-/// An ordinary queue pair that names a target, and the target it: they are not connected, as on
+/// An ordinary queue pair and a target that name each other as peers are not connected, as on
 /// InfiniBand.
 #[test]
 fn other_queue_pairs_cannot_reach_target() {
@@ -431,7 +433,7 @@ fn initiator_and_target_refuse_posts() {
     a.qp.destroy();
 }
 
-/// A reset target that is connected again takes no receives before a queue is named.
+/// After a reset, a target takes no receives before a request of the new connection names a queue.
 #[test]
 fn target_is_reused() {
     let (a, b, target) = by_number(true);
@@ -474,10 +476,10 @@ fn domain_is_identified_by_file() {
     assert_eq!(errno(ctx.open_xrc_domain(None, false, false)), libc::EINVAL);
     let anonymous = [(); 2].map(|()| ctx.open_xrc_domain(None, true, false).unwrap());
     assert!(!anonymous[0].is_same(&anonymous[1]));
-    // It is destroyed with its last user.
+    // A domain is destroyed with its last handle.
     drop(first);
     assert_eq!(errno(open(&again, false, false)), libc::EAGAIN);
-    // Another open context is another device.
+    // Another context of the same device has its own domains.
     let other = Context::open(&device(), Config::default()).unwrap();
     let cq = ctx.create_cq(1, None).unwrap();
     let made = other.create_xrc_srq(&anonymous[0], &cq, 1, 1, 1);
@@ -495,9 +497,9 @@ fn managed(client: &QueuePair, server: &Context) -> (CmId, [CmEventChannel; 2], 
         .bind(SocketAddr::from(([127, 0, 0, 1], 0)))
         .unwrap();
     listener.listen(4).unwrap();
-    let at = listener.addresses().0.unwrap();
+    let address = listener.addresses().0.unwrap();
     let id = CmId::create(&channels[0], Some(&client.context()));
-    id.resolve_addr(None, at).unwrap();
+    id.resolve_addr(None, address).unwrap();
     expect(&channels[0], CmEventKind::AddrResolved);
     id.resolve_route().unwrap();
     expect(&channels[0], CmEventKind::RouteResolved);

@@ -1,4 +1,4 @@
-//! The octets of a port mapper's message.
+//! Encoding of the port mapper's messages.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,7 +7,6 @@ pub(crate) const MESSAGE_LEN: usize = 48;
 /// Octets of a request, the longest message.
 pub(crate) const REQUEST_LEN: usize = 64;
 
-/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Request,
@@ -16,20 +15,19 @@ pub(crate) enum Kind {
     Reject,
 }
 
-/// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) kind: Kind,
     /// The association handle: the same in all messages of one look-up.
     pub(crate) handle: u64,
-    /// The connecting peer, as its program sees it.
+    /// The connecting end's address, as its program sees it.
     pub(crate) connecting: SocketAddr,
-    /// The listener: the program's address in requests, the real one in accepts.
+    /// The listener's address: in requests the program's, in accepts the mapped address.
     pub(crate) accepting: SocketAddr,
 }
 
 impl Message {
-    /// Encodes it.
+    /// Encodes the message.
     pub(crate) fn octets(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(REQUEST_LEN);
         let kind = match self.kind {
@@ -68,9 +66,13 @@ impl Message {
             2 => Kind::Ack,
             _ => Kind::Reject,
         };
-        let port = |at: usize| Some(u16::from_be_bytes(octets.get(at..at + 2)?.try_into().ok()?));
-        let ip = |at: usize| -> Option<IpAddr> {
-            let octets: [u8; 16] = octets.get(at..at + 16)?.try_into().ok()?;
+        let port = |offset: usize| {
+            Some(u16::from_be_bytes(
+                octets.get(offset..offset + 2)?.try_into().ok()?,
+            ))
+        };
+        let ip = |offset: usize| -> Option<IpAddr> {
+            let octets: [u8; 16] = octets.get(offset..offset + 16)?.try_into().ok()?;
             match first & 15 {
                 4 => {
                     let [a, b, c, d, ..] = octets;

@@ -1,4 +1,4 @@
-//! The requester: sends the request until there is an answer, and adds the event.
+//! The requester: repeats its request until an answer arrives, and then adds the event.
 
 use super::super::CmEventKind;
 use super::super::id::{CmId, CmIdInner, Phase, engine};
@@ -19,8 +19,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Pauses before a request is sent again to a port to which nothing is bound. Some programs send
-/// their peer a port and listen on it only afterwards.
+/// Pauses before a request is repeated if no socket is bound to the peer's port. Some programs send
+/// a port to their peer before they listen on it.
 const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(2),
     Duration::from_millis(8),
@@ -28,13 +28,13 @@ const REFUSED_PAUSES: [Duration; 4] = [
     Duration::from_millis(60),
 ];
 const TIMER_DUE: u32 = 0;
-const TIMER_AGAIN: u32 = 1;
-/// Messages that are read in a row before other sockets are served.
-const TURN: usize = 64;
+const TIMER_RESEND: u32 = 1;
+/// Maximum number of messages read per call, so that other sockets are served in between.
+const MESSAGES_PER_CALL: usize = 64;
 
 struct State {
     requester: Requester,
-    /// How often the peer's host has reported that nothing is bound to the port.
+    /// How often an ICMP error has reported that no socket is bound to the port.
     refused: usize,
     is_over: bool,
 }
@@ -44,7 +44,7 @@ pub(in crate::cm) struct Asking {
     engine: Arc<Engine>,
     token: u64,
     socket: Arc<ServiceSocket>,
-    /// The listener's address as the socket reports it.
+    /// The listener's address, as the socket reports it.
     peer: SocketAddr,
     private_data: Vec<u8>,
     state: Mutex<State>,
@@ -52,7 +52,7 @@ pub(in crate::cm) struct Asking {
 
 enum End {
     Answered(Answer, Vec<u8>),
-    /// With an errno, and the SIDR status if there is one for it.
+    /// The errno, and the SIDR status if one corresponds to it.
     Unreachable(i32, Option<Refusal>),
 }
 
@@ -92,7 +92,7 @@ impl Asking {
         }))
     }
 
-    /// Sends the first request. The result is an event.
+    /// Sends the first request. The result is reported by an event.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let source = Arc::clone(self) as Arc<dyn Source>;
         self.engine
@@ -107,7 +107,7 @@ impl Asking {
         self.engine.remove(&*self.socket, self.token);
     }
 
-    /// Does what is due now.
+    /// Repeats the request, or gives up, if it is time for that.
     fn step(&self) {
         let mut s = self.state.lock();
         if s.is_over {
@@ -127,7 +127,7 @@ impl Asking {
         self.finish(s, end);
     }
 
-    /// Sends the request. Returns the end of the attempt if no request can be sent.
+    /// Sends the request. Returns how the attempt ends, if no request can be sent.
     fn send(&self, s: &mut State) -> Option<End> {
         // The size of the private data was checked when the attempt began.
         let request = s
@@ -140,8 +140,7 @@ impl Asking {
         }
     }
 
-    /// Handles an error of the socket. Most errors are about one message, which then counts as
-    /// lost.
+    /// Handles a socket error. Most errors concern a single message, which is then treated as lost.
     fn failed(&self, s: &mut State, e: &io::Error) -> Option<End> {
         match (e.kind(), e.raw_os_error()) {
             (ErrorKind::ConnectionRefused, Some(errno)) => {
@@ -149,34 +148,35 @@ impl Asking {
                     return Some(End::Unreachable(errno, Some(Refusal::UNSUPPORTED)));
                 };
                 s.refused += 1;
-                self.engine.after(*pause, self.token, TIMER_AGAIN);
+                self.engine.after(*pause, self.token, TIMER_RESEND);
                 None
             }
             (_, Some(errno @ (libc::ENETUNREACH | libc::EHOSTUNREACH))) => {
                 Some(End::Unreachable(errno, None))
             }
             _ => {
-                tracing::debug!(peer = %self.peer, error = %e, "a request is not sent");
+                tracing::debug!(peer = %self.peer, error = %e, "cannot send the request");
                 None
             }
         }
     }
 
-    /// Reads the messages that have come. Returns the end of the attempt, if it is over.
+    /// Reads the messages that have arrived. Returns how the attempt ends, if it has ended.
     fn read(&self, s: &mut State) -> Option<End> {
         let mut octets = [0; MESSAGE_LEN];
-        for _ in 0..TURN {
-            let came = match self.socket.receive(&mut octets) {
-                Ok(Some(came)) => came,
+        for _ in 0..MESSAGES_PER_CALL {
+            let arrival = match self.socket.receive(&mut octets) {
+                Ok(Some(arrival)) => arrival,
                 Ok(None) => return None,
                 Err(e) => match self.failed(s, &e) {
                     None => continue,
                     end => return end,
                 },
             };
-            // A bound socket may have received from others before it was connected.
-            let is_peer = (came.peer.ip(), came.peer.port()) == (self.peer.ip(), self.peer.port());
-            if came.len != MESSAGE_LEN || !is_peer {
+            // Before the socket was connected, it may have received messages from other senders.
+            let is_peer =
+                (arrival.peer.ip(), arrival.peer.port()) == (self.peer.ip(), self.peer.port());
+            if arrival.len != MESSAGE_LEN || !is_peer {
                 continue;
             }
             let Ok(message) = Message::open(crc32c_append, &octets) else {
@@ -197,21 +197,20 @@ impl Asking {
         None
     }
 
-    /// Releases the lock, and adds the event of the end if there is one.
+    /// If the attempt has ended, releases the lock and adds the event.
     fn finish(&self, mut s: parking_lot::MutexGuard<'_, State>, end: Option<End>) {
         let Some(end) = end else { return };
         s.is_over = true;
         drop(s);
         self.engine.remove(&*self.socket, self.token);
         if let Some(inner) = self.id.upgrade() {
-            CmId { inner }.asked(self, end);
+            CmId { inner }.attempt_ended(self, end);
         }
     }
 }
 
 impl CmId {
-    /// Adds the event of an attempt that has ended.
-    fn asked(&self, asking: &Asking, end: End) {
+    fn attempt_ended(&self, asking: &Asking, end: End) {
         let (phase, event) = match end {
             End::Answered(Answer::QueuePair { num, qkey }, private_data) => {
                 let event = CmEvent {
@@ -243,11 +242,11 @@ impl CmId {
             }
         };
         let mut s = self.inner.state.lock();
-        // No other attempt begins before this one has ended.
+        // The phase is this attempt's, because no other attempt starts before this one has ended.
         if !matches!(s.phase, Phase::Asking(_)) {
             return;
         }
-        // The engine has another handle to the attempt, so this one is not the last.
+        // The caller has another handle to the attempt, so it is not dropped under the lock.
         s.phase = phase;
         self.give(s, event);
     }
@@ -283,7 +282,7 @@ mod tests {
     use iwarp_proto::sidr::Kind;
     use std::net::UdpSocket;
 
-    /// Returns an attempt that has sent nothing yet, to a socket that does not answer.
+    /// Returns an attempt to a socket that does not answer. It has sent nothing yet.
     fn asking(peer: &UdpSocket) -> (CmId, Arc<Asking>) {
         let ctx = crate::testing::context();
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
@@ -293,24 +292,23 @@ mod tests {
         (id, asking)
     }
 
-    /// If nothing was bound to the port, a separate timer sends the request again, until the
-    /// attempt ends.
+    /// If no socket is bound to the port, a timer repeats the request until the attempt ends.
     #[test]
     fn refused_request_is_repeated() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (_id, asking) = asking(&peer);
         peer.set_nonblocking(true).unwrap();
-        let came = || peer.recv(&mut [0; MESSAGE_LEN]).is_ok();
-        assert!(!came());
-        Arc::clone(&asking).timer(TIMER_AGAIN);
-        assert!(came());
+        let received = || peer.recv(&mut [0; MESSAGE_LEN]).is_ok();
+        assert!(!received());
+        Arc::clone(&asking).timer(TIMER_RESEND);
+        assert!(received());
         asking.cancel();
-        Arc::clone(&asking).timer(TIMER_AGAIN);
+        Arc::clone(&asking).timer(TIMER_RESEND);
         Arc::clone(&asking).timer(TIMER_DUE);
-        assert!(!came());
+        assert!(!received());
     }
 
-    /// Reads the request from the peer's socket, with the address of its sender.
+    /// Receives the request at the peer's socket. Returns the address of its sender, too.
     fn request(peer: &UdpSocket) -> ([u8; MESSAGE_LEN], SocketAddr) {
         let mut octets = [0; MESSAGE_LEN];
         peer.set_read_timeout(Some(Duration::from_secs(20)))
@@ -336,18 +334,18 @@ mod tests {
             };
             message.seal(crc32c_append).unwrap()
         };
-        let mut hear = |octets: &[u8]| {
+        let mut receive = |octets: &[u8]| {
             peer.send_to(octets, from).unwrap();
             asking.read(&mut s)
         };
-        assert!(hear(&sealed(Kind::Challenge)).is_none());
+        assert!(receive(&sealed(Kind::Challenge)).is_none());
         let (num, qkey) = (5, 6);
         let answer = sealed(Kind::Reply(Answer::QueuePair { num, qkey }));
-        assert!(hear(&[&answer[..], &[0]].concat()).is_none(), "too long");
-        assert!(hear(&answer[..MESSAGE_LEN - 1]).is_none(), "too short");
-        let end = hear(&answer);
+        assert!(receive(&[&answer[..], &[0]].concat()).is_none(), "too long");
+        assert!(receive(&answer[..MESSAGE_LEN - 1]).is_none(), "too short");
+        let end = receive(&answer);
         let Some(End::Answered(Answer::QueuePair { num: 5, qkey: 6 }, data)) = end else {
-            panic!("it is not heard");
+            panic!("the answer is ignored");
         };
         assert_eq!(data, b"yes");
     }
@@ -366,7 +364,7 @@ mod tests {
             assert_eq!(end(unreachable), Some((unreachable, None)));
         }
         assert_eq!(end(libc::ENOBUFS), None);
-        // A few refusals do not end the attempt.
+        // Only the refusal after all pauses ends the attempt.
         let refused = libc::ECONNREFUSED;
         for _ in REFUSED_PAUSES {
             assert_eq!(end(refused), None);

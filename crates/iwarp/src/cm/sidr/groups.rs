@@ -1,8 +1,8 @@
 //! Multicast groups of an identifier (`rdma_join_multicast(3)`).
 //!
-//! With the kernel, the connection manager joins groups on the network, and the library attaches
-//! the queue pair. Here attaching does both, so an identifier without a queue pair joins when it
-//! gets one.
+//! With hardware, the kernel's connection manager joins the group on the network, and librdmacm
+//! attaches the queue pair. Here attaching the queue pair does both. Therefore an identifier
+//! without a queue pair joins the group when it gets one.
 
 use super::super::id::{CmId, Phase};
 use super::super::{CmEvent, CmEventKind};
@@ -18,11 +18,10 @@ use std::net::{IpAddr, SocketAddr};
 /// A group that an identifier has joined.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Membership {
-    /// The program's address of the group.
+    /// The group's address, as the program has passed it.
     group: SocketAddr,
-    /// The program's value for its events.
+    /// The program's value for events of the group.
     user: u64,
-    /// The identifier sends to the group and receives nothing from it.
     send_only: bool,
 }
 
@@ -31,7 +30,6 @@ impl Membership {
         canonical(self.group).ip()
     }
 
-    /// Attaches a queue pair to the group.
     pub(super) fn attach(&self, qp: &UdQueuePair) -> Result<()> {
         match self.send_only {
             true => Ok(()),
@@ -41,14 +39,15 @@ impl Membership {
 }
 
 impl CmId {
-    /// Joins a multicast group (`rdma_join_multicast(3)`). Its queue pair receives the group's
-    /// datagrams, unless `send_only`. The event [`CmEventKind::MulticastJoin`] or
+    /// Joins a multicast group (`rdma_join_multicast(3)`). The identifier's queue pair receives the
+    /// group's datagrams, unless `send_only` is `true`. The event [`CmEventKind::MulticastJoin`] or
     /// [`CmEventKind::MulticastError`] follows, with `user` and the destination of datagrams.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections, is not bound to a device and not
-    /// resolved, or listens. [`Error::InvalidArgument`]: the address is no group of the device's IP
-    /// version.
+    /// - [`Error::InvalidState`]: the identifier is for connections, listens, or has no device
+    ///   because it is neither bound nor resolved.
+    /// - [`Error::InvalidArgument`]: the address is not a multicast group, or its IP version
+    ///   differs from the identifier's.
     pub fn join_multicast(&self, group: SocketAddr, send_only: bool, user: u64) -> Result<()> {
         let member = Membership {
             group,
@@ -66,12 +65,12 @@ impl CmId {
             let datagrams = s.for_datagrams()?;
             let Some(local) = local.filter(|_| is_ready) else {
                 return Err(Error::InvalidState(
-                    "bind it to an address of a device, or resolve an address first",
+                    "bind the identifier to an address of a device, or resolve an address first",
                 ));
             };
             if !ip.is_multicast() || canonical(local).is_ipv4() != ip.is_ipv4() {
                 return Err(Error::InvalidArgument(
-                    "a multicast group of the IP version of the identifier's address is needed",
+                    "the group must be a multicast address of the identifier's IP version",
                 ));
             }
             datagrams.groups.push(member);
@@ -94,26 +93,28 @@ impl CmId {
         Ok(())
     }
 
-    /// Leaves the group that it has joined last by this address (`rdma_leave_multicast(3)`).
-    /// Pending events of that membership are dropped. Returns the value that it was joined with.
+    /// Leaves a multicast group (`rdma_leave_multicast(3)`). If the group was joined several times,
+    /// leaves the last membership. Drops pending events of this membership, and returns its `user`
+    /// value.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections. The operating system's
-    /// `EADDRNOTAVAIL`: it has not joined the group.
+    /// - [`Error::InvalidState`]: the identifier is for connections.
+    /// - [`Error::Io`] with `EADDRNOTAVAIL`: the identifier has not joined the group.
     pub fn leave_multicast(&self, group: SocketAddr) -> Result<u64> {
-        let (left, qp) = {
+        let (membership, qp) = {
             let mut s = self.inner.state.lock();
             let datagrams = s.for_datagrams()?;
-            let at = datagrams.groups.iter().rposition(|m| m.group == group);
-            let at = at.ok_or_else(|| std::io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?;
-            let left = datagrams.groups.remove(at);
-            let stays = |m: &Membership| m.ip() == left.ip() && !m.send_only;
-            let is_last = !left.send_only && !datagrams.groups.iter().any(stays);
-            (left, datagrams.qp.clone().filter(|_| is_last))
+            let index = datagrams.groups.iter().rposition(|m| m.group == group);
+            let index =
+                index.ok_or_else(|| std::io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?;
+            let membership = datagrams.groups.remove(index);
+            let still_receives = |m: &Membership| m.ip() == membership.ip() && !m.send_only;
+            let is_last = !membership.send_only && !datagrams.groups.iter().any(still_receives);
+            (membership, datagrams.qp.clone().filter(|_| is_last))
         };
         if let Some(qp) = qp {
-            // The program may have detached it, or destroyed it.
-            let _ = qp.detach_group(gid_of(left.ip()));
+            // The program may have detached or destroyed the queue pair, so an error is ignored.
+            let _ = qp.detach_group(gid_of(membership.ip()));
         }
         self.channel().retain(|event| {
             use CmEventKind::{MulticastError, MulticastJoin};
@@ -121,8 +122,8 @@ impl CmId {
                 MulticastJoin(user) | MulticastError(user) => Some(user),
                 _ => None,
             };
-            !(user == Some(left.user) && event.id.is_same(self))
+            !(user == Some(membership.user) && event.id.is_same(self))
         });
-        Ok(left.user)
+        Ok(membership.user)
     }
 }

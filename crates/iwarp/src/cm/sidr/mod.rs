@@ -1,6 +1,6 @@
-//! Identifiers for datagrams (`RDMA_PS_UDP`): a requester asks which datagram queue pair serves a
-//! UDP port, and no connection is set up. docs/wire.md describes the messages; `iwarp_proto::sidr`
-//! encodes them.
+//! Identifiers for datagrams (`RDMA_PS_UDP`). A requester asks which datagram queue pair belongs to
+//! a UDP port; no connection is set up. docs/wire.md describes the messages, and
+//! `iwarp_proto::sidr` encodes them.
 //!
 //! An identifier is bound to a UDP port, so its ports do not collide with those of connections.
 //! `asking` is the requester, `serving` the listener, `request_table` the listener's decisions,
@@ -32,21 +32,21 @@ pub struct DatagramEnd {
     pub ip: IpAddr,
     /// The queue pair's number; 0xffffff for a group.
     pub num: u32,
-    /// The key that datagrams need.
+    /// The Q_Key that datagrams have to contain.
     pub qkey: u32,
 }
 
 /// The additional state of an identifier for datagrams.
 #[derive(Default)]
 pub(super) struct Datagrams {
-    /// Holds the port. Listener and requester share it.
+    /// The socket that is bound to the identifier's port. `Asking` and `Serving` share it.
     socket: Option<Arc<ServiceSocket>>,
     qp: Option<UdQueuePair>,
     groups: Vec<Membership>,
 }
 
 impl Datagrams {
-    /// Takes a port for the identifier. Returns the address.
+    /// Binds the identifier to a UDP port. Returns the address.
     pub(super) fn bind(
         &mut self,
         address: SocketAddr,
@@ -71,25 +71,25 @@ impl Datagrams {
 impl From<Unsendable> for Error {
     fn from(_: Unsendable) -> Self {
         Self::InvalidArgument(
-            "private data: at most 180 octets with a request, 136 with an answer; \
-             numbers of queue pairs have 24 bits",
+            "private data: at most 180 octets in a request, 136 in an answer; \
+             queue pair numbers: at most 24 bits",
         )
     }
 }
 
 impl CmId {
-    /// Returns its queue pair for datagrams.
+    /// Returns the identifier's queue pair for datagrams.
     pub fn datagram_queue_pair(&self) -> Option<UdQueuePair> {
         let s = self.inner.state.lock();
         s.datagrams.as_ref()?.qp.clone()
     }
 
-    /// Sets the queue pair that it names to peers, and attaches it to the groups that the
-    /// identifier has joined. It replaces an earlier one, which stays attached.
+    /// Sets the queue pair whose number is sent to peers, and attaches it to the groups that the
+    /// identifier has joined. An earlier queue pair is replaced, and stays attached.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the identifier is for connections. As
-    /// [`UdQueuePair::attach_group`], but then the queue pair is set nevertheless.
+    /// [`Error::InvalidState`]: the identifier is for connections. Those of
+    /// [`UdQueuePair::attach_group`]; the queue pair is set even then.
     pub fn set_datagram_queue_pair(&self, qp: Option<&UdQueuePair>) -> Result<()> {
         let groups = {
             let mut s = self.inner.state.lock();
@@ -101,18 +101,19 @@ impl CmId {
         groups.iter().try_for_each(|group| group.attach(qp))
     }
 
-    /// Answers a peer's request with the number and the key of any queue pair.
+    /// Answers a peer's request with a queue pair number and a Q_Key.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: there is no request. [`Error::InvalidArgument`]: private data too
-    /// long, or the number has more than 24 bits; the request stays.
+    /// - [`Error::InvalidState`]: there is no request.
+    /// - [`Error::InvalidArgument`]: the private data is too long, or the number has more than 24
+    ///   bits. The request can still be answered.
     pub fn accept_datagrams(&self, num: u32, qkey: u32, private_data: &[u8]) -> Result<()> {
         let answer = Answer::QueuePair { num, qkey };
         self.answer(answer, private_data, Phase::Connected(true))
     }
 
     /// Performs [`accept`](Self::accept) for an identifier for datagrams.
-    pub(super) fn accept_with_own(&self, parameters: &ConnectionParameters) -> Result<()> {
+    pub(super) fn accept_with_queue_pair(&self, parameters: &ConnectionParameters) -> Result<()> {
         let qp = self
             .datagram_queue_pair()
             .ok_or(Error::InvalidState("create a queue pair first"))?;
@@ -131,7 +132,7 @@ impl CmId {
             return Err(Error::InvalidState("there is no request to answer"));
         };
         asked.answer(answer, private_data)?;
-        // Dropped without the lock.
+        // The request is dropped after the lock is released.
         let asked = std::mem::replace(&mut s.phase, then);
         drop(s);
         drop(asked);
@@ -166,15 +167,17 @@ impl CmId {
     pub(super) fn serve(&self, backlog: u32) -> Result<()> {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Idle) {
-            return Err(Error::InvalidState("only a bound identifier can listen"));
+            return Err(Error::InvalidState(
+                "the identifier connects or listens already",
+            ));
         }
         let (only_v6, sharing) = (s.only_v6, s.sharing);
         let own = s.ctx.clone().filter(|_| s.own_context);
         let peers = s.admission().peers;
         let local = s.local.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into());
         let datagrams = s.for_datagrams()?;
-        // The first one to listen on a shared port claims it. Others can then neither bind a new
-        // socket nor listen.
+        // On a shared port the first listener claims the port. Then no other identifier can listen
+        // on it or bind a new socket to it.
         if sharing == Sharing::Shared || !datagrams.is_bound() {
             datagrams.bind(local, only_v6, sharing)?;
         }
@@ -191,7 +194,7 @@ impl IdState {
     /// Returns the state of an identifier for datagrams.
     ///
     /// # Errors
-    /// [`Error::InvalidState`] if it is for connections.
+    /// [`Error::InvalidState`] if the identifier is for connections.
     pub(super) fn for_datagrams(&mut self) -> Result<&mut Datagrams> {
         self.datagrams.as_mut().ok_or(Error::InvalidState(
             "the identifier is for connections (RDMA_PS_TCP)",

@@ -1,37 +1,37 @@
-//! The requests of a listener for datagrams: which senders are challenged, which requests are
-//! repeated, and how many may wait.
+//! The requests of a listener for datagrams. The table decides whether a request is challenged, is
+//! a repetition, or is passed to the program.
 //!
-//! Nothing is kept for a sender that has not returned a cookie, so that spoofed addresses cannot
-//! fill the table. A reply is kept for some time: if it is lost, the request comes again.
+//! The table stores nothing for a sender that has not returned a cookie, so that spoofed addresses
+//! cannot fill it. A reply is kept for some time, because the requester repeats its request if the
+//! reply is lost.
 
 use iwarp_proto::sidr::{MESSAGE_LEN, Message};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 
-/// The largest number of replies that are kept.
+/// Maximum number of kept replies.
 const REPLIES_MAX: usize = 1024;
 /// How long a reply is kept. By default a requester repeats its request for at most 64 s.
 const REPLY_LIFE_NS: u64 = 64_000_000_000;
 /// A cookie is valid for at least this time, and less than twice as long.
 const COOKIE_LIFE_NS: u64 = 64_000_000_000;
 
-/// Identifies a request: the requester's address, and the number that it has given the request.
+/// Identifies a request: the requester's address and its number of the request.
 pub(super) type Key = (SocketAddr, u64);
 
 /// A sealed reply.
 pub(super) type Reply = Box<[u8; MESSAGE_LEN]>;
 
-/// What to do about a request.
+/// What the listener does with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Advice {
     /// Send a challenge with this cookie.
     Challenge(u64),
-    /// Nothing.
     Ignore,
     /// Send this reply again.
-    Again(Reply),
-    /// Pass it to the program. It counts as waiting until it is answered.
+    Resend(Reply),
+    /// Pass the request to the program. The request is waiting until the program answers.
     New,
 }
 
@@ -39,13 +39,11 @@ enum Entry {
     Waiting,
     Answered(Reply),
 }
-
-/// See the module.
 pub(super) struct RequestTable {
-    /// A key that no peer knows.
+    /// The secret key of cookies.
     secret: RandomState,
     entries: HashMap<Key, Entry>,
-    /// Answered requests with the times of their replies, the oldest first.
+    /// Answered requests with the times of their replies, oldest first.
     answered: VecDeque<(Key, u64)>,
     waiting: usize,
     waiting_max: usize,
@@ -64,12 +62,12 @@ impl RequestTable {
     }
 
     fn cookie(&self, key: Key, epoch: u64) -> u64 {
-        // Zero is no cookie.
+        // Zero means that a request has no cookie.
         self.secret.hash_one((key, epoch)) | 1
     }
 
-    /// Decides about a request that came at the time `now`, in nanoseconds.
-    pub(super) fn take(&mut self, peer: SocketAddr, request: &Message<'_>, now: u64) -> Advice {
+    /// Returns what to do with a request that arrived at `now`, in nanoseconds.
+    pub(super) fn handle(&mut self, peer: SocketAddr, request: &Message<'_>, now: u64) -> Advice {
         let key = (peer, request.id);
         let epoch = now / COOKIE_LIFE_NS;
         let current = self.cookie(key, epoch);
@@ -79,10 +77,10 @@ impl RequestTable {
         }
         match self.entries.get(&key) {
             Some(Entry::Waiting) => return Advice::Ignore,
-            Some(Entry::Answered(reply)) => return Advice::Again(reply.clone()),
+            Some(Entry::Answered(reply)) => return Advice::Resend(reply.clone()),
             None => {}
         }
-        // The peer repeats it, and there may be room then.
+        // The peer will repeat the request. By then the program may have answered others.
         if self.waiting >= self.waiting_max {
             return Advice::Ignore;
         }
@@ -91,14 +89,14 @@ impl RequestTable {
         Advice::New
     }
 
-    /// Keeps the reply to a request that waits.
+    /// Stores the reply to a waiting request.
     pub(super) fn answer(&mut self, key: Key, reply: Reply, now: u64) {
         self.waiting = self.waiting.saturating_sub(1);
         self.entries.insert(key, Entry::Answered(reply));
         self.answered.push_back((key, now));
-        while let Some((oldest, at)) = self.answered.front() {
-            let is_late = now.saturating_sub(*at) >= REPLY_LIFE_NS;
-            if self.answered.len() <= REPLIES_MAX && !is_late {
+        while let Some((oldest, replied)) = self.answered.front() {
+            let is_expired = now.saturating_sub(*replied) >= REPLY_LIFE_NS;
+            if self.answered.len() <= REPLIES_MAX && !is_expired {
                 break;
             }
             self.entries.remove(oldest);
@@ -130,7 +128,7 @@ mod tests {
     }
 
     fn cookie_for(requests: &mut RequestTable, peer: SocketAddr, id: u64, now: u64) -> u64 {
-        match requests.take(peer, &request(id, 0), now) {
+        match requests.handle(peer, &request(id, 0), now) {
             Advice::Challenge(cookie) => cookie,
             other => panic!("{other:?}"),
         }
@@ -138,7 +136,7 @@ mod tests {
 
     fn arrive(requests: &mut RequestTable, id: u64, now: u64) -> Advice {
         let cookie = cookie_for(requests, peer(1), id, now);
-        requests.take(peer(1), &request(id, cookie), now)
+        requests.handle(peer(1), &request(id, cookie), now)
     }
 
     #[test]
@@ -146,30 +144,37 @@ mod tests {
         let mut requests = RequestTable::new(9);
         let cookie = cookie_for(&mut requests, peer(1), 5, 0);
         for (from, id) in [(peer(2), 5), (peer(1), 6)] {
-            let advice = requests.take(from, &request(id, cookie), 0);
+            let advice = requests.handle(from, &request(id, cookie), 0);
             assert!(matches!(advice, Advice::Challenge(other) if other != cookie));
         }
-        assert!(requests.entries.is_empty(), "nothing is kept for strangers");
+        assert!(
+            requests.entries.is_empty(),
+            "requests without a valid cookie are not stored"
+        );
         let late = COOKIE_LIFE_NS;
         assert_eq!(
-            requests.take(peer(1), &request(5, cookie), late),
+            requests.handle(peer(1), &request(5, cookie), late),
             Advice::New
         );
         let later = 2 * COOKIE_LIFE_NS;
-        let advice = requests.take(peer(1), &request(5, cookie), later);
+        let advice = requests.handle(peer(1), &request(5, cookie), later);
         assert!(matches!(advice, Advice::Challenge(_)), "{advice:?}");
         let other = RequestTable::new(9).cookie((peer(1), 5), 0);
-        assert_ne!(other, cookie, "another listener has another secret");
+        assert_ne!(other, cookie, "each listener has its own secret");
     }
 
     #[test]
     fn repeated_request_gets_its_reply() {
         let mut requests = RequestTable::new(9);
         assert_eq!(arrive(&mut requests, 5, 0), Advice::New);
-        assert_eq!(arrive(&mut requests, 5, 1), Advice::Ignore, "it waits");
+        assert_eq!(
+            arrive(&mut requests, 5, 1),
+            Advice::Ignore,
+            "the request waits for its answer"
+        );
         requests.answer((peer(1), 5), reply(), 2);
-        assert_eq!(arrive(&mut requests, 5, 3), Advice::Again(reply()));
-        assert_eq!(arrive(&mut requests, 6, 3), Advice::New, "another one");
+        assert_eq!(arrive(&mut requests, 5, 3), Advice::Resend(reply()));
+        assert_eq!(arrive(&mut requests, 6, 3), Advice::New, "another request");
     }
 
     #[test]
@@ -178,7 +183,11 @@ mod tests {
         for id in 0..3 {
             assert_eq!(arrive(&mut requests, id, 0), Advice::New);
         }
-        assert_eq!(arrive(&mut requests, 3, 0), Advice::Ignore, "no room");
+        assert_eq!(
+            arrive(&mut requests, 3, 0),
+            Advice::Ignore,
+            "too many requests wait"
+        );
         requests.answer((peer(1), 0), reply(), 0);
         assert_eq!(arrive(&mut requests, 3, 0), Advice::New);
         let mut requests = RequestTable::new(1);
@@ -187,7 +196,7 @@ mod tests {
             requests.answer((peer(1), id), reply(), 0);
         }
         assert_eq!(requests.entries.len(), REPLIES_MAX);
-        assert_eq!(arrive(&mut requests, 2999, 0), Advice::Again(reply()));
+        assert_eq!(arrive(&mut requests, 2999, 0), Advice::Resend(reply()));
         // Old replies are dropped at the next answer.
         let late = REPLY_LIFE_NS;
         arrive(&mut requests, 9999, late);

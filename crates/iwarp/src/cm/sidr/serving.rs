@@ -18,26 +18,26 @@ use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
-/// Limits of the number of requests that wait for an answer, whatever the program asks for. Each
-/// request is an identifier and an event.
+/// Limits of the backlog, the number of requests that wait for the program's answer. Each such
+/// request costs an identifier and an event.
 const BACKLOG_MIN: u32 = 128;
 const BACKLOG_MAX: u32 = 65_536;
-/// Messages that are read in a row before other sockets are served.
-const TURN: usize = 64;
+/// Maximum number of messages read per call, so that other sockets are served in between.
+const MESSAGES_PER_CALL: usize = 64;
 
-/// A listener's socket.
+/// A listener for datagram requests.
 pub(in crate::cm) struct Serving {
     token: u64,
     replier: Arc<Replier>,
 }
 
-/// The part of a listener that answers requests. Requests keep it, and with it the socket and the
-/// port, because answers have to come from there.
+/// The part of a listener that answers requests. Unanswered requests hold it, because their answers
+/// have to be sent from the listener's port.
 struct Replier {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
     socket: Arc<ServiceSocket>,
-    /// The device that the listener is confined to, if the program has chosen one.
+    /// The only device for which the listener answers, if the program has chosen one.
     ctx: Option<Context>,
     peers: Networks,
     requests: Mutex<RequestTable>,
@@ -80,11 +80,11 @@ impl Serving {
 impl Source for Serving {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         let mut octets = [0; MESSAGE_LEN];
-        for _ in 0..TURN {
+        for _ in 0..MESSAGES_PER_CALL {
             match self.replier.socket.receive(&mut octets) {
                 Ok(None) => break,
-                Ok(Some(came)) => self.replier.arrived(&octets, &came),
-                // The error is about an earlier answer. Messages that have come are still there.
+                Ok(Some(arrival)) => self.replier.arrived(&octets, &arrival),
+                // The error concerns an earlier answer. Continue with the next message.
                 Err(_) => {}
             }
         }
@@ -95,21 +95,24 @@ impl Source for Serving {
 }
 
 impl Replier {
-    fn arrived(self: &Arc<Self>, octets: &[u8; MESSAGE_LEN], came: &Arrival) {
-        let (MESSAGE_LEN, Some(to)) = (came.len, came.to) else {
+    fn arrived(self: &Arc<Self>, octets: &[u8; MESSAGE_LEN], arrival: &Arrival) {
+        let (MESSAGE_LEN, Some(to)) = (arrival.len, arrival.to) else {
             return;
         };
-        if !self.peers.contains(came.peer.ip()) {
+        if !self.peers.contains(arrival.peer.ip()) {
             return;
         }
         let request = match Message::open(crc32c_append, octets) {
             Ok(request) if request.kind == Kind::Request => request,
             _ => return,
         };
-        let advice = self.requests.lock().take(came.peer, &request, now_ns());
+        let advice = self
+            .requests
+            .lock()
+            .handle(arrival.peer, &request, now_ns());
         match advice {
             Advice::Ignore => {}
-            Advice::Again(reply) => self.send(&reply, to, came.peer),
+            Advice::Resend(reply) => self.send(&reply, to, arrival.peer),
             Advice::Challenge(cookie) => {
                 let challenge = Message {
                     kind: Kind::Challenge,
@@ -118,36 +121,36 @@ impl Replier {
                     ..request
                 };
                 if let Ok(challenge) = challenge.seal(crc32c_append) {
-                    self.send(&challenge, to, came.peer);
+                    self.send(&challenge, to, arrival.peer);
                 }
             }
-            Advice::New => self.deliver(&request, to, came.peer),
+            Advice::New => self.deliver(&request, to, arrival.peer),
         }
     }
 
-    /// Sends a message. If that fails, the message is lost, and the requester asks again.
+    /// Sends a message. If that fails, the message is lost, and the requester repeats its request.
     fn send(&self, octets: &[u8; MESSAGE_LEN], from: IpAddr, to: SocketAddr) {
         if let Err(error) = self.socket.send_from(octets, from, to) {
-            tracing::debug!(%to, %error, "an answer is not sent");
+            tracing::debug!(%to, %error, "cannot send an answer");
         }
     }
 
-    /// Returns the device that has this address among its GIDs. Datagrams to other addresses of
-    /// this host would reach no queue pair.
+    /// Returns the device that has a GID for this address. At other addresses of this host no queue
+    /// pair receives datagrams.
     fn context_of(&self, ip: IpAddr) -> Result<Context> {
         let ctx = match &self.ctx {
             Some(ctx) => ctx.clone(),
             None => shared_context(&Device::by_address(ip)?)?,
         };
         let has_gid = |device: &Device| device.address(ip).is_some_and(|a| a.place.is_some());
-        // The address may be newer than the context.
+        // The device may have got the address after it was opened.
         if has_gid(ctx.device()) || ctx.inner.device.current()?.is_some_and(|d| has_gid(&d)) {
             return Ok(ctx);
         }
         Err(Error::NoDevice)
     }
 
-    /// Notifies the program of a new request.
+    /// Adds the event of a new request to the listener's channel.
     fn deliver(self: &Arc<Self>, request: &Message<'_>, to: IpAddr, peer: SocketAddr) {
         let mut asked = Asked {
             replier: Arc::clone(self),
@@ -159,7 +162,7 @@ impl Replier {
         };
         let listener = self.id.upgrade().map(|inner| CmId { inner });
         let (Some(listener), Ok(ctx)) = (listener, self.context_of(to)) else {
-            tracing::debug!(%to, "a request came to an address without a device");
+            tracing::debug!(%to, "a request arrived at an address without a device");
             let answer = Answer::Refused(Refusal::UNSUPPORTED);
             // An answer without private data always fits.
             let _ = asked.answer(answer, &[]);
@@ -186,7 +189,7 @@ impl Replier {
     }
 }
 
-/// A peer's request. Dropping it rejects it, but not in a forked child.
+/// An unanswered request. Dropping it rejects it, except in a forked child.
 pub(in crate::cm) struct Asked {
     replier: Arc<Replier>,
     key: Key,
@@ -197,10 +200,10 @@ pub(in crate::cm) struct Asked {
 }
 
 impl Asked {
-    /// Sends the answer, and keeps it in case the request comes again.
+    /// Sends the answer, and stores it for repetitions of the request.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the answer cannot be sent; the request stays.
+    /// [`Error::InvalidArgument`]: the answer cannot be encoded. The request can still be answered.
     pub(super) fn answer(&mut self, answer: Answer, private_data: &[u8]) -> Result<()> {
         let (peer, id) = self.key;
         let reply = Message {
@@ -223,7 +226,7 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        // In a forked child the request is the parent's, which will answer it.
+        // In a forked child: the parent process will answer the request.
         if !self.is_answered && !self.origin.is_foreign() {
             let _ = self.answer(Answer::Refused(Refusal::REJECTED), &[]);
         }
@@ -237,10 +240,10 @@ mod tests {
     use crate::config::Config;
     use crate::testing;
 
-    /// The device may have lost or got an address since it was opened. Queue pairs are reached at
-    /// its earlier and at its present addresses.
+    /// The addresses of a device may change after it was opened. A listener answers at the
+    /// addresses from the time of opening, and at the current ones.
     #[test]
-    fn earlier_and_present_addresses_are_served() {
+    fn earlier_and_current_addresses_are_served() {
         let opened = testing::device_at(&["192.0.2.7"]);
         let ctx = Context::open(&opened, Config::default()).unwrap();
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
@@ -248,7 +251,7 @@ mod tests {
         id.listen(0).unwrap();
         let replier = match &id.inner.state.lock().phase {
             Phase::Serving(serving) => Arc::clone(&serving.replier),
-            _ => unreachable!("it listens"),
+            _ => unreachable!("the identifier listens"),
         };
         for (ip, serves) in [
             ("192.0.2.7", true),
@@ -264,42 +267,42 @@ mod tests {
         id.destroy();
     }
 
-    /// If the program does not answer, or its answer cannot be sent, the request is rejected, so
-    /// that the peer does not repeat it.
+    /// If the program does not answer, or its answer cannot be encoded, the request is rejected, so
+    /// that the peer stops repeating it.
     #[test]
     fn unanswered_request_is_rejected() {
-        const CAME_TO: [u8; 4] = [127, 0, 0, 1];
+        const DESTINATION: [u8; 4] = [127, 0, 0, 1];
         let too_long = [0; MESSAGE_LEN];
         let attempts: [Option<(u32, &[u8])>; 3] =
             [None, Some((1, &too_long)), Some((u32::MAX, &[]))];
         let ctx = testing::context();
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
-        id.bind((CAME_TO, 0).into()).unwrap();
+        id.bind((DESTINATION, 0).into()).unwrap();
         id.listen(0).unwrap();
         let replier = match &id.inner.state.lock().phase {
             Phase::Serving(serving) => Arc::clone(&serving.replier),
-            _ => unreachable!("it listens"),
+            _ => unreachable!("the identifier listens"),
         };
-        let peer = SocketAddr::from((CAME_TO, 9));
+        let peer = SocketAddr::from((DESTINATION, 9));
         for (number, attempt) in (1..).zip(attempts) {
-            let take = |cookie| {
+            let handle = |cookie| {
                 let request = Message {
                     kind: Kind::Request,
                     id: number,
                     cookie,
                     private_data: &[],
                 };
-                replier.requests.lock().take(peer, &request, now_ns())
+                replier.requests.lock().handle(peer, &request, now_ns())
             };
-            let Advice::Challenge(cookie) = take(0) else {
-                panic!("it has no cookie yet");
+            let Advice::Challenge(cookie) = handle(0) else {
+                panic!("a request without a cookie is not challenged");
             };
-            assert_eq!(take(cookie), Advice::New);
+            assert_eq!(handle(cookie), Advice::New);
             let mut asked = Asked {
                 replier: Arc::clone(&replier),
                 key: (peer, number),
                 cookie,
-                to: CAME_TO.into(),
+                to: DESTINATION.into(),
                 is_answered: false,
                 origin: Origin::here(),
             };
@@ -307,10 +310,10 @@ mod tests {
                 let answer = Answer::QueuePair { num, qkey: 0 };
                 assert!(asked.answer(answer, private_data).is_err());
             }
-            assert_eq!(take(cookie), Advice::Ignore, "it still waits");
+            assert_eq!(handle(cookie), Advice::Ignore, "the request still waits");
             drop(asked);
-            let Advice::Again(reply) = take(cookie) else {
-                panic!("it is not answered: {number}");
+            let Advice::Resend(reply) = handle(cookie) else {
+                panic!("no reply is stored: {number}");
             };
             let reply = Message::open(crc32c_append, &*reply).unwrap();
             let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));

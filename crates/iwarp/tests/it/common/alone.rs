@@ -1,5 +1,5 @@
-//! Tests that run in a process of their own, because they change, count or limit what belongs to
-//! the process: its descriptors, its threads, its memory, its environment, its locks during a fork.
+//! Runs a test in its own process. Some tests change, count or limit resources of the process, such
+//! as descriptors, threads, memory or the environment, or they fork.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
 use std::fs::File;
@@ -20,7 +20,7 @@ pub fn alone(name: &str, body: impl FnOnce()) {
     alone_with(name, &[], body);
 }
 
-/// As [`alone`], with these additional environment variables.
+/// Runs `body` as [`alone`] does, with additional environment variables.
 #[track_caller]
 pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {
@@ -56,15 +56,15 @@ pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let Some(status) = status else {
         panic!("{name} hangs\n{said}");
     };
-    // A name that no test has would be a success, too. The result is no proof, because some bodies
-    // end the process.
+    // Check the output, because libtest also succeeds if no test has the name. The exit status is
+    // checked separately, because some bodies end the process.
     assert!(
         status.success() && said.contains("running 1 test\n"),
         "{name}: {status}\n{said}"
     );
 }
 
-/// Returns the name by which libtest knows the test `name` of the calling file.
+/// Returns libtest's name of the test `name`, which includes the module of the calling file.
 #[track_caller]
 pub fn path_of(name: &str) -> String {
     let file = Location::caller().file();
@@ -73,8 +73,8 @@ pub fn path_of(name: &str) -> String {
     format!("{module}::{name}")
 }
 
-/// Returns a file that has no name and is gone once it is closed. A pipe would stay open as long as
-/// any descendant of the child holds it.
+/// Returns an unlinked file for the output. A pipe would stay open as long as any descendant of the
+/// child has it open.
 fn scratch_file() -> File {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

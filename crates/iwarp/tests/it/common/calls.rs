@@ -6,14 +6,14 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// A wait that takes this long has lost its wake-up.
+/// Time limit of waits. A wait that takes longer has lost its wake-up.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// All rights that can be granted to peers.
 pub(crate) const ALL: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// Connects two ends within this process. Returns the connecting and the accepting one.
+/// Connects two ends in this process. Returns the connecting end and the accepting end.
 pub(crate) fn pair_with(options: &Options) -> (Connection, Connection) {
     let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();

@@ -1,6 +1,6 @@
-//! A lossy link between the two namespaces of `net`: a TUN device in each, and a forwarding thread
-//! per direction. It drops, duplicates, reorders and corrupts a share of the packets, chosen by a
-//! seed. (Many kernels lack `sch_netem`, which does the same.)
+//! A lossy link between the two namespaces of `net`: a TUN device in each namespace, and a
+//! forwarding thread per direction. The threads drop, duplicate, reorder and corrupt packets, which
+//! a seed selects. Many kernels lack `sch_netem`, which would do the same.
 
 use super::net::{Net, ip};
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ const fn ends(last: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// Shares of packets, in thousandths.
+/// Shares of affected packets, in thousandths.
 #[derive(Debug, Clone, Copy)]
 pub struct Shares {
     pub dropped: u32,
@@ -33,7 +33,7 @@ pub struct Shares {
     pub spoiled: u32,
 }
 
-/// Counts of packets, both directions together.
+/// Numbers of packets in both directions, by what happened to them.
 #[derive(Debug, Default)]
 pub struct Fates {
     pub passed: AtomicU32,
@@ -59,13 +59,13 @@ fn tun(addresses: [IpAddr; 2]) -> io::Result<File> {
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
         .open("/dev/net/tun")?;
-    // SAFETY: plain numbers.
+    // SAFETY: the structure consists of plain numbers, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lossy") {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = IFF_TUN | IFF_NO_PI;
-    // SAFETY: the kernel accesses one structure of this type.
+    // SAFETY: the request accesses one structure of this type, which is valid.
     let status = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF as _, &raw mut request) };
     if status != 0 {
         return Err(io::Error::last_os_error());
@@ -87,7 +87,7 @@ impl Link {
         let (fates, stop) = (Arc::<Fates>::default(), Arc::<AtomicBool>::default());
         let ways = [(near.try_clone()?, far.try_clone()?), (far, near)];
         let threads = ways.into_iter().zip(1..).map(|((from, to), way)| {
-            let mut way = Way {
+            let mut way = OneWay {
                 from,
                 to,
                 shares,
@@ -114,23 +114,23 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A panicking thread has printed its message.
+            // If the thread has panicked, its message is printed already.
             let _ = thread.join();
         }
     }
 }
 
-struct Way {
+struct OneWay {
     from: File,
     to: File,
     shares: Shares,
     random: u64,
-    /// A delayed packet, and how many packets are still to overtake it.
+    /// A delayed packet, and the number of packets that have to overtake it first.
     held: Option<(Vec<u8>, u32)>,
     fates: Arc<Fates>,
 }
 
-impl Way {
+impl OneWay {
     /// Returns a number below 1000 (SplitMix64).
     fn next(&mut self) -> u32 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -140,8 +140,8 @@ impl Way {
         ((z ^ (z >> 31)) % 1000) as u32
     }
 
-    /// Forwards the next packet, if there is one. A delayed packet is forwarded if nothing else
-    /// arrives for a while.
+    /// Forwards the next packet, if one arrives. If none arrives for a while, forwards a delayed
+    /// packet.
     fn turn(&mut self) {
         let mut packet = vec![0; 65_536];
         match self.from.read(&mut packet) {
@@ -195,13 +195,13 @@ impl Way {
     }
 
     fn give(&mut self, packet: &[u8]) {
-        // A full queue drops it, as a link would.
+        // If the queue is full, the packet is lost, as on a real link.
         let _ = self.to.write(packet);
     }
 }
 
-/// Changes a bit of a datagram without UDP noticing, by omitting the checksum. Returns `false`
-/// unless the packet is a whole datagram over IPv4, where that is allowed.
+/// Flips a bit of a UDP datagram and removes the UDP checksum, so that UDP accepts the datagram.
+/// Returns `false` if the packet is not an unfragmented IPv4 datagram; IPv6 requires the checksum.
 fn spoil(packet: &mut [u8]) -> bool {
     const HEADERS: usize = 20 + 8;
     let is_udp = packet.len() > HEADERS && packet[0] == 0x45 && packet[9] == 17;
@@ -221,6 +221,6 @@ fn readable(file: &File, limit: Duration) -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one entry.
+    // SAFETY: the pointer is to one valid entry.
     unsafe { libc::poll(&raw mut poll, 1, limit.as_millis() as i32) > 0 }
 }

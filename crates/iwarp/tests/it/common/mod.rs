@@ -1,6 +1,6 @@
 //! Fixtures for tests with misbehaving peers: registered memory, an end of a connection, a pair of
-//! connected ends in one process, and a check that unrelated connections still work. The
-//! hand-written peer is in `wire`, a network of two hosts in `net`.
+//! connected ends in one process, and a check that unrelated connections still work. `wire`
+//! contains the hand-written peer, and `net` a network of two hosts.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
 pub mod alone;
@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 
 /// Time limit for a single step of a test. A step that takes longer has failed.
 pub const LIMIT: Duration = Duration::from_secs(20);
-/// How long our side waits for the peer's part of MPA start-up: long enough for a machine that is
-/// busy with other tests.
+/// Our side's time limit for the peer in MPA start-up. It is long enough for a machine that is busy
+/// with other tests.
 pub const HANDSHAKE: Duration = Duration::from_millis(1200);
-/// How long our side waits for the peer to close the stream.
+/// Our side's time limit for the peer to close the stream.
 pub const LINGER: Duration = Duration::from_millis(600);
 
 pub const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -42,8 +42,8 @@ pub fn config() -> Config {
     c.handshake_timeout = HANDSHAKE;
     c.answer_timeout = HANDSHAKE * 2;
     c.linger = LINGER;
-    // Tests check that the responder stays silent until the first FPDU. With a limit it would speak
-    // on a slow machine.
+    // Tests check that the responder is silent until the first FPDU. With a limit it would send
+    // first on a slow machine.
     c.speak_first = None;
     c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(300));
     c
@@ -63,7 +63,7 @@ pub fn sockets() -> usize {
     open_sockets().len()
 }
 
-/// Returns the sockets that this process has open. Each has a name that no later one gets.
+/// Returns the names of this process's open sockets. A socket's name is never reused.
 pub fn open_sockets() -> BTreeSet<PathBuf> {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -86,8 +86,8 @@ impl Mem {
     pub fn with(ctx: &Context, pd: u32, len: usize, access: Access) -> Self {
         let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
         let addr = words.as_ptr() as u64;
-        // SAFETY: the memory lives as long as this value. The tests end every connection that can
-        // access it before they drop it.
+        // SAFETY: the memory is freed when this value is dropped. Before that, the tests end every
+        // connection that can access it.
         let stag =
             unsafe { ctx.register(addr, (words.len() * 8) as u64, addr, pd, access) }.unwrap();
         Self { words, stag }
@@ -119,7 +119,7 @@ impl Mem {
     }
 
     pub fn word(&self, i: usize) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the word is within the box. All other accesses go through the RNIC.
         unsafe { std::ptr::from_ref(&self.words[i]).read_volatile() }
     }
 }
@@ -135,7 +135,7 @@ pub struct End {
 }
 
 impl End {
-    /// Creates an end that is not connected, with a device context of its own.
+    /// Creates an unconnected end with its own device context.
     pub fn new(ip: IpAddr, config: &Config) -> Self {
         Self::sized(ip, config, 1024, 16)
     }
@@ -383,7 +383,7 @@ impl Healthy {
         }
     }
 
-    /// Does one Send, one Write and one Read, and checks the data.
+    /// Performs a Send, a Write and a Read, and checks the data.
     pub fn check(&mut self) {
         self.round += 1;
         let Self {
@@ -413,8 +413,8 @@ impl Healthy {
     }
 }
 
-/// Aborts the process if a test runs for `LIMIT * 4`, for waits that have no time limit of their
-/// own.
+/// Aborts the process if a test runs for longer than `LIMIT * 4`, because some waits have no time
+/// limit.
 pub struct Watchdog(
     #[expect(dead_code, reason = "dropping the sender stops the watchdog")] Sender<()>,
 );
@@ -433,8 +433,8 @@ impl Watchdog {
     }
 }
 
-/// Runs a test beside an unrelated connection, which must work before and after the test. A new
-/// connection must work, too.
+/// Runs a test while an unrelated connection exists. That connection must work before and after the
+/// test, and a new connection must work after it.
 pub fn others_are_served(test: impl FnOnce()) {
     let _guard = Watchdog::new();
     let mut other = Healthy::new(V4);

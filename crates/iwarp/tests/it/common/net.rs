@@ -1,6 +1,6 @@
-//! A network for tests. Each test re-executes itself in a new network namespace, with one thread in
-//! a second namespace and a pair of virtual network cards between them. The kernel removes all of
-//! it when the test's process ends. Where namespaces are not allowed, the tests are skipped; with
+//! A network of two hosts for tests. Each test re-executes itself in a new network namespace, with
+//! one thread in a second namespace and a `veth` pair between the two. The kernel removes them when
+//! the test's process ends. If namespaces are not permitted, the tests are skipped; with
 //! `IWARP_REQUIRE_NAMESPACES=1` they fail.
 
 use super::Watchdog;
@@ -11,11 +11,11 @@ use std::sync::mpsc::{Sender, channel};
 
 pub const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 1));
 pub const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 2));
-/// Environment variable that is set for the copy of this program in its namespace.
+/// Environment variable that is set in the re-executed test.
 const INSIDE: &str = "IWARP_TEST_OUTAGE_INSIDE";
 
-/// Two connected network namespaces: the calling thread is in the near one, a helper thread in the
-/// far one.
+/// Two connected network namespaces. The calling thread is in the near namespace, a helper thread
+/// in the far one.
 pub struct Net {
     /// Work for the thread in the far namespace.
     far: Sender<Box<dyn FnOnce() + Send>>,
@@ -32,7 +32,7 @@ impl Net {
         let (far, work) = channel::<Box<dyn FnOnce() + Send>>();
         let (tell, place) = channel();
         std::thread::spawn(move || {
-            // SAFETY: a new namespace concerns this thread only.
+            // SAFETY: the call affects only this thread's network namespace.
             let status = unsafe { libc::unshare(libc::CLONE_NEWNET) };
             assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
             let thread = std::fs::read_link("/proc/thread-self").unwrap();
@@ -64,7 +64,7 @@ impl Net {
         result.recv().unwrap()
     }
 
-    /// Runs `during` while the network is out.
+    /// Runs `during` while the link is down.
     pub fn outage<R>(&self, during: impl FnOnce() -> R) -> R {
         ip("link set near down");
         let result = during();
@@ -73,12 +73,12 @@ impl Net {
     }
 }
 
-/// Returns a command that runs its arguments in a network namespace of their own. Users other than
-/// root get a user namespace, too, because only root may create network namespaces.
+/// Returns a command that runs its arguments in a new network namespace. For users other than root,
+/// it also creates a user namespace, because only root may create network namespaces.
 fn namespace() -> Command {
     let mut command = Command::new("unshare");
     command.arg("--net");
-    // SAFETY: no condition.
+    // SAFETY: the call has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         command.args(["--user", "--map-root-user"]);
     }
@@ -87,14 +87,14 @@ fn namespace() -> Command {
     command
 }
 
-/// Runs `body`, the body of the test `name`, in namespaces of its own.
+/// Runs `body`, the body of the test `name`, in new namespaces.
 #[track_caller]
 pub fn inside(name: &str, body: impl FnOnce(&Net)) {
     if std::env::var_os(INSIDE).is_some() {
         let _guard = Watchdog::new();
         return body(&Net::new());
     }
-    // The probe does everything that the test needs permission for.
+    // The probe checks each permission that the test needs.
     let probe =
         "ip link add near type veth peer name far && ip link set near up && unshare --net true";
     let out = namespace().args(["sh", "-c", probe]).output();

@@ -1,6 +1,6 @@
 //! A hand-written peer: a blocking socket that encodes and decodes MPA, DDP and RDMAP with the
-//! codecs of `iwarp-proto`. It sends exactly what a test tells it to send, also when that breaks
-//! the protocol.
+//! codecs of `iwarp-proto`. It sends exactly what the test specifies, even if that violates the
+//! protocol.
 
 use super::{End, LIMIT, Server};
 use iwarp::runtime::cm::CmEventKind;
@@ -90,8 +90,8 @@ impl Hello {
 pub struct Wire {
     pub socket: TcpStream,
     pub crc: bool,
-    /// Passes over reminders: zero-length Writes by which an initiator wakes a responder that has
-    /// been silent for 30 ms and more, as it is on a busy machine.
+    /// Skips reminders: an initiator sends zero-length Writes to a responder that has been silent
+    /// for 30 ms or longer, which happens on a busy machine.
     pub skips_reminders: bool,
     msn: [u32; 4],
 }
@@ -237,7 +237,7 @@ impl Wire {
         }
     }
 
-    /// As [`Self::recv`], without passing over anything.
+    /// Reads the next FPDU as [`Self::recv`] does, without skipping reminders.
     fn recv_any(&mut self) -> (Header, Vec<u8>) {
         let mut octets = vec![0; 2];
         self.socket.read_exact(&mut octets).unwrap();
@@ -257,7 +257,7 @@ impl Wire {
         (header, ulpdu[header.len()..].to_vec())
     }
 
-    /// Reads what comes next, at least one octet before the end of the stream.
+    /// Reads the next octets, at least one unless the stream has ended.
     fn read_some(&mut self, octets: &mut [u8]) -> std::io::Result<usize> {
         let reminder = self.fpdu(&segment(&write_header(1, 0, true), &[]));
         loop {
@@ -402,7 +402,8 @@ pub fn responder(end: &End, hello: &Hello) -> Wire {
     responder_at(&listener, end, hello)
 }
 
-/// As [`responder`], with a listener whose options the connection has.
+/// Connects `end` as [`responder`] does, to this listener, whose socket options the connection
+/// inherits.
 pub fn responder_at(listener: &TcpListener, end: &End, hello: &Hello) -> Wire {
     end.connect(listener.local_addr().unwrap(), b"");
     let mut wire = Wire::new(listener.accept().unwrap().0);

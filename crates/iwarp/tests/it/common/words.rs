@@ -1,4 +1,4 @@
-//! Registered memory of 64-bit words and a poll that waits, for tests of `iwarp::runtime`.
+//! Registered memory of 64-bit words, and a blocking poll, for tests of `iwarp::runtime`.
 
 use iwarp::runtime::{CompletionQueue, Context};
 use iwarp_rnic::{Access, Cqe, Sge};
@@ -15,7 +15,8 @@ impl Mem {
         let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
         let access = Access::all() - Access::ZERO_BASED;
         let addr = words.as_ptr() as u64;
-        // SAFETY: the memory lives until the end of the test, and is read only after completions.
+        // SAFETY: the memory is valid until the end of the test, and is read only after
+        // completions.
         let stag =
             unsafe { ctx.register(addr, (words.len() * 8) as u64, addr, pd, access) }.unwrap();
         Self { words, stag }
@@ -45,7 +46,7 @@ impl Mem {
     }
 
     pub fn word(&self, i: usize) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the test owns the memory between operations.
         unsafe { std::ptr::from_ref(&self.words[i]).read_volatile() }
     }
 }

@@ -10,7 +10,7 @@ fn counted(counters: &Counters) -> Vec<(&'static str, u64)> {
 }
 
 #[test]
-fn each_counter_has_its_share() {
+fn counters_count_datagrams() {
     let ctx = context("127.0.0.1");
     let (a, b) = (End::on(&ctx, None), End::on(&ctx, None));
     b.receive(0, 100);
@@ -27,7 +27,7 @@ fn each_counter_has_its_share() {
         assert_eq!(end.next().status, WcStatus::Success);
     }
     b.poll_until(|b| b.qp.drops().no_receive == 2);
-    // 32 octets of each are the header.
+    // Each datagram has a header of 32 octets.
     let sent = 3 + 7 + 7 + 3;
     let tx = [
         ("tx_bytes", sent + 4 * 32),
@@ -63,10 +63,10 @@ fn each_counter_has_its_share() {
     a.qp.destroy();
     assert_eq!(counted(&ctx.counters()), both);
     drop((a, b));
-    // A thread of the engine may be using one of them at this moment.
+    // A thread of the engine may still use a destroyed queue pair.
     let start = Instant::now();
     while counted(&ctx.counters()) != both {
-        assert!(start.elapsed() < PATIENCE, "{:?}", ctx.counters());
+        assert!(start.elapsed() < TIMEOUT, "{:?}", ctx.counters());
         std::thread::yield_now();
     }
 }
@@ -105,12 +105,12 @@ fn qp_reports_its_attributes() {
     let pds = [(); 3].map(|()| ctx.allocate_pd());
     let qps = pds.map(|pd| ctx.create_ud_qp(&attributes(pd, &cq)).unwrap());
     assert_eq!(qps.each_ref().map(UdQueuePair::pd), pds);
-    for (at, qp) in qps.iter().enumerate() {
+    for (index, qp) in qps.iter().enumerate() {
         assert_eq!((qp.user_data(), qp.qkey()), (0, 0));
-        qp.set_user_data(70 + at as u64);
-        qp.set_qkey(90 + at as u32);
+        qp.set_user_data(70 + index as u64);
+        qp.set_qkey(90 + index as u32);
         assert!(format!("{qp:?}").contains(&qp.num().to_string()));
-        assert!(qp.is_same(&qp.clone()) && !qp.is_same(&qps[(at + 1) % 3]));
+        assert!(qp.is_same(&qp.clone()) && !qp.is_same(&qps[(index + 1) % 3]));
     }
     assert_eq!(qps.each_ref().map(UdQueuePair::user_data), [70, 71, 72]);
     assert_eq!(qps.each_ref().map(UdQueuePair::qkey), [90, 91, 92]);

@@ -1,14 +1,14 @@
-//! Delivery of datagrams to multicast groups.
+//! Tests of datagrams to multicast groups.
 
 use super::*;
 
-/// IPv4 only: Linux has no route for groups of IPv6 on the loopback interface.
+/// Returns the GID of an IPv4 group. Linux has no route for IPv6 groups on the loopback interface.
 fn group(last: u8) -> [u8; 16] {
     gid(&format!("239.255.79.{last}"))
 }
 
-/// Two queue pairs attached to these groups, with their own key, so that other users of the groups
-/// on this host are not received.
+/// Returns two queue pairs that are attached to these groups. They have a Q_Key of this process, so
+/// that they do not receive datagrams of other users of the groups on this host.
 fn attached(groups: &[[u8; 16]]) -> [End; 2] {
     let ends = [(); 2].map(|()| End::new("127.0.0.1"));
     for end in &ends {
@@ -33,7 +33,8 @@ fn send(from: &End, to: &End, group: Option<[u8; 16]>, octets: &[u8]) {
 
 #[test]
 fn group_reaches_attached_qps() {
-    // A key of this process: another run of the test on this host would be received, too.
+    // The Q_Key depends on the process, so that another run of the test on this host does not
+    // interfere.
     let [.., high, low] = std::process::id().to_be_bytes();
     let group = [
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 255, high, low,
@@ -52,7 +53,7 @@ fn group_reaches_attached_qps() {
         remote_qp: MULTICAST_QP,
         ..request(&ends[0], &pieces)
     };
-    // Its sender is attached, too, and receives it.
+    // The sender is attached, too, and receives the datagram.
     ends[0].qp.post_send(&[wr]).unwrap();
     for end in &ends[..2] {
         let got = end.next();
@@ -62,14 +63,14 @@ fn group_reaches_attached_qps() {
         assert_eq!(octets[GRH..], *b"to all");
         assert_eq!(octets[36..40], group[12..]);
     }
-    // If it does not receive its own, others still do.
+    // If the sender blocks its own datagrams, the other queue pair still receives them.
     ends[0].qp.set_deaf_to_itself(true);
     ends.iter().take(2).for_each(|end| end.receive(0, 100));
     ends[0].qp.post_send(&[wr]).unwrap();
     assert_eq!(ends[1].next().byte_len as usize, GRH + 6);
     ends[0].poll_until(|end| end.qp.drops().own == 1);
-    // A detached queue pair, or one that was never attached, receives nothing: the next datagram is
-    // the first to arrive.
+    // A queue pair that is not attached receives no datagram of the group: the first to arrive is a
+    // later one.
     ends[1].qp.detach_group(group).unwrap();
     assert!(ends[1].qp.detach_group(group).is_err());
     ends[1].receive(1, 100);
@@ -93,7 +94,6 @@ fn groups_have_limits() {
     a.qp.attach_group(group(32)).unwrap();
 }
 
-/// It only does not receive its own datagrams to groups.
 #[test]
 fn loopback_off_still_receives_others() {
     let [a, b] = attached(&[group(1)]);

@@ -1,6 +1,6 @@
-//! Each setting in each place where it applies: the listener, the accepted connection, and the
-//! connecting end. The peer is hand-written, so what it sees can only result from the settings of
-//! the other end.
+//! Tests of each setting at each end where it applies: the listener, the accepted connection, and
+//! the connecting end. The peer is hand-written, so only the settings of our end affect what it
+//! sees.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::{End, HANDSHAKE, Server, V4, context, expect};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A stream that ends when a time limit expires, and what keeps it alive.
+/// A stream that ends when a time limit expires, and the objects that keep our end alive.
 type Waiting = (Wire, Box<dyn Any>);
 
 fn silent(config: &Config) -> Waiting {
@@ -24,7 +24,7 @@ fn silent(config: &Config) -> Waiting {
     (Wire::connect(server.address), Box::new(server))
 }
 
-/// The request has arrived, and is neither accepted nor rejected.
+/// Returns a connection whose request has arrived and is not answered.
 fn requested(config: &Config, hello: &Hello) -> (Server, Wire) {
     let server = Server::new(V4, config);
     let mut wire = Wire::connect(server.address);
@@ -92,8 +92,9 @@ fn unanswered(config: &Config) -> Waiting {
     (wire, Box::new((listener, end)))
 }
 
-/// Two streams wait for the same event, the first one for up to an hour. It has to outlast the
-/// second one: with a limit from anywhere but the settings of its own device it would end first.
+/// Two streams wait for the same event: the first with a limit of an hour, the second with a short
+/// limit. If a limit were not taken from the settings of its own device, the first stream would end
+/// first.
 #[test]
 fn time_limits_belong_to_their_device() {
     type Set = fn(&mut Config, Duration);
@@ -130,7 +131,8 @@ fn time_limits_belong_to_their_device() {
     });
 }
 
-/// A stream with a short limit ends, and an older one with a long limit does not.
+/// Checks that a stream with a short limit ends, and that an older stream with a long limit does
+/// not.
 fn outlasts(what: &str, begin: impl Fn(Duration) -> Waiting) {
     let (mut waits, _alive) = begin(NEVER);
     let (mut ends, _alive_too) = begin(HANDSHAKE);
@@ -138,14 +140,14 @@ fn outlasts(what: &str, begin: impl Fn(Duration) -> Waiting) {
     let seen = ends.socket.read(&mut [0; 64]);
     assert!(
         !seen.as_ref().is_err_and(timed_out),
-        "{what}: nothing happens"
+        "{what}: no stream ends"
     );
     waits.socket.set_nonblocking(true).unwrap();
     let seen = waits.socket.read(&mut [0; 64]);
     assert!(seen.as_ref().is_err_and(timed_out), "{what}: {seen:?}");
 }
 
-/// Row: whether our end requests CRCs, and whether the peer does.
+/// Each row: whether our end requests CRCs, and whether the peer requests them.
 #[test]
 fn either_end_may_ask_for_crcs() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -171,7 +173,7 @@ fn either_end_may_ask_for_crcs() {
     }
 }
 
-/// Both places of a queue pair whose device has these settings: accepting and connecting.
+/// Returns an accepted and a connecting end of a device with these settings.
 fn both_places(config: &Config) -> [(Wire, End); 2] {
     let hello = Hello::enhanced(true, false);
     let accepted = initiator(&Server::new(V4, config), &hello);
@@ -213,7 +215,7 @@ fn both_places_probe_placement_of_sends() {
     }
 }
 
-/// Row: the device's peers, the listener's own, and whether this host is admitted.
+/// Each row: the device's admitted peers, the listener's, and whether this host is admitted.
 #[test]
 fn listener_admission_wins_over_device() {
     let (us, others) = ("127.0.0.0/8", "192.0.2.0/24");

@@ -1,5 +1,5 @@
-//! Identifiers of the connection manager: placeholder queue pairs, options, addresses, and events
-//! that move to another channel.
+//! Tests of connection identifiers: placeholder queue pairs, options, addresses, and events that
+//! move to another channel.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn on_loopback(port: u16) -> SocketAddr {
     ([127, 0, 0, 1], port).into()
 }
 
-/// The program has no queue pair for it (`CmId::use_stand_in`).
+/// The identifier has a placeholder queue pair (`CmId::use_stand_in`).
 #[test]
 fn connection_without_queue_pair_works() {
     let (at_listener, at_client) = (
@@ -57,9 +57,10 @@ fn connection_without_queue_pair_works() {
         let event = expect(&at_client, CmEventKind::Established);
         assert_eq!(event.private_data, b"answer");
         let reads = (event.responder_resources, event.initiator_depth);
-        // The listener's program serves fewer, but can serve as many as requested, up to the depth.
+        // The listener's program wants fewer Reads. The reply contains as many as requested, up to
+        // its queue pair's depth.
         assert_eq!(reads, (Some(1), Some(3)));
-        // The connecting program has not taken the answer yet.
+        // The connecting program has not called `establish` yet.
         assert!(at_listener.try_next().is_none());
         (id, request.id)
     };
@@ -75,7 +76,7 @@ fn connection_without_queue_pair_works() {
         assert_eq!(event.status, 0);
         event.id.destroy();
     }
-    // An answer that the program does not take.
+    // The program never calls `establish` for this answer.
     let (client, _server) = ask();
     client.disconnect().unwrap();
     assert_eq!(expect(&at_client, CmEventKind::Disconnected).status, 0);
@@ -116,9 +117,9 @@ fn identifiers_have_numbers_and_user_values() {
         assert_eq!(id.user_data(), 0);
         id.set_user_data(value);
     }
-    let values = [0, 1, 2].map(|at: usize| ids[at].user_data());
+    let values = [0, 1, 2].map(|index: usize| ids[index].user_data());
     assert_eq!(values, [5, 6, 7]);
-    let mut numbers = [0, 1, 2].map(|at: usize| ids[at].serial());
+    let mut numbers = [0, 1, 2].map(|index: usize| ids[index].serial());
     assert_eq!(numbers[0], ids[0].clone().serial());
     let text = format!("{:?}", ids[1]);
     assert!(text.contains(&numbers[1].to_string()), "{text}");
@@ -126,7 +127,7 @@ fn identifiers_have_numbers_and_user_values() {
     assert!(numbers[0] < numbers[1] && numbers[1] < numbers[2]);
 }
 
-/// Of two identifiers that share a channel, destroying one leaves the other and its events intact.
+/// If two identifiers share a channel, destroying one does not drop the events of the other.
 #[test]
 fn destroyed_identifier_discards_only_its_events() {
     let channel = create_event_channel().unwrap();
@@ -141,7 +142,7 @@ fn destroyed_identifier_discards_only_its_events() {
 }
 
 #[test]
-fn an_identifier_is_bound_once() {
+fn identifier_is_bound_once() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let channel = create_event_channel().unwrap();
@@ -166,11 +167,11 @@ fn dropped_listener_frees_its_port() {
     let id = CmId::create(&channel, None);
     id.bind(on_loopback(0)).unwrap();
     id.listen(0).unwrap();
-    let at = id.addresses().0.unwrap();
+    let address = id.addresses().0.unwrap();
     drop(id);
     let end = Instant::now() + Duration::from_secs(20);
-    while std::net::TcpStream::connect(at).is_ok() {
-        assert!(Instant::now() < end, "it still listens");
+    while std::net::TcpStream::connect(address).is_ok() {
+        assert!(Instant::now() < end, "the listener still accepts");
     }
 }
 
@@ -200,7 +201,8 @@ fn program_posts_only_user_events() {
     refused(CmEventKind::User(5));
 }
 
-/// Listens on all IPv6 addresses. Returns `true` if its port can still be used for IPv4.
+/// Listens at the IPv6 wildcard address. Returns `true` if another socket can use the port for
+/// IPv4.
 fn leaves_ipv4(only_v6: bool) -> bool {
     let id = CmId::create(&create_event_channel().unwrap(), None);
     id.set_only_v6(only_v6);
@@ -239,7 +241,6 @@ fn reuseaddr_shares_address_one_listens() {
     assert!(in_use(id(true).bind(alone.addresses().0.unwrap())));
 }
 
-/// Also when it tries again.
 #[test]
 fn identifier_connects_from_bound_port() {
     let channel = create_event_channel().unwrap();
@@ -277,7 +278,7 @@ fn migrated_identifier_moves_its_events() {
         moving.write_event(CmEventKind::User(value), 0).unwrap();
         staying.write_event(CmEventKind::User(10), 0).unwrap();
     }
-    // The channel that it already has.
+    // Migrating to the current channel has no effect.
     moving.migrate(&old);
     moving.migrate(&new);
     moving.write_event(CmEventKind::User(3), 0).unwrap();
@@ -297,7 +298,8 @@ fn source_and_destination_share_family() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let channel = create_event_channel().unwrap();
-    // Bound to, named as the source, resolved; and the resulting address, if possible.
+    // The bound address, the source, the peer, and the resulting local address if resolving
+    // succeeds.
     for (bound, source, peer, wanted) in [
         (None, None, "127.0.0.1:9", Some("127.0.0.1")),
         (None, Some("0.0.0.0:0"), "127.0.0.1:9", Some("127.0.0.1")),
@@ -336,8 +338,8 @@ fn source_and_destination_share_family() {
     }
 }
 
-/// The peer sees the address that the program named as the source, whichever context the identifier
-/// uses.
+/// The peer sees the source address that the program has passed, with a context of the program and
+/// with the shared one.
 #[test]
 fn connection_comes_from_named_address() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();

@@ -1,17 +1,17 @@
-//! Placeholder queue pairs of identifiers whose program has no queue pair for the connection.
+//! Placeholder queue pairs, for connections for which the program has no queue pair.
 //!
 //! On InfiniBand and RoCE the connection manager does not touch queue pairs. Some programs (UCX)
-//! use its connections only to exchange private data and to notice the death of the other end. They
-//! pass the number of a queue pair that no message ever uses, and connect their real queue pairs by
-//! number. With iWARP a connection is a TCP stream, which only a queue pair can serve. Therefore
-//! the identifier has a queue pair of its own, to which nothing can be posted. A peer cannot reach
-//! memory through it, because its protection domain has none, and a peer's Send ends the
-//! connection, because there is no receive.
+//! use its connections only to exchange private data, and to notice when the peer dies. They pass
+//! the number of a queue pair that carries no messages, and connect their real queue pairs by
+//! number. With iWARP a connection is a TCP stream, which needs a queue pair. Therefore the
+//! identifier creates a queue pair itself, to which nothing can be posted. A peer cannot access
+//! memory through it, because its protection domain has no memory regions. A peer's Send ends the
+//! connection, because no receive is posted.
 //!
 //! On InfiniBand the accepting program gets the event Established after the connecting program has
-//! called `rdma_establish(3)`. UCX relies on that: it fails if data of the accepting end comes
-//! first. Therefore the initiator's first message, which has the same effect (RFC 6581 section
-//! 9.2), also waits for that call.
+//! called `rdma_establish(3)`. UCX relies on this, and fails if data from the accepting end arrives
+//! earlier. With iWARP the initiator's first message triggers the event (RFC 6581 section 9.2), so
+//! this message waits for the call.
 
 use super::id::{CmId, Phase, Reply};
 use crate::conn::qp::{Handover, QpAttributes, QueuePair};
@@ -19,13 +19,12 @@ use crate::error::{Error, Result};
 use crate::objects::context::Context;
 
 /// A queue pair that is destroyed with its identifier.
-pub(super) struct StandIn(QueuePair);
+pub(super) struct PlaceholderQp(QueuePair);
 
-impl StandIn {
-    /// Creates the queue pair. `depth` is the number of RDMA Reads that it offers to serve and to
-    /// issue.
+impl PlaceholderQp {
+    /// Creates the queue pair. `depth` is its ORD and IRD.
     fn create(ctx: &Context, depth: u16) -> Result<Self> {
-        // No request will be posted, but a queue pair needs room for one.
+        // No request will be posted, but the minimum size is 1.
         let cq = ctx.create_cq(1, None)?;
         let attributes = QpAttributes {
             pd: ctx.allocate_pd(),
@@ -46,40 +45,42 @@ impl StandIn {
     }
 }
 
-impl Drop for StandIn {
+impl Drop for PlaceholderQp {
     fn drop(&mut self) {
         self.0.destroy();
     }
 }
 
 impl CmId {
-    /// Uses a queue pair of the identifier for the connection, in place of one of the program. It
-    /// carries no messages: the connection only exchanges private data and reports its end. It
-    /// replaces an earlier queue pair, and is destroyed with the identifier.
+    /// Creates a placeholder queue pair for the connection, if the program has none. The connection
+    /// carries no messages; it exchanges private data and reports its end. The placeholder replaces
+    /// an earlier queue pair, and is destroyed with the identifier.
     ///
-    /// `depth` is the largest number of RDMA Reads that the peer is offered.
+    /// `depth` is the IRD and ORD that the peer is offered.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] before the address is resolved; otherwise as [`Context::create_qp`].
+    /// [`Error::NoDevice`] before the address is resolved; those of [`Context::create_qp`].
     pub fn use_stand_in(&self, depth: u16) -> Result<()> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
-        let stand_in = StandIn::create(&ctx, depth)?;
+        let placeholder_qp = PlaceholderQp::create(&ctx, depth)?;
         let mut s = self.inner.state.lock();
-        s.qp = Some(stand_in.0.clone());
-        let before = s.stand_in.replace(stand_in);
-        // The end of the earlier one may notify this identifier, so the lock is dropped first.
+        s.qp = Some(placeholder_qp.0.clone());
+        let before = s.placeholder_qp.replace(placeholder_qp);
+        // Destroying the earlier queue pair may notify this identifier, so the lock is released
+        // first.
         drop(s);
         drop(before);
         Ok(())
     }
 
-    /// Establishes a connection without a queue pair of the program
-    /// ([`use_stand_in`](Self::use_stand_in)) that the peer has accepted (`rdma_establish(3)`). The
-    /// peer gets the event Established only then. Does nothing for other connections that are up.
+    /// Establishes a connection with a placeholder queue pair
+    /// ([`use_stand_in`](Self::use_stand_in)) after the peer has accepted it (`rdma_establish(3)`).
+    /// The peer then gets the event Established. On any other established connection the call has
+    /// no effect.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: there is no connection. [`Error::ConnectionLost`]: it cannot be
-    /// watched.
+    /// - [`Error::InvalidState`]: there is no connection.
+    /// - [`Error::ConnectionLost`]: the queue pair does not take the stream.
     pub fn establish(&self) -> Result<()> {
         let (handover, qp) = {
             let mut s = self.inner.state.lock();
@@ -102,15 +103,12 @@ impl CmId {
         }
         Ok(())
     }
-
-    /// Returns `true` if its queue pair is a placeholder.
-    pub(super) fn has_stand_in(&self) -> bool {
-        self.inner.state.lock().stand_in.is_some()
+    pub(super) fn has_placeholder_qp(&self) -> bool {
+        self.inner.state.lock().placeholder_qp.is_some()
     }
 
-    /// Notifies the program that the peer has accepted. The stream waits for
-    /// [`establish`](Self::establish), and is not watched until then. If the identifier was
-    /// destroyed, the stream is closed.
+    /// Notifies the program that the peer has accepted. The stream is not watched before
+    /// [`establish`](Self::establish). If the identifier was destroyed, closes the stream.
     pub(super) fn answered(&self, handover: Handover, reply: Reply) {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connecting(_)) {
@@ -122,8 +120,8 @@ impl CmId {
         self.give(s, event);
     }
 
-    /// Closes a connection that waits for [`establish`](Self::establish), and adds the event of its
-    /// end. Returns `false` if there is no such connection.
+    /// Closes a connection that waits for [`establish`](Self::establish), and adds the event
+    /// Disconnected. Returns `false` if there is no such connection.
     pub(super) fn give_up_answer(&self) -> bool {
         let handover = {
             let mut s = self.inner.state.lock();
@@ -163,18 +161,18 @@ mod tests {
         (id, channel, peer)
     }
 
-    /// If the queue pair does not take the connection, it is over.
+    /// If the placeholder queue pair was destroyed, `establish` fails and ends the connection.
     #[test]
-    fn establish_needs_the_queue_pair() {
-        for is_there in [true, false] {
+    fn establish_fails_without_queue_pair() {
+        for has_qp in [true, false] {
             let (id, _channel, mut peer) = answered();
-            if !is_there {
+            if !has_qp {
                 id.queue_pair().unwrap().destroy();
             }
-            let taken = id.establish();
+            let established = id.establish();
             let is_up = matches!(id.inner.state.lock().phase, Phase::Connected(true));
-            assert_eq!((taken.is_ok(), is_up), (is_there, is_there));
-            if let Err(error) = taken {
+            assert_eq!((established.is_ok(), is_up), (has_qp, has_qp));
+            if let Err(error) = established {
                 assert!(matches!(error, Error::ConnectionLost(_)), "{error}");
                 let is_over = matches!(id.inner.state.lock().phase, Phase::Disconnected);
                 assert!(is_over);
@@ -184,17 +182,17 @@ mod tests {
         }
     }
 
-    /// Records whether the connection was still open at the peer when the program was notified.
+    /// Records whether the peer's connection was still open when the program was notified.
     struct Notified {
         peer: TcpStream,
-        early: AtomicBool,
+        peer_was_open: AtomicBool,
     }
 
     impl Wake for Notified {
         fn wake(self: Arc<Self>) {
             let seen = self.peer.peek(&mut [0]);
             let is_open = matches!(seen, Err(error) if error.kind() == ErrorKind::WouldBlock);
-            self.early.store(is_open, Ordering::SeqCst);
+            self.peer_was_open.store(is_open, Ordering::SeqCst);
         }
     }
 
@@ -204,14 +202,14 @@ mod tests {
         peer.set_nonblocking(true).unwrap();
         let notified = Arc::new(Notified {
             peer,
-            early: AtomicBool::new(false),
+            peer_was_open: AtomicBool::new(false),
         });
         channel.wake_at_next(&Waker::from(Arc::clone(&notified)));
         assert!(id.give_up_answer() && !id.give_up_answer());
-        assert!(notified.early.load(Ordering::SeqCst));
+        assert!(notified.peer_was_open.load(Ordering::SeqCst));
         let event = channel.try_next().unwrap();
         assert_eq!((event.kind, event.status), (CmEventKind::Disconnected, 0));
-        testing::until("the peer does not see the end", || {
+        testing::until("the peer's connection is still open", || {
             match notified.peer.peek(&mut [0]) {
                 Err(error) => error.kind() != ErrorKind::WouldBlock,
                 Ok(_) => true,
