@@ -101,7 +101,6 @@ fn now_reads_the_socket() {
     assert!(b.recv().now().unwrap().is_none());
 }
 
-/// Short data is sent inline, longer data by the staging memory, regions in place.
 /// Owned data is sent inline, copied, or from where it is, also if the send queue is full and the
 /// operation is dropped.
 #[test]
@@ -312,6 +311,7 @@ fn operations_are_spawned() {
     });
 }
 
+/// Short data is sent inline, longer data by the staging memory, regions in place.
 #[test]
 fn payloads_of_each_kind() {
     let (a, b) = pair_with(&Options::new().message_size(10_000));
