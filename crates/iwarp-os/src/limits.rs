@@ -7,7 +7,7 @@ use rustix::fd::AsFd;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The size to which [`make_room`] enlarges the descriptor table, unless the limit of open files is
+/// The size to which [`enlarge_descriptor_table`] enlarges the descriptor table, unless the limit of open files is
 /// lower. The table takes 128 KiB of kernel memory.
 const TABLE_SIZE: usize = 16 << 10;
 
@@ -54,7 +54,7 @@ pub fn descriptors() -> usize {
 /// Otherwise, the kernel doubles the table each time it is full. In a process with threads, the
 /// thread that opens a descriptor then waits until no processor uses the old table: 5 to 8 ms, four
 /// times for 3,000 connections.
-pub fn make_room(any: impl AsFd) {
+pub fn enlarge_descriptor_table(any: impl AsFd) {
     let last = descriptors().min(TABLE_SIZE).saturating_sub(1);
     if let Ok(last) = i32::try_from(last) {
         drop(fcntl_dupfd_cloexec(any, last));
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn descriptor_table_is_enlarged() {
         let status = std::fs::File::open("/proc/self/status").expect("a file of the kernel");
-        make_room(&status);
+        enlarge_descriptor_table(&status);
         let status = std::io::read_to_string(status).expect("text");
         let size = status
             .lines()

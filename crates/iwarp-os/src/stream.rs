@@ -264,7 +264,7 @@ impl TcpStream {
     /// Linux first sends a tail loss probe, which it does not count as a retransmission, and then
     /// waits again. That takes up to two retransmission timeouts. A third one allows for late
     /// timers.
-    pub fn time_to_tell(&self) -> io::Result<Duration> {
+    pub fn detection_time(&self) -> io::Result<Duration> {
         let timeout = tcp_info(&self.socket)?.retransmission_timeout_us;
         Ok(Duration::from_micros(timeout.into()) * 3)
     }

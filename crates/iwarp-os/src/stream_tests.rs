@@ -217,5 +217,5 @@ fn full_receive_buffer_is_not_silence() {
     }
     assert!(a.unacknowledged_bytes().expect("SIOCOUTQ") > 0);
     // Linux waits at least a millisecond before it retransmits.
-    assert!(a.time_to_tell().expect("TCP_INFO") >= Duration::from_millis(2));
+    assert!(a.detection_time().expect("TCP_INFO") >= Duration::from_millis(2));
 }

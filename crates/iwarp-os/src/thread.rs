@@ -36,7 +36,7 @@ pub fn spawn_without_signals(
 }
 
 /// Returns the kernel's thread ID of the calling thread.
-pub fn own_number() -> u32 {
+pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 

@@ -5,7 +5,7 @@
 //! in one `select!`, and for completion channels shared by many completion queues.
 
 use crate::error::Result;
-use crate::objects::wait::room_in;
+use crate::objects::wait::require_room;
 use crate::runtime::AsyncEvent;
 use crate::runtime::CompletionChannel;
 use crate::runtime::CompletionQueue;
@@ -149,7 +149,7 @@ impl Watched<CompletionChannel> {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `out` is empty, and the errors
     /// of [`next`](Self::next).
     pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
-        room_in(out)?;
+        require_room(out)?;
         loop {
             let n = cq.poll(out)?;
             if n > 0 {

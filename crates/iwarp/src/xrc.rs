@@ -271,7 +271,7 @@ impl QueuePair {
         let directory = addressable.then(|| ctx.directory()).transpose()?;
         let number = |taken: &dyn Fn(u32) -> bool| match &directory {
             Some(directory) => directory.reserve_number(taken),
-            None => Ok(ctx.any_number(taken)),
+            None => Ok(ctx.next_free_number(taken)),
         };
         let qp = Self::create_as(ctx, a, target.map(|target| Box::new(target) as _), number)?;
         qp.inner.state.lock().machine.set_xrc(end);
@@ -442,7 +442,7 @@ impl XrcTarget for Target {
     fn forget(&self, qp: &Arc<QpInner>) {
         for cq in self.drivers.lock().drain(..) {
             if let Some(cq) = cq.upgrade() {
-                cq.leave(qp);
+                cq.remove_member(qp);
             }
         }
         *self.selected.lock() = None;

@@ -6,7 +6,7 @@
 use core::ffi::c_int;
 
 use iwarp_rnic::Access;
-use iwarp_rnic::memory::{MemoryTable, Pages, Room, RoomSize, Stag};
+use iwarp_rnic::memory::{MemoryTable, NewSlotsSize, Pages, Room, Stag};
 
 use crate::error::{ENOMEM, errno_or_zero};
 use crate::runtime::{free_object, new_object};
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn rk_device_free(device: *mut Device) {
 /// Slots that are allocated without the device's lock, and then attached to its memory table.
 #[derive(Debug)]
 pub struct Slots {
-    size: Option<RoomSize>,
+    size: Option<NewSlotsSize>,
     room: Option<Room<Pages>>,
 }
 
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn rk_slots_free(slots: *mut Slots) {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_lacking(device: &Device, slots: &mut Slots) -> bool {
-    slots.size = device.table.lacks_room();
+    slots.size = device.table.missing_slots();
     slots.size.is_some()
 }
 
@@ -80,7 +80,7 @@ pub extern "C" fn rk_slots_lacking(device: &Device, slots: &mut Slots) -> bool {
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_slots_make(slots: &mut Slots) -> c_int {
-    match slots.size.take().map(RoomSize::make) {
+    match slots.size.take().map(NewSlotsSize::make) {
         Some(Ok(room)) => slots.room = Some(room),
         Some(Err(_)) => return ENOMEM,
         None => {}

@@ -105,14 +105,14 @@ pub struct Origin(u32);
 impl Origin {
     /// Returns the current process.
     #[inline]
-    pub fn here() -> Self {
+    pub fn current_process() -> Self {
         Self(generation())
     }
 
     /// Returns `true` if the object was created by a parent of the current process.
     #[inline]
     pub fn is_foreign(self) -> bool {
-        self != Self::here()
+        self != Self::current_process()
     }
 }
 

@@ -174,12 +174,12 @@ pub fn enable() {
 /// progress thread wakes, when a polling thread yields, and at each 64th read and write of a queue
 /// pair.
 #[cold]
-pub fn keep() {
+pub fn keep_installed() {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-    handler::keep();
+    handler::keep_installed();
 }
 
-/// Calls [`keep`] if this thread has not done so for a millisecond. `now` is the monotonic time in
+/// Calls [`keep_installed`] if this thread has not done so for a millisecond. `now` is the monotonic time in
 /// nanoseconds.
 pub fn keep_regularly(now: u64) {
     thread_local! {
@@ -192,7 +192,7 @@ pub fn keep_regularly(now: u64) {
             .is_none_or(|last| now.saturating_sub(last) >= KEEP_INTERVAL_NS)
         {
             last.set(Some(now));
-            keep();
+            keep_installed();
         }
     });
 }
@@ -203,9 +203,9 @@ const KEEP_INTERVAL_NS: u64 = 1_000_000;
 
 /// Counts reads and writes of a queue pair, and calls [`keep_regularly`] at each 64th.
 #[derive(Debug, Default)]
-pub struct Often(u8);
+pub struct PeriodicKeep(u8);
 
-impl Often {
+impl PeriodicKeep {
     /// Counts one read or write.
     #[inline]
     pub fn count(&mut self) {

@@ -142,7 +142,7 @@ fn blocked_signals_are_unblocked() {
     let at = mapping.addr() as usize + hole;
     let copy_with_blocked_signals = move || {
         block_all_signals();
-        keep();
+        keep_installed();
         let mut own = 0u8;
         // SAFETY: faults are caught.
         unsafe { copy(std::ptr::with_exposed_provenance(at), &raw mut own, 1) }

@@ -59,7 +59,7 @@ fn request_without_enhancements_has_revision_1() {
     //# For this version of
     //# the specification, senders MUST set this field to one.
     assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x00");
-    assert!(!i.ask_again());
+    assert!(!i.prepare_retry());
 }
 
 #[test]

@@ -196,11 +196,11 @@ fn initiator_falls_back_to_revision_1() {
     let mut i = Initiator::new(BASE, b"hello").unwrap();
     let enhanced = i.request_octets().to_vec();
     // The first connection may have ended for another reason, so the request is repeated.
-    assert!(i.ask_again());
+    assert!(i.prepare_retry());
     assert_eq!(i.request_octets(), enhanced);
-    assert!(i.ask_again());
+    assert!(i.prepare_retry());
     assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x05hello");
-    assert!(!i.ask_again());
+    assert!(!i.prepare_retry());
     let revision_1 = LocalParams {
         revision: 1,
         ..BASE

@@ -54,7 +54,7 @@ pub(crate) use host::unmapped;
 pub use iwarp_proto::ddp::Stag;
 pub use on_demand::{ExchangeFn, Pager, ReadFn, WriteFn};
 pub use pages::{ListedPages, PagePlace, Pages};
-pub use slots::{Room, RoomSize};
+pub use slots::{NewSlotsSize, Room};
 pub use span::{Fragment, Fragments, Memory, Span, Word};
 pub use sum::{CopyingCrc32cFn, Crc32c, SharedCrc32cFn};
 pub use table::MemoryTable;

@@ -32,11 +32,11 @@ const fn size_of_part(number: usize) -> usize {
 
 /// The slots to allocate for one more entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RoomSize {
+pub struct NewSlotsSize {
     part: usize,
 }
 
-impl RoomSize {
+impl NewSlotsSize {
     /// Allocates the slots. No lock is needed, because this does not access the table.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl RoomSize {
     }
 }
 
-/// Slots for more entries, from [`RoomSize::make`], to be passed to
+/// Slots for more entries, from [`NewSlotsSize::make`], to be passed to
 /// [`MemoryTable::attach`](super::MemoryTable::attach).
 #[derive(Debug)]
 pub struct Room<M> {
@@ -163,9 +163,9 @@ impl<M> Slots<M> {
     }
 
     /// Returns the slots to allocate before the next entry; `None` if a slot is free.
-    pub(super) fn missing_slots(&self) -> Option<RoomSize> {
+    pub(super) fn missing_slots(&self) -> Option<NewSlotsSize> {
         let part = self.newest.wrapping_add(1);
-        (part < PARTS && self.part_with_free_slots().is_none()).then_some(RoomSize { part })
+        (part < PARTS && self.part_with_free_slots().is_none()).then_some(NewSlotsSize { part })
     }
 
     /// Adds slots; returns them if another caller has added slots meanwhile.
@@ -263,7 +263,7 @@ mod tests {
         let mut places = Vec::new();
         let mut sizes = Vec::new();
         for random in scrambled(1).take(5_000) {
-            sizes.extend(table.lacks_room().map(|size| size_of_part(size.part)));
+            sizes.extend(table.missing_slots().map(|size| size_of_part(size.part)));
             let stag = register(&mut table, random).unwrap();
             assert_eq!(stag.key(), Stag(random).key(), "the consumer's key");
             places.push((stag, core::ptr::from_ref(table.entry(stag).unwrap())));
@@ -287,7 +287,7 @@ mod tests {
     fn slots_are_allocated_without_table() {
         let mut table = MemoryTable::new();
         let mut randoms = scrambled(2);
-        let rooms = [0, 1].map(|_| table.lacks_room().unwrap().make().unwrap());
+        let rooms = [0, 1].map(|_| table.missing_slots().unwrap().make().unwrap());
         let [first, second_room] = rooms;
         let slots = first.slots.as_ptr();
         assert!(table.attach(first).is_none());
@@ -296,13 +296,13 @@ mod tests {
             "another caller has added slots"
         );
         for random in randoms.by_ref().take(FIRST / 2) {
-            assert_eq!(table.lacks_room(), None);
+            assert_eq!(table.missing_slots(), None);
             register(&mut table, random).unwrap();
         }
         let first: Vec<_> = table.slots.entries_in(0..1).unwrap().collect();
         assert!(core::ptr::eq(first[0], slots));
         assert!(table.slots.entries_in(FIRST..FIRST + 1).is_none());
-        assert!(table.lacks_room().is_some());
+        assert!(table.missing_slots().is_some());
         // A caller that does not attach slots in advance allocates them implicitly.
         register(&mut table, randoms.next().unwrap()).unwrap();
         assert!(table.slots.entries_in(FIRST..FIRST + 1).is_some());

@@ -1,7 +1,7 @@
 //! The STag table: registration and deregistration.
 
 use super::entry::{Entry, Grant, Kind};
-use super::slots::{Room, RoomSize, Slots};
+use super::slots::{NewSlotsSize, Room, Slots};
 use super::span::Memory;
 use super::{HostRange, MemoryError};
 use crate::Access;
@@ -16,7 +16,7 @@ use iwarp_proto::ddp::Stag;
 /// then waits for accesses in progress.
 ///
 /// The table grows when it has no free slot for a new entry. To avoid an allocation under the lock,
-/// a caller can call [`lacks_room`](Self::lacks_room), allocate the slots without the lock, and
+/// a caller can call [`missing_slots`](Self::missing_slots), allocate the slots without the lock, and
 /// [`attach`](Self::attach) them.
 #[derive(Debug)]
 pub struct MemoryTable<M = HostRange> {
@@ -77,11 +77,11 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Returns how many slots to allocate for the next region or window; `None` if a slot is free,
     /// or if the table has its maximum size.
-    pub fn lacks_room(&self) -> Option<RoomSize> {
+    pub fn missing_slots(&self) -> Option<NewSlotsSize> {
         self.slots.missing_slots()
     }
 
-    /// Adds slots from [`RoomSize::make`]. No entry moves. If another caller has added slots
+    /// Adds slots from [`NewSlotsSize::make`]. No entry moves. If another caller has added slots
     /// meanwhile, returns the new ones, to be dropped without the lock.
     pub fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
         self.slots.attach(room)

@@ -80,7 +80,7 @@ impl Initiator {
 
     /// Handles the peer closing or resetting the connection. On success the request is ready for
     /// another connection: the peer may only have refused its revision
-    /// ([`negotiate::Initiator::ask_again`]).
+    /// ([`negotiate::Initiator::prepare_retry`]).
     ///
     /// # Errors
     /// [`Failure::Closed`] if part of a reply has arrived, so that the revision is not the reason,
@@ -91,7 +91,7 @@ impl Initiator {
             self.state,
             State::Connecting { .. } | State::Replying { .. }
         );
-        if is_waiting && !begun && self.negotiation.ask_again() {
+        if is_waiting && !begun && self.negotiation.prepare_retry() {
             self.state = State::Connecting { until: None };
             return Ok(());
         }

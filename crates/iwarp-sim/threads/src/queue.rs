@@ -6,7 +6,7 @@ use crate::engine::baton::Baton;
 use crate::engine::busy_poll::BusyPoll;
 use crate::engine::wakers::Wakers;
 use crate::engine::yield_pacing::after_empty_poll;
-use crate::engine::{Engine, Pollers, Source, everything};
+use crate::engine::{Engine, Pollers, Source, whole_process_lease};
 use crate::sync::parking::{Mutex, RwLock};
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, yield_now};
 use crate::sys::eventfd::EventFd;
@@ -109,7 +109,7 @@ impl Queue {
         if self.ready.load(Ordering::Acquire) {
             let n = self.take();
             if n > 0 {
-                self.pollers.took(n);
+                self.pollers.record_taken(n);
                 return n;
             }
         }
@@ -280,7 +280,7 @@ impl Socket {
     pub(crate) fn lease(&self, now: u64) -> Option<u64> {
         let of_queue = self.queue.pollers.driven_until(now);
         let of_queue = of_queue.filter(|_| !world::is_handed_over(Some(self.queue.number)));
-        let of_all_queues = everything()
+        let of_all_queues = whole_process_lease()
             .end(now)
             .filter(|_| !world::is_handed_over(None));
         of_queue.max(of_all_queues)

@@ -102,7 +102,7 @@ unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_
     let ctx = object.raw.context().ok_or(EINVAL)?;
     match ctx.queue_pair(num) {
         Some(qp) => object.raw.set_queue_pair(Some(&qp)),
-        None if roce::is_roce_face(&ctx) => object.raw.use_stand_in(RD_ATOMIC)?,
+        None if roce::is_roce_face(&ctx) => object.raw.use_placeholder_qp(RD_ATOMIC)?,
         None => return Err(EINVAL),
     }
     Ok(())

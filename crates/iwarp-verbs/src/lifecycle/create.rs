@@ -397,7 +397,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         };
         let q = create(&init, &mut a.cap)?;
         if blocks_loopback {
-            datagram::find(q)?.raw.set_deaf_to_itself(true);
+            datagram::find(q)?.raw.set_block_self_multicast(true);
         }
         Ok(q)
     })

@@ -18,7 +18,7 @@ impl Context {
     /// The errors of [`create_qp`](Self::create_qp), and [`Error::Io`] if no file descriptor or
     /// port is left.
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
-        guarded::keep();
+        guarded::keep_installed();
         let directory = self.inner.directory()?;
         QueuePair::create_with(&self.inner, attributes, |taken| {
             directory.reserve_number(taken)
@@ -34,7 +34,7 @@ impl Context {
         let directory = self.inner.directory().ok();
         QueuePair::create_with(&self.inner, attributes, |taken| {
             let number = directory.and_then(|directory| directory.reserve_number(taken).ok());
-            Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
+            Ok(number.unwrap_or_else(|| self.inner.next_free_number(taken)))
         })
     }
 }

@@ -242,7 +242,7 @@ impl CmId {
                 user: AtomicU64::new(0),
                 serial: SERIAL.fetch_add(1, Ordering::Relaxed),
                 this: Weak::clone(this),
-                origin: Origin::here(),
+                origin: Origin::current_process(),
             }),
         }
     }

@@ -79,7 +79,7 @@ mod tests {
     fn disconnected_is_delayed() {
         let channel = create_event_channel().unwrap();
         let id = CmId::create(&channel, Some(&context()));
-        id.use_stand_in(1).unwrap();
+        id.use_placeholder_qp(1).unwrap();
         id.inner.state.lock().phase = Phase::Disconnected;
         let before = Instant::now();
         assert!(begin(Arc::downgrade(&id.inner), libc::ECONNRESET));
@@ -102,7 +102,7 @@ mod tests {
         ] {
             let channel = create_event_channel().unwrap();
             let id = CmId::create(&channel, Some(&ctx));
-            id.use_stand_in(1).unwrap();
+            id.use_placeholder_qp(1).unwrap();
             assert!(id.inner.has_unseen_success());
             {
                 let mut s = id.inner.state.lock();

@@ -60,7 +60,7 @@ impl CmId {
     ///
     /// # Errors
     /// [`Error::NoDevice`] before the address is resolved; those of [`Context::create_qp`].
-    pub fn use_stand_in(&self, depth: u16) -> Result<()> {
+    pub fn use_placeholder_qp(&self, depth: u16) -> Result<()> {
         let ctx = self.context().ok_or(Error::NoDevice)?;
         let placeholder_qp = PlaceholderQp::create(&ctx, depth)?;
         let mut s = self.inner.state.lock();
@@ -74,7 +74,7 @@ impl CmId {
     }
 
     /// Establishes a connection with a placeholder queue pair
-    /// ([`use_stand_in`](Self::use_stand_in)) after the peer has accepted it (`rdma_establish(3)`).
+    /// ([`use_placeholder_qp`](Self::use_placeholder_qp)) after the peer has accepted it (`rdma_establish(3)`).
     /// The peer then gets the event Established. On any other established connection the call has
     /// no effect.
     ///
@@ -155,7 +155,7 @@ mod tests {
     fn answered() -> (CmId, CmEventChannel, TcpStream) {
         let channel = create_event_channel().unwrap();
         let id = CmId::create(&channel, Some(&testing::context()));
-        id.use_stand_in(1).unwrap();
+        id.use_placeholder_qp(1).unwrap();
         let (handover, peer) = testing::unattached(None, true);
         id.inner.state.lock().phase = Phase::Answered(Box::new(handover));
         (id, channel, peer)

@@ -192,7 +192,7 @@ impl Linger {
             Reach::Answers => self.patience,
             _ if are_too_many() => self.patience,
             Reach::Silent => self.outage,
-            Reach::Unknown(time_to_tell) => self.patience.max(time_to_tell),
+            Reach::Unknown(detection_time) => self.patience.max(detection_time),
         };
         let remaining = limit.saturating_sub(quiet);
         if !remaining.is_zero() {

@@ -28,7 +28,7 @@ use super::qp::CmSink;
 use crate::engine::Engine;
 use crate::objects::hooks::Observer;
 use crate::sys::connect::Ends;
-use crate::sys::guarded::Often;
+use crate::sys::guarded::PeriodicKeep;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::Time;
@@ -78,7 +78,7 @@ pub(crate) struct Open {
     pub(crate) mss_age: u8,
     /// Counts reads and plans, to check at some of them whether the handler of memory faults is
     /// still installed.
-    pub(crate) fault_checks: Often,
+    pub(crate) fault_checks: PeriodicKeep,
     pub(crate) liveness: Liveness,
 }
 
@@ -103,7 +103,7 @@ impl Open {
             held_since: 0,
             timer: None,
             mss_age: 0,
-            fault_checks: Often::default(),
+            fault_checks: PeriodicKeep::default(),
             liveness,
         }
     }

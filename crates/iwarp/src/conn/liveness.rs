@@ -42,9 +42,9 @@ impl Socket {
         if matches!(self.stream.unanswered(), Ok(Some(_))) {
             return Reach::Silent;
         }
-        let time_to_tell = self.stream.time_to_tell().unwrap_or_default();
-        match time_to_tell.checked_sub(quiet) {
-            Some(remaining) if !remaining.is_zero() => Reach::Unknown(time_to_tell),
+        let detection_time = self.stream.detection_time().unwrap_or_default();
+        match detection_time.checked_sub(quiet) {
+            Some(remaining) if !remaining.is_zero() => Reach::Unknown(detection_time),
             _ => Reach::Answers,
         }
     }

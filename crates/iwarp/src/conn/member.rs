@@ -94,7 +94,7 @@ impl Context {
     /// range, and [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the queue pair cannot be
     /// allocated.
     pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
-        guarded::keep();
+        guarded::keep_installed();
         QueuePair::create(&self.inner, attributes)
     }
 

@@ -96,7 +96,7 @@ pub(crate) fn take_runs() -> Vec<RawSlice> {
     if runs.capacity() == 0 {
         // This is the thread's first drive. The thread may block the signals of memory faults,
         // which this call unblocks.
-        guarded::keep();
+        guarded::keep_installed();
         runs.reserve_exact(TX_RUNS);
     }
     runs

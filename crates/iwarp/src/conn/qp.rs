@@ -238,7 +238,7 @@ pub struct QueuePair {
 
 impl QueuePair {
     pub(crate) fn create(ctx: &Arc<ContextInner>, attributes: &QpAttributes) -> Result<Self> {
-        Self::create_with(ctx, attributes, |taken| Ok(ctx.any_number(taken)))
+        Self::create_with(ctx, attributes, |taken| Ok(ctx.next_free_number(taken)))
     }
 
     pub(crate) fn create_with(
@@ -306,7 +306,7 @@ impl QueuePair {
                 bytes_transferred: BytesTransferred::default(),
                 peer_answers: PeerAnswers::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
-                origin: Origin::here(),
+                origin: Origin::current_process(),
                 faults: (ctx.hooks.faults.as_ref())
                     .map(|faults| Arc::clone(faults).queue_pair(num)),
             }))

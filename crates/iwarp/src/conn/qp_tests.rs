@@ -37,7 +37,7 @@ fn reach_is_known_after_retransmission_time() {
     let _peer = connected(&qp);
     let socket = link(&qp);
     // On an idle connection the time does not change.
-    let time = socket.stream.time_to_tell().unwrap();
+    let time = socket.stream.detection_time().unwrap();
     let nanosecond = Duration::from_nanos(1);
     for (quiet, reach) in [
         (Duration::ZERO, Reach::Unknown(time)),

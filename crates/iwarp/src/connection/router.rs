@@ -133,7 +133,7 @@ impl Router {
             posting: Baton::new(),
             scratch_pool: Mutex::default(),
             waker: Waker::from(Arc::new(Wakes(Weak::clone(weak)))),
-            origin: Origin::here(),
+            origin: Origin::current_process(),
         })
     }
 
@@ -438,8 +438,8 @@ impl Router {
         // A thread that saw `true` registered its waker before this, so it is seen below.
         fence(Ordering::SeqCst);
         self.route(false);
-        let slots_wait = self.slots.somebody_waits() || self.slots.keeps_memory();
-        if slots_wait || self.state.lock().somebody_waits() {
+        let slots_wait = self.slots.has_waiters() || self.slots.keeps_memory();
+        if slots_wait || self.state.lock().has_waiters() {
             self.watch();
         }
     }

@@ -98,12 +98,12 @@ fn each_list_has_waiters() {
         [|s| &mut s.readers, |s| &mut s.end_waiters];
     for list in lists {
         let mut state = State::new(1);
-        assert!(!state.somebody_waits());
+        assert!(!state.has_waiters());
         let mut ticket = None;
         list(&mut state).wait(&mut ticket, Waker::noop().clone());
-        assert!(state.somebody_waits());
+        assert!(state.has_waiters());
         list(&mut state).leave(ticket);
-        assert!(!state.somebody_waits());
+        assert!(!state.has_waiters());
     }
 }
 
@@ -193,10 +193,10 @@ fn cancelled_request_drops_waker() {
     for _ in 0..3 {
         assert!(poll(&mut send, &waker).is_pending() && poll(&mut submit, &waker).is_pending());
     }
-    assert!(Arc::strong_count(&calls) >= 4 && a.inner.router.slots.somebody_waits());
+    assert!(Arc::strong_count(&calls) >= 4 && a.inner.router.slots.has_waiters());
     drop((send, submit, waker));
     assert_eq!(Arc::strong_count(&calls), 1);
-    assert!(!a.inner.router.slots.somebody_waits());
+    assert!(!a.inner.router.slots.has_waiters());
 }
 
 /// Requests that need more places than are free are not overtaken.

@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    pub(super) fn somebody_waits(&self) -> bool {
+    pub(super) fn has_waiters(&self) -> bool {
         let lists = [&self.readers, &self.end_waiters];
         !self.backlog.is_empty() || lists.iter().any(|list| !list.is_empty())
     }

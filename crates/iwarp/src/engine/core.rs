@@ -82,7 +82,7 @@ pub(crate) fn at_start(started: StartHook) {
 }
 
 /// Returns the lease of threads that drive all sockets of the process by [`poll_all`].
-pub(crate) fn everything() -> &'static Lease {
+pub(crate) fn whole_process_lease() -> &'static Lease {
     &WHOLE_PROCESS
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
     }
     if policy::drives_whole_process(many, engines) {
         let now = now_ns();
-        everything().renew_for_drive(now, now.saturating_sub(start), kept_from_processor);
+        whole_process_lease().renew_for_drive(now, now.saturating_sub(start), kept_from_processor);
     }
     served
 }
@@ -169,7 +169,7 @@ impl Engine {
     /// Returns the engine for a new connection: the engine with the fewest connections. Starts
     /// another engine if all have their share of connections, and fewer than `max` engines exist.
     pub(crate) fn for_connection(max: usize) -> io::Result<Arc<Self>> {
-        guarded::keep();
+        guarded::keep_installed();
         let first = Self::current()?;
         let mut engines = engines().lock();
         let idlest = Self::idlest(&engines).unwrap_or_else(|| Arc::clone(&first));

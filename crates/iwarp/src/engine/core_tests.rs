@@ -97,7 +97,7 @@ fn driven_source_pauses_until_lease_ends() {
 /// back, the progress thread serves sources at once.
 #[test]
 fn process_lease_stops_progress_thread() {
-    let lease = everything();
+    let lease = whole_process_lease();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

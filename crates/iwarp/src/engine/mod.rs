@@ -57,7 +57,7 @@ pub(crate) use self::core::Engine;
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use self::core::at_start;
 #[cfg(all(not(loom), any(test, shuttle)))]
-pub(crate) use self::core::everything;
+pub(crate) use self::core::whole_process_lease;
 #[cfg(not(loom))]
 pub(crate) use pollers::Pollers;
 #[cfg(not(loom))]

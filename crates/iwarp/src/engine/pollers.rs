@@ -5,7 +5,7 @@
 //! own lease. If it has many, its pollers drive the whole process, with the lease [`everything`]. A
 //! thread that is about to wait gives both leases back.
 
-use super::core::{everything, poll_all, wake_up};
+use super::core::{poll_all, wake_up, whole_process_lease};
 use super::lease::Lease;
 use super::policy;
 use super::sync::{AtomicBool, AtomicU32, Ordering};
@@ -79,7 +79,7 @@ impl Pollers {
     #[inline]
     fn lease(&self) -> &Lease {
         match self.many.load(Ordering::Relaxed) {
-            true => everything(),
+            true => whole_process_lease(),
             false => &self.lease,
         }
     }
@@ -91,7 +91,7 @@ impl Pollers {
     }
 
     pub(crate) fn was_driven(&self, now: u64) -> bool {
-        self.lease.has_ended_lately(now) || everything().has_ended_lately(now)
+        self.lease.has_ended_lately(now) || whole_process_lease().has_ended_lately(now)
     }
 
     /// Adds `count` empty polls or taken completions. Returns `true` if the lease must be renewed.
@@ -119,7 +119,7 @@ impl Pollers {
     /// Records that the calling thread has taken completions, and renews its lease. Without the
     /// lease, the progress thread would receive the next data, and this thread would never drive.
     #[inline]
-    pub(crate) fn took(&self, taken: usize) {
+    pub(crate) fn record_taken(&self, taken: usize) {
         if self.is_time_to_renew(taken as u32) {
             self.lease()
                 .renew_for_completions(now_ns(), taken, kept_from_processor);
@@ -176,7 +176,7 @@ impl Pollers {
     /// Gives the sockets to the progress thread, because the caller is about to wait.
     pub(crate) fn hand_over(&self) {
         // Polls of a queue with few queue pairs sometimes renew the lease of the process, too.
-        if give_back([&self.lease, everything()]) {
+        if give_back([&self.lease, whole_process_lease()]) {
             wake_up();
         }
     }
@@ -261,7 +261,7 @@ mod tests {
                 continue;
             };
             // On a busy machine the lease may end before this, and the test tries again.
-            pollers.took(RENEW_EVERY_MAX as usize);
+            pollers.record_taken(RENEW_EVERY_MAX as usize);
             if pollers
                 .driven_until(now_ns())
                 .is_some_and(|later| later > end)

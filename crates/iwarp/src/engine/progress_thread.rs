@@ -6,7 +6,7 @@
 //! ignores the set. A thread that gives a lease back before its end, or sets an earlier timer,
 //! wakes the progress thread.
 
-use super::core::{BATCH, Engine, WAKE_TOKEN, everything};
+use super::core::{BATCH, Engine, WAKE_TOKEN, whole_process_lease};
 use super::policy;
 use super::sources::Source;
 use super::sync::yield_now;
@@ -75,7 +75,7 @@ impl Engine {
         if events.iter().any(|event| event.token == WAKE_TOKEN) {
             self.wake.drain();
         }
-        let process_is_driven = everything().end(now).is_some();
+        let process_is_driven = whole_process_lease().end(now).is_some();
         let served = self.dispatch(events, |token, source| {
             let source = self.paused.pause_if_driven(token, source, now).err()?;
             (!process_is_driven).then_some(source)
@@ -89,7 +89,7 @@ impl Engine {
         // From here on, a thread that gives a lease back or sets a timer wakes this thread.
         let announced = self.parker.announce();
         let now = now_ns();
-        let ignored_until = match everything().end(now) {
+        let ignored_until = match whole_process_lease().end(now) {
             None if contended > 0 => Some(now + policy::contended_pause(contended)),
             end => end,
         };

@@ -518,7 +518,7 @@ impl<K, F> Slots<K, F> {
         (waker, kept)
     }
 
-    pub(crate) fn somebody_waits(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 

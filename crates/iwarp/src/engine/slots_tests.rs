@@ -132,13 +132,13 @@ mod plain {
         let ids = [(); 4].map(|()| take(&slots).unwrap());
         slots.wait(ids[0], &waker);
         slots.wait(ids[0], &waker);
-        assert!(slots.somebody_waits());
+        assert!(slots.has_waiters());
         let due = slots.finish(ids[0], Ok(())).unwrap();
         due.waker.unwrap().wake();
-        assert!(due.kept.is_none() && !slots.somebody_waits());
+        assert!(due.kept.is_none() && !slots.has_waiters());
         // The request has ended, so the waker is not kept.
         slots.wait(ids[0], &waker);
-        assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
+        assert!(!slots.has_waiters() && StdArc::strong_count(&woken) == 2);
         assert_eq!(woken.0.load(SeqCst), 1);
 
         slots.wait(ids[1], &waker);
@@ -146,7 +146,7 @@ mod plain {
         assert!(!slots.keeps_memory());
         assert_eq!(slots.abandon(ids[1], kept), None);
         assert!(slots.keeps_memory());
-        assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
+        assert!(!slots.has_waiters() && StdArc::strong_count(&woken) == 2);
         assert_eq!(StdArc::strong_count(&memory), 2);
         let due = slots.finish(ids[1], Err(3)).unwrap();
         assert!(due.kept.is_some() && due.waker.is_none());
@@ -181,7 +181,7 @@ mod plain {
         assert_eq!(tasks.each_ref().map(|task| task.0.load(SeqCst)), [0, 0, 1]);
         // No waker is kept.
         assert_eq!(tasks.each_ref().map(StdArc::strong_count), [1; 3]);
-        assert!(!slots.somebody_waits());
+        assert!(!slots.has_waiters());
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod models {
                     assert_eq!(slots.collect(id), Some(Err(5)));
                 }
             }
-            assert!(!slots.somebody_waits());
+            assert!(!slots.has_waiters());
         });
     }
 
@@ -275,7 +275,7 @@ mod models {
             drop(slots.abandon(id, Some(StdArc::clone(&memory))));
             router.join().unwrap();
             assert_eq!(StdArc::strong_count(&memory), 1, "memory is kept");
-            assert!(!slots.somebody_waits());
+            assert!(!slots.has_waiters());
             assert_eq!(slots.take(1), Some(id));
             assert_eq!(slots.take(1), None, "given back twice");
         });

@@ -16,7 +16,7 @@
 //! threads (`limits.rs` of `iwarp-os`).
 
 use super::core::{self, Engine};
-use crate::sys::thread::{is_runnable, own_number};
+use crate::sys::thread::{is_runnable, thread_id};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -49,7 +49,7 @@ pub(super) struct Place(u64);
 impl Rounds {
     /// Takes the place for which the calling thread was started.
     pub(super) fn enter(&self, place: u64) -> Place {
-        self.thread.store(own_number(), Ordering::Relaxed);
+        self.thread.store(thread_id(), Ordering::Relaxed);
         Place(place << COUNT_BITS)
     }
 
@@ -139,7 +139,7 @@ impl Watch {
             // This is the first connection, and many may follow. Enlarge the table of descriptors
             // in this thread, which has time to wait for the kernel.
             if let Some(engine) = core::running_engines().next() {
-                crate::sys::limits::make_room(&engine.wake);
+                crate::sys::limits::enlarge_descriptor_table(&engine.wake);
             }
             watch.run();
         };

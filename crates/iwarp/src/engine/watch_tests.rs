@@ -19,7 +19,7 @@ fn round_ends_unless_place_is_lost() {
     assert_eq!(rounds.current(), None);
     assert_eq!(rounds.give_away(round), None, "that round has ended");
     // The thread has kept its place, so its id must still be known.
-    assert_eq!(rounds.thread.load(Ordering::Relaxed), own_number());
+    assert_eq!(rounds.thread.load(Ordering::Relaxed), thread_id());
     assert_eq!(rounds.stuck.load(Ordering::Relaxed), 0);
 
     rounds.begin(&mut place);

@@ -80,7 +80,7 @@ impl Context {
             ud_qps: Numbers::default(),
             waiting: MemoryWaiters::default(),
             retired_counters: Mutex::default(),
-            origin: Origin::here(),
+            origin: Origin::current_process(),
         });
         stats::register(&inner);
         Ok(Self { inner })
@@ -181,7 +181,7 @@ impl Context {
     /// grow, allocates the memory before it takes the lock: all connections of the device wait for
     /// that lock.
     fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
-        let needed = self.inner.memory.read().lacks_room();
+        let needed = self.inner.memory.read().missing_slots();
         let Some(size) = needed else {
             return Ok(self.inner.memory.write());
         };
@@ -195,7 +195,7 @@ impl Context {
     /// # Safety
     /// As [`register`](Self::register).
     unsafe fn checked_range(&self, addr: u64, len: u64, access: Access) -> Result<ProcessRange> {
-        guarded::keep();
+        guarded::keep_installed();
         if !probe_range(addr, len, access.contains(Access::LOCAL_WRITE)) {
             return Err(Error::BadAddress);
         }
@@ -465,7 +465,7 @@ impl ContextInner {
     }
 
     /// Returns the next queue pair number for which `taken` returns `false`.
-    pub(crate) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
+    pub(crate) fn next_free_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
         loop {
             let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
             if num > 1 && !taken(num) {

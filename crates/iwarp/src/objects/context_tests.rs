@@ -10,7 +10,7 @@ fn queue_pair_numbers_wrap() {
     let ctx = testing::context();
     let numbers_from = |first, taken: &[u32]| {
         ctx.inner.next_qp.store(first, Ordering::Relaxed);
-        [0; 4].map(|_| ctx.inner.any_number(&|num| taken.contains(&num)))
+        [0; 4].map(|_| ctx.inner.next_free_number(&|num| taken.contains(&num)))
     };
     let wrapped = [0x00ff_fffe, 0x00ff_ffff, 2, 3];
     assert_eq!(numbers_from(0x00ff_fffe, &[]), wrapped);

@@ -4,7 +4,7 @@ use super::channel::CompletionChannel;
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::member::{Member, PollOutcome};
-use super::members::Members;
+use super::members::UdMembers;
 use super::slots::{Account, Ring};
 use crate::engine::Pollers;
 use crate::engine::answers::Answers;
@@ -44,7 +44,7 @@ pub(crate) struct CqInner {
     /// Queue pairs, except datagram queue pairs, whose completions go to this queue. Polling drives
     /// their sockets.
     qps: RwLock<Vec<Weak<dyn Member>>>,
-    pub(crate) datagrams: Members,
+    pub(crate) datagrams: UdMembers,
     pub(crate) pollers: Pollers,
     user: AtomicU64,
     timestamps: AtomicBool,
@@ -80,7 +80,7 @@ impl CompletionQueue {
             ready: AtomicBool::new(false),
             channel: channel.cloned(),
             qps: RwLock::default(),
-            datagrams: Members::default(),
+            datagrams: UdMembers::default(),
             pollers: Pollers::default(),
             user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
@@ -112,7 +112,7 @@ impl CompletionQueue {
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             if n > 0 {
-                self.inner.pollers.took(n);
+                self.inner.pollers.record_taken(n);
                 self.inner.record_taken(&out[..n]);
                 return Ok(n);
             }
@@ -435,12 +435,12 @@ impl CqInner {
 
     /// Removes a queue pair that is destroyed, and drops its completions.
     pub(crate) fn detach<M: Member>(&self, qp: &Arc<M>) {
-        self.leave(qp);
+        self.remove_member(qp);
         self.purge(qp.num());
     }
 
     /// Removes a queue pair, and keeps its completions.
-    pub(crate) fn leave<M: Member>(&self, qp: &Arc<M>) {
+    pub(crate) fn remove_member<M: Member>(&self, qp: &Arc<M>) {
         let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
         let mut qps = self.qps.write();
         if let Some(index) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {

@@ -121,7 +121,7 @@ fn large_queue_pauses_no_members() {
     let one_more = testing::queue_pair(&ctx, &cq, &cq);
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
     let deadline = now_ns() + 20_000_000_000;
-    while engine::everything().end(now_ns()).is_none() {
+    while engine::whole_process_lease().end(now_ns()).is_none() {
         assert!(
             now_ns() < deadline,
             "the lease of the process is never held"

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 #[derive(Default)]
-pub(crate) struct Members {
+pub(crate) struct UdMembers {
     list: RwLock<Vec<Weak<dyn Member>>>,
     /// `true` if the list is not empty. A hint, so that a completion queue without datagram queue
     /// pairs takes no lock.
     any: AtomicBool,
 }
 
-impl Members {
+impl UdMembers {
     pub(crate) fn attach<M: Member>(&self, qp: &Arc<M>) {
         let mut list = self.list.write();
         list.retain(|member| member.strong_count() > 0);

@@ -48,7 +48,7 @@ impl CompletionQueue {
     /// [`Error::CompletionQueueOverflow`] if completions were lost, and [`Error::InvalidArgument`]
     /// if `out` is empty.
     pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
-        room_in(out)?;
+        require_room(out)?;
         let n = self.poll(out)?;
         if n > 0 {
             return Ok(n);
@@ -101,7 +101,7 @@ impl CompletionQueue {
 
 /// Returns [`Error::InvalidArgument`] if `out` is empty: a wait would never end, because no
 /// completion fits.
-pub(crate) fn room_in(out: &[Cqe]) -> Result<()> {
+pub(crate) fn require_room(out: &[Cqe]) -> Result<()> {
     match out.is_empty() {
         true => Err(Error::InvalidArgument("the slice for completions is empty")),
         false => Ok(()),
@@ -123,7 +123,7 @@ impl Future for Completions<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Result<usize>> {
         let this = &mut *self;
-        room_in(this.out)?;
+        require_room(this.out)?;
         match this.cq.poll(this.out) {
             Ok(0) => {}
             done => return Poll::Ready(Ok(done?)),

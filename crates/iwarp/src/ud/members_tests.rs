@@ -1,7 +1,7 @@
 //! Tests of the datagram queue pairs of a completion queue. Polls drive them if there are few.
 
 use crate::engine::policy::POLL_DIRECTLY;
-use crate::objects::members::Members;
+use crate::objects::members::UdMembers;
 use crate::testing::{datagram_queue_pair, post_to_itself};
 use iwarp_rnic::SendFlags;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn poll_drives_few_queue_pairs() {
-    let members = Members::default();
+    let members = UdMembers::default();
     assert!(!members.drive() && members.all().is_empty());
     let qps: Vec<_> = (0..7).map(|_| datagram_queue_pair()).collect();
     let expect = |count: usize| {
@@ -35,7 +35,7 @@ fn poll_drives_few_queue_pairs() {
 
 #[test]
 fn dropped_queue_pairs_do_not_count() {
-    let members = Members::default();
+    let members = UdMembers::default();
     let destroyed: Vec<_> = (0..POLL_DIRECTLY).map(|_| datagram_queue_pair()).collect();
     destroyed.iter().for_each(|qp| members.attach(&qp.inner));
     let weak: Vec<_> = destroyed
@@ -58,7 +58,7 @@ fn dropped_queue_pairs_do_not_count() {
 /// After a queue pair is detached, polls read the sockets of the others.
 #[test]
 fn remaining_queue_pairs_are_driven() {
-    let members = Members::default();
+    let members = UdMembers::default();
     let (remaining, destroyed) = (datagram_queue_pair(), datagram_queue_pair());
     for qp in [&remaining, &destroyed] {
         members.attach(&qp.inner);

@@ -110,7 +110,7 @@ pub struct UdDrops {
     /// routing header.
     pub too_long: u64,
     /// Datagrams to a group that the queue pair itself has sent, if
-    /// [`UdQueuePair::set_deaf_to_itself`] is set.
+    /// [`UdQueuePair::set_block_self_multicast`] is set.
     pub own: u64,
     /// Not sent, because the system call failed or the socket's buffer was full for too long.
     pub unsent: u64,
@@ -250,7 +250,7 @@ impl UdQueuePair {
     /// Sets whether the queue pair drops datagrams that it has sent to a group itself
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of this host receive them in any
     /// case.
-    pub fn set_deaf_to_itself(&self, deaf: bool) {
+    pub fn set_block_self_multicast(&self, deaf: bool) {
         self.inner.deaf_to_itself.store(deaf, Ordering::Relaxed);
     }
 
@@ -415,7 +415,7 @@ impl UdInner {
             rx: Baton::new(),
             deaf_to_itself: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
-            origin: Origin::here(),
+            origin: Origin::current_process(),
         });
         ctx.ud_qps.set(&inner);
         inner.send_cq.inner.datagrams.attach(&inner);
@@ -458,7 +458,7 @@ fn with_batch<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
     let mut batch = kept.unwrap_or_else(|| {
         // The signal handler has to be ready before the buffer is allocated, because the thread may
         // block signals of faults.
-        guarded::keep();
+        guarded::keep_installed();
         Box::default()
     });
     batch.clear();

@@ -45,7 +45,7 @@ impl RegionInner {
                 true => 0,
                 false => addr,
             },
-            origin: Origin::here(),
+            origin: Origin::current_process(),
             pages: ManuallyDrop::new(pages),
         })
     }

@@ -49,7 +49,7 @@ impl MemoryWindow {
         Ok(Self {
             ctx: ctx.clone(),
             stag: ctx.allocate_window(WindowType::Type2, pd.number())?,
-            origin: Origin::here(),
+            origin: Origin::current_process(),
             region: region.clone(),
         })
     }

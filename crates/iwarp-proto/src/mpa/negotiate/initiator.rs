@@ -175,7 +175,7 @@ impl Initiator {
     /// the enhanced request is repeated once. If the second connection ends in the same way, the
     /// next request has revision 1 and the same private data. The ULP then decides about IRD, ORD
     /// and the connection model.
-    pub fn ask_again(&mut self) -> bool {
+    pub fn prepare_retry(&mut self) -> bool {
         if !self.enhanced {
             return false;
         }

@@ -10,7 +10,7 @@ pub(crate) mod thread;
 
 /// Does nothing: the model has no registered memory.
 pub(crate) mod guarded {
-    pub(crate) const fn keep() {}
+    pub(crate) const fn keep_installed() {}
 
     pub(crate) const fn keep_regularly(_now: u64) {}
 }

@@ -22,11 +22,11 @@ pub(crate) fn kept_from_processor(_since: u64) -> u64 {
 }
 
 /// Not called: only `engine/watch.rs` uses it, which the model does not start.
-pub(crate) const fn own_number() -> u32 {
+pub(crate) const fn thread_id() -> u32 {
     0
 }
 
-/// Not called, like [`own_number`].
+/// Not called, like [`thread_id`].
 pub(crate) const fn is_runnable(_: u32) -> bool {
     true
 }

@@ -158,7 +158,7 @@ impl Replier {
             cookie: request.cookie,
             to,
             is_answered: false,
-            origin: Origin::here(),
+            origin: Origin::current_process(),
         };
         let listener = self.id.upgrade().map(|inner| CmId { inner });
         let (Some(listener), Ok(ctx)) = (listener, self.context_of(to)) else {
@@ -304,7 +304,7 @@ mod tests {
                 cookie,
                 to: DESTINATION.into(),
                 is_answered: false,
-                origin: Origin::here(),
+                origin: Origin::current_process(),
             };
             if let Some((num, private_data)) = attempt {
                 let answer = Answer::QueuePair { num, qkey: 0 };

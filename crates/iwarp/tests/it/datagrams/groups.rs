@@ -64,7 +64,7 @@ fn group_reaches_attached_qps() {
         assert_eq!(octets[36..40], group[12..]);
     }
     // If the sender blocks its own datagrams, the other queue pair still receives them.
-    ends[0].qp.set_deaf_to_itself(true);
+    ends[0].qp.set_block_self_multicast(true);
     ends.iter().take(2).for_each(|end| end.receive(0, 100));
     ends[0].qp.post_send(&[wr]).unwrap();
     assert_eq!(ends[1].next().byte_len as usize, GRH + 6);
@@ -97,7 +97,7 @@ fn groups_have_limits() {
 #[test]
 fn loopback_off_still_receives_others() {
     let [a, b] = attached(&[group(1)]);
-    a.qp.set_deaf_to_itself(true);
+    a.qp.set_block_self_multicast(true);
     (0..3).for_each(|slot| a.receive(slot, 100));
     send(&b, &a, Some(group(1)), b"another's");
     assert_eq!(a.next().byte_len as usize, GRH + 9);

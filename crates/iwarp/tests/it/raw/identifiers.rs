@@ -21,7 +21,7 @@ fn on_loopback(port: u16) -> SocketAddr {
     ([127, 0, 0, 1], port).into()
 }
 
-/// The identifier has a placeholder queue pair (`CmId::use_stand_in`).
+/// The identifier has a placeholder queue pair (`CmId::use_placeholder_qp`).
 #[test]
 fn connection_without_queue_pair_works() {
     let (at_listener, at_client) = (
@@ -33,10 +33,10 @@ fn connection_without_queue_pair_works() {
     listener.listen(4).unwrap();
     let address = listener.addresses().0.unwrap();
     let early = CmId::create(&at_client, None);
-    assert!(matches!(early.use_stand_in(4), Err(Error::NoDevice)));
+    assert!(matches!(early.use_placeholder_qp(4), Err(Error::NoDevice)));
     let ask = || {
         let id = routed(&at_client, None, address);
-        id.use_stand_in(4).unwrap();
+        id.use_placeholder_qp(4).unwrap();
         let parameters = ConnectionParameters {
             private_data: b"question".to_vec(),
             ..Default::default()
@@ -46,7 +46,7 @@ fn connection_without_queue_pair_works() {
         assert_eq!(request.private_data, b"question");
         let reads = (request.responder_resources, request.initiator_depth);
         assert_eq!(reads, (Some(4), Some(4)));
-        request.id.use_stand_in(3).unwrap();
+        request.id.use_placeholder_qp(3).unwrap();
         let parameters = ConnectionParameters {
             private_data: b"answer".to_vec(),
             responder_resources: Some(2),
@@ -95,15 +95,15 @@ fn placeholder_qp_is_replaced_or_destroyed() {
     let id = routed(&channel, None, on_loopback(9));
     let ctx = id.context().unwrap();
     let is_there = |qp: &QueuePair| ctx.queue_pair(qp.num()).is_some();
-    id.use_stand_in(1).unwrap();
+    id.use_placeholder_qp(1).unwrap();
     let first = id.queue_pair().unwrap();
     assert!(is_there(&first));
-    id.use_stand_in(1).unwrap();
+    id.use_placeholder_qp(1).unwrap();
     let second = id.queue_pair().unwrap();
     assert!(!is_there(&first) && is_there(&second));
     id.set_queue_pair(None);
     assert!(!is_there(&second) && id.queue_pair().is_none());
-    id.use_stand_in(1).unwrap();
+    id.use_placeholder_qp(1).unwrap();
     let third = id.queue_pair().unwrap();
     id.destroy();
     assert!(!is_there(&third));
@@ -258,7 +258,7 @@ fn identifier_connects_from_bound_port() {
         expect(&own_channel, CmEventKind::AddrResolved);
         id.resolve_route().unwrap();
         expect(&own_channel, CmEventKind::RouteResolved);
-        id.use_stand_in(1).unwrap();
+        id.use_placeholder_qp(1).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
     };
     // Bound, but not listening.
@@ -357,7 +357,7 @@ fn connection_comes_from_named_address() {
         expect(&channel, CmEventKind::AddrResolved);
         id.resolve_route().unwrap();
         expect(&channel, CmEventKind::RouteResolved);
-        id.use_stand_in(1).unwrap();
+        id.use_placeholder_qp(1).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
         let request = expect(&at_listener, CmEventKind::ConnectRequest).id;
         let from = request.addresses().1.unwrap();
