@@ -99,7 +99,7 @@ const ATTACKS: &[Attack] = &[
         acts::slow_loris,
     ),
     other(
-        "set-up: half-open in a crowd",
+        "set-up: many half-open connections",
         Needs::Port,
         Expect::NoResponse,
         acts::half_open,
@@ -151,11 +151,14 @@ const ATTACKS: &[Attack] = &[
         },
     ),
     // Segments (RFC 5041 section 7.2).
-    segment("DDP: no such version", Needs::Mpa, untagged(6), |p, _| {
-        changed(p, header_offset::DDP_CONTROL, 0x42)
-    }),
     segment(
-        "DDP: no such version, with a tag",
+        "DDP: an unknown version",
+        Needs::Mpa,
+        untagged(6),
+        |p, _| changed(p, header_offset::DDP_CONTROL, 0x42),
+    ),
+    segment(
+        "DDP: an unknown version, tagged",
         Needs::Mpa,
         tagged(4),
         |_, g| {
@@ -164,11 +167,11 @@ const ATTACKS: &[Attack] = &[
             out
         },
     ),
-    segment("DDP: no such queue", Needs::Mpa, untagged(1), |p, _| {
+    segment("DDP: an unknown queue", Needs::Mpa, untagged(1), |p, _| {
         changed(p, header_offset::QN, 4)
     }),
     segment(
-        "DDP: a message number that is skipped",
+        "DDP: a skipped message number",
         Needs::Mpa,
         untagged(3),
         |p, _| {
@@ -177,7 +180,7 @@ const ATTACKS: &[Attack] = &[
         },
     ),
     segment(
-        "DDP: a message number that is repeated",
+        "DDP: a repeated message number",
         Needs::Mpa,
         untagged(3),
         |p, _| changed(p, header_offset::MSN, 0),
@@ -200,11 +203,11 @@ const ATTACKS: &[Attack] = &[
         untagged(5),
         acts::endless_message,
     ),
-    segment("DDP: no such STag", Needs::Mpa, tagged(0), |_, _| {
+    segment("DDP: an unknown STag", Needs::Mpa, tagged(0), |_, _| {
         write(UNKNOWN_STAG, 0)
     }),
     segment(
-        "DDP: a Write behind the end",
+        "DDP: a Write beyond the end",
         Needs::Region,
         tagged(1),
         |_, g| write(g.all, g.address + u64::from(g.len) - 4),
@@ -222,7 +225,7 @@ const ATTACKS: &[Attack] = &[
         |_, g| write(g.all, WRAPS),
     ),
     segment(
-        "DDP: a Write without the right",
+        "DDP: a Write without the access right",
         Needs::Grant,
         protection(2),
         |_, g| write(g.local, g.address + u64::from(g.len) + 4096),
@@ -241,19 +244,19 @@ const ATTACKS: &[Attack] = &[
     ),
     // Messages (RFC 5040 sections 4.8 and 7, RFC 7306 section 8).
     segment(
-        "RDMAP: no such version",
+        "RDMAP: an unknown version",
         Needs::Mpa,
         operation(5),
         |p, _| changed(p, header_offset::RDMAP_CONTROL, 0x83),
     ),
     segment(
-        "RDMAP: no such operation",
+        "RDMAP: an unknown opcode",
         Needs::Mpa,
         operation(6),
         |p, _| changed(p, header_offset::RDMAP_CONTROL, 0x4c),
     ),
     segment(
-        "RDMAP: a Write without a tag",
+        "RDMAP: an untagged Write",
         Needs::Mpa,
         operation(6),
         |p, _| changed(p, header_offset::RDMAP_CONTROL, 0x40),
@@ -270,13 +273,13 @@ const ATTACKS: &[Attack] = &[
         },
     ),
     segment(
-        "RDMAP: a Read of no such STag",
+        "RDMAP: a Read of an unknown STag",
         Needs::Mpa,
         protection(0),
         |p, _| read(p, UNKNOWN_STAG, 0, 8),
     ),
     segment(
-        "RDMAP: a Read behind the end",
+        "RDMAP: a Read beyond the end",
         Needs::Region,
         protection(1),
         |p, g| read(p, g.all, g.address + u64::from(g.len) - 4, 8),
@@ -294,7 +297,7 @@ const ATTACKS: &[Attack] = &[
         |p, g| read(p, g.all, WRAPS, 8),
     ),
     segment(
-        "RDMAP: a Read without the right",
+        "RDMAP: a Read without the access right",
         Needs::Grant,
         protection(2),
         |p, g| read(p, g.local, g.address + u64::from(g.len) + 4096, 8),
@@ -316,13 +319,13 @@ const ATTACKS: &[Attack] = &[
         },
     ),
     segment(
-        "RDMAP: a Read Response that nobody asked for",
+        "RDMAP: an unsolicited Read Response",
         Needs::Mpa,
         operation(6),
         |_, g| wire::tagged(Op::ReadResponse, g.all, g.address, &[7; 8]),
     ),
     segment(
-        "RDMAP: an Atomic Response that nobody asked for",
+        "RDMAP: an unsolicited Atomic Response",
         Needs::Mpa,
         operation(6),
         |p, _| {
@@ -331,13 +334,13 @@ const ATTACKS: &[Attack] = &[
         },
     ),
     segment(
-        "RDMAP: an atomic at no such STag",
+        "RDMAP: an atomic at an unknown STag",
         Needs::Mpa,
         protection(0),
         |p, _| atomic(p, UNKNOWN_STAG, 0),
     ),
     segment(
-        "RDMAP: an atomic without the right",
+        "RDMAP: an atomic without the access right",
         Needs::Grant,
         protection(2),
         |p, g| atomic(p, g.local, g.address + u64::from(g.len) + 4096),
@@ -348,13 +351,18 @@ const ATTACKS: &[Attack] = &[
         protection(3),
         |p, g| atomic(p, g.foreign, g.address + u64::from(g.len) + 8192),
     ),
-    segment("RDMAP: no such atomic", Needs::Mpa, operation(6), |p, g| {
-        let mut out = atomic(p, g.all, g.address);
-        out[header_offset::ATOMIC_OP] = 1;
-        out
-    }),
     segment(
-        "RDMAP: an invalidation of no such STag",
+        "RDMAP: an unknown atomic operation",
+        Needs::Mpa,
+        operation(6),
+        |p, g| {
+            let mut out = atomic(p, g.all, g.address);
+            out[header_offset::ATOMIC_OP] = 1;
+            out
+        },
+    ),
+    segment(
+        "RDMAP: an invalidation of an unknown STag",
         Needs::Mpa,
         protection(9),
         |p, _| invalidate(p, UNKNOWN_STAG),
@@ -410,7 +418,7 @@ const ATTACKS: &[Attack] = &[
         },
     ),
     other(
-        "RDMAP: a Read Response to another place",
+        "RDMAP: a Read Response to another offset",
         Needs::Reader,
         tagged(1),
         |t| {

@@ -417,7 +417,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     segment(
-        "RDMAP: an atomic of nothing",
+        "RDMAP: an empty atomic",
         Needs::Mpa,
         operation(0xff),
         |p, g| {
@@ -433,7 +433,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         |p, g| atomic(p, g.all, g.address + 4),
     ),
     segment(
-        "RDMAP: an atomic behind the end",
+        "RDMAP: an atomic beyond the end",
         Needs::Atomic,
         protection(1),
         |p, g| atomic(p, g.all, region_end(g)),
@@ -451,7 +451,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         |p, _| immediate(p, 7),
     ),
     segment(
-        "RDMAP: immediate data of nothing",
+        "RDMAP: empty immediate data",
         Needs::Mpa,
         operation(0xff),
         |p, _| immediate(p, 0),
@@ -463,7 +463,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         |p, _| immediate(p, 1024),
     ),
     other(
-        "RDMAP: a Terminate of nothing",
+        "RDMAP: an empty Terminate",
         Needs::Mpa,
         Expect::ClosedWithoutTerminate,
         |t| sequence(t, |_, _| vec![wire::untagged(Op::Terminate, 0, 1, &[])]),
@@ -490,7 +490,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     segment(
-        "RDMAP: a Terminate with a tag",
+        "RDMAP: a tagged Terminate",
         Needs::Mpa,
         operation(6),
         |_, _| wire::tagged(Op::Terminate, 0, 0, &[0x20, 2, 0, 0]),
@@ -503,7 +503,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     // A zero-length access is valid with any STag (RFC 5040 section 5.2.1, RFC 5041 section 7.1).
     other(
-        "RDMAP: a Read of nothing from no such STag",
+        "RDMAP: an empty Read of an unknown STag",
         Needs::Mpa,
         tagged(0),
         |t| {
@@ -603,7 +603,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         |t| with_window(t, |_, g| vec![write(g.window, g.address + WINDOW)]),
     ),
     other(
-        "RDMAP: a Read behind the end of a window",
+        "RDMAP: a Read beyond the end of a window",
         Needs::Window,
         protection(1),
         |t| {
@@ -674,19 +674,19 @@ pub(super) const ATTACKS: &[Attack] = &[
         |t| with_full_buffer(t, |p| p.half_close()),
     ),
     other(
-        "work: a window of zero, and the server leaves",
+        "work: a window of zero, and the server destroys its queue pair",
         Needs::Grant,
         Expect::ClosedWithoutTerminate,
         |t| with_full_buffer(t, |p| p.request(Op::Send, b"Leave")),
     ),
     other(
-        "work: a crowd that asks for much and takes nothing",
+        "work: many clients that request much and read nothing",
         Needs::Grant,
         Expect::NoResponse,
         many_greedy_connections,
     ),
     other(
-        "work: answers that are taken slowly",
+        "work: responses that are read slowly",
         Needs::Region,
         Expect::NoResponse,
         slow_reader,

@@ -224,7 +224,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     other(
-        "set-up: an RTR message of no kind",
+        "set-up: a request that offers no RTR message",
         Needs::Mpa,
         tagged(0),
         |t| peer_to_peer(t, 0, 0, &then_invalid_write(&[empty_write()])),
@@ -239,7 +239,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     other(
-        "set-up: RTR messages again and again",
+        "set-up: repeated RTR messages",
         Needs::Mpa,
         tagged(0),
         |t| {
@@ -248,7 +248,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         },
     ),
     other(
-        "set-up: an RTR Read that reads",
+        "set-up: an RTR Read that is not empty",
         Needs::Mpa,
         Expect::Terminate(0x0100),
         |t| {
@@ -308,19 +308,19 @@ pub(super) const ATTACKS: &[Attack] = &[
         two_requests,
     ),
     other(
-        "set-up: requests in a crowd, and nobody reads the replies",
+        "set-up: many requests, and no client reads the reply",
         Needs::Listener,
         Expect::NoResponse,
         many_requests,
     ),
     other(
-        "set-up: half-open from more addresses than there are places",
+        "set-up: half-open from many addresses, beyond the limit",
         Needs::Port,
         Expect::NoResponse,
         half_open_from_many_addresses,
     ),
     other(
-        "set-up: requests from many threads, which leave at once",
+        "set-up: requests from many threads, closed at once",
         Needs::Listener,
         Expect::NoResponse,
         open_and_close_from_threads,

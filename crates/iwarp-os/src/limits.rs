@@ -7,8 +7,8 @@ use rustix::fd::AsFd;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The size to which [`enlarge_descriptor_table`] enlarges the descriptor table, unless the limit of open files is
-/// lower. The table takes 128 KiB of kernel memory.
+/// The size to which [`enlarge_descriptor_table`] enlarges the descriptor table, unless the limit
+/// of open files is lower. The table takes 128 KiB of kernel memory.
 const TABLE_SIZE: usize = 16 << 10;
 
 /// The limit of open files, before and after [`raise_open_files`].

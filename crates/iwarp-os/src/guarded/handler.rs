@@ -10,8 +10,8 @@
 //! Our handler calls the handler that was installed *before* it. If the program installs a handler
 //! *later*, that replaces ours. Interposing `sigaction` would not detect all of these: libraries
 //! opened with `dlopen` get the C library's function, and sanitizers interpose a function of their
-//! own. So [`keep_installed`] checks from time to time whether our handler is still installed. If not, it
-//! installs ours again, with the new handler as its predecessor.
+//! own. So [`keep_installed`] checks from time to time whether our handler is still installed. If
+//! not, it installs ours again, with the new handler as its predecessor.
 //!
 //! The new handler may have saved ours as its own predecessor, for signals that it does not handle.
 //! So that the two do not call each other forever, we install a different function each time, a

@@ -179,8 +179,8 @@ pub fn keep_installed() {
     handler::keep_installed();
 }
 
-/// Calls [`keep_installed`] if this thread has not done so for a millisecond. `now` is the monotonic time in
-/// nanoseconds.
+/// Calls [`keep_installed`] if this thread has not done so for a millisecond. `now` is the
+/// monotonic time in nanoseconds.
 pub fn keep_regularly(now: u64) {
     thread_local! {
         static LAST: Cell<Option<u64>> = const { Cell::new(None) };

@@ -16,8 +16,8 @@ use iwarp_proto::ddp::Stag;
 /// then waits for accesses in progress.
 ///
 /// The table grows when it has no free slot for a new entry. To avoid an allocation under the lock,
-/// a caller can call [`missing_slots`](Self::missing_slots), allocate the slots without the lock, and
-/// [`attach`](Self::attach) them.
+/// a caller can call [`missing_slots`](Self::missing_slots), allocate the slots without the lock,
+/// and [`attach`](Self::attach) them.
 #[derive(Debug)]
 pub struct MemoryTable<M = HostRange> {
     pub(super) slots: Slots<M>,

@@ -74,9 +74,9 @@ impl CmId {
     }
 
     /// Establishes a connection with a placeholder queue pair
-    /// ([`use_placeholder_qp`](Self::use_placeholder_qp)) after the peer has accepted it (`rdma_establish(3)`).
-    /// The peer then gets the event Established. On any other established connection the call has
-    /// no effect.
+    /// ([`use_placeholder_qp`](Self::use_placeholder_qp)) after the peer has accepted it
+    /// (`rdma_establish(3)`). The peer then gets the event Established. On any other established
+    /// connection the call has no effect.
     ///
     /// # Errors
     /// - [`Error::InvalidState`]: there is no connection.

@@ -48,8 +48,8 @@ impl Filled {
     /// could write them.
     ///
     /// # Safety
-    /// While the value or a clone of it lives, no request that names these bytes may be posted, and nothing may be
-    /// copied into them.
+    /// While the value or a clone of it lives, no request that names these bytes may be posted, and
+    /// nothing may be copied into them.
     pub(super) unsafe fn new(memory: MemoryRegion, at: usize, len: usize) -> Option<Self> {
         let inside = at.checked_add(len).is_some_and(|end| end <= memory.len());
         let private = memory.access() & (REMOTE | Access::MW_BIND) == Access::empty();
