@@ -250,7 +250,7 @@ impl RdmaLink {
     /// Records that data have moved.
     fn progress(&self) {
         if let Some(guest) = self.guest.as_ref().filter(|_| self.deadline.is_none()) {
-            guest.moves();
+            guest.data_moved();
         }
     }
 

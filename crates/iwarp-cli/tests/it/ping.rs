@@ -163,7 +163,7 @@ fn announced_sizes_are_limits() {
     let refusals = log
         .lines()
         .map_while(Result::ok)
-        .filter(|line| line.contains("has a buffer of 65537 octets, at most 65536"));
+        .filter(|line| line.contains("buffer has 65537 octets; the maximum is 65536"));
     assert_eq!(refusals.take(2).count(), 2);
     drop(enough);
     killer.join().unwrap();
