@@ -123,7 +123,7 @@ fn misspelt_option_is_wrong_usage() {
         &["run", "--crc", "off", "-v", "--", "true"],
     ] {
         let error = common::fail(args, 2);
-        assert!(error.contains("is no option of `iwarp run`"), "{error}");
+        assert!(error.contains("is neither an option of `iwarp run`"), "{error}");
     }
 }
 

@@ -145,7 +145,7 @@ fn process_may_end_while_answering() {
     let scratch = Scratch::new();
     let (pid, dir) = answers(&scratch, &[""]);
     let error = fail(&["stat", &pid, "--directory", &dir, "--watch=0.1"], 1);
-    assert!(error.contains("did not answer"), "{error}");
+    assert!(error.contains("no statistics of"), "{error}");
 }
 
 /// On a terminal the table is redrawn. A file or pipe gets successive tables.
@@ -173,7 +173,7 @@ fn unavailable_process_is_an_error() {
     let pid = other.0.id().to_string();
     let error = fail(&["stat", &pid], 1);
     assert!(
-        error.contains(&format!("process {pid} cannot be asked")),
+        error.contains(&format!("process {pid} cannot be queried")),
         "{error}"
     );
     // Without a process number, an empty list is no error.
