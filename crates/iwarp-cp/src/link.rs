@@ -74,8 +74,8 @@ impl StallTimer {
     /// # Errors
     /// Fails if the number has not changed for longer than the limit.
     fn check(&mut self, moved: u64, now: Instant) -> Result<bool> {
-        if moved != self.bytes_moved {
-            (self.bytes_moved, self.since) = (moved, now);
+        if moved != self.moved {
+            (self.moved, self.since) = (moved, now);
             return Ok(true);
         }
         match now.saturating_duration_since(self.since) >= self.limit {

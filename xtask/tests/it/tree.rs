@@ -125,7 +125,7 @@ fn hung_test_is_killed_and_named() {
     assert_eq!(out.status.code(), Some(124), "{out:?}");
     let report = String::from_utf8_lossy(&out.stderr);
     assert!(
-        report.starts_with("hung: test hangs of some/hanging runs for 1 s\n"),
+        report.starts_with("hung: test hangs of some/hanging has been running for 1 s\n"),
         "{report}"
     );
     let child = report.lines().find(|line| line.ends_with(": sleep 1000"));
