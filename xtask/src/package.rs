@@ -2,10 +2,10 @@
 //! metadata that the registry requires.
 //!
 //! The packages are not compiled here (`--no-verify`): the steps `clippy` and `unit` have compiled
-//! the same files, and a second build of seven crates takes two minutes on two processors. Compiling
-//! a package would also detect that a file is missing in it. In place of that, this step looks for
-//! sources that include files from outside their crate. Before a release, `cargo package
-//! --workspace` compiles the packages.
+//! the same files, and a second build of seven crates takes two minutes on two processors.
+//! Compiling a package would also detect that a file is missing in it. In place of that, this step
+//! looks for sources that include files from outside their crate. Before a release,
+//! `cargo package --workspace` compiles the packages.
 
 use std::collections::BTreeSet;
 use std::path::Path;

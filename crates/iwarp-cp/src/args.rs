@@ -24,8 +24,8 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
     after_help = "The sender writes the data by RDMA Write directly into the receiver's registered \
 memory. If a copy is interrupted, the received part stays as .NAME.iwarp-part; the next copy \
 verifies it by SHA-256 and continues. The file gets its own name only when it is complete and \
-verified. A download replaces a local file of the same name, as cp and scp do. Write ./serve, ./- or ./a:b \
-for a local file that is named 'serve' or '-', or whose name contains a colon.
+verified. A download replaces a local file of the same name, as cp and scp do. For a local file \
+that is named 'serve' or '-', or whose name contains a colon, write ./serve, ./- or ./a:b.
 
 By default only this host can reach a server, and clients can only read the files below DIR. \
 --writable lets clients write new files, and --overwrite also lets them replace files. Files and \

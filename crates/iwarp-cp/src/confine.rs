@@ -2,9 +2,9 @@
 //!
 //! The first check is of the path's text: it must be relative and not too long, without `..` and
 //! without empty or hidden components. The second check is made by `cap-std`: it opens with
-//! `openat2` and RESOLVE_BENEATH, so a symbolic link out of the tree is refused when it is followed,
-//! without a race. On kernels without `openat2`, `cap-std` walks the components one by one, with
-//! the same result.
+//! `openat2` and RESOLVE_BENEATH, so a symbolic link out of the tree is refused when it is
+//! followed, without a race. On kernels without `openat2`, `cap-std` walks the components one by
+//! one, with the same result.
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};

@@ -353,7 +353,8 @@ fn client_needs_half_a_mebibyte() {
     assert!(!suffices((512 << 10) - 1));
 }
 
-/// An end closes only after TCP has accepted everything, so requests are unsent until they complete.
+/// An end closes only after TCP has accepted everything, so requests are unsent until they
+/// complete.
 #[test]
 fn requests_are_unsent_until_completed() {
     let (mut client, mut server) = pair();

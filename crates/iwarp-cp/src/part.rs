@@ -297,7 +297,8 @@ impl Source {
 /// Hashes up to `len` bytes from the current position. Returns how many bytes it hashed.
 ///
 /// # Errors
-/// Fails if the file cannot be read, or if `stop` is set, which is checked before each [`HASH_CHUNK`].
+/// Fails if the file cannot be read, or if `stop` is set, which is checked before each
+/// [`HASH_CHUNK`].
 fn hash_prefix(
     file: &mut impl Read,
     len: u64,

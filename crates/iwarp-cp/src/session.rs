@@ -1,8 +1,8 @@
 //! Both ends of a copy, over any transport with granted slots and short messages.
 //!
 //! This module does not depend on RDMA, and validates every message of the peer: offsets must be
-//! the expected ones, lengths must fit the slot and the file, and only slots in use may be handle_free.
-//! See `protocol.rs` for the order of messages.
+//! the expected ones, lengths must fit the slot and the file, and only slots in use may be
+//! freed. See `protocol.rs` for the order of messages.
 
 use crate::auth::{Secret, client_handshake, server_handshake};
 use crate::confine::{Place, Root};

@@ -391,28 +391,28 @@ fn malicious_clients_are_refused() {
         (vec![hello(9)], "version 9"),
         (vec![first.clone(), Message::Free { slot: 0 }], "unexpected"),
         (
-            up(&[Message::Start {
+            upload(&[Message::Start {
                 offset: 0,
                 size: 1501,
                 mode: 0,
             }]),
             "unexpected",
         ),
-        (up(&[start(700)]), "invalid offset"),
-        (up(&[start(0), fill(SLOTS, 0, 1)]), "do not fit"),
-        (up(&[start(0), fill(0, 0, 0)]), "do not fit"),
-        (up(&[start(0), fill(0, 0, SLOT_SIZE + 1)]), "do not fit"),
-        (up(&[start(0), fill(0, 1, 10)]), "do not fit"),
+        (upload(&[start(700)]), "invalid offset"),
+        (upload(&[start(0), fill(SLOTS, 0, 1)]), "do not fit"),
+        (upload(&[start(0), fill(0, 0, 0)]), "do not fit"),
+        (upload(&[start(0), fill(0, 0, SLOT_SIZE + 1)]), "do not fit"),
+        (upload(&[start(0), fill(0, 1, 10)]), "do not fit"),
         (
-            up(&[start(0), fill(0, 0, 1000), fill(1, 1000, 501)]),
+            upload(&[start(0), fill(0, 0, 1000), fill(1, 1000, 501)]),
             "do not fit",
         ),
         (
-            up(&[start(0), fill(0, 0, 1000), fill(1, 0, 500)]),
+            upload(&[start(0), fill(0, 0, 1000), fill(1, 0, 500)]),
             "do not fit",
         ),
         (
-            up(&[start(0), Message::Finish { hash: [0; 32] }]),
+            upload(&[start(0), Message::Finish { hash: [0; 32] }]),
             "before the end",
         ),
         (
@@ -426,8 +426,8 @@ fn malicious_clients_are_refused() {
             ]),
             "SHA-256",
         ),
-        (up(&[start(0), fill(0, 0, 1000)]), "closed"),
-        (up(&[start(0), Message::Done]), "unexpected"),
+        (upload(&[start(0), fill(0, 0, 1000)]), "closed"),
+        (upload(&[start(0), Message::Done]), "unexpected"),
     ] {
         let error = error_for_script(&t, script.clone());
         assert!(error.contains(why), "{script:?} → {error}");

@@ -102,8 +102,8 @@ fn check_complete(errors: &[String], missing: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command: writes the report and, with `bless`, the committed snapshot. Returns `false` if
-/// an annotation is wrong or a requirement is missing.
+/// Runs the command: writes the report and, with `bless`, the committed snapshot. Returns `false`
+/// if an annotation is wrong or a requirement is missing.
 ///
 /// # Errors
 /// If files cannot be read or written.

@@ -149,7 +149,8 @@ impl Document {
     }
 }
 
-/// Returns the requirements that are neither quoted nor an exception, each with its RFC and section.
+/// Returns the requirements that are neither quoted nor an exception, each with its RFC and
+/// section.
 pub(crate) fn missing(documents: &[Document]) -> Vec<String> {
     let mut out = Vec::new();
     for document in documents {

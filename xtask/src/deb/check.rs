@@ -49,8 +49,8 @@ const FIELDS: &[&str] = &[
     "Homepage",
     "Description",
 ];
-/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates it from
-/// 0 (all protections) to 10. A service that needs the network cannot have 0.
+/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates it
+/// from 0 (all protections) to 10. A service that needs the network cannot have 0.
 const EXPOSURE_MAX: &str = "15";
 
 /// A file of the package, as `dpkg-deb --contents` lists it.

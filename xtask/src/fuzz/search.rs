@@ -233,9 +233,9 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Runs a search with a script in place of libFuzzer. A search writes an input of `kind`, unless
-    /// that is empty, and exits with code `search`; a replay exits with code `replay`. Returns the
-    /// result of the search, and whether an input was kept.
+    /// Runs a search with a script in place of libFuzzer. A search writes an input of `kind`,
+    /// unless that is empty, and exits with code `search`; a replay exits with code `replay`.
+    /// Returns the result of the search, and whether an input was kept.
     fn search_with(name: &str, kind: &str, search: u8, replay: u8) -> (Result<Report>, bool) {
         let dir = std::env::temp_dir().join(format!("xtask-fuzz-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);

@@ -1,10 +1,11 @@
 //! iWARP as a wire under test.
 //!
 //! Both ends use the public interface as a program would: one completion queue for all queue pairs
-//! of a link, work requests check_posted in lists, and one signaled request per quarter of the depth. A
-//! spinning end polls its completion queue, which drives the socket; a sleeping end waits for
-//! completions. An RDMA Write creates no completion at its target. So a spinning target watches the
-//! last byte of the buffer while it polls, and a Write with immediate data wakes a sleeping target.
+//! of a link, work requests posted in lists, and one signaled request per quarter of the
+//! depth. A spinning end polls its completion queue, which drives the socket; a sleeping end waits
+//! for completions. An RDMA Write creates no completion at its target. So a spinning target watches
+//! the last byte of the buffer while it polls, and a Write with immediate data wakes a sleeping
+//! target.
 
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,

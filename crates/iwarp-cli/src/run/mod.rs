@@ -441,7 +441,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         let vars = run.args.settings.variables(&libs).unwrap();
         let get = |n: &str| {
@@ -491,7 +491,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: None,
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         let set = |options: &[&str]| {
             let line = [&["iwarp"], options, &["--", "prog"]].concat();
@@ -570,7 +570,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         let run = with(&["seed=1;reset,nth=2", "crc;log=a.log"]).ok().unwrap();
         let vars = run.args.settings.variables(&libs).unwrap();
@@ -595,7 +595,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         assert!(run.args.settings.variables(&libs).is_err());
     }

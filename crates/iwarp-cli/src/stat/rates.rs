@@ -110,6 +110,6 @@ mod tests {
         assert_eq!(sent(&before, &stats(500_000_000, 1500)), Some(0.0));
         assert_eq!(sent(&before, &stats(2_000_000_000, 100)), Some(0.0));
         assert_eq!(sent(&before, &stats(1_000_000_000, 500)), Some(0.0));
-        assert_eq!(sent(&Previous::remember(&[]), &stats(1, 7)), Some(0.0));
+        assert_eq!(sent(&Previous::new(&[]), &stats(1, 7)), Some(0.0));
     }
 }

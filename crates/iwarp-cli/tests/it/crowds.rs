@@ -482,7 +482,8 @@ fn print_figures(
     println!(
         "{} serve, {what}: alone {:.0} ms; beside them {} of 20 succeed, \
          in {:.0} to {:.0} ms, median {:.0} ms; \
-         the crowd connected {attempts} times; memory {before:.1}, {peak:.1}, {:.1} MiB {failures:?}",
+         the crowd connected {attempts} times; \
+         memory {before:.1}, {peak:.1}, {:.1} MiB {failures:?}",
         kind.name,
         alone.as_secs_f64() * 1e3,
         times.len(),

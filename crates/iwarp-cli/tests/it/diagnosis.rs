@@ -1,5 +1,5 @@
-//! `iwarp run` reports why a program cannot load the libraries, and `iwarp run --check` prints which
-//! libraries it would load.
+//! `iwarp run` reports why a program cannot load the libraries, and `iwarp run --check` prints
+//! which libraries it would load.
 
 use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::os::unix::fs::PermissionsExt;

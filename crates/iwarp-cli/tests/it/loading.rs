@@ -9,8 +9,8 @@ use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A library; `OWNER` is a macro. `TEST_LOADED` says whether the process has loaded one such library
-/// or several.
+/// A library; `OWNER` is a macro. `TEST_LOADED` says whether the process has loaded one such
+/// library or several.
 const LIBRARY: &str = r#"#include <stdio.h>
     #include <stdlib.h>
     __attribute__((constructor)) static void count(void) {

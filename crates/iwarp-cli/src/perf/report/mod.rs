@@ -104,8 +104,8 @@ impl Report {
         let OtherLoad { cpus_used, cpus } = self.others;
         (cpus_used > cpus as f64 * BUSY_FRACTION).then(|| {
             format!(
-                "Busy machine: other programs used {cpus_used:.1} of {cpus} CPU(s) during this run. \
-                 Stop them for better and steadier figures."
+                "Busy machine: other programs used {cpus_used:.1} of {cpus} CPU(s) during this \
+                 run. Stop them for better and steadier figures."
             )
         })
     }

@@ -198,8 +198,8 @@ fn decode(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec
     for ((at, fpdu), end) in parsed.iter().zip(ends) {
         let Some(fpdu) = fpdu else { continue };
         all.push(*fpdu);
-        // If a marker follows immediately after an FPDU with markers, Wireshark counts it as part of
-        // that FPDU, and so considers the FPDU's length wrong.
+        // If a marker follows immediately after an FPDU with markers, Wireshark counts it as part
+        // of that FPDU, and so considers the FPDU's length wrong.
         let first_marker = (at - start).next_multiple_of(MARKER_INTERVAL);
         let miscounted = (end - start) % MARKER_INTERVAL == 0 && start + first_marker < end;
         if !(markers && miscounted) {
